@@ -1,0 +1,465 @@
+/* See json.h. Iterative: nesting costs an entry of a fixed stack, never C stack. */
+#include "config/base/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { DEPTH_MAX = 64, NUMBER_BYTES_MAX = 64 };
+
+struct parser {
+    const char *t;
+    size_t len, at;
+    const char *name;
+    struct json_doc *doc;
+    uint32_t cap;
+    struct err *err;
+};
+
+static enum status bad(struct parser *p, const char *what)
+{
+    return err_set(p->err, ST_FORMAT, "%s: not valid JSON: %s at byte %zu", p->name, what, p->at);
+}
+
+static void skip_space(struct parser *p)
+{
+    while (p->at < p->len && (p->t[p->at] == ' ' || p->t[p->at] == '\n' || p->t[p->at] == '\r' || p->t[p->at] == '\t')) p->at++;
+}
+
+static enum status add_node(struct parser *p, enum json_kind kind, size_t at, size_t len, uint32_t *idx)
+{
+    struct json_doc *d = p->doc;
+    if (d->node_count == p->cap) {
+        if (p->cap >= (1u << 31)) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
+        uint32_t cap = p->cap ? p->cap * 2 : 256;
+        struct json_node *n = realloc(d->nodes, (size_t)cap * sizeof *n);
+        if (!n) return err_set(p->err, ST_NOMEM, "%s: out of memory", p->name);
+        d->nodes = n;
+        p->cap = cap;
+    }
+    if (idx) *idx = d->node_count;
+    d->nodes[d->node_count] =
+        (struct json_node){.next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};
+    d->node_count++;
+    return ST_OK;
+}
+
+static enum status parse_string(struct parser *p)
+{
+    size_t start = ++p->at;
+    bool escaped = false;
+    while (p->at < p->len) {
+        unsigned char c = (unsigned char)p->t[p->at];
+        if (c == '"') {
+            uint32_t idx;
+            enum status st = add_node(p, JSON_STRING, start, p->at - start, &idx);
+            if (st) return st;
+            p->doc->nodes[idx].escaped = escaped;
+            p->at++;
+            return ST_OK;
+        }
+        if (c < 0x20) return bad(p, "control character in a string");
+        if (c == '\\') {
+            escaped = true;
+            p->at++;
+            if (p->at >= p->len || !strchr("\"\\/bfnrtu", p->t[p->at]) || p->t[p->at] == '\0') return bad(p, "bad escape");
+            if (p->t[p->at] == 'u') {
+                if (p->len - p->at < 5) return bad(p, "bad \\u escape");
+                for (int i = 1; i <= 4; i++) {
+                    char h = p->t[p->at + (size_t)i];
+                    bool hex = (h >= '0' && h <= '9') || (h >= 'a' && h <= 'f') || (h >= 'A' && h <= 'F');
+                    if (!hex) return bad(p, "bad \\u escape");
+                }
+                p->at += 4;
+            }
+        }
+        p->at++;
+    }
+    return bad(p, "unterminated string");
+}
+
+static bool digits(struct parser *p)
+{
+    size_t start = p->at;
+    while (p->at < p->len && p->t[p->at] >= '0' && p->t[p->at] <= '9') p->at++;
+    return p->at > start;
+}
+
+static enum status parse_number(struct parser *p)
+{
+    size_t start = p->at;
+    if (p->t[p->at] == '-') p->at++;
+    size_t first = p->at;
+    if (!digits(p)) return bad(p, "unexpected character");
+    if (p->t[first] == '0' && p->at - first > 1) return bad(p, "leading zero");
+    if (p->at < p->len && p->t[p->at] == '.') {
+        p->at++;
+        if (!digits(p)) return bad(p, "bad number");
+    }
+    if (p->at < p->len && (p->t[p->at] == 'e' || p->t[p->at] == 'E')) {
+        p->at++;
+        if (p->at < p->len && (p->t[p->at] == '+' || p->t[p->at] == '-')) p->at++;
+        if (!digits(p)) return bad(p, "bad number");
+    }
+    return add_node(p, JSON_NUMBER, start, p->at - start, NULL);
+}
+
+static enum status parse_word(struct parser *p, const char *word, enum json_kind kind)
+{
+    size_t n = strlen(word);
+    if (p->len - p->at < n || memcmp(p->t + p->at, word, n) != 0) return bad(p, "unexpected character");
+    enum status st = add_node(p, kind, p->at, n, NULL);
+    p->at += n;
+    return st;
+}
+
+static enum status parse_scalar(struct parser *p)
+{
+    switch (p->t[p->at]) {
+    case '"': return parse_string(p);
+    case 't': return parse_word(p, "true", JSON_TRUE);
+    case 'f': return parse_word(p, "false", JSON_FALSE);
+    case 'n': return parse_word(p, "null", JSON_NULL);
+    default: return parse_number(p);
+    }
+}
+
+/* Parses `"key" :` of an object. */
+static enum status parse_key(struct parser *p)
+{
+    skip_space(p);
+    if (p->at >= p->len || p->t[p->at] != '"') return bad(p, "expected a key");
+    enum status st = parse_string(p);
+    if (st) return st;
+    skip_space(p);
+    if (p->at >= p->len || p->t[p->at] != ':') return bad(p, "expected ':'");
+    p->at++;
+    return ST_OK;
+}
+
+static enum status parse_value(struct parser *p)
+{
+    uint32_t stack[DEPTH_MAX];
+    int depth = 0;
+    enum status st;
+    for (;;) {
+        skip_space(p);
+        if (p->at >= p->len) return bad(p, "unexpected end");
+        char c = p->t[p->at];
+        if (c == '{' || c == '[') {
+            if (depth == DEPTH_MAX) return err_set(p->err, ST_TOO_LARGE, "%s: JSON nested too deeply", p->name);
+            uint32_t idx;
+            if ((st = add_node(p, c == '{' ? JSON_OBJECT : JSON_ARRAY, p->at, 0, &idx))) return st;
+            p->at++;
+            stack[depth++] = idx;
+            skip_space(p);
+            char close = c == '{' ? '}' : ']';
+            if (!(p->at < p->len && p->t[p->at] == close)) {
+                p->doc->nodes[idx].count = 1;
+                if (c == '{' && (st = parse_key(p))) return st;
+                continue;
+            }
+        } else if ((st = parse_scalar(p))) {
+            return st;
+        }
+        /* A value has ended: close containers, or step to the next element. */
+        bool more = false;
+        while (depth > 0 && !more) {
+            uint32_t idx = stack[depth - 1];
+            bool object = p->doc->nodes[idx].kind == JSON_OBJECT;
+            skip_space(p);
+            if (p->at >= p->len) return bad(p, "unexpected end");
+            if (p->t[p->at] == (object ? '}' : ']')) {
+                p->at++;
+                p->doc->nodes[idx].next = p->doc->node_count;
+                depth--;
+            } else if (p->t[p->at] == ',') {
+                p->at++;
+                p->doc->nodes[idx].count++;
+                if (object && (st = parse_key(p))) return st;
+                more = true;
+            } else {
+                return bad(p, "expected ',' or a closing bracket");
+            }
+        }
+        if (!more) return ST_OK;
+    }
+}
+
+enum status json_parse(const char *text, size_t len, const char *name, struct json_doc *out, struct err *err)
+{
+    if (len > UINT32_MAX) return err_set(err, ST_TOO_LARGE, "%s: more than 4 GiB of JSON", name);
+    struct json_doc doc = {.text = text, .len = len};
+    struct parser p = {.t = text, .len = len, .name = name, .doc = &doc, .err = err};
+    if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) p.at = 3;
+    enum status st = parse_value(&p);
+    if (!st) {
+        skip_space(&p);
+        if (p.at < p.len) st = bad(&p, "text after the value");
+    }
+    if (st) {
+        free(doc.nodes);
+        return st;
+    }
+    *out = doc;
+    return ST_OK;
+}
+
+static enum status read_all(int fd, char *buf, size_t want, size_t *got, const char *path, struct err *err)
+{
+    *got = 0;
+    while (*got < want) {
+        ssize_t n = read(fd, buf + *got, want - *got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return err_set(err, ST_IO, "%s: %s", path, strerror(errno));
+        if (n == 0) break;
+        *got += (size_t)n;
+    }
+    return ST_OK;
+}
+
+enum status json_load_file(const char *path, size_t max_bytes, struct json_doc *out, struct err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+    enum status st = ST_OK;
+    char *text = NULL;
+    struct stat sb;
+    size_t got = 0;
+    if (fstat(fd, &sb) != 0) {
+        st = err_set(err, ST_IO, "%s: %s", path, strerror(errno));
+    } else if (!S_ISREG(sb.st_mode)) {
+        st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
+    } else if ((uint64_t)sb.st_size > max_bytes) {
+        st = err_set(err, ST_TOO_LARGE, "%s: %lld bytes, at most %zu are read", path, (long long)sb.st_size, max_bytes);
+    } else if (!(text = malloc((size_t)sb.st_size + 1))) {
+        st = err_set(err, ST_NOMEM, "%s: out of memory", path);
+    } else {
+        st = read_all(fd, text, (size_t)sb.st_size, &got, path, err);
+    }
+    close(fd);
+    if (!st) {
+        text[got] = '\0';
+        st = json_parse(text, got, path, out, err);
+    }
+    if (st) free(text);
+    else out->owned = text;
+    return st;
+}
+
+void json_free(struct json_doc *doc)
+{
+    free(doc->nodes);
+    free(doc->owned);
+    *doc = (struct json_doc){0};
+}
+
+enum json_kind json_kind(const struct json_doc *d, uint32_t node)
+{
+    return node == JSON_NONE ? JSON_NULL : (enum json_kind)d->nodes[node].kind;
+}
+
+uint32_t json_get(const struct json_doc *d, uint32_t object, const char *key)
+{
+    if (object == JSON_NONE || d->nodes[object].kind != JSON_OBJECT) return JSON_NONE;
+    uint32_t found = JSON_NONE, k = object + 1;
+    for (uint32_t i = 0; i < d->nodes[object].count; i++) {
+        uint32_t v = k + 1;
+        if (json_str_eq(d, k, key)) found = v;
+        k = d->nodes[v].next;
+    }
+    return found;
+}
+
+uint32_t json_get_live(const struct json_doc *d, uint32_t object, const char *key)
+{
+    uint32_t n = json_get(d, object, key);
+    return n != JSON_NONE && d->nodes[n].kind == JSON_NULL ? JSON_NONE : n;
+}
+
+uint32_t json_first(const struct json_doc *d, uint32_t container)
+{
+    if (container == JSON_NONE || d->nodes[container].kind < JSON_ARRAY || d->nodes[container].count == 0) return JSON_NONE;
+    return container + 1;
+}
+
+uint32_t json_at(const struct json_doc *d, uint32_t array, uint32_t idx)
+{
+    if (array == JSON_NONE || d->nodes[array].kind != JSON_ARRAY || idx >= d->nodes[array].count) return JSON_NONE;
+    uint32_t n = array + 1;
+    while (idx--) n = d->nodes[n].next;
+    return n;
+}
+
+uint32_t json_count(const struct json_doc *d, uint32_t container)
+{
+    return container == JSON_NONE || d->nodes[container].kind < JSON_ARRAY ? 0 : d->nodes[container].count;
+}
+
+bool json_double(const struct json_doc *d, uint32_t node, double *out)
+{
+    if (node == JSON_NONE || d->nodes[node].kind != JSON_NUMBER) return false;
+    char tmp[NUMBER_BYTES_MAX];
+    size_t len = d->nodes[node].len;
+    if (len >= sizeof tmp) return false;
+    memcpy(tmp, d->text + d->nodes[node].at, len);
+    tmp[len] = '\0';
+    double v = strtod(tmp, NULL);
+    if (!isfinite(v)) return false;
+    *out = v;
+    return true;
+}
+
+bool json_int(const struct json_doc *d, uint32_t node, int64_t *out)
+{
+    if (node == JSON_NONE || d->nodes[node].kind != JSON_NUMBER) return false;
+    char tmp[NUMBER_BYTES_MAX];
+    size_t len = d->nodes[node].len;
+    if (len >= sizeof tmp) return false;
+    memcpy(tmp, d->text + d->nodes[node].at, len);
+    tmp[len] = '\0';
+    if (!strpbrk(tmp, ".eE")) {
+        errno = 0;
+        long long v = strtoll(tmp, NULL, 10);
+        if (errno) return false;
+        *out = v;
+        return true;
+    }
+    double v = strtod(tmp, NULL);
+    if (!(fabs(v) < 9.0e15) || v != floor(v)) return false;
+    *out = (int64_t)v;
+    return true;
+}
+
+bool json_uint(const struct json_doc *d, uint32_t node, uint64_t *out)
+{
+    int64_t v;
+    if (!json_int(d, node, &v) || v < 0) return false;
+    *out = (uint64_t)v;
+    return true;
+}
+
+bool json_bool(const struct json_doc *d, uint32_t node, bool *out)
+{
+    enum json_kind k = json_kind(d, node);
+    if (k != JSON_TRUE && k != JSON_FALSE) return false;
+    *out = k == JSON_TRUE;
+    return true;
+}
+
+static unsigned hex4(const char *s)
+{
+    unsigned v = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned c = (unsigned char)s[i];
+        v = v * 16 + (c <= '9' ? c - '0' : (c | 32u) - 'a' + 10);
+    }
+    return v;
+}
+
+static size_t put_utf8(char *dst, unsigned cp)
+{
+    if (cp < 0x80) {
+        dst[0] = (char)cp;
+        return 1;
+    }
+    if (cp < 0x800) {
+        dst[0] = (char)(0xC0 | (cp >> 6));
+        dst[1] = (char)(0x80 | (cp & 63));
+        return 2;
+    }
+    if (cp < 0x10000) {
+        dst[0] = (char)(0xE0 | (cp >> 12));
+        dst[1] = (char)(0x80 | ((cp >> 6) & 63));
+        dst[2] = (char)(0x80 | (cp & 63));
+        return 3;
+    }
+    dst[0] = (char)(0xF0 | (cp >> 18));
+    dst[1] = (char)(0x80 | ((cp >> 12) & 63));
+    dst[2] = (char)(0x80 | ((cp >> 6) & 63));
+    dst[3] = (char)(0x80 | (cp & 63));
+    return 4;
+}
+
+/* One escape at s (after the backslash was seen at s[0]); writes 1..4 bytes, returns raw bytes consumed. */
+static size_t unescape(const char *s, size_t left, char *dst, size_t *wrote)
+{
+    *wrote = 1;
+    switch (s[1]) {
+    case 'b': dst[0] = '\b'; return 2;
+    case 'f': dst[0] = '\f'; return 2;
+    case 'n': dst[0] = '\n'; return 2;
+    case 'r': dst[0] = '\r'; return 2;
+    case 't': dst[0] = '\t'; return 2;
+    case 'u': break;
+    default: dst[0] = s[1]; return 2;
+    }
+    unsigned cp = hex4(s + 2);
+    size_t used = 6;
+    if (cp >= 0xD800 && cp < 0xDC00 && left >= 12 && s[6] == '\\' && s[7] == 'u') {
+        unsigned lo = hex4(s + 8);
+        if (lo >= 0xDC00 && lo < 0xE000) {
+            cp = 0x10000 + ((cp - 0xD800) << 10) + (lo - 0xDC00);
+            used = 12;
+        }
+    }
+    if (cp >= 0xD800 && cp < 0xE000) cp = 0xFFFD;
+    *wrote = put_utf8(dst, cp);
+    return used;
+}
+
+bool json_str_copy(const struct json_doc *d, uint32_t node, char *dst, size_t cap, size_t *len)
+{
+    if (node == JSON_NONE || d->nodes[node].kind != JSON_STRING) return false;
+    const char *s = d->text + d->nodes[node].at;
+    size_t n = d->nodes[node].len, o = 0;
+    for (size_t i = 0; i < n;) {
+        char tmp[4];
+        size_t wrote = 1, used = 1;
+        if (s[i] == '\\') used = unescape(s + i, n - i, tmp, &wrote);
+        else tmp[0] = s[i];
+        if (o + wrote > cap) return false;
+        memcpy(dst + o, tmp, wrote);
+        o += wrote;
+        i += used;
+    }
+    *len = o;
+    return true;
+}
+
+char *json_str_dup(const struct json_doc *d, uint32_t node, size_t *len)
+{
+    if (node == JSON_NONE || d->nodes[node].kind != JSON_STRING) return NULL;
+    size_t cap = d->nodes[node].len, n = 0;
+    char *p = malloc(cap + 1);
+    if (!p) return NULL;
+    if (!json_str_copy(d, node, p, cap, &n)) {
+        free(p);
+        return NULL;
+    }
+    p[n] = '\0';
+    if (len) *len = n;
+    return p;
+}
+
+bool json_str_eq(const struct json_doc *d, uint32_t node, const char *s)
+{
+    if (node == JSON_NONE || d->nodes[node].kind != JSON_STRING) return false;
+    size_t n = strlen(s), len;
+    if (!d->nodes[node].escaped) return d->nodes[node].len == n && memcmp(d->text + d->nodes[node].at, s, n) == 0;
+    char *copy = json_str_dup(d, node, &len);
+    bool eq = copy && len == n && memcmp(copy, s, n) == 0;
+    free(copy);
+    return eq;
+}
+
+const char *json_raw(const struct json_doc *d, uint32_t node, size_t *len)
+{
+    if (node == JSON_NONE) return NULL;
+    *len = d->nodes[node].len;
+    return d->text + d->nodes[node].at;
+}

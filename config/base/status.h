@@ -1,0 +1,34 @@
+/* The one style of errors: a status code returned by everything that can fail, and a fixed-size message filled once, where the fault is
+ * known. Leaf library: includes nothing of ours, allocates nothing, safe on any thread. */
+#ifndef KVASIR_STATUS_H
+#define KVASIR_STATUS_H
+
+enum status {
+    ST_OK = 0,
+    ST_NOMEM,       /* an allocation failed */
+    ST_INVALID,     /* the caller's (client's) input is wrong */
+    ST_TOO_LARGE,   /* the input is over a limit */
+    ST_FORMAT,      /* a file or a body is malformed */
+    ST_IO,          /* the operating system refused */
+    ST_UNSUPPORTED, /* understood, but not something that we do */
+    ST_DEVICE,      /* the backend failed; requests in flight are lost */
+    ST_AGAIN,       /* not now: a queue is full */
+    ST_CANCELLED,   /* ended by the caller */
+    ST_NOT_FOUND,   /* a named thing does not exist */
+};
+
+/* Message for people; UTF-8, NUL-terminated, truncated when too long. An empty `msg` means "not set". */
+struct err {
+    char msg[512];
+};
+
+#define KV_MUST_CHECK __attribute__((warn_unused_result))
+
+/* Writes the message (err may be NULL) and returns st, so that a fault is one line: return err_set(err, ST_FORMAT, "...", ...); */
+enum status err_set(struct err *err, enum status st, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Puts "prefix: " before the message that is already there. Returns st. */
+enum status err_prefix(struct err *err, enum status st, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* "invalid", "too large" ...: for logs. Never NULL. */
+const char *status_name(enum status st);
+
+#endif

@@ -1,0 +1,73 @@
+/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first releases, transformers v5), every
+ * absent key filled with its family's class default, every number range-checked, so that nobody after this has to distrust a size.
+ * Pure; knows no tensor and no kernel. A new family is a row in the table of hf_config.c and its defaults. */
+#ifndef KVASIR_HF_CONFIG_H
+#define KVASIR_HF_CONFIG_H
+
+#include "config/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HF_LAYERS_MAX 512u
+#define HF_EOS_MAX 16u
+#define HF_NO_ID UINT32_MAX
+
+enum hf_family { HF_GEMMA3 = 0 };
+enum hf_activation { HF_GELU_TANH = 0 };
+enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1 };
+enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1 };
+
+struct hf_rope {
+    enum hf_rope_type type;
+    double theta;
+    double factor; /* HF_ROPE_LINEAR: frequencies are divided by it; else 1 */
+};
+
+/* Names are the keys of config.json. */
+struct hf_text {
+    uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    uint32_t max_position_embeddings, sliding_window;
+    double rms_norm_eps, query_pre_attn_scalar;
+    double attn_logit_softcapping, final_logit_softcapping; /* 0 = none */
+    bool attention_bias, tie_word_embeddings;
+    enum hf_activation activation;
+    struct hf_rope rope[2];            /* by enum hf_layer_type */
+    uint8_t layer_types[HF_LAYERS_MAX]; /* enum hf_layer_type */
+};
+struct hf_vision {
+    uint32_t hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_channels, image_size, patch_size;
+    double layer_norm_eps;
+    enum hf_activation activation;
+};
+struct hf_config {
+    enum hf_family family;
+    char model_type[32];
+    struct hf_text text;
+    bool has_vision;
+    struct hf_vision vision;
+    uint32_t mm_tokens_per_image;
+    uint32_t boi_id, eoi_id, image_id;
+    uint32_t bos_id;                   /* HF_NO_ID = none */
+    uint32_t eos_ids[HF_EOS_MAX];
+    uint32_t eos_count;                /* 0 = the file names none */
+};
+
+/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+enum status hf_config_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
+/* The same from text; `name` is used in messages. */
+enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out, struct err *err) KV_MUST_CHECK;
+
+/* DIR/generation_config.json: `has_*` tells what it states. All absent when there is no such file. */
+struct hf_generation {
+    bool has_do_sample, has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
+    bool do_sample;
+    double temperature, top_p, min_p, repetition_penalty;
+    uint32_t top_k;
+    uint32_t eos_ids[HF_EOS_MAX];
+    uint32_t eos_count;
+};
+enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
+
+#endif

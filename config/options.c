@@ -1,0 +1,290 @@
+/* See options.h. A row of the table = one setting; its flag, environment variable and config key are the same name spelled three ways
+ * ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
+#include "config/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { K_STRING, K_CHOICE, K_COUNT, K_SIZE, K_BOOL };
+
+struct row {
+    const char *name;
+    enum kind kind;
+    size_t at;               /* offset of the field in struct options */
+    const char *init;        /* default, in the form that a person would write; NULL = unset */
+    uint64_t min, max;       /* K_COUNT, K_SIZE */
+    const char *choices;     /* K_CHOICE: "a|b|c" */
+    const char *arg;         /* how --help names the value */
+    const char *help;
+};
+
+#define AT(field) offsetof(struct options, field)
+#define U32_TOP 0xffffffffull
+static const struct row rows[] = {
+    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR", "checkpoint directory (default: the bundled demo model)"},
+    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME", "model name in the API (default: the directory's name)"},
+    {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
+    {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
+    {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
+    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL, "kernel set of the CPU backend"},
+    {"threads", K_COUNT, AT(threads), "0", 0, 1024, NULL, "N", "compute threads; 0 = all usable cores"},
+    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto", "memory for cached keys and values (K, M, G suffixes)"},
+    {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N", "tokens of prompt and answer; 0 = the checkpoint's limit"},
+    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N", "tokens of one engine step; 0 = 2048"},
+    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N", "sequences of one engine step; 0 = 64"},
+    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N", "sequences waiting; beyond it requests get 429"},
+    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N", "prompt tokens of one sequence per step; 0 = what the step allows"},
+    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse of equal prompt beginnings (this version computes every prompt)"},
+    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", "drafter checkpoint (not in this version)"},
+    {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", "tokens drafted per step (not in this version)"},
+    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL, "compute type; auto = the checkpoint's"},
+    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8", NULL, "weight quantisation (only none in this version)"},
+    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL, "sampling defaults from the checkpoint"},
+    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL, "control tokens typed in a message: plain text, or parsed"},
+    {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE", "accepted API keys, one per line (default: no key needed)"},
+    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL, "answer requests whatever model they name"},
+    {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE", "largest request body"},
+    {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N", "open client connections"},
+    {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
+    {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "pictures in one request"},
+    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS", "idle time after which a connection is closed"},
+    {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS", "after SIGTERM: unready, but still serving"},
+    {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS", "after that: time for running requests to finish"},
+    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL, "finish_reason in its own chunk or in the last token's"},
+    {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE", "file of 'name = value' lines, names as the flags here"},
+    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged on stderr"},
+};
+enum { ROW_COUNT = sizeof rows / sizeof *rows };
+
+static const struct row *row_find(const char *name, size_t len)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        if (strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0) return &rows[i];
+    }
+    return NULL;
+}
+
+static bool choice_ok(const char *choices, const char *value)
+{
+    size_t n = strlen(value);
+    for (const char *p = choices; *p;) {
+        size_t m = strcspn(p, "|");
+        if (m == n && memcmp(p, value, n) == 0) return true;
+        p += m + (p[m] == '|');
+    }
+    return false;
+}
+
+/* "123", "64M" (when suffixes are allowed), digits only otherwise. */
+static bool number_parse(const char *s, bool suffix, uint64_t *out)
+{
+    if (!isdigit((unsigned char)*s)) return false;
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(s, &end, 10);
+    if (errno) return false;
+    unsigned shift = 0;
+    if (suffix && *end) {
+        switch (toupper((unsigned char)*end)) {
+        case 'K': shift = 10; break;
+        case 'M': shift = 20; break;
+        case 'G': shift = 30; break;
+        case 'T': shift = 40; break;
+        default: return false;
+        }
+        end++;
+        if (*end == 'i') end++;
+        if (*end == 'B' || *end == 'b') end++;
+    }
+    if (*end || (shift && v >> (64 - shift))) return false;
+    *out = (uint64_t)v << shift;
+    return true;
+}
+
+static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin, struct err *err)
+{
+    char *field = (char *)o + r->at;
+    uint64_t v = 0;
+    switch (r->kind) {
+    case K_STRING:
+    case K_CHOICE: {
+        if (r->kind == K_CHOICE && !choice_ok(r->choices, value)) {
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value, r->choices);
+        }
+        if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
+        char *copy = strdup(value);
+        if (!copy) return err_set(err, ST_NOMEM, "out of memory");
+        free(*(char **)(void *)field);
+        *(char **)(void *)field = copy;
+        return ST_OK;
+    }
+    case K_SIZE:
+        if (strcmp(value, "auto") == 0 && r->arg && strstr(r->arg, "auto")) {
+            *(uint64_t *)(void *)field = 0;
+            return ST_OK;
+        }
+        /* fall through */
+    case K_COUNT:
+        if (!number_parse(value, r->kind == K_SIZE, &v)) {
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a %s", origin, r->name, value, r->kind == K_SIZE ? "size" : "whole number");
+        }
+        if (v < r->min || v > r->max) {
+            return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name, (unsigned long long)v,
+                           (unsigned long long)r->min, (unsigned long long)r->max);
+        }
+        *(uint64_t *)(void *)field = v;
+        return ST_OK;
+    case K_BOOL:
+        if (!choice_ok("on|off|true|false|1|0", value)) return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
+        *(bool *)(void *)field = choice_ok("on|true|1", value);
+        return ST_OK;
+    }
+    return ST_OK;
+}
+
+static enum status defaults_set(struct options *o, struct err *err)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        if (!rows[i].init) continue;
+        enum status st = row_set(&rows[i], o, rows[i].init, "default of --", err);
+        if (st) return st;
+    }
+    return ST_OK;
+}
+
+static char *trim(char *s)
+{
+    while (isspace((unsigned char)*s)) s++;
+    size_t n = strlen(s);
+    while (n && isspace((unsigned char)s[n - 1])) s[--n] = '\0';
+    return s;
+}
+
+static enum status file_read(const char *path, struct options *o, struct err *err)
+{
+    FILE *f = fopen(path, "r");
+    if (!f) return err_set(err, ST_IO, "--config %s: %s", path, strerror(errno));
+    char *line = NULL;
+    size_t cap = 0;
+    unsigned number = 0;
+    enum status st = ST_OK;
+    while (!st && getline(&line, &cap, f) >= 0) {
+        number++;
+        char *s = trim(line);
+        if (!*s || *s == '#') continue;
+        char *eq = strchr(s, '=');
+        if (!eq) {
+            st = err_set(err, ST_INVALID, "%s:%u: expected 'name = value'", path, number);
+            break;
+        }
+        *eq = '\0';
+        char *name = trim(s), *value = trim(eq + 1);
+        size_t n = strlen(value);
+        if (n >= 2 && value[0] == '"' && value[n - 1] == '"') {
+            value[n - 1] = '\0';
+            value++;
+        }
+        for (char *p = name; *p; p++) {
+            if (*p == '_') *p = '-';
+        }
+        const struct row *r = row_find(name, strlen(name));
+        if (!r || strcmp(name, "config") == 0) {
+            st = err_set(err, ST_INVALID, "%s:%u: unknown name '%.60s'", path, number, name);
+            break;
+        }
+        char origin[300];
+        snprintf(origin, sizeof origin, "%.200s:%u: ", path, number);
+        st = row_set(r, o, value, origin, err);
+    }
+    free(line);
+    fclose(f);
+    return st;
+}
+
+static enum status env_read(struct options *o, struct err *err)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        char name[64] = "KVASIR_";
+        size_t n = strlen(name);
+        for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++) name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+        name[n] = '\0';
+        const char *v = getenv(name);
+        if (!v || !*v) continue;
+        enum status st = row_set(&rows[i], o, v, "environment, --", err);
+        if (st) return st;
+    }
+    return ST_OK;
+}
+
+static enum status args_read(int argc, char **argv, struct options *o, bool only_config, struct err *err)
+{
+    for (int i = 0; i < argc; i++) {
+        const char *a = argv[i];
+        if (strncmp(a, "--", 2) != 0 || !a[2]) return err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
+        const char *name = a + 2, *eq = strchr(name, '=');
+        size_t len = eq ? (size_t)(eq - name) : strlen(name);
+        const struct row *r = row_find(name, len);
+        if (!r) return err_set(err, ST_INVALID, "unknown flag '%.60s' (see --help)", a);
+        const char *value;
+        if (eq) {
+            value = eq + 1;
+        } else if (r->kind == K_BOOL && (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
+            value = "on";
+        } else if (i + 1 < argc) {
+            value = argv[++i];
+        } else {
+            return err_set(err, ST_INVALID, "--%s needs a value", r->name);
+        }
+        if (only_config && strcmp(r->name, "config") != 0) continue;
+        enum status st = row_set(r, o, value, "--", err);
+        if (st) return st;
+    }
+    return ST_OK;
+}
+
+enum status options_parse(int argc, char **argv, struct options *out, struct err *err)
+{
+    struct options o = {0};
+    const char *env_config = getenv("KVASIR_CONFIG");
+    enum status st = defaults_set(&o, err);
+    /* The file's name may come from the command line or the environment, yet both override what the file says: find it first. */
+    if (!st) st = args_read(argc, argv, &o, true, err);
+    if (!st && !o.config && env_config && *env_config) {
+        o.config = strdup(env_config);
+        if (!o.config) st = err_set(err, ST_NOMEM, "out of memory");
+    }
+    if (!st && o.config) st = file_read(o.config, &o, err);
+    if (!st) st = env_read(&o, err);
+    if (!st) st = args_read(argc, argv, &o, false, err);
+    if (st) {
+        options_fini(&o);
+        return st;
+    }
+    *out = o;
+    return ST_OK;
+}
+
+void options_fini(struct options *o)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        if (rows[i].kind == K_STRING || rows[i].kind == K_CHOICE) free(*(char **)(void *)((char *)o + rows[i].at));
+    }
+    *o = (struct options){0};
+}
+
+void options_help(FILE *f)
+{
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        char left[96];
+        const struct row *r = &rows[i];
+        snprintf(left, sizeof left, "--%s %s", r->name, r->kind == K_CHOICE ? r->choices : r->kind == K_BOOL ? "on|off" : r->arg);
+        fprintf(f, "  %-38s %s", left, r->help);
+        if (r->init && strcmp(r->init, "0") != 0) fprintf(f, " [%s]", r->init);
+        fputc('\n', f);
+    }
+    fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file (max-context = 4096);\n"
+          "the command line wins over the environment, and that over the file.\n", f);
+}

@@ -1,0 +1,51 @@
+/* Settings of the program: command line, environment, config file. One table (options.c) gives names, bounds, defaults and the help text;
+ * nothing else in the program reads argv or the environment for settings. Immutable after options_parse; safe on any thread from then on.
+ * Knows nothing of models or HTTP. */
+#ifndef KVASIR_OPTIONS_H
+#define KVASIR_OPTIONS_H
+
+#include "config/base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct options {
+    /* model */
+    char *model;             /* checkpoint directory; NULL = the bundled demo model */
+    char *served_model_name; /* NULL = last component of the directory */
+    char *backend;           /* auto | cpu | cuda */
+    char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
+    char *dtype;             /* auto | bf16 | f32 */
+    char *quantize;          /* none | int8 */
+    uint64_t threads;        /* 0 = all usable cores */
+    uint64_t kv_memory;      /* bytes; 0 = auto */
+    uint64_t max_context;    /* tokens; 0 = the checkpoint's */
+    uint64_t max_batch_tokens, max_sequences, max_queue;
+    uint64_t prefill_chunk;  /* tokens of one sequence's prefill per step; 0 = the step's budget */
+    char *prefix_cache;      /* on | off */
+    char *draft_model;
+    uint64_t draft_tokens;
+    char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */
+    /* HTTP */
+    char *host;
+    uint64_t port;           /* 0 = the system picks one */
+    char *api_key_file;      /* one key per line; NULL = open */
+    char *control_tokens;    /* text | parse */
+    bool accept_any_model;
+    uint64_t max_body_bytes, max_connections, max_n, max_images;
+    uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
+    char *stream_finish;     /* separate | merged */
+    /* process */
+    char *config;            /* file of "key = value" lines */
+    char *log_level;
+};
+
+/* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the environment (KVASIR_NAME), the file
+ * of --config, defaults. ST_INVALID with a message that names the flag. All strings of *out are owned: options_fini. */
+enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
+void options_fini(struct options *o);
+/* The flags table as text, generated from the same rows. */
+void options_help(FILE *f);
+
+#endif

@@ -1,0 +1,47 @@
+/* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no file formats here (decoding is
+ * server/image_decode.c). Resampling is bit-exact to the reference processors: shared source of truth is specs "image-preprocess" §2. */
+#ifndef KVASIR_IMAGE_H
+#define KVASIR_IMAGE_H
+
+#include "config/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* 8-bit RGB, rows top to bottom, no padding: rgb[(y*width + x)*3 + channel]. */
+struct image_u8 {
+    uint32_t width, height; /* pixels, >= 1 */
+    uint8_t *rgb;           /* owned: image_u8_free */
+};
+void image_u8_free(struct image_u8 *img);
+
+enum image_filter { IMAGE_BILINEAR = 2, IMAGE_BICUBIC = 3 }; /* PIL's codes, as in preprocessor_config.json `resample` */
+enum image_resize_mode {
+    IMAGE_TORCH_U8 = 0, /* torchvision's uint8 antialias kernel: what transformers' default processors do */
+    IMAGE_PIL = 1,      /* Pillow 13 */
+};
+
+/* Separable antialiased resize, rounded to bytes between the passes. Horizontal pass first, except where Pillow does otherwise. ST_NOMEM, ST_INVALID (a size of 0 or over 65,535). dst is allocated here. */
+enum status image_resize(const struct image_u8 *src, uint32_t width, uint32_t height, enum image_filter filter,
+                         enum image_resize_mode mode, struct image_u8 *dst, struct err *err) KV_MUST_CHECK;
+
+/* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or preprocessor_config.json, with the class defaults of
+ * the family for absent keys. */
+struct image_config {
+    uint32_t width, height; /* fixed target size in pixels; 0 = decided per image by the family (dynamic resolution) */
+    enum image_filter filter;
+    enum image_resize_mode mode;
+    bool do_resize, do_rescale, do_normalize;
+    double rescale_factor;  /* 1/255 */
+    float mean[3], std[3];
+    bool pan_and_scan;      /* Gemma 3: crops of extreme aspect ratios; default off */
+    uint32_t pan_min_crop, pan_max_crops;
+    double pan_min_ratio;
+};
+
+/* lut[c*256 + v] = the normalised float of byte v in channel c, computed as the processor's float32 arithmetic does (fused rescale and
+ * normalise of the torchvision backend): y = (float32(v) - mean*255) / (std*255). */
+void image_lut(const struct image_config *cfg, float lut[3 * 256]);
+
+#endif

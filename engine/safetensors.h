@@ -1,0 +1,45 @@
+/* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json names. Files are mapped
+ * read-only; every dtype, shape and offset is checked against the file before anything is handed out, so a tensor's bytes can be read without
+ * further checks. Knows nothing of models. Immutable after open except for the paging hints; any thread may read. */
+#ifndef KVASIR_SAFETENSORS_H
+#define KVASIR_SAFETENSORS_H
+
+#include "config/base/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum stf_dtype { STF_F64 = 0, STF_F32, STF_F16, STF_BF16, STF_I64, STF_I32, STF_I16, STF_I8, STF_U64, STF_U32, STF_U16, STF_U8, STF_BOOL,
+                 STF_F8_E4M3, STF_F8_E5M2 };
+#define STF_RANK_MAX 8u
+
+struct stf_tensor {
+    const char *name; /* owned by the files */
+    enum stf_dtype dtype;
+    uint32_t rank;                /* 0 = a scalar */
+    uint64_t shape[STF_RANK_MAX]; /* row-major, outermost first */
+    uint64_t bytes;               /* product of shape times the dtype's size */
+    const void *data;             /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
+    uint32_t file;                /* index of the file that it stands in */
+};
+
+struct stf_files;
+
+/* ST_NOT_FOUND: no such file (named); ST_FORMAT: a header, an offset or the index is wrong (file, tensor and numbers named). */
+enum status stf_open(const char *dir, struct stf_files **out, struct err *err) KV_MUST_CHECK;
+/* One file by its path. */
+enum status stf_open_file(const char *path, struct stf_files **out, struct err *err) KV_MUST_CHECK;
+void stf_close(struct stf_files *f); /* NULL is fine */
+
+size_t stf_count(const struct stf_files *f);
+const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx); /* in order of name */
+const struct stf_tensor *stf_find(const struct stf_files *f, const char *name); /* NULL if there is none */
+const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t);
+const char *stf_dtype_name(enum stf_dtype d);
+uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
+
+/* Paging hints: the tensor will be read soon; its pages may go. */
+void stf_willneed(const struct stf_files *f, const struct stf_tensor *t);
+void stf_done(const struct stf_files *f, const struct stf_tensor *t);
+
+#endif

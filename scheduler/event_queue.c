@@ -1,0 +1,43 @@
+/* See event_queue.h. A linked list with a dummy node: the producer publishes with a release store of `next`, the consumer takes with an
+ * acquire load; neither ever waits for the other. */
+#include "scheduler/event_queue.h"
+
+#include <stdlib.h>
+
+struct event_node *eventq_node(void)
+{
+    return calloc(1, sizeof(struct event_node));
+}
+
+enum status eventq_init(struct event_queue *q)
+{
+    q->head = q->tail = eventq_node();
+    return q->head ? ST_OK : ST_NOMEM;
+}
+
+void eventq_push(struct event_queue *q, struct event_node *node)
+{
+    atomic_store_explicit(&node->next, NULL, memory_order_relaxed);
+    struct event_node *last = q->tail;
+    q->tail = node;
+    atomic_store_explicit(&last->next, node, memory_order_release);
+}
+
+bool eventq_pop(struct event_queue *q, struct sched_event *ev)
+{
+    struct event_node *first = atomic_load_explicit(&q->head->next, memory_order_acquire);
+    if (!first) return false;
+    *ev = first->ev;
+    free(q->head);
+    q->head = first;
+    return true;
+}
+
+void eventq_fini(struct event_queue *q)
+{
+    struct sched_event ev;
+    if (!q->head) return;
+    while (eventq_pop(q, &ev)) free(ev.scores);
+    free(q->head);
+    q->head = q->tail = NULL;
+}

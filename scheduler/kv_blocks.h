@@ -1,0 +1,39 @@
+/* KV block ids on one arena: which units are used by which group, with reference counts. Pure data structure: no tensors, no time.
+ *
+ * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab` blocks of that group:
+ *
+ *   arena   | slab 0: group 0       | slab 1: group 1       | slab 2: free          | ...
+ *            [blk][blk][blk][..tail] [  blk  ][  blk  ][tail]
+ *
+ * A block's id is its offset in units; that is what block tables hold. A slab that becomes empty is free for any group again, so memory
+ * moves between groups with the load and there is no ratio to tune. Used by the engine thread only. */
+#ifndef KVASIR_KV_BLOCKS_H
+#define KVASIR_KV_BLOCKS_H
+
+#include "config/base/status.h"
+#include "engine/engine.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kv_blocks;
+
+enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err) KV_MUST_CHECK;
+void kvb_destroy(struct kv_blocks *k);
+
+/* True if `need[g]` more blocks of every group can be had now, together. Changes nothing. */
+bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
+/* The same question for an empty arena: can this ever fit? */
+bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
+/* A block with one reference, or ENGINE_NO_BLOCK. O(1). */
+uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit);
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit); /* frees at zero */
+uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit);
+
+uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group);
+uint64_t kvb_used_units(const struct kv_blocks *k);
+/* Walks everything; aborts when free + used != total, a count is off or a list is broken. */
+void kvb_check(const struct kv_blocks *k);
+
+#endif

@@ -1,0 +1,161 @@
+/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill chunks in order of (priority,
+ * arrival), a picture's tokens whole, preemption of the youngest when the arena is full. See sched_internal.h. */
+#include "scheduler/sched_internal.h"
+
+#include "config/base/assert.h"
+
+/* While others decode, one step prefills at most about this many tokens, so that their next token isn't long in coming. */
+enum { PREFILL_BESIDE_DECODES = 512 };
+
+void sched__preempt(struct scheduler *s, struct sequence *q)
+{
+    sched__list_remove(&s->running, q);
+    sched__blocks_drop(s, q);
+    sched__features_drop(s, q);
+    q->position = 0;
+    q->running = false;
+    q->run_tokens = 0;
+    sched__list_insert(&s->waiting, q);
+    atomic_fetch_add(&s->backlog, 1);
+    atomic_fetch_add_explicit(&s->st.preemptions, 1, memory_order_relaxed);
+}
+
+/* Admits from the head of the waiting list, strictly in order, while the whole history of the next one fits beside what runs. */
+void sched__admit(struct scheduler *s, uint64_t now_us)
+{
+    while (s->waiting.head && s->running.count < s->caps.sequences_max) {
+        struct sequence *q = s->waiting.head;
+        uint32_t need[ENGINE_GROUPS_MAX];
+        sched__blocks_worst(s, (uint64_t)q->count + 1, need);
+        /* What admitted sequences will still take for their own prompts counts as gone. */
+        for (struct sequence *r = s->running.head; r; r = r->next) {
+            uint32_t theirs[ENGINE_GROUPS_MAX];
+            sched__blocks_worst(s, (uint64_t)r->count + 1, theirs);
+            for (uint32_t g = 0; g < s->caps.group_count; g++) {
+                uint32_t held = r->tables[g].end - r->tables[g].first;
+                if (theirs[g] > held) need[g] += theirs[g] - held;
+            }
+        }
+        if (s->running.count > 0 && !kvb_can_allocate(s->blocks, need)) return;
+        sched__list_remove(&s->waiting, q);
+        atomic_fetch_sub(&s->backlog, 1);
+        q->running = true;
+        if (!q->admitted_us) q->admitted_us = now_us;
+        sched__list_insert(&s->running, q);
+    }
+}
+
+/* Tokens of q's next run within `budget`: never ends inside an atomic picture, never enters a picture that is not encoded. 0 = none now;
+ * then *span_need is what a whole picture would take if only the budget stands in its way, else 0. */
+static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t from = q->position, left = q->count - from;
+    uint32_t end = from + (left < budget ? left : budget);
+    *span_need = 0;
+    for (uint32_t i = q->next_image; i < p->image_count; i++) {
+        const struct prompt_image *im = &p->images[i];
+        if (im->begin > from ? im->begin >= end : end <= from) break;
+        if (!sched__image_ready(q, i)) return im->begin > from ? im->begin - from : 0;
+        if (im->atomic && end < im->end) {
+            if (im->begin > from) return im->begin - from;
+            *span_need = im->end - from;
+            return 0;
+        }
+    }
+    return end - from;
+}
+
+static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32_t n)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
+    return kvb_can_allocate(s->blocks, need);
+}
+
+/* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget); smaller when the arena has no
+ * room for the whole chunk at once (the window groups give back behind a shorter one). */
+static uint32_t prefill_length(struct scheduler *s, const struct sequence *q, uint32_t soft, uint32_t hard)
+{
+    uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
+    if (n == 0 && span > 0) {
+        if (span > hard) {
+            s->skip_decodes = s->step_tokens > 0;
+            return 0;
+        }
+        return chunk_of(q, span, &span);
+    }
+    while (n > s->caps.block_tokens && !fits_now(s, q, n)) {
+        uint32_t less = chunk_of(q, n / 2, &span);
+        if (less == 0) less = span;
+        if (less == 0 || less >= n) break;
+        n = less;
+    }
+    return n;
+}
+
+static void remove_run(struct scheduler *s, const struct sequence *q)
+{
+    for (uint32_t i = 0; i < s->run_count; i++) {
+        if (s->run_seqs[i] != q) continue;
+        s->step_tokens -= q->run_tokens;
+        s->run_count--;
+        for (uint32_t j = i; j < s->run_count; j++) s->run_seqs[j] = s->run_seqs[j + 1];
+        return;
+    }
+}
+
+/* Blocks for q's run; takes them from the youngest running sequences if it must. False: q itself had to go, or memory for its table is missing. */
+static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    while (!sched__blocks_ensure(s, q, n)) {
+        struct sequence *victim = s->running.tail;
+        /* Alone it has room: sched_submit lets nothing in that can't run alone. Left is a failed malloc: try again next turn. */
+        if (victim == q && s->running.count == 1) return false;
+        if (victim->run_tokens) remove_run(s, victim);
+        sched__preempt(s, victim);
+        if (victim == q) return false;
+    }
+    return true;
+}
+
+static void plan_pass(struct scheduler *s, bool decodes, uint32_t prefill_max)
+{
+    for (struct sequence *q = s->running.head; q;) {
+        uint32_t hard = s->caps.batch_tokens_max - s->step_tokens;
+        bool decode = q->count - q->position == 1 && q->generated > 0;
+        if (s->run_count == s->caps.sequences_max || hard == 0) return;
+        uint32_t n = 0;
+        if (decode == decodes) {
+            n = 1;
+            if (!decode) {
+                uint32_t soft = prefill_max > s->step_tokens ? prefill_max - s->step_tokens : 0;
+                if (s->opt.prefill_chunk && soft > s->opt.prefill_chunk) soft = s->opt.prefill_chunk;
+                n = soft > 0 ? prefill_length(s, q, soft, hard) : 0;
+            }
+        }
+        if (n > 0 && !make_room(s, q, n)) return; /* q was the youngest: nobody stands after it */
+        if (n > 0) {
+            q->run_tokens = n;
+            s->run_seqs[s->run_count++] = q;
+            s->step_tokens += n;
+        }
+        q = q->next;
+    }
+}
+
+void sched__plan(struct scheduler *s, uint64_t now_us)
+{
+    sched__admit(s, now_us);
+    s->run_count = s->step_tokens = 0;
+    for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
+    uint32_t prefill_max = UINT32_MAX;
+    /* A picture larger than what the decodes leave of the budget gets one step without them. */
+    bool skip = s->skip_decodes;
+    s->skip_decodes = false;
+    if (!skip) {
+        plan_pass(s, true, 0);
+        if (s->run_count > 0) prefill_max = s->step_tokens + PREFILL_BESIDE_DECODES;
+    }
+    plan_pass(s, false, prefill_max);
+}

@@ -1,0 +1,518 @@
+/* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See scheduler.h; planning is
+ * sched_plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures sched_images.c. */
+#include "scheduler/sched_internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { QUEUE_DEFAULT = 1024, ENCODE_LAYERS_DEFAULT = 2, IDLE_HEARTBEAT_S = 1 };
+
+static uint64_t clock_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out, struct err *err)
+{
+    struct scheduler *s = calloc(1, sizeof *s);
+    if (!s) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
+    s->engine = e;
+    s->opt = *opt;
+    engine_caps(e, &s->caps);
+    ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
+    ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.image_tokens_max);
+    if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
+    if (!s->opt.encode_layers) s->opt.encode_layers = ENCODE_LAYERS_DEFAULT;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->work, &attr);
+    pthread_condattr_destroy(&attr);
+    s->slot_count = s->opt.queue_max + s->caps.sequences_max;
+    s->slots = calloc(s->slot_count, sizeof *s->slots);
+    s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
+    s->runs = calloc(s->caps.sequences_max, sizeof *s->runs);
+    s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
+    enum status st = kvb_create(&s->caps, &s->blocks, err);
+    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || eventq_init(&s->events)))
+        st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
+    if (st) {
+        sched_destroy(s);
+        return st;
+    }
+    for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
+    *out = s;
+    return ST_OK;
+}
+
+static void sequence_free(struct sequence *q)
+{
+    if (!q) return;
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].units);
+    free(q->tokens);
+    free(q->features);
+    free(q->uses);
+    free(q->scores);
+    free(q->end_event);
+    free(q);
+}
+
+void sched_destroy(struct scheduler *s)
+{
+    if (!s) return;
+    struct seq_list *lists[] = {&s->inbox, &s->waiting, &s->running};
+    for (int i = 0; i < 3; i++) {
+        while (lists[i]->head) {
+            struct sequence *q = lists[i]->head;
+            sched__list_remove(lists[i], q);
+            if (q->features) sched__features_drop(s, q);
+            sched__blocks_drop(s, q);
+            sequence_free(q);
+        }
+    }
+    eventq_fini(&s->events);
+    kvb_destroy(s->blocks);
+    free(s->slots);
+    free(s->free_slots);
+    free(s->runs);
+    free(s->run_seqs);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->work);
+    free(s);
+}
+
+uint32_t sched_context_max(const struct scheduler *s)
+{
+    uint32_t lo = 0, hi = s->caps.context_max;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo + 1) / 2, need[ENGINE_GROUPS_MAX];
+        sched__blocks_worst(s, mid, need);
+        if (kvb_could_ever_allocate(s->blocks, need)) lo = mid;
+        else hi = mid - 1;
+    }
+    return lo;
+}
+
+/* ---- submission (any thread) ---- */
+
+static enum status check_sequence(const struct scheduler *s, const struct sched_sequence *r, uint64_t *total, struct err *err)
+{
+    const struct prompt *p = r->prompt;
+    if (p->token_count == 0) return err_set(err, ST_INVALID, "the prompt is empty");
+    *total = (uint64_t)p->token_count + r->tokens_max;
+    if (*total > s->caps.context_max)
+        return err_set(err, ST_TOO_LARGE, "prompt and answer together take %llu tokens, the context holds %u",
+                       (unsigned long long)*total, s->caps.context_max);
+    uint32_t need[ENGINE_GROUPS_MAX];
+    sched__blocks_worst(s, *total, need);
+    if (!kvb_could_ever_allocate(s->blocks, need))
+        return err_set(err, ST_TOO_LARGE, "%llu tokens of KV can never fit into the arena of %llu bytes", (unsigned long long)*total,
+                       (unsigned long long)s->caps.arena_units * s->caps.unit_bytes);
+    if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
+        return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
+    for (uint32_t i = 0; i < p->token_count; i++)
+        if (p->tokens[i] >= s->caps.vocab_size) return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
+    for (uint32_t i = 0, end = 0; i < p->image_count; end = p->images[i++].end) {
+        const struct prompt_image *im = &p->images[i];
+        if (im->begin < end || im->end <= im->begin || im->end > p->token_count || im->end - im->begin > s->caps.image_tokens_max)
+            return err_set(err, ST_INVALID, "image %u stands at a bad place in the prompt", i);
+    }
+    return ST_OK;
+}
+
+static enum status sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total, struct sequence **out)
+{
+    struct sequence *q = calloc(1, sizeof *q);
+    if (!q) return ST_NOMEM;
+    const struct prompt *p = r->prompt;
+    q->req = *r;
+    q->tokens_max = r->tokens_max;
+    q->count = p->token_count;
+    /* Room for a while: long answers grow it, most never need the context's whole length. */
+    q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
+    q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
+    q->end_event = eventq_node();
+    if (p->image_count) {
+        q->features = calloc(p->image_count, sizeof(struct feature_ref *));
+        q->uses = calloc(p->image_count, sizeof *q->uses);
+    }
+    if (!q->tokens || !q->end_event || (p->image_count && (!q->features || !q->uses))) {
+        sequence_free(q);
+        return ST_NOMEM;
+    }
+    memcpy(q->tokens, p->tokens, (size_t)p->token_count * sizeof *q->tokens);
+    for (uint32_t i = 0; i < r->stop_id_count; i++) q->banned[q->banned_count++] = r->stop_ids[i];
+    for (uint32_t i = 0; i < s->caps.eos_count; i++) q->banned[q->banned_count++] = s->caps.eos_ids[i];
+    q->scored = 1;
+    *out = q;
+    return ST_OK;
+}
+
+enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id, struct err *err)
+{
+    uint64_t total;
+    enum status st = check_sequence(s, seq, &total, err);
+    if (st) return st;
+    struct sequence *q;
+    if (sequence_create(s, seq, total, &q)) return err_set(err, ST_NOMEM, "out of memory for a sequence");
+    q->submitted_us = clock_us();
+    pthread_mutex_lock(&s->lock);
+    if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");
+    else if (atomic_load(&s->st.failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
+    else if (atomic_load(&s->backlog) >= s->opt.queue_max || s->slots_used == s->slot_count)
+        st = err_set(err, ST_AGAIN, "the queue is full (%u requests wait)", s->opt.queue_max);
+    if (!st) {
+        uint32_t slot = s->free_slots[s->slot_count - 1 - s->slots_used++];
+        q->id = (struct seq_id){slot, ++s->slots[slot].gen};
+        s->slots[slot].seq = q;
+        q->arrival = s->arrivals++;
+        *id = q->id;
+        atomic_fetch_add(&s->backlog, 1);
+        sched__list_append(&s->inbox, q);
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (st) sequence_free(q);
+    return st;
+}
+
+void sched_cancel(struct scheduler *s, struct seq_id id)
+{
+    pthread_mutex_lock(&s->lock);
+    if (id.slot < s->slot_count && s->slots[id.slot].gen == id.gen && s->slots[id.slot].seq) {
+        atomic_store(&s->slots[id.slot].seq->cancelled, true);
+        s->poked = true;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool sched_poll(struct scheduler *s, struct sched_event *ev)
+{
+    return eventq_pop(&s->events, ev);
+}
+
+void sched_stop(struct scheduler *s, bool drain)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    s->drain = drain;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- engine thread ---- */
+
+void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id, const char *message, uint64_t now_us)
+{
+    if (q->running) {
+        sched__list_remove(&s->running, q);
+    } else {
+        sched__list_remove(&s->waiting, q);
+        atomic_fetch_sub(&s->backlog, 1);
+    }
+    if (q->features) sched__features_drop(s, q);
+    sched__blocks_drop(s, q);
+    struct event_node *node = q->end_event;
+    q->end_event = NULL;
+    node->ev = (struct sched_event){.kind = EV_END, .id = q->id, .user = q->req.user, .end = end, .stop_id = stop_id, .generated = q->generated};
+    uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
+    node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
+    node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
+    if (message) {
+        size_t n = strnlen(message, sizeof node->ev.message - 1);
+        memcpy(node->ev.message, message, n);
+        node->ev.message[n] = '\0';
+    }
+    pthread_mutex_lock(&s->lock);
+    s->slots[q->id.slot].seq = NULL;
+    s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
+    pthread_mutex_unlock(&s->lock);
+    atomic_fetch_add_explicit(&s->st.ended[end], 1, memory_order_relaxed);
+    sequence_free(q);
+    eventq_push(&s->events, node);
+    s->events_pushed = true;
+}
+
+static void end_all(struct scheduler *s, enum seq_end end, const char *message, uint64_t now_us)
+{
+    while (s->running.head) sched__end(s, s->running.head, end, 0, message, now_us);
+    while (s->waiting.head) sched__end(s, s->waiting.head, end, 0, message, now_us);
+}
+
+static void take_inbox(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct seq_list in = s->inbox;
+    s->inbox = (struct seq_list){0};
+    s->poked = false;
+    pthread_mutex_unlock(&s->lock);
+    while (in.head) {
+        struct sequence *q = in.head;
+        sched__list_remove(&in, q);
+        sched__list_insert(&s->waiting, q);
+    }
+}
+
+static bool end_cancelled(struct scheduler *s, uint64_t now_us)
+{
+    bool any = false;
+    struct seq_list *lists[] = {&s->running, &s->waiting};
+    for (int i = 0; i < 2; i++) {
+        for (struct sequence *q = lists[i]->head, *next; q; q = next) {
+            next = q->next;
+            if (!atomic_load_explicit(&q->cancelled, memory_order_relaxed)) continue;
+            sched__end(s, q, END_CANCELLED, 0, NULL, now_us);
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* Fills the engine's view of q's part of the step. False: no memory for its scores. */
+static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
+{
+    uint32_t n = q->run_tokens, end = q->position + n;
+    const struct prompt *p = q->req.prompt;
+    *r = (struct engine_run){.position = q->position,
+                             .count = n,
+                             .tokens = q->tokens,
+                             .token_count = q->count,
+                             .prompt_count = p->token_count,
+                             .sampling = q->req.sampling,
+                             .sample = end == q->count && q->tokens_max > 0,
+                             .score_first = UINT32_MAX};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].units;
+    for (uint32_t i = q->next_image; i < p->image_count && p->images[i].begin < end; i++) {
+        ASSERT(sched__image_ready(q, i));
+        q->uses[r->image_count++] = (struct engine_image_use){
+            .features = q->features[i]->features, .begin = p->images[i].begin, .end = p->images[i].end, .atomic = p->images[i].atomic};
+    }
+    r->images = q->uses;
+    if (q->generated < q->req.tokens_min) {
+        r->banned = q->banned;
+        r->banned_count = q->banned_count;
+    }
+    uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;
+    if (q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && first <= end && first < p->token_count) {
+        q->scores = calloc(n, sizeof *q->scores);
+        if (!q->scores) return false;
+        r->score_first = first;
+        r->scores = q->scores;
+    }
+    return true;
+}
+
+static bool push_event(struct scheduler *s, const struct sched_event *ev)
+{
+    struct event_node *node = eventq_node();
+    if (!node) return false;
+    node->ev = *ev;
+    eventq_push(&s->events, node);
+    s->events_pushed = true;
+    return true;
+}
+
+static bool push_scores(struct scheduler *s, struct sequence *q, const struct engine_run *r)
+{
+    uint32_t prompt = q->req.prompt->token_count;
+    uint32_t last = r->position + r->count < prompt - 1 ? r->position + r->count : prompt - 1; /* inclusive */
+    uint32_t skip = r->score_first - (r->position + 1), count = last - r->score_first + 1;
+    if (skip) memmove(q->scores, q->scores + skip, count * sizeof *q->scores);
+    struct sched_event ev = {.kind = EV_PROMPT_SCORES, .id = q->id, .user = q->req.user, .index = r->score_first, .scores = q->scores, .score_count = count};
+    if (!push_event(s, &ev)) return false;
+    q->scores = NULL;
+    q->scored = last + 1;
+    return true;
+}
+
+static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static bool append_token(struct sequence *q, uint32_t id)
+{
+    if (q->count == q->token_cap) {
+        uint32_t cap = q->token_cap + q->token_cap / 2 + 64;
+        uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
+        if (!t) return false;
+        q->tokens = t;
+        q->token_cap = cap;
+    }
+    q->tokens[q->count++] = id;
+    return true;
+}
+
+/* Takes in the result of q's run: scores, the new token, the reasons to end. */
+static void finish_run(struct scheduler *s, struct sequence *q, const struct engine_run *r, uint64_t now_us)
+{
+    static const char *no_memory = "out of memory";
+    q->position += r->count;
+    sched__blocks_trim(s, q);
+    if (q->features) sched__features_passed(s, q);
+    if (r->position < q->req.prompt->token_count) {
+        uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
+        atomic_fetch_add_explicit(&s->st.prompt_tokens, end - r->position, memory_order_relaxed);
+    }
+    if (r->score_first != UINT32_MAX && !push_scores(s, q, r)) {
+        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
+        return;
+    }
+    if (!r->sample) {
+        if (q->tokens_max == 0 && q->position == q->count) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+        return;
+    }
+    uint32_t id = r->out.id;
+    if (!q->first_token_us) q->first_token_us = now_us;
+    struct sched_event ev = {.kind = EV_TOKEN, .id = q->id, .user = q->req.user, .token = r->out, .index = q->generated};
+    if (!append_token(q, id) || !push_event(s, &ev)) {
+        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
+        return;
+    }
+    q->generated++;
+    atomic_fetch_add_explicit(&s->st.generated_tokens, 1, memory_order_relaxed);
+    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count)) sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
+    else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count)) sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
+    else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+}
+
+static void run_step(struct scheduler *s, uint64_t now_us)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->run_count; i++) {
+        struct sequence *q = s->run_seqs[i];
+        if (fill_run(s, q, &s->runs[n])) s->run_seqs[n++] = q;
+        else sched__end(s, q, END_ERROR, 0, "out of memory", now_us);
+    }
+    if (n == 0) return;
+    struct engine_batch batch = {.runs = s->runs, .run_count = n};
+    struct err err = {{0}};
+    uint64_t start = clock_us();
+    enum status st = engine_submit(s->engine, &batch, &err);
+    if (!st) st = engine_wait(s->engine, &batch, &err);
+    uint64_t spent = clock_us() - start;
+    now_us += spent;
+    atomic_fetch_add_explicit(&s->st.steps, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->st.step_us, spent, memory_order_relaxed);
+    atomic_store_explicit(&s->st.last_tokens, s->step_tokens, memory_order_relaxed);
+    atomic_store_explicit(&s->st.last_sequences, n, memory_order_relaxed);
+    for (uint32_t i = 0; i < n; i++) {
+        struct sequence *q = s->run_seqs[i];
+        if (st) sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
+        else finish_run(s, q, &s->runs[i], now_us);
+    }
+    if (st) {
+        log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
+        if (st == ST_DEVICE) atomic_store(&s->st.failed, true);
+    }
+}
+
+static void publish_gauges(struct scheduler *s, uint64_t now_us)
+{
+    atomic_store_explicit(&s->st.running, s->running.count, memory_order_relaxed);
+    atomic_store_explicit(&s->st.waiting, s->waiting.count, memory_order_relaxed);
+    atomic_store_explicit(&s->st.used_units, kvb_used_units(s->blocks), memory_order_relaxed);
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        atomic_store_explicit(&s->st.blocks[g], kvb_used_blocks(s->blocks, g), memory_order_relaxed);
+    atomic_store_explicit(&s->st.heartbeat, now_us, memory_order_relaxed);
+}
+
+bool sched_step(struct scheduler *s, uint64_t now_us)
+{
+    take_inbox(s);
+    bool worked = end_cancelled(s, now_us);
+    if (atomic_load(&s->st.failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
+    sched__admit(s, now_us);
+    /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
+    if (sched__encode_slice(s, now_us)) worked = true;
+    sched__plan(s, now_us);
+    if (s->run_count > 0) {
+        run_step(s, now_us);
+        worked = true;
+    }
+    publish_gauges(s, now_us);
+    if (s->events_pushed) {
+        s->events_pushed = false;
+        if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
+    }
+    return worked;
+}
+
+void sched_run(struct scheduler *s)
+{
+    for (;;) {
+        bool worked = sched_step(s, clock_us());
+        pthread_mutex_lock(&s->lock);
+        bool abort_now = s->stopping && !s->drain;
+        bool idle = !s->inbox.head && !s->waiting.head && !s->running.head;
+        if (!abort_now && !worked && !s->inbox.head && !s->poked && !(s->stopping && idle)) {
+            struct timespec ts;
+            clock_gettime(CLOCK_MONOTONIC, &ts);
+            ts.tv_sec += IDLE_HEARTBEAT_S;
+            pthread_cond_timedwait(&s->work, &s->lock, &ts);
+        }
+        bool done = s->stopping && idle;
+        pthread_mutex_unlock(&s->lock);
+        if (abort_now) {
+            take_inbox(s);
+            end_all(s, END_CANCELLED, NULL, clock_us());
+            publish_gauges(s, clock_us());
+            if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
+            return;
+        }
+        if (done) return;
+    }
+}
+
+void sched_check(const struct scheduler *s)
+{
+    uint64_t held[ENGINE_GROUPS_MAX] = {0};
+    kvb_check(s->blocks);
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            const struct block_table *t = &q->tables[g];
+            held[g] += t->end - t->first;
+            for (uint32_t b = t->first; b < t->end; b++) ASSERT_CMP(kvb_references(s->blocks, g, t->units[b]), ==, 1);
+        }
+    }
+    for (const struct sequence *q = s->waiting.head; q; q = q->next)
+        for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(q->tables[g].end, ==, 0);
+    for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(held[g], ==, kvb_used_blocks(s->blocks, g));
+    ASSERT_CMP(s->running.count, <=, s->caps.sequences_max);
+}
+
+void sched_stats(const struct scheduler *s, struct sched_stats *out)
+{
+    *out = (struct sched_stats){0};
+    out->running = atomic_load_explicit(&s->st.running, memory_order_relaxed);
+    out->waiting = atomic_load_explicit(&s->backlog, memory_order_relaxed);
+    out->arena_units = s->caps.arena_units;
+    out->used_units = atomic_load_explicit(&s->st.used_units, memory_order_relaxed);
+    out->group_count = s->caps.group_count;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        out->groups[g].blocks_used = atomic_load_explicit(&s->st.blocks[g], memory_order_relaxed);
+        out->groups[g].bytes_used = out->groups[g].blocks_used * s->caps.groups[g].block_bytes;
+        out->groups[g].window = s->caps.groups[g].window;
+    }
+    out->steps = atomic_load_explicit(&s->st.steps, memory_order_relaxed);
+    out->prompt_tokens = atomic_load_explicit(&s->st.prompt_tokens, memory_order_relaxed);
+    out->generated_tokens = atomic_load_explicit(&s->st.generated_tokens, memory_order_relaxed);
+    out->preemptions = atomic_load_explicit(&s->st.preemptions, memory_order_relaxed);
+    out->images_encoded = atomic_load_explicit(&s->st.images, memory_order_relaxed);
+    out->step_us_total = atomic_load_explicit(&s->st.step_us, memory_order_relaxed);
+    for (int i = 0; i < 5; i++) out->ended[i] = atomic_load_explicit(&s->st.ended[i], memory_order_relaxed);
+    out->last_batch_tokens = atomic_load_explicit(&s->st.last_tokens, memory_order_relaxed);
+    out->last_batch_sequences = atomic_load_explicit(&s->st.last_sequences, memory_order_relaxed);
+    out->heartbeat_us = atomic_load_explicit(&s->st.heartbeat, memory_order_relaxed);
+    out->failed = atomic_load_explicit(&s->st.failed, memory_order_relaxed);
+}

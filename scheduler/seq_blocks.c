@@ -1,0 +1,93 @@
+/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See sched_internal.h. */
+#include "scheduler/sched_internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+
+static uint32_t blocks_of(const struct scheduler *s, uint64_t tokens)
+{
+    return (uint32_t)((tokens + s->caps.block_tokens - 1) / s->caps.block_tokens);
+}
+
+uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n)
+{
+    uint32_t end = blocks_of(s, (uint64_t)q->position + n);
+    return end > q->tables[g].end ? end - q->tables[g].end : 0;
+}
+
+static bool reserve_table(struct block_table *t, uint32_t entries)
+{
+    if (entries <= t->cap) return true;
+    uint32_t cap = t->cap ? t->cap : 16;
+    while (cap < entries) cap *= 2;
+    uint32_t *u = realloc(t->units, cap * sizeof *u);
+    if (!u) return false;
+    for (uint32_t i = t->cap; i < cap; i++) u[i] = ENGINE_NO_BLOCK;
+    t->units = u;
+    t->cap = cap;
+    return true;
+}
+
+bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        need[g] = sched__blocks_missing(s, q, g, n);
+        if (!reserve_table(&q->tables[g], q->tables[g].end + need[g])) return false;
+    }
+    if (!kvb_can_allocate(s->blocks, need)) return false;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        for (uint32_t i = 0; i < need[g]; i++) {
+            uint32_t unit = kvb_allocate(s->blocks, g);
+            ASSERT(unit != ENGINE_NO_BLOCK);
+            t->units[t->end++] = unit;
+        }
+    }
+    return true;
+}
+
+void sched__blocks_trim(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        uint32_t w = s->caps.groups[g].window;
+        if (w == 0 || q->position < w) continue;
+        /* The next query, at `position`, sees keys from position - w + 1 on. */
+        uint32_t keep = (q->position - w + 1) / s->caps.block_tokens;
+        while (t->first < keep && t->first < t->end) {
+            kvb_release(s->blocks, g, t->units[t->first]);
+            t->units[t->first++] = ENGINE_NO_BLOCK;
+        }
+    }
+}
+
+void sched__blocks_drop(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        for (uint32_t b = t->first; b < t->end; b++) {
+            kvb_release(s->blocks, g, t->units[b]);
+            t->units[b] = ENGINE_NO_BLOCK;
+        }
+        t->first = t->end = 0;
+    }
+}
+
+void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX])
+{
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
+        need[g] = 0;
+        if (g >= s->caps.group_count) continue;
+        uint32_t w = s->caps.groups[g].window;
+        uint32_t all = blocks_of(s, tokens);
+        need[g] = all;
+        if (w > 0) {
+            /* The window behind a run, the run itself (it may be cut down to an atomic span), and two partial blocks at the ends. */
+            uint64_t run = s->caps.image_tokens_max > s->caps.block_tokens ? s->caps.image_tokens_max : s->caps.block_tokens;
+            uint32_t some = blocks_of(s, (uint64_t)w + run) + 1;
+            if (some < all) need[g] = some;
+        }
+    }
+}

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Installs the Debian packages that the build (and with --test, the tests) need and that are missing; does nothing when all are there.
+# Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
+set -eu
+need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev libstb-dev libcmocka-dev curl"
+[ "${1:-}" = "--test" ] && need="$need python3 python3-venv"
+missing=""
+for p in $need; do
+    dpkg-query -W -f='${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' && continue
+    # A virtual package (libjpeg-dev) or a tool that came another way counts too.
+    case $p in
+    gcc | make | pkg-config | curl | python3) command -v "$p" >/dev/null 2>&1 && continue ;;
+    libjpeg-dev) dpkg-query -W -f='${db:Status-Abbrev}' libjpeg62-turbo-dev 2>/dev/null | grep -q '^ii' && continue ;;
+    python3-venv) python3 -c 'import ensurepip, venv' >/dev/null 2>&1 && continue ;;
+    esac
+    missing="$missing $p"
+done
+if [ -z "$missing" ]; then
+    echo "packages: all there"
+    exit 0
+fi
+echo "packages: installing$missing"
+as_root=""
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null 2>&1 || { echo "not root and no sudo: install these packages yourself:$missing" >&2; exit 1; }
+    as_root="sudo"
+fi
+export DEBIAN_FRONTEND=noninteractive
+$as_root apt-get update -q
+# shellcheck disable=SC2086
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing

@@ -1,0 +1,34 @@
+#!/bin/sh
+# From a fresh clone to a running server: installs missing Debian packages, builds, starts Kvasir with the bundled demo model, waits until it
+# is ready and prints a curl line with a picture to paste into another terminal. Safe to run again; Ctrl-C stops the server.
+# usage: scripts/run.sh [any flag of `kvasir serve`, e.g. --model DIR --port 9000]
+set -eu
+cd "$(dirname "$0")/.."
+sh scripts/deps.sh
+echo "build: make -j$(nproc)"
+make -j"$(nproc)" --no-print-directory >build.log 2>&1 || { tail -n 40 build.log; echo "build failed (build.log has everything)"; exit 1; }
+mv build.log build/build.log
+
+pipe=$(mktemp -u)
+mkfifo "$pipe"
+build/release/kvasir serve "$@" >"$pipe" &
+server=$!
+trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -f "$pipe"' EXIT
+trap 'exit 130' INT TERM
+url=""
+while read -r line; do
+    echo "$line"
+    case $line in
+    "kvasir: listening on "*) url=${line#kvasir: listening on }; break ;;
+    esac
+done <"$pipe"
+[ -n "$url" ] || { wait "$server"; exit 1; }
+cat <<TEXT
+
+Kvasir is ready. Ask it about a picture, from another terminal in this directory:
+
+curl -s $url/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,'"\$(base64 -w0 models/demo/sample.png)"'"}},{"type":"text","text":"What is in this picture?"}]}]}'
+
+The same as a stream: put "stream":true into the body. Ctrl-C stops the server.
+TEXT
+wait "$server"

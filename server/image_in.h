@@ -1,0 +1,47 @@
+/* Pictures as they come from clients: data: URIs, encoded files, limits, and the content key. Runs on worker threads; pure, no globals.
+ * Formats: JPEG (libjpeg-turbo), PNG/GIF/BMP (stb_image), WebP (libwebp); first frame of an animation. Result = what
+ * Pillow's exif_transpose + convert("RGB") give. */
+#ifndef KVASIR_IMAGE_IN_H
+#define KVASIR_IMAGE_IN_H
+
+#include "config/base/status.h"
+#include "engine/image.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct image_limits {
+    size_t encoded_bytes_max; /* per image; default 20 MiB */
+    uint64_t pixels_max;      /* width*height from the header, before anything is allocated; default 64 M */
+    uint32_t side_max;        /* default 32768 */
+};
+#define IMAGE_LIMITS_DEFAULT ((struct image_limits){.encoded_bytes_max = 20u << 20, .pixels_max = 64000000u, .side_max = 32768})
+
+/* Why a picture was refused: picks the OpenAI error code (specs openai-api §15: invalid_image_url, invalid_base64_image, empty_image_file,
+ * unsupported_image_media_type, image_parse_error, image_too_large, ...). Message in struct err. */
+enum image_fault {
+    IMAGE_OK = 0,
+    IMAGE_BAD_URL,
+    IMAGE_BAD_BASE64,
+    IMAGE_EMPTY,
+    IMAGE_BAD_TYPE,     /* unknown magic */
+    IMAGE_BAD_DATA,     /* corrupt or truncated */
+    IMAGE_TOO_MANY_BYTES,
+    IMAGE_TOO_MANY_PIXELS,
+    IMAGE_REMOTE,       /* http(s)/file URL: not fetched */
+    IMAGE_NOMEM,
+};
+const char *image_fault_code(enum image_fault f); /* OpenAI `code` string */
+
+/* Decodes the payload of a data: URI (base64 or percent-encoded) into *bytes (malloc'd, caller frees). The limit is checked before
+ * allocating. http/https/file URLs give IMAGE_REMOTE. */
+enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
+                                   struct err *err);
+/* Decodes an encoded file. out is filled only on IMAGE_OK (image_u8_free). */
+enum image_fault image_in_decode(const uint8_t *bytes, size_t len, const struct image_limits *limits, struct image_u8 *out, struct err *err);
+
+/* 256-bit content key of what the vision tower will see: SHA-256 over a canonical record (version, family, resize mode, filter, target size,
+ * crop settings, mean/std/rescale bits, width, height, RGB bytes). `family` is the checkpoint's model_type. */
+void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, uint8_t key[32]);
+
+#endif
