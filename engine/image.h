@@ -1,5 +1,5 @@
 /* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no file formats here (decoding is
- * server/image_decode.c). Resampling is bit-exact to the reference processors: shared source of truth is specs "image-preprocess" §2. */
+ * server/image_in.h). Resampling is bit-exact to the reference processors: shared source of truth is specs "image-preprocess" §2. */
 #ifndef KVASIR_IMAGE_H
 #define KVASIR_IMAGE_H
 

@@ -157,7 +157,7 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
 
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id, struct err *err)
 {
-    uint64_t total;
+    uint64_t total = 0;
     enum status st = check_sequence(s, seq, &total, err);
     if (st) return st;
     struct sequence *q;

@@ -1,6 +1,7 @@
 /* Pictures as they come from clients: data: URIs, encoded files, limits, and the content key. Runs on worker threads; pure, no globals.
- * Formats: JPEG (libjpeg-turbo), PNG/GIF/BMP (stb_image), WebP (libwebp); first frame of an animation. Result = what
- * Pillow's exif_transpose + convert("RGB") give. */
+ * Formats: JPEG (libjpeg-turbo), PNG (stb_image inflates, the rest is ours), GIF and BMP (ours), WebP (libwebp); first frame of an
+ * animation. Result = what exif_transpose + convert("RGB") of Pillow 13 give, bit for bit; the few deliberate exceptions are listed in
+ * scripts/reference/make_images.py (OURS). */
 #ifndef KVASIR_IMAGE_IN_H
 #define KVASIR_IMAGE_IN_H
 
@@ -21,9 +22,9 @@ struct image_limits {
  * unsupported_image_media_type, image_parse_error, image_too_large, ...). Message in struct err. */
 enum image_fault {
     IMAGE_OK = 0,
-    IMAGE_BAD_URL,
+    IMAGE_BAD_URL,      /* not a base64 data: URI */
     IMAGE_BAD_BASE64,
-    IMAGE_EMPTY,
+    IMAGE_EMPTY,        /* no bytes */
     IMAGE_BAD_TYPE,     /* unknown magic */
     IMAGE_BAD_DATA,     /* corrupt or truncated */
     IMAGE_TOO_MANY_BYTES,
@@ -33,8 +34,9 @@ enum image_fault {
 };
 const char *image_fault_code(enum image_fault f); /* OpenAI `code` string */
 
-/* Decodes the payload of a data: URI (base64 or percent-encoded) into *bytes (malloc'd, caller frees). The limit is checked before
- * allocating. http/https/file URLs give IMAGE_REMOTE. */
+/* Decodes the payload of a base64 data: URI into *bytes (malloc'd, caller frees; set only on IMAGE_OK). White space and percent-encoding in
+ * the payload, the URL-safe alphabet and missing padding are accepted; a data: URI without ";base64" is IMAGE_BAD_URL. The declared type is
+ * ignored. The limit is checked before allocating. http/https/file URLs give IMAGE_REMOTE. url need not end in NUL. */
 enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
                                    struct err *err);
 /* Decodes an encoded file. out is filled only on IMAGE_OK (image_u8_free). */

@@ -1,0 +1,67 @@
+/* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic matched, checks the size in the
+ * header against the limits before it allocates anything in proportion to it, and gives the RGB pixels as stored, plus the orientation that
+ * the file's metadata asks for. Reference for what is accepted and for every pixel: Pillow 13 (Image.open + convert("RGB")). */
+#ifndef KVASIR_IMAGE_CODEC_H
+#define KVASIR_IMAGE_CODEC_H
+
+#include "server/image_in.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct image_bytes {
+    const uint8_t *p;
+    size_t len;
+};
+
+/* A decoder: out is filled only on IMAGE_OK; *orientation is 1..8 (EXIF numbering), preset to 1. */
+typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
+                                        struct err *err);
+image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
+
+/* Writes the message and returns f. */
+enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when a picture of this size may not be decoded. */
+enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits, struct err *err);
+/* Allocates the pixels of a checked size; zeroed (black) when asked. */
+enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err);
+
+/* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number that stands there, 0 when there is
+ * none or the block is malformed. Never reads outside the block. */
+int image__exif_orientation(struct image_bytes tiff);
+int image__xmp_orientation(struct image_bytes xmp);
+/* What both together say, EXIF first: 1..8. */
+int image__orientation(struct image_bytes exif, struct image_bytes xmp);
+
+/* Inflates a zlib stream into out[0..cap), which must be zeroed. Stops quietly at the end of the stream, at a fault (the bytes of the faulty
+ * block don't count) and at the end of the buffer (the last 257 bytes may not count). The checksum is left to the caller. */
+struct image_inflated {
+    size_t bytes; /* good bytes in out */
+    bool ended;   /* the stream came to its end... */
+    size_t used;  /* ...after this many bytes of input; the Adler-32 follows. Exact when 4 more bytes than the stream were given */
+};
+struct image_inflated image__inflate(struct image_bytes zlib, uint8_t *out, size_t cap);
+enum { IMAGE__INFLATE_SLACK = 258 };
+
+static inline uint32_t image__be16(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 8 | p[1];
+}
+
+static inline uint32_t image__be32(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+static inline uint32_t image__le16(const uint8_t *p)
+{
+    return (uint32_t)p[1] << 8 | p[0];
+}
+
+static inline uint32_t image__le32(const uint8_t *p)
+{
+    return (uint32_t)p[3] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[1] << 8 | p[0];
+}
+
+#endif
