@@ -19,14 +19,14 @@ enum {
     TOK_ID_BITS = 21,   /* ids are below 2^21: two of them and a rank share 64 bits */
     TOK_RANK_BITS = 22, /* merges are fewer than 2^22 */
 };
-#define TOK_ID_LIMIT (1u << TOK_ID_BITS)
+#define TOK_ID_LIMIT   (1u << TOK_ID_BITS)
 #define TOK_RANK_LIMIT (1u << TOK_RANK_BITS)
-#define TOK_NO_ID UINT32_MAX
-#define TOK_NO_RANK UINT32_MAX
+#define TOK_NO_ID      UINT32_MAX
+#define TOK_NO_RANK    UINT32_MAX
 /* Longest text of one call; offsets in it have 32 bits, and normalising may triple it. */
 #define TOK_TEXT_MAX ((size_t)1 << 30)
 
-enum { TOK_EXISTS = 1, TOK_SPECIAL = 2, TOK_ADDED = 4, TOK_IN_MODEL = 8, TOK_IS_BYTE = 16 };
+enum { TOK_EXISTS = 1, TOK_SPECIAL = 2, TOK_ADDED = 4, TOK_IN_MODEL = 8 };
 
 struct tok_span {
     uint32_t at, len; /* bytes of an arena */
@@ -62,7 +62,7 @@ struct tok_trie {
     struct tok_trie_node {
         uint32_t edge, edge_count; /* sorted by byte */
         uint32_t hit;              /* 1 + index into `added`, 0: no needle ends here */
-    } *nodes;
+    } * nodes;
     uint8_t *edge_byte;
     uint32_t *edge_node;
     bool any;
@@ -99,7 +99,8 @@ struct tokenizer {
     size_t literals_len, texts_len;
     size_t literals_cap, texts_cap;
     struct tok_index by_literal; /* all tokens */
-    struct tok_index by_word;    /* model tokens by `bytes`; only when ignore_merges */
+    struct tok_index by_word;    /* byte-level and ignore_merges only: model tokens by the bytes of `word` */
+    struct tok_span *word;
 
     /* The model. */
     struct tok_merges merges;
@@ -108,8 +109,8 @@ struct tokenizer {
     uint32_t byte_id[256];        /* byte-level: the byte's token; otherwise <0xNN>; TOK_NO_ID: none */
     uint32_t *char_pages[0x1100]; /* code point -> 1 + id, pages of 256, NULL: none */
     uint32_t unk_id;
-    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): where the bit of a pair of neighbours is not
-     * set, no merge can join them and the text may be cut there. NULL: the proof failed, nothing is cut. */
+    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): where the bit of a pair of neighbours
+     * is not set, no merge can join them and the text may be cut there. NULL: the proof failed, nothing is cut. */
     uint64_t *joints;
 
     struct tok_norm norms[TOK_STEPS_MAX];
@@ -136,7 +137,8 @@ uint64_t tok__hash(const void *data, size_t len);
 uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len);
 uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* by_word */
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
-enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added, struct err *err) KV_MUST_CHECK;
+enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
+                            struct err *err) KV_MUST_CHECK;
 enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges, struct err *err) KV_MUST_CHECK;
 /* Gives an id that stands beyond the model's vocabulary its literal. */
 enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len, struct err *err) KV_MUST_CHECK;
@@ -184,12 +186,16 @@ struct tok_textbuf {
 };
 void tok__textbuf_fini(struct tok_textbuf *b);
 bool tok__utf8_valid(const uint8_t *s, size_t len);
-/* Length of the longest valid prefix of one UTF-8 sequence at s[0..len): *complete says if it is a whole character. 0: s[0] starts none. */
+/* Length of the longest valid prefix of one UTF-8 sequence at s[0..len): *complete says if it is a whole character. 0: s[0]
+ * starts none. */
 size_t tok__utf8_step(const uint8_t *s, size_t len, bool *complete);
 /* Joins runs into one valid text: borrowed from the only run where possible, else in *own. */
-enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own, struct tok_text *out, struct err *err) KV_MUST_CHECK;
+enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own, struct tok_text *out,
+                           struct err *err) KV_MUST_CHECK;
 /* Would normalising leave every substring of s as it is? */
 bool tok__is_normal(const struct tokenizer *t, const uint8_t *s, size_t len);
+/* Appends x with every occurrence replaced (rule of kind REPLACE). */
+enum status tok__replace(const struct tok_norm *rule, const struct tok_text *x, struct tok_textbuf *out) KV_MUST_CHECK;
 /* Appends the normalised piece to out. */
 enum status tok__normalize(const struct tokenizer *t, const struct tok_text *piece, struct tok_textbuf *out) KV_MUST_CHECK;
 
@@ -200,7 +206,8 @@ size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, si
 /* ---- tokenizer_added.c ---- */
 enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count, bool normalized) KV_MUST_CHECK;
 void tok__trie_fini(struct tok_trie *trie);
-/* Cuts a text at added tokens: calls text_fn for stretches between them and token_fn for ids, in order; stops at the first failure. */
+/* Cuts a text at added tokens: calls text_fn for stretches between them and token_fn for ids, in order; stops at the first
+ * failure. */
 struct tok_added_sink {
     enum status (*text)(void *ctx, const struct tok_text *stretch);
     enum status (*token)(void *ctx, uint32_t id);
@@ -219,7 +226,7 @@ struct tok_encoder {
     const struct tokenizer *t;
     uint32_t *ids; /* output */
     size_t count, cap, ids_max;
-    const uint8_t *base; /* the text that all words stand in */
+    const uint8_t *base;         /* the text that all words stand in */
     struct tok_word_slot *cache; /* NULL for short texts */
     uint32_t cache_mask;
     /* Scratch of long words, [scratch_cap]: linked list of symbols and heap of rank << 32 | position. */

@@ -1,5 +1,5 @@
-/* Character classes of the tokenizer's regular expressions, added-token rules and NFC, as the `tokenizers` library has them. The data is
- * frozen here so that the ids don't depend on the installed Unicode libraries. Pure. */
+/* Character classes of the tokenizer's regular expressions, added-token rules and NFC, as the `tokenizers` library has them. The
+ * data is frozen here so that the ids don't depend on the installed Unicode libraries. Pure. */
 #ifndef KVASIR_TOKENIZER_UNICODE_H
 #define KVASIR_TOKENIZER_UNICODE_H
 

@@ -1,0 +1,163 @@
+/* Attention on vectors: what attn_avx2.c, attn_avx512.c and attn_amx.c have in common. Each includes this once, after defining
+ *
+ *   VL, vf                      lanes of a vector of f32, its type
+ *   vf_set1 vf_load vf_store vf_add vf_mul vf_max vf_fmadd       (loads and stores are 4-byte aligned)
+ *   vf_hmax(v), vf_hsum(v)      over the lanes, in a fixed order
+ *   vf_keep(v, base, lo, hi)    lane i stays where lo <= base + i <= hi, else becomes -infinity
+ *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample before rounding to bf16
+ *   vf_tanh(v)
+ *   vf_store_bf16(p, v)         VL values rounded to nearest even
+ *   attn__walk                  see the prototype below; attn_vec.h has the plain one
+ *
+ * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head. The keys are walked in tiles of ATTN_TILE blocks whose
+ * borders are absolute positions. Per tile and row: scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's bits don't depend on its
+ * neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum that began at +0 changes nothing; the rescale multiplies
+ * by 1 when it isn't needed. So it doesn't matter that a piece walks the union of its rows' keys. */
+#ifndef KVASIR_CPU_ATTN_DRIVER_H
+#define KVASIR_CPU_ATTN_DRIVER_H
+
+#include "kernels/cpu/cpu_internal.h"
+
+#include <math.h>
+
+#ifndef ATTN_ROWS
+#define ATTN_ROWS 32u                        /* a file may choose larger pieces */
+#endif
+#define ATTN_GROUP 32u                       /* rows that pass a tile together: two AMX tiles */
+#define ATTN_TILE 8u                         /* blocks */
+#define ATTN_KEYS (ATTN_TILE * KV_SLOTS)     /* 256 keys */
+#define ATTN_INLINE static inline __attribute__((always_inline))
+
+struct attn_job {
+    const struct be_attn_args *a;
+    enum be_dtype act;
+    uint32_t per_kv;     /* query heads of one kv head */
+    uint32_t piece_rows; /* <= ATTN_ROWS */
+    uint32_t dpad;
+};
+
+/* One piece at work; the arrays lie in the thread's scratch. */
+struct attn_piece {
+    const struct attn_job *j;
+    uint32_t rows, kv_head, first_row, first_flat; /* flat = (query - first_row) * per_kv + head */
+    uint32_t lo[ATTN_ROWS], hi[ATTN_ROWS];
+    uint32_t lo_min, hi_max;
+    float max[ATTN_ROWS]; /* largest score so far times scale * log2(e); -infinity at first */
+    float *sum;           /* [ATTN_ROWS][VL]: lane i holds the probabilities of keys at positions i mod VL */
+    char *q;              /* act [ATTN_ROWS][dpad], zero padded */
+    float *s;             /* f32 [2][ATTN_GROUP][ATTN_KEYS] scores of a tile; the second half is for a walk that works ahead */
+    char *p;              /* act [2][ATTN_GROUP][ATTN_KEYS] probabilities */
+    float *o;             /* f32 [ATTN_ROWS][dpad] */
+};
+
+/* Walks all keys that the piece's rows see; leaves max, sum and o. `table` is the sequence's block table. */
+static void attn__walk(struct attn_piece *w, const uint32_t *table);
+
+/* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see nothing. */
+static void attn__load(struct attn_piece *w)
+{
+    const struct attn_job *j = w->j;
+    const struct be_attn_args *a = j->a;
+    size_t e = be_dtype_bytes(j->act), d = a->kv.head_dim;
+    uint32_t all = (w->rows + 15) / 16 * 16;
+    w->lo_min = UINT32_MAX;
+    w->hi_max = 0;
+    for (uint32_t r = 0; r < all; r++) {
+        char *q = w->q + r * j->dpad * e;
+        if (r >= w->rows) {
+            memset(q, 0, j->dpad * e);
+            continue;
+        }
+        uint32_t t = w->first_row + (w->first_flat + r) / j->per_kv, h = w->kv_head * j->per_kv + (w->first_flat + r) % j->per_kv;
+        memcpy(q, (const char *)a->q + ((size_t)t * a->heads + h) * d * e, d * e);
+        memset(q + d * e, 0, (j->dpad - d) * e);
+        w->lo[r] = a->rows->lo[t];
+        w->hi[r] = a->rows->hi[t];
+        w->lo_min = u32_min(w->lo_min, w->lo[r]);
+        w->hi_max = u32_max(w->hi_max, w->hi[r]);
+        w->max[r] = -INFINITY;
+    }
+    memset(w->o, 0, (size_t)all * j->dpad * 4);
+    memset(w->sum, 0, (size_t)all * VL * 4);
+}
+
+static void attn__finish(struct attn_piece *w)
+{
+    const struct attn_job *j = w->j;
+    const struct be_attn_args *a = j->a;
+    uint32_t d = a->kv.head_dim;
+    size_t ld = be_ld((size_t)a->heads * d), e = be_dtype_bytes(j->act);
+    for (uint32_t r = 0; r < w->rows; r++) {
+        uint32_t t = w->first_row + (w->first_flat + r) / j->per_kv, h = w->kv_head * j->per_kv + (w->first_flat + r) % j->per_kv;
+        float *o = w->o + (size_t)r * j->dpad;
+        vf f = vf_set1(1.0f / vf_hsum(vf_load(w->sum + r * VL)));
+        char *out = (char *)a->out + (t * ld + (size_t)h * d) * e;
+        for (uint32_t i = 0; i < j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));
+        if (e == 4) {
+            memcpy(out, o, d * e);
+        } else {
+            uint16_t tmp[1024 + 64];
+            for (uint32_t i = 0; i < j->dpad; i += VL) vf_store_bf16(tmp + i, vf_load(o + i));
+            memcpy(out, tmp, d * e);
+        }
+        if (h + 1 == a->heads) memset(out + d * e, 0, (ld - (size_t)a->heads * d) * e);
+    }
+}
+
+/* Pieces of one sequence for one kv head. */
+ATTN_INLINE uint32_t attn__pieces(const struct attn_job *j, uint32_t seq)
+{
+    const struct be_rows *r = j->a->rows;
+    uint32_t flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
+    return (flat + j->piece_rows - 1) / j->piece_rows;
+}
+
+static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend *b, uint32_t worker)
+{
+    const struct attn_job *j = ctx;
+    const struct be_attn_args *a = j->a;
+    const struct be_rows *r = a->rows;
+    size_t e = be_dtype_bytes(j->act);
+    char *scratch = cpu_thread_scratch(b, worker);
+    struct attn_piece w = {.j = j};
+    w.s = (float *)(void *)scratch;
+    w.p = scratch + 2 * sizeof(float) * ATTN_GROUP * ATTN_KEYS;
+    w.q = w.p + 2 * e * ATTN_GROUP * ATTN_KEYS;
+    w.o = (float *)(void *)(w.q + e * ATTN_ROWS * j->dpad);
+    w.sum = w.o + ATTN_ROWS * j->dpad;
+    KN_ASSERT((char *)(w.sum + ATTN_ROWS * VL) <= scratch + b->thread_scratch_bytes);
+    for (uint32_t item = begin; item < end; item++) {
+        uint32_t seq = 0, left = item;
+        for (uint32_t n; left >= (n = attn__pieces(j, seq) * a->kv.kv_heads); seq++) left -= n;
+        uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
+        w.kv_head = left / pieces;
+        w.first_row = r->seq_row[seq];
+        w.first_flat = left % pieces * j->piece_rows;
+        w.rows = u32_min(j->piece_rows, flat - w.first_flat);
+        attn__load(&w);
+        const uint32_t *table = r->tables + r->seq_table[seq];
+        attn__walk(&w, table);
+        attn__finish(&w);
+    }
+}
+
+struct attn_call {
+    struct attn_job job;
+    struct backend *b;
+};
+
+/* Fills the job and returns the number of pieces. Small batches are cut finer so that every thread has work: where a row lands changes no bit. */
+static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, struct attn_call *c)
+{
+    *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads, .piece_rows = ATTN_ROWS}};
+    c->job.dpad = kv_dpad(b->act, a->kv.head_dim);
+    KN_ASSERT(a->scale > 0 && a->kv.head_dim <= 1024);
+    for (;;) {
+        uint32_t n = 0;
+        for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__pieces(&c->job, s) * a->kv.kv_heads;
+        if (n >= b->threads || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) return n;
+        c->job.piece_rows /= 2;
+    }
+}
+
+#endif

@@ -1,0 +1,261 @@
+/* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes, windows, pictures and ragged batches; and
+ * bit-equality inside a set: rows alone, cut into chunks, beside other sequences, with any number of threads.
+ *
+ *     test_backend_attn [--bench]      --bench prints processor times of real shapes on one thread instead */
+#include "kernels/backend.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+struct shape {
+    uint32_t heads, kv_heads, dim, window;
+    float softcap;
+};
+static const struct shape shapes[] = {
+    {4, 1, 256, 0, 0},   {4, 1, 256, 300, 0}, {3, 1, 24, 9, 0},   {8, 4, 64, 0, 0},   {16, 16, 72, 0, 0}, {2, 2, 20, 0, 0},
+    {6, 2, 128, 33, 50}, {5, 5, 10, 1, 0},     {12, 2, 80, 64, 0}, {40, 1, 16, 0, 0}, {2, 1, 512, 100, 0},
+};
+static const char *const sets[] = {"avx2", "avx512", "amx"};
+
+/* Sequences of one batch: tokens in all, and a picture [begin, end) whose rows see each other. */
+static const struct {
+    uint32_t tokens, image_begin, image_end;
+} seqs[] = {{1, 0, 0}, {45, 3, 19}, {700, 250, 330}, {33, 0, 32}, {2, 0, 0}, {290, 0, 0}};
+#define SEQS    (sizeof seqs / sizeof *seqs)
+#define TOKENS  1071u /* sum of tokens */
+#define PATTERN 0x7fc1
+
+struct world {
+    const struct be_ops *ops;
+    struct backend *b;
+    const struct shape *sh;
+    enum be_dtype act;
+    void *arena, *q;
+    struct be_kv kv;
+    uint32_t units; /* of a block */
+    uint32_t tables[TOKENS / BE_BLOCK_TOKENS + 2 * SEQS], table_at[SEQS], first_row[SEQS + 1];
+};
+
+static float noise(uint32_t *s)
+{
+    *s = *s * 1664525u + 1013904223u;
+    return (float)(*s >> 8) * (2.0f / 16777216.0f) - 1.0f;
+}
+
+static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32_t to, uint32_t row, uint32_t *pos, uint32_t *lo, uint32_t *hi)
+{
+    for (uint32_t p = from; p < to; p++, row++) {
+        pos[row] = p;
+        lo[row] = w->sh->window && p + 1 > w->sh->window ? p + 1 - w->sh->window : 0;
+        hi[row] = p >= seqs[seq].image_begin && p < seqs[seq].image_end ? seqs[seq].image_end - 1 : p;
+    }
+}
+
+/* Writes all keys and values of all sequences into the cache, from seeded noise, and leaves the queries in w->q. */
+static void world_open(struct world *w, const struct shape *sh, enum be_dtype act, const char *set, uint32_t threads)
+{
+    memset(w, 0, sizeof *w);
+    w->ops = be_cpu_ops();
+    w->sh = sh;
+    w->act = act;
+    const struct be_params p = {.act = act, .threads = threads, .kernels = set};
+    assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
+    size_t layer = w->ops->kv_layer_bytes(w->b, sh->kv_heads, sh->dim);
+    assert_true(layer > 0);
+    w->units = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    uint32_t blocks = 0;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        w->table_at[s] = blocks;
+        w->first_row[s + 1] = w->first_row[s] + seqs[s].tokens;
+        for (uint32_t i = 0; i < (seqs[s].tokens + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; i++) blocks++;
+    }
+    assert_int_equal(w->first_row[SEQS], TOKENS);
+    for (uint32_t i = 0; i < blocks; i++) w->tables[i] = (blocks - 1 - i) * w->units; /* scattered: last block first */
+    size_t arena = (size_t)blocks * w->units * BE_KV_UNIT;
+    assert_int_equal(w->ops->alloc(w->b, arena, &w->arena), BE_OK);
+    memset(w->arena, act == BE_F32 ? 0x3f : 0x3f, arena); /* a used arena: finite rubbish */
+    w->kv = (struct be_kv){.arena = w->arena, .kv_heads = sh->kv_heads, .head_dim = sh->dim};
+    uint32_t width = (sh->heads + 2 * sh->kv_heads) * sh->dim, seed = 7;
+    float *qkv = malloc((size_t)TOKENS * width * sizeof *qkv);
+    for (size_t i = 0; i < (size_t)TOKENS * width; i++) qkv[i] = noise(&seed) * 1.7f;
+    assert_int_equal(w->ops->alloc(w->b, (size_t)TOKENS * sh->heads * sh->dim * be_dtype_bytes(act), &w->q), BE_OK);
+    static uint32_t pos[TOKENS], lo[TOKENS], hi[TOKENS];
+    for (uint32_t s = 0; s < SEQS; s++) fill_rows(w, s, 0, seqs[s].tokens, w->first_row[s], pos, lo, hi);
+    const struct be_rows rows = {.t = TOKENS, .seq_count = SEQS, .seq_row = w->first_row, .seq_table = w->table_at, .tables = w->tables, .pos = pos, .lo = lo, .hi = hi};
+    const struct be_qkv_args a = {.rows = &rows, .heads = sh->heads, .kv = w->kv, .qkv = qkv, .q = w->q};
+    w->ops->qkv(w->b, &a);
+    free(qkv);
+}
+
+static void world_close(struct world *w)
+{
+    w->ops->free(w->b, w->arena);
+    w->ops->free(w->b, w->q);
+    w->ops->close(w->b);
+}
+
+/* Attention of tokens [from, to) of the sequences in [s0, s1) (clipped to their lengths) into out (act rows of all TOKENS, stride be_ld). */
+static void attend(const struct world *w, uint32_t s0, uint32_t s1, uint32_t from, uint32_t to, void *out)
+{
+    size_t e = be_dtype_bytes(w->act), ld = be_ld((size_t)w->sh->heads * w->sh->dim), qrow = (size_t)w->sh->heads * w->sh->dim * e;
+    static uint32_t pos[TOKENS], lo[TOKENS], hi[TOKENS];
+    uint32_t starts[SEQS + 1] = {0}, t = 0;
+    char *q = malloc(TOKENS * qrow + 64), *o = malloc(TOKENS * ld * e + 128);
+    for (uint32_t s = s0; s < s1; s++) {
+        uint32_t a = from < seqs[s].tokens ? from : seqs[s].tokens, b = to < seqs[s].tokens ? to : seqs[s].tokens;
+        fill_rows(w, s, a, b, t, pos, lo, hi);
+        memcpy(q + t * qrow, (const char *)w->q + (w->first_row[s] + a) * qrow, (b - a) * qrow);
+        t += b - a;
+        starts[s - s0 + 1] = t;
+    }
+    if (t > 0) {
+        char *sentinel = o + (size_t)t * ld * e;
+        memset(o, 0x5a, (size_t)t * ld * e + 64);
+        const struct be_rows rows = {.t = t, .seq_count = s1 - s0, .seq_row = starts, .seq_table = w->table_at + s0, .tables = w->tables, .pos = pos, .lo = lo, .hi = hi};
+        const struct be_attn_args args = {.rows = &rows, .heads = w->sh->heads, .kv = w->kv, .q = q, .scale = 0.9f / sqrtf((float)w->sh->dim), .softcap = w->sh->softcap, .out = o};
+        w->ops->attn(w->b, &args);
+        for (int i = 0; i < 64; i++) assert_int_equal(sentinel[i], 0x5a);
+        for (uint32_t s = s0, r = 0; s < s1; s++) {
+            uint32_t a = from < seqs[s].tokens ? from : seqs[s].tokens, b = to < seqs[s].tokens ? to : seqs[s].tokens;
+            memcpy((char *)out + (w->first_row[s] + a) * ld * e, o + r * ld * e, (b - a) * ld * e);
+            r += b - a;
+        }
+    }
+    free(q);
+    free(o);
+}
+
+static float value(const void *p, enum be_dtype act, size_t i)
+{
+    if (act == BE_F32) return ((const float *)p)[i];
+    uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static void check_shape(const struct shape *sh, enum be_dtype act, const char *set)
+{
+    size_t ld = be_ld((size_t)sh->heads * sh->dim), bytes = TOKENS * ld * be_dtype_bytes(act);
+    void *want = calloc(1, bytes), *whole = calloc(1, bytes), *part = calloc(1, bytes);
+    struct world w;
+    world_open(&w, sh, act, "reference", 2);
+    attend(&w, 0, SEQS, 0, 1000, want);
+    world_close(&w);
+    world_open(&w, sh, act, set, 1);
+    attend(&w, 0, SEQS, 0, 1000, whole);
+    /* Values are within +-1.7. f32: order of sums and the exponential, 1e-5; bf16: probabilities are rounded to 8 bits before they meet the values,
+     * and the result once more (2^-9 each, on averages of such values). */
+    double bound = act == BE_F32 ? 2e-5 : 2.5e-2, worst = 0;
+    for (size_t i = 0; i < TOKENS * ld; i++) {
+        double d = fabs((double)value(want, act, i) - (double)value(whole, act, i));
+        if (!(d <= worst)) worst = d;
+        if (i % ld >= (size_t)sh->heads * sh->dim) assert_true(value(whole, act, i) == 0.0f);
+    }
+    if (!(worst <= bound)) print_message("%s %u/%u heads of %u, window %u: off by %g\n", set, sh->heads, sh->kv_heads, sh->dim, sh->window, worst);
+    assert_true(worst <= bound);
+    world_close(&w);
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        world_open(&w, sh, act, set, threads);
+        static const uint32_t chunks[] = {1, 7, 64, 1000};
+        for (uint32_t c = threads == 1 ? 0 : 2; c < 4; c++) {
+            memset(part, 0, bytes);
+            for (uint32_t from = 0; from < 1000; from += chunks[c]) attend(&w, 0, SEQS, from, from + chunks[c], part);
+            assert_memory_equal(part, whole, bytes);
+        }
+        memset(part, 0, bytes);
+        for (uint32_t s = 0; s < SEQS; s++) attend(&w, s, s + 1, 0, 1000, part);
+        assert_memory_equal(part, whole, bytes);
+        world_close(&w);
+    }
+    free(want);
+    free(whole);
+    free(part);
+}
+
+static void test_sets(void **state)
+{
+    (void)state;
+    for (uint32_t k = 0; k < sizeof sets / sizeof *sets; k++) {
+        if (!be_cpu_has(sets[k])) {
+            print_message("this CPU has no %s\n", sets[k]);
+            continue;
+        }
+        for (uint32_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            check_shape(&shapes[i], BE_F32, sets[k]);
+            check_shape(&shapes[i], BE_BF16, sets[k]);
+        }
+    }
+    assert_true(be_cpu_has("reference"));
+}
+
+/* ---- --bench */
+
+/* Processor time of one thread: neighbours on the machine's cores don't count. */
+static double now_s(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t from, uint32_t t, bool both_ways)
+{
+    const struct be_ops *ops = be_cpu_ops();
+    const struct be_params p = {.act = BE_BF16, .threads = 1, .kernels = set};
+    struct backend *b;
+    if (ops->open(&p, &b) != BE_OK) return;
+    uint32_t all = from + t, blocks = (all + 31) / 32, units = (uint32_t)((ops->kv_layer_bytes(b, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    void *arena, *q, *out;
+    uint32_t *table = malloc(blocks * 4), *pos = malloc(t * 4), *lo = malloc(t * 4), *hi = malloc(t * 4), starts[2] = {0, t}, at = 0;
+    if (ops->alloc(b, (size_t)blocks * units * BE_KV_UNIT, &arena) || ops->alloc(b, (size_t)t * heads * dim * 2, &q) || ops->alloc(b, t * be_ld((size_t)heads * dim) * 2, &out)) exit(1);
+    for (uint32_t i = 0; i < blocks; i++) table[i] = i * units;
+    for (uint32_t i = 0; i < t; i++) {
+        pos[i] = from + i;
+        lo[i] = 0;
+        hi[i] = both_ways ? all - 1 : from + i;
+    }
+    const struct be_rows rows = {.t = t, .seq_count = 1, .seq_row = starts, .seq_table = &at, .tables = table, .pos = pos, .lo = lo, .hi = hi};
+    const struct be_attn_args a = {.rows = &rows, .heads = heads, .kv = {.arena = arena, .kv_heads = kv_heads, .head_dim = dim}, .q = q, .scale = 0.1f, .out = out};
+    double best = 1e9, flops = 0;
+    for (uint32_t i = 0; i < t; i++) flops += 4.0 * heads * dim * (both_ways ? all : from + i + 1);
+    for (int i = 0; i < 5; i++) {
+        double s = now_s();
+        ops->attn(b, &a);
+        s = now_s() - s;
+        best = s < best ? s : best;
+    }
+    printf("%-9s %2u/%2u heads of %3u, %4u queries after %4u: %8.3f ms  %.3f TFLOP/s  %.2f GB/s of KV\n", set, heads, kv_heads, dim, t, from, best * 1e3, flops / best * 1e-12,
+           (double)all * kv_heads * dim * 4 / best * 1e-9);
+    ops->free(b, arena);
+    ops->free(b, q);
+    ops->free(b, out);
+    ops->close(b);
+    free(table);
+    free(pos);
+    free(lo);
+    free(hi);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        for (uint32_t k = 0; k < sizeof sets / sizeof *sets; k++) {
+            if (!be_cpu_has(sets[k])) continue;
+            bench_one(sets[k], 4, 1, 256, 0, 512, false);
+            bench_one(sets[k], 4, 1, 256, 0, 2048, false);
+            bench_one(sets[k], 8, 4, 256, 0, 2048, false);
+            bench_one(sets[k], 4, 1, 256, 2047, 1, false);
+            bench_one(sets[k], 16, 16, 72, 0, 4096, true);
+        }
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sets)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
