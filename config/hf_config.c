@@ -1,5 +1,5 @@
-/* See hf_config.h. The defaults below are those of transformers' configuration classes: released files leave out every key that equals its
- * class default, so they are part of the format. */
+/* See hf_config.h. The defaults below are those of transformers' configuration classes: released files leave out every key that
+ * equals its class default, so they are part of the format. */
 #include "config/hf_config.h"
 
 #include "config/base/json.h"
@@ -12,14 +12,14 @@
 
 #define CONFIG_BYTES_MAX (4u << 20)
 /* Ceilings far above any model: they only keep products of two or three sizes inside 64 bits and refuse nonsense early. */
-#define SIZE_MAX_HIDDEN 65536u
-#define SIZE_MAX_FF (1u << 20)
-#define SIZE_MAX_VOCAB (1u << 24)
-#define SIZE_MAX_HEADS 1024u
-#define SIZE_MAX_HEAD_DIM 1024u
+#define SIZE_MAX_HIDDEN    65536u
+#define SIZE_MAX_FF        (1u << 20)
+#define SIZE_MAX_VOCAB     (1u << 24)
+#define SIZE_MAX_HEADS     1024u
+#define SIZE_MAX_HEAD_DIM  1024u
 #define SIZE_MAX_POSITIONS (1u << 24) /* a position is exact as float32 up to here, as RoPE wants */
-#define SIZE_MAX_IMAGE 8192u
-#define SIZE_MAX_PATCH 256u
+#define SIZE_MAX_IMAGE     8192u
+#define SIZE_MAX_PATCH     256u
 
 /* ---- family table ---- */
 
@@ -32,14 +32,31 @@ struct family {
 };
 
 static const struct hf_text GEMMA3_TEXT = {
-    .vocab_size = 262208, .hidden_size = 2304, .intermediate_size = 9216, .num_hidden_layers = 26, .num_attention_heads = 8,
-    .num_key_value_heads = 4, .head_dim = 256, .max_position_embeddings = 131072, .sliding_window = 4096, .rms_norm_eps = 1e-6,
-    .query_pre_attn_scalar = 256, .tie_word_embeddings = true, .activation = HF_GELU_TANH,
+    .vocab_size = 262208,
+    .hidden_size = 2304,
+    .intermediate_size = 9216,
+    .num_hidden_layers = 26,
+    .num_attention_heads = 8,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .max_position_embeddings = 131072,
+    .sliding_window = 4096,
+    .rms_norm_eps = 1e-6,
+    .query_pre_attn_scalar = 256,
+    .tie_word_embeddings = true,
+    .activation = HF_GELU_TANH,
     .rope = {[HF_FULL] = {HF_ROPE_DEFAULT, 1e6, 1}, [HF_SLIDING] = {HF_ROPE_DEFAULT, 1e4, 1}},
 };
 static const struct hf_vision SIGLIP = {
-    .hidden_size = 768, .intermediate_size = 3072, .num_hidden_layers = 12, .num_attention_heads = 12, .num_channels = 3,
-    .image_size = 224, .patch_size = 16, .layer_norm_eps = 1e-6, .activation = HF_GELU_TANH,
+    .hidden_size = 768,
+    .intermediate_size = 3072,
+    .num_hidden_layers = 12,
+    .num_attention_heads = 12,
+    .num_channels = 3,
+    .image_size = 224,
+    .patch_size = 16,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_GELU_TANH,
 };
 static const struct family FAMILIES[] = {
     {"gemma3", HF_GEMMA3, true, &GEMMA3_TEXT, &SIGLIP},
@@ -69,8 +86,10 @@ static void get_u32(struct reader *r, uint32_t obj, const char *key, uint32_t lo
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
-    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) fault(r, ST_FORMAT, key, what);
-    else *v = (uint32_t)x;
+    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi)
+        fault(r, ST_FORMAT, key, what);
+    else
+        *v = (uint32_t)x;
 }
 
 static void get_double(struct reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
@@ -80,8 +99,10 @@ static void get_double(struct reader *r, uint32_t obj, const char *key, double l
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
-    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) fault(r, ST_FORMAT, key, what);
-    else *v = x;
+    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi))
+        fault(r, ST_FORMAT, key, what);
+    else
+        *v = x;
 }
 
 static void get_bool(struct reader *r, uint32_t obj, const char *key, bool *v)
@@ -119,8 +140,10 @@ static void get_activation(struct reader *r, uint32_t obj, const char *key, enum
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return;
-    if (json_str_eq(r->d, n, "gelu_pytorch_tanh")) *v = HF_GELU_TANH;
-    else fault(r, ST_UNSUPPORTED, key, "only gelu_pytorch_tanh is served");
+    if (json_str_eq(r->d, n, "gelu_pytorch_tanh"))
+        *v = HF_GELU_TANH;
+    else
+        fault(r, ST_UNSUPPORTED, key, "only gelu_pytorch_tanh is served");
 }
 
 /* ---- text ---- */
@@ -133,9 +156,13 @@ static void read_rope_dict(struct reader *r, uint32_t dict, bool types_allowed, 
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
     get_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
     if (type != JSON_NONE && !r->st) {
-        if (json_str_eq(r->d, type, "default")) rope->type = HF_ROPE_DEFAULT;
-        else if (json_str_eq(r->d, type, "linear") && types_allowed) rope->type = HF_ROPE_LINEAR;
-        else fault(r, ST_UNSUPPORTED, "rope_type", types_allowed ? "only default and linear are served" : "only default is served on sliding layers");
+        if (json_str_eq(r->d, type, "default"))
+            rope->type = HF_ROPE_DEFAULT;
+        else if (json_str_eq(r->d, type, "linear") && types_allowed)
+            rope->type = HF_ROPE_LINEAR;
+        else
+            fault(r, ST_UNSUPPORTED, "rope_type",
+                  types_allowed ? "only default and linear are served" : "only default is served on sliding layers");
     }
     double factor = 0;
     get_double(r, dict, "factor", 1e-6, 1e6, &factor);
@@ -183,8 +210,10 @@ static void read_layer_types(struct reader *r, uint32_t obj, struct hf_text *t)
     }
     uint32_t at = json_first(r->d, list);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++, at = json_next(r->d, at)) {
-        if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
-        else if (json_str_eq(r->d, at, "sliding_attention")) t->layer_types[n] = HF_SLIDING;
+        if (json_str_eq(r->d, at, "full_attention"))
+            t->layer_types[n] = HF_FULL;
+        else if (json_str_eq(r->d, at, "sliding_attention"))
+            t->layer_types[n] = HF_SLIDING;
         else {
             fault(r, ST_UNSUPPORTED, "layer_types", "only full_attention and sliding_attention are served");
             return;
@@ -235,7 +264,8 @@ static void read_vision(struct reader *r, uint32_t obj, struct hf_vision *v)
     uint32_t head = v->hidden_size / v->num_attention_heads;
     if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
         fault(r, ST_FORMAT, "vision num_attention_heads", "must divide hidden_size into even heads");
-    else if (v->image_size % v->patch_size) fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
+    else if (v->image_size % v->patch_size)
+        fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
 }
 
 /* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the other. */
@@ -264,11 +294,13 @@ static const struct family *find_family(struct reader *r)
         int n = snprintf(served + used, sizeof served - used, "%s%s", i ? ", " : "", FAMILIES[i].model_type);
         if (n > 0 && (size_t)n < sizeof served - used) used += (size_t)n;
     }
-    if (node == JSON_NONE) r->st = err_set(r->err, ST_FORMAT, "%s: no model_type (served: %s)", r->file, served);
+    if (node == JSON_NONE)
+        r->st = err_set(r->err, ST_FORMAT, "%s: no model_type (served: %s)", r->file, served);
     else {
         if (!json_str_copy(r->d, node, type, sizeof type - 1, &len)) len = 0;
         type[len < sizeof type ? len : 0] = '\0';
-        r->st = err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)", r->file, type, served);
+        r->st =
+            err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)", r->file, type, served);
     }
     return NULL;
 }
@@ -286,7 +318,8 @@ static enum status parse_doc(const struct json_doc *d, const char *name, struct 
     c->text = *f->text;
     uint32_t text = f->nested ? json_get_live(d, 0, "text_config") : 0;
     if (f->nested && text == JSON_NONE) fault(&r, ST_FORMAT, "text_config", "is missing");
-    if (f->nested && text != JSON_NONE && json_kind(d, text) != JSON_OBJECT) fault(&r, ST_FORMAT, "text_config", "must be an object");
+    if (f->nested && text != JSON_NONE && json_kind(d, text) != JSON_OBJECT)
+        fault(&r, ST_FORMAT, "text_config", "must be an object");
     read_text(&r, text, &c->text);
     if (f->nested) get_bool(&r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     c->bos_id = 2;

@@ -1,6 +1,7 @@
-/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first releases, transformers v5), every
- * absent key filled with its family's class default, every number range-checked, so that nobody after this has to distrust a size.
- * Pure; knows no tensor and no kernel. A new family is a row in the table of hf_config.c and its defaults. */
+/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first releases,
+ * transformers v5), every absent key filled with its family's class default, every number range-checked, so that nobody after
+ * this has to distrust a size. Pure; knows no tensor and no kernel. A new family is a row in the table of hf_config.c and its
+ * defaults. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 
@@ -11,8 +12,8 @@
 #include <stdint.h>
 
 #define HF_LAYERS_MAX 512u
-#define HF_EOS_MAX 16u
-#define HF_NO_ID UINT32_MAX
+#define HF_EOS_MAX    16u
+#define HF_NO_ID      UINT32_MAX
 
 enum hf_family { HF_GEMMA3 = 0 };
 enum hf_activation { HF_GELU_TANH = 0 };
@@ -33,7 +34,7 @@ struct hf_text {
     double attn_logit_softcapping, final_logit_softcapping; /* 0 = none */
     bool attention_bias, tie_word_embeddings;
     enum hf_activation activation;
-    struct hf_rope rope[2];            /* by enum hf_layer_type */
+    struct hf_rope rope[2];             /* by enum hf_layer_type */
     uint8_t layer_types[HF_LAYERS_MAX]; /* enum hf_layer_type */
 };
 struct hf_vision {
@@ -49,12 +50,13 @@ struct hf_config {
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
     uint32_t boi_id, eoi_id, image_id;
-    uint32_t bos_id;                   /* HF_NO_ID = none */
+    uint32_t bos_id; /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
-    uint32_t eos_count;                /* 0 = the file names none */
+    uint32_t eos_count; /* 0 = the file names none */
 };
 
-/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or
+ * range. */
 enum status hf_config_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
 /* The same from text; `name` is used in messages. */
 enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out, struct err *err) KV_MUST_CHECK;

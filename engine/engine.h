@@ -29,6 +29,7 @@ struct engine_options {
     uint32_t context_max;       /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max;  /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;     /* sequences of one step; 0 = 64 */
+    bool random_weights;        /* for measuring: model_dir holds only config.json; weights are made up (seeded), bf16 unless dtype says f32 */
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL; called while loading */
     void *progress_arg;
 };
@@ -62,8 +63,9 @@ const struct model_info *engine_model(const struct engine *e); /* immutable, any
 
 /* ---- image features ---- */
 struct engine_features; /* encoded rows of one picture, in backend memory */
-/* Starts an encode; copies the pixels. The tower runs in slices so that decoding is not starved: each engine_features_step does about
- * `rows` patch-rows times layers worth of work (0 = all that is left) and sets *done at the end. Same bits however it is sliced. */
+/* Starts an encode; copies the pixels. The tower runs in slices so that decoding is not starved: each engine_features_step runs
+ * `layers` more of its layers (0 = all that are left) and sets *done at the end. Same bits however it is sliced. Not while a step is in
+ * flight. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err) KV_MUST_CHECK;
 size_t engine_features_bytes(const struct engine_features *f);
@@ -107,6 +109,23 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
 
 /* Copies one block of a group inside the arena (copy on write of a shared, partly filled block). */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit);
+
+/* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`. Takes a second. */
+struct engine_costs {
+    double linear_flops_per_token; /* all decoder linears, multiply and add counted as 2 */
+    double head_flops_per_row;     /* logits of one row */
+    double weight_bytes;           /* read by one decode step: decoder linears and head */
+    uint32_t group_count;
+    struct {
+        uint32_t window;
+        double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key) pair */
+        double bytes_per_key;  /* K and V bytes of one key, all layers of the group */
+    } groups[ENGINE_GROUPS_MAX];
+    double vision_flops;           /* one picture: tower, pooling, projector; 0 = no tower */
+    double matrix_flops, read_bytes_per_s;
+    uint32_t threads;
+};
+enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err) KV_MUST_CHECK;
 
 /* For `kvasir inspect`: writes what was understood of the checkpoint in DIR as text, without loading the weights. */
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap, struct err *err) KV_MUST_CHECK;

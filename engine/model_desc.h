@@ -1,5 +1,6 @@
-/* A model as a description: what engine/decoder.c and engine/vision.c run, and which tensors engine/weights.c loads. A family's file
- * (engine/models/<family>.c) fills it from the checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
+/* A model as a description: what engine/decoder.c and engine/vision.c run, and which tensors engine/weights.c loads. A family's
+ * file (engine/models/<family>.c) fills it from the checkpoint's configuration; nothing else knows a family. Plain data,
+ * immutable after load.
  *
  * One decoder layer, as the decoder runs it (x is the f32 residual stream):
  *   h = rms(x, input_norm)
@@ -7,7 +8,7 @@
  *   a = attention(q, keys, values visible under `window`)
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
- *   x += rms((gate(h Wg) * (h Wu)) Wd, post_mlp_norm)                                                                              */
+ *   x += rms((gate(h Wg) * (h Wu)) Wd, post_mlp_norm) */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -20,7 +21,7 @@
 #include <stdint.h>
 
 #define DESC_ROPES_MAX 4u
-#define DESC_NAME_MAX 512u
+#define DESC_NAME_MAX  512u
 
 enum desc_gate { GATE_GELU_TANH = 0 };
 
@@ -66,10 +67,10 @@ struct model_desc {
     uint32_t rope_count;
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;   /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;   /* embeddings are multiplied by this, rounded to the type of the stored embedding */
-    float final_softcap;  /* 0 = none */
-    bool tied;            /* logits use the embedding */
+    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;  /* embeddings are multiplied by this, rounded to the type of the stored embedding */
+    float final_softcap; /* 0 = none */
+    bool tied;           /* logits use the embedding */
     struct desc_names names;
     bool has_vision;
     struct desc_vision vision;

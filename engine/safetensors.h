@@ -1,16 +1,33 @@
-/* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json names. Files are mapped
- * read-only; every dtype, shape and offset is checked against the file before anything is handed out, so a tensor's bytes can be read without
- * further checks. Knows nothing of models. Immutable after open except for the paging hints; any thread may read. */
+/* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json names. Files are
+ * mapped read-only; every dtype, shape and offset is checked against the file before anything is handed out, so a tensor's bytes
+ * can be read without further checks. Knows nothing of models. Immutable after open except for the paging hints; any thread may
+ * read. */
 #ifndef KVASIR_SAFETENSORS_H
 #define KVASIR_SAFETENSORS_H
 
 #include "config/base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum stf_dtype { STF_F64 = 0, STF_F32, STF_F16, STF_BF16, STF_I64, STF_I32, STF_I16, STF_I8, STF_U64, STF_U32, STF_U16, STF_U8, STF_BOOL,
-                 STF_F8_E4M3, STF_F8_E5M2 };
+enum stf_dtype {
+    STF_F64 = 0,
+    STF_F32,
+    STF_F16,
+    STF_BF16,
+    STF_I64,
+    STF_I32,
+    STF_I16,
+    STF_I8,
+    STF_U64,
+    STF_U32,
+    STF_U16,
+    STF_U8,
+    STF_BOOL,
+    STF_F8_E4M3,
+    STF_F8_E5M2
+};
 #define STF_RANK_MAX 8u
 
 struct stf_tensor {
@@ -32,11 +49,14 @@ enum status stf_open_file(const char *path, struct stf_files **out, struct err *
 void stf_close(struct stf_files *f); /* NULL is fine */
 
 size_t stf_count(const struct stf_files *f);
-const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx); /* in order of name */
+const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx);         /* in order of name */
 const struct stf_tensor *stf_find(const struct stf_files *f, const char *name); /* NULL if there is none */
 const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t);
 const char *stf_dtype_name(enum stf_dtype d);
 uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
+
+/* All values as float32 into dst [elements]; false (nothing written) for a dtype other than F32, BF16 and F16. */
+bool stf_to_f32(const struct stf_tensor *t, float *dst);
 
 /* Paging hints: the tensor will be read soon; its pages may go. */
 void stf_willneed(const struct stf_files *f, const struct stf_tensor *t);

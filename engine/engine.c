@@ -1,0 +1,280 @@
+/* Opening a checkpoint, and the small calls of engine.h. See engine_step.c for a step, engine_plan.c for memory. Engine thread.
+ */
+#include "engine/engine_internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "engine/image_prep.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Part of the fingerprint: raised whenever the arithmetic of the engine changes for the same kernel set. */
+#define NUMERICS_REVISION 1u
+
+static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
+{
+    const char *name = opt->backend ? opt->backend : "auto";
+    if (strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0)
+        return err_set(err, ST_UNSUPPORTED, "backend %s: there is only cpu", name);
+    *out = be_cpu_ops();
+    return ST_OK;
+}
+
+/* The compute type: what the option says, else what the checkpoint is stored in (f16 overflows in this arithmetic: it runs as
+ * bf16). */
+static enum status pick_dtype(const struct engine_options *opt, const struct model_desc *d, const struct stf_files *files,
+                              enum be_dtype *out, struct err *err)
+{
+    const char *name = opt->dtype ? opt->dtype : "auto";
+    if (strcmp(name, "f32") == 0)
+        *out = BE_F32;
+    else if (strcmp(name, "bf16") == 0)
+        *out = BE_BF16;
+    else if (strcmp(name, "auto") != 0)
+        return err_set(err, ST_INVALID, "dtype %s: must be auto, f32 or bf16", name);
+    else if (opt->random_weights)
+        *out = BE_BF16;
+    else {
+        struct weights_survey s;
+        enum status st = weights_survey(files, d, BE_F32, &s, err);
+        if (st) return st;
+        *out = s.stored == STF_F32 ? BE_F32 : BE_BF16;
+        weights_survey_free(&s);
+    }
+    return ST_OK;
+}
+
+static enum status open_backend(const struct engine_options *opt, struct engine *e, struct err *err)
+{
+    const char *set = opt->kernels ? opt->kernels : "auto";
+    enum be_result r = e->ops->open(&(struct be_params){e->plan.act, opt->threads, set}, &e->be);
+    if (r == BE_UNSUPPORTED)
+        return err_set(err, ST_UNSUPPORTED, "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads);
+    if (r != BE_OK) return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "the backend can't be opened");
+    e->ops->caps(e->be, &e->becaps);
+    snprintf(e->device, sizeof e->device, "%s", e->becaps.device);
+    snprintf(e->backend_name, sizeof e->backend_name, "%s", e->becaps.name);
+    return ST_OK;
+}
+
+static void add_eos(struct model_info *m, uint32_t id)
+{
+    for (uint32_t i = 0; i < m->eos_count; i++)
+        if (m->eos_ids[i] == id) return;
+    if (m->eos_count < MODEL_EOS_MAX) m->eos_ids[m->eos_count++] = id;
+}
+
+/* Special ids and defaults: both files' stop ids count. */
+static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
+{
+    struct hf_generation g;
+    enum status st = hf_generation_load(e->dir, &g, err);
+    if (st) return st;
+    struct model_info *m = &e->info;
+    const struct model_desc *d = &e->desc;
+    *m = (struct model_info){.family = e->model_type,
+                             .dir = e->dir,
+                             .dtype = e->plan.act == BE_F32 ? "f32" : "bf16",
+                             .backend = e->backend_name,
+                             .parameters = e->survey.parameters,
+                             .weight_bytes = e->survey.memory_bytes,
+                             .vocab_size = d->vocab,
+                             .bos_id = d->bos_id};
+    for (uint32_t i = 0; i < g.eos_count; i++) add_eos(m, g.eos_ids[i]);
+    for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
+    m->generation = (struct model_generation_defaults){.has_temperature = g.has_temperature,
+                                                       .has_top_p = g.has_top_p,
+                                                       .has_top_k = g.has_top_k,
+                                                       .has_min_p = g.has_min_p,
+                                                       .has_repetition_penalty = g.has_repetition_penalty,
+                                                       .has_do_sample = g.has_do_sample,
+                                                       .do_sample = g.do_sample,
+                                                       .temperature = g.temperature,
+                                                       .top_p = g.top_p,
+                                                       .min_p = g.min_p,
+                                                       .repetition_penalty = g.repetition_penalty,
+                                                       .top_k = g.top_k};
+    m->image = d->image;
+    if (!d->has_vision) return ST_OK;
+    if (opt->random_weights) {
+        m->image.config = (struct image_config){.width = d->vision.image_size,
+                                                .height = d->vision.image_size,
+                                                .filter = IMAGE_BILINEAR,
+                                                .do_resize = true,
+                                                .do_rescale = true,
+                                                .do_normalize = true,
+                                                .rescale_factor = 1.0 / 255,
+                                                .mean = {0.5f, 0.5f, 0.5f},
+                                                .std = {0.5f, 0.5f, 0.5f}};
+        return ST_OK;
+    }
+    st = image_config_load(e->dir, e->model_type, &m->image.config, err);
+    if (!st && (m->image.config.width != d->vision.image_size || m->image.config.height != d->vision.image_size))
+        st = err_set(err, ST_FORMAT, "%s: the image processor makes %u x %u pixels, the vision tower takes %u x %u", e->dir,
+                     m->image.config.width, m->image.config.height, d->vision.image_size, d->vision.image_size);
+    return st;
+}
+
+enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files, struct err *err)
+{
+    struct hf_config *config = calloc(1, sizeof *config);
+    e->dir = strdup(opt->model_dir ? opt->model_dir : "");
+    enum status st = config && e->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
+    if (!st) st = pick_ops(opt, &e->ops, err);
+    if (!st) st = hf_config_load(e->dir, config, err);
+    if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
+    if (!st) st = model_describe(config, &e->desc, err);
+    if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
+    if (!st) {
+        st = pick_dtype(opt, &e->desc, *files, &e->plan.act, err);
+        if (!st) st = weights_survey(*files, &e->desc, e->plan.act, &e->survey, err);
+        if (st) (void)err_prefix(err, st, "%s", e->dir);
+    }
+    if (!st) st = open_backend(opt, e, err);
+    if (!st) st = fill_info(opt, e, err);
+    if (!st) st = engine__plan(opt, e, err);
+    free(config);
+    return st;
+}
+
+/* sqrt(hidden) is rounded to the type of the stored embedding before it multiplies: 4B has 50.5, not 50.596. */
+static float rounded_scale(double scale, enum stf_dtype stored)
+{
+    float s = (float)scale;
+    return stored == STF_BF16 ? weights_round_bf16(s) : stored == STF_F16 ? weights_round_f16(s) : s;
+}
+
+static void set_fingerprint(struct engine *e, uint64_t identity)
+{
+    char text[160];
+    snprintf(text, sizeof text, "%016llx %s %s %u", (unsigned long long)identity, e->info.dtype, e->backend_name,
+             NUMERICS_REVISION);
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
+    h ^= h >> 32;
+    snprintf(e->info.fingerprint, sizeof e->info.fingerprint, "fp_%010llx", (unsigned long long)(h & UINT64_C(0xffffffffff)));
+}
+
+enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err)
+{
+    struct stf_files *files = NULL;
+    uint64_t identity = 0;
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e) return err_set(err, ST_NOMEM, "out of memory");
+    enum status st = engine__prepare(opt, e, &files, err);
+    if (!st && e->survey.ignored)
+        log_info("%s: %u tensors are not used, the first is %s", e->dir, e->survey.ignored, e->survey.first_ignored);
+    if (!st)
+        st = weights_load(files, &e->desc, &e->survey, e->ops, e->be, (struct weights_progress){opt->progress, opt->progress_arg},
+                          &e->w, &identity, err);
+    if (!st) {
+        e->info.weight_bytes = weights_bytes(&e->w, &e->desc, e->ops, e->survey.slab_floats);
+        e->info.context_max = e->plan.context_max;
+        e->embed_scale = rounded_scale(e->desc.embed_scale, e->survey.stored);
+        set_fingerprint(e, identity);
+        st = engine__alloc(e, err);
+    }
+    if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    weights_survey_free(&e->survey); /* its list points into the files, which are closed now */
+    stf_close(files);
+    if (st)
+        engine_close(e);
+    else
+        *out = e;
+    return st;
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e) return;
+    engine__release(e);
+    free(e);
+}
+
+void engine_caps(const struct engine *e, struct engine_caps *out)
+{
+    *out = (struct engine_caps){.group_count = e->kv.group_count,
+                                .block_tokens = BE_BLOCK_TOKENS,
+                                .arena_units = e->arena_units,
+                                .unit_bytes = BE_KV_UNIT,
+                                .vocab_size = e->desc.vocab,
+                                .context_max = e->plan.context_max,
+                                .batch_tokens_max = e->plan.batch_tokens_max,
+                                .sequences_max = e->plan.sequences_max,
+                                .image_tokens_max = e->desc.has_vision ? e->desc.vision.tokens : 0};
+    for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
+    _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
+    memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);
+    out->eos_count = e->info.eos_count;
+}
+
+const struct model_info *engine_model(const struct engine *e)
+{
+    return &e->info;
+}
+
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit)
+{
+    ASSERT_CMP(group, <, e->kv.group_count);
+    const struct engine_kv_group *g = &e->kv.groups[group];
+    ASSERT((uint64_t)from_unit + g->block_units <= e->arena_units && (uint64_t)to_unit + g->block_units <= e->arena_units);
+    char *arena = e->arena;
+    e->ops->copy(e->be, arena + (size_t)to_unit * BE_KV_UNIT, arena + (size_t)from_unit * BE_KV_UNIT, (size_t)g->block_bytes);
+}
+
+/* ---- image features ---- */
+
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    if (!e->desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
+    if (pixels->width != d->image_size || pixels->height != d->image_size)
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
+                       pixels->height, d->image_size, d->image_size);
+    size_t rgb = (size_t)d->image_size * d->image_size * 3;
+    size_t resid = (size_t)e->v.rows.t * d->hidden * sizeof(float), rows = (size_t)d->tokens * e->desc.hidden * sizeof(float);
+    struct engine_features *f = calloc(1, sizeof *f);
+    if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
+    void *p = NULL, *q = NULL;
+    f->pixels = (struct image_u8){d->image_size, d->image_size, malloc(rgb)};
+    if (f->pixels.rgb && e->ops->alloc(e->be, resid, &p) == BE_OK) f->resid = p;
+    if (f->resid && e->ops->alloc(e->be, rows, &q) == BE_OK) f->rows = q;
+    if (!f->rows) {
+        engine_features_free(e, f);
+        return err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", resid + rows);
+    }
+    memcpy(f->pixels.rgb, pixels->rgb, rgb);
+    f->bytes = resid + rows;
+    *out = f;
+    return ST_OK;
+}
+
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+{
+    ASSERT(!e->in_flight);
+    if (!f->done) vision_run(e, f, layers);
+    if (f->done && f->resid) {
+        if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+        e->ops->free(e->be, f->resid);
+        f->resid = NULL;
+        f->bytes = (size_t)e->desc.vision.tokens * e->desc.hidden * sizeof(float);
+    }
+    *done = f->done;
+    return ST_OK;
+}
+
+size_t engine_features_bytes(const struct engine_features *f)
+{
+    return f->bytes;
+}
+
+void engine_features_free(struct engine *e, struct engine_features *f)
+{
+    if (!f) return;
+    free(f->pixels.rgb);
+    if (f->resid) e->ops->free(e->be, f->resid);
+    if (f->rows) e->ops->free(e->be, f->rows);
+    free(f);
+}

@@ -1,0 +1,109 @@
+/* `kvasir inspect`: what was understood of a checkpoint, as text. Reads configuration and headers only. */
+#include "engine/engine_internal.h"
+
+#include "config/base/buf.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB(x) ((double)(x) / 1048576.0)
+
+static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
+{
+    return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->window == b->window &&
+           a->rope == b->rope && a->ff == b->ff;
+}
+
+static enum status say_layers(struct buf *b, const struct engine *e)
+{
+    const struct model_desc *d = &e->desc;
+    enum status st = buf_adds(b, "layers\n");
+    for (uint32_t n = 0; n < d->layer_count && !st;) {
+        const struct desc_layer *l = &d->layers[n];
+        uint32_t end = n + 1;
+        while (end < d->layer_count && same_layer(&d->layers[end], l)) end++;
+        char which[32], kind[48];
+        snprintf(which, sizeof which, end - n > 1 ? "%u-%u" : "%u", n, end - 1);
+        snprintf(kind, sizeof kind, l->window ? "sliding(%u)" : "full", l->window);
+        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, MLP %u\n", which, kind,
+                      l->heads, l->kv_heads, l->head_dim, (double)l->scale, d->ropes[l->rope].theta, d->ropes[l->rope].factor,
+                      l->ff);
+        n = end;
+    }
+    return st;
+}
+
+static enum status say_kv(struct buf *b, const struct engine *e)
+{
+    enum status st = buf_addf(b, "KV groups (blocks of %u tokens, units of %u bytes)\n", BE_BLOCK_TOKENS, BE_KV_UNIT);
+    for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
+        const struct engine_kv_group *k = &e->kv.groups[g];
+        char kind[48];
+        snprintf(kind, sizeof kind, k->window ? "sliding(%u)" : "full", k->window);
+        st = buf_addf(b, "  %u        %-16s %u layers, %llu bytes per token, %llu per block\n", g, kind, k->layers,
+                      (unsigned long long)k->bytes_per_token, (unsigned long long)k->block_bytes);
+    }
+    return st;
+}
+
+static enum status say_vision(struct buf *b, const struct engine *e)
+{
+    const struct desc_vision *v = &e->desc.vision;
+    if (!e->desc.has_vision) return buf_adds(b, "vision     none\n");
+    return buf_addf(b,
+                    "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per picture (soft id %u)%s\n",
+                    v->image_size, v->image_size, v->patch, v->layers, v->hidden, v->heads, v->tokens, e->info.image.soft_id,
+                    e->info.image.config.pan_and_scan ? ", pan and scan" : "");
+}
+
+static enum status say_plan(struct buf *b, const struct engine *e)
+{
+    const struct engine_plan *p = &e->plan;
+    return buf_addf(b,
+                    "memory     %.1f MiB free: weights %.1f, scratch %.1f, vision scratch %.1f, KV %.1f MiB (%.1f would hold %u "
+                    "sequences of %u tokens)\n"
+                    "step       at most %u tokens of %u sequences\n",
+                    MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes), MIB(p->kv_bytes),
+                    MIB(p->kv_wanted), p->sequences_max, p->context_max, p->batch_tokens_max, p->sequences_max);
+}
+
+static enum status say_all(struct buf *b, const struct engine *e)
+{
+    const struct model_desc *d = &e->desc;
+    char eos[MODEL_EOS_MAX * 12] = "";
+    size_t at = 0;
+    for (uint32_t i = 0; i < e->info.eos_count; i++) {
+        int n = snprintf(eos + at, sizeof eos - at, "%s%u", i ? ", " : "", e->info.eos_ids[i]);
+        if (n > 0 && (size_t)n < sizeof eos - at) at += (size_t)n;
+    }
+    enum status st = buf_addf(
+        b,
+        "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu parameters stored as %s, %.1f MiB in the files\n"
+        "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
+        e->model_type, e->backend_name, e->device, e->info.dtype, (unsigned long long)e->survey.parameters,
+        stf_dtype_name(e->survey.stored), MIB(e->survey.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
+        e->plan.context_max, eos);
+    if (!st && e->survey.ignored)
+        st = buf_addf(b, "unused     %u tensors, the first is %s\n", e->survey.ignored, e->survey.first_ignored);
+    if (!st) st = say_vision(b, e);
+    if (!st) st = say_layers(b, e);
+    if (!st) st = say_kv(b, e);
+    return st ? st : say_plan(b, e);
+}
+
+enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap, struct err *err)
+{
+    struct stf_files *files = NULL;
+    struct buf b;
+    buf_init(&b, cap > 0 ? cap - 1 : 0);
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e) return err_set(err, ST_NOMEM, "out of memory");
+    enum status st = engine__prepare(opt, e, &files, err);
+    if (!st && (st = say_all(&b, e))) st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
+    if (!st) memcpy(text, b.data, b.len + 1);
+    buf_fini(&b);
+    stf_close(files);
+    engine_close(e);
+    return st;
+}

@@ -1,0 +1,37 @@
+/* From rendered text and prepared pictures to a prompt: placeholders, tokens, spans. Pure functions on worker threads.
+ * A picture's place is a marker that the chat template wrote; what a user typed never makes one (its bytes don't allow control
+ * tokens). */
+#ifndef KVASIR_PROMPT_BUILD_H
+#define KVASIR_PROMPT_BUILD_H
+
+#include "config/base/status.h"
+#include "engine/model_info.h"
+#include "engine/prompt.h"
+#include "engine/tokenizer.h"
+
+/* One picture of a request as image_prep made it: the whole first, then its pan-and-scan crops, each with its content key. */
+struct prompt_picture {
+    struct image_u8 *images;   /* [count]; on success the pixels move into the prompt and `rgb` becomes NULL here */
+    const uint8_t (*keys)[32]; /* [count], borrowed for the call */
+    uint32_t count;            /* >= 1 */
+};
+
+/* Replaces the k-th marker that stands wholly in TOK_CONTROL_ALL text by picture k (model_image_rule; with crops, the family's
+ * sentence around them), tokenizes the whole, and finds the spans of soft tokens. add_special: as for tok_encode. ST_INVALID,
+ * with a message for the client: another number of markers than pictures; pictures for a text model; a placeholder token in the
+ * text; an empty prompt; a token that the model has no row for. ST_TOO_LARGE: more than token_max tokens. On error *out is
+ * untouched and the pictures stay with the caller. */
+enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
+                         bool add_special, struct prompt_picture *pictures, uint32_t picture_count, uint32_t token_max,
+                         struct prompt *out, struct err *err) KV_MUST_CHECK;
+
+/* A prompt of token ids (copied). ST_INVALID: empty, an id beyond the vocabulary, the picture placeholder. ST_TOO_LARGE: over
+ * token_max. */
+enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max, struct prompt *out,
+                            struct err *err) KV_MUST_CHECK;
+
+/* Whether the engine can run it: not empty, every id outside of a picture's span has a row in the embedding and is not the
+ * placeholder. Both functions above have asked; for prompts that were made otherwise. ST_INVALID names the id. */
+enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err) KV_MUST_CHECK;
+
+#endif

@@ -1,0 +1,453 @@
+/* See sampler.h. exp is our own so that a draw doesn't depend on the C library of the machine. */
+#include "engine/sampler.h"
+
+#include "config/base/assert.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct sampler {
+    uint32_t vocab;
+    float *logits;          /* [V] copy with penalties and bias */
+    float *weights;         /* [V] exp of scaled logits */
+    uint32_t *order;        /* [V] ids under selection */
+    uint32_t *counts;       /* [V] all zero between calls: bit 31 = stands in the history, the rest = times generated */
+    uint32_t *bucket_count; /* [BUCKETS] logits by size */
+    double *bucket_sum;     /* [BUCKETS] and the sum of their weights */
+};
+#define BUCKETS (1u << 14)
+#define BLOCK   1024u /* ids whose weights are summed before the sums are */
+#define SEEN    0x80000000u
+
+enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err)
+{
+    struct sampler *s = calloc(1, sizeof *s);
+    if (s) {
+        s->vocab = vocab;
+        s->logits = malloc(vocab * sizeof *s->logits);
+        s->weights = malloc(vocab * sizeof *s->weights);
+        s->order = malloc(vocab * sizeof *s->order);
+        s->counts = calloc(vocab, sizeof *s->counts);
+        s->bucket_count = malloc(BUCKETS * sizeof *s->bucket_count);
+        s->bucket_sum = malloc(BUCKETS * sizeof *s->bucket_sum);
+    }
+    if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->bucket_count || !s->bucket_sum) {
+        sampler_destroy(s);
+        return err_set(err, ST_NOMEM, "out of memory for a sampler of %u ids", vocab);
+    }
+    *out = s;
+    return ST_OK;
+}
+
+void sampler_destroy(struct sampler *s)
+{
+    if (!s) return;
+    free(s->logits);
+    free(s->weights);
+    free(s->order);
+    free(s->counts);
+    free(s->bucket_count);
+    free(s->bucket_sum);
+    free(s);
+}
+
+/* ---- numbers ---- */
+
+/* Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"). */
+float sampling_uniform(uint64_t seed, uint64_t position)
+{
+    uint32_t c[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int r = 0; r < 10; r++) {
+        uint64_t a = (uint64_t)c[0] * 0xD2511F53u, b = (uint64_t)c[2] * 0xCD9E8D57u;
+        uint32_t n0 = (uint32_t)(b >> 32) ^ c[1] ^ k0, n2 = (uint32_t)(a >> 32) ^ c[3] ^ k1;
+        c[0] = n0;
+        c[1] = (uint32_t)b;
+        c[2] = n2;
+        c[3] = (uint32_t)a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (float)(c[0] >> 8) * 0x1p-24f;
+}
+
+/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. No branch, float arithmetic
+ * only: loops over it become vector code, and its bits are the same on every machine. */
+static inline float weight_of(float x, float max, float inv_temperature)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    float z = (x - max) * inv_temperature;
+    bool alive = z > -87.0f;
+    z = alive ? z : 0.0f;
+    float shifted = z * 1.44269504f + magic, n = shifted - magic;
+    float r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p =
+        1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+    uint32_t bits;
+    float scale;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits - 0x4b400000u + 127u) << 23;
+    memcpy(&scale, &bits, 4);
+    return alive ? p * scale : 0.0f;
+}
+
+/* Finite, so that the largest logit keeps weight 1 however cold it is. */
+static float inverse(float temperature)
+{
+    return temperature > 1e-30f ? 1.0f / temperature : 1e30f;
+}
+
+/* ---- the row that is drawn from ---- */
+
+static bool penalises_repetition(const struct sampling_params *p)
+{
+    return p->repetition_penalty > 0.0f && p->repetition_penalty != 1.0f;
+}
+
+static bool modifies(const struct sampling_params *p, const struct sampler_row *row)
+{
+    return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f || p->bias_count > 0 ||
+           row->banned_count > 0;
+}
+
+static void penalise(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
+{
+    for (uint32_t i = 0; i < row->history_count; i++)
+        if (row->history[i] < s->vocab)
+            s->counts[row->history[i]] = (s->counts[row->history[i]] + (i >= row->prompt_count)) | SEEN;
+    for (uint32_t i = 0; i < row->history_count; i++) {
+        uint32_t id = row->history[i];
+        if (id >= s->vocab || !s->counts[id]) continue;
+        uint32_t n = s->counts[id] & ~SEEN;
+        float l = s->logits[id];
+        if (penalises_repetition(p)) l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
+        if (n) l -= p->frequency_penalty * (float)n + p->presence_penalty;
+        s->logits[id] = l;
+        s->counts[id] = 0; /* done; and clean for the next call */
+    }
+}
+
+static const float *modified_row(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
+{
+    memcpy(s->logits, row->raw, s->vocab * sizeof *s->logits);
+    if (penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f) penalise(s, p, row);
+    for (uint32_t i = 0; i < p->bias_count; i++)
+        if (p->bias[i].id < s->vocab)
+            s->logits[p->bias[i].id] = p->bias[i].bias <= -100.0f ? -INFINITY : s->logits[p->bias[i].id] + p->bias[i].bias;
+    for (uint32_t i = 0; i < row->banned_count; i++)
+        if (row->banned[i] < s->vocab) s->logits[row->banned[i]] = -INFINITY;
+    return s->logits;
+}
+
+static uint32_t argmax(const float *l, uint32_t n)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (l[i] > l[best]) best = i;
+    return best;
+}
+
+/* ---- selection: the k largest, descending, ties by lower id ---- */
+
+static bool before(const float *l, uint32_t a, uint32_t b)
+{
+    return l[a] > l[b] || (!(l[b] > l[a]) && a < b);
+}
+
+static void sift(const float *l, uint32_t *h, uint32_t n, uint32_t at)
+{
+    for (;;) { /* the one that comes last stands on top */
+        uint32_t c = 2 * at + 1;
+        if (c >= n) return;
+        if (c + 1 < n && before(l, h[c], h[c + 1])) c++;
+        if (!before(l, h[at], h[c])) return;
+        uint32_t t = h[at];
+        h[at] = h[c];
+        h[c] = t;
+        at = c;
+    }
+}
+
+static void heapify(const float *l, uint32_t *h, uint32_t n)
+{
+    for (uint32_t i = n / 2; i-- > 0;) sift(l, h, n, i);
+}
+
+static void drain(const float *l, uint32_t *h, uint32_t n)
+{
+    for (; n > 1; n--) {
+        uint32_t t = h[0];
+        h[0] = h[n - 1];
+        h[n - 1] = t;
+        sift(l, h, n - 1, 0);
+    }
+}
+
+static void sort_ids(const float *l, uint32_t *ids, uint32_t n)
+{
+    heapify(l, ids, n);
+    drain(l, ids, n);
+}
+
+static void select_top(const float *l, uint32_t v, uint32_t k, uint32_t *h)
+{
+    for (uint32_t i = 0; i < k; i++) h[i] = i;
+    heapify(l, h, k);
+    for (uint32_t i = k; i < v; i++) {
+        if (!(l[i] > l[h[0]])) continue; /* an equal value has a higher id than all that are in */
+        h[0] = i;
+        sift(l, h, k, 0);
+    }
+    drain(l, h, k);
+}
+
+/* ---- the draw ---- */
+
+/* Candidates are sorted: ids[i] with value(i). Cuts by top_p of `total` (the weight of everything before top_p) and min_p.
+ * Returns how many stay, or 0 when `n` candidates were not enough to tell (never when `all`: nothing lies behind them). */
+static uint32_t cut(const struct sampling_params *p, const float *w, uint32_t n, double total, bool all)
+{
+    uint32_t keep = n;
+    bool known = all;
+    if (p->top_p < 1.0f) {
+        double want = (double)p->top_p * total, sum = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            sum += (double)w[i];
+            if (sum >= want) {
+                keep = i + 1;
+                known = true;
+                break;
+            }
+        }
+    }
+    if (p->min_p > 0.0f) {
+        float least = p->min_p * w[0];
+        for (uint32_t i = 1; i < keep; i++)
+            if (w[i] < least) {
+                keep = i;
+                known = true;
+                break;
+            }
+    }
+    return known ? keep : 0;
+}
+
+static uint32_t walk(const float *w, uint32_t n, double total, float u)
+{
+    double target = (double)u * total, sum = 0;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += (double)w[i];
+        if (w[i] > 0) last = i;
+        if (sum > target) return i;
+    }
+    return last; /* rounding at the very end */
+}
+
+static double sum_of(const float *w, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)w[i];
+    return sum;
+}
+
+/* Sum of one block in a fixed order of eight lanes, so that it isn't one long chain of additions. */
+static double block_sum(const float *w, uint32_t n)
+{
+    double lane[8] = {0};
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (uint32_t k = 0; k < 8; k++) lane[k] += (double)w[i + k];
+    for (; i < n; i++) lane[0] += (double)w[i];
+    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+}
+
+/* Weights of a whole row in order of id; their sum, block by block. */
+static double row_weights(struct sampler *s, const float *l, float max, float temperature)
+{
+    float inv = inverse(temperature);
+    double total = 0;
+    for (uint32_t i = 0; i < s->vocab; i++) s->weights[i] = weight_of(l[i], max, inv);
+    for (uint32_t i = 0; i < s->vocab; i += BLOCK)
+        total += block_sum(s->weights + i, s->vocab - i < BLOCK ? s->vocab - i : BLOCK);
+    return total;
+}
+
+/* The draw in order of id: first the block, then the id in it. */
+static uint32_t walk_row(const struct sampler *s, double total, float u)
+{
+    double target = (double)u * total, sum = 0;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < s->vocab; i += BLOCK) {
+        uint32_t n = s->vocab - i < BLOCK ? s->vocab - i : BLOCK;
+        double block = block_sum(s->weights + i, n);
+        if (block > 0) last = i;
+        if (sum + block > target) break;
+        sum += block;
+    }
+    uint32_t n = s->vocab - last < BLOCK ? s->vocab - last : BLOCK;
+    double inside = 0, rest = target - sum;
+    uint32_t id = last;
+    for (uint32_t i = last; i < last + n; i++) {
+        inside += (double)s->weights[i];
+        if (!(s->weights[i] > 0)) continue;
+        id = i;
+        if (inside > rest) break;
+    }
+    return id;
+}
+
+/* ---- candidates when nobody says how many: buckets of logits by size ---- */
+
+static uint32_t bucket_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    u = u & 0x80000000u ? ~u : u | 0x80000000u; /* unsigned order is float order */
+    return u >> 18;
+}
+
+/* Sorted ids of all logits that the smallest set with weight >= want may hold (want <= total of the weights), into s->order. */
+static uint32_t gather_top(struct sampler *s, const float *l, double want)
+{
+    memset(s->bucket_count, 0, BUCKETS * sizeof *s->bucket_count);
+    memset(s->bucket_sum, 0, BUCKETS * sizeof *s->bucket_sum);
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        uint32_t b = bucket_of(l[i]);
+        s->bucket_count[b]++;
+        s->bucket_sum[b] += (double)s->weights[i];
+    }
+    double sum = 0;
+    uint32_t least = BUCKETS, n = 0;
+    while (least > 0 && (sum < want * (1 + 1e-9) || sum <= 0))
+        sum += s->bucket_sum[--least]; /* the margin covers another order of summing */
+    for (uint32_t i = 0; i < s->vocab; i++)
+        if (bucket_of(l[i]) >= least && s->weights[i] > 0) s->order[n++] = i;
+    sort_ids(l, s->order, n);
+    return n;
+}
+
+/* Sorted ids of all logits whose weight is at least about `least`. */
+static uint32_t gather_above(struct sampler *s, const float *l, float least)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->vocab; i++)
+        if (s->weights[i] >= least * 0.999f) s->order[n++] = i;
+    sort_ids(l, s->order, n);
+    return n;
+}
+
+struct drawn {
+    uint32_t id, top_idx; /* top_idx: place in the row's top list, UINT32_MAX if it was not drawn from there */
+};
+
+static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t keep, uint64_t position)
+{
+    return walk(w, keep, sum_of(w, keep), sampling_uniform(p->seed, position));
+}
+
+/* From the backend's list, when that is enough and the row is unmodified. */
+static bool draw_from_top(const struct sampling_params *p, const struct sampler_row *row, uint32_t n, struct drawn *out)
+{
+    float w[BE_TOPK_MAX];
+    float inv = inverse(p->temperature);
+    double total;
+    for (uint32_t i = 0; i < n; i++) w[i] = weight_of(row->top_values[i], row->stats.max, inv);
+    bool all = p->top_k > 0 && p->top_k <= n;
+    if (all)
+        total = sum_of(w, n);
+    else if (p->top_p >= 1.0f)
+        total = 0; /* min_p alone needs no total */
+    else
+        return false;
+    uint32_t keep = cut(p, w, n, total, all);
+    if (!keep) return false;
+    out->top_idx = pick(p, w, keep, row->position);
+    out->id = row->top_ids[out->top_idx];
+    return true;
+}
+
+/* From a whole row in host memory: exact for every setting. */
+static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint64_t position)
+{
+    uint32_t v = s->vocab, top = argmax(l, v);
+    float max = l[top];
+    if (p->temperature <= 0.0f || !isfinite(max)) return top;
+    bool limited = p->top_k > 0 && p->top_k < v;
+    float inv = inverse(p->temperature), u = sampling_uniform(p->seed, position);
+    double total = limited ? 0 : row_weights(s, l, max, p->temperature);
+    if (!limited && p->top_p >= 1.0f && p->min_p <= 0.0f) return walk_row(s, total, u);
+    uint32_t n = p->top_k;
+    if (limited)
+        select_top(l, v, n, s->order);
+    else if (p->top_p < 1.0f)
+        n = gather_top(s, l, (double)p->top_p * total);
+    else
+        n = gather_above(s, l, p->min_p);
+    /* In place of the row's weights: those of the candidates, in their order. */
+    for (uint32_t i = 0; i < n; i++) s->weights[i] = weight_of(l[s->order[i]], max, inv);
+    if (limited) total = sum_of(s->weights, n);
+    return s->order[pick(p, s->weights, cut(p, s->weights, n, total, true), position)];
+}
+
+uint32_t sampler_top_wanted(const struct sampling_params *p)
+{
+    if (p->temperature <= 0.0f) return 0;
+    if (p->top_k > 0 && p->top_k <= BE_TOPK_MAX) return p->top_k;
+    return p->min_p > 0.0f && p->top_k == 0 && p->top_p >= 1.0f ? BE_TOPK_MAX : 0;
+}
+
+/* Rank among raw logits: from the list where it stands there, else by counting. */
+static uint32_t rank_of(const struct sampler *s, const struct sampler_row *row, uint32_t id)
+{
+    uint32_t n = 1;
+    for (uint32_t i = 0; i < row->top_count; i++)
+        if (row->top_ids[i] == id) return i + 1;
+    for (uint32_t i = 0; i < s->vocab; i++) n += row->raw[i] > row->raw[id] || (row->raw[i] == row->raw[id] && i < id);
+    return n;
+}
+
+static void fill_top(uint32_t top_n, const struct sampler_row *row, struct token_out *out)
+{
+    out->top_count = top_n == SAMPLING_NO_LOGPROBS ? 0 : top_n < row->top_count ? top_n : row->top_count;
+    if (out->top_count > SAMPLING_TOP_MAX) out->top_count = SAMPLING_TOP_MAX;
+    for (uint32_t i = 0; i < out->top_count; i++)
+        out->top[i] = (struct token_alt){row->top_ids[i], row->top_values[i] - row->stats.lse};
+}
+
+void sampler_score(uint32_t id, uint32_t top_n, const struct sampler_row *row, struct token_out *out)
+{
+    out->id = id;
+    out->logprob = row->stats.target - row->stats.lse;
+    out->rank = row->stats.target_rank;
+    fill_top(top_n, row, out);
+}
+
+bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, struct token_out *out)
+{
+    struct drawn d = {row->stats.argmax < s->vocab ? row->stats.argmax : 0, UINT32_MAX};
+    bool modified = modifies(p, row), greedy = p->temperature <= 0.0f && !modified, raw_needed = false;
+    if (!greedy) {
+        uint32_t n = sampler_top_wanted(p);
+        if (n > s->vocab) n = s->vocab;
+        if (modified || n == 0 || n > row->top_count || !isfinite(row->stats.max) || !draw_from_top(p, row, n, &d))
+            raw_needed = true;
+    }
+    if (raw_needed && !row->raw) return false;
+    if (raw_needed) d.id = draw_from_row(s, p, modified ? modified_row(s, p, row) : row->raw, row->position);
+    *out = (struct token_out){.id = d.id};
+    if (p->logprobs == SAMPLING_NO_LOGPROBS) return true;
+    if (greedy) {
+        out->logprob = row->stats.max - row->stats.lse;
+        out->rank = 1;
+    } else if (d.top_idx != UINT32_MAX) {
+        out->logprob = row->top_values[d.top_idx] - row->stats.lse;
+        out->rank = d.top_idx + 1;
+    } else {
+        out->logprob = row->raw[d.id] - row->stats.lse;
+        out->rank = rank_of(s, row, d.id);
+    }
+    fill_top(p->logprobs, row, out);
+    return true;
+}

@@ -1,0 +1,259 @@
+/* Linear on AMX tiles: bf16 in, f32 sums. One tile instruction adds 32 k to 16 x 16 sums; each sum sees its k in ascending order, whatever the blocking,
+ * because an accumulator that is parked in memory between stretches of k comes back bit for bit.
+ *
+ *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs, 5..7 = weights: memory-bound
+ *   more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so that every tile is 1 KB in one piece
+ *                tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
+ *
+ * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache, the rows stream from the second, the next
+ * pair's weights are fetched meanwhile. The
+ * epilogue of a finished 32 x 32 block is worked off a few rows at a time between the tile instructions of the next block: they
+ * leave the vector units idle, and gelu costs as much as the tiles when K is small. */
+#include "kernels/cpu/linear_epi_avx512.h"
+
+/* Most k of one stretch, in tiles of 32: two panels of 20 tiles are 40 KB, which stay in the first-level cache because the rows are loaded with the
+ * hint not to be kept there. Shorter stretches lose more by parking the sums than they gain. */
+#define AMX_KT      20u
+/* Bytes of rearranged rows that may stay in the second-level cache (2 MB) beside weights, sums and results: all of them, or else a span of k. */
+#define AMX_ROWS_WHOLE (1280u << 10)
+#define AMX_ROWS_SPAN  (640u << 10)
+#define AMX_STRIP   32u
+#define AMX_PAIRS   16u
+#define BLOCK_ELEMS (32u * 32u)
+
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+};
+
+/* Tiles 0..5 (sums and rows) get `rows` rows; the weight tiles all 16. With few = true tiles 5..7 are weights. */
+static void amx__config(uint32_t rows, bool few)
+{
+    struct tile_config c = {.palette = 1};
+    for (uint32_t i = 0; i < 8; i++) {
+        c.colsb[i] = 64;
+        c.rows[i] = (uint8_t)(i >= (few ? 5u : 6u) ? 16 : rows);
+    }
+    __asm__ volatile("" : : "r"(&c) : "memory"); /* gcc's intrinsic names only the first 8 bytes as its input */
+    _tile_loadconfig(&c);
+}
+
+/* Rows [begin, end) (a whole strip, or the last part of one) into tiles, zeros after the last row. */
+static void amx__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    uint32_t kt = j->w->kpad / 32;
+    for (uint32_t row = begin; row < end; row += AMX_STRIP) {
+        for (uint32_t r = 0; r < AMX_STRIP; r++) {
+            char *dst = j->packed + (size_t)row / AMX_STRIP * kt * 2048 + r * 64;
+            const char *src = j->x + (size_t)(row + r) * j->w->kpad * 2;
+            bool real = row + r < j->m;
+            for (uint32_t k = 0; k < kt; k++)
+                _mm512_storeu_si512(dst + k * 2048, real ? _mm512_loadu_si512(src + k * 64) : _mm512_setzero_si512());
+        }
+    }
+}
+
+/* A finished block whose epilogue is still to be done. */
+struct amx_pending {
+    const float *sums; /* [32][32] */
+    struct epi_dest dest;
+    uint32_t row, rows; /* next row, end */
+    uint32_t row0;      /* of the block, within the job */
+};
+
+EPI_INLINE void amx__epilogue(struct amx_pending *p, enum be_epilogue e, uint32_t count)
+{
+    for (; count > 0 && p->row < p->rows; count--, p->row++)
+        epi_row(&p->dest, e, p->row0 + p->row, _mm512_load_ps(p->sums + p->row * 32), _mm512_load_ps(p->sums + p->row * 32 + 16));
+}
+
+/* kt tiles of k for one 32 x 32 block. sums_in NULL: starts at zero. `pf`: lines of the next weights to fetch per step, from pf0 and pf1. */
+struct amx_block {
+    const char *a, *b0, *b1, *pf0, *pf1;
+    uint32_t kt, pf, epi_rows;
+    const float *sums_in;
+    float *sums_out;
+};
+
+EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enum be_epilogue e)
+{
+    if (k->sums_in) {
+        _tile_loadd(0, k->sums_in, 128);
+        _tile_loadd(1, k->sums_in + 16, 128);
+        _tile_loadd(2, k->sums_in + 512, 128);
+        _tile_loadd(3, k->sums_in + 528, 128);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1;
+    for (uint32_t i = 0; i < k->kt; i++, a += 2048, b0 += 1024, b1 += 1024) {
+        _tile_stream_loadd(4, a, 64);
+        _tile_loadd(6, b0, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b1, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_stream_loadd(5, a + 1024, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        for (uint32_t l = 0; l < k->pf; l++, pf0 += 64, pf1 += 64) {
+            _mm_prefetch(pf0, _MM_HINT_T1);
+            _mm_prefetch(pf1, _MM_HINT_T1);
+        }
+        amx__epilogue(p, e, k->epi_rows);
+    }
+    _tile_stored(0, k->sums_out, 128);
+    _tile_stored(1, k->sums_out + 16, 128);
+    _tile_stored(2, k->sums_out + 512, 128);
+    _tile_stored(3, k->sums_out + 528, 128);
+}
+
+/* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything when it fits. */
+static uint32_t amx__span(uint32_t tiles, uint32_t strips)
+{
+    uint32_t bytes = strips * 2048;
+    if (tiles * bytes <= AMX_ROWS_WHOLE) return tiles;
+    uint32_t spans = (tiles * bytes - 1) / AMX_ROWS_SPAN + 1;
+    return (tiles - 1) / spans + 1;
+}
+
+_Static_assert((2 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH, "scratch of amx__many");
+
+/* More than 16 rows. scratch: [2][32 x 32] finished blocks, halves of glu lines, then parked sums [pair][strip][32 x 32]. */
+EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+{
+    const struct be_weight *w = j->w;
+    uint32_t tiles = w->kpad / 32, strips = (j->m - 1) / AMX_STRIP + 1, span = amx__span(tiles, strips);
+    struct amx_pending p = {0};
+    float *done = (float *)(void *)scratch, *parked = done + 2 * BLOCK_ELEMS + CPU_M_BLOCK * 8;
+    uint16_t *stage = (uint16_t *)(void *)(done + 2 * BLOCK_ELEMS); /* [CPU_M_BLOCK][16] */
+    amx__config(16, false);
+    for (uint32_t base = 0; base < tiles; base += span) {
+        uint32_t stop = u32_min(tiles, base + span), stretches = (stop - base - 1) / AMX_KT + 1, per = (stop - base - 1) / stretches + 1;
+        for (uint32_t pair = begin; pair < end; pair++) {
+            struct epi_dest dest = epi_dest_of(j, pair);
+            if (w->glu && (pair % 2 ? pair > begin : pair + 1 < end)) {
+                dest.stage = stage;
+                dest.join = pair % 2;
+            }
+            for (uint32_t k0 = base; k0 < stop; k0 += per) {
+                struct amx_block k = {.kt = u32_min(per, stop - k0), .pf = (16 + strips - 1) / strips};
+                bool last = k0 + k.kt == tiles;
+                k.epi_rows = (32 + k.kt - 1) / k.kt;
+                k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
+                k.b1 = k.b0 + w->panel_bytes;
+                for (uint32_t s = 0; s < strips; s++) {
+                    /* Parked sums of a pair are used again at once when one span covers all k; then one pair's room serves all. */
+                    float *keep = parked + (size_t)((span == tiles ? 0 : pair - begin) * strips + s) * BLOCK_ELEMS;
+                    k.a = j->packed + ((size_t)s * tiles + k0) * 2048;
+                    k.pf0 = k.b0 + 2 * w->panel_bytes + (size_t)s * k.kt * k.pf * 64;
+                    k.pf1 = k.pf0 + w->panel_bytes;
+                    k.sums_in = k0 ? keep : NULL;
+                    k.sums_out = last ? done + (s & 1) * BLOCK_ELEMS : keep;
+                    amx__block(&k, &p, e);
+                    if (!last) continue;
+                    amx__epilogue(&p, e, 32); /* what a short block has left over */
+                    p = (struct amx_pending){.sums = k.sums_out, .dest = dest, .rows = u32_min(32, j->m - s * 32), .row0 = s * 32};
+                }
+                if (last) amx__epilogue(&p, e, 32); /* the two finished blocks are reused from the first strip on */
+            }
+        }
+    }
+    _tile_release();
+}
+
+/* Distance of the weight prefetch in tiles of one panel. */
+#define AMX_AHEAD 6u
+
+/* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in time. */
+EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+{
+    const struct be_weight *w = j->w;
+    uint32_t tiles = w->kpad / 32;
+    size_t stride = (size_t)w->kpad * 2, panel = w->panel_bytes;
+    float *sums = (float *)(void *)scratch; /* [rows][4 x 16] */
+    amx__config(j->m, true);
+    for (uint32_t pair = begin; pair < end; pair += 2) {
+        bool two = pair + 1 < end;
+        const char *b = (const char *)w->data + (size_t)2 * pair * panel, *c = two ? b + 2 * panel : b;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (uint32_t i = 0; i < tiles; i++) {
+            size_t at = (size_t)i * 1024;
+            /* At the end of the panels the fetch goes on with the next four. */
+            size_t ahead = i + AMX_AHEAD < tiles ? at + AMX_AHEAD * 1024 : at + AMX_AHEAD * 1024 + 3 * panel;
+            for (uint32_t l = 0; l < 1024; l += 64) {
+                _mm_prefetch(b + ahead + l, _MM_HINT_T0);
+                _mm_prefetch(b + panel + ahead + l, _MM_HINT_T0);
+                _mm_prefetch(c + ahead + l, _MM_HINT_T0);
+                _mm_prefetch(c + panel + ahead + l, _MM_HINT_T0);
+            }
+            _tile_loadd(4, j->x + i * 64, stride);
+            _tile_loadd(5, b + at, 64);
+            _tile_dpbf16ps(0, 4, 5);
+            _tile_loadd(6, b + panel + at, 64);
+            _tile_dpbf16ps(1, 4, 6);
+            _tile_loadd(7, c + at, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(5, c + panel + at, 64);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+        _tile_stored(0, sums, 256);
+        _tile_stored(1, sums + 16, 256);
+        _tile_stored(2, sums + 32, 256);
+        _tile_stored(3, sums + 48, 256);
+        for (uint32_t h = 0; h < (two ? 2u : 1u); h++) {
+            struct epi_dest d = epi_dest_of(j, pair + h);
+            for (uint32_t r = 0; r < j->m; r++)
+                epi_row(&d, e, r, _mm512_load_ps(sums + r * 64 + h * 32), _mm512_load_ps(sums + r * 64 + h * 32 + 16));
+        }
+    }
+    _tile_release();
+}
+
+EPI_INLINE void amx__pairs_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+{
+    if (j->packed) {
+        amx__many(j, begin, end, scratch, e);
+    } else {
+        amx__few(j, begin, end, scratch, e);
+    }
+}
+
+static void amx__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
+{
+    EPI_DISPATCH(amx__pairs_epi, j, begin, end, scratch)
+}
+
+void amx_linear_bf16(struct backend *b, const struct be_linear_args *a)
+{
+    static const struct linear_set set = {
+        .pack = amx__pack, .pack_rows = AMX_STRIP, .pack_min = 17, .pairs = amx__pairs, .pairs_max = AMX_PAIRS, .rows_bytes = AMX_ROWS_WHOLE};
+    cpu_linear(b, a, &set);
+}
+
+double amx_peak_bf16(uint64_t steps)
+{
+    amx__config(16, false);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (uint64_t s = 0; s < steps; s++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_release();
+    return (double)steps * 4 * 16 * 16 * 32 * 2;
+}

@@ -1,0 +1,226 @@
+/* Linear in AVX2 with fused multiply-add. bf16 weights become f32 by a shift or a mask (the upper half of an f32 is the bf16), bf16 rows are
+ * widened once per call. A sum is one lane of one register over all of K, k ascending, for every number of rows. */
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/vmath_avx2.h"
+
+#define Y_INLINE static inline __attribute__((always_inline))
+/* Registers: ROWS_MAX x 2 sums, 2 weights, 1 broadcast. */
+#define ROWS_MAX 6u
+#define AHEAD    2048u
+
+/* ---- epilogue of 32 packed sums of one row */
+
+Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32_t pair, uint32_t row, const float *sums)
+{
+    const struct be_weight *w = j->w;
+    float v[32] __attribute__((aligned(32)));
+    uint32_t cols = linear_cols(j, pair), width = w->glu ? 16 : 32;
+    for (uint32_t c = 0; c < 32; c += 8) {
+        __m256 s = _mm256_load_ps(sums + c);
+        if (w->bias) s = _mm256_add_ps(s, _mm256_loadu_ps(w->bias + (size_t)pair * 32 + c));
+        if (e == BE_EPI_GELU_TANH || (e == BE_EPI_GLU_GELU_TANH && c < 16)) s = v8_gelu_tanh(s);
+        if (e == BE_EPI_GLU_SILU && c < 16) s = v8_silu(s);
+        _mm256_store_ps(v + c, s);
+    }
+    if (w->glu)
+        for (uint32_t c = 0; c < 16; c += 8) _mm256_store_ps(v + c, _mm256_mul_ps(_mm256_load_ps(v + c), _mm256_load_ps(v + 16 + c)));
+    if (e == BE_EPI_F32 || e == BE_EPI_ADD_F32) {
+        float *out = linear_out_f32(j, row, pair);
+        for (uint32_t c = 0; e == BE_EPI_ADD_F32 && c < cols; c++) v[c] += out[c];
+        memcpy(out, v, cols * sizeof(float));
+        return;
+    }
+    for (uint32_t c = cols; c < width; c++) v[c] = 0.0f; /* padding is zero whatever the inputs were */
+    char *out = linear_out_act(j, row, pair);
+    if (w->type == BE_F32) {
+        memcpy(out, v, width * sizeof(float));
+        return;
+    }
+    for (uint32_t c = 0; c < width; c += 8) _mm_storeu_si128((__m128i *)(void *)(out + 2 * c), v8_to_bf16(_mm256_load_ps(v + c)));
+}
+
+/* ---- the sums */
+
+/* 8 columns of the panel at p, their even or odd k. */
+Y_INLINE __m256 y__weights(bool bf16, const char *p, bool odd)
+{
+    if (!bf16) return _mm256_loadu_ps((const float *)(const void *)p);
+    __m256i two = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(two, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(two, 16));
+}
+
+/* `rows` rows (a constant) of one panel of 16 columns, all of K, into sums (row stride 32). x: f32 rows, stride ld. */
+Y_INLINE void y__panel(const struct be_weight *w, uint32_t panel, const float *x, const uint32_t rows, bool bf16, bool fetch, float *sums)
+{
+    const char *b = (const char *)w->data + (size_t)panel * w->panel_bytes;
+    size_t ld = w->kpad;
+    uint32_t steps = (uint32_t)(w->panel_bytes / 64);
+    __m256 s0[ROWS_MAX], s1[ROWS_MAX];
+    for (uint32_t r = 0; r < rows; r++) s0[r] = s1[r] = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < steps; i++, b += 64) {
+        if (fetch) _mm_prefetch(b + AHEAD, _MM_HINT_T0);
+        for (uint32_t odd = 0; odd < (bf16 ? 2u : 1u); odd++, x++) {
+            __m256 w0 = y__weights(bf16, b, odd), w1 = y__weights(bf16, b + 32, odd);
+#pragma GCC unroll 6
+            for (uint32_t r = 0; r < rows; r++) {
+                __m256 v = _mm256_broadcast_ss(x + r * ld);
+                s0[r] = _mm256_fmadd_ps(v, w0, s0[r]);
+                s1[r] = _mm256_fmadd_ps(v, w1, s1[r]);
+            }
+        }
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        _mm256_store_ps(sums + r * 32, s0[r]);
+        _mm256_store_ps(sums + r * 32 + 8, s1[r]);
+    }
+}
+
+/* One row of a whole pair or two: more chains of additions at once. */
+Y_INLINE void y__one_row(const struct be_weight *w, uint32_t pair, const float *x, bool bf16, float *sums)
+{
+    size_t panel = w->panel_bytes;
+    const char *b = (const char *)w->data + (size_t)2 * pair * panel;
+    uint32_t steps = (uint32_t)(panel / 64);
+    __m256 s[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (uint32_t i = 0; i < steps; i++, b += 64) {
+        _mm_prefetch(b + AHEAD, _MM_HINT_T0);
+        _mm_prefetch(b + panel + AHEAD, _MM_HINT_T0);
+        for (uint32_t odd = 0; odd < (bf16 ? 2u : 1u); odd++, x++) {
+            __m256 v = _mm256_broadcast_ss(x);
+#pragma GCC unroll 4
+            for (uint32_t c = 0; c < 4; c++) s[c] = _mm256_fmadd_ps(v, y__weights(bf16, b + c / 2 * panel + c % 2 * 32, odd), s[c]);
+        }
+    }
+    for (uint32_t c = 0; c < 4; c++) _mm256_store_ps(sums + 8 * c, s[c]);
+}
+
+Y_INLINE void y__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows, bool bf16, enum be_epilogue e)
+{
+    float sums[ROWS_MAX * 32] __attribute__((aligned(64)));
+    const float *x = (const float *)(const void *)(j->packed ? j->packed : j->x) + (size_t)row * j->w->kpad;
+    if (rows == 1) {
+        y__one_row(j->w, pair, x, bf16, sums);
+    } else {
+        y__panel(j->w, 2 * pair, x, rows, bf16, row == 0, sums);
+        y__panel(j->w, 2 * pair + 1, x, rows, bf16, row == 0, sums + 16);
+    }
+    for (uint32_t r = 0; r < rows; r++) y__epilogue(j, e, pair, row + r, sums + r * 32);
+}
+
+Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16, enum be_epilogue e)
+{
+    for (uint32_t pair = begin; pair < end; pair++) {
+        uint32_t row = 0;
+        for (; row + 6 <= j->m; row += 6) y__rows(j, pair, row, 6, bf16, e);
+        for (; row + 3 <= j->m; row += 3) y__rows(j, pair, row, 3, bf16, e);
+        for (; row < j->m; row++) y__rows(j, pair, row, 1, bf16, e);
+    }
+}
+
+#define Y_DISPATCH(BF16)                                                                                               \
+    switch (j->a->epilogue) {                                                                                          \
+    case BE_EPI_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_F32); break;                                              \
+    case BE_EPI_ADD_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_ADD_F32); break;                                      \
+    case BE_EPI_ACT: y__pairs_of(j, begin, end, BF16, BE_EPI_ACT); break;                                              \
+    case BE_EPI_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_TANH); break;                                  \
+    case BE_EPI_GLU_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_GELU_TANH); break;                          \
+    case BE_EPI_GLU_SILU: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_SILU); break;                                    \
+    }
+
+static void y__pairs_bf16(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
+{
+    (void)scratch;
+    Y_DISPATCH(true)
+}
+
+static void y__pairs_f32(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
+{
+    (void)scratch;
+    Y_DISPATCH(false)
+}
+
+/* bf16 rows to f32, same stride in elements. */
+static void y__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    size_t first = (size_t)begin * j->w->kpad, last = (size_t)end * j->w->kpad; /* multiples of 32 */
+    const uint16_t *src = (const uint16_t *)(const void *)j->x;
+    float *dst = (float *)(void *)j->packed;
+    for (size_t i = first; i < last; i += 8) _mm256_store_ps(dst + i, v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
+}
+
+void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a)
+{
+    static const struct linear_set set = {.pack = y__pack, .pack_rows = 16, .pack_min = 0, .pairs = y__pairs_bf16, .pairs_max = 8};
+    cpu_linear(b, a, &set);
+}
+
+void avx2_linear_f32(struct backend *b, const struct be_linear_args *a)
+{
+    static const struct linear_set set = {.pairs = y__pairs_f32, .pairs_max = 8};
+    cpu_linear(b, a, &set);
+}
+
+/* ---- ceilings */
+
+/* Multiply-adds on registers; bf16 is computed in f32 here, so the peak is the same for both. */
+double avx2_peak(uint64_t steps)
+{
+    __m256 s[10], w = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < 10; i++) s[i] = w;
+    for (uint64_t n = 0; n < steps; n++) {
+#pragma GCC unroll 10
+        for (uint32_t i = 0; i < 10; i++) {
+            s[i] = _mm256_fmadd_ps(w, w, s[i]);
+            __asm__ volatile("" : "+x"(s[i])); /* keeps the chain a chain */
+        }
+    }
+    return (double)steps * 10 * 8 * 2;
+}
+
+uint64_t avx2_read(const void *p, size_t bytes)
+{
+    const char *q = p;
+    __m256i s0 = _mm256_setzero_si256(), s1 = s0;
+    for (size_t i = 0; i + 128 <= bytes; i += 128) {
+        _mm_prefetch(q + i + 4096, _MM_HINT_T0);
+        _mm_prefetch(q + i + 4096 + 64, _MM_HINT_T0);
+        const __m256i *v = (const __m256i *)(const void *)(q + i);
+        s0 = _mm256_add_epi64(s0, _mm256_add_epi64(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)));
+        s1 = _mm256_add_epi64(s1, _mm256_add_epi64(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3)));
+    }
+    s0 = _mm256_add_epi64(s0, s1);
+    return (uint64_t)(_mm256_extract_epi64(s0, 0) + _mm256_extract_epi64(s0, 1) + _mm256_extract_epi64(s0, 2) + _mm256_extract_epi64(s0, 3));
+}
+
+/* ---- packing: 8 x 8 words at a time */
+
+static void y__transpose_block(const uint32_t *const src[8], size_t at, uint32_t *dst)
+{
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps((const float *)(const void *)(src[i] + at));
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+        r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+        r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps((float *)(void *)(dst + i * 16), _mm256_permute2f128_ps(r[i], r[4 + i], 0x20));
+        _mm256_storeu_ps((float *)(void *)(dst + (4 + i) * 16), _mm256_permute2f128_ps(r[i], r[4 + i], 0x31));
+    }
+}
+
+void avx2_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst)
+{
+    size_t i = 0;
+    for (; i + 8 <= words; i += 8) {
+        y__transpose_block(src, i, dst + i * 16);
+        y__transpose_block(src + 8, i, dst + i * 16 + 8);
+    }
+    for (; i < words; i++)
+        for (uint32_t c = 0; c < 16; c++) dst[i * 16 + c] = src[c][i];
+}

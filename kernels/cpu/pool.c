@@ -1,0 +1,196 @@
+/* The thread pool of the CPU backend.
+ *
+ * One word says it all:  gate = [ epoch : 32 | unused : 15 | OPEN : 1 | active : 16 ]
+ *   run()   : fills the job, then publishes gate = {epoch + 1, OPEN, 0}; takes ranges itself; when none are left, clears OPEN and waits for active == 0.
+ *   worker  : sees OPEN with an epoch that is new to it, adds 1 to active with a compare-and-swap, takes ranges until none are left, subtracts 1.
+ * A worker that a busy neighbour keeps off its core therefore delays nobody unless it is in the middle of a range: once OPEN is cleared it can no longer
+ * enter, and the caller does not wait for it. Waiting is a short spin (the gap between two operations of a step is a few microseconds) and
+ * then a futex: threads that only spin take the core from the very thread they wait for. */
+#include "kernels/cpu/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define GATE_OPEN   (UINT64_C(1) << 16)
+#define GATE_ACTIVE UINT64_C(0xffff)
+/* A pause is 40 to 140 cycles: these are some 30 to 60 microseconds. */
+#define SPIN_WORKER 1200
+#define SPIN_CALLER 1200
+
+struct cpu_pool {
+    _Alignas(64) _Atomic uint64_t gate;
+    _Atomic uint32_t wake_word; /* futex of the workers: changes with each job */
+    _Atomic uint32_t sleepers;
+    _Atomic uint32_t done_word; /* futex of the caller */
+    _Atomic uint32_t caller_sleeps;
+    _Alignas(64) _Atomic uint32_t next; /* next piece; claimed with fetch_add */
+    _Alignas(64) uint32_t count;
+    uint32_t grain, pieces;
+    cpu_range_fn *fn;
+    void *ctx;
+    _Atomic bool stop;
+    uint32_t threads, started;
+    pthread_t *tids;
+    struct pool_worker {
+        struct cpu_pool *pool;
+        uint32_t idx;
+    } *workers;
+};
+
+static void pool__pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+static void pool__futex_wait(_Atomic uint32_t *word, uint32_t seen)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void pool__futex_wake(_Atomic uint32_t *word, int threads)
+{
+    (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+}
+
+static void pool__work(struct cpu_pool *p, uint32_t worker)
+{
+    for (;;) {
+        uint32_t piece = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+        if (piece >= p->pieces) return;
+        uint32_t begin = piece * p->grain;
+        uint32_t left = p->count - begin;
+        p->fn(p->ctx, begin, begin + (left < p->grain ? left : p->grain), worker);
+    }
+}
+
+/* Waits for a job newer than `epoch` and enters it. false = the pool ends. */
+static bool pool__enter(struct cpu_pool *p, uint32_t *epoch)
+{
+    int spins = 0;
+    for (;;) {
+        if (atomic_load(&p->stop)) return false;
+        uint32_t seen = atomic_load(&p->wake_word);
+        uint64_t g = atomic_load(&p->gate);
+        if ((g & GATE_OPEN) && (uint32_t)(g >> 32) != *epoch) {
+            if (!atomic_compare_exchange_weak(&p->gate, &g, g + 1)) continue;
+            *epoch = (uint32_t)(g >> 32);
+            return true;
+        }
+        if (++spins < SPIN_WORKER) {
+            pool__pause();
+            continue;
+        }
+        /* Counted as a sleeper before the last look: run() publishes first and reads the count after, so one of us sees the other. */
+        atomic_fetch_add(&p->sleepers, 1);
+        g = atomic_load(&p->gate);
+        bool job = (g & GATE_OPEN) && (uint32_t)(g >> 32) != *epoch;
+        if (!job && !atomic_load(&p->stop) && atomic_load(&p->wake_word) == seen) pool__futex_wait(&p->wake_word, seen);
+        atomic_fetch_sub(&p->sleepers, 1);
+        spins = 0;
+    }
+}
+
+static void *pool__main(void *arg)
+{
+    struct pool_worker *w = arg;
+    struct cpu_pool *p = w->pool;
+    uint32_t epoch = 0;
+    while (pool__enter(p, &epoch)) {
+        pool__work(p, w->idx);
+        uint64_t before = atomic_fetch_sub(&p->gate, 1);
+        if (!(before & GATE_OPEN) && (before & GATE_ACTIVE) == 1) {
+            atomic_fetch_add(&p->done_word, 1);
+            if (atomic_load(&p->caller_sleeps)) pool__futex_wake(&p->done_word, 1);
+        }
+    }
+    return NULL;
+}
+
+struct cpu_pool *cpu_pool_create(uint32_t threads)
+{
+    if (threads < 1 || threads > GATE_ACTIVE) return NULL;
+    struct cpu_pool *p = aligned_alloc(64, sizeof *p);
+    if (!p) return NULL;
+    *p = (struct cpu_pool){.threads = threads};
+    p->tids = calloc(threads, sizeof *p->tids);
+    p->workers = calloc(threads, sizeof *p->workers);
+    if (!p->tids || !p->workers) {
+        cpu_pool_destroy(p);
+        return NULL;
+    }
+    for (uint32_t i = 1; i < threads; i++) {
+        p->workers[i] = (struct pool_worker){p, i};
+        if (pthread_create(&p->tids[i], NULL, pool__main, &p->workers[i]) != 0) {
+            cpu_pool_destroy(p);
+            return NULL;
+        }
+        p->started++;
+    }
+    return p;
+}
+
+void cpu_pool_destroy(struct cpu_pool *p)
+{
+    if (!p) return;
+    atomic_store(&p->stop, true);
+    atomic_fetch_add(&p->wake_word, 1);
+    pool__futex_wake(&p->wake_word, INT32_MAX);
+    for (uint32_t i = 1; i <= p->started; i++) pthread_join(p->tids[i], NULL);
+    free(p->workers);
+    free(p->tids);
+    free(p);
+}
+
+uint32_t cpu_pool_threads(const struct cpu_pool *p)
+{
+    return p->threads;
+}
+
+void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_fn *fn, void *ctx)
+{
+    if (count == 0) return;
+    if (grain == 0) grain = 1;
+    uint32_t pieces = (count - 1) / grain + 1;
+    if (pieces == 1) {
+        fn(ctx, 0, count, 0);
+        return;
+    }
+    p->count = count;
+    p->grain = grain;
+    p->pieces = pieces;
+    p->fn = fn;
+    p->ctx = ctx;
+    atomic_store(&p->next, 0);
+    if (p->threads == 1) {
+        pool__work(p, 0);
+        return;
+    }
+    uint64_t epoch = (atomic_load(&p->gate) >> 32) + 1;
+    epoch = (uint32_t)epoch ? (uint32_t)epoch : 1; /* 0 is what a new worker believes to have done */
+    atomic_store(&p->gate, epoch << 32 | GATE_OPEN);
+    atomic_fetch_add(&p->wake_word, 1);
+    if (atomic_load(&p->sleepers)) pool__futex_wake(&p->wake_word, INT32_MAX);
+
+    pool__work(p, 0);
+
+    if ((atomic_fetch_and(&p->gate, ~GATE_OPEN) & GATE_ACTIVE) == 0) return;
+    for (int spins = 0; atomic_load(&p->gate) & GATE_ACTIVE;) {
+        uint32_t seen = atomic_load(&p->done_word);
+        if (++spins < SPIN_CALLER) {
+            pool__pause();
+            continue;
+        }
+        atomic_store(&p->caller_sleeps, 1);
+        if (atomic_load(&p->gate) & GATE_ACTIVE) pool__futex_wait(&p->done_word, seen);
+        atomic_store(&p->caller_sleeps, 0);
+    }
+}

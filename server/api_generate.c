@@ -1,0 +1,48 @@
+/* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on a worker. */
+#include "server/gen.h"
+
+static void body_drop(struct request *r)
+{
+    r->srv->body_bytes -= r->body.len;
+    buf_fini(&r->body);
+}
+
+static void generate_done(struct request *r)
+{
+    body_drop(r);
+    gen_submit(r);
+}
+
+static void chat_job(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || gen_parse(g, g->root)) return;
+    if (gen_prompt_chat(g, g->root)) return;
+    json_object_del(g->root, "messages"); /* pictures in it may be large; stop strings still borrow from the rest */
+}
+
+static void completion_job(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || gen_parse(g, g->root)) return;
+    if (gen_prompt_completion(g, g->root)) return;
+    json_object_del(g->root, "prompt");
+}
+
+void api_chat_start(struct request *r)
+{
+    if (gen_create(r, GEN_CHAT)) {
+        request_work(r, chat_job, generate_done);
+    } else {
+        request_fail(r);
+    }
+}
+
+void api_completions_start(struct request *r)
+{
+    if (gen_create(r, GEN_COMPLETION)) {
+        request_work(r, completion_job, generate_done);
+    } else {
+        request_fail(r);
+    }
+}

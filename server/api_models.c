@@ -1,0 +1,65 @@
+/* GET /v1/models and /v1/models/{id} (openai-api §8.1). Works while the model loads. */
+#include "server/json_out.h"
+#include "server/server.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void card(struct json_out *o, const struct server *s)
+{
+    jo_text(o, "{\"id\":");
+    jo_cstring(o, s->model_name);
+    jo_text(o, ",\"object\":\"model\",\"created\":");
+    jo_int(o, s->started);
+    jo_text(o, ",\"owned_by\":\"local\",\"root\":");
+    jo_cstring(o, s->model_dir);
+    jo_text(o, ",\"parent\":null,\"max_model_len\":");
+    if (s->model) {
+        jo_uint(o, s->model->caps.context_max);
+    } else {
+        jo_text(o, "null");
+    }
+    jo_text(o, ",\"permission\":[]}");
+}
+
+void api_models_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"object\":\"list\",\"data\":[");
+    card(&o, r->srv);
+    jo_text(&o, "]}");
+    request_answer(r, o.st ? 500 : 200);
+}
+
+static int hex(char c)
+{
+    return isdigit((unsigned char)c) ? c - '0' : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10 : -1;
+}
+
+void api_model_start(struct request *r)
+{
+    char *id = strdup(r->path + strlen(r->route->path)), *to = id;
+    if (!id) {
+        request_fail(r);
+        return;
+    }
+    for (const char *p = id; *p; p++) {
+        if (*p == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
+            *to++ = (char)(hex(p[1]) * 16 + hex(p[2]));
+            p += 2;
+        } else {
+            *to++ = *p;
+        }
+    }
+    *to = '\0';
+    if (strcmp(id, r->srv->model_name) == 0 && strlen(id) == (size_t)(to - id)) {
+        struct json_out o = {.buf = &r->out};
+        card(&o, r->srv);
+        request_answer(r, o.st ? 500 : 200);
+    } else {
+        (void)api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", id);
+        request_fail(r);
+    }
+    free(id);
+}

@@ -1,0 +1,69 @@
+/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine (openai-api §8.2, §8.4, §9). */
+#include "server/json_out.h"
+#include "server/metrics.h"
+#include "server/server.h"
+
+static void answer_text(struct request *r, int status, const char *text)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, text);
+    request_answer(r, o.st ? 500 : status);
+}
+
+static const char *state_name(const struct server *s)
+{
+    if (server_engine_dead(s) || s->load_status) return "failed";
+    if (!s->model || s->phase == SRV_LOADING) return "loading";
+    return s->phase == SRV_READY ? "ready" : "draining";
+}
+
+void api_health_start(struct request *r)
+{
+    r->content_type = "text/plain; charset=utf-8";
+    request_answer(r, r->srv->phase == SRV_READY && server_serving(r->srv) ? 200 : 503);
+}
+
+void api_ready_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"status\":");
+    jo_cstring(&o, state_name(r->srv));
+    jo_text(&o, "}");
+    request_answer(r, r->srv->phase == SRV_READY && server_serving(r->srv) ? 200 : 503);
+}
+
+void api_live_start(struct request *r)
+{
+    bool dead = server_engine_dead(r->srv);
+    answer_text(r, dead ? 500 : 200, dead ? "{\"status\":\"failed\"}" : "{\"status\":\"alive\"}");
+}
+
+void api_version_start(struct request *r)
+{
+    answer_text(r, 200, "{\"version\":\"" KVASIR_VERSION "\"}");
+}
+
+void api_load_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"server_load\":");
+    jo_uint(&o, r->srv->load);
+    jo_text(&o, "}");
+    request_answer(r, 200);
+}
+
+void api_root_start(struct request *r)
+{
+    answer_text(r, 200, "{\"status\":\"ok\"}");
+}
+
+void api_metrics_start(struct request *r)
+{
+    r->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (metrics_text(r->srv, &r->out)) {
+        (void)api_fail(&r->error, 500, "internal_error", NULL, "The metrics could not be written.");
+        request_fail(r);
+    } else {
+        request_answer(r, 200);
+    }
+}

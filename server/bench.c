@@ -1,0 +1,382 @@
+/* `kvasir bench`: measures the machine's ceilings (matrix peak, read bandwidth), then prefill and decode of a checkpoint or of random weights
+ * of a named shape, each as tokens/s and as a share of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
+#include "server/bench.h"
+
+#include "config/base/log.h"
+#include "engine/engine.h"
+#include "engine/model_info.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 64 };
+
+struct bench_args {
+    const char *model, *shape, *kernels, *dtype;
+    uint32_t threads, repeats, context;
+    uint32_t prefill[LIST_MAX], prefill_count;
+    uint32_t decode[LIST_MAX], decode_count;
+    bool vision, json;
+};
+
+/* Released sizes (config.json of the checkpoints); absent keys take the family's defaults. */
+static const struct {
+    const char *name, *config;
+} shapes[] = {
+    {"gemma3-270m",
+     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":640,\"intermediate_size\":2048,\"num_hidden_layers\":18,"
+     "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,\"max_position_embeddings\":32768}"},
+    {"gemma3-1b",
+     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":1152,\"intermediate_size\":6912,\"num_hidden_layers\":26,"
+     "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,\"max_position_embeddings\":32768}"},
+    {"gemma3-4b",
+     "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,\"intermediate_size\":10240,"
+     "\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},\"sliding_window\":1024},\"vision_config\":{"
+     "\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,\"intermediate_size\":4304,\"num_hidden_layers\":27,"
+     "\"num_attention_heads\":16,\"image_size\":896,\"patch_size\":14,\"vision_use_head\":false}}"},
+};
+
+static double now_s(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
+}
+
+static void usage(FILE *f)
+{
+    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--threads N] [--kernels SET] [--dtype auto|bf16|f32] [--prefill 512,2048]\n"
+               "                    [--decode 1,8,32] [--context N] [--vision] [--repeats N] [--json]\n"
+               "  --context N   tokens already in the cache when decoding starts (default 128)\n"
+               "shapes:");
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(f, " %s", shapes[i].name);
+    fprintf(f, "\n");
+}
+
+static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t max)
+{
+    *count = 0;
+    if (strcmp(s, "none") == 0) return true;
+    while (*count < LIST_MAX) {
+        char *end;
+        errno = 0;
+        unsigned long v = strtoul(s, &end, 10);
+        if (end == s || errno || v == 0 || v > max) return false;
+        out[(*count)++] = (uint32_t)v;
+        if (*end == '\0') return true;
+        if (*end != ',') return false;
+        s = end + 1;
+    }
+    return false;
+}
+
+static bool parse_args(int argc, char **argv, struct bench_args *a)
+{
+    static const struct option opts[] = {
+        {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},  {"threads", 1, 0, 't'}, {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'}, {"prefill", 1, 0, 'p'},
+        {"decode", 1, 0, 'D'},  {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'},  {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},  {"help", 0, 0, 'h'},
+        {NULL, 0, 0, 0}};
+    uint32_t n;
+    uint32_t one[LIST_MAX];
+    *a = (struct bench_args){.repeats = REPEATS_DEFAULT, .context = 128, .prefill = {512, 2048}, .prefill_count = 2, .decode = {1, 8, 32}, .decode_count = 3};
+    optind = 1;
+    for (int c; (c = getopt_long(argc, argv, "", opts, NULL)) != -1;) {
+        bool ok = true;
+        switch (c) {
+        case 'm': a->model = optarg; break;
+        case 's': a->shape = optarg; break;
+        case 'k': a->kernels = optarg; break;
+        case 'd': a->dtype = optarg; break;
+        case 'v': a->vision = true; break;
+        case 'j': a->json = true; break;
+        case 'p': ok = parse_list(optarg, a->prefill, &a->prefill_count, 1u << 17); break;
+        case 'D': ok = parse_list(optarg, a->decode, &a->decode_count, BATCH_MAX); break;
+        case 't': ok = parse_list(optarg, one, &n, 1024) && n == 1; a->threads = one[0]; break;
+        case 'r': ok = parse_list(optarg, one, &n, 1000) && n == 1; a->repeats = one[0]; break;
+        case 'c': ok = parse_list(optarg, one, &n, 1u << 17) && n == 1; a->context = one[0]; break;
+        case 'h': usage(stdout); exit(0);
+        default: return false;
+        }
+        if (!ok) {
+            fprintf(stderr, "kvasir bench: bad value \"%s\"\n", optarg);
+            return false;
+        }
+    }
+    return optind == argc && (a->model != NULL) != (a->shape != NULL);
+}
+
+/* A directory with only the shape's config.json; the engine makes the weights up. */
+static bool write_shape(const char *shape, char dir[64])
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (strcmp(shapes[i].name, shape) != 0) continue;
+        strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
+        if (!mkdtemp(dir)) return false;
+        char path[96];
+        snprintf(path, sizeof path, "%s/config.json", dir);
+        FILE *f = fopen(path, "w");
+        if (!f) return false;
+        bool ok = fputs(shapes[i].config, f) >= 0;
+        return fclose(f) == 0 && ok;
+    }
+    fprintf(stderr, "kvasir bench: unknown shape \"%s\"\n", shape);
+    return false;
+}
+
+static void remove_shape(const char *dir)
+{
+    char path[96];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+/* Sequences with trivially assigned blocks: sequence i of `count` owns an equal share of the arena. */
+struct bench_seqs {
+    struct engine_run runs[BATCH_MAX];
+    uint32_t *tokens[BATCH_MAX];
+    uint32_t *tables[BATCH_MAX][ENGINE_GROUPS_MAX];
+    uint32_t count, length; /* tokens of room each */
+};
+
+static void seqs_free(struct bench_seqs *q)
+{
+    for (uint32_t i = 0; i < q->count; i++) {
+        free(q->tokens[i]);
+        for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[i][g]);
+    }
+    memset(q, 0, sizeof *q);
+}
+
+static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint32_t count, uint32_t length, const struct sampling_params *sp)
+{
+    memset(q, 0, sizeof *q);
+    q->length = length;
+    uint64_t next = 0;
+    uint32_t blocks = (length + caps->block_tokens - 1) / caps->block_tokens, seed = 12345;
+    for (uint32_t i = 0; i < count; i++) {
+        q->count = i + 1;
+        q->tokens[i] = malloc((size_t)length * sizeof(uint32_t));
+        if (!q->tokens[i]) return false;
+        for (uint32_t j = 0; j < length; j++) {
+            seed = seed * 1664525u + 1013904223u;
+            q->tokens[i][j] = (seed >> 8) % (caps->vocab_size < 250000 ? caps->vocab_size : 250000);
+        }
+        q->runs[i] = (struct engine_run){.tokens = q->tokens[i], .token_count = length, .prompt_count = length, .sampling = sp, .sample = true, .score_first = UINT32_MAX};
+        for (uint32_t g = 0; g < caps->group_count; g++) {
+            uint32_t *t = q->tables[i][g] = malloc(blocks * sizeof(uint32_t));
+            if (!t) return false;
+            for (uint32_t b = 0; b < blocks; b++, next += caps->groups[g].block_units) t[b] = (uint32_t)next;
+            q->runs[i].tables[g] = t;
+        }
+    }
+    if (next > caps->arena_units) {
+        fprintf(stderr, "kvasir bench: the KV arena is too small for %u sequences of %u tokens\n", count, length);
+        return false;
+    }
+    return true;
+}
+
+static bool step(struct engine *e, struct bench_seqs *q)
+{
+    struct engine_batch b = {.runs = q->runs, .run_count = q->count};
+    struct err err = {{0}};
+    if (engine_submit(e, &b, &err) || engine_wait(e, &b, &err)) {
+        fprintf(stderr, "kvasir bench: %s\n", err.msg);
+        return false;
+    }
+    return true;
+}
+
+/* Feeds [from, to) of every sequence in chunks that fit a step. */
+static bool feed(struct engine *e, const struct engine_caps *caps, struct bench_seqs *q, uint32_t from, uint32_t to)
+{
+    uint32_t room = caps->batch_tokens_max / q->count;
+    for (uint32_t p = from; p < to;) {
+        uint32_t n = to - p < room ? to - p : room;
+        for (uint32_t i = 0; i < q->count; i++) {
+            q->runs[i].position = p;
+            q->runs[i].count = n;
+            q->runs[i].sample = p + n == to;
+        }
+        if (!step(e, q)) return false;
+        p += n;
+    }
+    return true;
+}
+
+/* Visible (query, key) pairs of queries [from, to), for a window (0 = full). */
+static double pairs(uint32_t from, uint32_t to, uint32_t window)
+{
+    double n = 0;
+    for (uint32_t p = from; p < to; p++) n += window && p + 1 > window ? window : p + 1;
+    return n;
+}
+
+static double attention_flops(const struct engine_costs *c, uint32_t from, uint32_t to)
+{
+    double f = 0;
+    for (uint32_t g = 0; g < c->group_count; g++) f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window);
+    return f;
+}
+static double attention_bytes(const struct engine_costs *c, uint32_t from, uint32_t to)
+{
+    double b = 0;
+    for (uint32_t g = 0; g < c->group_count; g++) b += c->groups[g].bytes_per_key * pairs(from, to, c->groups[g].window);
+    return b;
+}
+
+struct result {
+    char name[32];
+    double tokens_s, seconds, flops_share, read_share;
+};
+
+static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, const struct bench_args *a, uint32_t n,
+                          const struct sampling_params *sp, struct result *r)
+{
+    struct bench_seqs q;
+    bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n);
+    double best = 1e30;
+    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+        double t = now_s();
+        ok = feed(e, caps, &q, 0, n);
+        t = now_s() - t;
+        if (t < best) best = t;
+    }
+    seqs_free(&q);
+    double flops = c->linear_flops_per_token * n + c->head_flops_per_row + attention_flops(c, 0, n);
+    *r = (struct result){.tokens_s = n / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = c->weight_bytes / best / c->read_bytes_per_s};
+    snprintf(r->name, sizeof r->name, "prefill %u", n);
+    return ok;
+}
+
+static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, const struct bench_args *a, uint32_t batch,
+                         const struct sampling_params *sp, struct result *r)
+{
+    struct bench_seqs q;
+    uint32_t ctx = a->context, length = ctx + DECODE_STEPS + 1;
+    bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx);
+    double best = 1e30;
+    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+        double t = now_s();
+        for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) {
+            for (uint32_t j = 0; j < batch; j++) {
+                q.runs[j].position = ctx + s;
+                q.runs[j].count = 1;
+                q.runs[j].sample = true;
+            }
+            ok = step(e, &q);
+        }
+        t = (now_s() - t) / DECODE_STEPS;
+        if (t < best) best = t;
+    }
+    seqs_free(&q);
+    double flops = batch * (c->linear_flops_per_token + c->head_flops_per_row + attention_flops(c, ctx, ctx + 1));
+    double bytes = c->weight_bytes + batch * attention_bytes(c, ctx, ctx + 1);
+    *r = (struct result){.tokens_s = batch / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = bytes / best / c->read_bytes_per_s};
+    snprintf(r->name, sizeof r->name, "decode batch %u", batch);
+    return ok;
+}
+
+static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct bench_args *a, struct result *r)
+{
+    const struct image_config *ic = &engine_model(e)->image.config;
+    struct image_u8 img = {.width = ic->width, .height = ic->height, .rgb = calloc((size_t)ic->width * ic->height, 3)};
+    double best = 1e30;
+    bool ok = img.rgb != NULL;
+    for (uint32_t i = 0; ok && i < a->repeats; i++) {
+        struct engine_features *f;
+        struct err err = {{0}};
+        bool done = false;
+        double t = now_s();
+        ok = engine_features_create(e, &img, &f, &err) == ST_OK;
+        if (!ok) break;
+        while (ok && !done) ok = engine_features_step(e, f, 0, &done, &err) == ST_OK;
+        t = now_s() - t;
+        engine_features_free(e, f);
+        if (t < best) best = t;
+    }
+    free(img.rgb);
+    *r = (struct result){.tokens_s = 1 / best, .seconds = best, .flops_share = c->vision_flops / best / c->matrix_flops};
+    snprintf(r->name, sizeof r->name, "vision (images/s)");
+    return ok;
+}
+
+static void print_result(const struct result *r, bool json, bool first)
+{
+    if (json)
+        printf("%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f}", first ? "" : ",", r->name, r->tokens_s, r->seconds,
+               r->flops_share, r->read_share);
+    else
+        printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of matrix peak   %5.1f %% of read bandwidth\n", r->name, r->tokens_s, r->seconds * 1e3, r->flops_share * 100,
+               r->read_share * 100);
+    fflush(stdout);
+}
+
+static int run(struct engine *e, const struct bench_args *a)
+{
+    struct engine_caps caps;
+    struct engine_costs c;
+    struct err err = {{0}};
+    const struct model_info *m = engine_model(e);
+    engine_caps(e, &caps);
+    if (engine_costs(e, &c, &err)) {
+        fprintf(stderr, "kvasir bench: %s\n", err.msg);
+        return 1;
+    }
+    const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    if (a->json)
+        printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
+               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, c.weight_bytes);
+    else
+        printf("%s, %s, %u threads, %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read per step: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
+               c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, c.weight_bytes * 1e-6);
+    bool ok = true, first = true;
+    struct result r;
+    for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
+        if ((ok = bench_prefill(e, &caps, &c, a, a->prefill[i], &greedy, &r))) print_result(&r, a->json, first);
+    for (uint32_t i = 0; ok && i < a->decode_count; i++, first = false)
+        if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r))) print_result(&r, a->json, first);
+    if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r))) print_result(&r, a->json, first);
+    if (a->json) printf("]}\n");
+    return ok ? 0 : 1;
+}
+
+int bench_main(int argc, char **argv)
+{
+    struct bench_args a;
+    if (!parse_args(argc, argv, &a)) {
+        usage(stderr);
+        return 2;
+    }
+    log_set_level(LOG_WARN);
+    char dir[64] = "";
+    if (a.shape && !write_shape(a.shape, dir)) return 1;
+    uint32_t longest = a.context + DECODE_STEPS + 32, batch = 1;
+    for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
+    for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
+    struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
+                                 .backend = "cpu",
+                                 .kernels = a.kernels ? a.kernels : getenv("KVASIR_CPU_KERNELS"),
+                                 .threads = a.threads,
+                                 .dtype = a.dtype ? a.dtype : "auto",
+                                 .sequences_max = batch,
+                                 .random_weights = a.shape != NULL};
+    struct engine *e;
+    struct err err = {{0}};
+    enum status st = engine_open(&opt, &e, &err);
+    if (dir[0]) remove_shape(dir);
+    if (st) {
+        fprintf(stderr, "kvasir bench: %s\n", err.msg);
+        return 1;
+    }
+    int rc = run(e, &a);
+    engine_close(e);
+    return rc;
+}

@@ -1,0 +1,45 @@
+/* The `messages` array of POST /v1/chat/completions: checks it as openai-api.md §3.4-3.5 says and yields what a chat template
+ * gets, plus the references of the images in order. Decodes no image and renders nothing. Pure; runs on worker threads. */
+#ifndef KVASIR_CHAT_MESSAGES_H
+#define KVASIR_CHAT_MESSAGES_H
+
+#include "config/base/status.h"
+#include "server/api_error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum image_detail { IMAGE_DETAIL_AUTO = 0, IMAGE_DETAIL_LOW, IMAGE_DETAIL_HIGH, IMAGE_DETAIL_ORIGINAL };
+
+/* One image part. The URL is borrowed from the parsed request body: keep that alive. */
+struct image_ref {
+    const char *url;
+    size_t url_len;
+    enum image_detail detail;
+    char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
+};
+
+struct chat_limits {
+    size_t messages_max;    /* 0 = 100000 */
+    size_t images_max;      /* 0 = a text-only model: any image is too many */
+    bool arguments_as_text; /* leave function arguments as JSON text (template_caps.arguments_as_text) */
+    bool allow_any_role;    /* pass unknown roles to the template */
+};
+#define CHAT_LIMITS_DEFAULT ((struct chat_limits){.messages_max = 100000, .images_max = 16})
+
+struct chat_messages {
+    json_t
+        *list; /* owned. Objects {role, content, ...}: content is a string or a list of {"type":"text","text"} / {"type":"image"};
+                * tool messages have string content unless they hold images; reasoning is under reasoning_content; arguments of
+                * calls are objects where they parse; roles as sent except function -> tool; unknown keys pass through */
+    struct image_ref *images; /* owned; in order of appearance over all messages */
+    size_t image_count;
+};
+
+/* ST_INVALID and a filled err (not NULL) when the client is wrong; ST_NOMEM (err says 500). out is untouched then. */
+enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits, struct chat_messages *out,
+                                struct api_error *err) KV_MUST_CHECK;
+void chat_messages_free(struct chat_messages *m);
+
+#endif

@@ -1,0 +1,30 @@
+/* Connections as loop.c sees them: deadlines that libmicrohttpd does not know, noticing a client that left while its connection sleeps,
+ * and lingering after an early refusal. Event loop's thread. Internal to server/. */
+#ifndef KVASIR_CONN_H
+#define KVASIR_CONN_H
+
+#include "server/server.h"
+
+enum conn_phase { CONN_FRESH = 0, CONN_IDLE, CONN_BODY, CONN_BUSY };
+
+/* One TCP connection, from accept to close. */
+struct conn {
+    struct server *srv;
+    struct conn *prev, *next;
+    int fd; /* libmicrohttpd's; only for shutdown(2) and dup(2) */
+    enum conn_phase phase;
+    uint64_t phase_us;
+};
+
+void conn_notify(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code);
+void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase);
+void conn_sweep(struct server *s, uint64_t now); /* cuts connections that are over a deadline */
+
+/* Calls request_client_gone when the peer hangs up. Errors are ignored: then the next write notices. */
+void watch_start(struct request *r);
+void watch_stop(struct request *r);
+/* Keeps the socket readable for up to two seconds after libmicrohttpd closed it, so that an answer sent before the body was read is not
+ * torn away by a reset. */
+void linger_start(struct request *r);
+
+#endif

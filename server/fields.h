@@ -1,0 +1,18 @@
+/* Typed reading of optional JSON fields with OpenAI's error codes. null counts as absent everywhere. The getters leave *out alone when the
+ * field is absent, and return ST_INVALID with *e filled when it has the wrong type or range. */
+#ifndef KVASIR_FIELDS_H
+#define KVASIR_FIELDS_H
+
+#include "server/error_map.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+json_t *field(json_t *object, const char *name); /* borrowed; NULL if absent, null, or `object` is no object */
+bool json_to_int(json_t *v, int64_t *out);       /* 5 and 5.0; not 5.5, "5", true */
+enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out);
+enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max, int64_t *out, bool *has); /* has may be NULL */
+enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max, double *out, bool *has);
+
+#endif

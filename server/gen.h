@@ -1,0 +1,123 @@
+/* A generating request: what was asked (gen_parse.c, worker), the prompts (gen_prompt.c, worker), the sequences and their tokens (gen.c,
+ * event loop), and how the answer is written (gen_write.c). Shared by chat completions and completions. Internal to server/. */
+#ifndef KVASIR_GEN_H
+#define KVASIR_GEN_H
+
+#include "server/logprobs_out.h"
+#include "server/metrics.h"
+#include "server/server.h"
+#include "server/stop_match.h"
+
+#include <jansson.h>
+
+enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
+
+struct gen_params {
+    bool stream, include_usage, continuous_usage;
+    uint32_t n;
+    bool has_max;
+    uint64_t max_tokens, min_tokens;
+    struct sampling_params sampling; /* without seed; bias owned by the gen */
+    bool has_seed;
+    int64_t seed;
+    bool logprobs;           /* per-token log-probs are part of the answer */
+    uint32_t logprobs_top;   /* alternatives */
+    bool prompt_logprobs;    /* the answer field of that name */
+    uint32_t prompt_logprobs_top;
+    struct stop_string *stops; /* [stop_count]; texts borrowed from `root` */
+    uint32_t stop_count;
+    uint32_t *stop_ids; /* [stop_id_count], owned */
+    uint32_t stop_id_count;
+    bool include_stop, ignore_eos, skip_special, echo;
+    bool return_token_ids, tokens_as_ids;
+    bool add_generation_prompt, continue_final_message, add_special_tokens;
+    bool has_truncate;
+    int64_t truncate; /* -1 = as many as fit */
+    bool service_tier; /* the request had the field */
+    int64_t priority;
+};
+
+/* One prompt of the request (completions may have many). */
+struct gen_prompt {
+    struct prompt prompt; /* owned; borrowed by its sequences until their EV_END */
+    char *text;           /* echo: what the client sent, or its ids as text; owned, may be NULL */
+    size_t text_len, text_chars; /* bytes, code points */
+    uint32_t image_tokens, cached_tokens;
+    struct token_out *scores; /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+};
+
+/* One answer: sample j of prompt i is choice i * n + j. */
+struct choice {
+    struct gen *gen;
+    struct gen_prompt *prompt;
+    uint32_t index;
+    struct seq_id seq;
+    struct sampling_params sampling;
+    bool submitted, seq_ended;
+    bool dirty;   /* STREAM: has tokens that no chunk showed yet */
+    bool started; /* STREAM: its first chunk (with echo) went out */
+    bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
+    bool stop_shown; /* STREAM: its finish chunk went out */
+    enum finish finish;
+    bool stop_is_id;
+    uint32_t stop_id;
+    int stop_string; /* index, or -1 */
+    struct detok *detok;
+    struct stop_state stop;
+    struct buf text;  /* all text, with what is held back at its end */
+    size_t shown;     /* STREAM: bytes of text already in chunks */
+    size_t held;      /* bytes at the end that may yet become a stop string */
+    size_t chars;     /* code points of text (without echo) */
+    uint32_t *ids;    /* generated tokens, the end token among them */
+    uint32_t id_count, id_cap, ids_shown;
+    struct logprobs_acc logprobs;
+    uint64_t first_us, last_us; /* of its tokens */
+};
+
+struct gen {
+    struct request *r;
+    enum gen_kind kind;
+    json_t *root; /* the body: kept because stops borrow from it */
+    struct gen_params p;
+    struct gen_prompt *prompts;
+    uint32_t prompt_count;
+    struct choice *choices;
+    uint32_t choice_count, choices_open;
+    struct stop_set *stops; /* NULL = none */
+    char *answer_role;      /* chat: "assistant", or the last message's role */
+    bool head_sent, failed, prompt_ids_sent;
+    bool touched; /* events of this wake-up changed it */
+    struct gen *next_touched;
+    double image_seconds; /* spent on pictures, and how many: told to the metrics on the loop */
+    uint32_t image_count;
+};
+
+/* loop thread: attaches a gen to r; false with r->error set */
+bool gen_create(struct request *r, enum gen_kind kind);
+
+/* request_body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller owns. */
+enum status request_body_parse(struct request *r, json_t **root);
+/* Model name check of openai-api §3.1. */
+enum status request_model_check(struct request *r, json_t *root);
+
+/* gen_parse.c (worker): all fields but messages and prompt. r->error on failure. */
+enum status gen_parse(struct gen *g, json_t *root);
+
+/* gen_prompt.c (worker): fill g->prompts, check the context length. */
+enum status gen_prompt_chat(struct gen *g, json_t *root);
+enum status gen_prompt_completion(struct gen *g, json_t *root);
+/* For /tokenize: ids of a chat (kind "messages") in *out. */
+enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
+
+/* gen.c (loop) */
+void gen_submit(struct request *r); /* after the work: starts the sequences */
+
+/* gen_write.c (loop): JSON into g->r->out */
+enum status gen_prompt_logprobs(struct choice *c) KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
+void gen_write_answer(struct gen *g);
+void gen_write_head_chunks(struct gen *g);              /* STREAM: role chunks */
+void gen_write_delta(struct choice *c, bool final);     /* STREAM: what c has not shown yet; final = with its finish_reason (merged) */
+void gen_write_finish(struct choice *c);                /* STREAM: finish chunk */
+void gen_write_tail(struct gen *g);                     /* STREAM: usage, [DONE] */
+
+#endif

@@ -1,0 +1,29 @@
+/* Ceilings of the HTTP surface that are not settings. Sources: openai-api §2, §3, §13. */
+#ifndef KVASIR_SERVER_LIMITS_H
+#define KVASIR_SERVER_LIMITS_H
+
+#define LIMIT_URL_BYTES 8192u
+#define LIMIT_HEADER_BYTES 65536u
+#define LIMIT_HEADERS 256u
+#define LIMIT_JSON_DEPTH 128u
+#define LIMIT_JSON_TOKENS 4000000u
+#define LIMIT_MESSAGES 65536u
+#define LIMIT_PROMPTS 2048u
+#define LIMIT_STOPS 16u
+#define LIMIT_STOP_BYTES 1024u
+#define LIMIT_STOP_IDS 48u               /* with at most 16 end tokens: what the scheduler takes */
+#define LIMIT_BIASES 1024u
+#define LIMIT_TOOLS 128u
+#define LIMIT_TOP_LOGPROBS 20u
+#define LIMIT_CHOICES 4096u              /* prompts times n of one request */
+#define LIMIT_OUT_BYTES (4u << 20)       /* answer bytes that a slow reader may leave waiting; beyond: abort */
+#define LIMIT_ANSWER_BYTES (512u << 20)  /* one whole JSON answer */
+#define LIMIT_BODIES_BYTES (1ull << 30)  /* request bodies held at once, all connections */
+#define LIMIT_SMALL_BODY 65536u          /* an unwanted body of at most this size is read away to keep the connection */
+#define LIMIT_HEADER_SECONDS 10u         /* first request of a connection: header complete */
+#define LIMIT_BODY_SECONDS 300u          /* a body must be complete */
+#define LIMIT_STALL_SECONDS 60u          /* no byte moved */
+#define LIMIT_CONNECTION_MEMORY (160u << 10) /* libmicrohttpd's pool: header block, one chunk */
+#define LIMIT_ECHO_BYTES 200u            /* of a client's value in a message */
+
+#endif

@@ -1,0 +1,114 @@
+/* The program: sub-commands. The only file besides assert.h and loop.c's second signal that ends the process. */
+#include "config/base/log.h"
+#include "config/options.h"
+#include "engine/engine.h"
+#include "server/bench.h"
+#include "server/server.h"
+
+#include <jansson.h>
+#include <limits.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int usage(FILE *f)
+{
+    fputs("kvasir " KVASIR_VERSION ": OpenAI-compatible inference server for vision-language models\n\n"
+          "  kvasir serve [flags]            answer HTTP requests\n"
+          "  kvasir inspect --model DIR      what was read from a checkpoint\n"
+          "  kvasir bench ...                offline engine figures (kvasir bench --help)\n"
+          "  kvasir version\n\nFlags of serve and inspect:\n",
+          f);
+    options_help(f);
+    return f == stdout ? 0 : 2;
+}
+
+static bool is_checkpoint(const char *dir)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
+}
+
+/* The checkpoint to serve: --model, or the demo model beside the sources or the installed program. malloc'd; NULL with err set. */
+static char *model_find(const struct options *o, struct err *err)
+{
+    if (o->model) {
+        char *dir = strdup(o->model);
+        if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
+        return dir;
+    }
+    char exe[PATH_MAX], dir[PATH_MAX + 64];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(exe, '/');
+    if (slash) *slash = '\0';
+    static const char *const beside[] = {"../../models/demo", "../share/kvasir/models/demo", "models/demo"};
+    snprintf(dir, sizeof dir, "./models/demo");
+    for (size_t i = 0; i < 3 && !is_checkpoint(dir); i++) snprintf(dir, sizeof dir, "%s/%s", exe, beside[i]);
+    if (!is_checkpoint(dir)) {
+        (void)err_set(err, ST_NOT_FOUND, "no --model given, and the demo model (models/demo) was not found");
+        return NULL;
+    }
+    char *real = realpath(dir, NULL);
+    if (!real) (void)err_set(err, ST_NOMEM, "out of memory");
+    return real;
+}
+
+static int fail(const struct err *err)
+{
+    fprintf(stderr, "kvasir: %s\n", err->msg);
+    return 1;
+}
+
+static enum status settings_check(const struct options *o, struct err *err)
+{
+    if (strcmp(o->backend, "cuda") == 0) return err_set(err, ST_UNSUPPORTED, "--backend cuda is not in this version");
+    if (strcmp(o->quantize, "none") != 0) return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
+    if (o->draft_model || o->draft_tokens) return err_set(err, ST_UNSUPPORTED, "--draft-model is not in this version");
+    return ST_OK;
+}
+
+static int inspect(const struct options *o, const char *dir)
+{
+    static char text[1 << 18];
+    struct err err = {0};
+    struct engine_options eo = {.model_dir = dir,
+                                .backend = o->backend,
+                                .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
+                                .threads = (uint32_t)o->threads,
+                                .dtype = o->dtype,
+                                .kv_bytes = o->kv_memory,
+                                .context_max = (uint32_t)o->max_context,
+                                .batch_tokens_max = (uint32_t)o->max_batch_tokens,
+                                .sequences_max = (uint32_t)o->max_sequences};
+    if (engine_inspect(&eo, text, sizeof text, &err)) return fail(&err);
+    fputs(text, stdout);
+    return fflush(stdout) ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *command = argc > 1 ? argv[1] : "help";
+    if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) return puts("kvasir " KVASIR_VERSION) < 0;
+    if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
+    bool serve = strcmp(command, "serve") == 0;
+    if (!serve && strcmp(command, "inspect") != 0) return usage(strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ? stdout : stderr);
+    for (int i = 2; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) return usage(stdout);
+    }
+    struct options opt;
+    struct err err = {0};
+    enum log_level level;
+    if (options_parse(argc - 2, argv + 2, &opt, &err)) return fail(&err);
+    if (log_level_parse(opt.log_level, &level)) log_set_level(level);
+    if (sodium_init() < 0) return 1;
+    json_object_seed(0); /* not thread-safe later on */
+    char *dir = settings_check(&opt, &err) ? NULL : model_find(&opt, &err);
+    int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
+    free(dir);
+    options_fini(&opt);
+    return rc;
+}

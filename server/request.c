@@ -1,0 +1,246 @@
+/* One HTTP request's memory, its answer, and its trips to the worker pool. See server.h for states and threads. */
+#include "config/base/log.h"
+#include "server/conn.h"
+#include "server/json_out.h"
+#include "server/limits.h"
+#include "server/metrics.h"
+#include "server/server.h"
+#include "server/sse.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+static bool id_ok(const char *s)
+{
+    size_t n = strlen(s);
+    return n >= 1 && n <= 128 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
+}
+
+static void id_set(struct request *r)
+{
+    const char *given = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "X-Request-Id");
+    if (given && id_ok(given)) {
+        snprintf(r->id, sizeof r->id, "%s", given);
+        r->id_from_client = true;
+        return;
+    }
+    unsigned char raw[16] = {0};
+    if (getrandom(raw, sizeof raw, 0) != (ssize_t)sizeof raw) memcpy(raw, &r->arrived_us, sizeof r->arrived_us);
+    for (size_t i = 0; i < sizeof raw; i++) snprintf(r->id + 2 * i, 3, "%02x", raw[i]);
+}
+
+struct request *request_create(struct server *s, struct MHD_Connection *c)
+{
+    struct request *r = calloc(1, sizeof *r);
+    if (!r) return NULL;
+    r->srv = s;
+    r->mhd = c;
+    r->arrived_us = now_us();
+    r->created = (int64_t)time(NULL);
+    buf_init(&r->body, s->opt->max_body_bytes);
+    buf_init(&r->out, LIMIT_ANSWER_BYTES);
+    id_set(r);
+    r->next = s->requests;
+    if (r->next) r->next->prev = r;
+    s->requests = r;
+    s->request_count++;
+    return r;
+}
+
+void request_release(struct request *r)
+{
+    if (r->mhd || r->working || r->sequences_alive) return;
+    struct server *s = r->srv;
+    watch_stop(r);
+    if (r->prev) r->prev->next = r->next;
+    else s->requests = r->next;
+    if (r->next) r->next->prev = r->prev;
+    s->request_count--;
+    if (r->gen) {
+        s->load--;
+        gen_free(r->gen);
+    }
+    s->body_bytes -= r->body.len;
+    buf_fini(&r->body);
+    buf_fini(&r->out);
+    free(r->path);
+    free(r->cors);
+    free(r);
+}
+
+static void wake(struct request *r)
+{
+    if (!r->suspended || !r->mhd) return;
+    r->suspended = false;
+    MHD_resume_connection(r->mhd);
+    server_kick(r->srv);
+}
+
+void request_client_gone(struct request *r)
+{
+    if (r->cancelled) return;
+    r->cancelled = true;
+    gen_cancel(r);
+    wake(r); /* libmicrohttpd must run to find out and close */
+}
+
+void request_start(struct request *r)
+{
+    r->route->start(r);
+}
+
+void request_answer(struct request *r, int status)
+{
+    r->status = status;
+    r->state = RQ_ANSWER;
+    wake(r);
+}
+
+void error_json(const struct api_error *e, struct buf *out)
+{
+    struct json_out o = {.buf = out};
+    jo_text(&o, "{\"error\":{\"message\":");
+    jo_cstring(&o, e->message);
+    jo_text(&o, ",\"type\":");
+    jo_cstring(&o, e->type);
+    jo_text(&o, ",\"param\":");
+    jo_cstring(&o, e->param[0] ? e->param : NULL);
+    jo_text(&o, ",\"code\":");
+    jo_cstring(&o, e->code);
+    jo_text(&o, "}}");
+}
+
+void request_fail(struct request *r)
+{
+    if (!r->error.http) api_fail(&r->error, 500, "internal_error", NULL, "The server failed to handle the request.");
+    r->out.len = 0;
+    r->content_type = NULL;
+    error_json(&r->error, &r->out);
+    metrics_rejected(r->srv->metrics, r->error.http);
+    if (r->error.http >= 500) log_warn("req=%s status=%d code=%s %s", r->id, r->error.http, r->error.code ? r->error.code : "-", r->error.message);
+    request_answer(r, r->error.http);
+}
+
+void request_stream_open(struct request *r)
+{
+    r->status = 200;
+    r->state = RQ_STREAM;
+    wake(r);
+}
+
+void request_stream_more(struct request *r)
+{
+    if (r->out.len - r->out_at > LIMIT_OUT_BYTES && !r->cancelled) {
+        log_info("req=%s the client reads too slowly: aborted", r->id);
+        request_client_gone(r);
+        return;
+    }
+    wake(r);
+}
+
+/* ---- worker pool ---- */
+
+static void job_run(uv_work_t *w)
+{
+    struct request *r = w->data;
+    r->job_run(r);
+}
+
+static void job_done(uv_work_t *w, int status)
+{
+    struct request *r = w->data;
+    (void)status;
+    r->working = false;
+    if (!r->cancelled && r->mhd) r->job_done(r);
+    request_release(r);
+}
+
+void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r))
+{
+    r->job_run = job;
+    r->job_done = done;
+    r->job.data = r;
+    r->state = RQ_WORKING;
+    r->working = true;
+    if (uv_queue_work(&r->srv->loop, &r->job, job_run, job_done)) {
+        r->working = false;
+        api_fail(&r->error, 500, "internal_error", NULL, "The server can't start work on the request.");
+        request_fail(r);
+    }
+}
+
+/* ---- answers as libmicrohttpd objects ---- */
+
+static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
+{
+    (void)pos;
+    struct request *r = cls;
+    if (r->cancelled) return MHD_CONTENT_READER_END_WITH_ERROR;
+    size_t waiting = r->out.len - r->out_at;
+    if (!waiting) {
+        if (r->out_end) return MHD_CONTENT_READER_END_OF_STREAM;
+        MHD_suspend_connection(r->mhd);
+        r->suspended = true;
+        watch_start(r);
+        return 0;
+    }
+    size_t n = sse_whole_events(r->out.data + r->out_at, waiting, max);
+    memcpy(to, r->out.data + r->out_at, n);
+    r->out_at += n;
+    if (r->out_at == r->out.len) r->out_at = r->out.len = 0;
+    return (ssize_t)n;
+}
+
+static bool header(struct MHD_Response *resp, const char *name, const char *value)
+{
+    return MHD_add_response_header(resp, name, value) == MHD_YES;
+}
+
+static void headers_cors(struct request *r, struct MHD_Response *resp)
+{
+    if (!r->has_origin) return;
+    header(resp, "Access-Control-Allow-Origin", "*");
+    header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    if (r->cors) {
+        header(resp, "Access-Control-Allow-Methods", "GET, POST, OPTIONS, HEAD");
+        if (*r->cors) header(resp, "Access-Control-Allow-Headers", r->cors);
+        header(resp, "Access-Control-Max-Age", "600");
+    }
+}
+
+struct MHD_Response *request_response(struct request *r)
+{
+    struct MHD_Response *resp;
+    if (r->state == RQ_STREAM) {
+        resp = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, stream_read, r, NULL);
+    } else if (r->out.len) {
+        resp = MHD_create_response_from_buffer(r->out.len, r->out.data, MHD_RESPMEM_MUST_FREE);
+        if (resp) r->out = (struct buf){.max = r->out.max}; /* libmicrohttpd's now */
+    } else {
+        static char nothing[1];
+        resp = MHD_create_response_from_buffer(0, nothing, MHD_RESPMEM_PERSISTENT);
+    }
+    if (!resp) return NULL;
+    if (r->state == RQ_STREAM) {
+        header(resp, "Content-Type", "text/event-stream; charset=utf-8");
+        header(resp, "Cache-Control", "no-cache");
+        header(resp, "X-Accel-Buffering", "no");
+    } else if (r->status != 204) {
+        header(resp, "Content-Type", r->content_type ? r->content_type : "application/json");
+    }
+    header(resp, "X-Request-Id", r->id);
+    header(resp, "Server", "kvasir/" KVASIR_VERSION);
+    if (r->allow) header(resp, "Allow", r->allow);
+    if (r->status == 401) header(resp, "WWW-Authenticate", "Bearer");
+    if (r->status == 415) header(resp, "Accept", "application/json");
+    if (r->error.http == 429 || r->error.http == 503) {
+        char text[16];
+        snprintf(text, sizeof text, "%u", r->retry_after ? r->retry_after : 1);
+        header(resp, "Retry-After", text);
+    }
+    if (r->close_after || r->srv->phase >= SRV_LEAVING) header(resp, "Connection", "close");
+    headers_cors(r, resp);
+    return resp;
+}

@@ -1,0 +1,146 @@
+/* A request's body as JSON: limits on depth and tokens, repair of ill-formed text (openai-api §2), parsing, and the check of the model's name.
+ * Worker thread; pure but for the request that it is given. */
+#include "server/gen.h"
+#include "server/limits.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REPLACEMENT "\xEF\xBF\xBD"
+
+struct repair {
+    const char *text;
+    size_t len, at, plain; /* plain = start of the stretch not yet copied */
+    struct buf out;
+    bool touched;
+    enum status st;
+};
+
+static void repair_put(struct repair *p, size_t drop, const char *with)
+{
+    p->touched = true;
+    if (!p->st) p->st = buf_add(&p->out, p->text + p->plain, p->at - p->plain);
+    if (!p->st) p->st = buf_adds(&p->out, with);
+    p->at += drop;
+    p->plain = p->at;
+}
+
+static bool hex4(const struct repair *p, size_t at, unsigned *out)
+{
+    if (at + 6 > p->len || p->text[at] != '\\' || p->text[at + 1] != 'u') return false;
+    unsigned v = 0;
+    for (size_t i = at + 2; i < at + 6; i++) {
+        unsigned char c = (unsigned char)p->text[i];
+        if (!isxdigit(c)) return false;
+        v = v << 4 | (unsigned)(isdigit(c) ? c - '0' : tolower(c) - 'a' + 10);
+    }
+    *out = v;
+    return true;
+}
+
+/* p->at is behind an opening quote; leaves it behind the closing one, or at the end. */
+static void repair_string(struct repair *p)
+{
+    while (p->at < p->len && !p->st) {
+        unsigned char c = (unsigned char)p->text[p->at];
+        if (c == '"') {
+            p->at++;
+            return;
+        }
+        if (c == '\\') {
+            unsigned hi, lo;
+            if (!hex4(p, p->at, &hi)) {
+                p->at += p->at + 1 < p->len ? 2 : 1;
+            } else if (hi >= 0xD800 && hi < 0xDC00) {
+                if (hex4(p, p->at + 6, &lo) && lo >= 0xDC00 && lo < 0xE000) {
+                    p->at += 12;
+                } else {
+                    repair_put(p, 6, REPLACEMENT);
+                }
+            } else if (hi >= 0xDC00 && hi < 0xE000) {
+                repair_put(p, 6, REPLACEMENT);
+            } else {
+                p->at += 6;
+            }
+            continue;
+        }
+        if (c < 0x80) {
+            p->at++;
+            continue;
+        }
+        uint32_t cp;
+        size_t n = utf8_next(p->text + p->at, p->len - p->at, &cp);
+        if (n) {
+            p->at += n;
+        } else {
+            repair_put(p, 1, REPLACEMENT);
+        }
+    }
+}
+
+/* One pass over the text: depth, number of tokens, strings repaired. Syntax is jansson's business. */
+static enum status repair_run(struct repair *p, struct api_error *e)
+{
+    uint32_t depth = 0, tokens = 0;
+    while (p->at < p->len && !p->st) {
+        char c = p->text[p->at];
+        if (c == '"') {
+            p->at++;
+            repair_string(p);
+            tokens++;
+        } else {
+            if (c == '{' || c == '[') {
+                tokens++;
+                if (++depth > LIMIT_JSON_DEPTH) return api_fail(e, 400, "invalid_json", NULL, "The JSON body is nested deeper than %u levels.", LIMIT_JSON_DEPTH);
+            } else if (c == '}' || c == ']') {
+                if (depth) depth--;
+            } else if (c == ',') {
+                tokens++;
+            }
+            p->at++;
+        }
+        if (tokens > LIMIT_JSON_TOKENS) return api_fail(e, 400, "invalid_json", NULL, "The JSON body has too many values.");
+    }
+    if (p->touched && !p->st) p->st = buf_add(&p->out, p->text + p->plain, p->len - p->plain);
+    if (p->st) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return ST_OK;
+}
+
+enum status request_body_parse(struct request *r, json_t **root)
+{
+    const char *text = r->body.data ? r->body.data : "";
+    size_t len = r->body.len;
+    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
+        text += 3;
+        len -= 3;
+    }
+    struct repair p = {.text = text, .len = len};
+    buf_init(&p.out, 3 * len + 16);
+    enum status st = repair_run(&p, &r->error);
+    if (!st) {
+        json_error_t je;
+        json_t *j = p.touched ? json_loadb(p.out.data, p.out.len, JSON_ALLOW_NUL, &je) : json_loadb(text, len, JSON_ALLOW_NUL, &je);
+        if (!j) {
+            st = api_fail(&r->error, 400, "invalid_json", NULL, "The body is not valid JSON: %.200s (line %d, column %d).", je.text, je.line, je.column);
+        } else if (!json_is_object(j)) {
+            st = api_fail(&r->error, 400, "invalid_json", NULL, "The body must be a JSON object.");
+            json_decref(j);
+        } else {
+            *root = j;
+        }
+    }
+    buf_fini(&p.out);
+    return st;
+}
+
+enum status request_model_check(struct request *r, json_t *root)
+{
+    json_t *m = json_object_get(root, "model");
+    if (!m || json_is_null(m)) return ST_OK;
+    if (!json_is_string(m)) return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
+    const char *name = json_string_value(m);
+    if (!*name || r->srv->opt->accept_any_model) return ST_OK;
+    if (strcmp(name, r->srv->model_name) == 0 && json_string_length(m) == strlen(name)) return ST_OK;
+    return api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", name);
+}

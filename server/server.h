@@ -1,0 +1,196 @@
+/* The HTTP server's shared state and the request that passes through it. Internal to server/.
+ *
+ * Threads: everything here belongs to the event loop's thread, but (a) `model`, written once by the loader thread before the loop sees it, and
+ * (b) a request while `working`: then a worker of uv_queue_work owns its body, error and gen parts, and the loop touches none of them.
+ *
+ * Life of a request (one per HTTP request, made when its headers are complete):
+ *   BODY -> WORKING -> RUNNING -> ANSWER          (whole answers: libmicrohttpd's connection sleeps, suspended, until the answer is there)
+ *                             \-> STREAM          (events: the connection sleeps whenever no event waits)
+ *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are cancelled)
+ * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence has given its EV_END. */
+#ifndef KVASIR_SERVER_H
+#define KVASIR_SERVER_H
+
+#include "config/base/buf.h"
+#include "config/base/status.h"
+#include "config/options.h"
+#include "scheduler/scheduler.h"
+#include "server/error_map.h"
+
+#include <microhttpd.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+struct tokenizer;
+struct template;
+struct model_info;
+struct metrics;
+struct auth;
+struct gen;
+struct request;
+
+enum server_phase {
+    SRV_LOADING = 0,
+    SRV_READY,
+    SRV_LEAVING,  /* signal seen: unready, still serving for --shutdown-delay */
+    SRV_DRAINING, /* new requests get 503, running ones finish */
+    SRV_ENDING,   /* drain limit reached, or nothing left: connections are flushed, then the loop ends */
+};
+
+/* A loaded checkpoint: immutable once published. */
+struct model {
+    struct engine *engine;
+    struct scheduler *sched;
+    struct tokenizer *tok;
+    struct template *tmpl; /* NULL: the checkpoint has none */
+    const struct model_info *info;
+    struct engine_caps caps;
+};
+
+enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_OTHER = 16 };
+
+struct route {
+    const char *path;
+    const char *label;      /* for metrics; NULL = not counted */
+    unsigned methods;       /* of enum method, without OPTIONS */
+    bool auth;              /* needs a key when keys are configured */
+    bool gate;              /* 503 unless the model is ready */
+    bool json;              /* has a JSON body */
+    bool prefix;            /* path is a prefix: "/v1/models/{id}" */
+    void (*start)(struct request *r); /* loop thread, body complete. Ends in request_answer, request_fail or request_work */
+};
+
+enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
+
+struct watch; /* notices that the client went away while its connection sleeps */
+
+struct request {
+    struct server *srv;
+    struct MHD_Connection *mhd; /* NULL once libmicrohttpd is done with the request */
+    struct request *prev, *next; /* server's list */
+    const struct route *route;
+    enum method method;
+    enum request_state state;
+    bool suspended, working, http10, queued, cancelled;
+    bool close_after; /* the answer says Connection: close */
+    char id[132];     /* X-Request-Id, also the base of the object's id */
+    bool id_from_client;
+    char *path;       /* normalised, still percent-encoded */
+    char *cors;       /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
+    bool has_origin;
+    struct buf body;
+    uint64_t body_seen;      /* bytes, including those thrown away */
+    uint64_t arrived_us;     /* monotonic */
+    int64_t created;         /* Unix seconds */
+    struct watch *watch;
+
+    /* the answer */
+    struct api_error error;  /* http != 0: this is the answer */
+    unsigned retry_after;    /* seconds, for an error of status 429 or 503; 0 = 1 */
+    int status;
+    const char *content_type; /* static; NULL = application/json */
+    const char *allow;        /* value of the Allow header, or NULL */
+    struct buf out;           /* body of the answer, or, streaming, the events that wait */
+    size_t out_at;            /* STREAM: bytes of out already taken by the connection */
+    bool out_end;             /* STREAM: nothing follows */
+
+    /* work on the pool */
+    uv_work_t job;
+    void (*job_run)(struct request *r);  /* worker thread */
+    void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
+
+    struct gen *gen; /* generating endpoints; owned */
+    uint32_t sequences_alive; /* submitted, EV_END not yet taken */
+};
+
+struct server {
+    const struct options *opt; /* borrowed */
+    uv_loop_t loop;
+    uv_poll_t mhd_poll;
+    uv_timer_t mhd_timer, tick;
+    uv_async_t wake;   /* events wait in the scheduler's queue */
+    uv_async_t loaded; /* the loader thread is done: model or load_err */
+    uv_signal_t sigterm, sigint;
+    struct MHD_Daemon *mhd;
+    int listen_fd;
+    uint16_t port;
+    char url[300]; /* http://HOST:PORT */
+    enum server_phase phase;
+    uint64_t phase_us;   /* when it began */
+    bool second_signal;
+
+    uv_thread_t engine_thread; /* loads, then runs the scheduler */
+    bool engine_thread_started, engine_thread_ended;
+    struct model loading;      /* the loader's */
+    enum status load_status;
+    struct err load_err;
+    const struct model *model; /* NULL until loaded */
+
+    char *model_dir, *model_name;
+    int64_t started;           /* Unix seconds */
+    struct auth *auth;         /* NULL = open */
+    struct metrics *metrics;
+    struct request *requests;  /* all that live */
+    uint32_t request_count;
+    uint32_t load;             /* generating requests in flight */
+    size_t body_bytes;         /* request bodies held */
+    struct conn *conns;        /* open connections: loop.c */
+    uint32_t conn_count;
+    int exit_code;
+};
+
+/* loop.c */
+/* Opens the listening socket, starts the loader thread, runs the loop until the end. Returns the process's exit code. */
+int server_run(const struct options *opt, char *model_dir);
+uint64_t now_us(void); /* monotonic */
+bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
+void server_kick(struct server *s); /* libmicrohttpd runs soon: a connection was resumed */
+bool server_engine_dead(const struct server *s);
+
+/* routes.c */
+const struct route *route_find(const char *path, size_t len);
+/* Checks at the end of the headers (openai-api §2 "processing order"): false with r->error filled. */
+bool routes_admit(struct request *r);
+struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
+void auth_free(struct auth *a);
+
+/* request.c */
+struct request *request_create(struct server *s, struct MHD_Connection *c);
+void request_release(struct request *r); /* frees it if nobody needs it any more */
+void request_client_gone(struct request *r); /* cancels; safe to call twice */
+void request_start(struct request *r);  /* body complete */
+/* Each ends the request's way: the connection is woken and sends what r holds. */
+void request_answer(struct request *r, int status); /* body in r->out */
+void request_fail(struct request *r);               /* r->error is filled */
+void request_stream_open(struct request *r);        /* first bytes are in r->out */
+void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
+/* Runs job on a worker, then done on the loop (done decides by r->error). */
+void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
+struct MHD_Response *request_response(struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
+void error_json(const struct api_error *e, struct buf *out); /* the error object */
+
+/* api_*.c: start functions of the routes */
+void api_chat_start(struct request *r);
+void api_completions_start(struct request *r);
+void api_tokenize_start(struct request *r);
+void api_detokenize_start(struct request *r);
+void api_models_start(struct request *r);
+void api_model_start(struct request *r);
+void api_health_start(struct request *r);
+void api_ready_start(struct request *r);
+void api_live_start(struct request *r);
+void api_version_start(struct request *r);
+void api_load_start(struct request *r);
+void api_metrics_start(struct request *r);
+void api_root_start(struct request *r);
+
+/* gen.c: events of the scheduler */
+void gen_events(struct server *s);
+void gen_cancel(struct request *r);        /* the client left, or the drain limit: asks the scheduler to end its sequences */
+void gen_abort(struct request *r, int http, const char *code, const char *message); /* an error for the client, before or inside the stream */
+void gen_free(struct gen *g);
+
+#define KVASIR_VERSION "0.1.0"
+
+#endif

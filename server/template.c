@@ -1,0 +1,289 @@
+/* See template.h: loading, and the render itself. */
+#include "server/template_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEMPLATE_BYTES_MAX (4u << 20)
+#define CONFIG_BYTES_MAX   (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in real checkpoints */
+/* Text of the reference's own marker; the blank at its end tells whether the template trims. */
+#define CONTINUE_TAG "CONTINUE_FINAL_MESSAGE_TAG "
+
+/* ---- loading ---- */
+
+static enum status read_file(const char *path, size_t max, char **out, size_t *len, struct err *err)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) return err_set(err, errno == ENOENT || errno == ENOTDIR ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+    char *buf = NULL;
+    size_t n = 0, cap = 0;
+    enum status st = ST_OK;
+    while (!st) {
+        if (n == cap) {
+            cap = cap ? cap * 2 : 16384;
+            char *more = realloc(buf, cap);
+            if (!more) {
+                st = err_set(err, ST_NOMEM, "out of memory");
+                break;
+            }
+            buf = more;
+        }
+        size_t got = fread(buf + n, 1, cap - n, f);
+        if (!got) break;
+        n += got;
+        if (n > max) st = err_set(err, ST_TOO_LARGE, "%s: more than %zu bytes", path, max);
+    }
+    if (!st && ferror(f)) st = err_set(err, ST_IO, "%s: read error", path);
+    fclose(f);
+    if (st) {
+        free(buf);
+        return st;
+    }
+    *out = buf;
+    *len = n;
+    return ST_OK;
+}
+
+static enum status make_variant(struct template_variant *v, const char *src, size_t len, const struct jinja_limits *limits,
+                                struct err *err)
+{
+    struct jinja_error e;
+    enum status st = jinja_parse(src, len, limits, &v->jinja, &e);
+    if (st) return err_set(err, st, "chat template, line %u: %s", e.line, e.message);
+    template_probe(v->jinja, limits, &v->caps);
+    return ST_OK;
+}
+
+enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
+                            const struct jinja_limits *limits, struct template **out, struct err *err)
+{
+    struct template *t = calloc(1, sizeof *t);
+    if (!t) return err_set(err, ST_NOMEM, "out of memory");
+    t->limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
+    enum status st = make_variant(&t->plain, source, len, &t->limits, err);
+    if (!st && tool_source) st = make_variant(&t->tools, tool_source, tool_len, &t->limits, err);
+    if (st) {
+        template_free(t);
+        return st;
+    }
+    *out = t;
+    return ST_OK;
+}
+
+void template_free(struct template *t)
+{
+    if (!t) return;
+    jinja_free(t->plain.jinja);
+    jinja_free(t->tools.jinja);
+    free(t);
+}
+
+/* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if there is none. */
+static enum status pick_templates(const json_t *root, const char *path, const json_t **plain, const json_t **tools,
+                                  struct err *err)
+{
+    const json_t *v = json_object_get(root, "chat_template");
+    *plain = *tools = NULL;
+    if (json_is_string(v)) *plain = v;
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *item = json_array_get(v, i), *source = json_object_get(item, "template");
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (!name || !json_is_string(source))
+            return err_set(err, ST_FORMAT, "%s: chat_template[%zu] is not {name, template}", path, i);
+        if (strcmp(name, "default") == 0) *plain = source;
+        if (strcmp(name, "tool_use") == 0) *tools = source;
+    }
+    if (v && !json_is_string(v) && !json_is_array(v) && !json_is_null(v))
+        return err_set(err, ST_FORMAT, "%s: chat_template has a wrong type", path);
+    if (!*plain) return err_set(err, ST_NOT_FOUND, "%s: no chat template", path);
+    return ST_OK;
+}
+
+static enum status load_json(const char *path, struct template **out, struct err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    json_error_t je;
+    const json_t *plain, *tools;
+    enum status st = read_file(path, CONFIG_BYTES_MAX, &text, &len, err);
+    if (st) return st;
+    json_t *root = json_loadb(text, len, JSON_ALLOW_NUL, &je);
+    free(text);
+    if (!root) return err_set(err, ST_FORMAT, "%s:%d: %s", path, je.line, je.text);
+    st = pick_templates(root, path, &plain, &tools, err);
+    if (!st) {
+        st = template_create(json_string_value(plain), json_string_length(plain), json_string_value(tools),
+                             json_string_length(tools), NULL, out, err);
+        if (st) err_prefix(err, st, "%s", path);
+    }
+    json_decref(root);
+    return st;
+}
+
+static enum status load_source(const char *path, const char *tool_path, struct template **out, struct err *err)
+{
+    char *text = NULL, *tool = NULL;
+    size_t len = 0, tool_len = 0;
+    enum status st = read_file(path, TEMPLATE_BYTES_MAX, &text, &len, err);
+    if (st) return st;
+    st = read_file(tool_path, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
+    if (st == ST_NOT_FOUND) st = ST_OK;
+    if (!st) {
+        st = template_create(text, len, tool, tool_len, NULL, out, err);
+        if (st) err_prefix(err, st, "%s", path);
+    }
+    free(text);
+    free(tool);
+    return st;
+}
+
+enum status template_load(const char *dir, struct template **out, struct err *err)
+{
+    static const char *const files[] = {"chat_template.json", "tokenizer_config.json"};
+    char path[4096], tool_path[4096];
+    if (strlen(dir) > sizeof path - 64) return err_set(err, ST_INVALID, "the path of the checkpoint is too long");
+    snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
+    snprintf(tool_path, sizeof tool_path, "%s/additional_chat_templates/tool_use.jinja", dir);
+    enum status st = load_source(path, tool_path, out, err);
+    for (size_t i = 0; st == ST_NOT_FOUND && i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        st = load_json(path, out, err);
+    }
+    return st == ST_NOT_FOUND ? err_set(err, st, "%s: the checkpoint has no chat template", dir) : st;
+}
+
+/* ---- rendering ---- */
+
+static const struct template_variant *variant_for(const struct template *t, bool with_tools)
+{
+    return with_tools && t->tools.jinja ? &t->tools : &t->plain;
+}
+
+const struct template_caps *template_caps(const struct template *t, bool with_tools)
+{
+    return &variant_for(t, with_tools)->caps;
+}
+
+/* Clients may send bare function objects; templates expect {"type": "function", "function": ...}. */
+static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools)
+{
+    if (!json_array_size(tools)) return jinja_none();
+    struct jinja_value list = jinja_list(c, JINJA_INPUT);
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *tool = json_array_get(tools, i);
+        struct jinja_value v = template_value(c, tool, JINJA_INPUT);
+        if (json_is_object(tool) && !json_object_get(tool, "function") && !json_object_get(tool, "type") &&
+            json_object_get(tool, "name")) {
+            struct jinja_value wrap = jinja_dict(c, JINJA_INPUT);
+            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, JINJA_INPUT));
+            jinja_dict_set(c, wrap, "function", 8, v);
+            v = wrap;
+        }
+        jinja_list_add(c, list, v);
+    }
+    return list;
+}
+
+static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v, const struct template_request *rq,
+                                 struct template_final *final_text, struct err *err)
+{
+    static const char *const reserved[] = {"messages", "tools", "documents", "add_generation_prompt"};
+    struct jinja_value messages;
+    const char *key;
+    json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not change it */
+    for (size_t i = 0; i < rq->special_count; i++)
+        jinja_set(c, rq->specials[i].name, jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
+    json_object_foreach(kwargs, key, item)
+    {
+        for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+            if (strcmp(key, reserved[i]) == 0) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
+        jinja_set(c, key, template_value(c, item, JINJA_INPUT));
+    }
+    enum status st =
+        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, &messages, final_text, err);
+    if (st) return st;
+    jinja_set(c, "messages", messages);
+    jinja_set(c, "tools", tools_value(c, rq->tools));
+    jinja_set(c, "documents", template_value(c, rq->documents, JINJA_INPUT));
+    jinja_set(c, "add_generation_prompt", jinja_bool(rq->add_generation_prompt));
+    if (rq->now) jinja_set_now(c, rq->now);
+    return ST_OK;
+}
+
+/* Cuts the render where the final message ends: at the last tag. If the template trimmed the message, what is left is trimmed
+ * too. */
+static enum status cut_at_tag(struct jinja_output *o, const struct template_final *f, struct err *err)
+{
+    const size_t tag_len = strlen(CONTINUE_TAG) - 1;
+    size_t len = f->len, at = 0;
+    const char *text = jinja_trim(f->text, &len, 3), *hit = NULL;
+    for (const char *p = o->text, *end = o->text + o->len; (p = memmem(p, (size_t)(end - p), CONTINUE_TAG, tag_len)) != NULL; p++)
+        hit = p;
+    if (!hit || (len && !memmem(o->text, o->len, text, len)))
+        return err_set(err, ST_INVALID, "continue_final_message: the final message does not appear in the rendered chat");
+    at = (size_t)(hit - o->text);
+    if (at + tag_len >= o->len || o->text[at + tag_len] != ' ') jinja_trim(o->text, &at, 2);
+    o->text[at] = '\0';
+    o->len = at;
+    return ST_OK;
+}
+
+static enum status to_runs(struct jinja_output *o, bool parse, struct template_result *out, struct err *err)
+{
+    static const enum tok_control of[] = {
+        [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_NONE, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
+    struct tok_run *runs = malloc((o->run_count + 1) * sizeof *runs);
+    if (!runs) return err_set(err, ST_NOMEM, "out of memory");
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < o->run_count && at < o->len; i++) {
+        size_t len = o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
+        enum tok_control control = parse ? TOK_CONTROL_ALL : of[o->runs[i].origin];
+        if (n && runs[n - 1].control == control)
+            runs[n - 1].len += len;
+        else
+            runs[n++] = (struct tok_run){.text = o->text + at, .len = len, .control = control};
+        at += len;
+    }
+    *out = (struct template_result){.text = o->text, .len = o->len, .runs = runs, .run_count = n};
+    o->text = NULL;
+    return ST_OK;
+}
+
+static enum status render_error(enum status st, const struct jinja_error *e, struct err *err)
+{
+    if (e->fault == JINJA_RAISED) return err_set(err, st, "%s", e->message);
+    if (e->line) return err_set(err, st, "line %u of the chat template: %.440s", e->line, e->message);
+    return err_set(err, st, "chat template: %.480s", e->message);
+}
+
+enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
+                            struct err *err)
+{
+    const struct template_variant *v = variant_for(t, json_array_size(rq->tools) > 0);
+    struct template_final final_text = {.text = "", .len = 0};
+    struct jinja_output o = {0};
+    struct jinja_error e;
+    if (rq->continue_final_message && rq->add_generation_prompt)
+        return err_set(err, ST_INVALID, "continue_final_message and add_generation_prompt exclude each other");
+    struct jinja_ctx *c = jinja_ctx_create(&t->limits);
+    if (!c) return err_set(err, ST_NOMEM, "out of memory");
+    enum status st = set_variables(c, v, rq, &final_text, err);
+    if (!st) {
+        st = jinja_render(v->jinja, c, &o, &e);
+        if (st) render_error(st, &e, err);
+    }
+    if (!st && rq->continue_final_message) st = cut_at_tag(&o, &final_text, err);
+    if (!st) st = to_runs(&o, rq->control_parse, out, err);
+    jinja_output_free(&o);
+    jinja_ctx_destroy(c);
+    return st;
+}
+
+void template_result_free(struct template_result *r)
+{
+    free(r->text);
+    free(r->runs);
+    *r = (struct template_result){0};
+}

@@ -1,0 +1,31 @@
+/* Shared by server/template*.c: a template with what was found out about it. */
+#ifndef KVASIR_TEMPLATE_INTERNAL_H
+#define KVASIR_TEMPLATE_INTERNAL_H
+
+#include "server/template.h"
+
+struct template_variant {
+    struct jinja_template *jinja; /* NULL: there is none */
+    struct template_caps caps;
+};
+struct template
+{
+    struct jinja_limits limits;
+    struct template_variant plain, tools; /* `tools` is for requests with tools, where the checkpoint has such a template */
+};
+
+/* Finds out what the template can do (template_probe.c). */
+void template_probe(const struct jinja_template *t, const struct jinja_limits *limits, struct template_caps *caps);
+
+/* The conversation as template variables (template_messages.c): content in the form that the template wants, origins set, `tag`
+ * (or NULL) at the end of the last message's text; *final_text is then that text without the tag. ST_INVALID if that is
+ * impossible. */
+struct template_final {
+    const char *text;
+    size_t len;
+};
+enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
+                              const char *tag, struct jinja_value *out, struct template_final *final_text,
+                              struct err *err) KV_MUST_CHECK;
+
+#endif

@@ -1,0 +1,674 @@
+"""Conformance of the HTTP surface against a real server: python3 test_api.py [--binary B] [--model DIR] [test ...]
+What the model says is of no interest here, only that the rules hold for it."""
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Checks, Server, arguments, data_url, parse_stream, picture, png, stream_text, wait_until  # noqa: E402
+
+check = Checks()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def chat(text="Hello there", **fields):
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0, **fields}
+
+
+def text(prompt="Hello there", **fields):
+    return {"prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+
+
+def parts(*items, **fields):
+    return {"messages": [{"role": "user", "content": list(items)}], "max_tokens": 4, "temperature": 0, **fields}
+
+
+def image(url, **more):
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def is_error(what, answer, status, code=None, param=False):
+    """answer = (status, headers, bytes) or (status, json)"""
+    body = answer[-1] if isinstance(answer[-1], dict) else json.loads(answer[-1] or b"{}")
+    error = body.get("error") or {}
+    good = answer[0] == status and set(error) == {"message", "type", "param", "code"} and isinstance(error.get("message"), str)
+    good = good and len(error["message"]) <= 1000 and isinstance(error["type"], str)
+    good = good and (code is None or error["code"] == code) and (param is False or error["param"] == param)
+    check.true(what, good, f"want {status} {code} {param}, got {answer[0]} {body}")
+    if len(answer) == 3:
+        check.true(what + ": headers", answer[1].get("content-type") == "application/json" and "x-request-id" in answer[1], answer[1])
+
+
+def test_chat(s):
+    a = s.ok(CHAT, chat())
+    check.equal("chat keys", list(a), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"])
+    check.equal("chat object", a["object"], "chat.completion")
+    choice = a["choices"][0]
+    check.equal("message keys", list(choice["message"]), ["role", "content", "refusal", "annotations"])
+    check.true("finish", choice["finish_reason"] in ("stop", "length"))
+    u = a["usage"]
+    check.equal("usage sum", u["prompt_tokens"] + u["completion_tokens"], u["total_tokens"])
+    check.true("id", re.fullmatch(r"chatcmpl-[0-9a-f]{32}", a["id"]), a["id"])
+    check.true("fingerprint", re.fullmatch(r"fp_[0-9a-f]{10}", a["system_fingerprint"]), a["system_fingerprint"])
+    b = s.ok(CHAT, chat())
+    check.equal("same twice", b["choices"], a["choices"])
+    chunks = s.stream(CHAT, chat())
+    check.equal("stream text", stream_text(chunks), choice["message"]["content"])
+    check.equal("role chunk", chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": "", "refusal": None})
+    check.equal("finish chunk", (chunks[-1]["choices"][0]["delta"], chunks[-1]["choices"][0]["finish_reason"]), ({}, choice["finish_reason"]))
+    check.true("no usage unasked", all("usage" not in c for c in chunks))
+    check.true("one id", len({(c["id"], c["created"], c["model"], c["system_fingerprint"]) for c in chunks}) == 1)
+    check.true("chunk object", all(c["object"] == "chat.completion.chunk" for c in chunks))
+    chunks = s.stream(CHAT, chat(stream_options={"include_usage": True}))
+    check.true("usage null", all(c["usage"] is None for c in chunks[:-1]))
+    check.equal("usage chunk", (chunks[-1]["choices"], chunks[-1]["usage"]), ([], u))
+    chunks = s.stream(CHAT, chat(stream_options={"include_usage": True, "continuous_usage_stats": True}))
+    counts = [c["usage"]["completion_tokens"] for c in chunks]
+    check.true("running usage", counts == sorted(counts) and counts[0] == 0 and chunks[-1]["usage"] == u, counts)
+    is_error("stream_options alone", s.post(CHAT, chat(stream_options={"include_usage": True})), 400, None, "stream_options")
+
+
+def test_framing(s):
+    body = json.dumps(chat(stream=True, max_tokens=12, ignore_eos=True)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.%d\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n"
+    raw = s.raw(head % (1, len(body), b"Connection: close\r\n") + body)
+    top, rest = raw.split(b"\r\n\r\n", 1)
+    check.true("SSE head", b"text/event-stream; charset=utf-8" in top and b"chunked" in top.lower() and b"content-length" not in top.lower()
+               and b"X-Accel-Buffering: no" in top and b"Cache-Control: no-cache" in top, top)
+    events, whole = b"", True
+    while rest:
+        size, rest = rest.split(b"\r\n", 1)
+        n = int(size, 16)
+        piece, rest = rest[:n], rest[n + 2:]
+        events += piece
+        whole = whole and (n == 0 or piece.endswith(b"\n\n"))
+        if n == 0:
+            break
+    check.true("events are whole in their chunks", whole)
+    chunks = parse_stream(events)
+    check.true("a chunk per step", len(chunks) == 14, len(chunks))
+    raw = s.raw(head % (0, len(body), b"") + body)
+    top, rest = raw.split(b"\r\n\r\n", 1)
+    check.true("HTTP/1.0 is not chunked", b"chunked" not in top.lower() and rest.startswith(b"data: "), top)
+    check.equal("HTTP/1.0 stream", len(parse_stream(rest)), 14)
+
+
+def test_many(s):
+    chunks = s.stream(CHAT, chat(n=3, temperature=1, seed=7))
+    check.equal("roles first", [c["choices"][0]["index"] for c in chunks[:3]], [0, 1, 2])
+    check.true("role chunks", all(c["choices"][0]["delta"].get("role") == "assistant" for c in chunks[:3]))
+    check.equal("three finishes", sorted(c["choices"][0]["index"] for c in chunks if c["choices"][0]["finish_reason"]), [0, 1, 2])
+    a, b = s.ok(CHAT, chat(n=3, temperature=1, seed=7)), s.ok(CHAT, chat(n=3, temperature=1, seed=7))
+    check.equal("seed repeats", a["choices"], b["choices"])
+    texts = [c["message"]["content"] for c in a["choices"]]
+    check.equal("stream = whole, n 3", [stream_text(chunks, i) for i in range(3)], texts)
+    check.true("samples differ", len(set(texts)) > 1, texts)
+    one = s.ok(CHAT, chat(temperature=1, seed=7))
+    check.equal("choice 0 = the solo answer", one["choices"][0]["message"]["content"], texts[0])
+    check.equal("prompt counted once", a["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"])
+    draws = {s.ok(CHAT, chat(temperature=1, max_tokens=6))["choices"][0]["message"]["content"] for _ in range(4)}
+    check.true("no seed: random", len(draws) > 1, draws)
+    for value, code in ((0, "invalid_value"), (129, "invalid_value"), ("2", "invalid_type"), (1.5, "invalid_type"), (True, "invalid_type")):
+        is_error(f"n={value!r}", s.post(CHAT, chat(n=value)), 400, code, "n")
+    check.equal("n=2.0", len(s.ok(CHAT, chat(n=2.0))["choices"]), 2)
+
+
+def test_budget(s):
+    a = s.ok(CHAT, chat(max_completion_tokens=3, max_tokens=50, ignore_eos=True))
+    check.equal("max_completion_tokens wins", (a["usage"]["completion_tokens"], a["choices"][0]["finish_reason"]), (3, "length"))
+    is_error("max_tokens 0", s.post(CHAT, chat(max_tokens=0)), 400, "invalid_value", "max_tokens")
+    window = s.request("GET", "/v1/models")[2]
+    window = json.loads(window)["data"][0]["max_model_len"]
+    base = s.ok("/tokenize", {"prompt": "a"})["tokens"]
+    token = base[-1]
+    for path, make in ((TEXT, lambda n, **k: text([2] + [token] * (n - 1), **k)),):
+        is_error("prompt too long", s.post(path, make(window + 50, max_tokens=1)), 400, "context_length_exceeded", "prompt")
+        status, answer = s.post(path, make(window - 48, max_tokens=100))
+        is_error("prompt and answer too long", (status, answer), 400, "context_length_exceeded")
+        check.true("message", answer["error"]["message"].startswith(f"This model's maximum context length is {window} tokens."), answer)
+        check.equal("exact fit", s.ok(path, make(window - 4, max_tokens=4, ignore_eos=True))["usage"]["total_tokens"], window)
+    status, answer = s.post(CHAT, chat("a " * (window + 10), max_tokens=None))
+    is_error("chat too long", (status, answer), 400, "context_length_exceeded", "messages")
+    check.true("chat message", answer["error"]["message"].startswith(f"This model's maximum context length is {window} tokens."), answer)
+    a = s.ok(TEXT, text(max_tokens=None))
+    check.true("completions default 16", a["usage"]["completion_tokens"] <= 16)
+    a = s.ok(CHAT, chat(ignore_eos=True, max_tokens=64))
+    check.equal("ignore_eos", (a["usage"]["completion_tokens"], a["choices"][0]["finish_reason"]), (64, "length"))
+    ends = {str(i): 100 for i in eos_ids(s)}
+    a = s.ok(CHAT, chat(logit_bias=ends))
+    check.equal("ends at once", (a["usage"]["completion_tokens"], a["choices"][0]["finish_reason"], a["choices"][0]["stop_reason"]), (1, "stop", None))
+    a = s.ok(CHAT, chat(logit_bias=ends, min_tokens=5))
+    check.equal("min_tokens", a["usage"]["completion_tokens"], 6)
+    cut = s.ok(TEXT, text("one two three four", truncate_prompt_tokens=3, return_token_ids=True))
+    full = s.ok("/tokenize", {"prompt": "one two three four"})["tokens"]
+    check.equal("truncate", cut["choices"][0]["prompt_token_ids"], full[-3:])
+
+
+def eos_ids(s):
+    with open(os.path.join(MODEL, "generation_config.json")) as f:
+        ids = json.load(f)["eos_token_id"]
+    return ids if isinstance(ids, list) else [ids]
+
+
+def test_stops(s):
+    base = s.ok(CHAT, chat(max_tokens=40, ignore_eos=True, return_token_ids=True))["choices"][0]
+    whole = base["message"]["content"]
+    at = next((i for i in range(4, len(whole) - 3) if "\ufffd" not in whole[i:i + 2]), 4)
+    stop = whole[at:at + 2]
+    want = whole[:whole.index(stop)]
+    a = s.ok(CHAT, chat(max_tokens=40, ignore_eos=True, stop=stop, return_token_ids=True))
+    c = a["choices"][0]
+    check.equal("stop string", (c["message"]["content"], c["finish_reason"], c["stop_reason"]), (want, "stop", stop))
+    check.equal("stop: tokens", c["token_ids"], base["token_ids"][:len(c["token_ids"])])
+    check.equal("stop: count", a["usage"]["completion_tokens"], len(c["token_ids"]))
+    chunks = s.stream(CHAT, chat(max_tokens=40, ignore_eos=True, stop=["\u1234never", stop]))
+    check.equal("stop in stream", stream_text(chunks), want)
+    c = s.ok(CHAT, chat(max_tokens=40, ignore_eos=True, stop=[stop], include_stop_str_in_output=True))["choices"][0]
+    check.equal("include_stop_str_in_output", c["message"]["content"], want + stop)
+    chunks = s.stream(CHAT, chat(max_tokens=40, ignore_eos=True, stop=[whole[-1] + "\u1234"]))
+    check.equal("held text comes at the end", stream_text(chunks), whole)
+    is_error("empty stop", s.post(CHAT, chat(stop="")), 400, "invalid_value", "stop")
+    is_error("bad stop", s.post(CHAT, chat(stop=[3])), 400, "invalid_type", "stop")
+    is_error("17 stops", s.post(CHAT, chat(stop=["x"] * 17)), 400, "invalid_value", "stop")
+    check.equal("no stops", [s.post(CHAT, chat(stop=v))[0] for v in ([], None)], [200, 200])
+    k = next(i for i, t in enumerate(base["token_ids"]) if i > 1)
+    token = base["token_ids"][k]
+    first = base["token_ids"].index(token)
+    c = s.ok(CHAT, chat(max_tokens=40, ignore_eos=True, stop_token_ids=[token], return_token_ids=True))["choices"][0]
+    check.equal("stop token", (c["finish_reason"], c["stop_reason"], c["token_ids"]), ("stop", token, base["token_ids"][:first + 1]))
+    is_error("stop token out of range", s.post(CHAT, chat(stop_token_ids=[10**7])), 400, "invalid_value", "stop_token_ids")
+
+
+def test_logprobs(s):
+    a = s.ok(CHAT, chat(logprobs=True, top_logprobs=3, max_tokens=12, ignore_eos=True))
+    entries = a["choices"][0]["logprobs"]["content"]
+    check.equal("one entry per token", len(entries), a["usage"]["completion_tokens"])
+    good = all(len(e["top_logprobs"]) == 3 and e["top_logprobs"] == sorted(e["top_logprobs"], key=lambda t: -t["logprob"]) for e in entries)
+    check.true("three alternatives, descending", good)
+    check.true("greedy = most likely", all(e["logprob"] == e["top_logprobs"][0]["logprob"] for e in entries))
+    joined = b"".join(bytes(e["bytes"] or []) for e in entries).decode("utf-8", "replace")
+    check.equal("bytes make the text", joined.replace("\ufffd", ""), a["choices"][0]["message"]["content"].replace("\ufffd", ""))
+    chunks = s.stream(CHAT, chat(logprobs=True, top_logprobs=3, max_tokens=12, ignore_eos=True))
+    streamed = [e for c in chunks for choice in c["choices"] if choice["logprobs"] for e in choice["logprobs"]["content"]]
+    check.equal("streamed entries", streamed, entries)
+    is_error("top_logprobs alone", s.post(CHAT, chat(top_logprobs=3)), 400, "invalid_value", "top_logprobs")
+    is_error("top_logprobs 21", s.post(CHAT, chat(logprobs=True, top_logprobs=21)), 400, "invalid_value", "top_logprobs")
+    a = s.ok(CHAT, chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True))
+    check.equal("token_id:N", [e["token"] for e in a["choices"][0]["logprobs"]["content"]], [f"token_id:{i}" for i in a["choices"][0]["token_ids"]])
+    first = a["choices"][0]["token_ids"][0]
+    b = s.ok(CHAT, chat(logit_bias={str(first): -100}, return_token_ids=True))
+    check.true("logit_bias bans", first not in b["choices"][0]["token_ids"])
+    is_error("bad bias key", s.post(CHAT, chat(logit_bias={"abc": 1})), 400, "invalid_value", "logit_bias")
+    is_error("bias out of range", s.post(CHAT, chat(logit_bias={"99999999": 1})), 400, "invalid_value", "logit_bias")
+    a = s.ok(CHAT, chat(prompt_logprobs=2, return_token_ids=True))
+    ids, scores = a["prompt_token_ids"], a["prompt_logprobs"]
+    check.true("prompt_logprobs", len(scores) == len(ids) and scores[0] is None and all(str(i) in e for i, e in zip(ids[1:], scores[1:])))
+    is_error("prompt_logprobs in a stream", s.post(CHAT, chat(prompt_logprobs=2, stream=True)), 400, "invalid_value", "prompt_logprobs")
+
+
+def test_completions(s):
+    ids = s.ok("/tokenize", {"prompt": "Hello there"})["tokens"]
+    other = s.ok("/tokenize", {"prompt": "Something else"})["tokens"]
+    one = s.ok(TEXT, text())
+    check.equal("keys", list(one), ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"])
+    check.true("object, id", one["object"] == "text_completion" and one["id"].startswith("cmpl-"))
+    two = s.ok(TEXT, text(["Hello there", "Something else"]))
+    check.equal("two prompts", [c["index"] for c in two["choices"]], [0, 1])
+    check.equal("prompt 0 = solo", two["choices"][0]["text"], one["choices"][0]["text"])
+    check.equal("ids = string", s.ok(TEXT, text(ids))["choices"][0]["text"], one["choices"][0]["text"])
+    check.equal("id lists", [c["text"] for c in s.ok(TEXT, text([ids, other]))["choices"]], [c["text"] for c in two["choices"]])
+    check.equal("ids verbatim", s.ok(TEXT, text(ids[1:], return_token_ids=True))["choices"][0]["prompt_token_ids"], ids[1:])
+    check.equal("prompts times n", [c["index"] for c in s.ok(TEXT, text(["a", "b"], n=2, temperature=1))["choices"]], [0, 1, 2, 3])
+    a = s.ok(TEXT, text("Hello \u2028 w\u00f6rld", echo=True, max_tokens=0, logprobs=1))
+    c = a["choices"][0]
+    p = c["logprobs"]
+    check.equal("echo alone", c["text"], "Hello \u2028 w\u00f6rld")
+    check.equal("equal lengths", len({len(p[k]) for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}), 1)
+    check.true("first is null", p["token_logprobs"][0] is None and p["top_logprobs"][0] is None and all(v <= 0 for v in p["token_logprobs"][1:]))
+    check.true("offsets", p["text_offset"] == sorted(p["text_offset"]) and p["text_offset"][0] == 0 and p["text_offset"][-1] < len(c["text"]))
+    raw = s.request("POST", TEXT, text("a\u2028b\u0085c\x7f", echo=True, max_tokens=1))[2]
+    check.true("line separators are escaped", b"a\\u2028b\\u0085c\\u007f" in raw, raw)
+    a = s.ok(TEXT, text(echo=True, logprobs=2, max_tokens=4, ignore_eos=True))
+    c = a["choices"][0]
+    check.equal("echo and answer", c["text"], "Hello there" + s.ok(TEXT, text(max_tokens=4, ignore_eos=True))["choices"][0]["text"])
+    check.equal("entries", len(c["logprobs"]["tokens"]), a["usage"]["total_tokens"])
+    chunks = s.stream(TEXT, text(echo=True, logprobs=2, max_tokens=4, ignore_eos=True))
+    check.equal("echo in a stream", stream_text(chunks, key="text"), c["text"])
+    merged = {k: [v for x in chunks if x["choices"][0]["logprobs"] for v in x["choices"][0]["logprobs"][k]] for k in c["logprobs"]}
+    check.equal("log-probs in a stream", merged, c["logprobs"])
+    check.equal("best_of 1", s.post(TEXT, text(best_of=1))[0], 200)
+    is_error("best_of 3", s.post(TEXT, text(best_of=3)), 400, "unsupported_parameter", "best_of")
+    is_error("suffix", s.post(TEXT, text(suffix="x")), 400, "unsupported_parameter", "suffix")
+    check.equal("empty suffix", s.post(TEXT, text(suffix=""))[0], 200)
+    is_error("no prompt", s.post(TEXT, {"max_tokens": 1}), 400, "missing_required_parameter", "prompt")
+    is_error("no prompts", s.post(TEXT, text([])), 400, "empty_array", "prompt")
+    is_error("bad prompt", s.post(TEXT, text(5)), 400, "invalid_type", "prompt")
+    is_error("mixed prompt", s.post(TEXT, text(["a", 5])), 400, "invalid_type")
+    is_error("id out of range", s.post(TEXT, text([2, 10**6])), 400, "invalid_value", "prompt")
+    is_error("negative id", s.post(TEXT, text([2, -1])), 400, "invalid_value", "prompt")
+    check.equal("stream finish", s.stream(TEXT, text())[-1]["choices"][0]["finish_reason"], one["choices"][0]["finish_reason"])
+
+
+def test_refused(s):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    table = [
+        ({"response_format": schema}, "unsupported_schema", "response_format"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_schema", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, None, "response_format"),
+        ({"response_format": {"type": "poem"}}, "invalid_value", "response_format.type"),
+        ({"guided_choice": ["yes"]}, "unsupported_schema", "guided_choice"),
+        ({"structured_outputs": {"regex": "a"}}, "unsupported_schema", "structured_outputs"),
+        ({"tools": [tool]}, "tools_unsupported", "tools"),
+        ({"tools": [tool, tool], "tool_choice": "none"}, "invalid_value", "tools[1]"),
+        ({"tools": [{"type": "custom"}]}, "unsupported_value", "tools[0]"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": "maybe"}, "invalid_value", "tool_choice"),
+        ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "invalid_value", "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "unsupported_value", "modalities"),
+        ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
+        ({"web_search_options": {}}, "unsupported_parameter", "web_search_options"),
+        ({"functions": []}, "unsupported_parameter", "functions"),
+        ({"chat_template": "x"}, "unsupported_parameter", "chat_template"),
+        ({"mm_processor_kwargs": {"a": 1}}, "unsupported_parameter", "mm_processor_kwargs"),
+        ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+        ({"length_penalty": 2}, "unsupported_parameter", "length_penalty"),
+        ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
+        ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"temperature": "1"}, "invalid_type", "temperature"),
+        ({"top_p": 1.5}, "invalid_value", "top_p"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
+        ({"min_p": 2}, "invalid_value", "min_p"),
+        ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+        ({"presence_penalty": 3}, "invalid_value", "presence_penalty"),
+        ({"seed": "x"}, "invalid_type", "seed"),
+        ({"stream": "yes"}, "invalid_type", "stream"),
+        ({"cache_salt": ""}, "invalid_value", "cache_salt"),
+        ({"chat_template_kwargs": [1]}, "invalid_type", "chat_template_kwargs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "invalid_value", "continue_final_message"),
+        ({"messages": []}, "empty_array", "messages"),
+        ({"messages": None}, "missing_required_parameter", "messages"),
+        ({"messages": "x"}, "invalid_type", "messages"),
+        ({"messages": [{"role": "foo", "content": "x"}]}, "invalid_value", None),
+        ({"model": 1}, "invalid_type", "model"),
+    ]
+    for fields, code, param in table:
+        param = False if param is None else param
+        is_error(json.dumps(fields)[:60], s.request("POST", CHAT, {**chat(), **fields}), 400, code, param)
+    fine = {k: None for k in ("stop", "logprobs", "top_logprobs", "seed", "n", "stream", "stream_options", "tools", "tool_choice", "user", "model",
+                              "top_p", "logit_bias", "response_format", "max_completion_tokens", "audio", "functions", "top_k", "metadata")}
+    check.equal("nulls and unknown fields", s.post(CHAT, chat(**fine, chat_id="x", provider={"a": [1]}))[0], 200)
+    check.equal("tools with choice none", s.post(CHAT, chat(tools=[tool], tool_choice="none"))[0], 200)
+    check.equal("empty tools", s.post(CHAT, chat(tools=[]))[0], 200)
+    a = s.ok(CHAT, chat(service_tier="auto", user="u", seed=-1, top_k=0, top_p=0, temperature=1, repeat_penalty=1.1))
+    check.equal("service_tier", a["service_tier"], "default")
+    is_error("unknown model", s.request("POST", CHAT, chat(model="nope")), 404, "model_not_found", "model")
+    long = "m" * 5000
+    status, answer = s.post(CHAT, chat(model=long))
+    check.true("values are cut", status == 404 and len(answer["error"]["message"]) < 400)
+
+
+def test_images(s):
+    url = data_url(picture())
+    plain = s.ok(CHAT, parts({"type": "text", "text": "What is it?"}))["usage"]["prompt_tokens"]
+    a = s.ok(CHAT, parts(image(url), {"type": "text", "text": "What is it?"}))
+    tokens = a["usage"]["prompt_tokens_details"]["image_tokens"]
+    check.true("image tokens", tokens > 0 and a["usage"]["prompt_tokens"] >= plain + tokens, a["usage"])
+    b = s.ok(CHAT, parts(image(url.replace("image/png", "image/jpeg")), {"type": "text", "text": "What is it?"}))
+    check.equal("declared type is ignored", b["choices"], a["choices"])
+    shape = s.ok(CHAT, parts({"image_url": {"url": url}}, {"type": "text", "text": "What is it?"}))
+    check.equal("part without type", shape["choices"], a["choices"])
+    shape = s.ok(CHAT, parts({"type": "image_url", "image_url": url}, {"type": "text", "text": "What is it?"}))
+    check.equal("url as a plain string", shape["choices"], a["choices"])
+    chunks = s.stream(CHAT, parts(image(url), {"type": "text", "text": "What is it?"}))
+    check.equal("image in a stream", stream_text(chunks), a["choices"][0]["message"]["content"])
+    top = dict(logprobs=True, top_logprobs=5)
+    x = s.ok(CHAT, parts(image(url), {"type": "text", "text": "?"}, **top))
+    y = s.ok(CHAT, parts(image(data_url(picture(3))), {"type": "text", "text": "?"}, **top))
+    check.true("another picture, other log-probs", x["choices"][0]["logprobs"] != y["choices"][0]["logprobs"])
+    two = s.ok(CHAT, parts(image(url), image(data_url(picture(3))), {"type": "text", "text": "?"}))
+    check.equal("two images", two["usage"]["prompt_tokens_details"]["image_tokens"], 2 * tokens)
+    check.equal("detail low", s.post(CHAT, parts(image(url, detail="low"), {"type": "text", "text": "?"}))[0], 200)
+    truncated = picture()[:200]
+    huge = png(2, 2, lambda x, y: (0, 0, 0), claim=(60000, 60000))
+    table = [
+        (image(url, detail="max"), "invalid_value"),
+        (image(data_url(truncated)), "image_parse_error"),
+        (image("data:image/png;base64,"), "empty_image_file"),
+        (image("data:image/png,abc"), "invalid_image_url"),
+        (image(data_url(b"just some text, no picture")), "unsupported_image_media_type"),
+        (image("data:image/png;base64,!!!"), "invalid_base64_image"),
+        (image(data_url(huge)), "image_too_large"),
+        (image("http://127.0.0.1/x.png"), "invalid_image_url"),
+        (image("https://169.254.169.254/"), "invalid_image_url"),
+        (image("file:///etc/passwd"), "invalid_image_url"),
+        (image("iVBORw0KGgo="), "invalid_image_url"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "unsupported_content_part"),
+        ({"type": "file", "file": {"file_id": "x"}}, "unsupported_content_part"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "unsupported_content_part"),
+    ]
+    for part, code in table:
+        is_error(json.dumps(part)[:70], s.request("POST", CHAT, parts(part, {"type": "text", "text": "?"})), 400, code)
+    is_error("17 images", s.request("POST", CHAT, parts(*[image(url)] * 17)), 400, "too_many_images")
+
+
+def test_messages(s):
+    conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+                    {"role": "user", "content": [{"type": "text", "text": "And?"}]}]
+    a = s.ok(CHAT, {"messages": conversation, "max_tokens": 3, "temperature": 0})
+    tokens = s.ok("/tokenize", {"messages": conversation})
+    check.equal("tokenize = prompt_tokens", tokens["count"], a["usage"]["prompt_tokens"])
+    check.equal("count", tokens["count"], len(tokens["tokens"]))
+    developer = [{**conversation[0], "role": "developer"}] + conversation[1:]
+    check.equal("developer = system", s.ok("/tokenize", {"messages": developer})["tokens"], tokens["tokens"])
+    open_end = s.ok("/tokenize", {"messages": conversation[:3], "add_generation_prompt": False, "continue_final_message": True})["tokens"]
+    check.equal("continue_final_message", s.post(CHAT, {"messages": conversation[:3], "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 2})[0], 200)
+    closed = s.ok("/tokenize", {"messages": conversation[:3], "add_generation_prompt": False})["tokens"]
+    check.true("left open", open_end == closed[:len(open_end)] and len(open_end) < len(closed), (open_end, closed))
+    typed = s.ok("/tokenize", {"messages": [{"role": "user", "content": "<end_of_turn>"}]})["tokens"]
+    plain = s.ok("/tokenize", {"messages": [{"role": "user", "content": ""}]})["tokens"]
+    special = s.ok("/tokenize", {"prompt": "<end_of_turn>", "add_special_tokens": False})["tokens"]
+    check.true("typed control tokens stay text", typed.count(special[0]) == plain.count(special[0]), (typed, special))
+    is_error("alternation", s.request("POST", CHAT, {"messages": [{"role": "user", "content": "a"}] * 2}), 400, "chat_template_error", "messages")
+
+
+def test_tokenize(s):
+    sample = "Hello, w\u00f6rld \U0001f600\n\n  two"
+    a = s.ok("/tokenize", {"prompt": sample, "return_token_strs": True})
+    check.true("tokenize", a["count"] == len(a["tokens"]) == len(a["token_strs"]) and a["max_model_len"] > 0)
+    bare = s.ok("/tokenize", {"prompt": sample, "add_special_tokens": False})["tokens"]
+    check.equal("round trip", s.ok("/detokenize", {"tokens": bare})["prompt"], sample)
+    is_error("tokenize nothing", s.post("/tokenize", {}), 400, "missing_required_parameter")
+    is_error("bad tokens", s.post("/detokenize", {"tokens": [1, "x"]}), 400, "invalid_type", "tokens")
+    is_error("no such token", s.post("/detokenize", {"tokens": [-1]}), 400, "invalid_value", "tokens")
+
+
+def test_http(s):
+    name = json.loads(s.request("GET", "/v1/models")[2])["data"][0]
+    check.true("model card", {"id", "object", "created", "owned_by", "root", "max_model_len"} <= set(name))
+    check.equal("retrieve", json.loads(s.request("GET", "/v1/models/" + name["id"])[2]), name)
+    check.equal("percent encoded", json.loads(s.request("GET", "/v1/models/%" + format(ord(name["id"][0]), "02X") + name["id"][1:])[2]), name)
+    is_error("no such model", s.request("GET", "/v1/models/nope%2Fx"), 404, "model_not_found", "model")
+    for path in ("/health", "/ready", "/health/ready", "/readyz", "/live", "/health/live", "/livez", "/ping", "/version", "/metrics", "/load", "/", "//health/", "/health?x=1"):
+        check.equal(path, s.request("GET", path)[0], 200)
+        status, head, body = s.request("HEAD", path)
+        check.true("HEAD " + path, status == 200 and body == b"" and "content-length" in head, (status, head))
+    check.equal("/health is empty", s.request("GET", "/health")[2], b"")
+    check.equal("POST /ping", s.request("POST", "/ping", b"")[0], 200)
+    check.equal("ready", json.loads(s.request("GET", "/ready")[2]), {"status": "ready"})
+    check.true("version", re.fullmatch(r"\d+\.\d+\.\d+", json.loads(s.request("GET", "/version")[2])["version"]))
+    a = s.request("GET", CHAT)
+    is_error("GET on a POST route", a, 405, "method_not_supported")
+    check.equal("Allow", a[1].get("allow"), "POST, OPTIONS")
+    is_error("DELETE", s.request("DELETE", "/v1/models"), 405, "method_not_supported")
+    a = s.request("GET", "/v1/nope")
+    is_error("unknown URL", a, 404, "unknown_url")
+    check.true("its message", json.loads(a[2])["error"]["message"] == "Invalid URL (GET /v1/nope)")
+    is_error("embeddings", s.request("POST", "/v1/embeddings", {"input": "x"}), 404, "unsupported_endpoint")
+    for body in (b"{", b"", b"[]", b'{"messages":[]} x', b"[" * 500, b'{"a":' * 200 + b"1" + b"}" * 200, b'{"max_tokens":1e999}', b"\xff\xfe"):
+        is_error(f"body {body[:20]!r}", s.request("POST", CHAT, body), 400, "invalid_json", None)
+    odd = json.dumps(chat("X")).encode().replace(b'"X"', b'"a\xff\\ud800b\\u0000c"')
+    check.equal("repaired text", s.request("POST", CHAT, b"\xef\xbb\xbf" + odd)[0], 200)
+    is_error("text/plain", s.request("POST", CHAT, chat(), {"Content-Type": "text/plain"}), 415, "unsupported_media_type")
+    is_error("no type", s.request("POST", CHAT, chat(), {"Content-Type": None}), 415, "unsupported_media_type")
+    check.equal("charset", s.request("POST", CHAT, chat(), {"Content-Type": "application/json; charset=utf-8"})[0], 200)
+    is_error("gzip", s.request("POST", CHAT, chat(), {"Content-Encoding": "gzip"}), 415, "unsupported_media_type")
+    a = s.request("POST", CHAT, chat(), {"X-Request-Id": "abc"})
+    check.equal("request id", (a[1]["x-request-id"], json.loads(a[2])["id"]), ("abc", "chatcmpl-abc"))
+    a = s.request("POST", CHAT, chat(), {"X-Request-Id": "bad id"})
+    check.true("bad request id", re.fullmatch("[0-9a-f]{32}", a[1]["x-request-id"]))
+    check.equal("request_id field", s.ok(CHAT, chat(request_id="r-1"))["id"], "chatcmpl-r-1")
+    a = s.request("OPTIONS", CHAT, None, {"Origin": "http://x", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-y"})
+    check.true("preflight", a[0] == 204 and a[1]["access-control-allow-origin"] == "*" and "authorization" in a[1]["access-control-allow-headers"]
+               and "POST" in a[1]["access-control-allow-methods"], a)
+    a = s.request("POST", CHAT, b"{", {"Origin": "http://x"})
+    check.true("CORS on errors", a[1].get("access-control-allow-origin") == "*" and "access-control-expose-headers" in a[1])
+    check.equal("OPTIONS /", s.request("OPTIONS", "/")[0], 204)
+    check.equal("open server ignores keys", s.request("POST", CHAT, chat(), {"Authorization": "Bearer None"})[0], 200)
+
+
+def test_wire(s):
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = json.dumps(chat()).encode()
+
+    def status(raw):
+        return int(raw.split(b" ", 2)[1]) if raw.startswith(b"HTTP/1.1 ") else None
+
+    raw = s.raw(post + b"Content-Length: 68157441\r\n\r\n")
+    check.true("413 before the body", status(raw) == 413 and b'"code":"request_too_large"' in raw and b"Connection: close" in raw, raw)
+    check.equal("TE and CL", status(s.raw(post + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n")), 400)
+    check.equal("two lengths", status(s.raw(post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}    ")), 400)
+    check.true("unknown coding", status(s.raw(post + b"Transfer-Encoding: xchunked\r\n\r\n")) in (400, 501))
+    check.equal("no Host", status(s.raw(b"GET /health HTTP/1.1\r\n\r\n")), 400)
+    check.equal("long URL", status(s.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")), 414)
+    check.equal("large headers", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70000 + b"\r\n\r\n")), 431)
+    check.equal("Expect: other", status(s.raw(post + b"Expect: 200-maybe\r\nContent-Length: 2\r\n\r\n")), 417)
+    with socket.create_connection((s.host, s.port), timeout=10) as c:
+        c.sendall(post + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        t = time.monotonic()
+        first = c.recv(1000)
+        check.true("100 Continue at once", first.startswith(b"HTTP/1.1 100") and time.monotonic() - t < 0.5, first)
+        c.sendall(body)
+        check.equal("then 200", status(c.recv(1000)), 200)
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (body[:10], body[10:])) + b"0\r\n\r\n"
+    request = post + b"Transfer-Encoding: chunked\r\n"
+    check.equal("chunked body", status(s.raw(request + b"Connection: close\r\n\r\n" + chunked)), 200)
+    one = post + b"Content-Length: %d\r\n" % len(body)
+    raw = s.raw(one + b"\r\n" + body + one + b"Connection: close\r\n\r\n" + body)
+    check.equal("pipelined pair", raw.count(b"HTTP/1.1 200"), 2)
+    connection = s.connect()
+    for _ in range(3):
+        connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+        check.equal("kept connection", json.loads(connection.getresponse().read())["object"], "chat.completion")
+    connection.request("POST", CHAT, b"x" * 1000, {"Content-Type": "text/plain"})
+    answer = connection.getresponse()
+    answer.read()
+    check.equal("refused, connection kept", (answer.status, answer.getheader("Connection")), (415, None))
+    connection.request("GET", "/health")
+    check.equal("and used again", connection.getresponse().status, 200)
+    connection.close()
+
+
+def test_metrics(s):
+    status, head, body = s.request("GET", "/metrics")
+    check.true("content type", head["content-type"].startswith("text/plain; version=0.0.4"))
+    seen, families, buckets = set(), set(), {}
+    for line in body.decode().splitlines():
+        if line.startswith("# TYPE "):
+            name = line.split()[2]
+            check.true(f"family {name} once", name not in families)
+            families.add(name)
+            continue
+        if line.startswith("#") or not line:
+            continue
+        match = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{([a-z_]+="(\\.|[^"\\])*",?)*\})? (\S+)', line)
+        if not check.true("sample syntax", match, line):
+            continue
+        series = line.rsplit(" ", 1)[0]
+        check.true("no series twice", series not in seen, series)
+        seen.add(series)
+        value = float(line.rsplit(" ", 1)[1])
+        if match[1].endswith("_bucket"):
+            key = (match[1], re.sub(r',?le="[^"]*"', "", match[2]))
+            check.true("monotone buckets", value >= buckets.get(key, 0), line)
+            buckets[key] = value
+        elif match[1].endswith("_count") and match[1][:-6] in families:
+            check.equal("+Inf = count", buckets[(match[1][:-6] + "_bucket", match[2])], value)
+    check.true("no _created", not any("_created" in x for x in seen))
+    starred = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total", "generation_tokens_total", "request_success_total",
+               "request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens", "time_to_first_token_seconds",
+               "inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+               "request_decode_time_seconds"]
+    for name in starred:
+        check.true("present: " + name, "vllm:" + name in families)
+    check.true("usage per group", any(x.startswith("kvasir:kv_blocks_used{") for x in seen))
+    before = s.metric("vllm:generation_tokens_total")
+    s.ok(CHAT, chat(max_tokens=5, ignore_eos=True))
+    check.equal("tokens counted", s.metric("vllm:generation_tokens_total") - before, 5)
+
+
+def idle(s):
+    m = s.metrics()
+    return all(v == 0 for k, v in m.items() if k.split("{")[0] in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"))
+
+
+def test_disconnect(s):
+    for stream in (True, False):
+        aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",'
+        before = sum(v for k, v in s.metrics().items() if k.startswith(aborted))
+        body = json.dumps(chat(stream=stream, max_tokens=1900, ignore_eos=True, temperature=1, n=4)).encode()
+        c = socket.create_connection((s.host, s.port))
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        if stream:
+            c.recv(100)
+        check.true("it runs", wait_until(lambda: s.metric("vllm:num_requests_running") > 0, 10))
+        c.close()
+        check.true(f"KV freed within a second (stream={stream})", wait_until(lambda: idle(s), 1.0))
+        check.equal("counted as aborted", sum(v for k, v in s.metrics().items() if k.startswith(aborted)) - before, 4)
+
+
+def test_keys():
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
+        f.write("# keys\nsecret-one\nsecret-two\n")
+        f.flush()
+        s = Server(BINARY, MODEL, "--api-key-file", f.name, "--served-model-name", "org/tiny")
+        try:
+            a = s.request("POST", CHAT, chat())
+            is_error("no key", a, 401, "invalid_api_key")
+            check.equal("WWW-Authenticate", a[1].get("www-authenticate"), "Bearer")
+            is_error("wrong key", s.request("GET", "/v1/models", None, {"Authorization": "Bearer nope"}), 401, "invalid_api_key")
+            is_error("tokenize needs a key", s.request("POST", "/tokenize", {"prompt": "x"}), 401, "invalid_api_key")
+            for head in ({"Authorization": "Bearer secret-one"}, {"authorization": "bearer secret-two"}, {"x-api-key": "secret-one"}, {"api-key": "secret-two"}):
+                check.equal(str(head), s.request("POST", CHAT, chat(), head)[0], 200)
+            check.equal("open paths", [s.request("GET", p)[0] for p in ("/health", "/metrics", "/live", "/version", "/ready")], [200] * 5)
+            a = s.request("OPTIONS", CHAT, None, {"Origin": "http://x", "Access-Control-Request-Method": "POST"})
+            check.equal("preflight without a key", a[0], 204)
+            key = {"x-api-key": "secret-one"}
+            check.equal("id with a slash", [s.request("GET", "/v1/models/" + i, None, key)[0] for i in ("org/tiny", "org%2Ftiny", "org%2ftin")], [200, 200, 404])
+        finally:
+            s.stop()
+
+
+def test_queue():
+    s = Server(BINARY, MODEL, "--max-queue", "2", "--max-sequences", "1")
+    try:
+        statuses, retry, threads = [], [], []
+
+        def one():
+            status, head, data = s.request("POST", CHAT, chat(max_tokens=400, ignore_eos=True), timeout=120)
+            statuses.append(status)
+            if status == 429:
+                retry.append(head.get("retry-after"))
+                is_error("queue full", (status, head, data), 429, "rate_limit_exceeded", None)
+
+        for _ in range(12):
+            threads.append(threading.Thread(target=one))
+            threads[-1].start()
+        for t in threads:
+            t.join()
+        check.true("some were refused", statuses.count(429) > 0 and statuses.count(200) >= 1 and set(statuses) <= {200, 429}, statuses)
+        check.true("Retry-After", all(r and r.isdigit() and 1 <= int(r) <= 30 for r in retry), retry)
+        check.equal("and it still answers", s.post(CHAT, chat())[0], 200)
+    finally:
+        s.stop()
+
+
+def test_drain():
+    s = Server(BINARY, MODEL)
+    answers = []
+
+    def long():
+        answers.append(s.stream(CHAT, chat(max_tokens=1500, ignore_eos=True), timeout=120))
+
+    probe = s.connect()
+    probe.connect()
+    late = s.connect()
+    late.connect()
+    thread = threading.Thread(target=long)
+    thread.start()
+    wait_until(lambda: s.metric("vllm:num_requests_running") > 0)
+    s.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    if thread.is_alive():
+        probe.request("GET", "/ready")
+        check.equal("unready while draining", probe.getresponse().status, 503)
+        late.request("POST", CHAT, json.dumps(chat()), {"Content-Type": "application/json"})
+        a = late.getresponse()
+        is_error("new requests while draining", (a.status, {k.lower(): v for k, v in a.getheaders()}, a.read()), 503, "server_draining")
+    thread.join()
+    check.true("the stream completes", answers and answers[0][-1]["choices"][0]["finish_reason"] == "length")
+    check.run(lambda: s.stop(send=False))
+    s = Server(BINARY, MODEL, "--drain-timeout", "0", "--shutdown-delay", "0")
+    c = s.connect()
+    c.request("POST", CHAT, json.dumps(chat(max_tokens=1900, ignore_eos=True, stream=True, n=8)), {"Content-Type": "application/json"})
+    a = c.getresponse()
+    a.read(10)
+    s.process.send_signal(signal.SIGTERM)
+    rest = a.read()
+    check.true("drain limit: error in the stream", rest.endswith(b"data: [DONE]\n\n") and (b"server_draining" in rest or b'"finish_reason":"length"' in rest), rest[-300:])
+    check.run(lambda: s.stop(send=False))
+    s = Server(BINARY, MODEL, "--shutdown-delay", "30")
+    s.process.send_signal(signal.SIGTERM)
+    check.true("unready in the delay", wait_until(lambda: s.request("GET", "/ready")[0] == 503, 3))
+    check.equal("alive in the delay", s.request("GET", "/live")[0], 200)
+    check.equal("still serving in the delay", s.request("POST", CHAT, chat())[0], 200)
+    t = time.monotonic()
+    s.process.send_signal(signal.SIGTERM)
+    code = s.process.wait(10)
+    check.true("the second signal ends at once", code != 0 and time.monotonic() - t < 2, code)
+    s.process.stdout.close()
+
+
+def test_start():
+    import subprocess
+    with tempfile.TemporaryDirectory() as empty:
+        run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
+        lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
+        check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
+    run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
+    check.true("unknown flag", run.returncode == 1 and "no-such-flag" in run.stderr)
+    run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
+    check.true("bad port", run.returncode == 1 and "port" in run.stderr)
+    run = subprocess.run([BINARY, "version"], capture_output=True, text=True, timeout=60)
+    check.true("version", run.returncode == 0 and run.stdout.startswith("kvasir "))
+    run = subprocess.run([BINARY, "inspect", "--model", MODEL], capture_output=True, text=True, timeout=60)
+    check.true("inspect", run.returncode == 0 and "gemma3" in run.stdout, run)
+    run = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=60)
+    check.true("help", run.returncode == 0 and "--max-queue" in run.stdout)
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
+        f.write('# settings\nserved_model_name = "from-file"\nmax-n = 2\n')
+        f.flush()
+        s = Server(BINARY, MODEL, "--config", f.name, "--stream-finish", "merged", env={"KVASIR_MAX_N": "3"})
+        try:
+            check.equal("config file", json.loads(s.request("GET", "/v1/models")[2])["data"][0]["id"], "from-file")
+            check.equal("environment wins", [s.post(CHAT, chat(n=n))[0] for n in (3, 4)], [200, 400])
+            chunks = s.stream(CHAT, chat())
+            last = chunks[-1]["choices"][0]
+            check.true("merged finish", last["finish_reason"] and stream_text(chunks) == s.ok(CHAT, chat())["choices"][0]["message"]["content"], last)
+        finally:
+            s.stop()
+
+
+if __name__ == "__main__":
+    args = arguments(__doc__)
+    BINARY, MODEL = args.binary, args.model
+    shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
+              test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
+    alone = [test_keys, test_queue, test_drain, test_start]
+    wanted = [t for t in shared if not args.only or t.__name__ in args.only]
+    if wanted:
+        server = Server(BINARY, MODEL)
+        for test in wanted:
+            check.run(test, server)
+        check.run(server.stop)
+    for test in alone:
+        if not args.only or test.__name__ in args.only:
+            check.run(test)
+    check.end()

@@ -1,0 +1,177 @@
+"""Many clients at once: python3 test_load.py [--binary B] [--model DIR] [--streams N]
+Each of 64 concurrent streams must equal the same request alone, and killing half of the clients must free their KV within a second."""
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Checks, Server, arguments, data_url, picture, read_all, parse_stream, stream_text, wait_until  # noqa: E402
+
+check = Checks()
+CHAT = "/v1/chat/completions"
+
+
+def body(i):
+    """Every request is another one: text, pictures, sampling, length."""
+    content = [{"type": "text", "text": f"Question {i}: " + "tell me more. " * (i % 7)}]
+    for k in range(i % 3):
+        content.insert(k, {"type": "image_url", "image_url": {"url": data_url(picture(i + 64 * k))}})
+    request = {"messages": [{"role": "user", "content": content}], "max_tokens": 16 + i % 23, "ignore_eos": True, "logprobs": True, "top_logprobs": 2}
+    return {**request, **({"temperature": 0} if i % 2 else {"temperature": 1, "seed": i, "top_p": 0.9})}
+
+
+def answer(chunks):
+    entries = [e for c in chunks for x in c["choices"] if x["logprobs"] for e in x["logprobs"]["content"]]
+    return stream_text(chunks), entries, chunks[-1]["choices"][0]["finish_reason"]
+
+
+def test_equal(s, count):
+    together = [None] * count
+    gate = threading.Barrier(count)
+
+    def one(i):
+        request = body(i)
+        gate.wait()
+        try:
+            together[i] = answer(s.stream(CHAT, request, timeout=300))
+        except Exception as fault:
+            together[i] = fault
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    start = time.monotonic()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    print(f"{count} streams in {time.monotonic() - start:.2f} s, {s.metric('kvasir:engine_steps_total'):.0f} engine steps")
+    for i in range(count):
+        check.equal(f"stream {i} = alone", together[i], answer(s.stream(CHAT, body(i))))
+
+
+def test_whole(s, count):
+    """The same without streaming, while streams run."""
+    results = [None] * count
+
+    def one(i):
+        if i % 2:
+            results[i] = answer(s.stream(CHAT, body(i)))[0]
+        else:
+            results[i] = s.ok(CHAT, body(i))["choices"][0]["message"]["content"]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i in range(count):
+        check.equal(f"mixed {i}", results[i], answer(s.stream(CHAT, body(i)))[0])
+
+
+def units(s):
+    return s.metric("kvasir:kv_arena_units_used")
+
+
+def test_kill(s, count):
+    """Endless streams; every second client is killed."""
+    room = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["max_model_len"] - 100
+    clients = []
+    for i in range(count):
+        # Those that live are short enough for a slow build.
+        request = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": min(room, 500 if i % 2 else 1900), "ignore_eos": True, "temperature": 1,
+                   "seed": 1, "stream": True}
+        data = json.dumps(request).encode()
+        c = socket.create_connection((s.host, s.port), timeout=300)
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        clients.append(c)
+    for c in clients:
+        c.recv(1)
+    running = s.metric("vllm:num_requests_running")
+    if not check.true("all run", running > count * 3 // 4, running):
+        return
+    keep, results = clients[1::2], []
+    readers = [threading.Thread(target=lambda c=c: results.append(read_all(c))) for c in keep]
+    for t in readers:
+        t.start()
+    before = units(s)
+    start = time.monotonic()
+    for c in clients[0::2]:
+        c.close()
+    freed = wait_until(lambda: s.metric("vllm:num_requests_running") <= len(keep), 1.0)
+    took = time.monotonic() - start
+    after = units(s)
+    check.true("half of the sequences are gone within a second", freed, f"{s.metric('vllm:num_requests_running')} run after {took:.2f} s")
+    check.true("their KV is free", after < 0.8 * before, (before, after))
+    print(f"{count // 2} clients killed: {before:.0f} -> {after:.0f} units of KV after {took * 1000:.0f} ms")
+    for t in readers:
+        t.join()
+    texts = {stream_text(parse_stream(unchunk(r))) for r in results}
+    check.equal("the others finish alike", (len(results), len(texts)), (len(keep), 1))
+    check.true("all KV free at the end", wait_until(lambda: units(s) == 0, 1.0), units(s))
+
+
+def unchunk(raw):
+    rest, data = raw.split(b"\r\n\r\n", 1)[1], b""
+    while rest:
+        size, rest = rest.split(b"\r\n", 1)
+        n = int(size, 16)
+        data, rest = data + rest[:n], rest[n + 2:]
+        if n == 0:
+            break
+    return data
+
+
+def test_slow_picture(s):
+    """A large picture is decoded beside a stream: no gap in the stream is as long as the decoding takes."""
+    import zlib
+    import struct
+    size = 4400
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = b"\0" + bytes((x * 7) % 256 for x in range(3 * size))
+    large = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(row * size, 1)) + chunk(b"IEND", b"")
+    request = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(large)}}]}], "max_tokens": 1}
+    took = []
+
+    def one():
+        t = time.monotonic()
+        s.ok(CHAT, request, timeout=120)
+        took.append(time.monotonic() - t)
+
+    room = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["max_model_len"] - 100
+    text = json.dumps({"messages": [{"role": "user", "content": "go on"}], "max_tokens": min(room, 1900), "ignore_eos": True, "stream": True}).encode()
+    c = socket.create_connection((s.host, s.port), timeout=60)
+    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+    c.recv(100)
+    thread = threading.Thread(target=one)
+    thread.start()
+    gaps, last, count = [], time.monotonic(), 0
+    while c.recv(65536):
+        now = time.monotonic()
+        gaps.append(now - last)
+        last, count = now, count + 1
+        if not thread.is_alive() and count > 10:
+            break
+    thread.join()
+    c.close()
+    check.true("20 MP picture answered", bool(took))
+    print(f"20 MP picture: {took[0]:.2f} s; longest gap of the stream beside it {max(gaps):.3f} s")
+    check.true("the stream goes on", max(gaps) < 0.7 * took[0] or max(gaps) < 0.3, (max(gaps), took))
+
+
+if __name__ == "__main__":
+    args = arguments(__doc__, streams=64)
+    models = [args.model] + ([args.demo] if os.path.exists(os.path.join(args.demo, "config.json")) else [])
+    for model in models:
+        print(os.path.basename(model), flush=True)
+        server = Server(args.binary, model)
+        wanted = [(test_equal, args.streams), (test_whole, args.streams), (test_kill, args.streams), (test_slow_picture,)]
+        for test, *more in wanted:
+            if not args.only or test.__name__ in args.only:
+                check.run(test, server, *more)
+        check.run(server.stop)
+    check.end()

@@ -1,0 +1,197 @@
+/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures, greedy and
+ * sampled, is run alone and whole; then cut into chunks of 1, 7, 64 tokens, beside 16 others that come and go, with 1, 2 and 3
+ * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and generated
+ * position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
+#include "engine/model_info.h"
+#include "kernels/backend.h"
+#include "tests/lib/golden.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 400 };
+
+static const char *const SETS[] = {"reference", "avx2", "avx512", "amx"};
+
+static uint32_t next_random(uint64_t *s)
+{
+    *s = *s * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(*s >> 33);
+}
+
+/* A request that depends on its seed alone. */
+struct request {
+    uint32_t prompt[PROMPT];
+    struct mini_image images[2];
+    struct mini_seq s;
+};
+
+static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, bool sampled)
+{
+    uint64_t rng = seed * 77 + 5;
+    *r = (struct request){0};
+    for (uint32_t i = 0; i < length; i++) r->prompt[i] = 4 + next_random(&rng) % VOCAB_TEXT;
+    uint32_t n = m->image.tokens, side = m->image.config.width, count = length > 3 * n + 8 ? 2 : 0;
+    for (uint32_t k = 0; k < count; k++) {
+        uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - n - 1 - next_random(&rng) % 4;
+        r->images[k] = (struct mini_image){begin, begin + n, {side, side, malloc((size_t)side * side * 3)}};
+        for (uint32_t i = 0; i < side * side * 3; i++) r->images[k].pixels.rgb[i] = (uint8_t)next_random(&rng);
+        for (uint32_t i = begin; i < begin + n; i++) r->prompt[i] = m->image.soft_id;
+    }
+    r->s = (struct mini_seq){.prompt = r->prompt,
+                             .prompt_count = length,
+                             .generate = GENERATE,
+                             .images = r->images,
+                             .image_count = count,
+                             .sampling = mini_greedy()};
+    r->s.sampling.logprobs = r->s.sampling.prompt_logprobs = SAMPLING_TOP_MAX;
+    if (sampled) {
+        r->s.sampling.temperature = 0.9f;
+        r->s.sampling.top_k = 40;
+        r->s.sampling.top_p = 0.95f;
+        r->s.sampling.seed = seed;
+    }
+}
+
+static void free_request(struct request *r)
+{
+    for (uint32_t k = 0; k < 2; k++) free(r->images[k].pixels.rgb);
+}
+
+struct result {
+    struct token_out out[PROMPT + GENERATE];
+    uint32_t tokens[PROMPT + GENERATE];
+};
+
+static struct engine *open_engine(const char *variant, const char *set, uint32_t threads)
+{
+    struct engine *e;
+    struct err err;
+    char dir[600];
+    golden_dir(dir, sizeof dir, "gemma3", variant);
+    struct engine_options opt = {.model_dir = dir,
+                                 .kernels = set,
+                                 .threads = threads,
+                                 .kv_bytes = 64u << 20,
+                                 .batch_tokens_max = 2048,
+                                 .sequences_max = OTHERS + 1};
+    if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
+    return e;
+}
+
+/* Steps in which each sequence takes part on its own schedule: some join late, some skip turns. */
+static void run_mixed(struct mini_sched *m, struct request *mine, struct request *others, uint32_t n, uint64_t seed)
+{
+    uint64_t rng = seed;
+    mini_add(m, &mine->s);
+    for (uint32_t i = 0; i < n; i++) mini_add(m, &others[i].s);
+    for (bool more = true; more;) {
+        struct mini_seq *now[OTHERS + 1];
+        uint32_t k = 0, at = next_random(&rng) % (n + 1); /* where mine stands among them */
+        for (uint32_t i = 0; i <= n; i++) {
+            if (i == at) now[k++] = &mine->s;
+            if (i < n && next_random(&rng) % 4) now[k++] = &others[i].s;
+        }
+        more = mini_step(m, now, k) || mine->s.generated < GENERATE;
+        if (mine->s.generated == GENERATE) more = false;
+    }
+}
+
+static void run_one(const char *variant, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, bool sampled,
+                    uint32_t encode_layers, struct result *out)
+{
+    static struct request mine, others[OTHERS];
+    struct engine *e = open_engine(variant, set, threads);
+    struct mini_sched m;
+    mini_init(&m, e);
+    m.encode_layers = encode_layers;
+    make_request(&mine, engine_model(e), 1, PROMPT, sampled);
+    mine.s.chunk = chunk;
+    for (uint32_t i = 0; i < n; i++) {
+        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i, i % 2);
+        others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
+    }
+    run_mixed(&m, &mine, others, n, chunk + 31u * threads);
+    memset(out, 0, sizeof *out);
+    for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
+        const struct token_out *t = &mine.s.scores[i];
+        out->out[i] = *t;
+        out->tokens[i] = mine.s.tokens[i];
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        mini_drop(&m, &others[i].s);
+        free_request(&others[i]);
+    }
+    mini_drop(&m, &mine.s);
+    free_request(&mine);
+    mini_fini(&m);
+    engine_close(e);
+}
+
+static void compare(const struct result *a, const struct result *b, const char *what)
+{
+    for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
+        const struct token_out *x = &a->out[i], *y = &b->out[i];
+        bool same = x->id == y->id && memcmp(&x->logprob, &y->logprob, 4) == 0 && x->rank == y->rank &&
+                    x->top_count == y->top_count && memcmp(x->top, y->top, x->top_count * sizeof x->top[0]) == 0;
+        if (!same)
+            fail_msg("%s: position %u differs: id %u and %u, log-prob %.9g and %.9g", what, i, x->id, y->id, (double)x->logprob,
+                     (double)y->logprob);
+    }
+    assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+}
+
+static void check_set(const char *variant, const char *set)
+{
+    static const struct {
+        uint32_t threads, chunk, others, encode_layers;
+    } ways[] = {{1, 0, 0, 1}, {2, 1, 0, 0}, {2, 7, OTHERS, 1}, {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
+    static struct result base, other;
+    for (int sampled = 0; sampled < 2; sampled++) {
+        run_one(variant, set, 2, 0, 0, sampled, 0, &base);
+        assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
+        for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+            char what[160];
+            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", variant, set, sampled ? "sampled" : "greedy",
+                     ways[w].threads, ways[w].chunk, ways[w].others);
+            run_one(variant, set, ways[w].threads, ways[w].chunk, ways[w].others, sampled, ways[w].encode_layers, &other);
+            compare(&base, &other, what);
+        }
+    }
+}
+
+static void test_invariance(void **state)
+{
+    static const char *const variants[] = {"vision_f32", "vision_bf16", "window_small_f32"};
+    const char *only = getenv("GOLDEN_KERNELS");
+    (void)state;
+    for (size_t k = 0; k < sizeof SETS / sizeof SETS[0]; k++) {
+        if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
+        for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+            check_set(variants[v], SETS[k]);
+            printf("  %s %s: bit-equal\n", SETS[k], variants[v]);
+        }
+    }
+}
+
+/* The comparison can fail: another picture, another seed and a cut picture's worth of context do change the result. */
+static void test_it_can_fail(void **state)
+{
+    static struct result a, b;
+    (void)state;
+    run_one("vision_f32", "reference", 1, 0, 0, false, 0, &a);
+    run_one("vision_bf16", "reference", 1, 0, 0, false, 0, &b);
+    assert_memory_not_equal(a.out, b.out, sizeof a.out);
+    run_one("vision_f32", "reference", 1, 0, 0, true, 0, &b);
+    assert_memory_not_equal(a.tokens, b.tokens, sizeof a.tokens);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_invariance), cmocka_unit_test(test_it_can_fail)};
+    return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
+}

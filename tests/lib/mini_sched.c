@@ -1,0 +1,139 @@
+/* See mini_sched.h. */
+#include "tests/lib/mini_sched.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void must(enum status st, const struct err *err)
+{
+    if (st == ST_OK) return;
+    fprintf(stderr, "%s: %s\n", status_name(st), err->msg);
+    abort();
+}
+
+struct sampling_params mini_greedy(void)
+{
+    return (struct sampling_params){.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+}
+
+void mini_init(struct mini_sched *m, struct engine *e)
+{
+    *m = (struct mini_sched){.e = e};
+    engine_caps(e, &m->caps);
+    m->runs = calloc(m->caps.sequences_max, sizeof *m->runs);
+}
+
+void mini_fini(struct mini_sched *m)
+{
+    free(m->runs);
+}
+
+static void encode(struct mini_sched *m, struct mini_seq *s)
+{
+    struct err err;
+    s->features = calloc(s->image_count + 1, sizeof *s->features);
+    s->uses = calloc(s->image_count + 1, sizeof *s->uses);
+    for (uint32_t i = 0; i < s->image_count; i++) {
+        must(engine_features_create(m->e, &s->images[i].pixels, &s->features[i], &err), &err);
+        for (bool done = false; !done;) must(engine_features_step(m->e, s->features[i], m->encode_layers, &done, &err), &err);
+    }
+}
+
+void mini_add(struct mini_sched *m, struct mini_seq *s)
+{
+    uint32_t total = s->prompt_count + s->generate, blocks = (total + m->caps.block_tokens - 1) / m->caps.block_tokens;
+    s->tokens = calloc(total + 1, sizeof *s->tokens);
+    s->scores = calloc(total + 1, sizeof *s->scores);
+    memcpy(s->tokens, s->prompt, s->prompt_count * sizeof *s->tokens);
+    s->done = s->generated = 0;
+    for (uint32_t g = 0; g < m->caps.group_count; g++) {
+        s->tables[g] = calloc(blocks, sizeof **s->tables);
+        for (uint32_t b = 0; b < blocks; b++) {
+            s->tables[g][b] = (uint32_t)m->next_unit;
+            m->next_unit += m->caps.groups[g].block_units;
+        }
+    }
+    if (m->next_unit > m->caps.arena_units) {
+        fprintf(stderr, "mini_sched: the test's arena is too small\n");
+        abort();
+    }
+    encode(m, s);
+}
+
+void mini_drop(struct mini_sched *m, struct mini_seq *s)
+{
+    for (uint32_t i = 0; i < s->image_count; i++) engine_features_free(m->e, s->features[i]);
+    for (uint32_t g = 0; g < m->caps.group_count; g++) free(s->tables[g]);
+    free(s->features);
+    free(s->uses);
+    free(s->tokens);
+    free(s->scores);
+}
+
+/* End of the next chunk: a picture is taken whole, even beyond the chunk's size. */
+static uint32_t chunk_end(const struct mini_seq *s)
+{
+    uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk ? s->done + s->chunk : s->prompt_count;
+    for (uint32_t i = 0; i < s->image_count; i++) {
+        const struct mini_image *im = &s->images[i];
+        if (end > im->begin && end < im->end) end = im->begin > s->done ? im->begin : im->end;
+    }
+    return end;
+}
+
+static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engine_run *r)
+{
+    bool prefill = s->done < s->prompt_count;
+    uint32_t end = prefill ? chunk_end(s) : s->done + 1, used = 0;
+    *r = (struct engine_run){.position = s->done,
+                             .count = end - s->done,
+                             .tokens = s->tokens,
+                             .token_count = s->prompt_count + s->generated,
+                             .prompt_count = s->prompt_count,
+                             .sampling = &s->sampling,
+                             .sample = end >= s->prompt_count,
+                             .score_first = prefill ? 1 : UINT32_MAX,
+                             .scores = s->scores + s->done + 1,
+                             .images = s->uses};
+    for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
+    for (uint32_t i = 0; i < s->image_count; i++)
+        if (s->images[i].begin < end && s->images[i].end > s->done)
+            s->uses[used++] = (struct engine_image_use){s->features[i], s->images[i].begin, s->images[i].end, true};
+    r->image_count = used;
+}
+
+bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
+{
+    struct engine_batch b = {m->runs, 0};
+    struct mini_seq *who[4096];
+    struct err err;
+    for (uint32_t i = 0; i < n; i++) {
+        struct mini_seq *s = seqs[i];
+        bool finished = s->done >= s->prompt_count && s->generated >= s->generate;
+        if (finished) continue;
+        who[b.run_count] = s;
+        make_run(s, m, &m->runs[b.run_count++]);
+    }
+    if (b.run_count == 0) return false;
+    must(engine_submit(m->e, &b, &err), &err);
+    must(engine_wait(m->e, &b, &err), &err);
+    if (m->after_step) m->after_step(m->arg, &b);
+    for (uint32_t i = 0; i < b.run_count; i++) {
+        struct mini_seq *s = who[i];
+        const struct engine_run *r = &b.runs[i];
+        s->done = r->position + r->count;
+        if (!r->sample || s->generated >= s->generate) continue;
+        s->scores[s->done] = r->out;
+        s->tokens[s->done] = s->forced ? s->forced[s->generated] : r->out.id;
+        s->generated++;
+    }
+    return true;
+}
+
+void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) mini_add(m, seqs[i]);
+    while (mini_step(m, seqs, n)) {
+    }
+}

@@ -1,0 +1,55 @@
+/* A scheduler just large enough to drive an engine in tests: every sequence gets all its blocks at the start, from a bump
+ * allocator, and a step runs the next chunk of every sequence that is given. No policy, no reuse, no release of blocks behind a
+ * window. */
+#ifndef KVASIR_MINI_SCHED_H
+#define KVASIR_MINI_SCHED_H
+
+#include "engine/engine.h"
+
+struct mini_image {
+    uint32_t begin, end;    /* span of soft tokens */
+    struct image_u8 pixels; /* borrowed */
+};
+
+struct mini_seq {
+    /* set by the caller */
+    const uint32_t *prompt;
+    uint32_t prompt_count, generate;
+    const struct mini_image *images;
+    uint32_t image_count;
+    struct sampling_params sampling;
+    const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
+    uint32_t chunk;         /* prefill tokens per step at most; 0 = whole. A picture is never cut. */
+    /* results */
+    uint32_t *tokens; /* [prompt_count + generate] */
+    uint32_t done;    /* tokens whose keys and values are in the cache */
+    uint32_t generated;
+    struct token_out *scores; /* [prompt_count + generate]: about the token at that position; [0] unused */
+    /* insides */
+    uint32_t *tables[ENGINE_GROUPS_MAX];
+    struct engine_features **features; /* [image_count] */
+    struct engine_image_use *uses;
+};
+
+struct mini_sched {
+    struct engine *e;
+    struct engine_caps caps;
+    uint64_t next_unit;
+    struct engine_run *runs;
+    uint32_t encode_layers;                                      /* tower layers per call; 0 = all */
+    void (*after_step)(void *arg, const struct engine_batch *b); /* may be NULL; results of the runs are in */
+    void *arg;
+};
+
+void mini_init(struct mini_sched *m, struct engine *e);
+void mini_fini(struct mini_sched *m);
+/* Blocks, features. Aborts with a message on any error: tests want no other path. */
+void mini_add(struct mini_sched *m, struct mini_seq *s);
+void mini_drop(struct mini_sched *m, struct mini_seq *s); /* its blocks are not reused */
+/* One step over those of the n sequences that are not finished; false when there were none. */
+bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
+/* mini_add, steps until all are finished. */
+void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
+struct sampling_params mini_greedy(void); /* greedy, with the log-prob of every token */
+
+#endif
