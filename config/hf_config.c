@@ -362,7 +362,7 @@ enum status hf_config_load(const char *dir, struct hf_config *out, struct err *e
     char *path;
     struct json_doc d = {0};
     if (asprintf(&path, "%s/config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    enum status st = json_load_file(path, CONFIG_BYTES_MAX, &d, err);
+    enum status st = json_doc_load(path, CONFIG_BYTES_MAX, &d, err);
     if (!st) {
         st = parse_doc(&d, path, out, err);
         json_free(&d);
@@ -377,7 +377,7 @@ enum status hf_generation_load(const char *dir, struct hf_generation *out, struc
     struct json_doc d = {0};
     struct hf_generation g = {0};
     if (asprintf(&path, "%s/generation_config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    enum status st = json_load_file(path, CONFIG_BYTES_MAX, &d, err);
+    enum status st = json_doc_load(path, CONFIG_BYTES_MAX, &d, err);
     if (st == ST_NOT_FOUND) {
         free(path);
         *out = g;

@@ -162,7 +162,7 @@ static enum status read_file(const char *dir, const char *file, const char *key,
     if (n < 0 || (size_t)n >= sizeof path) return err_set(err, ST_INVALID, "path of %s is too long", file);
     struct json_doc doc = {0};
     *found = false;
-    enum status st = json_load_file(path, CONFIG_BYTES_MAX, &doc, err);
+    enum status st = json_doc_load(path, CONFIG_BYTES_MAX, &doc, err);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st) return st;
     uint32_t node = key ? json_get_live(&doc, 0, key) : 0;

@@ -350,7 +350,7 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
 static enum status open_shards(struct stf_files *f, const char *dir, const char *path, struct err *err)
 {
     struct json_doc d = {0};
-    enum status st = json_load_file(path, INDEX_BYTES_MAX, &d, err);
+    enum status st = json_doc_load(path, INDEX_BYTES_MAX, &d, err);
     if (st == ST_NOT_FOUND)
         return err_set(err, ST_NOT_FOUND, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
     if (st) return st;

@@ -72,24 +72,29 @@ float sampling_uniform(uint64_t seed, uint64_t position)
     return (float)(c[0] >> 8) * 0x1p-24f;
 }
 
-/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. No branch, float arithmetic
- * only: loops over it become vector code, and its bits are the same on every machine. */
+/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. Float arithmetic and
+ * integer masks only, no branch: loops over it become vector code, and its bits are the same on every machine. */
 static inline float weight_of(float x, float max, float inv_temperature)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    float z = (x - max) * inv_temperature;
-    bool alive = z > -87.0f;
-    z = alive ? z : 0.0f;
+    float z = (x - max) * inv_temperature, scale, out;
+    uint32_t bits, alive;
+    memcpy(&bits, &z, 4);
+    alive = (int32_t)(bits & 0x7fffffffu) < 0x42ae0000 ? UINT32_MAX : 0; /* |z| < 87 */
+    bits &= alive;
+    memcpy(&z, &bits, 4);
     float shifted = z * 1.44269504f + magic, n = shifted - magic;
     float r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
     float p =
         1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
-    uint32_t bits;
-    float scale;
     memcpy(&bits, &shifted, 4);
     bits = (bits - 0x4b400000u + 127u) << 23;
     memcpy(&scale, &bits, 4);
-    return alive ? p * scale : 0.0f;
+    out = p * scale;
+    memcpy(&bits, &out, 4);
+    bits &= alive;
+    memcpy(&out, &bits, 4);
+    return out;
 }
 
 /* Finite, so that the largest logit keeps weight 1 however cold it is. */
@@ -368,10 +373,10 @@ static bool draw_from_top(const struct sampling_params *p, const struct sampler_
     return true;
 }
 
-/* From a whole row in host memory: exact for every setting. */
-static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint64_t position)
+/* From a whole row in host memory, whose largest is `top`: exact for every setting. */
+static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint32_t top, uint64_t position)
 {
-    uint32_t v = s->vocab, top = argmax(l, v);
+    uint32_t v = s->vocab;
     float max = l[top];
     if (p->temperature <= 0.0f || !isfinite(max)) return top;
     bool limited = p->top_k > 0 && p->top_k < v;
@@ -435,7 +440,10 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
             raw_needed = true;
     }
     if (raw_needed && !row->raw) return false;
-    if (raw_needed) d.id = draw_from_row(s, p, modified ? modified_row(s, p, row) : row->raw, row->position);
+    if (raw_needed) {
+        const float *l = modified ? modified_row(s, p, row) : row->raw;
+        d.id = draw_from_row(s, p, l, modified ? argmax(l, s->vocab) : d.id, row->position);
+    }
     *out = (struct token_out){.id = d.id};
     if (p->logprobs == SAMPLING_NO_LOGPROBS) return true;
     if (greedy) {

@@ -17,12 +17,17 @@ struct tokenizer;
  * type, a pattern or an option that we don't have; never guesses. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
+/* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what the template writes is control, so
+ * nobody may type it. To be called before the tokenizer is shared. */
+void tok_guard(struct tokenizer *t, const char *text, size_t len);
 
 /* Which added tokens a stretch of text may match. */
 enum tok_control {
     TOK_CONTROL_ALL = 0,        /* every added token (text that a template wrote) */
     TOK_CONTROL_NONSPECIAL = 1, /* only added tokens that are not `special` (an assistant's own earlier output) */
-    TOK_CONTROL_NONE = 2,       /* none: text typed by a user stays text */
+    TOK_CONTROL_UNGUARDED = 2,  /* of those, only such that tok_guard didn't name: text typed by a user (Gemma's "<h1>" is an ordinary word there,
+                                 * Qwen's "<tool_call>" is the template's) */
+    TOK_CONTROL_NONE = 3,       /* none at all */
 };
 
 /* A stretch of UTF-8 text. Runs are one text: merges happen across their borders as if they stood in one string; only the matching of

@@ -106,6 +106,19 @@ static uint32_t child(const struct tok_trie *trie, uint32_t node, uint8_t byte)
     return 0;
 }
 
+static bool permits(unsigned control, const struct tok_added *a)
+{
+    return control == TOK_CONTROL_ALL || (!a->special && (control == TOK_CONTROL_NONSPECIAL || !a->guarded));
+}
+
+void tok_guard(struct tokenizer *t, const char *text, size_t len)
+{
+    for (size_t i = 0; i < t->added_count; i++) {
+        struct tok_added *a = &t->added[i];
+        if (!a->special && a->len > 0 && memmem(text, len, a->content, a->len)) a->guarded = true;
+    }
+}
+
 /* Longest added token that starts at `at` and that all of its bytes permit; NULL if none. */
 static const struct tok_added *match_at(const struct tokenizer *t, const struct tok_trie *trie, const struct tok_text *x,
                                         size_t at)
@@ -115,7 +128,7 @@ static const struct tok_added *match_at(const struct tokenizer *t, const struct 
     unsigned control = x->control ? x->control[at] : x->all; /* the strictest on the way */
     for (size_t i = at; node && control != TOK_CONTROL_NONE;) {
         uint32_t hit = trie->nodes[node].hit;
-        if (hit && (control == TOK_CONTROL_ALL || !t->added[hit - 1].special)) best = &t->added[hit - 1];
+        if (hit && permits(control, &t->added[hit - 1])) best = &t->added[hit - 1];
         if (++i >= x->len) break;
         if (x->control && x->control[i] > control) control = x->control[i];
         node = child(trie, node, x->s[i]);

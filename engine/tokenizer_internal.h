@@ -54,6 +54,7 @@ struct tok_added {
     size_t needle_len;
     uint32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
+    bool guarded; /* see tok_guard */
 };
 
 /* Byte trie over needles. Node 0 is unused, so that 0 means "no node". */

@@ -584,7 +584,7 @@ static enum status read_side_file(struct tokenizer *t, const char *dir, const ch
     struct json_doc doc = {0};
     if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, name) >= sizeof path)
         return err_set(err, ST_INVALID, "%s: the path is too long", dir);
-    enum status st = json_load_file(path, SIDE_FILE_BYTES_MAX, &doc, err);
+    enum status st = json_doc_load(path, SIDE_FILE_BYTES_MAX, &doc, err);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st) return st;
     struct loader l = {&doc, t, err};
@@ -602,7 +602,7 @@ enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
     if ((size_t)snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= sizeof path)
         return err_set(err, ST_INVALID, "%s: the path is too long", dir);
     struct json_doc doc = {0};
-    enum status st = json_load_file(path, FILE_BYTES_MAX, &doc, err);
+    enum status st = json_doc_load(path, FILE_BYTES_MAX, &doc, err);
     if (st) return st;
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t) {

@@ -299,6 +299,7 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     enum status st = tok_load(s->model_dir, &m->tok, err);
     if (!st) {
         st = template_load(s->model_dir, &m->tmpl, err);
+        if (!st) template_guard(m->tmpl, m->tok);
         if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
     }
     if (!st) st = engine_open(&eo, &m->engine, err);

@@ -52,6 +52,10 @@ static enum status make_variant(struct template_variant *v, const char *src, siz
     struct jinja_error e;
     enum status st = jinja_parse(src, len, limits, &v->jinja, &e);
     if (st) return err_set(err, st, "chat template, line %u: %s", e.line, e.message);
+    v->source = malloc(len ? len : 1);
+    if (!v->source) return err_set(err, ST_NOMEM, "out of memory");
+    memcpy(v->source, src, len);
+    v->source_len = len;
     template_probe(v->jinja, limits, &v->caps);
     return ST_OK;
 }
@@ -77,7 +81,15 @@ void template_free(struct template *t)
     if (!t) return;
     jinja_free(t->plain.jinja);
     jinja_free(t->tools.jinja);
+    free(t->plain.source);
+    free(t->tools.source);
     free(t);
+}
+
+void template_guard(const struct template *t, struct tokenizer *tok)
+{
+    if (t->plain.source) tok_guard(tok, t->plain.source, t->plain.source_len);
+    if (t->tools.source) tok_guard(tok, t->tools.source, t->tools.source_len);
 }
 
 /* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if there is none. */
@@ -233,7 +245,7 @@ static enum status cut_at_tag(struct jinja_output *o, const struct template_fina
 static enum status to_runs(struct jinja_output *o, bool parse, struct template_result *out, struct err *err)
 {
     static const enum tok_control of[] = {
-        [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_NONE, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
+        [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_UNGUARDED, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
     struct tok_run *runs = malloc((o->run_count + 1) * sizeof *runs);
     if (!runs) return err_set(err, ST_NOMEM, "out of memory");
     size_t n = 0, at = 0;

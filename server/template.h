@@ -37,6 +37,8 @@ enum status template_load(const char *dir, struct template **out, struct err *er
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
                             const struct jinja_limits *limits, struct template **out, struct err *err) KV_MUST_CHECK;
 void template_free(struct template *t); /* NULL is fine */
+/* Tells the tokenizer which added tokens the template writes itself: text typed by a client can't spell them (tok_guard). Before tok is shared. */
+void template_guard(const struct template *t, struct tokenizer *tok);
 const struct template_caps *template_caps(const struct template *t,
                                           bool with_tools); /* of the template that such a request uses */
 

@@ -6,6 +6,8 @@
 
 struct template_variant {
     struct jinja_template *jinja; /* NULL: there is none */
+    char *source;                 /* owned, not terminated: for template_guard */
+    size_t source_len;
     struct template_caps caps;
 };
 struct template

@@ -72,7 +72,7 @@ static int load_files(void **state)
     (void)state;
     struct json_doc d;
     struct err err = {.msg = ""};
-    if (json_load_file(GOLDEN "expected.json", 1 << 20, &d, &err)) {
+    if (json_doc_load(GOLDEN "expected.json", 1 << 20, &d, &err)) {
         fprintf(stderr, "%s\n", err.msg);
         return -1;
     }

@@ -284,13 +284,13 @@ static void test_files(void **state)
     close(fd);
     struct json_doc d;
     struct err err = {{0}};
-    assert_int_equal(json_load_file(path, 9, &d, &err), ST_OK);
+    assert_int_equal(json_doc_load(path, 9, &d, &err), ST_OK);
     assert_int_equal(json_count(&d, json_get(&d, 0, "a")), 1);
     json_free(&d);
-    assert_int_equal(json_load_file(path, 8, &d, &err), ST_TOO_LARGE);
-    assert_int_equal(json_load_file("/tmp", 100, &d, &err), ST_FORMAT);
+    assert_int_equal(json_doc_load(path, 8, &d, &err), ST_TOO_LARGE);
+    assert_int_equal(json_doc_load("/tmp", 100, &d, &err), ST_FORMAT);
     unlink(path);
-    assert_int_equal(json_load_file(path, 100, &d, &err), ST_NOT_FOUND);
+    assert_int_equal(json_doc_load(path, 100, &d, &err), ST_NOT_FOUND);
     assert_non_null(strstr(err.msg, path));
 }
 

@@ -32,7 +32,7 @@ static void open_fixture(struct fixture *f, const char *variant)
     f->m = engine_model(f->e);
     golden_open(&f->g, "gemma3", variant, f->m->image.present ? &f->m->image.config : NULL);
     snprintf(path, sizeof path, "%s/golden.json", dir);
-    if (json_load_file(path, 1u << 24, &f->d, &err)) fail_msg("%s", err.msg);
+    if (json_doc_load(path, 1u << 24, &f->d, &err)) fail_msg("%s", err.msg);
 }
 
 static void close_fixture(struct fixture *f)

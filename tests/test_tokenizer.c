@@ -51,7 +51,7 @@ static struct json_doc load_json(const char *name)
     struct json_doc d;
     struct err err = {{0}};
     snprintf(path, sizeof path, GOLDEN "%s", name);
-    if (json_load_file(path, 1 << 24, &d, &err)) fail_msg("%s", err.msg);
+    if (json_doc_load(path, 1 << 24, &d, &err)) fail_msg("%s", err.msg);
     return d;
 }
 

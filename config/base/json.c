@@ -222,7 +222,7 @@ static enum status read_all(int fd, char *buf, size_t want, size_t *got, const c
     return ST_OK;
 }
 
-enum status json_load_file(const char *path, size_t max_bytes, struct json_doc *out, struct err *err)
+enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out, struct err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));

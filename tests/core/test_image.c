@@ -55,7 +55,7 @@ static uint32_t crc_of_image(const struct image_u8 *img)
 static void load(const char *path, struct json_doc *doc)
 {
     struct err err = {.msg = ""};
-    if (json_load_file(path, 1 << 20, doc, &err)) fail_msg("%s", err.msg);
+    if (json_doc_load(path, 1 << 20, doc, &err)) fail_msg("%s", err.msg);
 }
 
 static uint32_t number(const struct json_doc *d, uint32_t node)

@@ -110,7 +110,7 @@ void golden_open(struct golden *g, const char *family, const char *variant, cons
     snprintf(path, sizeof path, "%s/golden.safetensors", g->dir);
     if (stf_open_file(path, &g->files, &err)) die(path, err.msg);
     snprintf(path, sizeof path, "%s/golden.json", g->dir);
-    if (json_load_file(path, 1u << 24, &d, &err)) die(path, err.msg);
+    if (json_doc_load(path, 1u << 24, &d, &err)) die(path, err.msg);
     uint32_t list = json_get(&d, 0, "cases");
     g->case_count = json_count(&d, list);
     g->cases = calloc(g->case_count + 1, sizeof *g->cases);
