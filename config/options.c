@@ -53,6 +53,7 @@ static const struct row rows[] = {
     {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS", "idle time after which a connection is closed"},
     {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS", "after SIGTERM: unready, but still serving"},
     {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS", "after that: time for running requests to finish"},
+    {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS", "an engine with work and no step for so long counts as dead"},
     {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL, "finish_reason in its own chunk or in the last token's"},
     {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE", "file of 'name = value' lines, names as the flags here"},
     {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged on stderr"},

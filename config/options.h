@@ -35,6 +35,7 @@ struct options {
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
+    uint64_t watchdog;       /* seconds */
     char *stream_finish;     /* separate | merged */
     /* process */
     char *config;            /* file of "key = value" lines */

@@ -117,12 +117,16 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
                        (unsigned long long)s->caps.arena_units * s->caps.unit_bytes);
     if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
-    for (uint32_t i = 0; i < p->token_count; i++)
-        if (p->tokens[i] >= s->caps.vocab_size) return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     for (uint32_t i = 0, end = 0; i < p->image_count; end = p->images[i++].end) {
         const struct prompt_image *im = &p->images[i];
         if (im->begin < end || im->end <= im->begin || im->end > p->token_count || im->end - im->begin > s->caps.image_tokens_max)
             return err_set(err, ST_INVALID, "image %u stands at a bad place in the prompt", i);
+    }
+    /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up for them. */
+    for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
+        while (im < p->image_count && p->images[im].end <= i) im++;
+        if (im < p->image_count && p->images[im].begin <= i) continue;
+        if (p->tokens[i] >= s->caps.vocab_size) return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }
     return ST_OK;
 }

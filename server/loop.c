@@ -34,7 +34,10 @@ bool server_engine_dead(const struct server *s)
     if (!s->model) return false;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
-    return st.failed;
+    /* Probes look at the step loop, not only at the process: a hung engine must not look healthy. */
+    uint64_t now = now_us();
+    bool hung = st.running + st.waiting > 0 && st.heartbeat_us && now > st.heartbeat_us && now - st.heartbeat_us > s->opt->watchdog * 1000000u;
+    return st.failed || hung;
 }
 
 bool server_serving(const struct server *s)

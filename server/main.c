@@ -71,6 +71,15 @@ static enum status settings_check(const struct options *o, struct err *err)
     return ST_OK;
 }
 
+/* The worker pool decodes pictures and tokenizes: as many workers as cores, so that one large picture holds up none of the small requests. */
+static void workers_set(void)
+{
+    char text[16];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    snprintf(text, sizeof text, "%ld", cores < 4 ? 4 : cores > 32 ? 32 : cores);
+    setenv("UV_THREADPOOL_SIZE", text, 0);
+}
+
 static int inspect(const struct options *o, const char *dir)
 {
     static char text[1 << 18];
@@ -106,6 +115,7 @@ int main(int argc, char **argv)
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later on */
+    workers_set();
     char *dir = settings_check(&opt, &err) ? NULL : model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);

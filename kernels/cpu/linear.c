@@ -19,6 +19,11 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
 static uint32_t linear__grain(const struct backend *b, const struct linear_set *set, const struct be_weight *w, uint32_t m)
 {
     size_t pair_bytes = 2 * w->panel_bytes;
+    if (set->rows_bytes && (size_t)m * w->kpad * be_dtype_bytes(w->type) > set->rows_bytes) {
+        /* The rows do not stay in the cache: each piece reads them again, so pieces are as wide as may be, their number a multiple of the threads. */
+        uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
+        return (w->pairs - 1) / (rounds * b->threads) + 1;
+    }
     uint32_t most = u32_min(set->pairs_max, u32_max(1, w->pairs / (b->threads * 5)));
     if (m > 32) return most;
     uint32_t want = (uint32_t)((((size_t)256 << 10) + pair_bytes - 1) / pair_bytes); /* 256 KB of weights: some 15 us */

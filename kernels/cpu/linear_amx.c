@@ -15,9 +15,11 @@
  * hint not to be kept there. Shorter stretches lose more by parking the sums than they gain. */
 #define AMX_KT      20u
 /* Bytes of rearranged rows that may stay in the second-level cache (2 MB) beside weights, sums and results: all of them, or else a span of k. */
-#define AMX_ROWS_WHOLE (1280u << 10)
+#define AMX_ROWS_WHOLE (1152u << 10)
 #define AMX_ROWS_SPAN  (640u << 10)
 #define AMX_STRIP   32u
+/* Up to this many strips a pass is bound by reading the weights. */
+#define AMX_FEW     1u
 #define AMX_PAIRS   16u
 #define BLOCK_ELEMS (32u * 32u)
 
@@ -68,13 +70,28 @@ EPI_INLINE void amx__epilogue(struct amx_pending *p, enum be_epilogue e, uint32_
         epi_row(&p->dest, e, p->row0 + p->row, _mm512_load_ps(p->sums + p->row * 32), _mm512_load_ps(p->sums + p->row * 32 + 16));
 }
 
-/* kt tiles of k for one 32 x 32 block. sums_in NULL: starts at zero. `pf`: lines of the next weights to fetch per step, from pf0 and pf1. */
+/* kt tiles of k for one 32 x 32 block. sums_in NULL: starts at zero. To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines
+ * of the next span's rows at pfa0. */
 struct amx_block {
-    const char *a, *b0, *b1, *pf0, *pf1;
-    uint32_t kt, pf, epi_rows;
+    const char *a, *b0, *b1, *pf0, *pf1, *pfa0;
+    uint32_t kt, pf, pfa, epi_rows;
+    size_t ahead; /* not 0: bytes of a panel, and the weights are fetched a few tiles ahead instead */
     const float *sums_in;
     float *sums_out;
 };
+
+/* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel. */
+#define AMX_AHEAD 8u
+
+/* The tiles that lie AMX_AHEAD after tile i of a pair's two panels; at their end those of the next pair. */
+EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const char *b0, const char *b1)
+{
+    size_t at = AMX_AHEAD * 1024 + (i + AMX_AHEAD < k->kt ? 0 : k->ahead);
+    for (uint32_t l = 0; l < 1024; l += 64) {
+        _mm_prefetch(b0 + at + l, _MM_HINT_T0);
+        _mm_prefetch(b1 + at + l, _MM_HINT_T0);
+    }
+}
 
 EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enum be_epilogue e)
 {
@@ -89,7 +106,7 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
         _tile_zero(2);
         _tile_zero(3);
     }
-    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1;
+    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0;
     for (uint32_t i = 0; i < k->kt; i++, a += 2048, b0 += 1024, b1 += 1024) {
         _tile_stream_loadd(4, a, 64);
         _tile_loadd(6, b0, 64);
@@ -99,10 +116,12 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
         _tile_stream_loadd(5, a + 1024, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+        if (k->ahead) amx__fetch_ahead(k, i, b0, b1);
         for (uint32_t l = 0; l < k->pf; l++, pf0 += 64, pf1 += 64) {
             _mm_prefetch(pf0, _MM_HINT_T1);
             _mm_prefetch(pf1, _MM_HINT_T1);
         }
+        for (uint32_t l = 0; l < k->pfa; l++, pfa += 64) _mm_prefetch(pfa, _MM_HINT_T1);
         amx__epilogue(p, e, k->epi_rows);
     }
     _tile_stored(0, k->sums_out, 128);
@@ -127,12 +146,14 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
 {
     const struct be_weight *w = j->w;
     uint32_t tiles = w->kpad / 32, strips = (j->m - 1) / AMX_STRIP + 1, span = amx__span(tiles, strips);
+    bool few = strips <= AMX_FEW && span == tiles; /* memory-bound: all of k at once, weights fetched just ahead by the first strip */
     struct amx_pending p = {0};
     float *done = (float *)(void *)scratch, *parked = done + 2 * BLOCK_ELEMS + CPU_M_BLOCK * 8;
     uint16_t *stage = (uint16_t *)(void *)(done + 2 * BLOCK_ELEMS); /* [CPU_M_BLOCK][16] */
     amx__config(16, false);
     for (uint32_t base = 0; base < tiles; base += span) {
-        uint32_t stop = u32_min(tiles, base + span), stretches = (stop - base - 1) / AMX_KT + 1, per = (stop - base - 1) / stretches + 1;
+        uint32_t stop = u32_min(tiles, base + span), stretches = few ? 1 : (stop - base - 1) / AMX_KT + 1;
+        uint32_t per = (stop - base - 1) / stretches + 1;
         for (uint32_t pair = begin; pair < end; pair++) {
             struct epi_dest dest = epi_dest_of(j, pair);
             if (w->glu && (pair % 2 ? pair > begin : pair + 1 < end)) {
@@ -140,8 +161,9 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 dest.join = pair % 2;
             }
             for (uint32_t k0 = base; k0 < stop; k0 += per) {
-                struct amx_block k = {.kt = u32_min(per, stop - k0), .pf = (16 + strips - 1) / strips};
+                struct amx_block k = {.kt = u32_min(per, stop - k0), .pf = few ? 0 : (16 + strips - 1) / strips};
                 bool last = k0 + k.kt == tiles;
+                k.pfa = stop < tiles ? (32 + end - begin - 1) / (end - begin) : 0; /* each pair fetches its share */
                 k.epi_rows = (32 + k.kt - 1) / k.kt;
                 k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
                 k.b1 = k.b0 + w->panel_bytes;
@@ -151,6 +173,8 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                     k.a = j->packed + ((size_t)s * tiles + k0) * 2048;
                     k.pf0 = k.b0 + 2 * w->panel_bytes + (size_t)s * k.kt * k.pf * 64;
                     k.pf1 = k.pf0 + w->panel_bytes;
+                    k.pfa0 = j->packed + ((size_t)s * tiles + stop) * 2048 + ((size_t)(pair - begin) * span + k0 - base) * k.pfa * 64;
+                    k.ahead = few && s == 0 ? w->panel_bytes : 0;
                     k.sums_in = k0 ? keep : NULL;
                     k.sums_out = last ? done + (s & 1) * BLOCK_ELEMS : keep;
                     amx__block(&k, &p, e);
@@ -164,9 +188,6 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
     }
     _tile_release();
 }
-
-/* Distance of the weight prefetch in tiles of one panel. */
-#define AMX_AHEAD 6u
 
 /* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in time. */
 EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)

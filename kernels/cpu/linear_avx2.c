@@ -162,31 +162,44 @@ void avx2_linear_f32(struct backend *b, const struct be_linear_args *a)
 
 /* ---- ceilings */
 
-/* Multiply-adds on registers; bf16 is computed in f32 here, so the peak is the same for both. */
+Y_INLINE __m256 y__peak_step(__m256 s, __m256 w)
+{
+    s = _mm256_fmadd_ps(w, w, s);
+    __asm__ volatile("" : "+x"(s)); /* the chain may not be shortened */
+    return s;
+}
+
+/* Multiply-adds on registers; bf16 is computed in f32 here, so the peak is the same for both. Ten chains in named variables: an array would be kept
+ * in memory, and the loop would measure that. */
 double avx2_peak(uint64_t steps)
 {
-    __m256 s[10], w = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < 10; i++) s[i] = w;
+    __m256 w = _mm256_setzero_ps();
+#define PEAK_CHAINS(X) X(s0) X(s1) X(s2) X(s3) X(s4) X(s5) X(s6) X(s7) X(s8) X(s9)
+#define PEAK_INIT(s) __m256 s = w;
+#define PEAK_STEP(s) s = y__peak_step(s, w);
+    PEAK_CHAINS(PEAK_INIT)
     for (uint64_t n = 0; n < steps; n++) {
-#pragma GCC unroll 10
-        for (uint32_t i = 0; i < 10; i++) {
-            s[i] = _mm256_fmadd_ps(w, w, s[i]);
-            __asm__ volatile("" : "+x"(s[i])); /* keeps the chain a chain */
-        }
+        PEAK_CHAINS(PEAK_STEP)
     }
     return (double)steps * 10 * 8 * 2;
 }
 
+Y_INLINE __m256i y__read_line(const char *q)
+{
+    _mm_prefetch(q + AHEAD, _MM_HINT_T0);
+    const __m256i *v = (const __m256i *)(const void *)q;
+    return _mm256_add_epi64(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1));
+}
+
+/* Four streams, as a decode step reads panels. */
 uint64_t avx2_read(const void *p, size_t bytes)
 {
     const char *q = p;
+    size_t part = bytes / 4;
     __m256i s0 = _mm256_setzero_si256(), s1 = s0;
-    for (size_t i = 0; i + 128 <= bytes; i += 128) {
-        _mm_prefetch(q + i + 4096, _MM_HINT_T0);
-        _mm_prefetch(q + i + 4096 + 64, _MM_HINT_T0);
-        const __m256i *v = (const __m256i *)(const void *)(q + i);
-        s0 = _mm256_add_epi64(s0, _mm256_add_epi64(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)));
-        s1 = _mm256_add_epi64(s1, _mm256_add_epi64(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3)));
+    for (size_t i = 0; i + 64 <= part; i += 64) {
+        s0 = _mm256_add_epi64(s0, _mm256_add_epi64(y__read_line(q + i), y__read_line(q + part + i)));
+        s1 = _mm256_add_epi64(s1, _mm256_add_epi64(y__read_line(q + 2 * part + i), y__read_line(q + 3 * part + i)));
     }
     s0 = _mm256_add_epi64(s0, s1);
     return (uint64_t)(_mm256_extract_epi64(s0, 0) + _mm256_extract_epi64(s0, 1) + _mm256_extract_epi64(s0, 2) + _mm256_extract_epi64(s0, 3));

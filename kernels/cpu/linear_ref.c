@@ -116,7 +116,7 @@ void ref_embed(struct backend *b, const struct be_embed_args *a)
     cpu_pool_run(b->pool, a->t, 8, ref__embed_range, &job);
 }
 
-/* Four independent chains of multiply and add: what plain C gets out of the machine. */
+/* Sixteen independent chains of multiply and add: what plain C gets out of the machine. */
 double ref_peak(uint64_t steps)
 {
     volatile float seed = 0.5f;

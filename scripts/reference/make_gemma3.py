@@ -134,8 +134,8 @@ VARIANTS = {
         cases=[chat(("u", [text("What colour is"), image(0), text("it?")]), pictures=[(12, 52, 39)]),
                chat(("u", [image(0), image(1), text("Same?")]), pictures=[(13, 28, 57), (14, 44, 44)])]),
     "text_bf16": dict(
-        seed=900, distinct=7, margin=0.05, dtype="bfloat16", gains=dict(head_gain=1.75, qk_gain=0.9, post_gain=0.35),
-        text=text_cfg(layer_types=[S, F, S], sliding_window=16),
+        seed=900, distinct=7, margin=0.05, dtype="bfloat16", gains=dict(head_gain=1.6, qk_gain=0.8, post_gain=0.3),
+        text=text_cfg(layer_types=[S, F], sliding_window=16),
         cases=[raw(LONG[:100], "longer than the window; sqrt(48) is not exact in bf16"), chat(("u", "How many gulls followed the ship?"))]),
     "text_f16": dict(
         seed=1000, dtype="float16", gains=dict(head_gain=2.2, qk_gain=1.3),

@@ -626,6 +626,38 @@ def test_drain():
     s.process.stdout.close()
 
 
+def test_loading():
+    """The tokenizer's file is a pipe that nobody writes to: loading hangs there, and the server answers probes meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        for name in os.listdir(MODEL):
+            if name != "tokenizer.json":
+                os.symlink(os.path.join(os.path.abspath(MODEL), name), os.path.join(folder, name))
+        pipe = os.path.join(folder, "tokenizer.json")
+        os.mkfifo(pipe)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        s = Server(BINARY, folder, "--port", str(port), wait=False)
+        s.port = port
+
+        def up():
+            try:
+                return s.request("GET", "/live")[0] == 200
+            except OSError:
+                return False
+
+        check.true("alive while loading", wait_until(up))
+        check.equal("unready while loading", [s.request("GET", p)[0] for p in ("/health", "/ready", "/v1/models")], [503, 503, 200])
+        a = s.request("POST", CHAT, chat())
+        is_error("chat while loading", a, 503, "model_loading", None)
+        check.true("Retry-After", a[1].get("retry-after", "").isdigit())
+        with open(pipe, "wb"):
+            pass
+        check.equal("a pipe is no tokenizer: exit", s.process.wait(20), 1)
+        check.equal("nothing on stdout", s.process.stdout.read(), "")
+        s.process.stdout.close()
+
+
 def test_start():
     import subprocess
     with tempfile.TemporaryDirectory() as empty:
@@ -661,7 +693,7 @@ if __name__ == "__main__":
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
               test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
-    alone = [test_keys, test_queue, test_drain, test_start]
+    alone = [test_keys, test_queue, test_drain, test_loading, test_start]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)

@@ -14,7 +14,7 @@
 #include <time.h>
 
 #define BENCH_BYTES   ((size_t)640 << 20)
-#define BENCH_COPIES  256u
+#define BENCH_COPIES  1024u
 #define BENCH_SECONDS 0.25
 
 struct shape {

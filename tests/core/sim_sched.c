@@ -4,6 +4,7 @@
  *
  *     sim_sched [--seed N] [--seeds COUNT] [--requests N]        prints the seed of a failing run */
 #include "config/base/assert.h"
+#include "config/base/log.h"
 #include "scheduler/kv_blocks.h"
 #include "scheduler/scheduler.h"
 
@@ -335,7 +336,7 @@ static void test_random_load(void **state)
     (void)state;
     struct totals t = {0};
     for (uint32_t i = 0; i < seed_count; i++) {
-        fprintf(stderr, "seed %llu\r", (unsigned long long)(first_seed + i));
+        if (getenv("SIM_VERBOSE")) fprintf(stderr, "seed %llu\n", (unsigned long long)(first_seed + i));
         simulate(first_seed + i, request_count, &t);
     }
     printf("%u seeds, %llu steps, %llu tokens; ended eos %llu, stop %llu, length %llu, cancelled %llu, error %llu; refused %llu; %llu preemptions\n",
@@ -381,6 +382,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--seeds") == 0) seed_count = (uint32_t)v;
         if (strcmp(argv[i], "--requests") == 0) request_count = (uint32_t)v;
     }
+    log_set_level((enum log_level)-1); /* injected faults are not news */
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks_move_between_groups), cmocka_unit_test(test_random_load)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

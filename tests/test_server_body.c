@@ -1,0 +1,135 @@
+/* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a struct. */
+#include "server/fields.h"
+#include "server/gen.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Parses text; NULL when it was refused, with the error in r. */
+static json_t *parse(struct request *r, const char *text, size_t len)
+{
+    *r = (struct request){0};
+    buf_init(&r->body, 64u << 20);
+    assert_int_equal(buf_add(&r->body, text, len), ST_OK);
+    json_t *root = NULL;
+    enum status st = request_body_parse(r, &root);
+    buf_fini(&r->body);
+    assert_int_equal(st == ST_OK, root != NULL);
+    if (!root) {
+        assert_int_equal(r->error.http, 400);
+        assert_string_equal(r->error.code, "invalid_json");
+    }
+    return root;
+}
+
+static void test_repair(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *in;
+        size_t len; /* 0 = strlen */
+        const char *want;
+        size_t want_len;
+    } table[] = {
+        {"{\"a\":\"x\"}", 0, "x", 1},
+        {"\xEF\xBB\xBF {\"a\":\"x\"} ", 0, "x", 1},
+        {"{\"a\":\"\xFF\"}", 0, "\xEF\xBF\xBD", 3},
+        {"{\"a\":\"z\xC3\"}", 0, "z\xEF\xBF\xBD", 4},
+        {"{\"a\":\"\\ud83d\\ude00\"}", 0, "\xF0\x9F\x98\x80", 4},
+        {"{\"a\":\"\\uD800\"}", 0, "\xEF\xBF\xBD", 3},
+        {"{\"a\":\"\\uDC00x\"}", 0, "\xEF\xBF\xBDx", 4},
+        {"{\"a\":\"\\ud800\\ud800\\udc00\"}", 0, "\xEF\xBF\xBD\xF0\x90\x80\x80", 7},
+        {"{\"a\":\"\\ud800\\n\"}", 0, "\xEF\xBF\xBD\n", 4},
+        {"{\"a\":\"x\\u0000y\"}", 0, "x\0y", 3},
+        {"{\"a\":\"\\\\ud800\"}", 0, "\\ud800", 6}, /* an escaped backslash, no escape */
+        {"{\"a\":\"1\",\"a\":\"2\"}", 0, "2", 1},
+        {"{\"b\":\"\xFE\",\"a\":\"\\\"\xFE\"}", 0, "\"\xEF\xBF\xBD", 4},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct request r;
+        json_t *root = parse(&r, table[i].in, table[i].len ? table[i].len : strlen(table[i].in));
+        assert_non_null(root);
+        json_t *a = json_object_get(root, "a");
+        assert_int_equal(json_string_length(a), table[i].want_len);
+        assert_memory_equal(json_string_value(a), table[i].want, table[i].want_len);
+        json_decref(root);
+    }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const char *const table[] = {"", " ", "{", "[]", "1", "null", "\"x\"", "{} x", "{\"a\":1}{}", "{\"a\":1e999}", "{\"a\":\"\\ud8\"}", "{\"a\":\"", "{\"a\":\"\\", "\xEF\xBB\xBF",
+                                        "{\"a\":NaN}", "{'a':1}", "{\"a\":01}", "{\"a\":\"\n\"}"};
+    struct request r;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) assert_null(parse(&r, table[i], strlen(table[i])));
+    char deep[1000];
+    for (unsigned levels = 126; levels <= 130; levels++) { /* the object around it counts too */
+        size_t n = (size_t)sprintf(deep, "{\"a\":");
+        memset(deep + n, '[', levels);
+        memset(deep + n + levels, ']', levels);
+        deep[n + 2 * levels] = '}';
+        json_t *root = parse(&r, deep, n + 2 * levels + 1);
+        assert_int_equal(root != NULL, levels <= 127);
+        json_decref(root);
+    }
+    size_t many = 9000000;
+    char *text = malloc(many + 10);
+    assert_non_null(text);
+    memcpy(text, "{\"a\":[", 6);
+    for (size_t i = 0; i < many; i++) text[6 + i] = i % 2 ? ',' : '1';
+    memcpy(text + 6 + many, "1]}", 3);
+    assert_null(parse(&r, text, many + 9));
+    free(text);
+}
+
+static void test_fields(void **state)
+{
+    (void)state;
+    json_error_t je;
+    json_t *root = json_loads("{\"i\":5,\"r\":5.0,\"h\":5.5,\"s\":\"5\",\"t\":true,\"n\":null,\"big\":1e300,\"neg\":-3}", 0, &je);
+    assert_non_null(root);
+    static const struct {
+        const char *name;
+        bool ok, has;
+        const char *code;
+    } ints[] = {{"i", true, true, NULL},          {"r", true, true, NULL},         {"h", false, false, "invalid_type"}, {"s", false, false, "invalid_type"},
+                {"t", false, false, "invalid_type"}, {"n", true, false, NULL},     {"absent", true, false, NULL},       {"big", false, false, "invalid_type"},
+                {"neg", false, false, "invalid_value"}};
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
+        struct api_error e = {0};
+        int64_t v = 77;
+        bool has = true;
+        assert_int_equal(field_int(&e, root, ints[i].name, 0, 10, &v, &has) == ST_OK, ints[i].ok);
+        assert_int_equal(has, ints[i].has);
+        assert_int_equal(v, ints[i].has ? 5 : 77);
+        if (ints[i].code) {
+            assert_string_equal(e.code, ints[i].code);
+            assert_string_equal(e.param, ints[i].name);
+            assert_int_equal(e.http, 400);
+        }
+    }
+    struct api_error e = {0};
+    bool b = false;
+    double d = 0;
+    assert_int_equal(field_bool(&e, root, "t", &b), ST_OK);
+    assert_true(b);
+    assert_int_equal(field_bool(&e, root, "i", &b), ST_INVALID);
+    assert_int_equal(field_num(&e, root, "h", 0, 10, &d, NULL), ST_OK);
+    assert_true(d > 5.4 && d < 5.6);
+    assert_int_equal(field_num(&e, root, "s", 0, 10, &d, NULL), ST_INVALID);
+    assert_string_equal(e.param, "i"); /* the first fault stays */
+    json_decref(root);
+}
+
+int main(void)
+{
+    json_object_seed(1);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_fields)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,142 @@
+/* Settings: precedence of command line, environment and file; bounds; messages. */
+#include "config/options.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static enum status parse(struct options *o, struct err *err, int argc, const char **argv)
+{
+    char *args[16];
+    for (int i = 0; i < argc; i++) args[i] = (char *)(uintptr_t)argv[i];
+    return options_parse(argc, args, o, err);
+}
+#define PARSE(o, err, ...) parse(o, err, (int)(sizeof(const char *[]){__VA_ARGS__} / sizeof(char *)), (const char *[]){__VA_ARGS__})
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    struct options o;
+    struct err err = {{0}};
+    assert_int_equal(options_parse(0, NULL, &o, &err), ST_OK);
+    assert_string_equal(o.host, "127.0.0.1");
+    assert_int_equal(o.port, 8000);
+    assert_null(o.model);
+    assert_int_equal(o.kv_memory, 0);
+    assert_int_equal(o.max_body_bytes, 64u << 20);
+    assert_int_equal(o.max_queue, 1024);
+    assert_string_equal(o.prefix_cache, "on");
+    assert_false(o.accept_any_model);
+    options_fini(&o);
+}
+
+static void test_good(void **state)
+{
+    (void)state;
+    struct options o;
+    struct err err = {{0}};
+    assert_int_equal(PARSE(&o, &err, "--model", "dir", "--port=0", "--kv-memory", "2G", "--accept-any-model", "--max-n", "4", "--dtype=f32"), ST_OK);
+    assert_string_equal(o.model, "dir");
+    assert_int_equal(o.port, 0);
+    assert_int_equal(o.kv_memory, 2ull << 30);
+    assert_true(o.accept_any_model);
+    assert_int_equal(o.max_n, 4);
+    assert_string_equal(o.dtype, "f32");
+    options_fini(&o);
+    assert_int_equal(PARSE(&o, &err, "--kv-memory", "auto", "--accept-any-model", "off"), ST_OK);
+    assert_int_equal(o.kv_memory, 0);
+    assert_false(o.accept_any_model);
+    options_fini(&o);
+}
+
+static void test_bad(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *a, *b, *message;
+    } table[] = {
+        {"--nope", "1", "--nope"},           {"model", "x", "model"},           {"--port", "65536", "port"},      {"--port", "-1", "port"},
+        {"--port", "8x", "port"},            {"--port", "", "port"},            {"--dtype", "f64", "dtype"},      {"--max-queue", "0", "max-queue"},
+        {"--kv-memory", "1Q", "kv-memory"},  {"--kv-memory", "99999999T", "kv-memory"}, {"--model", "", "model"}, {"--accept-any-model=maybe", NULL, "accept-any-model"},
+        {"--max-batch-tokens", "99999999999999999999", "max-batch-tokens"},     {"--threads", "1.5", "threads"},  {"--port", NULL, "port"},
+        {"--config", "/nonexistent/file", "config"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct options o;
+        struct err err = {{0}};
+        const char *argv[] = {table[i].a, table[i].b};
+        assert_int_not_equal(parse(&o, &err, table[i].b ? 2 : 1, argv), ST_OK);
+        assert_non_null(strstr(err.msg, table[i].message));
+    }
+}
+
+static void test_precedence(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/kvasir-options-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    const char *text = "# comment\n\nmax-n = 5\nmax_queue=7\nhost = \"0.0.0.0\"\nport = 1\n";
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    setenv("KVASIR_MAX_N", "6", 1);
+    setenv("KVASIR_PORT", "2", 1);
+    struct options o;
+    struct err err = {{0}};
+    assert_int_equal(PARSE(&o, &err, "--config", path, "--port", "3"), ST_OK);
+    assert_int_equal(o.max_queue, 7); /* file */
+    assert_int_equal(o.max_n, 6);     /* environment over file */
+    assert_int_equal(o.port, 3);      /* command line over both */
+    assert_string_equal(o.host, "0.0.0.0");
+    options_fini(&o);
+    setenv("KVASIR_CONFIG", path, 1);
+    assert_int_equal(options_parse(0, NULL, &o, &err), ST_OK);
+    assert_int_equal(o.max_queue, 7);
+    options_fini(&o);
+    setenv("KVASIR_MAX_N", "many", 1);
+    assert_int_equal(options_parse(0, NULL, &o, &err), ST_INVALID);
+    unsetenv("KVASIR_MAX_N");
+    unsetenv("KVASIR_PORT");
+    unsetenv("KVASIR_CONFIG");
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("port 3\n", f);
+    fclose(f);
+    assert_int_equal(PARSE(&o, &err, "--config", path), ST_INVALID);
+    assert_non_null(strstr(err.msg, ":1:"));
+    f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("\nprot = 3\n", f);
+    fclose(f);
+    assert_int_equal(PARSE(&o, &err, "--config", path), ST_INVALID);
+    assert_non_null(strstr(err.msg, "prot"));
+    unlink(path);
+}
+
+static void test_help(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+    assert_non_null(f);
+    options_help(f);
+    fclose(f);
+    assert_non_null(strstr(text, "--max-context"));
+    assert_non_null(strstr(text, "--stream-finish separate|merged"));
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_good), cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_precedence), cmocka_unit_test(test_help),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
