@@ -9,6 +9,7 @@
 #include "scheduler/scheduler.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -331,12 +332,21 @@ static void simulate(uint64_t seed, uint32_t requests, struct totals *t)
 static uint64_t first_seed = 1;
 static uint32_t seed_count = 60, request_count = 300;
 
+static uint64_t current_seed;
+
+static void print_seed(int sig)
+{
+    fprintf(stderr, "failing seed: --seed %llu --seeds 1\n", (unsigned long long)current_seed);
+    signal(sig, SIG_DFL);
+    raise(sig);
+}
+
 static void test_random_load(void **state)
 {
     (void)state;
     struct totals t = {0};
     for (uint32_t i = 0; i < seed_count; i++) {
-        if (getenv("SIM_VERBOSE")) fprintf(stderr, "seed %llu\n", (unsigned long long)(first_seed + i));
+        current_seed = first_seed + i;
         simulate(first_seed + i, request_count, &t);
     }
     printf("%u seeds, %llu steps, %llu tokens; ended eos %llu, stop %llu, length %llu, cancelled %llu, error %llu; refused %llu; %llu preemptions\n",
@@ -382,6 +392,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--seeds") == 0) seed_count = (uint32_t)v;
         if (strcmp(argv[i], "--requests") == 0) request_count = (uint32_t)v;
     }
+    signal(SIGABRT, print_seed);
     log_set_level((enum log_level)-1); /* injected faults are not news */
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks_move_between_groups), cmocka_unit_test(test_random_load)};
     return cmocka_run_group_tests(tests, NULL, NULL);
