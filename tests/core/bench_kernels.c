@@ -3,6 +3,8 @@
  *
  *   bench_kernels [set|all] [bf16|f32] [threads] [only rows, 0 = all] [only shape, substring]
  *
+ * Printed is the median of the runs and, in brackets, the best: on a shared machine the truth lies between them; a best above 100 % of the read bandwidth
+ * means that a copy of a small weight was still in a cache.
  * With one thread its processor time is taken, so that other work on a shared machine counts less; with more, the time on the wall.
  *
  * Copies of the weight are used in turn (BENCH_BYTES in all), so that a decode step finds none of it in the caches. */
@@ -16,6 +18,7 @@
 #define BENCH_BYTES   ((size_t)640 << 20)
 #define BENCH_COPIES  1024u
 #define BENCH_SECONDS 0.25
+#define BENCH_RUNS    1000
 
 struct shape {
     const char *name;
@@ -56,6 +59,12 @@ static void *must(void *p)
     return p;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static void bench_shape(struct backend *b, enum be_dtype act, const struct shape *s, uint32_t only, const struct be_ceiling *ceil)
 {
     const struct be_ops *ops = be_cpu_ops();
@@ -85,19 +94,22 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
         uint32_t t = row_counts[i], at = 0;
         if (t > rows_max || (only && only != t)) continue;
         struct be_linear_args a = {.x = x, .t = t, .epilogue = s->epilogue, .out = out};
-        double best = 1e9, spent = 0;
-        for (int runs = 0; runs < 5 || (spent < BENCH_SECONDS && runs < 1000); runs++) {
+        static double times[BENCH_RUNS];
+        double spent = 0;
+        int runs = 0;
+        while (runs < 5 || (spent < BENCH_SECONDS && runs < BENCH_RUNS)) {
             a.w = w[at++ % copies];
             double start = now();
             ops->linear(b, &a);
-            double dt = now() - start;
-            spent += dt;
-            if (dt < best) best = dt;
+            times[runs] = now() - start;
+            spent += times[runs++];
         }
-        double flops = 2.0 * (double)elems * t, bytes = (double)ops->weight_bytes(w[0]);
+        qsort(times, (size_t)runs, sizeof *times, by_value);
+        double median = times[runs / 2], best = times[0], flops = 2.0 * (double)elems * t, bytes = (double)ops->weight_bytes(w[0]);
         double limit = flops / ceil->matrix_flops > bytes / ceil->read_bytes_per_s ? flops / ceil->matrix_flops : bytes / ceil->read_bytes_per_s;
-        printf("  T=%-5u %9.1f us  %7.1f GB/s (%3.0f%%)  %7.3f TFLOP/s (%3.0f%%)  of the possible %3.0f%%\n", t, best * 1e6, bytes / best * 1e-9,
-               100 * bytes / best / ceil->read_bytes_per_s, flops / best * 1e-12, 100 * flops / best / ceil->matrix_flops, 100 * limit / best);
+        printf("  T=%-5u %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)  of the possible %3.0f%% (%3.0f%%)\n", t, median * 1e6,
+               bytes / median * 1e-9, 100 * bytes / median / ceil->read_bytes_per_s, 100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
+               100 * flops / median / ceil->matrix_flops, 100 * flops / best / ceil->matrix_flops, 100 * limit / median, 100 * limit / best);
     }
     for (uint32_t i = 0; i < copies; i++) ops->weight_free(b, w[i]);
     ops->free(b, x);
