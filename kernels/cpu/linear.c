@@ -37,9 +37,53 @@ static uint32_t linear__block(const struct linear_set *set, size_t row_bytes)
     return fit >= CPU_M_BLOCK / 2 && fit < CPU_M_BLOCK ? (uint32_t)fit : CPU_M_BLOCK;
 }
 
+/* ---- many rows: each thread takes blocks of rows with all columns, and rearranges its own rows. Rows that another core has just written are slow to read, and
+ * with enough rows a block reading all weights by itself costs less than that. */
+
+#define LINEAR_OWN_ROWS 256u /* of a block: fewer would read the weights too often */
+
+struct linear_own {
+    struct linear_job job; /* of the whole call */
+    uint32_t step;         /* rows of a block */
+    size_t pack_bytes;     /* of one thread's part of the rearranged rows */
+};
+
+static void linear__own_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    const struct linear_own *o = ctx;
+    for (uint32_t block = begin; block < end; block++) {
+        struct linear_job j = o->job;
+        j.row0 = block * o->step;
+        j.m = u32_min(o->step, j.a->t - j.row0);
+        j.x = (const char *)j.a->x + (size_t)j.row0 * j.w->kpad * be_dtype_bytes(j.w->type);
+        j.packed = NULL;
+        if (j.m >= j.set->pack_min) {
+            j.packed = o->job.packed + worker * o->pack_bytes;
+            j.set->pack(&j, 0, j.m);
+        }
+        for (uint32_t p = 0; p < j.w->pairs; p += j.set->pairs_max)
+            j.set->pairs(&j, p, u32_min(p + j.set->pairs_max, j.w->pairs), j.scratch + worker * j.scratch_bytes);
+    }
+}
+
+/* false: the shape is better cut by columns. */
+static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, const struct linear_set *set, const struct linear_job *whole)
+{
+    size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
+    if (b->threads == 1 || !set->rows_bytes || a->t < b->threads * LINEAR_OWN_ROWS || LINEAR_OWN_ROWS * row_bytes > set->rows_bytes) return false;
+    uint32_t rounds = (a->t - 1) / (b->threads * (LINEAR_OWN_ROWS + 32)) + 1;
+    struct linear_own o = {.job = *whole, .step = ((a->t - 1) / (rounds * b->threads) / 32 + 1) * 32};
+    o.pack_bytes = o.step * row_bytes;
+    if (o.pack_bytes * b->threads > b->rows_scratch_bytes) return false;
+    o.job.packed = b->rows_scratch;
+    cpu_pool_run(b->pool, (a->t - 1) / o.step + 1, 1, linear__own_range, &o);
+    return true;
+}
+
 void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct linear_set *set)
 {
     struct linear_job j = {.a = a, .w = a->w, .set = set, .scratch = b->thread_scratch, .scratch_bytes = b->thread_scratch_bytes};
+    if (linear__by_rows(b, a, set, &j)) return;
     size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
     /* Blocks of about equal size: 600 rows are two of 300, not 512 and 88. */
     uint32_t blocks = (a->t - 1) / linear__block(set, row_bytes) + 1, step = ((a->t - 1) / blocks / 32 + 1) * 32;
