@@ -40,6 +40,7 @@ struct sequence {
     uint64_t arrival;             /* order of submission: ties of priority, preemption order */
     atomic_bool cancelled;
     bool running;
+    bool alone;                   /* runs with nobody beside it, in small chunks: see make_room */
     uint32_t *tokens;             /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
     uint32_t position;            /* tokens whose KV is computed */

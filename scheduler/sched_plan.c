@@ -26,6 +26,7 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     while (s->waiting.head && s->running.count < s->caps.sequences_max) {
         struct sequence *q = s->waiting.head;
         uint32_t need[ENGINE_GROUPS_MAX];
+        if (s->running.head && (q->alone || s->running.head->alone)) return;
         sched__blocks_worst(s, (uint64_t)q->count + 1, need);
         /* What admitted sequences will still take for their own prompts counts as gone. */
         for (struct sequence *r = s->running.head; r; r = r->next) {
@@ -110,8 +111,9 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
         struct sequence *victim = s->running.tail;
-        /* Alone it has room: sched_submit lets nothing in that can't run alone. Left is a failed malloc: try again next turn. */
-        if (victim == q && s->running.count == 1) return false;
+        /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that is gone, or of a chunk larger than
+         * it must be, may have stood between q's blocks: then these are scattered over more slabs than they need. So q starts anew, alone. */
+        if (victim == q && s->running.count == 1) q->alone = true;
         if (victim->run_tokens) remove_run(s, victim);
         sched__preempt(s, victim);
         if (victim == q) return false;
@@ -131,6 +133,7 @@ static void plan_pass(struct scheduler *s, bool decodes, uint32_t prefill_max)
             if (!decode) {
                 uint32_t soft = prefill_max > s->step_tokens ? prefill_max - s->step_tokens : 0;
                 if (s->opt.prefill_chunk && soft > s->opt.prefill_chunk) soft = s->opt.prefill_chunk;
+                if (q->alone && soft > s->caps.block_tokens) soft = s->caps.block_tokens; /* what sched__blocks_worst counts on */
                 n = soft > 0 ? prefill_length(s, q, soft, hard) : 0;
             }
         }

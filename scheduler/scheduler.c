@@ -444,6 +444,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         run_step(s, now_us);
         worked = true;
     }
+    if (!s->running.head && s->waiting.head) worked = true; /* the only one gave its blocks back: it is admitted anew at once */
     publish_gauges(s, now_us);
     if (s->events_pushed) {
         s->events_pushed = false;
@@ -464,6 +465,7 @@ void sched_run(struct scheduler *s)
             clock_gettime(CLOCK_MONOTONIC, &ts);
             ts.tv_sec += IDLE_HEARTBEAT_S;
             pthread_cond_timedwait(&s->work, &s->lock, &ts);
+            idle = idle && !s->inbox.head; /* one may have come in while this thread slept, and the stop after it */
         }
         bool done = s->stopping && idle;
         pthread_mutex_unlock(&s->lock);

@@ -25,7 +25,7 @@ struct seq_id {
 struct sched_options {
     uint32_t queue_max;        /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
     uint32_t prefill_chunk;    /* tokens of one sequence's prefill in one step at most; 0 = what the step's budget leaves */
-    uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = 4 */
+    uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = 2 */
     void (*wake)(void *arg);   /* events are waiting; may be NULL */
     void *wake_arg;
 };

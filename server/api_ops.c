@@ -12,7 +12,7 @@ static void answer_text(struct request *r, int status, const char *text)
 
 static const char *state_name(const struct server *s)
 {
-    if (server_engine_dead(s) || s->load_status) return "failed";
+    if (server_engine_dead(s) || s->exit_code) return "failed"; /* load_status is the loader thread's until it has ended */
     if (!s->model || s->phase == SRV_LOADING) return "loading";
     return s->phase == SRV_READY ? "ready" : "draining";
 }

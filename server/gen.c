@@ -6,6 +6,7 @@
 #include "config/base/log.h"
 #include "engine/model_info.h"
 #include "engine/tokenizer.h"
+#include "server/fields.h"
 #include "server/limits.h"
 
 #include <stdlib.h>
@@ -326,6 +327,19 @@ void gen_events(struct server *s)
 
 /* ---- start ---- */
 
+/* Not the worker's: the loop writes the id into its log when the client leaves. */
+static void request_id_take(struct request *r, json_t *root)
+{
+    static const char *const names[] = {"request_id", "rid"};
+    for (size_t i = 0; i < 2 && !r->id_from_client; i++) {
+        const char *s = json_string_value(field(root, names[i]));
+        size_t n = s ? strlen(s) : 0;
+        if (n < 1 || n > 128 || strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") != n) continue;
+        snprintf(r->id, sizeof r->id, "%s", s);
+        r->id_from_client = true;
+    }
+}
+
 static uint64_t random_seed(void)
 {
     uint64_t v = 0;
@@ -374,6 +388,7 @@ void gen_submit(struct request *r)
 {
     struct gen *g = r->gen;
     struct server *s = r->srv;
+    request_id_take(r, g->root);
     for (uint32_t i = 0; i < g->image_count; i++) metrics_image(s->metrics, g->image_seconds / g->image_count);
     if (r->error.http) {
         request_fail(r);

@@ -423,22 +423,8 @@ static enum status parse_effort(struct gen *g, json_t *root)
     return ok ? ST_OK : api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
-static void parse_request_id(struct gen *g, json_t *root)
-{
-    struct request *r = g->r;
-    static const char *const names[] = {"request_id", "rid"};
-    for (size_t i = 0; i < 2 && !r->id_from_client; i++) {
-        const char *s = json_string_value(field(root, names[i]));
-        size_t n = s ? strlen(s) : 0;
-        if (n < 1 || n > 128 || strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") != n) continue;
-        snprintf(r->id, sizeof r->id, "%s", s);
-        r->id_from_client = true;
-    }
-}
-
 enum status gen_parse(struct gen *g, json_t *root)
 {
-    parse_request_id(g, root);
     bool chat = g->kind == GEN_CHAT;
     if (parse_output(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {

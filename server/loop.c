@@ -310,7 +310,14 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue, .prefill_chunk = (uint32_t)o->prefill_chunk, .wake = wake_loop, .wake_arg = s};
-    return sched_create(m->engine, &so, &m->sched, err);
+    st = sched_create(m->engine, &so, &m->sched, err);
+    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
+    if (!st) {
+        uint32_t context = sched_context_max(m->sched);
+        if (context < m->caps.context_max) log_warn("keys and values have room for a context of %u tokens, not %u", context, m->caps.context_max);
+        m->caps.context_max = context;
+    }
+    return st;
 }
 
 static void model_free(struct model *m)
@@ -435,7 +442,7 @@ static int loop_open(struct server *s)
 
 static void server_end(struct server *s)
 {
-    if (!s->model && !s->load_status && s->engine_thread_started) {
+    if (!s->model && !s->exit_code && s->engine_thread_started) {
         _exit(s->exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
     }
     if (s->model) sched_stop(s->model->sched, false);

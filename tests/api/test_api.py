@@ -556,6 +556,21 @@ def test_keys():
             s.stop()
 
 
+def test_small_arena():
+    """What the KV memory can't hold is not offered as context, and all that is offered can be used."""
+    model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/gemma3/released_keys_f32")
+    with open(os.path.join(model, "config.json")) as f:
+        config = json.load(f)
+    s = Server(BINARY, model, "--kv-memory", "1M", "--log-level", "error")
+    try:
+        window = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["max_model_len"]
+        check.true("less than the model's own", 0 < window < config.get("text_config", config).get("max_position_embeddings", 131072), window)
+        check.equal("no limit asked for", s.ok(CHAT, chat("a", max_tokens=None, ignore_eos=True))["usage"]["total_tokens"], window)
+        is_error("one more", s.post(TEXT, text([2] + [5] * (window - 4), max_tokens=4)), 400, "context_length_exceeded", "prompt")
+    finally:
+        s.stop()
+
+
 def test_queue():
     s = Server(BINARY, MODEL, "--max-queue", "2", "--max-sequences", "1")
     try:
@@ -693,7 +708,7 @@ if __name__ == "__main__":
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
               test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
-    alone = [test_keys, test_queue, test_drain, test_loading, test_start]
+    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_start]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)

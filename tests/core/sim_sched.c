@@ -34,7 +34,7 @@ static uint32_t rnd(uint32_t below)
 }
 
 /* ---- the fake engine: implements engine.h ---- */
-enum { BT = 8, UNIT = 64, VOCAB = 1000, EOS = 7 };
+enum { BT = 8, UNIT = 64, VOCAB = 1000, EOS = 7, CONTEXT = 400 };
 struct engine_features {
     uint64_t hash;
     uint32_t layers_left;
@@ -152,7 +152,7 @@ struct request {
     struct sched_sequence seq;
     uint8_t rgb[4];
     uint32_t stop_id;
-    uint32_t expect[128], expect_count, got;
+    uint32_t expect[CONTEXT + 1], expect_count, got;
     enum seq_end expect_end;
     struct seq_id id;
     bool cancelled;
@@ -160,7 +160,7 @@ struct request {
 
 static void oracle(const struct engine *e, struct request *r)
 {
-    uint64_t values[512];
+    uint64_t values[CONTEXT + 1];
     uint32_t n = r->prompt.token_count;
     for (uint32_t p = 0; p < n; p++) values[p] = item_value(r->prompt.tokens[p], p);
     for (uint32_t i = 0; i < r->prompt.image_count; i++) {
@@ -191,7 +191,8 @@ static void oracle(const struct engine *e, struct request *r)
     }
 }
 
-static struct request *make_request(const struct engine *e)
+/* tight: some answers go on to the end of the context. */
+static struct request *make_request(const struct engine *e, bool tight)
 {
     struct request *r = calloc(1, sizeof *r);
     uint32_t images = rnd(4) == 0 ? rnd(4) : 0, text = 1 + rnd(120), each = e->caps.image_tokens_max;
@@ -213,11 +214,12 @@ static struct request *make_request(const struct engine *e)
     }
     r->sampling = (struct sampling_params){.seed = rnd(1000), .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     r->stop_id = rnd(VOCAB);
+    bool longest = tight && rnd(6) == 0 && r->prompt.token_count < CONTEXT;
     r->seq = (struct sched_sequence){.prompt = &r->prompt,
                                      .sampling = &r->sampling,
-                                     .tokens_max = 1 + rnd(rnd(3) ? 60 : 127),
+                                     .tokens_max = longest ? CONTEXT - r->prompt.token_count : 1 + rnd(rnd(3) ? 60 : 127),
                                      .tokens_min = rnd(3) == 0 ? rnd(20) : 0,
-                                     .ignore_eos = rnd(3) == 0,
+                                     .ignore_eos = longest || rnd(3) == 0,
                                      .stop_ids = &r->stop_id,
                                      .stop_id_count = 1,
                                      .priority = rnd(5) == 0 ? (int64_t)rnd(3) - 1 : 0,
@@ -272,10 +274,23 @@ static bool take_events(struct scheduler *s, struct live_set *live, struct total
     return any;
 }
 
-static void simulate(uint64_t seed, uint32_t requests, struct totals *t)
+/* Just the slabs that one sequence of the whole context needs, were its blocks packed. */
+static uint64_t least_arena(const struct engine_caps *c)
+{
+    uint32_t largest = 0, slabs = 0, run = c->image_tokens_max > BT ? c->image_tokens_max : BT;
+    for (uint32_t g = 0; g < c->group_count; g++) largest = c->groups[g].block_units > largest ? c->groups[g].block_units : largest;
+    for (uint32_t g = 0; g < c->group_count; g++) {
+        uint32_t all = CONTEXT / BT, some = (c->groups[g].window + run + BT - 1) / BT + 1, per_slab = largest / c->groups[g].block_units;
+        uint32_t blocks = c->groups[g].window && some < all ? some : all;
+        slabs += (blocks + per_slab - 1) / per_slab;
+    }
+    return slabs * largest;
+}
+
+static void simulate(uint64_t seed, uint32_t requests, bool tight, struct totals *t)
 {
     rng_state = mix(seed);
-    struct engine e = {.caps = {.group_count = 1 + rnd(2), .block_tokens = BT, .unit_bytes = UNIT, .vocab_size = VOCAB, .context_max = 400,
+    struct engine e = {.caps = {.group_count = 1 + rnd(2), .block_tokens = BT, .unit_bytes = UNIT, .vocab_size = VOCAB, .context_max = CONTEXT,
                                 .image_tokens_max = 1 + rnd(20), .eos_ids = {EOS}, .eos_count = 1}};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1 + rnd(3)};
     e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 1 + rnd(7), .window = 1 + rnd(40)};
@@ -283,6 +298,11 @@ static void simulate(uint64_t seed, uint32_t requests, struct totals *t)
     e.caps.sequences_max = 1 + rnd(12);
     e.caps.batch_tokens_max = e.caps.image_tokens_max + (rnd(2) ? e.caps.sequences_max + rnd(60) : 0);
     e.caps.arena_units = 120 + rnd(rnd(2) ? 100 : rnd(2) ? 400 : 4000);
+    if (tight) {
+        for (int g = 0; g < 2; g++) e.caps.groups[g].block_units = 1 + rnd(9);
+        e.caps.groups[1].window = 1 + rnd(250);
+        e.caps.arena_units = least_arena(&e.caps);
+    }
     e.fault_every = rnd(8) == 0 ? 200 : 0;
     e.arena = calloc(e.caps.arena_units, UNIT);
     struct sched_options opt = {.queue_max = 4 + rnd(40), .prefill_chunk = rnd(2) ? 1 + rnd(30) : 0, .encode_layers = 1 + rnd(3)};
@@ -294,7 +314,7 @@ static void simulate(uint64_t seed, uint32_t requests, struct totals *t)
     uint64_t now = 1;
     while (sent < requests || live.count > 0) {
         while (sent < requests && live.count < 64 && rnd(3) == 0) {
-            struct request *r = make_request(&e);
+            struct request *r = make_request(&e, tight);
             sent++;
             enum status st = sched_submit(s, &r->seq, &r->id, &err);
             if (st) {
@@ -305,7 +325,7 @@ static void simulate(uint64_t seed, uint32_t requests, struct totals *t)
             }
             live.r[live.count++] = r;
         }
-        if (live.count > 0 && rnd(25) == 0) {
+        if (live.count > 0 && rnd(tight ? 500 : 25) == 0) {
             struct request *r = live.r[rnd(live.count)];
             r->cancelled = true;
             sched_cancel(s, r->id);
@@ -347,7 +367,7 @@ static void test_random_load(void **state)
     struct totals t = {0};
     for (uint32_t i = 0; i < seed_count; i++) {
         current_seed = first_seed + i;
-        simulate(first_seed + i, request_count, &t);
+        simulate(first_seed + i, request_count, false, &t);
     }
     printf("%u seeds, %llu steps, %llu tokens; ended eos %llu, stop %llu, length %llu, cancelled %llu, error %llu; refused %llu; %llu preemptions\n",
            seed_count, (unsigned long long)t.steps, (unsigned long long)t.tokens, (unsigned long long)t.ended[0], (unsigned long long)t.ended[1],
@@ -357,6 +377,19 @@ static void test_random_load(void **state)
     assert_true(t.ended[END_STOP_EOS] > 0 && t.ended[END_STOP_TOKEN] > 0 && t.ended[END_LENGTH] > 0 && t.ended[END_CANCELLED] > 0);
     assert_true(t.preemptions > 0);
     assert_true(t.refused > 0);
+}
+
+/* Blocks of one sequence come to lie scattered over slabs, and then the arena has no free slab left though it has room: nobody may wait
+ * for ever. */
+static void test_barely_one_context(void **state)
+{
+    (void)state;
+    struct totals t = {0};
+    for (uint32_t i = 0; i < 5 * seed_count; i++) {
+        current_seed = first_seed + i;
+        simulate(first_seed + i, request_count / 5, true, &t);
+    }
+    assert_true(t.ended[END_LENGTH] > 0 && t.preemptions > 0);
 }
 
 static void test_blocks_move_between_groups(void **state)
@@ -394,6 +427,7 @@ int main(int argc, char **argv)
     }
     signal(SIGABRT, print_seed);
     log_set_level((enum log_level)-1); /* injected faults are not news */
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks_move_between_groups), cmocka_unit_test(test_random_load)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks_move_between_groups), cmocka_unit_test(test_random_load),
+                                       cmocka_unit_test(test_barely_one_context)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
