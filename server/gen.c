@@ -394,6 +394,13 @@ void gen_submit(struct request *r)
         request_fail(r);
         return;
     }
+    if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
+        /* Not a 429: waiting would not help. */
+        (void)api_fail(&r->error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt", "The request asks for %u choices; this server queues at most %llu.",
+                       g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
+        request_fail(r);
+        return;
+    }
     if (!choices_create(g)) {
         (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
         request_fail(r);
