@@ -491,7 +491,13 @@ static void test_control_equals_naive(void **state)
 {
     (void)state;
     struct tokenizer *t = load("qwen2");
-    size_t found = 0;
+    size_t found = 0, plain = 0, guarded = 0;
+    /* Every second token that isn't special stands in the "template". */
+    for (size_t k = 0; k < t->added_count; k++) {
+        if (!t->added[k].special && k % 2) tok_guard(t, t->added[k].content, t->added[k].len);
+        if (!t->added[k].special) *(t->added[k].guarded ? &guarded : &plain) += 1;
+    }
+    assert_true(plain > 0 && guarded > 0);
     for (int i = 0; i < 3000; i++) {
         char s[1024];
         uint8_t control[1024];
@@ -509,7 +515,7 @@ static void test_control_equals_naive(void **state)
             }
             for (size_t at = start; at < n;) { /* one or two runs */
                 size_t len = rnd(3) ? n - at : 1 + rnd((uint32_t)(n - at));
-                enum tok_control c = (enum tok_control)rnd(3);
+                enum tok_control c = (enum tok_control)rnd(4);
                 memset(control + at, (int)c, len);
                 runs[run_count++] = (struct tok_run){s + at, len, c};
                 at += len;
@@ -529,7 +535,8 @@ static void test_control_equals_naive(void **state)
                 const struct tok_added *a = &t->added[k];
                 bool ok = a->len <= n - at && memcmp(s + at, a->content, a->len) == 0 && (!best || a->len > best->len);
                 for (size_t j = 0; j < a->len && ok; j++)
-                    ok = control[at + j] == TOK_CONTROL_ALL || (control[at + j] == TOK_CONTROL_NONSPECIAL && !a->special);
+                    ok = control[at + j] == TOK_CONTROL_ALL || (control[at + j] == TOK_CONTROL_NONSPECIAL && !a->special) ||
+                         (control[at + j] == TOK_CONTROL_UNGUARDED && !a->special && !a->guarded);
                 if (ok) best = a;
             }
             if (!best) {
