@@ -121,7 +121,8 @@ static enum status load_json(const char *path, struct template **out, struct err
     const json_t *plain, *tools;
     enum status st = read_file(path, CONFIG_BYTES_MAX, &text, &len, err);
     if (st) return st;
-    json_t *root = json_loadb(text, len, JSON_ALLOW_NUL, &je);
+    /* Integers as reals: "model_max_length" of a release is 10^30, which jansson refuses as an integer. */
+    json_t *root = json_loadb(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
     free(text);
     if (!root) return err_set(err, ST_FORMAT, "%s:%d: %s", path, je.line, je.text);
     st = pick_templates(root, path, &plain, &tools, err);

@@ -366,7 +366,9 @@ static void loading(void **state)
     assert_int_equal(template_load(dir, &t, &err), ST_NOT_FOUND);
     put_file(dir, "tokenizer_config.json", "{\"bos_token\": \"<s>\"}");
     assert_int_equal(template_load(dir, &t, &err), ST_NOT_FOUND);
-    put_file(dir, "tokenizer_config.json", "{\"chat_template\": \"config {{ messages[0].content }}\"}");
+    /* The number is what transformers writes for "no limit". */
+    put_file(dir, "tokenizer_config.json",
+             "{\"chat_template\": \"config {{ messages[0].content }}\", \"model_max_length\": 1000000000000000019884624838656}");
     expect_loaded(dir, false, "config u");
     put_file(dir, "tokenizer_config.json",
              "{\"chat_template\": [{\"name\":\"default\",\"template\":\"plain\"},{\"name\":\"tool_use\",\"template\":\"tools {{ "
