@@ -127,6 +127,12 @@ def build_model(tokenizer):
     for name, p in model.named_parameters():
         if name.endswith("mm_input_projection_weight") or (p.dim() == 2 and "embed" not in name and "position" not in name):
             torch.nn.init.normal_(p, std=0.06)
+    with torch.no_grad():  # let the tokens be louder than the layers at first: a small model finds its way much sooner
+        for name, p in model.named_parameters():
+            if name.endswith("embed_tokens.weight"):
+                p.mul_(4)
+            elif "post_attention_layernorm" in name or "post_feedforward_layernorm" in name:
+                p.fill_(-0.75)
     return model
 
 

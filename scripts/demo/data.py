@@ -96,6 +96,8 @@ class Conversations:
     def _pair(self, rng):
         """Two pool pictures in some order: equal, one change, or unrelated (of few objects)."""
         group = rng.randrange(len(self.scenes))
+        while len(self.scenes[group][0]["objects"]) > shapes.PAIR_OBJECTS:
+            group = rng.randrange(len(self.scenes))
         roll = rng.random()
         if roll < 0.30:
             pair = [(group, 0), (group, rng.choice((0, 1, 1, 1)))]
@@ -184,13 +186,26 @@ class Conversations:
     # ------------------------------------------------------------ tensors
 
     def batch(self, rng, plan):
-        """plan: {maker name: rows}. Returns a dict of tensors; `pictures` lists the distinct pool pictures, `slots` says
-        for every picture run of the batch, in row-major order, which of them it shows."""
-        rows = [getattr(self, name)(rng) for name, count in plan.items() for _ in range(count)]
+        """plan: {maker name: rows} or (number of rows, {maker name: weight}). Returns a dict of tensors; `pictures` lists the distinct pool pictures, `slots` says
+        for every picture run of the batch, in row-major order, which of them it shows, `before` which one its conversation
+        showed before it (-1 = none)."""
+        if isinstance(plan, tuple):
+            names = rng.choices(list(plan[1]), list(plan[1].values()), k=plan[0])
+        else:
+            names = [name for name, count in plan.items() for _ in range(count)]
+        rows = [getattr(self, name)(rng) for name in names]
         texts = [t for pieces, branches, _ in rows for part in [pieces] + branches for t, _ in part]
         encoded = iter(self.tok._tokenizer.encode_batch(texts, add_special_tokens=False))
-        distinct, slots, made = {}, [], []
+        distinct, slots, before, made = {}, [], [], []
         for pieces, branches, pictures in rows:
+            last, seen = -1, 0
+            for number, part in enumerate([pieces] + branches):
+                runs = sum(text.count("<start_of_image>") for text, _ in part)
+                here = [distinct.setdefault(p, len(distinct)) for p in pictures[seen:seen + runs]]
+                before += ([last] + here)[:-1] if here else []
+                last, seen = here[-1] if here and number == 0 else last, seen + runs
+                slots += here
+            assert seen == len(pictures)
             ids, learn, pos, branch, start = [], [], [], [], 0
             for number, part in enumerate([pieces] + branches):
                 at = start
@@ -203,7 +218,6 @@ class Conversations:
                     at += len(new)
                 start = at if number == 0 else start
             made.append((ids, learn, pos, branch))
-            slots += [distinct.setdefault(p, len(distinct)) for p in pictures]
         length = max(len(m[0]) for m in made)
         count = len(made)
         ids = torch.zeros(count, length, dtype=torch.long)
@@ -223,4 +237,5 @@ class Conversations:
         sliding = full & (delta < self.window)
         labels = torch.where(learn, ids, torch.full_like(ids, -100))
         return {"ids": ids, "positions": pos, "full": full[:, None], "sliding": sliding[:, None], "soft": soft,
-                "labels": labels, "branch": branch, "pictures": list(distinct), "slots": torch.tensor(slots, dtype=torch.long)}
+                "labels": labels, "branch": branch, "pictures": list(distinct), "slots": torch.tensor(slots, dtype=torch.long),
+                "before": torch.tensor(before, dtype=torch.long)}

@@ -35,7 +35,8 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 PLACES = (("at the top left", "at the top", "at the top right"),
           ("on the left", "in the centre", "on the right"),
           ("at the bottom left", "at the bottom", "at the bottom right"))
-COUNT_WEIGHTS = ((0, 1), (1, 30), (2, 30), (3, 19), (4, 12), (5, 8))
+COUNT_WEIGHTS = ((0, 1), (1, 34), (2, 33), (3, 20), (4, 12))
+PAIR_OBJECTS = 3  # at most so many objects in the first of two pictures that are compared
 
 
 def rng_for(split, *numbers):
@@ -79,7 +80,7 @@ def _pick_colour(rng, bg_rgb, name=None, avoid=()):
 
 
 def _centre(rng, index):
-    return rng.uniform(*((0.14, 0.32), (0.40, 0.60), (0.68, 0.86))[index])
+    return rng.uniform(*((0.15, 0.30), (0.41, 0.59), (0.70, 0.85))[index])
 
 
 def _overlaps(a, b):
@@ -90,7 +91,7 @@ def _overlaps(a, b):
 def _place(rng, scene, obj, cell, count):
     """Gives obj a centre in the cell and an extent that fits the picture and its neighbours; False if it can't."""
     w, h = scene["size"]
-    low, high = ((0.2, 0.8), (0.2, 0.8), (0.17, 0.48), (0.16, 0.38), (0.15, 0.32), (0.15, 0.30))[count]
+    low, high = ((0.22, 0.8), (0.22, 0.8), (0.2, 0.48), (0.19, 0.38), (0.19, 0.34), (0.18, 0.32))[count]
     for attempt in range(30):
         x, y = _centre(rng, cell[1]), _centre(rng, cell[0])
         size = rng.uniform(low, high) * (0.97 ** attempt)
@@ -98,7 +99,7 @@ def _place(rng, scene, obj, cell, count):
         hx, hy = size * min(w, h) / w / 2 * stretch, size * min(w, h) / h / 2 / stretch
         room = min(1.0, (min(x, 1 - x) + 0.01) / hx, (min(y, 1 - y) + 0.01) / hy)
         hx, hy = hx * room, hy * room
-        if min(hx, hy) < 0.058 or (min(hx, hy) < 0.07 and attempt < 15):
+        if min(hx, hy) < 0.07 or (min(hx, hy) < 0.08 and attempt < 15):
             continue
         obj.update(cell=cell, x=x, y=y, hx=hx, hy=hy)
         if not any(o is not obj and _overlaps(o, obj) for o in scene["objects"]):
@@ -168,7 +169,7 @@ def change_scene(rng, scene):
             continue
         if kind == "remove" and len(objects) < 2:
             continue
-        if kind == "add" and len(objects) >= 5:
+        if kind == "add" and len(objects) >= 4:
             continue
         obj = rng.choice(objects) if objects else None
         if kind == "colour":
@@ -520,6 +521,9 @@ def make_group(split, number):
 def _pair(rng, split, number):
     """Two scenes with their pictures: equal, one change, or two that have nothing to do with each other."""
     scenes, pictures = make_group(split, number)
+    while len(scenes[0]["objects"]) > PAIR_OBJECTS:
+        number += 500000000
+        scenes, pictures = make_group(split, number)
     roll = rng.random()
     if roll < 0.30:
         return (scenes[0], scenes[1]), (pictures[0], pictures[1])

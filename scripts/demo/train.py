@@ -4,12 +4,13 @@ python scripts/demo/train.py [--out models/demo] [--work DIR] [--resume]
 CPU only, seeded, budgets in steps. Two processes of one thread each work on halves of every batch and average their gradients
 (cheaper than two threads in one process when the operators are this small). Three stages:
 1. the tower and projector alone: a helper head reads shape and colour of each cell of the picture from the soft tokens;
-2. tower and text model together on questions about one picture;
-3. the same with conversations about two and three pictures.
+2. the text model alone, on questions about one picture, then about one, two and three;
+3. tower and text model together.
 The helper head is thrown away. The checkpoint is written every --save-every steps of stages 2 and 3 and at the end.
 """
 
 import argparse
+import functools
 import math
 import os
 import random
@@ -31,10 +32,12 @@ import shapes
 
 PROCESSES = 2
 TOWER_BATCH = 48
-EXTRA_PICTURES = 24  # pictures per process and step of stages 2 and 3 that only the helper head looks at
-PLANS = {  # rows per process and step
-    "single": {"single_tree": 12, "single_turns": 3, "talk": 1},
-    "pairs": {"single_tree": 5, "single_turns": 1, "pair_tree": 4, "pair_turns": 4, "three": 1, "talk": 1},
+EXTRA_PICTURES = 16  # pictures per process and step of stage 3 that only the helper head looks at
+EVERYTHING = {"single_tree": 40, "single_turns": 6, "pair_tree": 22, "pair_turns": 26, "three": 3, "talk": 3}
+PLANS = {  # rows per process and step, and how often which kind: small steps as long as the text model searches, then larger ones
+    "single": (6, {"single_tree": 84, "single_turns": 12, "talk": 4}),
+    "pairs": (6, EVERYTHING),
+    "both": (16, EVERYTHING),
 }
 
 
@@ -81,6 +84,23 @@ class Reader(nn.Module):
         self.colour = nn.Linear(width, len(shapes.COLOUR_NAMES) + 1)
         self.ground = nn.Linear(width, len(shapes.COLOUR_NAMES))
         self.place = nn.Linear(width, tokens)
+        self.shape_before = nn.Linear(width, len(shapes.SHAPES) + 1)
+        self.colour_before = nn.Linear(width, len(shapes.COLOUR_NAMES) + 1)
+        self.changed = nn.Linear(width, 2)
+
+    def in_slots(self, targets, tokens):
+        empty = torch.zeros(len(targets), tokens, dtype=torch.long)
+        place = torch.tensor(self.SLOTS)
+        return empty.index_copy(1, place, targets[:, :9]), empty.index_copy(1, place, targets[:, 9:18])
+
+    def before_loss(self, early, later, before, now):
+        """Asks a picture's tokens inside the text model what the picture before it showed at their place, and a layer later
+        whether that is something else than now. early, later [n, tokens, width]; before, now: targets [n, 19]."""
+        early, later = (F.rms_norm(h.float(), h.shape[-1:]) for h in (early, later))
+        (ts, tc), (ns, nc) = (self.in_slots(t, early.shape[1]) for t in (before, now))
+        return (F.cross_entropy(self.shape_before(early).flatten(0, 1), ts.flatten())
+                + F.cross_entropy(self.colour_before(early).flatten(0, 1), tc.flatten())
+                + F.cross_entropy(self.changed(later).flatten(0, 1), ((ts != ns) | (tc != nc)).long().flatten()))
 
     def loss(self, features, targets, slots):
         """features [n, tokens, width], targets [n, 19] of data.cell_targets. Returns loss, share of pictures all right."""
@@ -89,8 +109,7 @@ class Reader(nn.Module):
         cells, more = mixed[:, :9], 0.2 * F.cross_entropy(self.ground(mixed[:, 9]), tg)
         if slots:
             count, tokens = features.shape[:2]
-            cells, empty = features, torch.zeros(count, tokens, dtype=torch.long)
-            ts, tc = empty.index_copy(1, torch.tensor(self.SLOTS), ts), empty.index_copy(1, torch.tensor(self.SLOTS), tc)
+            cells, (ts, tc) = features, self.in_slots(targets, tokens)
             more = more + 0.2 * F.cross_entropy(self.place(features).flatten(0, 1), torch.arange(tokens).repeat(count))
         shape, colour = self.shape(cells), self.colour(cells)
         loss = F.cross_entropy(shape.flatten(0, 1), ts.flatten()) + F.cross_entropy(colour.flatten(0, 1), tc.flatten()) + more
@@ -109,13 +128,19 @@ class Trainer:
         self.model = checkpoint.build_model(self.tokenizer)
         self.model.set_attn_implementation("eager")  # on a CPU its backward pass is faster than that of the fused kernel
         self.text = self.model.config.text_config
+        self.kept = {}
+        for n in (1, 2):
+            self.model.model.language_model.layers[n].register_forward_hook(functools.partial(self.keep, n))
         self.reader = Reader(checkpoint.SOFT_TOKENS, self.text.hidden_size)
         groups = {(tower, decay): [] for tower in (True, False) for decay in (0.02, 0.0)}
         for name, p in list(self.model.named_parameters()) + list(self.reader.named_parameters()):
-            groups["vision_tower" in name, 0.02 if p.dim() >= 2 else 0.0].append(p)
+            groups["vision_tower" in name or "projector" in name, 0.02 if p.dim() >= 2 else 0.0].append(p)
         self.opt = torch.optim.AdamW([{"params": p, "tower": tower, "weight_decay": decay} for (tower, decay), p in groups.items()],
                                      lr=0, betas=(0.9, 0.98), eps=1e-8)
-        self.step = 0
+        self.step, self.memory = 0, None
+
+    def keep(self, number, layer, inputs, output):
+        self.kept[number] = output[0] if isinstance(output, tuple) else output
 
     def log(self, text):
         if self.args.rank:
@@ -123,7 +148,7 @@ class Trainer:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def load_pool(self):
-        path = os.path.join(self.args.work, f"pool-{self.args.groups}-{checkpoint.IMAGE_SIZE}.pt")
+        path = os.path.join(self.args.work, f"pictures-{self.args.groups}.pt")
         if not self.args.rank and not os.path.exists(path):
             self.log(f"drawing {3 * self.args.groups} pictures")
             torch.save(data.draw_pool(self.args.groups, checkpoint.IMAGE_SIZE), path + ".new")
@@ -135,45 +160,72 @@ class Trainer:
         self.talks = data.Conversations(self.tokenizer, self.scenes, checkpoint.SOFT_TOKENS, checkpoint.WINDOW)
 
     def rate(self, step):
-        """Learning rate: linear warm-up and cosine, three times in stage 1, and once over stages 2 and 3 together."""
+        """Learning rate: linear warm-up and cosine, three times in stage 1, once in stages 2 and 3."""
         a = self.args
-        slots_at = a.tower_steps - a.slot_steps
+        slots_at, both_at = a.tower_steps - a.slot_steps, a.tower_steps + a.single_steps + a.pair_steps
         if step < a.tower_first:
             at, total, peak, floor = step, a.tower_first, a.tower_lr, 0.25
         elif step < slots_at:
             at, total, peak, floor = step - a.tower_first, slots_at - a.tower_first, a.tower_lr, 0.1
         elif step < a.tower_steps:
-            at, total, peak, floor = step - slots_at, a.slot_steps, a.tower_lr * 0.6, 0.25
+            at, total, peak, floor = step - slots_at, a.slot_steps, a.tower_lr * 0.6, 0.03
+        elif step < both_at:
+            at, total, peak, floor = step - a.tower_steps, both_at - a.tower_steps, a.lr, 0.2
         else:
-            at, total, peak, floor = step - a.tower_steps, a.single_steps + a.pair_steps, a.lr, 0.01
-        return peak * min(1.0, (at + 1) / 150) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, at / total))))
+            at, total, peak, floor = step - both_at, a.both_steps, a.lr * 0.25, 0.01
+        return peak * min(1.0, (at + 1) / 100) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, at / total))))
 
     def features(self, pictures):
         groups, members = torch.tensor(pictures).unbind(1)
         out = self.model.model.get_image_features(data.normalise(self.pixels[groups, members]))
         return out.pooler_output, self.targets[groups, members]
 
+    def remember(self):
+        """Computes the features of the whole pool for the time in which the tower doesn't learn, each process one half."""
+        path = os.path.join(self.args.work, "features.bin")
+        groups, shape = self.args.groups, (3, checkpoint.SOFT_TOKENS, self.text.hidden_size)
+        if not self.args.rank:
+            with open(path, "wb") as f:
+                f.truncate(2 * groups * math.prod(shape))
+        distributed.barrier()
+        self.memory = torch.from_file(path, shared=True, size=groups * math.prod(shape), dtype=torch.bfloat16).view(groups, *shape)
+        with torch.no_grad():
+            for first in range(self.args.rank * 16, groups, PROCESSES * 16):
+                some = [(g, k) for g in range(first, min(groups, first + 16)) for k in range(3)]
+                self.memory[first:first + 16] = self.features(some)[0].unflatten(0, (-1, 3))
+        distributed.barrier()
+        self.log("features ready")
+
     def any_picture(self, rng):
         return rng.randrange(self.args.groups), rng.randrange(3)
 
     def answers_loss(self, batch, rng, alone):
-        """alone: the text model's loss does not reach the tower (it is noise while the text model knows nothing)."""
+        """alone: only the text model learns (what it would tell the tower is noise while it knows nothing)."""
         body = self.model.model
         ids = torch.where(batch["soft"], torch.zeros_like(batch["ids"]), batch["ids"])
         embeds = body.language_model.embed_tokens(ids)
         helper, right = torch.zeros(()), 0.0
         if batch["pictures"]:
-            extra = [self.any_picture(rng) for _ in range(EXTRA_PICTURES)]
-            features, targets = self.features(batch["pictures"] + extra)
-            helper, right = self.reader.loss(features.float(), targets, True)
             if alone:
-                features = features.detach()
+                groups, members = torch.tensor(batch["pictures"]).unbind(1)
+                features = self.memory[groups, members]
+            else:
+                extra = [self.any_picture(rng) for _ in range(EXTRA_PICTURES)]
+                features, targets = self.features(batch["pictures"] + extra)
+                helper, right = self.reader.loss(features.float(), targets, True)
             runs = features[batch["slots"]].flatten(0, 1)
             embeds = embeds.masked_scatter(batch["soft"][..., None], runs.to(embeds.dtype))
         masks = {kind: torch.where(batch[key], 0.0, -1e4).to(torch.bfloat16 if self.args.bf16 else torch.float32)
                  for kind, key in (("full_attention", "full"), ("sliding_attention", "sliding"))}
         hidden = body.language_model(inputs_embeds=embeds, position_ids=batch["positions"], use_cache=False,
                                      attention_mask=masks).last_hidden_state
+        compared = batch["before"] >= 0
+        if compared.any():
+            early, later = (self.kept[n][batch["soft"]].view(-1, checkpoint.SOFT_TOKENS, self.text.hidden_size)[compared]
+                            for n in (1, 2))
+            shown = torch.tensor(batch["pictures"])
+            before, now = (self.targets[shown[at[compared], 0], shown[at[compared], 1]] for at in (batch["before"], batch["slots"]))
+            helper = helper + 0.5 * self.reader.before_loss(early, later, before, now)
         wanted = batch["labels"][:, 1:] != -100
         target = batch["labels"][:, 1:][wanted]
         logits = self.model.lm_head(hidden[:, :-1][wanted]).float()
@@ -182,8 +234,10 @@ class Trainer:
         wrong = branch[logits.argmax(-1) != target].unique().numel()
         return loss, helper, 1 - wrong / branch.unique().numel(), right
 
-    def average_gradients(self):
-        params = [p for group in self.opt.param_groups for p in group["params"]]
+    def average_gradients(self, alone):
+        """Over the processes; parameters that don't learn now keep no gradient, so that nothing decays them either."""
+        params = list(self.model.model.language_model.parameters()) + list(self.reader.parameters()) if alone else [
+            p for group in self.opt.param_groups for p in group["params"]]
         flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params])
         distributed.all_reduce(flat)
         at = 0
@@ -193,12 +247,13 @@ class Trainer:
 
     def run(self):
         a = self.args
-        total = a.tower_steps + a.single_steps + a.pair_steps
+        total = a.tower_steps + a.single_steps + a.pair_steps + a.both_steps
         sums, started = [], time.time()
         while self.step < total:
             rng = random.Random(f"{a.seed}:{self.step}:{a.rank}")
             for group in self.opt.param_groups:
-                group["lr"] = self.rate(self.step) * (0.25 if group["tower"] and self.step >= a.tower_steps else 1)
+                group["lr"] = self.rate(self.step)
+            at, alone = self.step - a.tower_steps, False
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(a.bf16)):
                 if self.step < a.tower_steps:
                     pictures = [self.any_picture(rng) for _ in range(TOWER_BATCH)]
@@ -206,11 +261,14 @@ class Trainer:
                     helper, right = self.reader.loss(features.float(), targets, self.step >= a.tower_steps - a.slot_steps)
                     loss, exact, whole = torch.zeros(()), 0.0, helper
                 else:
-                    stage = "single" if self.step < a.tower_steps + a.single_steps else "pairs"
-                    loss, helper, exact, right = self.answers_loss(self.talks.batch(rng, PLANS[stage]), rng, stage == "single")
+                    stage = "single" if at < a.single_steps else "pairs" if at < a.single_steps + a.pair_steps else "both"
+                    alone = stage != "both"
+                    if alone and self.memory is None:
+                        self.remember()
+                    loss, helper, exact, right = self.answers_loss(self.talks.batch(rng, PLANS[stage]), rng, alone)
                     whole = loss + helper
             whole.backward()
-            self.average_gradients()
+            self.average_gradients(alone)
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.opt.step()
             self.opt.zero_grad(set_to_none=True)
@@ -252,16 +310,17 @@ def main():
     p.add_argument("--seed", type=int, default=20)
     p.add_argument("--groups", type=int, default=24000, help="groups of three pictures in the pool")
     p.add_argument("--tower-first", type=int, default=1200, help="steps of the first cosine of stage 1")
-    p.add_argument("--tower-steps", type=int, default=3900, help="all steps of stage 1")
-    p.add_argument("--slot-steps", type=int, default=700, help="the last steps of stage 1, where every cell gets a token of its own")
-    p.add_argument("--single-steps", type=int, default=400)
-    p.add_argument("--pair-steps", type=int, default=1400)
+    p.add_argument("--tower-steps", type=int, default=4200, help="all steps of stage 1")
+    p.add_argument("--slot-steps", type=int, default=1000, help="the last steps of stage 1, where every cell gets a token of its own")
+    p.add_argument("--single-steps", type=int, default=1500)
+    p.add_argument("--pair-steps", type=int, default=3800)
+    p.add_argument("--both-steps", type=int, default=600)
     p.add_argument("--tower-lr", type=float, default=1.5e-3)
-    p.add_argument("--lr", type=float, default=2e-3)
+    p.add_argument("--lr", type=float, default=1.5e-3)
     p.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     p.add_argument("--bf16", type=int, default=1, help="1: bf16 autocast, 0: float32")
     p.add_argument("--log-every", type=int, default=50)
-    p.add_argument("--save-every", type=int, default=100)
+    p.add_argument("--save-every", type=int, default=200)
     args = p.parse_args()
     os.makedirs(args.work, exist_ok=True)
     meeting = os.path.join(os.path.abspath(args.work), "meeting")
