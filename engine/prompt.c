@@ -80,6 +80,9 @@ static size_t next_control(const struct joined *j, const char *what, size_t at, 
 struct expansion {
     struct joined j;
     struct tok_run *runs; /* what is tokenized: pieces of j.text and of `one` */
+    uint32_t *tags;       /* [count] tag of each, when asked for */
+    const uint32_t *run_tags; /* of the runs as they came; NULL: not asked for */
+    uint32_t tag;             /* of what is added now */
     size_t count, cap;
     char *one; /* prefix + soft tokens + suffix */
     size_t one_len;
@@ -93,8 +96,14 @@ static enum status add_run(struct expansion *x, const char *text, size_t len, en
         struct tok_run *n = realloc(x->runs, cap * sizeof *n);
         if (!n) return err_set(err, ST_NOMEM, "out of memory for a prompt");
         x->runs = n;
+        if (x->run_tags) {
+            uint32_t *tags = realloc(x->tags, cap * sizeof *tags);
+            if (!tags) return err_set(err, ST_NOMEM, "out of memory for a prompt");
+            x->tags = tags;
+        }
         x->cap = cap;
     }
+    if (x->tags) x->tags[x->count] = x->tag;
     x->runs[x->count++] = (struct tok_run){text, len, control};
     return ST_OK;
 }
@@ -107,6 +116,7 @@ static enum status add_text(struct expansion *x, size_t a, size_t b, size_t *r, 
     while (*r < j->run_count && j->first[*r + 1] <= a) (*r)++;
     for (size_t k = *r; k < j->run_count && j->first[k] < b && !st; k++) {
         size_t from = j->first[k] > a ? j->first[k] : a, to = j->first[k + 1] < b ? j->first[k + 1] : b;
+        if (x->run_tags) x->tag = x->run_tags[k];
         if (to > from) st = add_run(x, j->text + from, to - from, j->runs[k].control, err);
     }
     return st;
@@ -170,6 +180,7 @@ static enum status expand(const struct model_image_rule *rule, const struct prom
     for (uint32_t k = 0; k < picture_count && !st; k++) {
         size_t hit = next_control(&x->j, rule->marker, at, &find_run); /* there are as many as pictures: counted above */
         st = add_text(x, at, hit, &copy_run, err);
+        x->tag = PROMPT_TAG_PICTURE | k;
         if (!st) st = add_picture(x, pictures[k].count, err);
         at = hit + len;
     }
@@ -209,8 +220,10 @@ static void move_pixels(struct prompt *p, struct prompt_picture *pictures, uint3
     uint32_t n = 0;
     for (uint32_t k = 0; k < picture_count; k++) {
         for (uint32_t i = 0; i < pictures[k].count; i++, n++) {
-            p->images[n].pixels = pictures[k].images[i];
-            pictures[k].images[i].rgb = NULL;
+            if (pictures[k].images) {
+                p->images[n].pixels = pictures[k].images[i];
+                pictures[k].images[i].rgb = NULL;
+            }
             memcpy(p->images[n].key, pictures[k].keys[i], sizeof p->images[n].key);
         }
     }
@@ -230,6 +243,15 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
                            m->vocab_size);
     }
     return ST_OK;
+}
+
+static void expansion_fini(struct expansion *x)
+{
+    free(x->runs);
+    free(x->tags);
+    free(x->one);
+    free(x->j.text);
+    free(x->j.first);
 }
 
 /* ---- the two ways to a prompt ---- */
@@ -275,10 +297,101 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
         *out = p;
     }
     tok_ids_free(&ids);
-    free(x.runs);
-    free(x.one);
-    free(x.j.text);
-    free(x.j.first);
+    expansion_fini(&x);
+    return st;
+}
+
+/* ---- where tokens came from ---- */
+
+/* The expanded text, and how far the tokens' bytes have been laid along it. */
+struct trail {
+    const struct tokenizer *t;
+    const struct prompt *p;
+    char *text;
+    size_t len, at;
+    size_t *ends; /* [count] of the expansion's runs */
+    size_t run;   /* that holds `at`, or an earlier one */
+};
+
+static bool fits(const struct trail *r, size_t at, uint32_t token)
+{
+    size_t n;
+    const char *s = tok_bytes(r->t, r->p->tokens[token], &n);
+    return n && n <= r->len - at && memcmp(r->text + at, s, n) == 0;
+}
+
+/* Length of the text that token i stands for, from r->at on, which may move over text that no token shows. */
+static size_t take(struct trail *r, uint32_t i)
+{
+    enum { WINDOW = 256 };
+    size_t n;
+    const char *s = tok_bytes(r->t, r->p->tokens[i], &n);
+    if (!n) return 0;
+    if (fits(r, r->at, i)) return n;
+    /* A blank that the tokenizer put in front. */
+    if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0) return n - 1;
+    for (size_t at = r->at + 1; at < r->len && at <= r->at + WINDOW; at++) {
+        if (!fits(r, at, i)) continue;
+        if (i + 1 < r->p->token_count && at + n < r->len && !fits(r, at + n, i + 1)) continue; /* two in a row, or it is chance */
+        r->at = at;
+        return n;
+    }
+    return 0; /* stands for nothing that is seen: BOS, a normalised or repaired character */
+}
+
+static enum status trail_init(struct trail *r, const struct expansion *x, struct err *err)
+{
+    r->ends = malloc((x->count ? x->count : 1) * sizeof *r->ends);
+    for (size_t k = 0; r->ends && k < x->count; k++) r->ends[k] = r->len += x->runs[k].len;
+    r->text = r->ends ? malloc(r->len ? r->len : 1) : NULL;
+    if (!r->text) return err_set(err, ST_NOMEM, "out of memory for a text of %zu bytes", r->len);
+    for (size_t k = 0; k < x->count; k++) memcpy(r->text + r->ends[k] - x->runs[k].len, x->runs[k].text, x->runs[k].len);
+    return ST_OK;
+}
+
+/* One entry per stretch of equal tags. */
+static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out, size_t *count, struct err *err)
+{
+    struct prompt_origin *list = NULL;
+    size_t n = 0, cap = 0;
+    for (uint32_t i = 0; i < r->p->token_count; i++) {
+        size_t len = take(r, i), end = r->at + (len ? len : 1);
+        while (r->run < x->count && r->ends[r->run] <= r->at) r->run++;
+        uint32_t tag = r->run < x->count ? x->tags[r->run] : 0;
+        for (size_t k = r->run; !tag && len && k < x->count && (k == r->run || r->ends[k - 1] < end); k++) tag = x->tags[k];
+        r->at += len;
+        if (n && list[n - 1].tag == tag) continue;
+        if (n == cap) {
+            cap = cap ? 2 * cap : 32;
+            struct prompt_origin *more = realloc(list, cap * sizeof *more);
+            if (!more) {
+                free(list);
+                return err_set(err, ST_NOMEM, "out of memory for the origins of a prompt");
+            }
+            list = more;
+        }
+        list[n++] = (struct prompt_origin){.token = i, .tag = tag};
+    }
+    *out = list;
+    *count = n;
+    return ST_OK;
+}
+
+enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, const uint32_t *tags,
+                           size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count, const struct prompt *p,
+                           struct prompt_origin **out, size_t *count, struct err *err)
+{
+    struct expansion x = {.run_tags = tags};
+    struct trail r = {.t = t, .p = p};
+    enum status st = join(runs, run_count, &x.j, err);
+    if (st) return st;
+    size_t first = 0;
+    st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err) : add_text(&x, 0, x.j.len, &first, err);
+    if (!st) st = trail_init(&r, &x, err);
+    if (!st) st = trail_walk(&r, &x, out, count, err);
+    free(r.text);
+    free(r.ends);
+    expansion_fini(&x);
     return st;
 }
 

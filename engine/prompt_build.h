@@ -11,7 +11,8 @@
 
 /* One picture of a request as image_prep made it: the whole first, then its pan-and-scan crops, each with its content key. */
 struct prompt_picture {
-    struct image_u8 *images;   /* [count]; on success the pixels move into the prompt and `rgb` becomes NULL here */
+    struct image_u8 *images;   /* [count]; on success the pixels move into the prompt and `rgb` becomes NULL here. NULL: not decoded, the keys
+                                * are known from before; the prompt's pixels stay NULL */
     const uint8_t (*keys)[32]; /* [count], borrowed for the call */
     uint32_t count;            /* >= 1 */
 };
@@ -24,6 +25,20 @@ struct prompt_picture {
 enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
                          bool add_special, struct prompt_picture *pictures, uint32_t picture_count, uint32_t token_max,
                          struct prompt *out, struct err *err) KV_MUST_CHECK;
+
+/* Which part of the input a token stands for: [token, next entry's token) all bear `tag`. */
+struct prompt_origin {
+    uint32_t token, tag;
+};
+#define PROMPT_TAG_PICTURE 0x80000000u /* | index of the picture: its soft tokens and what the processor writes around them */
+
+/* The origins of all tokens of `p`, which prompt_build made from the same runs and pictures. tags[run_count], below PROMPT_TAG_PICTURE: 0 for
+ * text that nobody but the template answers for. A token that reaches over several runs bears the first tag that is not 0. The tokens' own
+ * bytes are laid along the text; where the tokenizer changed the text (normalisation, repair, swallowed blanks) the next place where both
+ * agree is looked for, so an origin may then be off by some tokens. O(text). *out: [*count] in order of token, owned; NULL for count 0. */
+enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, const uint32_t *tags,
+                           size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count, const struct prompt *p,
+                           struct prompt_origin **out, size_t *count, struct err *err) KV_MUST_CHECK;
 
 /* A prompt of token ids (copied). ST_INVALID: empty, an id beyond the vocabulary, the picture placeholder. ST_TOO_LARGE: over
  * token_max. */

@@ -1,4 +1,7 @@
-/* KV block ids on one arena: which units are used by which group, with reference counts. Pure data structure: no tensors, no time.
+/* KV block ids on one arena: which units are used by which group, and by whom. Pure data structure: no tensors, no time.
+ *
+ * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and is free when nobody holds it:
+ *   free + cached (held by the cache alone) + live (held by a sequence, and maybe by the cache too) = total.
  *
  * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab` blocks of that group:
  *
@@ -25,15 +28,20 @@ void kvb_destroy(struct kv_blocks *k);
 bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
 /* The same question for an empty arena: can this ever fit? */
 bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* A block with one reference, or ENGINE_NO_BLOCK. O(1). */
-uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
-void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit);
-void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit); /* frees at zero */
-uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit);
+/* The same question if everything that only the cache holds were evicted first. */
+bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX]);
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group);
+enum kvb_holder { KVB_LIVE = 0, KVB_CACHED = 1 };
+/* A block held once by a sequence, or ENGINE_NO_BLOCK. O(1). */
+uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who); /* of a block that somebody holds */
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who); /* frees when the last holder goes */
+uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who);
+
+uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group);   /* live + cached */
+uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group);
 uint64_t kvb_used_units(const struct kv_blocks *k);
-/* Walks everything; aborts when free + used != total, a count is off or a list is broken. */
+/* Walks everything; aborts when free + cached + live != total, a count is off or a list is broken. */
 void kvb_check(const struct kv_blocks *k);
 
 #endif

@@ -4,12 +4,14 @@
  *                                                    ^------------- preempt (blocks dropped, position 0) ---'
  *
  * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the tail that the window reaches).
- * Preemption forgets the KV and keeps the history, so a resumed sequence recomputes exactly what it had: no answer changes. */
+ * Preemption gives the KV to the prefix cache (or forgets it) and keeps the history, so a resumed sequence takes over or recomputes exactly what
+ * it had: no answer changes. */
 #ifndef KVASIR_SCHED_INTERNAL_H
 #define KVASIR_SCHED_INTERNAL_H
 
 #include "scheduler/event_queue.h"
 #include "scheduler/kv_blocks.h"
+#include "scheduler/radix_cache.h"
 #include "scheduler/scheduler.h"
 
 #include <pthread.h>
@@ -17,13 +19,16 @@
 
 #define SCHED_STOP_MAX 64u /* eos ids and stop ids together */
 
-/* Encoded picture shared by the live sequences that hold the same content key. */
-struct feature_ref {
-    struct feature_ref *next;
-    uint8_t key[32];
-    struct engine_features *features;
-    uint32_t holders;
-    bool done;
+struct feature_entry; /* feature_cache.h */
+struct image_reply;
+struct images;        /* sched_images.c */
+
+/* What a live sequence has of one picture of its prompt. */
+struct seq_image {
+    struct feature_entry *entry; /* held while the sequence runs, from a few pictures ahead until its tokens are prefilled; else NULL */
+    struct image_u8 pixels;      /* supplied and not yet encoded */
+    bool asked;                  /* EV_IMAGE went out and its answer was not yet taken */
+    struct image_reply *reply;   /* under the lock: what the answer will be written to */
 };
 
 struct block_table {
@@ -44,10 +49,20 @@ struct sequence {
     uint32_t *tokens;             /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
     uint32_t position;            /* tokens whose KV is computed */
+    uint32_t published;           /* of which the prefix cache knows so many */
+    struct radix_pin pin;         /* where in the cache; empty: publishes nothing */
+    struct sched_cache_info cache; /* of the first admission */
+    bool looked;                  /* `cache` is final */
+    bool resumed;                 /* ran before and was preempted */
+    bool deferred;                /* not to be admitted in this turn */
+    bool waits;                   /* for the prefill of waits_for to reach wait_until */
+    struct seq_id waits_for;
+    uint32_t wait_until;
+    uint64_t refused_at;          /* s->freed when the arena had no room for it; + 1 */
     uint32_t scored;              /* prompt positions below this one have been scored */
     uint32_t next_image;          /* pictures before this one are wholly prefilled */
     struct block_table tables[ENGINE_GROUPS_MAX];
-    struct feature_ref **features;      /* [image_count] or NULL entries */
+    struct seq_image *features;         /* [image_count], or NULL without pictures */
     struct engine_image_use *uses;      /* [image_count] scratch for the step's run */
     struct token_out *scores;           /* of the run in flight */
     uint32_t banned[SCHED_STOP_MAX];
@@ -82,12 +97,16 @@ struct scheduler {
     uint32_t slot_count, slots_used;
     uint32_t *free_slots;
     bool stopping, drain;
-    bool poked;           /* a cancel arrived */
+    bool poked;           /* a cancel arrived, or something else to look after */
+    bool reset_cache;
     uint64_t arrivals;
 
     /* engine thread only */
     struct seq_list waiting, running;
-    struct feature_ref *features;
+    struct images *images;
+    struct radix_cache *cache;       /* NULL: off */
+    struct tenants *tenants;
+    uint64_t freed;                  /* grows when a sequence gives blocks back */
     struct engine_run *runs;         /* [sequences_max] */
     struct sequence **run_seqs;      /* [sequences_max] */
     uint32_t run_count, step_tokens;
@@ -98,7 +117,10 @@ struct scheduler {
         atomic_uint running, waiting, last_tokens, last_sequences;
         atomic_uint_fast64_t used_units, blocks[ENGINE_GROUPS_MAX];
         atomic_uint_fast64_t steps, prompt_tokens, generated_tokens, preemptions, images, step_us, heartbeat;
-        atomic_uint_fast64_t ended[5];
+        atomic_uint_fast64_t ended[SEQ_ENDS];
+        atomic_uint_fast64_t live_blocks[ENGINE_GROUPS_MAX], hit_tokens[ENGINE_GROUPS_MAX], evicted_blocks[ENGINE_GROUPS_MAX];
+        atomic_uint_fast64_t cache_queries, cache_query_tokens, cache_hits, cache_hit_tokens, cache_recomputed, cache_nodes, cache_evictions;
+        atomic_uint_fast64_t waits, copied_blocks, cache_stops[CACHE_STOP_DISABLED + 1];
         atomic_bool failed;
     } st;
 };
@@ -119,19 +141,49 @@ void sched__blocks_drop(struct scheduler *s, struct sequence *q);
 /* Most blocks of every group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
+bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: out of memory */
+
+/* sched_cache.c: what is taken over and published. */
+/* Finds and takes what q's history has in the cache: position, tables, pin. Before it, q holds nothing. */
+void sched__cache_take(struct scheduler *s, struct sequence *q);
+void sched__cache_undo(struct scheduler *s, struct sequence *q);
+void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts */
+/* Publishes what q computed; last: it stops here (end, preemption). */
+void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
+void sched__cache_leave(struct scheduler *s, struct sequence *q);
+bool sched__cache_waits(struct scheduler *s, struct sequence *q);
+bool sched__cache_reset_wanted(struct scheduler *s);
+void sched__cache_gauges(struct scheduler *s);
+void sched__cache_stats(const struct scheduler *s, struct sched_stats *out);
+void sched__cache_check(const struct scheduler *s);
+
+/* sched_fair.c: of those that wait and aren't deferred, who is next; NULL: nobody. */
+struct sequence *sched__pick_waiting(struct scheduler *s);
+
 /* sched_plan.c: who runs in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
 void sched__preempt(struct scheduler *s, struct sequence *q);
 
 /* sched_images.c: encoded pictures. */
-/* Encodes a slice for the oldest running sequence that waits for a picture; false when there was nothing to do. */
+enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
+void sched__images_destroy(struct scheduler *s); /* when no sequence holds a picture any more; answers that came too late are freed */
+/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May end sequences. After take_inbox: that clears `poked`. */
+bool sched__images_take(struct scheduler *s, uint64_t now_us);
+/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can go on. False when nothing was
+ * encoded. May end sequences. */
 bool sched__encode_slice(struct scheduler *s, uint64_t now_us);
 bool sched__image_ready(const struct sequence *q, uint32_t image);
-void sched__features_drop(struct scheduler *s, struct sequence *q);
+const struct engine_features *sched__image_features(const struct sequence *q, uint32_t image); /* of a ready one */
+void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
+void sched__features_free(struct sequence *q);                      /* with the sequence itself, after a drop */
+void sched__images_publish(struct scheduler *s);                    /* counters for other threads */
+void sched__images_stats(const struct scheduler *s, struct sched_stats *out);
+void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s, struct sequence *q); /* releases pictures that lie wholly before position */
 
 /* scheduler.c */
+bool sched__push_event(struct scheduler *s, const struct sched_event *ev); /* false: out of memory */
 void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id, const char *message, uint64_t now_us);
 
 #endif

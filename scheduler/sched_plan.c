@@ -3,6 +3,7 @@
 #include "scheduler/sched_internal.h"
 
 #include "config/base/assert.h"
+#include "scheduler/tenants.h"
 
 /* While others decode, one step prefills at most about this many tokens, so that their next token isn't long in coming. */
 enum { PREFILL_BESIDE_DECODES = 512 };
@@ -10,38 +11,59 @@ enum { PREFILL_BESIDE_DECODES = 512 };
 void sched__preempt(struct scheduler *s, struct sequence *q)
 {
     sched__list_remove(&s->running, q);
+    sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
+    sched__cache_leave(s, q);
     sched__features_drop(s, q);
     q->position = 0;
     q->running = false;
+    q->resumed = true;
     q->run_tokens = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
     atomic_fetch_add_explicit(&s->st.preemptions, 1, memory_order_relaxed);
 }
 
-/* Admits from the head of the waiting list, strictly in order, while the whole history of the next one fits beside what runs. */
+/* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks count as free: they give way. */
+static bool has_room(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
+    for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
+        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            uint32_t held = r->tables[g].end - r->tables[g].first;
+            if (most[g] > held) need[g] += most[g] - held;
+        }
+    }
+    return kvb_can_reclaim(s->blocks, need);
+}
+
+/* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between tenants, then by arrival. Nobody
+ * overtakes one that waits for room; those that wait for another's prefill of the same prefix stand aside. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
+    for (struct sequence *q = s->waiting.head; q; q = q->next) q->deferred = false;
     while (s->waiting.head && s->running.count < s->caps.sequences_max) {
-        struct sequence *q = s->waiting.head;
-        uint32_t need[ENGINE_GROUPS_MAX];
+        struct sequence *q = sched__pick_waiting(s);
+        if (!q) return;
         if (s->running.head && (q->alone || s->running.head->alone)) return;
-        sched__blocks_worst(s, (uint64_t)q->count + 1, need);
-        /* What admitted sequences will still take for their own prompts counts as gone. */
-        for (struct sequence *r = s->running.head; r; r = r->next) {
-            uint32_t theirs[ENGINE_GROUPS_MAX];
-            sched__blocks_worst(s, (uint64_t)r->count + 1, theirs);
-            for (uint32_t g = 0; g < s->caps.group_count; g++) {
-                uint32_t held = r->tables[g].end - r->tables[g].first;
-                if (theirs[g] > held) need[g] += theirs[g] - held;
-            }
+        if (s->running.count > 0 && q->refused_at == s->freed + 1) return;
+        if (sched__cache_waits(s, q)) {
+            q->deferred = true;
+            continue;
         }
-        if (s->running.count > 0 && !kvb_can_allocate(s->blocks, need)) return;
+        sched__cache_take(s, q);
+        if (s->running.count > 0 && !has_room(s, q)) {
+            sched__cache_undo(s, q);
+            q->refused_at = s->freed + 1;
+            return;
+        }
+        sched__cache_admitted(s, q);
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
         q->running = true;
         if (!q->admitted_us) q->admitted_us = now_us;
+        tenants_charge(s->tenants, q->req.tenant, q->count - q->position);
         sched__list_insert(&s->running, q);
     }
 }
@@ -71,7 +93,7 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0};
     for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
-    return kvb_can_allocate(s->blocks, need);
+    return kvb_can_reclaim(s->blocks, need);
 }
 
 /* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget); smaller when the arena has no

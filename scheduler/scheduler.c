@@ -4,6 +4,7 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
+#include "scheduler/tenants.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->runs = calloc(s->caps.sequences_max, sizeof *s->runs);
     s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
+    if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
+    if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
+    if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
+    if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
@@ -57,7 +62,7 @@ static void sequence_free(struct sequence *q)
     if (!q) return;
     for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) free(q->tables[g].units);
     free(q->tokens);
-    free(q->features);
+    sched__features_free(q);
     free(q->uses);
     free(q->scores);
     free(q->end_event);
@@ -73,11 +78,15 @@ void sched_destroy(struct scheduler *s)
             struct sequence *q = lists[i]->head;
             sched__list_remove(lists[i], q);
             if (q->features) sched__features_drop(s, q);
-            sched__blocks_drop(s, q);
+            if (s->blocks) sched__blocks_drop(s, q);
+            sched__cache_leave(s, q);
             sequence_free(q);
         }
     }
+    sched__images_destroy(s);
     eventq_fini(&s->events);
+    radix_destroy(s->cache);
+    tenants_destroy(s->tenants);
     kvb_destroy(s->blocks);
     free(s->slots);
     free(s->free_slots);
@@ -144,7 +153,7 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
     q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
     q->end_event = eventq_node();
     if (p->image_count) {
-        q->features = calloc(p->image_count, sizeof(struct feature_ref *));
+        q->features = calloc(p->image_count, sizeof *q->features);
         q->uses = calloc(p->image_count, sizeof *q->uses);
     }
     if (!q->tokens || !q->end_event || (p->image_count && (!q->features || !q->uses))) {
@@ -223,10 +232,14 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
         atomic_fetch_sub(&s->backlog, 1);
     }
     if (q->features) sched__features_drop(s, q);
+    if (q->running && !atomic_load(&s->st.failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
+    sched__cache_leave(s, q);
+    tenants_leave(s->tenants, q->req.tenant);
     struct event_node *node = q->end_event;
     q->end_event = NULL;
-    node->ev = (struct sched_event){.kind = EV_END, .id = q->id, .user = q->req.user, .end = end, .stop_id = stop_id, .generated = q->generated};
+    node->ev = (struct sched_event){.kind = EV_END, .id = q->id, .user = q->req.user, .end = end, .stop_id = stop_id, .generated = q->generated,
+                                    .cache = q->cache};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
@@ -261,10 +274,12 @@ static void take_inbox(struct scheduler *s)
     while (in.head) {
         struct sequence *q = in.head;
         sched__list_remove(&in, q);
+        tenants_enter(s->tenants, q->req.tenant);
         sched__list_insert(&s->waiting, q);
     }
 }
 
+/* Those whose clients left, and those past their deadline. */
 static bool end_cancelled(struct scheduler *s, uint64_t now_us)
 {
     bool any = false;
@@ -272,8 +287,9 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
     for (int i = 0; i < 2; i++) {
         for (struct sequence *q = lists[i]->head, *next; q; q = next) {
             next = q->next;
-            if (!atomic_load_explicit(&q->cancelled, memory_order_relaxed)) continue;
-            sched__end(s, q, END_CANCELLED, 0, NULL, now_us);
+            bool cancelled = atomic_load_explicit(&q->cancelled, memory_order_relaxed), late = q->req.deadline_us && now_us >= q->req.deadline_us;
+            if (!cancelled && !late) continue;
+            sched__end(s, q, cancelled ? END_CANCELLED : END_DEADLINE, 0, NULL, now_us);
             any = true;
         }
     }
@@ -297,7 +313,7 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     for (uint32_t i = q->next_image; i < p->image_count && p->images[i].begin < end; i++) {
         ASSERT(sched__image_ready(q, i));
         q->uses[r->image_count++] = (struct engine_image_use){
-            .features = q->features[i]->features, .begin = p->images[i].begin, .end = p->images[i].end, .atomic = p->images[i].atomic};
+            .features = sched__image_features(q, i), .begin = p->images[i].begin, .end = p->images[i].end, .atomic = p->images[i].atomic};
     }
     r->images = q->uses;
     if (q->generated < q->req.tokens_min) {
@@ -314,7 +330,7 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     return true;
 }
 
-static bool push_event(struct scheduler *s, const struct sched_event *ev)
+bool sched__push_event(struct scheduler *s, const struct sched_event *ev)
 {
     struct event_node *node = eventq_node();
     if (!node) return false;
@@ -331,7 +347,7 @@ static bool push_scores(struct scheduler *s, struct sequence *q, const struct en
     uint32_t skip = r->score_first - (r->position + 1), count = last - r->score_first + 1;
     if (skip) memmove(q->scores, q->scores + skip, count * sizeof *q->scores);
     struct sched_event ev = {.kind = EV_PROMPT_SCORES, .id = q->id, .user = q->req.user, .index = r->score_first, .scores = q->scores, .score_count = count};
-    if (!push_event(s, &ev)) return false;
+    if (!sched__push_event(s, &ev)) return false;
     q->scores = NULL;
     q->scored = last + 1;
     return true;
@@ -362,11 +378,14 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
 {
     static const char *no_memory = "out of memory";
     q->position += r->count;
+    sched__cache_publish(s, q, false);
     sched__blocks_trim(s, q);
     if (q->features) sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {
         uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
         atomic_fetch_add_explicit(&s->st.prompt_tokens, end - r->position, memory_order_relaxed);
+        if (r->position < q->cache.equal)
+            atomic_fetch_add_explicit(&s->st.cache_recomputed, (q->cache.equal < end ? q->cache.equal : end) - r->position, memory_order_relaxed);
     }
     if (r->score_first != UINT32_MAX && !push_scores(s, q, r)) {
         sched__end(s, q, END_ERROR, 0, no_memory, now_us);
@@ -378,12 +397,13 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
     }
     uint32_t id = r->out.id;
     if (!q->first_token_us) q->first_token_us = now_us;
-    struct sched_event ev = {.kind = EV_TOKEN, .id = q->id, .user = q->req.user, .token = r->out, .index = q->generated};
-    if (!append_token(q, id) || !push_event(s, &ev)) {
+    struct sched_event ev = {.kind = EV_TOKEN, .id = q->id, .user = q->req.user, .token = r->out, .index = q->generated, .cache = q->cache};
+    if (!append_token(q, id) || !sched__push_event(s, &ev)) {
         sched__end(s, q, END_ERROR, 0, no_memory, now_us);
         return;
     }
     q->generated++;
+    tenants_charge(s->tenants, q->req.tenant, 1);
     atomic_fetch_add_explicit(&s->st.generated_tokens, 1, memory_order_relaxed);
     if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count)) sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
     else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count)) sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
@@ -428,6 +448,10 @@ static void publish_gauges(struct scheduler *s, uint64_t now_us)
     atomic_store_explicit(&s->st.used_units, kvb_used_units(s->blocks), memory_order_relaxed);
     for (uint32_t g = 0; g < s->caps.group_count; g++)
         atomic_store_explicit(&s->st.blocks[g], kvb_used_blocks(s->blocks, g), memory_order_relaxed);
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        atomic_store_explicit(&s->st.live_blocks[g], kvb_live_blocks(s->blocks, g), memory_order_relaxed);
+    sched__cache_gauges(s);
+    sched__images_publish(s);
     atomic_store_explicit(&s->st.heartbeat, now_us, memory_order_relaxed);
 }
 
@@ -435,6 +459,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
 {
     take_inbox(s);
     bool worked = end_cancelled(s, now_us);
+    if (sched__cache_reset_wanted(s)) worked = true;
+    if (sched__images_take(s, now_us)) worked = true;
     if (atomic_load(&s->st.failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
@@ -482,18 +508,14 @@ void sched_run(struct scheduler *s)
 
 void sched_check(const struct scheduler *s)
 {
-    uint64_t held[ENGINE_GROUPS_MAX] = {0};
     kvb_check(s->blocks);
-    for (const struct sequence *q = s->running.head; q; q = q->next) {
-        for (uint32_t g = 0; g < s->caps.group_count; g++) {
-            const struct block_table *t = &q->tables[g];
-            held[g] += t->end - t->first;
-            for (uint32_t b = t->first; b < t->end; b++) ASSERT_CMP(kvb_references(s->blocks, g, t->units[b]), ==, 1);
-        }
-    }
-    for (const struct sequence *q = s->waiting.head; q; q = q->next)
+    sched__cache_check(s);
+    sched__images_check(s);
+    tenants_check(s->tenants);
+    for (const struct sequence *q = s->waiting.head; q; q = q->next) {
+        ASSERT(!q->pin.node);
         for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(q->tables[g].end, ==, 0);
-    for (uint32_t g = 0; g < s->caps.group_count; g++) ASSERT_CMP(held[g], ==, kvb_used_blocks(s->blocks, g));
+    }
     ASSERT_CMP(s->running.count, <=, s->caps.sequences_max);
 }
 
@@ -508,17 +530,21 @@ void sched_stats(const struct scheduler *s, struct sched_stats *out)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         out->groups[g].blocks_used = atomic_load_explicit(&s->st.blocks[g], memory_order_relaxed);
         out->groups[g].bytes_used = out->groups[g].blocks_used * s->caps.groups[g].block_bytes;
+        out->groups[g].blocks_live = atomic_load_explicit(&s->st.live_blocks[g], memory_order_relaxed);
+        out->groups[g].blocks_cached = out->groups[g].blocks_used > out->groups[g].blocks_live ? out->groups[g].blocks_used - out->groups[g].blocks_live : 0;
         out->groups[g].window = s->caps.groups[g].window;
     }
+    sched__images_stats(s, out);
     out->steps = atomic_load_explicit(&s->st.steps, memory_order_relaxed);
     out->prompt_tokens = atomic_load_explicit(&s->st.prompt_tokens, memory_order_relaxed);
     out->generated_tokens = atomic_load_explicit(&s->st.generated_tokens, memory_order_relaxed);
     out->preemptions = atomic_load_explicit(&s->st.preemptions, memory_order_relaxed);
     out->images_encoded = atomic_load_explicit(&s->st.images, memory_order_relaxed);
     out->step_us_total = atomic_load_explicit(&s->st.step_us, memory_order_relaxed);
-    for (int i = 0; i < 5; i++) out->ended[i] = atomic_load_explicit(&s->st.ended[i], memory_order_relaxed);
+    for (int i = 0; i < SEQ_ENDS; i++) out->ended[i] = atomic_load_explicit(&s->st.ended[i], memory_order_relaxed);
     out->last_batch_tokens = atomic_load_explicit(&s->st.last_tokens, memory_order_relaxed);
     out->last_batch_sequences = atomic_load_explicit(&s->st.last_sequences, memory_order_relaxed);
+    sched__cache_stats(s, out);
     out->heartbeat_us = atomic_load_explicit(&s->st.heartbeat, memory_order_relaxed);
     out->failed = atomic_load_explicit(&s->st.failed, memory_order_relaxed);
 }

@@ -16,7 +16,7 @@ uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence 
     return end > q->tables[g].end ? end - q->tables[g].end : 0;
 }
 
-static bool reserve_table(struct block_table *t, uint32_t entries)
+bool sched__table_reserve(struct block_table *t, uint32_t entries)
 {
     if (entries <= t->cap) return true;
     uint32_t cap = t->cap ? t->cap : 16;
@@ -34,9 +34,9 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
     uint32_t need[ENGINE_GROUPS_MAX] = {0};
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         need[g] = sched__blocks_missing(s, q, g, n);
-        if (!reserve_table(&q->tables[g], q->tables[g].end + need[g])) return false;
+        if (!sched__table_reserve(&q->tables[g], q->tables[g].end + need[g])) return false;
     }
-    if (!kvb_can_allocate(s->blocks, need)) return false;
+    if (!kvb_can_allocate(s->blocks, need) && !(s->cache && radix_evict(s->cache, need))) return false;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t i = 0; i < need[g]; i++) {
@@ -57,7 +57,8 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q)
         /* The next query, at `position`, sees keys from position - w + 1 on. */
         uint32_t keep = (q->position - w + 1) / s->caps.block_tokens;
         while (t->first < keep && t->first < t->end) {
-            kvb_release(s->blocks, g, t->units[t->first]);
+            kvb_release(s->blocks, g, t->units[t->first], KVB_LIVE);
+            s->freed++;
             t->units[t->first++] = ENGINE_NO_BLOCK;
         }
     }
@@ -68,11 +69,12 @@ void sched__blocks_drop(struct scheduler *s, struct sequence *q)
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
         for (uint32_t b = t->first; b < t->end; b++) {
-            kvb_release(s->blocks, g, t->units[b]);
+            kvb_release(s->blocks, g, t->units[b], KVB_LIVE);
             t->units[b] = ENGINE_NO_BLOCK;
         }
         t->first = t->end = 0;
     }
+    s->freed++;
 }
 
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX])
