@@ -37,7 +37,8 @@ static const struct row rows[] = {
     {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N", "sequences of one engine step; 0 = 64"},
     {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N", "sequences waiting; beyond it requests get 429"},
     {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N", "prompt tokens of one sequence per step; 0 = what the step allows"},
-    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse of equal prompt beginnings (this version computes every prompt)"},
+    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+    {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE", "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", "drafter checkpoint (not in this version)"},
     {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", "tokens drafted per step (not in this version)"},
     {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL, "compute type; auto = the checkpoint's"},
@@ -45,6 +46,7 @@ static const struct row rows[] = {
     {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL, "sampling defaults from the checkpoint"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL, "control tokens typed in a message: plain text, or parsed"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE", "accepted API keys, one per line (default: no key needed)"},
+    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL, "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL, "answer requests whatever model they name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE", "largest request body"},
     {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N", "open client connections"},
@@ -54,6 +56,7 @@ static const struct row rows[] = {
     {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS", "after SIGTERM: unready, but still serving"},
     {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS", "after that: time for running requests to finish"},
     {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS", "an engine with work and no step for so long counts as dead"},
+    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS", "longest time for one request, waiting included; 0 = no limit"},
     {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL, "finish_reason in its own chunk or in the last token's"},
     {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE", "file of 'name = value' lines, names as the flags here"},
     {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged on stderr"},
@@ -232,7 +235,7 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
         const char *value;
         if (eq) {
             value = eq + 1;
-        } else if (r->kind == K_BOOL && (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
+        } else if ((r->kind == K_BOOL || (r->kind == K_CHOICE && choice_ok(r->choices, "on"))) && (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
             value = "on";
         } else if (i + 1 < argc) {
             value = argv[++i];

@@ -24,6 +24,7 @@ struct options {
     uint64_t max_batch_tokens, max_sequences, max_queue;
     uint64_t prefill_chunk;  /* tokens of one sequence's prefill per step; 0 = the step's budget */
     char *prefix_cache;      /* on | off */
+    uint64_t encoder_cache_memory; /* bytes of encoded pictures kept */
     char *draft_model;
     uint64_t draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */
@@ -36,6 +37,8 @@ struct options {
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
     uint64_t watchdog;       /* seconds */
+    uint64_t request_timeout; /* seconds; 0 = none */
+    char *enable_admin;      /* auto (API keys are configured, or only this machine can connect) | on | off */
     char *stream_finish;     /* separate | merged */
     /* process */
     char *config;            /* file of "key = value" lines */

@@ -1,10 +1,13 @@
 /* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on a worker. */
 #include "server/gen.h"
 
+/* The text is parsed; what stays of the body are the files of pictures that are not decoded yet. */
 static void body_drop(struct request *r)
 {
     r->srv->body_bytes -= r->body.len;
     buf_fini(&r->body);
+    r->body_kept = gen_images_bytes(r->gen);
+    r->srv->body_bytes += r->body_kept;
 }
 
 static void generate_done(struct request *r)
@@ -18,7 +21,7 @@ static void chat_job(struct request *r)
     struct gen *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root) || gen_parse(g, g->root)) return;
     if (gen_prompt_chat(g, g->root)) return;
-    json_object_del(g->root, "messages"); /* pictures in it may be large; stop strings still borrow from the rest */
+    json_object_del(g->root, "messages"); /* pictures in it may be large, and gen_images has copies of what it needs; stop strings still borrow from the rest */
 }
 
 static void completion_job(struct request *r)

@@ -90,7 +90,8 @@ static enum status add_image(struct parser *p, const json_t *url, const json_t *
         p->image_cap = cap;
     }
     struct image_ref *ref = &p->images[p->image_count++];
-    *ref = (struct image_ref){.url = json_string_value(url), .url_len = json_string_length(url), .detail = d};
+    *ref = (struct image_ref){.url = json_string_value(url), .url_len = json_string_length(url), .detail = d,
+                               .message = (uint32_t)p->at, .part = (uint32_t)part};
     snprintf(ref->param, sizeof ref->param, "messages[%zu].content[%zu].%s", p->at, part, where);
     return ST_OK;
 }

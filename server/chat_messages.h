@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum image_detail { IMAGE_DETAIL_AUTO = 0, IMAGE_DETAIL_LOW, IMAGE_DETAIL_HIGH, IMAGE_DETAIL_ORIGINAL };
 
@@ -17,6 +18,7 @@ struct image_ref {
     const char *url;
     size_t url_len;
     enum image_detail detail;
+    uint32_t message, part; /* where it stands: messages[message].content[part] */
     char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
 };
 

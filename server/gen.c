@@ -43,7 +43,9 @@ void gen_free(struct gen *g)
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
         free(g->prompts[i].scores);
+        cache_places_free(&g->prompts[i].places);
     }
+    gen_images_free(g);
     free(g->choices);
     free(g->prompts);
     free(g->answer_role);
@@ -180,6 +182,16 @@ static void stream_head(struct gen *g)
     gen_write_head_chunks(g);
 }
 
+/* What a prompt found in the cache is what its first sample found: the others come upon what that one left. */
+static void cache_seen(struct choice *c, const struct sched_event *ev)
+{
+    struct gen_prompt *p = c->prompt;
+    if (p->cache_known || c->index % c->gen->p.n) return;
+    p->cache_known = true;
+    p->cache = ev->cache;
+    p->cached_tokens = ev->cache.reused;
+}
+
 static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
 {
     struct gen *g = c->gen;
@@ -189,7 +201,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     if (!c->first_us) {
         c->first_us = now;
         metrics_first_token(r->srv->metrics, (double)(now - r->arrived_us) * 1e-6);
-        if (c->index % g->p.n == 0) c->prompt->cached_tokens = ev->cached_tokens;
+        cache_seen(c, ev);
     } else {
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
     }
@@ -225,7 +237,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
     metrics_sequence(r->srv->metrics, &(struct metrics_sequence){
                                           .finish = r->cancelled ? FIN_ABORT : c->finish,
                                           .prompt_tokens = c->prompt->prompt.token_count,
-                                          .cached_tokens = ev->cached_tokens,
+                                          .cached_tokens = ev->cache.reused,
                                           .generated = c->id_count,
                                           .max_tokens = (uint32_t)c->gen->p.max_tokens,
                                           .e2e_seconds = (double)(now - r->arrived_us) * 1e-6,
@@ -242,7 +254,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     struct request *r = g->r;
     c->seq_ended = true;
     r->sequences_alive--;
-    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED) {
+    cache_seen(c, ev);
+    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED && ev->end != END_DEADLINE) {
         size_t before = c->text.len;
         if (detok_flush(c->detok, &c->text) == ST_OK) text_match(c, before);
         c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
@@ -254,7 +267,11 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR ? FIN_ERROR : FIN_ABORT);
-        if (!r->cancelled && !g->failed) {
+        if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
+            char text[96];
+            snprintf(text, sizeof text, "The request took longer than %llu seconds.", (unsigned long long)r->srv->opt->request_timeout);
+            gen_abort(r, 504, "timeout", text);
+        } else if (!r->cancelled && !g->failed) {
             log_warn("req=%s the engine ended the sequence: %s", r->id, ev->message);
             gen_abort(r, 500, "engine_error", "The engine aborted this request.");
         }
@@ -286,6 +303,7 @@ static void gen_flush(struct gen *g)
             if (c->dirty) gen_write_delta(c, false);
         } else if (c->finish != FIN_ABORT && !c->stop_shown) {
             c->stop_shown = true;
+            g->finishes_shown++;
             /* A tail that was held back for a stop string that never came also needs a chunk. */
             bool delta = c->dirty || c->shown < c->text.len || !c->started;
             if (delta) gen_write_delta(c, merged);
@@ -309,6 +327,7 @@ void gen_events(struct server *s)
         switch (ev.kind) {
         case EV_TOKEN: on_token(c, &ev, &touched); break;
         case EV_PROMPT_SCORES: on_scores(c, &ev); break;
+        case EV_IMAGE: gen_image_wanted(c, &ev); break;
         case EV_END:
             on_end(c, &ev, &touched);
             /* A request that is in the list must stay until the list was walked. */
@@ -424,7 +443,11 @@ void gen_submit(struct request *r)
                                      .stop_ids = g->p.stop_ids,
                                      .stop_id_count = g->p.stop_id_count,
                                      .priority = g->p.priority,
+                                     .tenant = g->p.tenant,
+                                     .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
+                                     .deadline_us = s->opt->request_timeout ? r->arrived_us + s->opt->request_timeout * 1000000u : 0,
                                      .user = c};
+        memcpy(seq.salt, g->p.salt, sizeof seq.salt);
         struct err err = {0};
         enum status st = sched_submit(s->model->sched, &seq, &c->seq, &err);
         if (st) {

@@ -1,8 +1,9 @@
 /* A generating request: what was asked (gen_parse.c, worker), the prompts (gen_prompt.c, worker), the sequences and their tokens (gen.c,
- * event loop), and how the answer is written (gen_write.c). Shared by chat completions and completions. Internal to server/. */
+ * event loop), pictures that the scheduler asks for (gen_images.c), and how the answer is written (gen_write.c). Shared by chat completions and completions. Internal to server/. */
 #ifndef KVASIR_GEN_H
 #define KVASIR_GEN_H
 
+#include "server/cache_info.h"
 #include "server/logprobs_out.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -35,6 +36,9 @@ struct gen_params {
     int64_t truncate; /* -1 = as many as fit */
     bool service_tier; /* the request had the field */
     int64_t priority;
+    uint64_t tenant;   /* hash of API key and `user`; 0 = nobody's */
+    uint8_t salt[32];  /* hash of cache_salt; all zero without one */
+    bool return_cache_info;
 };
 
 /* One prompt of the request (completions may have many). */
@@ -43,6 +47,10 @@ struct gen_prompt {
     char *text;           /* echo: what the client sent, or its ids as text; owned, may be NULL */
     size_t text_len, text_chars; /* bytes, code points */
     uint32_t image_tokens, cached_tokens;
+    uint32_t dropped;     /* tokens that truncate_prompt_tokens cut off in front */
+    bool cache_known;     /* the scheduler has said what it reused (its first sequence's word counts) */
+    struct sched_cache_info cache;
+    struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out *scores; /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
 };
 
@@ -74,6 +82,16 @@ struct choice {
     uint64_t first_us, last_us; /* of its tokens */
 };
 
+struct image_fetch;
+/* A picture of a chat whose content is known from an earlier request and that was not decoded (bytes NULL: it was, the pixels are in the prompt). */
+struct gen_picture {
+    uint8_t *bytes; /* the file; owned */
+    size_t len;
+    uint8_t alias[32];          /* its id (image_alias.h) */
+    uint32_t first, count;      /* prompt images that it became: [first, first + count) */
+    struct image_fetch *fetch;  /* being decoded */
+};
+
 struct gen {
     struct request *r;
     enum gen_kind kind;
@@ -85,10 +103,13 @@ struct gen {
     uint32_t choice_count, choices_open;
     struct stop_set *stops; /* NULL = none */
     char *answer_role;      /* chat: "assistant", or the last message's role */
+    struct gen_picture *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
+    uint32_t picture_count;
+    uint32_t finishes_shown; /* STREAM: choices whose finish chunk went out */
     bool head_sent, failed, prompt_ids_sent;
     bool touched; /* events of this wake-up changed it */
     struct gen *next_touched;
-    double image_seconds; /* spent on pictures, and how many: told to the metrics on the loop */
+    double image_seconds; /* spent on decoding pictures before the sequences were made, and how many: told to the metrics on the loop */
     uint32_t image_count;
 };
 
@@ -111,6 +132,11 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
 
 /* gen.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */
+
+/* gen_images.c (loop) */
+void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
+size_t gen_images_bytes(const struct gen *g);                          /* held in files */
+void gen_images_free(struct gen *g);
 
 /* gen_write.c (loop): JSON into g->r->out */
 enum status gen_prompt_logprobs(struct choice *c) KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */

@@ -1,8 +1,10 @@
 /* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text tokenized. Worker thread: it may take a
- * second for a large picture and never touches the loop. */
+ * second for a large picture and never touches the loop. A picture whose file came before is not decoded: its content keys are known
+ * (image_alias.h), and its pixels are made when the scheduler turns out to need them (gen_images.c). */
 #include "server/chat_messages.h"
 #include "server/fields.h"
 #include "server/gen_prompt.h"
+#include "server/image_alias.h"
 #include "server/image_in.h"
 #include "server/limits.h"
 #include "server/template.h"
@@ -22,8 +24,8 @@ struct chat {
     struct request *r;
     struct gen *g;
     struct chat_messages messages;
-    struct image_prepared *prepared; /* [picture_count] */
-    struct prompt_picture *pictures; /* [picture_count], views of prepared */
+    struct image_prepared *prepared; /* [picture_count]; empty where the keys were known */
+    struct prompt_picture *pictures; /* [picture_count], views of prepared; keys owned */
     uint32_t picture_count;
     struct template_result rendered;
 };
@@ -52,28 +54,19 @@ static enum status image_fail(struct chat *c, enum image_fault fault, const stru
     return api_fail(&c->r->error, 400, image_fault_code(fault), ref->param, "%s", err->msg);
 }
 
-static enum status image_load(struct chat *c, const struct image_ref *ref, struct image_u8 *out)
-{
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
-    struct err err = {0};
-    uint8_t *bytes = NULL;
-    size_t len = 0;
-    enum image_fault fault = image_in_data_uri(ref->url, ref->url_len, &limits, &bytes, &len, &err);
-    if (fault) return image_fail(c, fault, ref, &err);
-    fault = image_in_decode(bytes, len, &limits, out, &err);
-    free(bytes);
-    return fault ? image_fail(c, fault, ref, &err) : ST_OK;
-}
-
-static enum status picture_make(struct chat *c, uint32_t at)
+/* Decodes and prepares a file that was never seen before. */
+static enum status picture_decode(struct chat *c, uint32_t at)
 {
     const struct model_info *mi = c->r->srv->model->info;
+    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     const struct image_ref *ref = &c->messages.images[at];
+    const struct gen_picture *file = &c->g->pictures[at];
     struct image_u8 whole = {0};
     struct err err = {0};
-    enum status st = image_load(c, ref, &whole);
-    if (st) return st;
-    st = image_prep(&mi->image.config, &whole, &c->prepared[at], &err);
+    uint64_t t0 = now_us();
+    enum image_fault fault = image_in_decode(file->bytes, file->len, &limits, &whole, &err);
+    if (fault) return image_fail(c, fault, ref, &err);
+    enum status st = image_prep(&mi->image.config, &whole, &c->prepared[at], &err);
     image_u8_free(&whole);
     if (st) return api_fail_status(&c->r->error, st == ST_TOO_LARGE ? ST_INVALID : st, ref->param, &err);
     uint32_t count = c->prepared[at].count;
@@ -81,7 +74,34 @@ static enum status picture_make(struct chat *c, uint32_t at)
     c->pictures[at] = (struct prompt_picture){.images = c->prepared[at].images, .keys = (const uint8_t (*)[32])keys, .count = count};
     if (!keys) return no_memory(c);
     for (uint32_t i = 0; i < count; i++) image_in_key(&c->prepared[at].images[i], &mi->image.config, mi->family, keys[i]);
+    image_alias_put(c->r->srv->aliases, file->alias, (const uint8_t (*)[32])keys, count);
+    c->g->image_seconds += (double)(now_us() - t0) * 1e-6;
+    c->g->image_count++;
     return ST_OK;
+}
+
+static enum status picture_make(struct chat *c, uint32_t at)
+{
+    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+    const struct image_ref *ref = &c->messages.images[at];
+    struct image_alias *aliases = c->r->srv->aliases;
+    struct gen_picture *file = &c->g->pictures[at];
+    struct err err = {0};
+    uint8_t (*keys)[32];
+    uint32_t count;
+    enum image_fault fault = image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, &err);
+    if (fault) return image_fail(c, fault, ref, &err);
+    image_alias_id(aliases, c->g->p.salt, file->bytes, file->len, file->alias);
+    /* Where nothing of one request is kept for another the pixels are needed anyway. */
+    bool kept = strcmp(c->r->srv->opt->prefix_cache, "on") == 0;
+    if (kept && image_alias_get(aliases, file->alias, &keys, &count)) {
+        c->pictures[at] = (struct prompt_picture){.keys = (const uint8_t (*)[32])keys, .count = count};
+        return ST_OK; /* the file stays: its pixels may be wanted yet */
+    }
+    enum status st = picture_decode(c, at);
+    free(file->bytes);
+    file->bytes = NULL;
+    return st;
 }
 
 static enum status pictures_make(struct chat *c)
@@ -90,13 +110,16 @@ static enum status pictures_make(struct chat *c)
     if (!count) return ST_OK;
     c->prepared = calloc(count, sizeof *c->prepared);
     c->pictures = calloc(count, sizeof *c->pictures);
-    if (!c->prepared || !c->pictures) return no_memory(c);
-    c->picture_count = (uint32_t)count;
-    uint64_t t0 = now_us();
+    c->g->pictures = calloc(count, sizeof *c->g->pictures);
+    if (!c->prepared || !c->pictures || !c->g->pictures) return no_memory(c);
+    c->picture_count = c->g->picture_count = (uint32_t)count;
     enum status st = ST_OK;
-    for (uint32_t i = 0; i < c->picture_count && !st; i++) st = picture_make(c, i);
-    c->g->image_seconds = (double)(now_us() - t0) * 1e-6;
-    c->g->image_count = c->picture_count;
+    for (uint32_t i = 0, first = 0; i < c->picture_count && !st; i++) {
+        st = picture_make(c, i);
+        c->g->pictures[i].first = first;
+        c->g->pictures[i].count = c->pictures[i].count;
+        first += c->pictures[i].count;
+    }
     return st;
 }
 
@@ -118,13 +141,14 @@ static enum status render(struct chat *c, json_t *root)
                                   .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
-                                  .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0};
+                                  .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
+                                  .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return no_memory(c);
     return st ? api_fail(&c->r->error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
 }
 
-static enum status build(struct chat *c)
+static enum status build(struct chat *c, const json_t *original)
 {
     const struct model *m = c->r->srv->model;
     struct gen *g = c->g;
@@ -138,7 +162,9 @@ static enum status build(struct chat *c)
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&c->r->error, st, "messages", &err);
     for (uint32_t i = 0; i < p->image_count; i++) g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
-    return ST_OK;
+    if (!g->p.return_cache_info) return ST_OK;
+    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures, c->picture_count, p, &g->prompts[0].places, &err);
+    return st ? api_fail_status(&c->r->error, st, "messages", &err) : ST_OK;
 }
 
 /* Text of a message whose content is a string or a list of parts; malloc'd. */
@@ -189,7 +215,7 @@ static enum status chat_build(struct chat *c, json_t *root)
     enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->error);
     if (!st) st = pictures_make(c);
     if (!st) st = render(c, root);
-    if (!st) st = build(c);
+    if (!st) st = build(c, field(root, "messages"));
     return st;
 }
 

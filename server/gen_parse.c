@@ -8,6 +8,7 @@
 #include "engine/tokenizer.h"
 
 #include <math.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -255,12 +256,55 @@ static enum status parse_output(struct gen *g, json_t *root)
     if (p->has_truncate && !p->truncate) return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1.");
     if (field_int(e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
     p->service_tier = field(root, "service_tier") != NULL;
+    return field_bool(e, root, "return_cache_info", &p->return_cache_info);
+}
+
+/* ---- whose request it is ---- */
+
+static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
+{
+    uint64_t n = len; /* goes first, so that no two lists of parts run together */
+    crypto_hash_sha256_update(h, (const unsigned char *)&n, sizeof n);
+    crypto_hash_sha256_update(h, data, len);
+}
+
+/* The name space of everything cached. */
+static enum status parse_salt(struct gen *g, json_t *root)
+{
+    static const char purpose[] = "kvasir cache salt";
+    struct api_error *e = &g->r->error;
     json_t *salt = field(root, "cache_salt");
-    if (salt && !json_is_string(salt)) return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
-    if (salt && (!json_string_length(salt) || json_string_length(salt) > 1024)) {
+    if (!salt) return ST_OK;
+    if (!json_is_string(salt)) return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
+    if (!json_string_length(salt) || json_string_length(salt) > 1024) {
         return api_fail(e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
+    crypto_hash_sha256_state h;
+    crypto_hash_sha256_init(&h);
+    hash_part(&h, purpose, sizeof purpose);
+    hash_part(&h, json_string_value(salt), json_string_length(salt));
+    crypto_hash_sha256_final(&h, g->p.salt);
     return ST_OK;
+}
+
+/* Fairness is between API keys; where there is one key or none, between values of `user`. With several keys `user` doesn't count: nobody
+ * gets a larger share by making names up. */
+static void find_tenant(struct gen *g, json_t *root)
+{
+    static const char purpose[] = "kvasir tenant";
+    const struct request *r = g->r;
+    json_t *user = field(root, "user");
+    bool by_user = json_is_string(user) && json_string_length(user) && (!r->has_key || r->one_key);
+    if (!r->has_key && !by_user) return;
+    unsigned char digest[crypto_hash_sha256_BYTES];
+    crypto_hash_sha256_state h;
+    crypto_hash_sha256_init(&h);
+    hash_part(&h, purpose, sizeof purpose);
+    hash_part(&h, r->key, r->has_key ? sizeof r->key : 0);
+    hash_part(&h, by_user ? json_string_value(user) : "", by_user ? json_string_length(user) : 0);
+    crypto_hash_sha256_final(&h, digest);
+    memcpy(&g->p.tenant, digest, sizeof g->p.tenant);
+    if (!g->p.tenant) g->p.tenant = 1;
 }
 
 /* ---- structured output and tools: none in this version, but told apart from mistakes ---- */
@@ -426,7 +470,8 @@ static enum status parse_effort(struct gen *g, json_t *root)
 enum status gen_parse(struct gen *g, json_t *root)
 {
     bool chat = g->kind == GEN_CHAT;
-    if (parse_output(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
+    find_tenant(g, root);
+    if (parse_output(g, root) || parse_salt(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {
         return ST_INVALID;
     }

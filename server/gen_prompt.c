@@ -65,6 +65,7 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     uint32_t drop = p->prompt.token_count - (uint32_t)keep;
     memmove(p->prompt.tokens, p->prompt.tokens + drop, (size_t)keep * sizeof *p->prompt.tokens);
     p->prompt.token_count = (uint32_t)keep;
+    p->dropped = drop;
     return ST_OK;
 }
 

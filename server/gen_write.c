@@ -65,6 +65,20 @@ static void usage_full(struct json_out *o, const struct gen *g)
                "\"rejected_prediction_tokens\":0}}");
 }
 
+/* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */
+static void cache_info(struct json_out *o, const struct gen *g)
+{
+    static const struct sched_cache_info nothing = {.stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
+    if (!g->p.return_cache_info) return;
+    jo_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        const struct gen_prompt *p = &g->prompts[i];
+        if (i) jo_text(o, ",");
+        cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped, &p->places);
+    }
+    if (g->prompt_count > 1) jo_text(o, "]}");
+}
+
 /* "finish_reason":..,"stop_reason":.. */
 static void reasons(struct json_out *o, const struct choice *c)
 {
@@ -192,6 +206,7 @@ void gen_write_answer(struct gen *g)
     /* With one prompt, what belongs to it also stands at the top. */
     if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
     if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
+    cache_info(&o, g);
     jo_text(&o, "}");
     if (o.st) {
         (void)api_fail(&r->error, 500, "internal_error", NULL, "The answer is too large.");
@@ -211,7 +226,8 @@ static void chunk_begin(struct json_out *o, struct choice *c)
     jo_uint(o, c->index);
 }
 
-static void chunk_end(struct json_out *o, struct gen *g, bool counted)
+/* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
+static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool finish)
 {
     jo_text(o, "]");
     if (g->p.continuous_usage) {
@@ -225,6 +241,9 @@ static void chunk_end(struct json_out *o, struct gen *g, bool counted)
     }
     if (g->p.return_token_ids && !g->prompt_ids_sent && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->prompt_ids_sent = true;
+    /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without choices would break clients that
+     * read choices[0]. */
+    if (finish && !g->p.include_usage && g->finishes_shown == g->choice_count) cache_info(o, g);
     jo_text(o, "}");
     sse_end(o);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
@@ -238,7 +257,7 @@ void gen_write_head_chunks(struct gen *g)
         jo_text(&o, ",\"delta\":{\"role\":");
         jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
         jo_text(&o, ",\"content\":\"\",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
-        chunk_end(&o, g, false);
+        chunk_end(&o, g, false, false);
     }
 }
 
@@ -280,7 +299,7 @@ void gen_write_delta(struct choice *c, bool final)
     c->dirty = false;
     c->shown = to;
     c->ids_shown = c->id_count;
-    chunk_end(&o, g, true);
+    chunk_end(&o, g, true, final);
 }
 
 void gen_write_finish(struct choice *c)
@@ -290,7 +309,7 @@ void gen_write_finish(struct choice *c)
     jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null" : ",\"text\":\"\",\"logprobs\":null");
     reasons(&o, c);
     jo_text(&o, "}");
-    chunk_end(&o, c->gen, true);
+    chunk_end(&o, c->gen, true, true);
 }
 
 void gen_write_tail(struct gen *g)
@@ -301,6 +320,7 @@ void gen_write_tail(struct gen *g)
         preamble(&o, g, true);
         jo_text(&o, "],\"usage\":");
         usage_full(&o, g);
+        cache_info(&o, g);
         jo_text(&o, "}");
         sse_end(&o);
     }

@@ -6,8 +6,8 @@
  * its only impurity and can be injected.
  *
  * Every string remembers, byte by byte, where it came from; the output is text plus runs of origin, so that a tokenizer can
- * refuse control tokens that a client typed. Concatenation, slicing, trimming, splitting, replacing, case mapping, formatting and
- * tojson keep origins.
+ * refuse control tokens that a client typed, and an explanation can name the message that a token stands for. Concatenation,
+ * slicing, trimming, splitting, replacing, case mapping, formatting and tojson keep origins.
  *
  * Known distance from the reference: integers are 64 bit (overflow is an error); case mapping is per character (plus ß and final
  * sigma); generators are evaluated eagerly; a variable of the request stays visible to an inner scope where the reference hides
@@ -29,6 +29,8 @@ enum jinja_origin {
     JINJA_INPUT = 1,     /* anything that a client sent */
     JINJA_ASSISTANT = 2, /* content of an assistant message: a client sent it, but a model is meant to have written it */
 };
+/* Where an `origin` is asked for, a number of the caller's choice (below 2^30) may go along: it comes back in the output's runs. */
+#define JINJA_FROM(origin, source) ((uint32_t)(origin) | (uint32_t)(source) << 2)
 
 enum jinja_fault {
     JINJA_OK = 0,
@@ -85,11 +87,8 @@ struct jinja_str;
 struct jinja_list;
 struct jinja_dict;
 struct jinja_value {
-    uint8_t type;
-    uint8_t origin; /* of what prints; strings carry their own runs */
-    uint8_t kind;
-    uint8_t unused;
-    uint32_t n;
+    uint8_t type, kind, n, unused;
+    uint32_t origin; /* of what prints; strings carry their own runs */
     union {
         int64_t i;
         double f;
@@ -111,11 +110,11 @@ struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
 struct jinja_value jinja_int(int64_t i);
 struct jinja_value jinja_float(double f);
-struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, enum jinja_origin origin);
-struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, enum jinja_origin origin);
-struct jinja_value jinja_list(struct jinja_ctx *c, enum jinja_origin origin);
-struct jinja_value jinja_dict(struct jinja_ctx *c, enum jinja_origin origin);
-struct jinja_value jinja_with_origin(struct jinja_value scalar, enum jinja_origin origin); /* numbers, bools, none */
+struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
+struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
+struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin);
+struct jinja_value jinja_dict(struct jinja_ctx *c, uint32_t origin);
+struct jinja_value jinja_with_origin(struct jinja_value scalar, uint32_t origin); /* numbers, bools, none */
 void jinja_list_add(struct jinja_ctx *c, struct jinja_value list, struct jinja_value item);
 void jinja_dict_set(struct jinja_ctx *c, struct jinja_value dict, const char *key, size_t key_len,
                     struct jinja_value value); /* key borrowed; origin of the dict */
@@ -130,11 +129,12 @@ void jinja_set_now(struct jinja_ctx *c, const struct tm *now);
 struct jinja_run {
     size_t len; /* bytes, > 0 */
     enum jinja_origin origin;
+    uint32_t source; /* of JINJA_FROM; 0 = none */
 };
 struct jinja_output {
     char *text; /* owned; NUL after text[len-1] */
     size_t len;
-    struct jinja_run *runs; /* owned; lengths add up to len; neighbours differ in origin */
+    struct jinja_run *runs; /* owned; lengths add up to len; neighbours differ in origin or source */
     size_t run_count;
 };
 void jinja_output_free(struct jinja_output *o);

@@ -324,16 +324,16 @@ struct jinja_value jinja_float(double f)
     return JN_V(JN_FLOAT, f, f);
 }
 
-struct jinja_value jinja_with_origin(struct jinja_value v, enum jinja_origin origin)
+struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
 {
-    v.origin = (uint8_t)origin;
+    v.origin = origin;
     return v;
 }
 
 /* One construction, as data: constructors run outside of a render and must catch their own faults, in one place. */
 struct making {
     enum { MAKE_STRING, MAKE_COPY, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
-    enum jinja_origin origin;
+    uint32_t origin;
     const char *text;
     size_t len;
     struct jinja_value a, b, out;
@@ -350,7 +350,7 @@ static struct jinja_value make_string(struct jinja_ctx *c, const struct making *
     }
     struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
     *s = (struct jinja_str){
-        .p = text, .len = (uint32_t)m->len, .chars = (uint32_t)jn_count_chars(text, m->len), .origin = (uint8_t)m->origin};
+        .p = text, .len = (uint32_t)m->len, .chars = (uint32_t)jn_count_chars(text, m->len), .origin = m->origin};
     return JN_V(JN_STR, s, s);
 }
 
@@ -412,22 +412,22 @@ static struct jinja_value make_guarded(struct jinja_ctx *c, struct making *m)
     return m->out;
 }
 
-struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, enum jinja_origin origin)
+struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
     return make_guarded(c, &(struct making){.what = MAKE_STRING, .text = text, .len = len, .origin = origin});
 }
 
-struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, enum jinja_origin origin)
+struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
     return make_guarded(c, &(struct making){.what = MAKE_COPY, .text = text, .len = len, .origin = origin});
 }
 
-struct jinja_value jinja_list(struct jinja_ctx *c, enum jinja_origin origin)
+struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin)
 {
     return jinja_with_origin(make_guarded(c, &(struct making){.what = MAKE_LIST}), origin);
 }
 
-struct jinja_value jinja_dict(struct jinja_ctx *c, enum jinja_origin origin)
+struct jinja_value jinja_dict(struct jinja_ctx *c, uint32_t origin)
 {
     return jinja_with_origin(make_guarded(c, &(struct making){.what = MAKE_DICT}), origin);
 }
@@ -442,7 +442,7 @@ void jinja_dict_set(struct jinja_ctx *c, struct jinja_value dict, const char *ke
     if (dict.type != JN_DICT) return;
     make_guarded(
         c, &(struct making){
-               .what = MAKE_PUT, .a = dict, .b = value, .text = key, .len = key_len, .origin = (enum jinja_origin)dict.origin});
+               .what = MAKE_PUT, .a = dict, .b = value, .text = key, .len = key_len, .origin = dict.origin});
 }
 
 struct jinja_value jinja_join2(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
@@ -502,7 +502,8 @@ static enum status hand_over(struct jinja_ctx *c, struct jinja_output *out)
     text[sb->len] = '\0';
     size_t at = 0;
     for (uint32_t i = 0; i < sb->run_count; i++) {
-        runs[i] = (struct jinja_run){.len = sb->runs[i].end - at, .origin = (enum jinja_origin)sb->runs[i].origin};
+        runs[i] = (struct jinja_run){
+            .len = sb->runs[i].end - at, .origin = (enum jinja_origin)(sb->runs[i].origin & 3), .source = sb->runs[i].origin >> 2};
         at = sb->runs[i].end;
     }
     *out = (struct jinja_output){.text = text, .len = sb->len, .runs = runs, .run_count = sb->run_count};

@@ -42,7 +42,7 @@ static void put_text(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v
 }
 
 static void put_number(struct jinja_ctx *c, struct jn_sb *sb, const char *digits, bool negative, const char *prefix,
-                       const struct spec *f, uint8_t origin)
+                       const struct spec *f, uint32_t origin)
 {
     char head[8];
     int n = snprintf(head, sizeof head, "%s%s", negative ? "-" : f->sign == '+' ? "+" : f->sign == ' ' ? " " : "", prefix);
@@ -63,7 +63,7 @@ static void put_number(struct jinja_ctx *c, struct jn_sb *sb, const char *digits
     put_field(c, sb, jn_sb_value(c, &text).u.s, &field, '>', (size_t)n);
 }
 
-static void put_int(struct jinja_ctx *c, struct jn_sb *sb, int64_t v, const struct spec *f, uint8_t origin)
+static void put_int(struct jinja_ctx *c, struct jn_sb *sb, int64_t v, const struct spec *f, uint32_t origin)
 {
     char buf[72];
     size_t at = sizeof buf - 1;
@@ -84,7 +84,7 @@ static void put_int(struct jinja_ctx *c, struct jn_sb *sb, int64_t v, const stru
     put_number(c, sb, buf + at, v < 0, prefix, f, origin);
 }
 
-static void put_float(struct jinja_ctx *c, struct jn_sb *sb, double v, const struct spec *f, uint8_t origin)
+static void put_float(struct jinja_ctx *c, struct jn_sb *sb, double v, const struct spec *f, uint32_t origin)
 {
     char fmt[16], type = f->type == '%' ? 'f' : f->type;
     int precision = f->precision < 0 ? 6 : f->precision;

@@ -65,7 +65,7 @@ enum jn_view { JN_V_KEYS, JN_V_VALUES, JN_V_ITEMS };
 
 struct jn_run {
     uint32_t end; /* byte offset after the run */
-    uint32_t origin;
+    uint32_t origin; /* JINJA_FROM, here and below */
 };
 /* Immutable. Bytes are valid UTF-8. */
 struct jinja_str {
@@ -73,7 +73,8 @@ struct jinja_str {
     uint32_t len;
     uint32_t chars;     /* code points */
     uint32_t run_count; /* 0: all of `origin` */
-    uint8_t origin, markup;
+    uint32_t origin;
+    uint8_t markup;
     const struct jn_run *runs;
 };
 struct jinja_list {

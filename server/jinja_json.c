@@ -271,7 +271,7 @@ static struct jinja_value read_container(struct reader *r)
     bool dict = *r->p == '{';
     char close = dict ? '}' : ']';
     struct jinja_value v = dict ? jn_new_dict(r->c) : jn_new_list(r->c, JN_LIST, 0);
-    v.origin = (uint8_t)jn_origin_at(r->s, (size_t)(r->p - r->s->p));
+    v.origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
     r->p++;
     skip_blank(r);
     if (r->p < r->end && *r->p == close) {
@@ -308,7 +308,7 @@ static struct jinja_value read_value(struct reader *r)
     jn_enter(r->c);
     skip_blank(r);
     if (r->p >= r->end) bad_json(r);
-    uint8_t origin = (uint8_t)jn_origin_at(r->s, (size_t)(r->p - r->s->p));
+    uint32_t origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
     size_t w = 0;
     while (w < 3 && ((size_t)(r->end - r->p) < strlen(words[w].word) || memcmp(r->p, words[w].word, strlen(words[w].word)) != 0))
         w++;

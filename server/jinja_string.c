@@ -94,7 +94,7 @@ struct jinja_value jn_sb_value(struct jinja_ctx *c, struct jn_sb *sb)
     *s = (struct jinja_str){.p = sb->len ? sb->p : "", .len = (uint32_t)sb->len, .origin = JINJA_TEMPLATE};
     s->chars = (uint32_t)jn_count_chars(s->p, s->len);
     if (sb->run_count == 1) {
-        s->origin = (uint8_t)sb->runs[0].origin;
+        s->origin = sb->runs[0].origin;
     } else if (sb->run_count > 1) {
         s->runs = sb->runs;
         s->run_count = sb->run_count;
@@ -118,7 +118,7 @@ struct jinja_value jn_slice_bytes(struct jinja_ctx *c, const struct jinja_str *s
     o->chars = s->chars == s->len ? o->len : (uint32_t)jn_count_chars(o->p, o->len);
     if (s->run_count && to > from) {
         uint32_t a = run_at(s, from), b = run_at(s, to - 1);
-        o->origin = (uint8_t)s->runs[a].origin;
+        o->origin = s->runs[a].origin;
         if (b > a) {
             struct jn_run *runs = jn_alloc_array(&c->base, b - a + 1, sizeof *runs);
             for (uint32_t i = a; i <= b; i++)

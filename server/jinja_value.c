@@ -163,7 +163,7 @@ const char *jn_type_name(struct jinja_value v)
 
 struct jinja_value jn_undef(enum jn_undef kind, const struct jinja_str *name, uint32_t of_type)
 {
-    return (struct jinja_value){.type = JN_UNDEF, .kind = (uint8_t)kind, .n = of_type, .u.s = name};
+    return (struct jinja_value){.type = JN_UNDEF, .kind = (uint8_t)kind, .n = (uint8_t)of_type, .u.s = name};
 }
 
 struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text)
@@ -274,7 +274,7 @@ bool jn_is_iterable(struct jinja_value v)
            v.type == JN_RANGE || v.type == JN_ITER || v.type == JN_VIEW || v.type == JN_LOOP;
 }
 
-static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b, uint8_t origin)
+static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b, uint32_t origin)
 {
     struct jinja_value t = jn_new_list(c, JN_TUPLE, 2);
     jn_list_push(c, t.u.l, a);
@@ -596,7 +596,7 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (op == OP_ADD && a.type == JN_STR && b.type == JN_STR) return add_strings(c, a, b);
     if (op == OP_ADD && a.type == b.type && seq_a) {
         struct jinja_value out = jn_new_list(c, a.type, a.u.l->count + b.u.l->count);
-        out.origin = a.origin > b.origin ? a.origin : b.origin;
+        out.origin = (a.origin & 3) > (b.origin & 3) ? a.origin : b.origin;
         jn_charge(c, ((size_t)a.u.l->count + b.u.l->count) * 16);
         for (uint32_t i = 0; i < a.u.l->count; i++) jn_list_push(c, out.u.l, a.u.l->v[i]);
         for (uint32_t i = 0; i < b.u.l->count; i++) jn_list_push(c, out.u.l, b.u.l->v[i]);

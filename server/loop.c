@@ -4,6 +4,7 @@
 #include "engine/model_info.h"
 #include "engine/tokenizer.h"
 #include "server/conn.h"
+#include "server/image_alias.h"
 #include "server/limits.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -15,6 +16,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -309,7 +311,13 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     if (st) return st;
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
-    struct sched_options so = {.queue_max = (uint32_t)o->max_queue, .prefill_chunk = (uint32_t)o->prefill_chunk, .wake = wake_loop, .wake_arg = s};
+    struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
+                               .prefill_chunk = (uint32_t)o->prefill_chunk,
+                               .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
+                               .features_bytes = o->encoder_cache_memory,
+                               .wake = wake_loop,
+                               .wake_arg = s};
+    randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
     st = sched_create(m->engine, &so, &m->sched, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
     if (!st) {
@@ -355,6 +363,8 @@ static void loaded_event(uv_async_t *a)
     const struct model_info *mi = s->model->info;
     log_info("model=%s family=%s dtype=%s backend=%s context=%u fingerprint=%s", s->model_name, mi->family, mi->dtype, mi->backend,
              s->model->caps.context_max, mi->fingerprint);
+    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
+             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20), (unsigned long long)(s->opt->encoder_cache_memory >> 20));
     if (s->phase != SRV_LOADING) return;
     s->phase = SRV_READY;
     s->phase_us = now_us();
@@ -487,9 +497,10 @@ int server_run(const struct options *opt, char *model_dir)
     s->phase_us = now_us();
     s->model_name = opt->served_model_name ? strdup(opt->served_model_name) : last_component(model_dir);
     s->metrics = metrics_create();
+    s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
     signal(SIGPIPE, SIG_IGN);
     enum status st = ST_OK;
-    if (!s->model_name || !s->metrics) st = err_set(&err, ST_NOMEM, "out of memory");
+    if (!s->model_name || !s->metrics || !s->aliases) st = err_set(&err, ST_NOMEM, "out of memory");
     if (!st && opt->api_key_file) {
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
@@ -510,6 +521,7 @@ int server_run(const struct options *opt, char *model_dir)
     uv_run(&s->loop, UV_RUN_DEFAULT);
     server_end(s);
     metrics_destroy(s->metrics);
+    image_alias_destroy(s->aliases);
     auth_free(s->auth);
     free(s->model_name);
     log_info("end");

@@ -2,6 +2,8 @@
 #include "server/metrics.h"
 
 #include "engine/model_info.h"
+#include "server/cache_info.h"
+#include "server/image_alias.h"
 #include "server/json_out.h"
 #include "server/server.h"
 
@@ -82,7 +84,7 @@ struct metrics {
     char *model_label; /* escaped */
     struct scale tokens;
     struct histogram hist[H_COUNT];
-    uint64_t finished[5], prompt_tokens, cached_tokens, image_items;
+    uint64_t finished[5], images_decoded;
     uint64_t rejected[4]; /* 400-class, 429, 5xx, auth */
     struct http_series http[HTTP_MAX];
     uint32_t http_count;
@@ -173,15 +175,13 @@ void metrics_next_token(struct metrics *m, double seconds)
 
 void metrics_image(struct metrics *m, double decode_seconds)
 {
-    m->image_items++;
+    m->images_decoded++;
     observe_in(m, H_IMAGE, decode_seconds);
 }
 
 void metrics_sequence(struct metrics *m, const struct metrics_sequence *q)
 {
     m->finished[q->finish]++;
-    m->prompt_tokens += q->prompt_tokens;
-    m->cached_tokens += q->cached_tokens;
     if (!q->had_token && q->finish == FIN_ABORT) return;
     observe_in(m, H_PROMPT, q->prompt_tokens);
     observe_in(m, H_GENERATION, q->generated);
@@ -285,53 +285,127 @@ static void requests_text(struct writer *w)
     }
 }
 
-static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps)
+/* A family with one series per group of layers. */
+static void group_text(struct writer *w, const struct sched_stats *st, const char *name, const char *type, const char *help, const uint64_t *values)
 {
-    double used = st->arena_units ? (double)st->used_units / (double)st->arena_units : 0;
-    single(w, "vllm:kv_cache_usage_perc", "gauge", "Used share of the KV arena, 0 to 1.", used);
-    single(w, "vllm:gpu_cache_usage_perc", "gauge", "Deprecated name of vllm:kv_cache_usage_perc.", used);
-    head(w, "kvasir:kv_blocks_used", "gauge", "KV blocks in use, by group of layers.");
+    head(w, name, type, help);
     for (uint32_t g = 0; g < st->group_count; g++) {
-        char label[64];
-        snprintf(label, sizeof label, ",group=\"%u\"", g);
-        char after[48];
+        char before[24], after[24];
+        snprintf(before, sizeof before, ",group=\"%u\"", g);
         snprintf(after, sizeof after, ",window=\"%u\"", st->groups[g].window);
-        sample(w, "kvasir:kv_blocks_used", label, after, (double)st->groups[g].blocks_used);
+        sample(w, name, before, after, (double)values[g]);
     }
-    head(w, "kvasir:kv_bytes_used", "gauge", "KV bytes in use, by group of layers.");
+}
+
+/* How full the arena is to the group that has least room: blocks that its sequences use, of those that it could have if all that nobody
+ * uses were its own. 1 = not another block for it, whatever is evicted. */
+static double usage(const struct sched_stats *st, const struct engine_caps *caps)
+{
+    double most = 0, live = 0;
+    for (uint32_t g = 0; g < st->group_count; g++) live += (double)st->groups[g].blocks_live * caps->groups[g].block_units;
     for (uint32_t g = 0; g < st->group_count; g++) {
-        char label[64], after[48];
-        snprintf(label, sizeof label, ",group=\"%u\"", g);
-        snprintf(after, sizeof after, ",window=\"%u\"", st->groups[g].window);
-        sample(w, "kvasir:kv_bytes_used", label, after, (double)st->groups[g].bytes_used);
+        double own = (double)st->groups[g].blocks_live * caps->groups[g].block_units;
+        double room = (double)st->arena_units - (live - own);
+        double share = own > 0 && room > 0 ? own / room : 0;
+        if (share > most) most = share;
     }
+    return most > 1 ? 1 : most;
+}
+
+static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps, const struct server *s)
+{
+    uint64_t used[ENGINE_GROUPS_MAX], bytes[ENGINE_GROUPS_MAX], live[ENGINE_GROUPS_MAX], cached[ENGINE_GROUPS_MAX], hits[ENGINE_GROUPS_MAX],
+        evicted[ENGINE_GROUPS_MAX], units = 0;
+    for (uint32_t g = 0; g < st->group_count; g++) {
+        used[g] = st->groups[g].blocks_used;
+        bytes[g] = st->groups[g].bytes_used;
+        live[g] = st->groups[g].blocks_live;
+        cached[g] = st->groups[g].blocks_cached;
+        hits[g] = st->groups[g].hit_tokens;
+        evicted[g] = st->groups[g].evicted_blocks;
+        units += caps->groups[g].block_units;
+    }
+    double share = usage(st, caps);
+    single(w, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
+    single(w, "vllm:gpu_cache_usage_perc", "gauge", "Deprecated name of vllm:kv_cache_usage_perc.", share);
+    group_text(w, st, "kvasir:kv_blocks_used", "gauge", "KV blocks in use or cached, by group of layers.", used);
+    group_text(w, st, "kvasir:kv_bytes_used", "gauge", "KV bytes in use or cached, by group of layers.", bytes);
+    group_text(w, st, "kvasir:kv_blocks_live", "gauge", "KV blocks that sequences hold, by group of layers.", live);
+    group_text(w, st, "kvasir:kv_blocks_cached", "gauge", "KV blocks that only the prefix cache holds, by group of layers.", cached);
+    group_text(w, st, "kvasir:prefix_cache_hit_tokens_total", "counter", "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
+    group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter", "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
     single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_units);
-    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use.", (double)st->used_units);
+    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.", (double)st->used_units);
     head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
-    W(w, "vllm:cache_config_info{block_size=\"%u\",enable_prefix_caching=\"False\",engine=\"0\",model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
-      caps->block_tokens, w->m->model_label, (unsigned long long)st->arena_units);
+    W(w, "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
+      caps->block_tokens, s->model ? s->model->info->dtype : "", strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
+      (unsigned long long)(units ? st->arena_units / units : 0));
+}
+
+static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
+{
+    static const struct {
+        const char *source;
+        bool cached, computed;
+    } sources[] = {{"local_compute", false, true}, {"local_cache_hit", true, false}, {"external_kv_transfer", false, false}};
+    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)st->cache_query_tokens);
+    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.", (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_recomputed_total", "counter", "Prompt tokens that were equal to cached ones and computed all the same.",
+           (double)st->cache_recomputed_tokens);
+    head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by where their KV came from.");
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",source=\"%s\"", sources[i].source);
+        sample(w, "vllm:prompt_tokens_by_source_total", "", label,
+               sources[i].cached ? (double)st->cache_hit_tokens : sources[i].computed ? (double)st->prompt_tokens : 0);
+    }
+    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked into the prefix cache.", (double)st->cache_queries);
+    single(w, "kvasir:prefix_cache_hits_total", "counter", "Sequences that took something from the prefix cache.", (double)st->cache_hits);
+    single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.", (double)st->cache_nodes);
+    single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter", "Nodes dropped from the tree for want of memory.", (double)st->cache_evictions);
+    head(w, "kvasir:prefix_cache_stops_total", "counter", "Sequences by the reason why reuse ended where it did.");
+    for (int i = 0; i <= CACHE_STOP_DISABLED; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",stop=\"%s\"", cache_stop_name((enum cache_stop)i));
+        sample(w, "kvasir:prefix_cache_stops_total", "", label, (double)st->cache_stops[i]);
+    }
+}
+
+static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
+{
+    struct image_alias_stats a;
+    image_alias_stats(s->aliases, &a);
+    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.", (double)st->feature_queries);
+    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.", (double)st->feature_hits);
+    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.", (double)st->images_encoded);
+    single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.", (double)w->m->images_decoded);
+    single(w, "kvasir:image_alias_queries_total", "counter", "Picture files looked up among those that were decoded before.", (double)a.queries);
+    single(w, "kvasir:image_alias_hits_total", "counter", "Picture files found among those that were decoded before.", (double)a.hits);
+    single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.", (double)a.entries);
+    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded pictures kept, in use or for later.", (double)st->feature_bytes);
+    single(w, "kvasir:encoder_cache_evictions_total", "counter", "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
 }
 
 static void engine_text(struct writer *w, const struct sched_stats *st)
 {
-    const struct metrics *m = w->m;
+    static const char *const ends[SEQ_ENDS] = {[END_STOP_EOS] = "eos",   [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
+                                               [END_CANCELLED] = "cancelled", [END_ERROR] = "error",      [END_DEADLINE] = "deadline"};
     single(w, "vllm:num_requests_running", "gauge", "Sequences in the running batch.", st->running);
     single(w, "vllm:num_requests_waiting", "gauge", "Sequences admitted and not running.", st->waiting);
-    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)m->prompt_tokens);
-    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", (double)m->cached_tokens);
-    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.", (double)m->image_items);
-    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.",
-           m->image_items > st->images_encoded ? (double)(m->image_items - st->images_encoded) : 0);
     single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
     single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
-    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.", (double)m->cached_tokens);
-    single(w, "vllm:prompt_tokens_recomputed_total", "counter", "Cached prompt tokens computed again.", 0);
     single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
     single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.", (double)st->step_us_total * 1e-6);
-    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.", (double)st->images_encoded);
     single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
     single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.", st->last_batch_sequences);
+    head(w, "kvasir:sequences_ended_total", "counter", "Sequences by how the scheduler ended them.");
+    for (int i = 0; i < SEQ_ENDS; i++) {
+        char label[32];
+        snprintf(label, sizeof label, ",end=\"%s\"", ends[i]);
+        sample(w, "kvasir:sequences_ended_total", label, "", (double)st->ended[i]);
+    }
     head(w, "vllm:engine_sleep_state", "gauge", "1 for the state that the engine is in.");
     sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"awake\"", 1);
     sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"weights_offloaded\"", 0);
@@ -419,7 +493,9 @@ enum status metrics_text(const struct server *s, struct buf *out)
         caps = s->model->caps;
     }
     engine_text(&w, &st);
-    kv_text(&w, &st, &caps);
+    prefix_cache_text(&w, &st);
+    images_text(&w, &st, s);
+    kv_text(&w, &st, &caps, s);
     requests_text(&w);
     http_text(&w);
     process_text(&w, s);

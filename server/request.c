@@ -51,7 +51,7 @@ struct request *request_create(struct server *s, struct MHD_Connection *c)
 
 void request_release(struct request *r)
 {
-    if (r->mhd || r->working || r->sequences_alive) return;
+    if (r->mhd || r->working || r->sequences_alive || r->fetches) return;
     struct server *s = r->srv;
     watch_stop(r);
     if (r->prev) r->prev->next = r->next;
@@ -62,7 +62,7 @@ void request_release(struct request *r)
         s->load--;
         gen_free(r->gen);
     }
-    s->body_bytes -= r->body.len;
+    s->body_bytes -= r->body.len + r->body_kept;
     buf_fini(&r->body);
     buf_fini(&r->out);
     free(r->path);

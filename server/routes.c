@@ -32,6 +32,10 @@ static const struct route routes[] = {
     {"/version", NULL, M_GET | M_HEAD, false, false, false, false, api_version_start},
     {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
     {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
+    {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false, api_reset_prefix_cache_start},
+    {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
+    {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false, api_reset_encoder_cache_start},
+    {"/flush_cache", "/flush_cache", M_GET | M_HEAD | M_POST, true, false, false, false, api_flush_cache_start},
     {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
 };
 static void preflight_start(struct request *r)
@@ -119,13 +123,17 @@ void auth_free(struct auth *a)
     free(a);
 }
 
-static bool key_ok(const struct auth *a, const char *key)
+static bool key_ok(struct request *r, const struct auth *a, const char *key)
 {
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256(digest, (const unsigned char *)key, strlen(key));
     int found = 0; /* every key is compared, so that time tells nothing */
     for (size_t i = 0; i < a->count; i++) found |= sodium_memcmp(digest, a->digests[i], sizeof digest) == 0;
-    return found;
+    if (!found) return false;
+    memcpy(r->key, digest, sizeof r->key);
+    r->has_key = true;
+    r->one_key = a->count == 1;
+    return true;
 }
 
 static bool authorised(struct request *r)
@@ -136,12 +144,12 @@ static bool authorised(struct request *r)
     if (v && strncasecmp(v, "Bearer ", 7) == 0) {
         v += 7;
         while (*v == ' ') v++;
-        if (key_ok(a, v)) return true;
+        if (key_ok(r, a, v)) return true;
     }
     static const char *const others[] = {"x-api-key", "api-key"};
     for (size_t i = 0; i < 2; i++) {
         v = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, others[i]);
-        if (v && key_ok(a, v)) return true;
+        if (v && key_ok(r, a, v)) return true;
     }
     return false;
 }

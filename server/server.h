@@ -7,7 +7,8 @@
  *   BODY -> WORKING -> RUNNING -> ANSWER          (whole answers: libmicrohttpd's connection sleeps, suspended, until the answer is there)
  *                             \-> STREAM          (events: the connection sleeps whenever no event waits)
  *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are cancelled)
- * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence has given its EV_END. */
+ * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence has given its EV_END. Pictures that
+ * the scheduler asks for while it runs are decoded by further workers (gen_images.c), counted in `fetches`. */
 #ifndef KVASIR_SERVER_H
 #define KVASIR_SERVER_H
 
@@ -27,6 +28,7 @@ struct template;
 struct model_info;
 struct metrics;
 struct auth;
+struct image_alias;
 struct gen;
 struct request;
 
@@ -81,6 +83,9 @@ struct request {
     bool has_origin;
     struct buf body;
     uint64_t body_seen;      /* bytes, including those thrown away */
+    size_t body_kept;        /* bytes of encoded pictures that outlive the body: they count among the server's body_bytes */
+    bool has_key, one_key;   /* came with a valid API key; the server knows no other */
+    uint8_t key[32];         /* its SHA-256 */
     uint64_t arrived_us;     /* monotonic */
     int64_t created;         /* Unix seconds */
     struct watch *watch;
@@ -102,6 +107,7 @@ struct request {
 
     struct gen *gen; /* generating endpoints; owned */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
+    uint32_t fetches;         /* pictures being decoded for them */
 };
 
 struct server {
@@ -131,6 +137,7 @@ struct server {
     int64_t started;           /* Unix seconds */
     struct auth *auth;         /* NULL = open */
     struct metrics *metrics;
+    struct image_alias *aliases; /* what encoded pictures became; any thread */
     struct request *requests;  /* all that live */
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
@@ -184,6 +191,10 @@ void api_version_start(struct request *r);
 void api_load_start(struct request *r);
 void api_metrics_start(struct request *r);
 void api_root_start(struct request *r);
+void api_reset_prefix_cache_start(struct request *r);
+void api_reset_mm_cache_start(struct request *r);
+void api_reset_encoder_cache_start(struct request *r);
+void api_flush_cache_start(struct request *r);
 
 /* gen.c: events of the scheduler */
 void gen_events(struct server *s);

@@ -169,6 +169,24 @@ enum status template_load(const char *dir, struct template **out, struct err *er
 
 /* ---- rendering ---- */
 
+uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source)
+{
+    enum { SOURCES_MAX = 1 << 24 };
+    if (!t->on || t->no_memory || t->count >= SOURCES_MAX) return origin;
+    if (t->count == t->cap) {
+        size_t cap = t->cap ? 2 * t->cap : 32;
+        struct template_source *more = realloc(t->list, cap * sizeof *more);
+        if (!more) {
+            t->no_memory = true; /* the render then fails as a whole */
+            return origin;
+        }
+        t->list = more;
+        t->cap = cap;
+    }
+    t->list[t->count++] = *source;
+    return JINJA_FROM(origin, t->count);
+}
+
 static const struct template_variant *variant_for(const struct template *t, bool with_tools)
 {
     return with_tools && t->tools.jinja ? &t->tools : &t->plain;
@@ -180,17 +198,18 @@ const struct template_caps *template_caps(const struct template *t, bool with_to
 }
 
 /* Clients may send bare function objects; templates expect {"type": "function", "function": ...}. */
-static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools)
+static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools, struct template_trace *trace)
 {
     if (!json_array_size(tools)) return jinja_none();
-    struct jinja_value list = jinja_list(c, JINJA_INPUT);
+    uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_TOOLS});
+    struct jinja_value list = jinja_list(c, from);
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *tool = json_array_get(tools, i);
-        struct jinja_value v = template_value(c, tool, JINJA_INPUT);
+        struct jinja_value v = template_value(c, tool, from);
         if (json_is_object(tool) && !json_object_get(tool, "function") && !json_object_get(tool, "type") &&
             json_object_get(tool, "name")) {
-            struct jinja_value wrap = jinja_dict(c, JINJA_INPUT);
-            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, JINJA_INPUT));
+            struct jinja_value wrap = jinja_dict(c, from);
+            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, from));
             jinja_dict_set(c, wrap, "function", 8, v);
             v = wrap;
         }
@@ -200,8 +219,9 @@ static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools)
 }
 
 static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v, const struct template_request *rq,
-                                 struct template_final *final_text, struct err *err)
+                                 struct template_final *final_text, struct template_trace *trace, struct err *err)
 {
+    uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
     static const char *const reserved[] = {"messages", "tools", "documents", "add_generation_prompt"};
     struct jinja_value messages;
     const char *key;
@@ -212,14 +232,15 @@ static enum status set_variables(struct jinja_ctx *c, const struct template_vari
     {
         for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
             if (strcmp(key, reserved[i]) == 0) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
-        jinja_set(c, key, template_value(c, item, JINJA_INPUT));
+        jinja_set(c, key, template_value(c, item, from));
     }
     enum status st =
-        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, &messages, final_text, err);
+        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, &messages, final_text, trace, err);
     if (st) return st;
     jinja_set(c, "messages", messages);
-    jinja_set(c, "tools", tools_value(c, rq->tools));
-    jinja_set(c, "documents", template_value(c, rq->documents, JINJA_INPUT));
+    jinja_set(c, "tools", tools_value(c, rq->tools, trace));
+    from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_DOCUMENTS});
+    jinja_set(c, "documents", template_value(c, rq->documents, from));
     jinja_set(c, "add_generation_prompt", jinja_bool(rq->add_generation_prompt));
     if (rq->now) jinja_set_now(c, rq->now);
     return ST_OK;
@@ -243,24 +264,33 @@ static enum status cut_at_tag(struct jinja_output *o, const struct template_fina
     return ST_OK;
 }
 
-static enum status to_runs(struct jinja_output *o, bool parse, struct template_result *out, struct err *err)
+static enum status to_runs(struct jinja_output *o, bool parse, struct template_trace *trace, struct template_result *out, struct err *err)
 {
     static const enum tok_control of[] = {
         [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_UNGUARDED, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
     struct tok_run *runs = malloc((o->run_count + 1) * sizeof *runs);
-    if (!runs) return err_set(err, ST_NOMEM, "out of memory");
+    uint32_t *sources = trace->on ? malloc((o->run_count + 1) * sizeof *sources) : NULL;
+    if (!runs || (trace->on && !sources) || trace->no_memory) {
+        free(runs);
+        free(sources);
+        return err_set(err, ST_NOMEM, "out of memory");
+    }
     size_t n = 0, at = 0;
     for (size_t i = 0; i < o->run_count && at < o->len; i++) {
         size_t len = o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
         enum tok_control control = parse ? TOK_CONTROL_ALL : of[o->runs[i].origin];
-        if (n && runs[n - 1].control == control)
+        if (n && runs[n - 1].control == control && (!sources || sources[n - 1] == o->runs[i].source)) {
             runs[n - 1].len += len;
-        else
+        } else {
+            if (sources) sources[n] = o->runs[i].source;
             runs[n++] = (struct tok_run){.text = o->text + at, .len = len, .control = control};
+        }
         at += len;
     }
-    *out = (struct template_result){.text = o->text, .len = o->len, .runs = runs, .run_count = n};
+    *out = (struct template_result){.text = o->text, .len = o->len, .runs = runs, .run_count = n, .run_sources = sources,
+                                    .sources = trace->list, .source_count = trace->count};
     o->text = NULL;
+    trace->list = NULL;
     return ST_OK;
 }
 
@@ -276,19 +306,21 @@ enum status template_render(const struct template *t, const struct template_requ
 {
     const struct template_variant *v = variant_for(t, json_array_size(rq->tools) > 0);
     struct template_final final_text = {.text = "", .len = 0};
+    struct template_trace trace = {.on = rq->trace};
     struct jinja_output o = {0};
     struct jinja_error e;
     if (rq->continue_final_message && rq->add_generation_prompt)
         return err_set(err, ST_INVALID, "continue_final_message and add_generation_prompt exclude each other");
     struct jinja_ctx *c = jinja_ctx_create(&t->limits);
     if (!c) return err_set(err, ST_NOMEM, "out of memory");
-    enum status st = set_variables(c, v, rq, &final_text, err);
+    enum status st = set_variables(c, v, rq, &final_text, &trace, err);
     if (!st) {
         st = jinja_render(v->jinja, c, &o, &e);
         if (st) render_error(st, &e, err);
     }
     if (!st && rq->continue_final_message) st = cut_at_tag(&o, &final_text, err);
-    if (!st) st = to_runs(&o, rq->control_parse, out, err);
+    if (!st) st = to_runs(&o, rq->control_parse, &trace, out, err);
+    free(trace.list);
     jinja_output_free(&o);
     jinja_ctx_destroy(c);
     return st;
@@ -298,5 +330,7 @@ void template_result_free(struct template_result *r)
 {
     free(r->text);
     free(r->runs);
+    free(r->run_sources);
+    free(r->sources);
     *r = (struct template_result){0};
 }

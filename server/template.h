@@ -60,14 +60,33 @@ struct template_request {
     bool add_generation_prompt;
     bool continue_final_message; /* the last message (assistant) stays open; excludes add_generation_prompt */
     bool control_parse;          /* control tokens are matched everywhere, also in what clients typed */
+    bool trace;                  /* wants the sources of the runs */
     const struct tm *now;        /* for strftime_now; NULL: local time */
+};
+
+/* What of a request a stretch of rendered text came from. */
+enum template_part {
+    TEMPLATE_CONTENT = 1, /* text of a message's content */
+    TEMPLATE_FIELD,       /* another field of a message: role, name, tool_calls ... */
+    TEMPLATE_TOOLS,
+    TEMPLATE_DOCUMENTS,
+    TEMPLATE_VARIABLES,   /* chat_template_kwargs */
+};
+struct template_source {
+    enum template_part kind;
+    uint32_t message;  /* CONTENT, FIELD: index in `messages` */
+    int32_t part;      /* CONTENT: index in the content list; -1: the content is a string */
+    const char *field; /* FIELD: its name if it is a usual one, else NULL; static */
 };
 
 struct template_result {
     char *text; /* owned */
     size_t len;
-    struct tok_run *runs; /* owned; point into text; neighbours differ in control */
+    struct tok_run *runs; /* owned; point into text; neighbours differ in control, or in source where there are sources */
     size_t run_count;
+    uint32_t *run_sources; /* with trace, else NULL: [run_count] 0 = the template wrote it, else 1 + index in `sources`; owned */
+    struct template_source *sources; /* owned */
+    size_t source_count;
 };
 void template_result_free(struct template_result *r);
 
@@ -78,6 +97,6 @@ enum status template_render(const struct template *t, const struct template_requ
 
 /* JSON -> value of the interpreter; strings are borrowed from v. Numbers keep their kind. Nesting beyond 256 levels becomes none.
  */
-struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, enum jinja_origin origin);
+struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, uint32_t origin);
 
 #endif

@@ -26,8 +26,16 @@ struct template_final {
     const char *text;
     size_t len;
 };
+/* The sources of a render, numbered from 1 as they are met. */
+struct template_trace {
+    bool on, no_memory;
+    struct template_source *list; /* owned */
+    size_t count, cap;
+};
+/* The origin with the source's number in it; the plain origin without a trace. */
+uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source);
 enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
                               const char *tag, struct jinja_value *out, struct template_final *final_text,
-                              struct err *err) KV_MUST_CHECK;
+                              struct template_trace *trace, struct err *err) KV_MUST_CHECK;
 
 #endif

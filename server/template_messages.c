@@ -9,6 +9,8 @@ struct builder {
     const struct template_request *rq;
     const char *tag; /* goes behind the last text of the last message */
     struct template_final *final_text;
+    struct template_trace *trace;
+    uint32_t at; /* index of the message at hand */
     struct err *err;
     struct jinja_value list;
     struct jinja_value lead; /* text of a system message that the template can't show: goes before the first user message */
@@ -23,13 +25,28 @@ static struct jinja_value literal(struct builder *b, const char *text)
     return jinja_string(b->c, text, strlen(text), JINJA_TEMPLATE);
 }
 
-static struct jinja_value input(struct builder *b, const json_t *v, enum jinja_origin origin)
+static struct jinja_value input(struct builder *b, const json_t *v, uint32_t origin)
 {
     return jinja_string(b->c, json_string_value(v), json_string_length(v), origin);
 }
 
+/* The origin of a part of this message's content; part -1: of all of it. */
+static uint32_t content_from(struct builder *b, enum jinja_origin origin, int32_t part)
+{
+    return template_from(b->trace, origin, &(struct template_source){.kind = TEMPLATE_CONTENT, .message = b->at, .part = part});
+}
+
+static uint32_t field_from(struct builder *b, enum jinja_origin origin, const char *name)
+{
+    static const char *const usual[] = {"role", "name", "tool_calls", "tool_call_id", "reasoning_content"};
+    struct template_source s = {.kind = TEMPLATE_FIELD, .message = b->at, .part = -1};
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
+        if (strcmp(name, usual[i]) == 0) s.field = usual[i];
+    return template_from(b->trace, origin, &s);
+}
+
 /* A text, with the tag behind it if it is the one to be continued. */
-static struct jinja_value text_value(struct builder *b, const json_t *text, enum jinja_origin origin, bool tagged)
+static struct jinja_value text_value(struct builder *b, const json_t *text, uint32_t origin, bool tagged)
 {
     struct jinja_value v = input(b, text, origin);
     if (!tagged) return v;
@@ -51,9 +68,10 @@ static enum status content_string(struct builder *b, const json_t *parts, enum j
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *text = json_object_get(json_array_get(parts, i), "text");
-        if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, origin));
+        uint32_t from = content_from(b, origin, (int32_t)i);
+        if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
         if (!text && !b->rq->image_placeholder) return err_set(b->err, ST_INVALID, "this chat template has no place for images");
-        v = jinja_join2(b->c, v, text ? text_value(b, text, origin, i == tagged) : literal(b, b->rq->image_placeholder));
+        v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, b->rq->image_placeholder));
     }
     *out = v;
     return ST_OK;
@@ -61,12 +79,13 @@ static enum status content_string(struct builder *b, const json_t *parts, enum j
 
 static struct jinja_value content_list(struct builder *b, const json_t *parts, enum jinja_origin origin, size_t tagged, bool lead)
 {
-    struct jinja_value list = jinja_list(b->c, origin);
+    struct jinja_value list = jinja_list(b->c, content_from(b, origin, -1));
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
-        struct jinja_value d = jinja_dict(b->c, origin), v = text ? text_value(b, text, origin, i == tagged) : jinja_none();
+        uint32_t from = content_from(b, origin, (int32_t)i);
+        struct jinja_value d = jinja_dict(b->c, from), v = text ? text_value(b, text, from, i == tagged) : jinja_none();
         if (lead && b->have_lead && !text) {
-            struct jinja_value first = jinja_dict(b->c, origin);
+            struct jinja_value first = jinja_dict(b->c, from);
             jinja_dict_set(b->c, first, "type", 4, literal(b, "text"));
             jinja_dict_set(b->c, first, "text", 4, with_lead(b, literal(b, "")));
             jinja_list_add(b->c, list, first);
@@ -84,8 +103,8 @@ static enum status content_value(struct builder *b, const json_t *content, enum 
     bool tagged = last && b->tag;
     size_t tagged_part = SIZE_MAX;
     if (!json_is_array(content)) {
-        struct jinja_value v =
-            json_is_string(content) ? text_value(b, content, origin, tagged) : template_value(b->c, content, origin);
+        uint32_t from = content_from(b, origin, -1);
+        struct jinja_value v = json_is_string(content) ? text_value(b, content, from, tagged) : template_value(b->c, content, from);
         *out = user ? with_lead(b, v) : v;
         return ST_OK;
     }
@@ -113,7 +132,7 @@ static enum status hold_lead(struct builder *b, const json_t *content)
     enum status st = content_value(b, content, JINJA_INPUT, false, false, &v);
     b->caps = saved;
     if (st) return st;
-    v = jinja_join2(b->c, v, jinja_string(b->c, "\n\n", 2, JINJA_INPUT));
+    v = jinja_join2(b->c, v, jinja_string(b->c, "\n\n", 2, content_from(b, JINJA_INPUT, -1)));
     b->lead = b->have_lead ? jinja_join2(b->c, b->lead, v) : v;
     b->have_lead = true;
     return ST_OK;
@@ -137,7 +156,7 @@ static enum status fold_result(struct builder *b, const json_t *m)
     const json_t *name = name_of_result(b, m);
     enum status st = content_value(b, json_object_get(m, "content"), JINJA_INPUT, false, false, &v);
     if (st) return st;
-    jinja_dict_set(b->c, d, "name", 4, json_is_string(name) ? input(b, name, JINJA_INPUT) : literal(b, "unknown"));
+    jinja_dict_set(b->c, d, "name", 4, json_is_string(name) ? input(b, name, field_from(b, JINJA_INPUT, "name")) : literal(b, "unknown"));
     jinja_dict_set(b->c, d, "response", 8, v);
     jinja_list_add(b->c, b->responses, d);
     return ST_OK;
@@ -150,7 +169,7 @@ static void set_reasoning(struct builder *b, struct jinja_value d, const json_t 
     static const char *const names[] = {"thinking", "reasoning"};
     const json_t *r = json_object_get(m, "reasoning_content");
     if (!json_is_string(r)) return;
-    struct jinja_value v = input(b, r, JINJA_ASSISTANT);
+    struct jinja_value v = input(b, r, field_from(b, JINJA_ASSISTANT, "reasoning_content"));
     jinja_dict_set(b->c, d, "reasoning_content", 17, v);
     for (size_t i = 0; i < 2; i++) /* templates differ in the name */
         if (!json_object_get(m, names[i])) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
@@ -169,13 +188,13 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
     json_object_foreach(object, key, v)
     {
         if (strcmp(key, "role") == 0) {
-            jinja_dict_set(b->c, d, key, strlen(key), jinja_string(b->c, role, strlen(role), JINJA_INPUT));
+            jinja_dict_set(b->c, d, key, strlen(key), jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, key)));
         } else if (strcmp(key, "content") == 0) {
             enum status st = content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
             if (st) return st;
             jinja_dict_set(b->c, d, key, strlen(key), content);
         } else if (strcmp(key, "reasoning_content") != 0) {
-            jinja_dict_set(b->c, d, key, strlen(key), template_value(b->c, v, JINJA_INPUT));
+            jinja_dict_set(b->c, d, key, strlen(key), template_value(b->c, v, field_from(b, JINJA_INPUT, key)));
         }
     }
     set_reasoning(b, d, m);
@@ -191,9 +210,10 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
 }
 
 enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
-                              const char *tag, struct jinja_value *out, struct template_final *final_text, struct err *err)
+                              const char *tag, struct jinja_value *out, struct template_final *final_text,
+                              struct template_trace *trace, struct err *err)
 {
-    struct builder b = {.c = c, .caps = caps, .rq = rq, .tag = tag, .final_text = final_text, .err = err};
+    struct builder b = {.c = c, .caps = caps, .rq = rq, .tag = tag, .final_text = final_text, .trace = trace, .err = err};
     size_t n = json_array_size(rq->messages);
     const json_t *last = n ? json_array_get(rq->messages, n - 1) : NULL;
     const char *role = json_string_value(json_object_get(last, "role"));
@@ -202,6 +222,7 @@ enum status template_messages(struct jinja_ctx *c, const struct template_caps *c
     if (tag && !json_object_get(last, "content")) return err_set(err, ST_INVALID, "the final message has no text to continue");
     b.list = jinja_list(c, JINJA_INPUT);
     for (size_t i = 0; i < n; i++) {
+        b.at = (uint32_t)i;
         enum status st = add_message(&b, json_array_get(rq->messages, i), i + 1 == n);
         if (st) return st;
     }

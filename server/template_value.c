@@ -5,7 +5,7 @@
 
 #define DEPTH_MAX 256
 
-static struct jinja_value convert(struct jinja_ctx *c, const json_t *v, enum jinja_origin origin, int depth)
+static struct jinja_value convert(struct jinja_ctx *c, const json_t *v, uint32_t origin, int depth)
 {
     struct jinja_value out = jinja_none();
     if (depth > DEPTH_MAX) return out;
@@ -37,7 +37,7 @@ static struct jinja_value convert(struct jinja_ctx *c, const json_t *v, enum jin
     return out;
 }
 
-struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, enum jinja_origin origin)
+struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, uint32_t origin)
 {
     return v ? convert(c, v, origin, 0) : jinja_none();
 }

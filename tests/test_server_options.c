@@ -31,6 +31,9 @@ static void test_defaults(void **state)
     assert_int_equal(o.max_body_bytes, 64u << 20);
     assert_int_equal(o.max_queue, 1024);
     assert_string_equal(o.prefix_cache, "on");
+    assert_int_equal(o.encoder_cache_memory, 256u << 20);
+    assert_int_equal(o.request_timeout, 0);
+    assert_string_equal(o.enable_admin, "auto");
     assert_false(o.accept_any_model);
     options_fini(&o);
 }
@@ -52,6 +55,17 @@ static void test_good(void **state)
     assert_int_equal(o.kv_memory, 0);
     assert_false(o.accept_any_model);
     options_fini(&o);
+    /* A choice that knows "on" needs no value. */
+    assert_int_equal(PARSE(&o, &err, "--enable-admin", "--encoder-cache-memory", "64M", "--request-timeout=30", "--prefix-cache"), ST_OK);
+    assert_string_equal(o.enable_admin, "on");
+    assert_string_equal(o.prefix_cache, "on");
+    assert_int_equal(o.encoder_cache_memory, 64u << 20);
+    assert_int_equal(o.request_timeout, 30);
+    options_fini(&o);
+    assert_int_equal(PARSE(&o, &err, "--enable-admin", "off", "--prefix-cache", "off"), ST_OK);
+    assert_string_equal(o.enable_admin, "off");
+    assert_string_equal(o.prefix_cache, "off");
+    options_fini(&o);
 }
 
 static void test_bad(void **state)
@@ -64,7 +78,8 @@ static void test_bad(void **state)
         {"--port", "8x", "port"},            {"--port", "", "port"},            {"--dtype", "f64", "dtype"},      {"--max-queue", "0", "max-queue"},
         {"--kv-memory", "1Q", "kv-memory"},  {"--kv-memory", "99999999T", "kv-memory"}, {"--model", "", "model"}, {"--accept-any-model=maybe", NULL, "accept-any-model"},
         {"--max-batch-tokens", "99999999999999999999", "max-batch-tokens"},     {"--threads", "1.5", "threads"},  {"--port", NULL, "port"},
-        {"--config", "/nonexistent/file", "config"},
+        {"--config", "/nonexistent/file", "config"}, {"--enable-admin", "maybe", "enable-admin"}, {"--encoder-cache-memory", "0", "encoder-cache-memory"},
+        {"--stream-finish", NULL, "stream-finish"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;

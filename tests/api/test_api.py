@@ -58,6 +58,9 @@ def test_chat(s):
     check.true("fingerprint", re.fullmatch(r"fp_[0-9a-f]{10}", a["system_fingerprint"]), a["system_fingerprint"])
     b = s.ok(CHAT, chat())
     check.equal("same twice", b["choices"], a["choices"])
+    u = b["usage"]
+    check.equal("the second time all but the last token is cached", u["prompt_tokens_details"]["cached_tokens"], u["prompt_tokens"] - 1)
+    check.equal("else the same usage", {**u, "prompt_tokens_details": 0}, {**a["usage"], "prompt_tokens_details": 0})
     chunks = s.stream(CHAT, chat())
     check.equal("stream text", stream_text(chunks), choice["message"]["content"])
     check.equal("role chunk", chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": "", "refusal": None})
@@ -505,7 +508,8 @@ def test_metrics(s):
     starred = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total", "generation_tokens_total", "request_success_total",
                "request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens", "time_to_first_token_seconds",
                "inter_token_latency_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
-               "request_decode_time_seconds"]
+               "request_decode_time_seconds", "prefix_cache_queries_total", "prefix_cache_hits_total", "mm_cache_queries_total", "mm_cache_hits_total",
+               "prompt_tokens_cached_total", "prompt_tokens_recomputed_total", "prompt_tokens_by_source_total", "cache_config_info"]
     for name in starred:
         check.true("present: " + name, "vllm:" + name in families)
     check.true("usage per group", any(x.startswith("kvasir:kv_blocks_used{") for x in seen))
@@ -600,7 +604,7 @@ def test_drain():
     answers = []
 
     def long():
-        answers.append(s.stream(CHAT, chat(max_tokens=1500, ignore_eos=True), timeout=120))
+        answers.append(s.stream(CHAT, chat(max_tokens=1500, ignore_eos=True, n=6), timeout=120))
 
     probe = s.connect()
     probe.connect()

@@ -1,0 +1,166 @@
+/* Pictures that stand in a prompt by their content key alone, because their file came before: when the scheduler finds neither their KV nor
+ * their features, the file is decoded and prepared on a worker and handed over. Event loop's thread, but for fetch_run.
+ *
+ * One fetch per picture at a time; sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are
+ * over, whoever left before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
+#include "server/gen.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "engine/image_prep.h"
+#include "engine/model_info.h"
+#include "server/image_alias.h"
+#include "server/image_in.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct waiter {
+    struct seq_id id;
+    uint32_t image; /* prompt image */
+};
+
+struct image_fetch {
+    uv_work_t work;
+    struct gen *g;
+    uint32_t picture;
+    struct waiter *waiters; /* [waiter_count]; the loop's */
+    uint32_t waiter_count, waiter_cap;
+    /* the worker's, then the loop's */
+    struct image_prepared out;
+    struct err err;
+    bool failed, differs;
+    double seconds;
+};
+
+size_t gen_images_bytes(const struct gen *g)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < g->picture_count; i++) bytes += g->pictures[i].bytes ? g->pictures[i].len : 0;
+    return bytes;
+}
+
+void gen_images_free(struct gen *g)
+{
+    for (uint32_t i = 0; i < g->picture_count; i++) {
+        ASSERT(!g->pictures[i].fetch);
+        free(g->pictures[i].bytes);
+    }
+    free(g->pictures);
+    g->pictures = NULL;
+    g->picture_count = 0;
+}
+
+/* ---- worker ---- */
+
+static void fetch_run(uv_work_t *w)
+{
+    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+    struct image_fetch *f = w->data;
+    const struct gen *g = f->g;
+    const struct gen_picture *p = &g->pictures[f->picture];
+    const struct prompt_image *wanted = &g->prompts[0].prompt.images[p->first];
+    const struct model_info *mi = g->r->srv->model->info;
+    struct image_u8 whole = {0};
+    uint64_t t0 = now_us();
+    f->failed = image_in_decode(p->bytes, p->len, &limits, &whole, &f->err) != IMAGE_OK ||
+                image_prep(&mi->image.config, &whole, &f->out, &f->err) != ST_OK;
+    image_u8_free(&whole);
+    /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
+    if (!f->failed) f->differs = f->out.count != p->count;
+    for (uint32_t i = 0; !f->failed && !f->differs && i < p->count; i++) {
+        uint8_t key[32];
+        image_in_key(&f->out.images[i], &mi->image.config, mi->family, key);
+        f->differs = memcmp(key, wanted[i].key, sizeof key) != 0;
+    }
+    f->seconds = (double)(now_us() - t0) * 1e-6;
+}
+
+/* ---- loop ---- */
+
+/* The pixels for waiter i: moved to the last who wants them, copied for the others. False: out of memory. */
+static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struct image_u8 *out)
+{
+    struct image_u8 *from = &f->out.images[f->waiters[i].image - first];
+    for (uint32_t k = i + 1; k < f->waiter_count; k++) {
+        if (f->waiters[k].image != f->waiters[i].image) continue;
+        size_t bytes = (size_t)from->width * from->height * 3;
+        *out = (struct image_u8){.width = from->width, .height = from->height, .rgb = malloc(bytes)};
+        if (out->rgb) memcpy(out->rgb, from->rgb, bytes);
+        return out->rgb != NULL;
+    }
+    *out = *from;
+    from->rgb = NULL;
+    return true;
+}
+
+static void fetch_done(uv_work_t *w, int status)
+{
+    struct image_fetch *f = w->data;
+    struct request *r = f->g->r;
+    struct server *s = r->srv;
+    struct gen_picture *p = &f->g->pictures[f->picture];
+    p->fetch = NULL;
+    bool ok = !status && !f->failed && !f->differs;
+    if (!status && !f->failed) metrics_image(s->metrics, f->seconds);
+    if (f->differs) {
+        log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
+        image_alias_remove(s->aliases, p->alias);
+    }
+    for (uint32_t i = 0; i < f->waiter_count; i++) {
+        struct image_u8 pixels;
+        if (ok && pixels_take(f, i, p->first, &pixels)) {
+            sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
+        } else {
+            sched_refuse_image(s->model->sched, f->waiters[i].id, f->waiters[i].image,
+                               f->differs ? "the image could not be read again" : f->err.msg[0] ? f->err.msg : "out of memory for an image");
+        }
+    }
+    image_prepared_free(&f->out);
+    free(f->waiters);
+    free(f);
+    r->fetches--;
+    request_release(r);
+}
+
+static bool fetch_start(struct gen *g, uint32_t picture)
+{
+    struct image_fetch *f = calloc(1, sizeof *f);
+    if (!f) return false;
+    f->g = g;
+    f->picture = picture;
+    f->work.data = f;
+    if (uv_queue_work(&g->r->srv->loop, &f->work, fetch_run, fetch_done)) {
+        free(f);
+        return false;
+    }
+    g->pictures[picture].fetch = f;
+    g->r->fetches++;
+    return true;
+}
+
+static bool wait_for(struct image_fetch *f, struct seq_id id, uint32_t image)
+{
+    if (f->waiter_count == f->waiter_cap) {
+        uint32_t cap = f->waiter_cap ? 2 * f->waiter_cap : 4;
+        struct waiter *more = realloc(f->waiters, cap * sizeof *more);
+        if (!more) return false;
+        f->waiters = more;
+        f->waiter_cap = cap;
+    }
+    f->waiters[f->waiter_count++] = (struct waiter){.id = id, .image = image};
+    return true;
+}
+
+void gen_image_wanted(struct choice *c, const struct sched_event *ev)
+{
+    struct gen *g = c->gen;
+    struct request *r = g->r;
+    if (r->cancelled || g->failed) return; /* its sequences are being ended */
+    uint32_t k = 0;
+    while (k < g->picture_count && !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count)) k++;
+    bool known = k < g->picture_count && g->pictures[k].bytes;
+    if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) || !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
+        sched_refuse_image(r->srv->model->sched, ev->id, ev->index, known ? "out of memory for an image" : "the image's file is gone");
+    }
+}

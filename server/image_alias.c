@@ -1,0 +1,188 @@
+/* See image_alias.h. A fixed array of entries, chained in buckets and in one list by recency; entry 0 is the end of every chain. */
+#include "server/image_alias.h"
+
+#include "config/base/assert.h"
+
+#include <pthread.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    uint8_t id[32];
+    uint8_t (*keys)[32]; /* owned */
+    uint32_t count;
+    uint32_t chain;        /* next in the bucket, or next free one */
+    uint32_t older, newer; /* by recency */
+};
+
+struct image_alias {
+    pthread_mutex_t lock;
+    uint8_t secret[32];
+    uint32_t entries_max, bucket_mask;
+    uint32_t free;           /* first unused entry */
+    uint32_t newest, oldest; /* 0 = empty */
+    uint64_t queries, hits, used;
+    uint32_t *buckets;
+    struct entry *entries; /* [entries_max + 1] */
+};
+
+struct image_alias *image_alias_create(uint32_t entries_max)
+{
+    struct image_alias *a = calloc(1, sizeof *a);
+    uint32_t buckets = 1;
+    if (!a || !entries_max || entries_max > 1u << 24) {
+        free(a);
+        return NULL;
+    }
+    while (buckets < entries_max) buckets *= 2;
+    a->entries_max = entries_max;
+    a->bucket_mask = buckets - 1;
+    a->buckets = calloc(buckets, sizeof *a->buckets);
+    a->entries = calloc((size_t)entries_max + 1, sizeof *a->entries);
+    if (!a->buckets || !a->entries || pthread_mutex_init(&a->lock, NULL)) {
+        free(a->buckets);
+        free(a->entries);
+        free(a);
+        return NULL;
+    }
+    randombytes_buf(a->secret, sizeof a->secret);
+    for (uint32_t i = entries_max; i; i--) {
+        a->entries[i].chain = a->free;
+        a->free = i;
+    }
+    return a;
+}
+
+void image_alias_destroy(struct image_alias *a)
+{
+    if (!a) return;
+    image_alias_clear(a);
+    pthread_mutex_destroy(&a->lock);
+    free(a->buckets);
+    free(a->entries);
+    free(a);
+}
+
+void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const uint8_t *bytes, size_t len, uint8_t id[32])
+{
+    crypto_hash_sha256_state h;
+    crypto_hash_sha256_init(&h);
+    crypto_hash_sha256_update(&h, a->secret, sizeof a->secret);
+    crypto_hash_sha256_update(&h, salt, 32);
+    crypto_hash_sha256_update(&h, bytes, len);
+    crypto_hash_sha256_final(&h, id);
+}
+
+static uint32_t *bucket_of(struct image_alias *a, const uint8_t id[32])
+{
+    uint32_t hash;
+    memcpy(&hash, id, sizeof hash);
+    return &a->buckets[hash & a->bucket_mask];
+}
+
+static uint32_t find(struct image_alias *a, const uint8_t id[32])
+{
+    uint32_t i = *bucket_of(a, id);
+    while (i && memcmp(a->entries[i].id, id, 32) != 0) i = a->entries[i].chain;
+    return i;
+}
+
+static void recency_remove(struct image_alias *a, uint32_t i)
+{
+    struct entry *e = &a->entries[i];
+    if (e->newer) a->entries[e->newer].older = e->older;
+    else a->newest = e->older;
+    if (e->older) a->entries[e->older].newer = e->newer;
+    else a->oldest = e->newer;
+    e->older = e->newer = 0;
+}
+
+static void recency_add(struct image_alias *a, uint32_t i)
+{
+    a->entries[i].older = a->newest;
+    a->entries[i].newer = 0;
+    if (a->newest) a->entries[a->newest].newer = i;
+    else a->oldest = i;
+    a->newest = i;
+}
+
+static void drop(struct image_alias *a, uint32_t i)
+{
+    struct entry *e = &a->entries[i];
+    uint32_t *at = bucket_of(a, e->id);
+    while (*at != i) at = &a->entries[*at].chain;
+    *at = e->chain;
+    recency_remove(a, i);
+    free(e->keys);
+    *e = (struct entry){.chain = a->free};
+    a->free = i;
+    a->used--;
+}
+
+bool image_alias_get(struct image_alias *a, const uint8_t id[32], uint8_t (**keys)[32], uint32_t *count)
+{
+    uint8_t (*copy)[32] = NULL;
+    pthread_mutex_lock(&a->lock);
+    uint32_t i = find(a, id);
+    a->queries++;
+    if (i) {
+        const struct entry *e = &a->entries[i];
+        copy = malloc(e->count * sizeof *copy);
+        if (copy) {
+            memcpy(copy, e->keys, e->count * sizeof *copy);
+            *keys = copy;
+            *count = e->count;
+            a->hits++;
+        }
+        recency_remove(a, i);
+        recency_add(a, i);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return copy != NULL;
+}
+
+void image_alias_put(struct image_alias *a, const uint8_t id[32], const uint8_t (*keys)[32], uint32_t count)
+{
+    ASSERT(count > 0);
+    uint8_t (*copy)[32] = malloc(count * sizeof *copy);
+    if (!copy) return;
+    memcpy(copy, keys, count * sizeof *copy);
+    pthread_mutex_lock(&a->lock);
+    uint32_t i = find(a, id);
+    if (i) drop(a, i);
+    if (!a->free) drop(a, a->oldest);
+    i = a->free;
+    struct entry *e = &a->entries[i];
+    a->free = e->chain;
+    *e = (struct entry){.keys = copy, .count = count};
+    memcpy(e->id, id, sizeof e->id);
+    uint32_t *bucket = bucket_of(a, id);
+    e->chain = *bucket;
+    *bucket = i;
+    recency_add(a, i);
+    a->used++;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void image_alias_remove(struct image_alias *a, const uint8_t id[32])
+{
+    pthread_mutex_lock(&a->lock);
+    uint32_t i = find(a, id);
+    if (i) drop(a, i);
+    pthread_mutex_unlock(&a->lock);
+}
+
+void image_alias_clear(struct image_alias *a)
+{
+    pthread_mutex_lock(&a->lock);
+    while (a->oldest) drop(a, a->oldest);
+    pthread_mutex_unlock(&a->lock);
+}
+
+void image_alias_stats(struct image_alias *a, struct image_alias_stats *out)
+{
+    pthread_mutex_lock(&a->lock);
+    *out = (struct image_alias_stats){.queries = a->queries, .hits = a->hits, .entries = a->used};
+    pthread_mutex_unlock(&a->lock);
+}
