@@ -1,0 +1,180 @@
+"""What a load test asks: pictures, texts, sessions and request bodies. All of it follows from the seed; knows nothing of connections."""
+import base64
+import dataclasses
+import json
+import math
+import random
+import struct
+import zlib
+
+from .wire import Fault
+
+WORDS = ("the a in of and to is it on as at by for with from that this one two three red blue green white black small large old new first last good long "
+         "high low open close light dark water fire stone house street river field tree leaf bird dog cat horse man woman child hand head eye foot day night year "
+         "time place name word line page book paper table door window wall road car ship train city land sea sky sun moon star wind rain snow ice gold iron glass "
+         "read write speak hear see walk run stand fall rise turn carry hold give take make find keep show tell ask answer think know learn").split()
+COLOURS = ((220, 40, 40), (40, 90, 220), (40, 170, 70), (235, 200, 40), (150, 60, 190), (240, 130, 30), (30, 30, 30), (245, 245, 245), (120, 120, 120))
+SESSIONS_AHEAD, MADE_AHEAD = 2000, 64 << 20  # how many conversations, and bytes of pictures, are made before the clock starts at most
+
+
+def png(width, height, rows):
+    """An 8-bit RGB PNG. rows: `height` byte strings of 3 * width."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    data = zlib.compress(b"".join(b"\0" + row for row in rows), 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def draw_picture(rng, width, height, kind="shapes"):
+    """A PNG of coloured discs, boxes and triangles, or of noise. Its last row is random, so that no two are equal."""
+    if kind == "noise":
+        return png(width, height, [rng.randbytes(3 * width) for _ in range(height)])
+    ground, *colours = rng.sample(COLOURS, 5)
+    rows = [bytearray(bytes(ground) * width) for _ in range(height)]
+    for colour in colours[: rng.randint(1, 4)]:
+        r = max(1, rng.randint(min(width, height) // 10, min(width, height) // 4))
+        cx, cy, form = rng.randrange(width), rng.randrange(height), rng.choice(("disc", "box", "triangle"))
+        for y in range(max(0, cy - r), min(height, cy + r + 1)):
+            half = {"disc": math.isqrt(r * r - (y - cy) ** 2), "box": r, "triangle": (y - cy + r) // 2}[form]
+            left, right = max(0, cx - half), min(width, cx + half + 1)
+            rows[y][3 * left:3 * right] = bytes(colour) * (right - left)
+    rows[-1] = rng.randbytes(3 * width)
+    return png(width, height, rows)
+
+
+def words(rng, count):
+    return " ".join(rng.choices(WORDS, k=max(1, count)))
+
+
+@dataclasses.dataclass
+class Turn:
+    text: str
+    pictures: list  # data: URIs
+    think: float  # seconds before it is asked
+
+
+class Plan:
+    """The conversations of one run: plan.session(i) is the same for equal options, whatever was asked before."""
+
+    def __init__(self, opts, step, tokenizer):
+        self.opts, self.seed, self.made = opts, f"{opts.seed}/{step}", {}
+        self.per_word = tokenizer.per_word
+        self.systems = [self.system_text(k, opts.system_tokens, tokenizer) for k in range(opts.system_prompts)] if opts.system_tokens else [""]
+        rng = self.rng("pool")
+        self.pool = [self.picture(rng) for _ in range(opts.picture_pool)]
+
+    def rng(self, *what):
+        return random.Random("/".join(map(str, (self.seed, *what))))
+
+    def picture(self, rng):
+        return "data:image/png;base64," + base64.b64encode(draw_picture(rng, *self.opts.image_size, self.opts.image_kind)).decode()
+
+    def system_text(self, k, tokens, tokenizer):
+        """About `tokens` long, and other than every other system prompt from the first words on."""
+        rng = self.rng("system", k, tokens)
+        text = f"{k} {self.seed}/{tokens} " + words(rng, 6)
+        for _ in range(4):
+            missing = tokens - tokenizer.count(text)
+            if abs(missing) <= 1:
+                break
+            if missing > 0:
+                text += " " + words(rng, round(missing / self.per_word))
+            else:
+                text = " ".join(text.split(" ")[:min(-1, round(missing / self.per_word))])
+        return text
+
+    def question(self, rng):
+        tokens = rng.randint(max(1, self.opts.user_tokens // 2), max(1, self.opts.user_tokens * 3 // 2))
+        return words(rng, round(tokens / self.per_word))
+
+    def session(self, i):
+        """-> (system prompt, turns)"""
+        ready = self.made.pop(i, None)
+        if ready:
+            return ready
+        rng = self.rng("session", i)
+        turns = [Turn(self.question(rng), [], rng.uniform(*self.opts.think_time)) for _ in range(rng.randint(*self.opts.turns))]
+        for n in range(rng.randint(*self.opts.images_per_session)):
+            place = turns[0] if n == 0 else rng.choice(turns)  # the first picture opens the conversation
+            place.pictures.append(rng.choice(self.pool) if self.pool else self.picture(rng))
+        return self.systems[rng.randrange(len(self.systems))], turns
+
+    def prepare(self, count):
+        """Makes the first ones now rather than while the clock runs, up to MADE_AHEAD bytes of pictures."""
+        room = MADE_AHEAD
+        for i in range(min(count, SESSIONS_AHEAD)):
+            if room > 0:
+                self.made[i] = self.session(i)
+                room -= sum(len(p) for turn in self.made[i][1] for p in turn.pictures)
+
+
+class Tokenizer:
+    """Counts tokens with POST /tokenize where the server has it; else a word is a token."""
+
+    def __init__(self, target, model):
+        self.target, self.model, self.per_word = target, model, 1.0
+        sample = words(random.Random(0), 300)
+        try:
+            self.known = True
+            self.per_word = max(0.2, self.count(sample) / 300)
+        except (Fault, KeyError, TypeError):
+            self.known = False
+
+    def count(self, text):
+        if not self.known:
+            return len(text.split())
+        return int(self.target.json("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False}, below_v1=False)["count"])
+
+
+class Conversation:
+    """The growing prompt of one session as request bodies. Parts once written are never encoded again."""
+
+    def __init__(self, opts, model, system, seed):
+        self.opts, self.kind, self.count, self.seed, self.rng = opts, opts.completions or "chat", 0, seed, random.Random(f"ids/{seed}")
+        fixed = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": opts.max_tokens, "temperature": opts.temperature}
+        if opts.ignore_eos:
+            fixed["ignore_eos"] = True
+        if opts.salt:
+            fixed["cache_salt"] = opts.salt
+        if self.kind == "ids":
+            fixed["return_token_ids"] = True
+        self.fixed = {**fixed, **opts.extra}
+        self.parts = []
+        if self.kind == "chat" and system:
+            self.parts.append(json.dumps({"role": "system", "content": system}))
+        elif self.kind == "text" and system:
+            self.parts.append(system)
+        elif self.kind == "ids" and system:
+            self.add_ids(random.Random(system), len(system.split()))
+
+    def add_ids(self, rng, count):
+        self.parts += [str(rng.randint(*self.opts.ids)) for _ in range(count)]
+
+    def ask(self, turn):
+        """-> the body of the request that asks this turn"""
+        fixed = self.fixed if self.opts.temperature == 0 else {**self.fixed, "seed": (self.seed * 1000 + self.count) & 0x7FFFFFFF}
+        head = json.dumps(fixed)[:-1]
+        self.count += 1
+        if self.kind == "chat":
+            content = turn.text
+            if turn.pictures:
+                content = [{"type": "image_url", "image_url": {"url": p}} for p in turn.pictures] + [{"type": "text", "text": turn.text}]
+            self.parts.append(json.dumps({"role": "user", "content": content}))
+            return f'{head}, "messages": [{", ".join(self.parts)}]}}'.encode()
+        if self.kind == "text":
+            self.parts.append(f"\n\nQuestion: {turn.text}\nAnswer:")
+            return f'{head}, "prompt": {json.dumps("".join(self.parts))}}}'.encode()
+        self.add_ids(self.rng, len(turn.text.split()))
+        return f'{head}, "prompt": [{",".join(self.parts)}]}}'.encode()
+
+    def answered(self, answer):
+        text = "".join(answer.text)
+        if self.kind == "chat":
+            self.parts.append(json.dumps({"role": "assistant", "content": text}))
+        elif self.kind == "text":
+            self.parts.append(text)
+        elif answer.token_ids:
+            self.parts += map(str, answer.token_ids)
+        else:  # a server that does not return ids: others, which its cache can't know
+            self.add_ids(self.rng, len(answer.stamps))
