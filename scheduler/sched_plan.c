@@ -7,6 +7,8 @@
 
 /* While others decode, one step prefills at most about this many tokens, so that their next token isn't long in coming. */
 enum { PREFILL_BESIDE_DECODES = 512 };
+/* Those that stand aside for another's prefill, in one turn: each costs a walk over the waiting. */
+enum { DEFERRED_MAX = 64 };
 
 void sched__preempt(struct scheduler *s, struct sequence *q)
 {
@@ -42,6 +44,7 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
  * overtakes one that waits for room; those that wait for another's prefill of the same prefix stand aside. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
+    uint32_t deferred = 0;
     for (struct sequence *q = s->waiting.head; q; q = q->next) q->deferred = false;
     while (s->waiting.head && s->running.count < s->caps.sequences_max) {
         struct sequence *q = sched__pick_waiting(s);
@@ -49,6 +52,7 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
         if (s->running.head && (q->alone || s->running.head->alone)) return;
         if (s->running.count > 0 && q->refused_at == s->freed + 1) return;
         if (sched__cache_waits(s, q)) {
+            if (++deferred == DEFERRED_MAX) return;
             q->deferred = true;
             continue;
         }

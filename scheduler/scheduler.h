@@ -27,7 +27,7 @@ struct sched_options {
     uint32_t prefill_chunk;    /* tokens of one sequence's prefill in one step at most; 0 = what the step's budget leaves */
     uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = 2 */
     bool no_prefix_cache;      /* compute every prompt */
-    uint64_t features_bytes;   /* encoded pictures kept for later requests at most; 0 = 256 MiB */
+    uint64_t features_bytes;   /* encoded pictures, in use or kept for later requests, as long as idle ones can give way; 0 = 256 MiB */
     uint64_t hash_seed;        /* of the tables' hash functions: random in a server, fixed in tests */
     void (*wake)(void *arg);   /* events are waiting; may be NULL */
     void *wake_arg;
@@ -114,7 +114,8 @@ uint32_t sched_context_max(const struct scheduler *s);
 /* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_UNSUPPORTED: shutting down. */
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id, struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
-/* Answers to EV_IMAGE, any thread. supply: the prepared pixels that belong to the image's key; ownership moves (freed by the scheduler,
+/* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when another's encode failed), but never
+ * while its question is open; refusing an open question always ends it. supply: the prepared pixels that belong to the image's key; ownership moves (freed by the scheduler,
  * also when id is stale). refuse: the sequence ends with END_ERROR and the message. */
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels);
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message);

@@ -4,8 +4,8 @@ python scripts/demo/train.py [--out models/demo] [--work DIR] [--resume]
 CPU only, seeded, budgets in steps. Two processes of one thread each work on halves of every batch and average their gradients
 (cheaper than two threads in one process when the operators are this small). Three stages:
 1. the tower and projector alone: a helper head reads shape and colour of each cell of the picture from the soft tokens;
-2. the text model alone, on questions about one picture, then about one, two and three;
-3. tower and text model together.
+2. the text model alone (the features of all pictures are computed once), on questions about one picture, then about one, two and three;
+3. the same in larger steps, while the learning rate goes to zero.
 The helper head is thrown away. The checkpoint is written every --save-every steps of stages 2 and 3 and at the end.
 """
 
@@ -32,12 +32,11 @@ import shapes
 
 PROCESSES = 2
 TOWER_BATCH = 48
-EXTRA_PICTURES = 16  # pictures per process and step of stage 3 that only the helper head looks at
-EVERYTHING = {"single_tree": 40, "single_turns": 6, "pair_tree": 22, "pair_turns": 26, "three": 3, "talk": 3}
+EVERYTHING = {"single_tree": 34, "single_turns": 6, "pair_tree": 28, "pair_turns": 27, "three": 2, "talk": 3}
 PLANS = {  # rows per process and step, and how often which kind: small steps as long as the text model searches, then larger ones
     "single": (6, {"single_tree": 84, "single_turns": 12, "talk": 4}),
     "pairs": (6, EVERYTHING),
-    "both": (16, EVERYTHING),
+    "settle": (12, EVERYTHING),
 }
 
 
@@ -162,17 +161,17 @@ class Trainer:
     def rate(self, step):
         """Learning rate: linear warm-up and cosine, three times in stage 1, once in stages 2 and 3."""
         a = self.args
-        slots_at, both_at = a.tower_steps - a.slot_steps, a.tower_steps + a.single_steps + a.pair_steps
+        slots_at, settle_at = a.tower_steps - a.slot_steps, a.tower_steps + a.single_steps + a.pair_steps
         if step < a.tower_first:
             at, total, peak, floor = step, a.tower_first, a.tower_lr, 0.25
         elif step < slots_at:
             at, total, peak, floor = step - a.tower_first, slots_at - a.tower_first, a.tower_lr, 0.1
         elif step < a.tower_steps:
             at, total, peak, floor = step - slots_at, a.slot_steps, a.tower_lr * 0.6, 0.03
-        elif step < both_at:
-            at, total, peak, floor = step - a.tower_steps, both_at - a.tower_steps, a.lr, 0.2
+        elif step < settle_at:
+            at, total, peak, floor = step - a.tower_steps, settle_at - a.tower_steps, a.lr, 0.2
         else:
-            at, total, peak, floor = step - both_at, a.both_steps, a.lr * 0.25, 0.01
+            return a.lr * 0.2 * max(0.01, 1 - (step - settle_at) / a.settle_steps)
         return peak * min(1.0, (at + 1) / 100) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, at / total))))
 
     def features(self, pictures):
@@ -199,21 +198,15 @@ class Trainer:
     def any_picture(self, rng):
         return rng.randrange(self.args.groups), rng.randrange(3)
 
-    def answers_loss(self, batch, rng, alone):
-        """alone: only the text model learns (what it would tell the tower is noise while it knows nothing)."""
+    def answers_loss(self, batch):
+        """Only the text model learns (what it would tell the tower is noise while it knows nothing)."""
         body = self.model.model
         ids = torch.where(batch["soft"], torch.zeros_like(batch["ids"]), batch["ids"])
         embeds = body.language_model.embed_tokens(ids)
-        helper, right = torch.zeros(()), 0.0
+        helper = torch.zeros(())
         if batch["pictures"]:
-            if alone:
-                groups, members = torch.tensor(batch["pictures"]).unbind(1)
-                features = self.memory[groups, members]
-            else:
-                extra = [self.any_picture(rng) for _ in range(EXTRA_PICTURES)]
-                features, targets = self.features(batch["pictures"] + extra)
-                helper, right = self.reader.loss(features.float(), targets, True)
-            runs = features[batch["slots"]].flatten(0, 1)
+            groups, members = torch.tensor(batch["pictures"]).unbind(1)
+            runs = self.memory[groups, members][batch["slots"]].flatten(0, 1)
             embeds = embeds.masked_scatter(batch["soft"][..., None], runs.to(embeds.dtype))
         masks = {kind: torch.where(batch[key], 0.0, -1e4).to(torch.bfloat16 if self.args.bf16 else torch.float32)
                  for kind, key in (("full_attention", "full"), ("sliding_attention", "sliding"))}
@@ -232,11 +225,11 @@ class Trainer:
         loss = F.cross_entropy(logits, target)
         branch = batch["branch"][:, 1:][wanted] + 1000 * torch.arange(len(batch["ids"]))[:, None].expand_as(wanted)[wanted]
         wrong = branch[logits.argmax(-1) != target].unique().numel()
-        return loss, helper, 1 - wrong / branch.unique().numel(), right
+        return loss, helper, 1 - wrong / branch.unique().numel()
 
-    def average_gradients(self, alone):
+    def average_gradients(self, text_only):
         """Over the processes; parameters that don't learn now keep no gradient, so that nothing decays them either."""
-        params = list(self.model.model.language_model.parameters()) + list(self.reader.parameters()) if alone else [
+        params = list(self.model.model.language_model.parameters()) + list(self.reader.parameters()) if text_only else [
             p for group in self.opt.param_groups for p in group["params"]]
         flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in params])
         distributed.all_reduce(flat)
@@ -247,28 +240,27 @@ class Trainer:
 
     def run(self):
         a = self.args
-        total = a.tower_steps + a.single_steps + a.pair_steps + a.both_steps
+        total = a.tower_steps + a.single_steps + a.pair_steps + a.settle_steps
         sums, started = [], time.time()
         while self.step < total:
             rng = random.Random(f"{a.seed}:{self.step}:{a.rank}")
             for group in self.opt.param_groups:
                 group["lr"] = self.rate(self.step)
-            at, alone = self.step - a.tower_steps, False
+            at = self.step - a.tower_steps
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(a.bf16)):
-                if self.step < a.tower_steps:
+                if at < 0:
                     pictures = [self.any_picture(rng) for _ in range(TOWER_BATCH)]
                     features, targets = self.features(pictures)
                     helper, right = self.reader.loss(features.float(), targets, self.step >= a.tower_steps - a.slot_steps)
                     loss, exact, whole = torch.zeros(()), 0.0, helper
                 else:
-                    stage = "single" if at < a.single_steps else "pairs" if at < a.single_steps + a.pair_steps else "both"
-                    alone = stage != "both"
-                    if alone and self.memory is None:
+                    stage = "single" if at < a.single_steps else "pairs" if at < a.single_steps + a.pair_steps else "settle"
+                    if self.memory is None:
                         self.remember()
-                    loss, helper, exact, right = self.answers_loss(self.talks.batch(rng, PLANS[stage]), rng, alone)
-                    whole = loss + helper
+                    loss, helper, exact = self.answers_loss(self.talks.batch(rng, PLANS[stage]))
+                    right, whole = 0.0, loss + helper
             whole.backward()
-            self.average_gradients(alone)
+            self.average_gradients(at >= 0)
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.opt.step()
             self.opt.zero_grad(set_to_none=True)
@@ -313,8 +305,8 @@ def main():
     p.add_argument("--tower-steps", type=int, default=4200, help="all steps of stage 1")
     p.add_argument("--slot-steps", type=int, default=1000, help="the last steps of stage 1, where every cell gets a token of its own")
     p.add_argument("--single-steps", type=int, default=1500)
-    p.add_argument("--pair-steps", type=int, default=3800)
-    p.add_argument("--both-steps", type=int, default=600)
+    p.add_argument("--pair-steps", type=int, default=4700)
+    p.add_argument("--settle-steps", type=int, default=400)
     p.add_argument("--tower-lr", type=float, default=1.5e-3)
     p.add_argument("--lr", type=float, default=1.5e-3)
     p.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)

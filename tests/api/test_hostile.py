@@ -189,7 +189,7 @@ if __name__ == "__main__":
         t.join()
     check.true("the process lives", server.process.poll() is None)
     check.true("idle again", wait_until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 5))
-    check.true("all KV free", wait_until(lambda: server.metric("kvasir:kv_arena_units_used") == 0, 2))
+    check.true("all KV free", wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0, 2))
     check.true("no request hangs", wait_until(lambda: server.metric("kvasir_requests_in_flight") == 0, 3), server.metric("kvasir_requests_in_flight"))
     check.equal("it answers", server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0], 200)
     check.run(server.stop)

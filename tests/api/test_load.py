@@ -71,7 +71,7 @@ def test_whole(s, count):
 
 
 def units(s):
-    return s.metric("kvasir:kv_arena_units_used")
+    return s.metric("kvasir:kv_blocks_live")
 
 
 def test_kill(s, count):
