@@ -53,6 +53,10 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
         }
         if (hit->length % s->caps.block_tokens && t->end > partial) need[g] = 1;
     }
+    for (uint32_t g = 0; s->opt.test_mutation & SCHED_BUG_WINDOW && g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g]; /* something to read where the missing block should be */
+        if (t->first > 0 && t->first < t->end) t->units[t->first - 1] = t->units[t->first];
+    }
     if (s->opt.test_mutation & SCHED_BUG_NO_COPY) return true;
     if (!kvb_can_allocate(s->blocks, need) && !radix_evict(s->cache, need)) return false;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
@@ -98,6 +102,7 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
     if (s->opt.test_mutation & SCHED_BUG_POSITION && hit.length) {
         uint32_t bt = s->caps.block_tokens, up = (hit.length + bt - 1) / bt * bt;
         q->position = up < q->count - 1 ? up : q->count - 1;
+        radix_unpin(s->cache, &q->pin); /* what it computes is wrong: only its own answer shall show that */
     }
     if (q->features) sched__features_passed(s, q);
     if (!q->looked) {
@@ -113,6 +118,7 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
     sched__cache_leave(s, q);
     if (q->features) sched__features_drop(s, q);
     q->position = 0;
+    if (!q->looked) q->cache = (struct sched_cache_info){0};
 }
 
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
@@ -135,7 +141,7 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 {
     const struct prompt *p = q->req.prompt;
     uint32_t bt = s->caps.block_tokens, reached = q->position;
-    if (!s->cache || !q->pin.node || q->published > reached || (q->published == reached && !last) || s->opt.test_mutation & SCHED_BUG_POSITION) return;
+    if (!s->cache || !q->pin.node || q->published > reached || (q->published == reached && !last)) return;
     bool prefilled = q->published < p->token_count;
     if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
     for (uint32_t i = 0; prefilled && i < p->image_count && p->images[i].end <= reached; i++)

@@ -181,6 +181,7 @@ struct run {
 static void differs(struct run *r, const struct request *q, const char *fmt, ...)
 {
     va_list args;
+    if (r->o->drop_size && !q->cache.reused) return; /* another's encoded picture, not the prefix cache */
     if (++r->t.differences > 4) return;
     printf("DIFFERS: request %u of instance %u: ", (uint32_t)(q - r->requests), r->instance);
     va_start(args, fmt);
@@ -608,7 +609,8 @@ static void run_requests(struct run *r)
         if (strict && chance(6)) sched_check(r->s);
         if (!strict && r->t.differences) return;
         if (r->live == 0) r->last_event = r->turn;
-        if (r->turn - r->last_event > STALL_TURNS) fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live, (unsigned long long)r->o->seed);
+        if (r->turn - r->last_event > STALL_TURNS)
+            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live, (unsigned long long)r->o->seed);
     }
     answer_and_cancel(r); /* pictures asked for by requests that are gone */
     sched_step(r->s, r->now_us);
@@ -667,13 +669,14 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
 static void open_warm(struct run *r)
 {
     static const uint32_t rooms[] = {10, 12, 15, 22, 45, 150}, more_rows[] = {0, 0, 9, 40, 150};
+    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = 1 + rnd(3), features = chance(40) ? 1 + rnd(60000) : 0, off = chance(6);
     struct sched_options opt = {.queue_max = 2 * PER_INSTANCE,
-                                .prefill_chunk = chance(40) ? 1 + rnd(90) : 0,
-                                .encode_layers = 1 + rnd(3),
-                                .no_prefix_cache = r->o->no_cache || (chance(6) && !r->o->mutation && !r->o->drop_size),
-                                .features_bytes = chance(40) ? 1 + rnd(60000) : 0,
-                                .hash_seed = rnd(1000),
+                                .prefill_chunk = chunk,
+                                .encode_layers = layers,
+                                .no_prefix_cache = r->o->no_cache || (off && !r->o->mutation && !r->o->drop_size),
+                                .features_bytes = r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
                                 .test_mutation = r->o->mutation};
+    opt.hash_seed = rnd(1000);
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows = r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
     r->cache = !opt.no_prefix_cache;
@@ -767,6 +770,13 @@ static uint32_t find_sets(const struct options *o, const char *sets[4])
     return n;
 }
 
+/* Every checkpoint meets every set; the reference, by far the slowest, half as often. */
+static const char *set_of(uint32_t round, const char *sets[4], uint32_t n)
+{
+    uint32_t k = round % (2 * n - 1);
+    return sets[k < n - 1 ? k : k - (n - 1)];
+}
+
 static const char *short_name(const char *dir)
 {
     const char *slash = strrchr(dir, '/');
@@ -787,9 +797,9 @@ static void print_row(const char *name, const struct totals *t)
 static void check_not_vacuous(const char *name, const struct totals *t)
 {
     if (t->requests < 1000) return;
-    if (t->hits * 100 < t->cacheable * 40) fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
-    if (t->hit_tokens * 100 < t->prompt_tokens * 20) fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
-    if (t->partial * 100 < t->requests * 20) fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
+    if (t->hits * 100 < t->cacheable * 30) fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
+    if (t->hit_tokens * 100 < t->prompt_tokens * 15) fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
+    if (t->partial * 100 < t->requests * 15) fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired) fail_msg("%s: no evictions, preemptions or cancels", name);
     if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused)) fail_msg("%s: no picture was reused", name);
 }
@@ -805,7 +815,11 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
     for (uint32_t i = 0; i < instances || o->instance >= 0; i++) {
         if (o->instance >= 0) i = (uint32_t)o->instance;
         *last = i;
-        run_instance(o, models[i % n], sets[(i / n + i % n) % set_count], i, &by_model[i % n]);
+        run_instance(o, models[i % n], set_of(i / n + i % n, sets, set_count), i, &by_model[i % n]);
+        if (print && i % 50 == 49) {
+            printf("%u of %u instances\n", i + 1, instances);
+            fflush(stdout);
+        }
         if (o->instance >= 0 || ((o->mutation || o->drop_size) && by_model[i % n].differences)) break;
     }
     if (print) printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %8s %7s\n", "checkpoint", "requests", "hits", "prompt tok", "hit tok", "partial",
@@ -816,7 +830,8 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
     }
     if (print) {
         print_row("all", &all);
-        printf("pictures: reused with their KV; feat.: encoded once, used again. %u kernel sets, seed %llu. Where reuse ended:", set_count, (unsigned long long)o->seed);
+        printf("pictures: reused with their KV; feat.: encoded once, used again. %u kernel sets, seed %llu. Where reuse ended:", set_count,
+               (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
         printf("\n%llu differences\n", (unsigned long long)all.differences);
         fflush(stdout);
@@ -905,7 +920,7 @@ static void test_finds_position_from_block_count(void **state)
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
-    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? 240 : 4800, .seed = 1, .instance = -1};
+    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? 2 * PER_INSTANCE : 22 * PER_INSTANCE, .seed = 1, .instance = -1};
     (void)state;
     assert_int_equal(fuzz(&o, true, &last), 0);
 }
