@@ -3,7 +3,7 @@
  * searched linearly. Every answer is checked in both directions: never longer than what the model allows, never shorter than what it
  * promises, and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else reads.
  *
- *     test_radix [--seed N] [--worlds COUNT]        --seed: the random worlds only; a failing run prints its seed */
+ *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing run prints its seed */
 #include "config/base/assert.h"
 #include "scheduler/kv_blocks.h"
 #include "scheduler/radix_cache.h"
@@ -913,8 +913,8 @@ static void test_salts_share_nothing(void **state)
     world_free(w);
 }
 
-/* T5, T6, T7, T8: 2^20 pictures whose keys agree in their first 16, 32 or 64 bits (the birthday bound of a truncated hash is passed a million
- * times over). Each one finds its own KV, no other's. */
+/* T5, T6, T7, T8: 2^20 pictures whose keys agree in their first 16, 32 or 64 bits, 2^16 of them cached: each of these finds its own KV, the
+ * others nothing. */
 static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool truncated)
 {
     for (uint32_t i = 0; i < 4; i++) {
@@ -924,45 +924,39 @@ static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool tru
     memset(key, 0xc3, same_bytes);
     if (truncated) memset(key + same_bytes, 0x11, 32 - same_bytes); /* what a cache that keeps only the front of the hash works with */
 }
-static uint32_t count_cross_matches(uint32_t images, uint32_t same_bytes, bool truncated, uint32_t *missed)
+/* A picture of one token and a token after it: its KV in `unit`, marked with its id, goes into the tree. */
+static void put_picture(struct world *w, const struct radix_view *v, uint32_t id)
+{
+    uint32_t unit = kvb_allocate(w->blocks, 0);
+    ASSERT(unit != ENGINE_NO_BLOCK);
+    *shadow_at(w, unit, 0) = id;
+    struct radix_pin pin = {0};
+    struct radix_hit nothing = {0};
+    ASSERT(radix_pin_hit(w->cache, v, &nothing, &pin));
+    struct radix_table table = {&unit, 0, 1};
+    ASSERT(radix_publish(w->cache, v, &pin, 0, 1, &table, true) == 1);
+    radix_unpin(w->cache, &pin);
+    kvb_release(w->blocks, 0, unit, KVB_LIVE);
+}
+static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t same_bytes, bool truncated, uint32_t *missed)
 {
     static const struct shape full_only = {1, {0}};
+    static const uint8_t no_salt[32];
     rng_state = 5;
-    struct world *w = world_new(&full_only, 2, images + 2, true);
+    struct world *w = world_new(&full_only, 2, cached + 2, true);
     uint32_t cross = 0;
     *missed = 0;
-    for (uint32_t id = 0; id < images; id++) {
-        uint8_t key[32];
-        long_key(key, id, same_bytes, truncated);
-        struct prompt_image im = {.begin = 0, .end = 1, .atomic = true};
-        memcpy(im.key, key, 32);
-        uint32_t tokens[2] = {SOFT, 1};
-        static const uint8_t salt[32];
-        struct radix_view v = {.tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = salt};
-        struct radix_hit hit = {0};
-        ASSERT(radix_match(w->cache, &v, 1, &hit));
-        if (hit.length > 0) cross++; /* nobody published this picture yet */
-        uint32_t unit = kvb_allocate(w->blocks, 0);
-        ASSERT(unit != ENGINE_NO_BLOCK);
-        *shadow_at(w, unit, 0) = id;
-        struct radix_pin pin = {0};
-        struct radix_hit nothing = {0};
-        ASSERT(radix_pin_hit(w->cache, &v, &nothing, &pin));
-        struct radix_table table = {&unit, 0, 1};
-        ASSERT(radix_publish(w->cache, &v, &pin, 0, 1, &table, true) == 1);
-        radix_unpin(w->cache, &pin);
-        kvb_release(w->blocks, 0, unit, KVB_LIVE);
-    }
-    for (uint32_t id = 0; id < images; id++) {
+    for (uint32_t step = 0; step < cached + images; step++) {
+        uint32_t id = step < cached ? step : step - cached, tokens[2] = {SOFT, 1};
         struct prompt_image im = {.begin = 0, .end = 1, .atomic = true};
         long_key(im.key, id, same_bytes, truncated);
-        uint32_t tokens[2] = {SOFT, 1};
-        static const uint8_t salt[32];
-        struct radix_view v = {.tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = salt};
+        struct radix_view v = {.tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
         ASSERT(radix_match(w->cache, &v, 1, &hit));
-        if (hit.length != 1) ++*missed;
-        else if (*shadow_at(w, hit.tables[0].units[0], 0) != id) cross++;
+        bool known = step >= cached && id < cached;
+        if (hit.length > 0 && (!known || *shadow_at(w, hit.tables[0].units[0], 0) != id)) cross++;
+        if (hit.length == 0 && known) ++*missed;
+        if (step < cached) put_picture(w, &v, id);
     }
     radix_check(w->cache);
     world_free(w);
@@ -972,13 +966,12 @@ static void test_T5_birthday_of_image_keys(void **state)
 {
     (void)state;
     uint32_t missed, images = brief ? 1u << 14 : 1u << 20;
-    static const uint32_t same[] = {2, 4, 8};
-    for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(count_cross_matches(i == 2 ? images : images / 8, same[i], false, &missed), 0);
+    for (uint32_t same = 2; same <= 8; same *= 2) {
+        assert_int_equal(count_cross_matches(images, images / 16, same, false, &missed), 0);
         assert_int_equal(missed, 0);
     }
     /* The same with the front of the key only: the test must see it. */
-    assert_true(count_cross_matches(1000, 2, true, &missed) > 0);
+    assert_true(count_cross_matches(1000, 500, 2, true, &missed) > 0);
 }
 
 /* Thousands of ways to go on from one place, under several seeds of the hash: each finds its own. */
@@ -1161,7 +1154,7 @@ static void print_seed(int sig)
 int main(int argc, char **argv)
 {
     brief = getenv("KVASIR_TEST_SHORT") != NULL;
-    world_count = brief ? 60 : 400;
+    world_count = brief ? 60 : 250;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--seed") == 0) {
@@ -1169,6 +1162,7 @@ int main(int argc, char **argv)
             cmocka_set_test_filter("test_random*");
         }
         if (strcmp(argv[i], "--worlds") == 0) world_count = (uint32_t)v;
+        if (strcmp(argv[i], "--only") == 0) cmocka_set_test_filter(argv[i + 1]);
     }
     signal(SIGABRT, print_seed);
     const struct CMUnitTest tests[] = {

@@ -1,0 +1,333 @@
+/* A fake engine for the scheduler's tests: implements engine.h. Each KV slot holds a value that depends, as a model's KV does, on the item, its
+ * position and everything before it, read back through the block tables; the next token is a hash of all slots that a query sees. So a
+ * block that is wrongly shared, released too early, stale or mis-positioned changes an answer. Included by one .c file per test program.
+ *
+ * Positions: a picture of n tokens advances the position by less than n (as with multi-axis positions), so the position of a token is not its
+ * index; the slot before tells it. Features are a hash of the pixels. */
+#ifndef KVASIR_FAKE_ENGINE_H
+#define KVASIR_FAKE_ENGINE_H
+
+#include "config/base/assert.h"
+#include "engine/engine.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FAKE_UNIT_BYTES = 64, FAKE_FEATURE_BYTES = 1000 };
+/* Faults on the engine's side; the oracle must notice. */
+enum fake_fault {
+    FAKE_WINDOW_MORE = 1,        /* looks one position further back than its caps say */
+    FAKE_NO_COPY = 2,            /* engine_kv_copy does nothing */
+    FAKE_POSITION_IS_COUNT = 4,  /* the first token of a run that follows cached ones: its position is its index */
+};
+struct fake_slot {
+    uint64_t value;
+    uint32_t next; /* position of the token that follows */
+    bool written;
+};
+struct engine_features {
+    uint64_t hash;
+    uint32_t layers_left;
+};
+struct engine {
+    struct engine_caps caps;
+    struct fake_slot *slots; /* [arena_units * block_tokens]; a block's slots begin at its unit's. NULL: no contents, tokens from the history's end alone */
+    uint32_t *writer;        /* [arena_units] run (index + 1) of this step that writes into the block */
+    uint32_t eos, vocab;
+    uint32_t faults;         /* enum fake_fault */
+    bool lenient;            /* a planted fault somewhere: what is broken is counted instead of fatal */
+    uint64_t noticed;
+    uint32_t step_fails_every, feature_fails_every; /* about once in so many, with ST_NOMEM; 0 = never */
+    uint64_t random;
+    uint32_t live_features;
+    uint64_t encodes, copies, rows, steps;
+    void (*on_run)(const struct engine_run *r); /* may be NULL */
+};
+
+#define FAKE_CHECK(e, cond)             \
+    do {                                \
+        if (!(cond)) {                  \
+            if (!(e)->lenient) ASSERT(cond); \
+            (e)->noticed++;             \
+        }                               \
+    } while (0)
+
+/* splitmix64 */
+static inline uint64_t fake_mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+static inline bool fake_once_in(struct engine *e, uint32_t many)
+{
+    if (!many) return false;
+    e->random = fake_mix(e->random);
+    return (e->random >> 20) % many == 0;
+}
+
+static inline void fake_open(struct engine *e, bool contents)
+{
+    e->caps.unit_bytes = FAKE_UNIT_BYTES;
+    e->caps.vocab_size = e->vocab;
+    e->caps.eos_ids[0] = e->eos;
+    e->caps.eos_count = 1;
+    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+        struct engine_kv_group *k = &e->caps.groups[g];
+        k->block_bytes = (uint64_t)k->block_units * FAKE_UNIT_BYTES;
+        k->bytes_per_token = k->block_bytes / e->caps.block_tokens;
+    }
+    if (!contents) return;
+    e->slots = calloc(e->caps.arena_units * e->caps.block_tokens, sizeof *e->slots);
+    e->writer = calloc(e->caps.arena_units, sizeof *e->writer);
+    ASSERT(e->slots && e->writer);
+}
+static inline void fake_close(struct engine *e)
+{
+    ASSERT_CMP(e->live_features, ==, 0);
+    free(e->slots);
+    free(e->writer);
+}
+
+void engine_caps(const struct engine *e, struct engine_caps *out)
+{
+    *out = e->caps;
+}
+
+/* ---- pictures ---- */
+static uint64_t fake_pixels_hash(const struct image_u8 *p)
+{
+    return fake_mix(p->rgb[0] + 256u * p->width + 65536u * (uint64_t)p->height);
+}
+static uint32_t fake_advance(uint32_t rows)
+{
+    return 1 + rows / 2;
+}
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+{
+    if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    *out = calloc(1, sizeof **out);
+    (*out)->hash = fake_pixels_hash(pixels);
+    (*out)->layers_left = 1 + (uint32_t)((*out)->hash % 5);
+    e->live_features++;
+    e->encodes++;
+    return ST_OK;
+}
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+{
+    if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    f->layers_left = layers && f->layers_left > layers ? f->layers_left - layers : 0;
+    *done = f->layers_left == 0;
+    return ST_OK;
+}
+size_t engine_features_bytes(const struct engine_features *f)
+{
+    (void)f;
+    return FAKE_FEATURE_BYTES;
+}
+void engine_features_free(struct engine *e, struct engine_features *f)
+{
+    if (!f) return;
+    e->live_features--;
+    free(f);
+}
+
+/* ---- values ---- */
+static inline uint64_t fake_item_value(uint64_t item, uint32_t position, uint64_t before)
+{
+    return fake_mix(fake_mix(item * 0x1000193u + position) ^ before);
+}
+static inline uint64_t fake_image_item(uint64_t hash, uint32_t idx)
+{
+    return fake_mix(hash + idx) | (1ull << 63);
+}
+static inline uint32_t fake_derive(const struct engine *e, uint64_t h)
+{
+    uint64_t v = fake_mix(h);
+    return v % 19 == 0 ? e->eos : (uint32_t)((v >> 20) % e->vocab);
+}
+static inline uint32_t fake_instead(const struct engine *e, uint32_t id)
+{
+    return (id + e->vocab / 2) % e->vocab;
+}
+static inline uint32_t fake_reach(uint32_t window, uint32_t p)
+{
+    return window && p + 1 > window ? p + 1 - window : 0;
+}
+
+/* The slot of position p, or NULL (counted) when the table has none. */
+static struct fake_slot *fake_slot(struct engine *e, uint32_t g, const struct engine_run *r, uint32_t p)
+{
+    uint32_t unit = r->tables[g][p / e->caps.block_tokens];
+    FAKE_CHECK(e, unit != ENGINE_NO_BLOCK);
+    if (unit == ENGINE_NO_BLOCK) return NULL;
+    ASSERT_CMP(unit + e->caps.groups[g].block_units, <=, e->caps.arena_units);
+    return &e->slots[(size_t)unit * e->caps.block_tokens + p % e->caps.block_tokens];
+}
+
+/* Position of the token with index p: a slot of any group that the query at p can see tells it. */
+static uint32_t fake_position(struct engine *e, const struct engine_run *r, uint32_t p)
+{
+    if (p == 0) return 0;
+    if (e->faults & FAKE_POSITION_IS_COUNT && p == r->position) return p;
+    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+        if (e->caps.groups[g].window == 1) continue;
+        const struct fake_slot *s = fake_slot(e, g, r, p - 1);
+        if (!s) continue;
+        FAKE_CHECK(e, s->written);
+        return s->next;
+    }
+    return p;
+}
+
+static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint64_t item, uint32_t advance)
+{
+    uint32_t position = fake_position(e, r, p);
+    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+        const struct fake_slot *before = p > 0 && e->caps.groups[g].window != 1 ? fake_slot(e, g, r, p - 1) : NULL;
+        struct fake_slot *s = fake_slot(e, g, r, p);
+        if (s) *s = (struct fake_slot){.value = fake_item_value(item, position, before ? before->value : g), .next = position + advance, .written = true};
+    }
+}
+
+static void fake_run(struct engine *e, struct engine_run *r)
+{
+    uint32_t end = r->position + r->count;
+    for (uint32_t p = r->position; p < end; p++) {
+        uint64_t item = r->tokens[p];
+        uint32_t advance = 1;
+        for (uint32_t i = 0; i < r->image_count; i++) {
+            const struct engine_image_use *u = &r->images[i];
+            if (p < u->begin || p >= u->end) continue;
+            ASSERT_CMP(u->features->layers_left, ==, 0);
+            if (u->atomic) FAKE_CHECK(e, u->begin >= r->position && u->end <= end);
+            item = fake_image_item(u->features->hash, p - u->begin);
+            advance = p + 1 == u->end ? fake_advance(u->end - u->begin) : 0;
+        }
+        fake_write(e, r, p, item, advance);
+    }
+    if (!r->sample) return;
+    uint64_t h = r->sampling->seed;
+    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+        uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
+        for (uint32_t p = fake_reach(window + more, end - 1); p < end; p++) {
+            const struct fake_slot *s = fake_slot(e, g, r, p);
+            if (s) FAKE_CHECK(e, s->written);
+            if (s && p >= fake_reach(window, end - 1)) h = fake_mix(h ^ s->value);
+        }
+    }
+    r->out.id = fake_derive(e, h);
+}
+
+/* Nobody else in the step may hold a block that a run writes to. */
+static void fake_check_writes(struct engine *e, const struct engine_batch *b)
+{
+    uint32_t bt = e->caps.block_tokens;
+    for (uint32_t pass = 0; pass < 3; pass++) {
+        for (uint32_t i = 0; i < b->run_count; i++) {
+            const struct engine_run *r = &b->runs[i];
+            uint32_t from = r->position / bt, to = (r->position + r->count - 1) / bt;
+            for (uint32_t g = 0; g < e->caps.group_count; g++) {
+                uint32_t first = pass == 1 ? fake_reach(e->caps.groups[g].window, r->position) / bt : from;
+                for (uint32_t k = first; k <= to; k++) {
+                    uint32_t unit = r->tables[g][k];
+                    if (unit == ENGINE_NO_BLOCK) continue;
+                    if (pass == 0) e->writer[unit] = i + 1;
+                    if (pass == 1) FAKE_CHECK(e, e->writer[unit] == 0 || e->writer[unit] == i + 1);
+                    if (pass == 2) e->writer[unit] = 0;
+                }
+            }
+        }
+    }
+}
+
+enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct engine_run *r = &b->runs[i];
+        ASSERT_CMP(r->count, >, 0);
+        ASSERT_CMP(r->position + r->count, <=, r->token_count);
+        tokens += r->count;
+    }
+    ASSERT_CMP(tokens, <=, e->caps.batch_tokens_max);
+    ASSERT_CMP(b->run_count, <=, e->caps.sequences_max);
+    e->steps++;
+    e->rows += tokens;
+    if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    if (e->slots) fake_check_writes(e, b);
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        struct engine_run *r = &b->runs[i];
+        r->out = (struct token_out){0};
+        if (e->on_run) e->on_run(r);
+        if (e->slots) fake_run(e, r);
+        else if (r->sample) r->out.id = fake_derive(e, r->sampling->seed ^ fake_mix(r->tokens[r->token_count - 1] + ((uint64_t)r->token_count << 32)));
+        for (uint32_t k = 0; r->sample && k < r->banned_count; k++)
+            if (r->banned[k] == r->out.id) r->out.id = fake_instead(e, r->out.id);
+    }
+    return ST_OK;
+}
+enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    (void)e;
+    (void)b;
+    (void)err;
+    return ST_OK;
+}
+
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit)
+{
+    (void)group;
+    e->copies++;
+    if (!e->slots || e->faults & FAKE_NO_COPY) return;
+    uint32_t bt = e->caps.block_tokens;
+    memcpy(&e->slots[(size_t)to_unit * bt], &e->slots[(size_t)from_unit * bt], bt * sizeof *e->slots);
+}
+
+/* ---- the oracle: what a request answers, from the request alone ---- */
+struct fake_answer {
+    uint32_t *tokens; /* [tokens_max], owned */
+    uint32_t count;
+    bool stopped, eos; /* by the stop id; by eos */
+};
+static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed, uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id,
+                        bool ignore_eos, struct fake_answer *out)
+{
+    uint32_t n = prompt->token_count, room = n + tokens_max + 1, position = 0, image = 0;
+    uint64_t *values[ENGINE_GROUPS_MAX];
+    *out = (struct fake_answer){.tokens = malloc((tokens_max + 1) * sizeof(uint32_t))};
+    for (uint32_t g = 0; g < e->caps.group_count; g++) values[g] = malloc(room * sizeof(uint64_t));
+    for (uint32_t p = 0; p < n + tokens_max; p++) {
+        if (p >= n) {
+            uint64_t h = seed;
+            for (uint32_t g = 0; g < e->caps.group_count; g++)
+                for (uint32_t k = fake_reach(e->caps.groups[g].window, p - 1); k < p; k++) h = fake_mix(h ^ values[g][k]);
+            uint32_t id = fake_derive(e, h);
+            if (out->count < tokens_min) {
+                if (id == stop_id) id = fake_instead(e, id);
+                if (id == e->eos) id = fake_instead(e, id);
+            }
+            out->tokens[out->count++] = id;
+            out->stopped = id == stop_id;
+            out->eos = !out->stopped && id == e->eos && !ignore_eos;
+            if (out->stopped || out->eos) break;
+        }
+        uint64_t item = p < n ? prompt->tokens[p] : out->tokens[out->count - 1];
+        uint32_t advance = 1;
+        while (image < prompt->image_count && prompt->images[image].end <= p) image++;
+        const struct prompt_image *im = image < prompt->image_count && prompt->images[image].begin <= p ? &prompt->images[image] : NULL;
+        if (im) {
+            item = fake_image_item(fake_pixels_hash(&im->pixels), p - im->begin);
+            advance = p + 1 == im->end ? fake_advance(im->end - im->begin) : 0;
+        }
+        for (uint32_t g = 0; g < e->caps.group_count; g++)
+            values[g][p] = fake_item_value(item, position, p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);
+        position += advance;
+    }
+    for (uint32_t g = 0; g < e->caps.group_count; g++) free(values[g]);
+}
+
+#endif
