@@ -23,8 +23,12 @@
 #ifndef ATTN_ROWS
 #define ATTN_ROWS 32u                        /* a file may choose larger pieces */
 #endif
-#define ATTN_GROUP 32u                       /* rows that pass a tile together: two AMX tiles */
-#define ATTN_TILE 8u                         /* blocks */
+#ifndef ATTN_GROUP
+#define ATTN_GROUP 32u                       /* rows that pass a tile together; a file may choose more */
+#endif
+#ifndef ATTN_TILE
+#define ATTN_TILE 8u                         /* blocks; a file may choose another size */
+#endif
 #define ATTN_KEYS (ATTN_TILE * KV_SLOTS)     /* 256 keys */
 #define ATTN_INLINE static inline __attribute__((always_inline))
 
@@ -34,6 +38,7 @@ struct attn_job {
     uint32_t per_kv;     /* query heads of one kv head */
     uint32_t piece_rows; /* <= ATTN_ROWS */
     uint32_t dpad;
+    uint32_t o_stride;   /* floats of a row of o: dpad, more if the walk keeps something behind the head's columns */
 };
 
 /* One piece at work; the arrays lie in the thread's scratch. */
@@ -47,11 +52,16 @@ struct attn_piece {
     char *q;              /* act [ATTN_ROWS][dpad], zero padded */
     float *s;             /* f32 [2][ATTN_GROUP][ATTN_KEYS] scores of a tile; the second half is for a walk that works ahead */
     char *p;              /* act [2][ATTN_GROUP][ATTN_KEYS] probabilities */
-    float *o;             /* f32 [ATTN_ROWS][dpad] */
+    float *o;             /* f32 [ATTN_ROWS][o_stride] */
 };
 
 /* Walks all keys that the piece's rows see; leaves max, sum and o. `table` is the sequence's block table. */
 static void attn__walk(struct attn_piece *w, const uint32_t *table);
+/* The sum of a row's probabilities after the walk; floats of a row of o. */
+ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r);
+ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d);
+/* Rows of a large piece, at most ATTN_ROWS. */
+ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j);
 
 /* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see nothing. */
 static void attn__load(struct attn_piece *w)
@@ -77,7 +87,7 @@ static void attn__load(struct attn_piece *w)
         w->hi_max = u32_max(w->hi_max, w->hi[r]);
         w->max[r] = -INFINITY;
     }
-    memset(w->o, 0, (size_t)all * j->dpad * 4);
+    memset(w->o, 0, (size_t)all * j->o_stride * 4);
     memset(w->sum, 0, (size_t)all * VL * 4);
 }
 
@@ -89,8 +99,8 @@ static void attn__finish(struct attn_piece *w)
     size_t ld = be_ld((size_t)a->heads * d), e = be_dtype_bytes(j->act);
     for (uint32_t r = 0; r < w->rows; r++) {
         uint32_t t = w->first_row + (w->first_flat + r) / j->per_kv, h = w->kv_head * j->per_kv + (w->first_flat + r) % j->per_kv;
-        float *o = w->o + (size_t)r * j->dpad;
-        vf f = vf_set1(1.0f / vf_hsum(vf_load(w->sum + r * VL)));
+        float *o = w->o + (size_t)r * j->o_stride;
+        vf f = vf_set1(1.0f / attn__row_sum(w, r));
         char *out = (char *)a->out + (t * ld + (size_t)h * d) * e;
         for (uint32_t i = 0; i < j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));
         if (e == 4) {
@@ -119,13 +129,14 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     const struct be_rows *r = a->rows;
     size_t e = be_dtype_bytes(j->act);
     char *scratch = cpu_thread_scratch(b, worker);
+    uint32_t rows = (j->piece_rows + 15) / 16 * 16;
     struct attn_piece w = {.j = j};
     w.s = (float *)(void *)scratch;
     w.p = scratch + 2 * sizeof(float) * ATTN_GROUP * ATTN_KEYS;
     w.q = w.p + 2 * e * ATTN_GROUP * ATTN_KEYS;
-    w.o = (float *)(void *)(w.q + e * ATTN_ROWS * j->dpad);
-    w.sum = w.o + ATTN_ROWS * j->dpad;
-    KN_ASSERT((char *)(w.sum + ATTN_ROWS * VL) <= scratch + b->thread_scratch_bytes);
+    w.o = (float *)(void *)(w.q + e * rows * j->dpad);
+    w.sum = w.o + (size_t)rows * j->o_stride;
+    KN_ASSERT((char *)(w.sum + (size_t)rows * VL) <= scratch + b->thread_scratch_bytes);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t seq = 0, left = item;
         for (uint32_t n; left >= (n = attn__pieces(j, seq) * a->kv.kv_heads); seq++) left -= n;
@@ -149,8 +160,10 @@ struct attn_call {
 /* Fills the job and returns the number of pieces. Small batches are cut finer so that every thread has work: where a row lands changes no bit. */
 static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, struct attn_call *c)
 {
-    *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads, .piece_rows = ATTN_ROWS}};
+    *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads}};
     c->job.dpad = kv_dpad(b->act, a->kv.head_dim);
+    c->job.o_stride = attn__o_stride(c->job.dpad, a->kv.head_dim);
+    c->job.piece_rows = attn__piece_rows(&c->job);
     KN_ASSERT(a->scale > 0 && a->kv.head_dim <= 1024);
     for (;;) {
         uint32_t n = 0;

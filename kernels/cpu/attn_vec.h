@@ -9,6 +9,21 @@
 
 #include "kernels/cpu/attn_driver.h"
 
+ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r)
+{
+    return vf_hsum(vf_load(w->sum + r * VL));
+}
+ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d)
+{
+    (void)d;
+    return dpad;
+}
+ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
+{
+    (void)j;
+    return ATTN_ROWS;
+}
+
 struct attn_mul {
     const char *a;       /* row stride a_stride bytes */
     size_t a_stride;

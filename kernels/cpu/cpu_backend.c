@@ -11,6 +11,9 @@
 
 #define MEM_MAGIC      UINT64_C(0x6b766d656d6f7279)
 #define MEM_HUGE       ((size_t)2 << 20)
+/* From here on memory is taken in whole huge pages: at worst four times what was asked for, but a weight of just under 2 MB on ordinary pages was seen to take
+ * five times as long, all of it in address translation. */
+#define MEM_HUGE_FROM  ((size_t)512 << 10)
 #define MEM_HEADER     64u
 
 struct mem_header {
@@ -26,7 +29,7 @@ void *cpu_mem_alloc(size_t bytes)
     size_t total = bytes + MEM_HEADER;
     char *base;
     struct mem_header h = {.magic = MEM_MAGIC};
-    if (total >= MEM_HUGE) {
+    if (total >= MEM_HUGE_FROM) {
         /* Fresh anonymous pages are zero; aligned to a huge page so that the kernel can use them from the first byte. */
         h.bytes = (total + 2 * MEM_HUGE - 1) / MEM_HUGE * MEM_HUGE;
         h.map = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -15,6 +15,9 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     j->set->pairs(j, begin, end, j->scratch + worker * j->scratch_bytes);
 }
 
+/* Weights in a piece of few rows, some 60 us: each piece begins with a gap until its first bytes have arrived. */
+#define LINEAR_PIECE_BYTES ((size_t)1 << 20)
+
 /* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs nothing. */
 static uint32_t linear__grain(const struct backend *b, const struct linear_set *set, const struct be_weight *w, uint32_t m)
 {
@@ -24,9 +27,10 @@ static uint32_t linear__grain(const struct backend *b, const struct linear_set *
         uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
         return (w->pairs - 1) / (rounds * b->threads) + 1;
     }
-    uint32_t most = u32_min(set->pairs_max, u32_max(1, w->pairs / (b->threads * 5)));
+    uint32_t most = u32_max(1, w->pairs / (b->threads * 5));
+    if (m > 32 || (set->pack && m >= set->pack_min)) most = u32_min(most, set->pairs_max);
     if (m > 32) return most;
-    uint32_t want = (uint32_t)((((size_t)256 << 10) + pair_bytes - 1) / pair_bytes); /* 256 KB of weights: some 15 us */
+    uint32_t want = (uint32_t)((LINEAR_PIECE_BYTES + pair_bytes - 1) / pair_bytes);
     return u32_max(1, u32_min(want, most));
 }
 

@@ -6,21 +6,22 @@
  *                tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
  *
  * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache, the rows stream from the second, the next
- * pair's weights are fetched meanwhile. The
- * epilogue of a finished 32 x 32 block is worked off a few rows at a time between the tile instructions of the next block: they
- * leave the vector units idle, and gelu costs as much as the tiles when K is small. */
+ * pair's weights are fetched meanwhile. The sums of a 32 x 32 block are put away during the first step of the next block, and its epilogue is worked off
+ * a few rows at a time between the tile instructions that follow: these leave the vector units idle, and gelu costs as much as the tiles when K is small.
+ * The other order (a strip of rows stays, pairs pass) writes results more locally, but was measured slower: 20 % at K = 640. */
 #include "kernels/cpu/linear_epi_avx512.h"
 
 /* Most k of one stretch, in tiles of 32: two panels of 20 tiles are 40 KB, which stay in the first-level cache because the rows are loaded with the
  * hint not to be kept there. Shorter stretches lose more by parking the sums than they gain. */
 #define AMX_KT      20u
-/* Bytes of rearranged rows that may stay in the second-level cache (2 MB) beside weights, sums and results: all of them, or else a span of k. */
+/* Bytes of rearranged rows that may stay in the second-level cache (2 MB): all of them, or else a span of k. With spans the sums of AMX_PAIRS pairs (768 KB)
+ * stay there too, and the weights that pass meanwhile need as much room as the span: 640 KB and 16 pairs pushed each other out. */
 #define AMX_ROWS_WHOLE (1152u << 10)
-#define AMX_ROWS_SPAN  (640u << 10)
+#define AMX_ROWS_SPAN  (400u << 10)
+#define AMX_PAIRS      12u
 #define AMX_STRIP   32u
 /* Up to this many strips a pass is bound by reading the weights. */
 #define AMX_FEW     1u
-#define AMX_PAIRS   16u
 #define BLOCK_ELEMS (32u * 32u)
 
 struct tile_config {
@@ -41,17 +42,30 @@ static void amx__config(uint32_t rows, bool few)
     _tile_loadconfig(&c);
 }
 
-/* Rows [begin, end) (a whole strip, or the last part of one) into tiles, zeros after the last row. */
+/* Rows of one strip are read this many tiles at a time, so that 32 streams of reads and as many lines of each tile stay in the caches together. */
+#define AMX_PACK_TILES 4u
+
+/* Rows [begin, end) (whole strips, or the last part of one) into tiles, zeros after the last row. */
 static void amx__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     uint32_t kt = j->w->kpad / 32;
+    size_t stride = (size_t)j->w->kpad * 2;
     for (uint32_t row = begin; row < end; row += AMX_STRIP) {
-        for (uint32_t r = 0; r < AMX_STRIP; r++) {
-            char *dst = j->packed + (size_t)row / AMX_STRIP * kt * 2048 + r * 64;
-            const char *src = j->x + (size_t)(row + r) * j->w->kpad * 2;
-            bool real = row + r < j->m;
-            for (uint32_t k = 0; k < kt; k++)
-                _mm512_storeu_si512(dst + k * 2048, real ? _mm512_loadu_si512(src + k * 64) : _mm512_setzero_si512());
+        char *dst = j->packed + (size_t)row / AMX_STRIP * kt * 2048;
+        const char *src = j->x + (size_t)row * stride;
+        uint32_t real = u32_min(AMX_STRIP, j->m - row);
+        for (uint32_t k = 0, stop; k < kt; k = stop) {
+            stop = u32_min(kt, k + AMX_PACK_TILES);
+            for (uint32_t r = 0; r < AMX_STRIP; r++) {
+                for (uint32_t i = k; i < stop; i++) {
+                    __m512i v = _mm512_setzero_si512();
+                    if (r < real) {
+                        _mm_prefetch(src + r * stride + (i + 2 * AMX_PACK_TILES) * 64, _MM_HINT_T0);
+                        v = _mm512_loadu_si512(src + r * stride + i * 64);
+                    }
+                    _mm512_storeu_si512(dst + i * 2048 + r * 64, v);
+                }
+            }
         }
     }
 }
@@ -70,18 +84,25 @@ EPI_INLINE void amx__epilogue(struct amx_pending *p, enum be_epilogue e, uint32_
         epi_row(&p->dest, e, p->row0 + p->row, _mm512_load_ps(p->sums + p->row * 32), _mm512_load_ps(p->sums + p->row * 32 + 16));
 }
 
-/* kt tiles of k for one 32 x 32 block. sums_in NULL: starts at zero. To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines
- * of the next span's rows at pfa0. */
+/* One 32 x 32 block over kt tiles of k. The tiles 0..3 still hold the sums of the block before: the first step puts each away just before it is needed,
+ * between tile instructions that need other tiles, where that costs nothing; stored together at the end of a block they cost 60 cycles, loads as much. */
 struct amx_block {
-    const char *a, *b0, *b1, *pf0, *pf1, *pfa0;
-    uint32_t kt, pf, pfa, epi_rows;
+    const char *a, *b0, *b1;
+    uint32_t kt, epi_rows;
+    float *away;           /* [32][32] for the sums in the tiles */
+    const float *in;       /* [32][32] sums to go on with; NULL = zero; equal to away = the tiles are right as they are */
+    struct amx_pending then; /* the epilogue that is due once the sums are away; rows = 0: none */
+    /* To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines of the next span's rows at pfa0. */
+    const char *pf0, *pf1, *pfa0;
+    uint32_t pf, pfa;
+    const char *pfi0; /* `pfi` lines per step of the sums that the next block goes on with */
+    uint32_t pfi;
     size_t ahead; /* not 0: bytes of a panel, and the weights are fetched a few tiles ahead instead */
-    const float *sums_in;
-    float *sums_out;
 };
 
-/* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel. */
-#define AMX_AHEAD 8u
+/* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel. Short: the hardware runs ahead by itself once
+ * it sees the panels go by, and fetching further ahead than that holds the buffers which it needs (8 tiles: 10 % slower). */
+#define AMX_AHEAD 1u
 
 /* The tiles that lie AMX_AHEAD after tile i of a pair's two panels; at their end those of the next pair. */
 EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const char *b0, const char *b1)
@@ -93,28 +114,37 @@ EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const ch
     }
 }
 
+/* Sum tile n, at element `at` of a block, is put away and made ready. */
+#define AMX_TURN(n, at)                                                                                                \
+    do {                                                                                                               \
+        if (k->in != k->away) {                                                                                        \
+            _tile_stored(n, k->away + (at), 128);                                                                      \
+            if (k->in) {                                                                                               \
+                _tile_loadd(n, k->in + (at), 128);                                                                     \
+            } else {                                                                                                   \
+                _tile_zero(n);                                                                                         \
+            }                                                                                                          \
+        }                                                                                                              \
+    } while (0)
+
 EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enum be_epilogue e)
 {
-    if (k->sums_in) {
-        _tile_loadd(0, k->sums_in, 128);
-        _tile_loadd(1, k->sums_in + 16, 128);
-        _tile_loadd(2, k->sums_in + 512, 128);
-        _tile_loadd(3, k->sums_in + 528, 128);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0;
+    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0, *pfi = k->pfi0;
     for (uint32_t i = 0; i < k->kt; i++, a += 2048, b0 += 1024, b1 += 1024) {
         _tile_stream_loadd(4, a, 64);
         _tile_loadd(6, b0, 64);
+        if (i == 0) AMX_TURN(0, 0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b1, 64);
+        if (i == 0) AMX_TURN(1, 16);
         _tile_dpbf16ps(1, 4, 7);
         _tile_stream_loadd(5, a + 1024, 64);
+        if (i == 0) AMX_TURN(2, 512);
         _tile_dpbf16ps(2, 5, 6);
+        if (i == 0) {
+            AMX_TURN(3, 528);
+            *p = k->then;
+        }
         _tile_dpbf16ps(3, 5, 7);
         if (k->ahead) amx__fetch_ahead(k, i, b0, b1);
         for (uint32_t l = 0; l < k->pf; l++, pf0 += 64, pf1 += 64) {
@@ -122,12 +152,10 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
             _mm_prefetch(pf1, _MM_HINT_T1);
         }
         for (uint32_t l = 0; l < k->pfa; l++, pfa += 64) _mm_prefetch(pfa, _MM_HINT_T1);
+        for (uint32_t l = 0; l < k->pfi; l++, pfi += 64) _mm_prefetch(pfi, _MM_HINT_T0);
         amx__epilogue(p, e, k->epi_rows);
     }
-    _tile_stored(0, k->sums_out, 128);
-    _tile_stored(1, k->sums_out + 16, 128);
-    _tile_stored(2, k->sums_out + 512, 128);
-    _tile_stored(3, k->sums_out + 528, 128);
+    amx__epilogue(p, e, 32); /* what a short block has left over */
 }
 
 /* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything when it fits. */
@@ -139,17 +167,18 @@ static uint32_t amx__span(uint32_t tiles, uint32_t strips)
     return (tiles - 1) / spans + 1;
 }
 
-_Static_assert((2 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH, "scratch of amx__many");
+_Static_assert((1 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH, "scratch of amx__many");
 
-/* More than 16 rows. scratch: [2][32 x 32] finished blocks, halves of glu lines, then parked sums [pair][strip][32 x 32]. */
+/* More than 16 rows. scratch: [32 x 32] the finished block, halves of glu lines, then parked sums [pair][strip][32 x 32]. */
 EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     uint32_t tiles = w->kpad / 32, strips = (j->m - 1) / AMX_STRIP + 1, span = amx__span(tiles, strips);
     bool few = strips <= AMX_FEW && span == tiles; /* memory-bound: all of k at once, weights fetched just ahead by the first strip */
+    float *done = (float *)(void *)scratch, *parked = done + BLOCK_ELEMS + CPU_M_BLOCK * 8;
+    uint16_t *stage = (uint16_t *)(void *)(done + BLOCK_ELEMS); /* [CPU_M_BLOCK][16] */
     struct amx_pending p = {0};
-    float *done = (float *)(void *)scratch, *parked = done + 2 * BLOCK_ELEMS + CPU_M_BLOCK * 8;
-    uint16_t *stage = (uint16_t *)(void *)(done + 2 * BLOCK_ELEMS); /* [CPU_M_BLOCK][16] */
+    struct amx_block k = {.away = done};
     amx__config(16, false);
     for (uint32_t base = 0; base < tiles; base += span) {
         uint32_t stop = u32_min(tiles, base + span), stretches = few ? 1 : (stop - base - 1) / AMX_KT + 1;
@@ -161,8 +190,9 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 dest.join = pair % 2;
             }
             for (uint32_t k0 = base; k0 < stop; k0 += per) {
-                struct amx_block k = {.kt = u32_min(per, stop - k0), .pf = few ? 0 : (16 + strips - 1) / strips};
-                bool last = k0 + k.kt == tiles;
+                bool last = k0 + per >= tiles;
+                k.kt = u32_min(per, stop - k0);
+                k.pf = few ? 0 : (16 + strips - 1) / strips;
                 k.pfa = stop < tiles ? (32 + end - begin - 1) / (end - begin) : 0; /* each pair fetches its share */
                 k.epi_rows = (32 + k.kt - 1) / k.kt;
                 k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
@@ -175,18 +205,22 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                     k.pf1 = k.pf0 + w->panel_bytes;
                     k.pfa0 = j->packed + ((size_t)s * tiles + stop) * 2048 + ((size_t)(pair - begin) * span + k0 - base) * k.pfa * 64;
                     k.ahead = few && s == 0 ? w->panel_bytes : 0;
-                    k.sums_in = k0 ? keep : NULL;
-                    k.sums_out = last ? done + (s & 1) * BLOCK_ELEMS : keep;
+                    k.in = k0 ? keep : NULL;
+                    k.pfi = k0 ? (64 + k.kt - 1) / k.kt : 0;
+                    k.pfi0 = (const char *)(keep + BLOCK_ELEMS);
                     amx__block(&k, &p, e);
-                    if (!last) continue;
-                    amx__epilogue(&p, e, 32); /* what a short block has left over */
-                    p = (struct amx_pending){.sums = k.sums_out, .dest = dest, .rows = u32_min(32, j->m - s * 32), .row0 = s * 32};
+                    k.away = last ? done : keep;
+                    k.then = (struct amx_pending){.sums = done, .dest = dest, .rows = last ? u32_min(32, j->m - s * 32) : 0, .row0 = s * 32};
                 }
-                if (last) amx__epilogue(&p, e, 32); /* the two finished blocks are reused from the first strip on */
             }
         }
     }
+    _tile_stored(0, done, 128);
+    _tile_stored(1, done + 16, 128);
+    _tile_stored(2, done + 512, 128);
+    _tile_stored(3, done + 528, 128);
     _tile_release();
+    amx__epilogue(&k.then, e, 32);
 }
 
 /* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in time. */

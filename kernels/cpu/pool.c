@@ -7,6 +7,9 @@
  * enter, and the caller does not wait for it. Waiting is a short spin (the gap between two operations of a step is a few microseconds) and
  * then a futex: threads that only spin take the core from the very thread they wait for.
  *
+ * Every thread begins with its own share of the pieces, the same share of each job: the rows that it wrote in one operation are then mostly those that it reads
+ * in the next, and lie in its own core's cache. What a thread leaves over, others take.
+ *
  * Placement: on a machine whose cores have other work too, the system's scheduler wakes a worker on the core of the thread that woke it, and leaves
  * it there: two threads then take as long as one (measured: all pieces of the worker ran on the caller's core). So where there is a core for each thread,
  * every worker is bound to one, and no worker to the core that the caller runs on; the caller itself is left free. */
@@ -33,9 +36,11 @@ struct cpu_pool {
     _Atomic uint32_t sleepers;
     _Atomic uint32_t done_word; /* futex of the caller */
     _Atomic uint32_t caller_sleeps;
-    _Alignas(64) _Atomic uint32_t next; /* next piece; claimed with fetch_add */
     _Alignas(64) uint32_t count;
-    uint32_t grain, pieces;
+    uint32_t grain, pieces, shares; /* share i of the pieces: [i * pieces / shares, (i + 1) * pieces / shares) */
+    struct pool_share {
+        _Alignas(64) _Atomic uint32_t next; /* next piece; claimed with fetch_add */
+    } *share; /* [threads] */
     cpu_range_fn *fn;
     void *ctx;
     _Atomic bool stop;
@@ -69,14 +74,23 @@ static void pool__futex_wake(_Atomic uint32_t *word, int threads)
     (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
 }
 
+static uint32_t pool__share(const struct cpu_pool *p, uint32_t i)
+{
+    return (uint32_t)((uint64_t)i * p->pieces / p->shares);
+}
+
 static void pool__work(struct cpu_pool *p, uint32_t worker)
 {
-    for (;;) {
-        uint32_t piece = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (piece >= p->pieces) return;
-        uint32_t begin = piece * p->grain;
-        uint32_t left = p->count - begin;
-        p->fn(p->ctx, begin, begin + (left < p->grain ? left : p->grain), worker);
+    /* Its own share first, so that the same rows tend to stay in the same core's cache from one operation to the next; then what is left of the others'. */
+    for (uint32_t n = 0, s = worker % p->shares; n < p->shares; n++, s = s + 1 == p->shares ? 0 : s + 1) {
+        uint32_t end = pool__share(p, s + 1);
+        for (;;) {
+            uint32_t piece = atomic_fetch_add_explicit(&p->share[s].next, 1, memory_order_relaxed);
+            if (piece >= end) break;
+            uint32_t begin = piece * p->grain;
+            uint32_t left = p->count - begin;
+            p->fn(p->ctx, begin, begin + (left < p->grain ? left : p->grain), worker);
+        }
     }
 }
 
@@ -168,7 +182,8 @@ struct cpu_pool *cpu_pool_create(uint32_t threads)
     *p = (struct cpu_pool){.threads = threads};
     p->tids = calloc(threads, sizeof *p->tids);
     p->workers = calloc(threads, sizeof *p->workers);
-    if (!p->tids || !p->workers) {
+    p->share = aligned_alloc(64, threads * sizeof *p->share);
+    if (!p->tids || !p->workers || !p->share) {
         cpu_pool_destroy(p);
         return NULL;
     }
@@ -191,6 +206,7 @@ void cpu_pool_destroy(struct cpu_pool *p)
     atomic_fetch_add(&p->wake_word, 1);
     pool__futex_wake(&p->wake_word, INT32_MAX);
     for (uint32_t i = 1; i <= p->started; i++) pthread_join(p->tids[i], NULL);
+    free(p->share);
     free(p->workers);
     free(p->tids);
     free(p);
@@ -215,7 +231,8 @@ void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_
     p->pieces = pieces;
     p->fn = fn;
     p->ctx = ctx;
-    atomic_store(&p->next, 0);
+    p->shares = pieces < p->threads ? pieces : p->threads;
+    for (uint32_t i = 0; i < p->shares; i++) atomic_store_explicit(&p->share[i].next, pool__share(p, i), memory_order_relaxed);
     if (p->threads == 1) {
         pool__work(p, 0);
         return;

@@ -50,7 +50,9 @@ static inline __m512 v16_gate(__m512 z, __m512 y)
     __m512 one = _mm512_set1_ps(1.0f);
     /* Below y = -86 the result is called zero: beyond, the reciprocal would leave the normal numbers and the Newton steps meet inf * 0. */
     __mmask16 near = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-86.0f), _CMP_NLT_UQ);
-    __m512 e = v16_exp_below(_mm512_min_ps(_mm512_set1_ps(86.0f), _mm512_sub_ps(_mm512_setzero_ps(), y)));
+    /* Above y = 86 e^-y would be subnormal, which takes the slow path of the hardware for nothing: 1 + e is 1 from y = 17 on. */
+    __m512 x = _mm512_min_ps(_mm512_set1_ps(86.0f), _mm512_sub_ps(_mm512_setzero_ps(), y));
+    __m512 e = v16_exp_below(_mm512_max_ps(_mm512_set1_ps(-86.0f), x)); /* min and max pass a NaN in the second operand on */
     __m512 d = _mm512_add_ps(one, e), q = _mm512_rcp14_ps(d);
     q = _mm512_fmadd_ps(q, _mm512_fnmadd_ps(d, q, one), q);
     return _mm512_maskz_mul_ps(near, z, q);

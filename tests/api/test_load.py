@@ -80,10 +80,11 @@ def test_kill(s, count):
     endless, clients, begin = None, [], s.metric("vllm:generation_tokens_total")
     for i in range(count):
         # Those that live are short enough for a slow build.
-        request = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": min(room, 500 if i % 2 else 1900), "ignore_eos": True, "temperature": 1,
+        # Those that are killed differ from each other: what sequences have in common is held once by all of them.
+        request = {"messages": [{"role": "user", "content": "go on" if i % 2 else f"{i} go on"}], "max_tokens": min(room, 500 if i % 2 else 1900), "ignore_eos": True, "temperature": 1,
                    "seed": 1, "stream": True}
         data = json.dumps(request).encode()
-        endless = endless or data
+        endless = data if i % 2 == 0 else endless
         c = socket.create_connection((s.host, s.port), timeout=300)
         c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
         clients.append(c)
@@ -104,10 +105,10 @@ def test_kill(s, count):
     took = time.monotonic() - start
     after, later = units(s), s.metric("vllm:generation_tokens_total")
     check.true("half of the sequences are gone within a second", freed, f"{s.metric('vllm:num_requests_running')} run after {took:.2f} s")
-    # The others went on meanwhile: their share of the memory then, grown with their length. Memory of the dead would double it.
+    # The others went on meanwhile, and share what they have in common: little of what was held then is theirs.
     length = (tokens - begin) / count + 20
     grown = (length + (later - tokens) / len(keep)) / length
-    check.true("their KV is free", after <= before * len(keep) / count * grown * 1.6, (before, after, grown))
+    check.true("their KV is free", after <= before * grown * 0.8, (before, after, grown))
     print(f"{count // 2} clients killed: {before:.0f} -> {after:.0f} units of KV after {took * 1000:.0f} ms")
     for t in readers:
         t.join()
