@@ -1,0 +1,77 @@
+"""Memory returns: random requests with fresh pictures, in an arena and a feature cache that are small, so that everything is evicted many times.
+Afterwards all blocks in use are cached ones, nothing runs or waits, and the process has stopped growing."""
+import random
+import threading
+import time
+
+import harness
+
+args = harness.arguments(__doc__, requests=2000, seed=1)
+check = harness.Checks()
+WORDS = "red blue green circle square what where how many are there is it the same picture go on and then".split()
+
+
+def body(rng, number):
+    messages = []
+    for turn in range(rng.randrange(1, 4)):
+        text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 40)))
+        content = [{"type": "text", "text": text}]
+        if rng.random() < 0.4:  # never seen before
+            content.insert(0, {"type": "image_url", "image_url": {"url": harness.data_url(harness.png(
+                8, 8, lambda x, y, k=number * 4 + turn: ((k + 3 * x) % 256, (k // 256 + 5 * y) % 256, (x * y + k) % 256)))}})
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": rng.choice(WORDS)}]
+    request = {"messages": messages[:-1], "max_tokens": rng.randrange(1, 16), "temperature": rng.choice((0, 1)), "seed": number}
+    if rng.random() < 0.1:
+        request["cache_salt"] = f"tenant {rng.randrange(20)}"
+    if rng.random() < 0.1:
+        request["n"] = 3
+    return request
+
+
+def resident(server):
+    with open(f"/proc/{server.process.pid}/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+def run(server, first, count):
+    numbers, lock = iter(range(first, first + count)), threading.Lock()
+
+    def client():
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            rng = random.Random(f"{args.seed}:{number}")
+            server.ok("/v1/chat/completions", body(rng, number), timeout=120)
+
+    threads = [threading.Thread(target=check.run, args=(client,)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+def test_memory_returns():
+    server = harness.Server(args.binary, args.demo, "--kv-memory", "24M", "--encoder-cache-memory", "1M", "--max-images", "8")
+    sizes, parts = [], 8
+    for part in range(parts):
+        run(server, part * (args.requests // parts), args.requests // parts)
+        time.sleep(0.2)
+        sizes.append(resident(server))
+        check.true("nothing is held", harness.wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0, 2), server.metric("kvasir:kv_blocks_live"))
+    m = server.metrics()
+    total = lambda name: sum(v for k, v in m.items() if k.split("{")[0] == name)
+    check.equal("nothing runs or waits", total("vllm:num_requests_running") + total("vllm:num_requests_waiting"), 0)
+    check.true("blocks in use are blocks cached", total("kvasir:kv_blocks_cached") > 0)
+    check.true("the cache had to evict", total("kvasir:prefix_cache_evicted_nodes_total") > 50 or total("kvasir:prefix_cache_evictions_total") > 50,
+               [k for k in m if "evict" in k])
+    # The first quarter fills caches and the allocator's pools.
+    grown = sizes[-1] - sizes[parts // 4 - 1]
+    print("resident MiB after each part: " + ", ".join(f"{s / 2**20:.1f}" for s in sizes))
+    check.true("the process stopped growing", grown < 6 << 20, f"{grown} bytes more in the last three quarters")
+    server.stop()
+
+
+check.run(test_memory_returns)
+check.end()
