@@ -261,6 +261,7 @@ static bool evict_one(struct radix_cache *c)
 
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
 {
+    if (!kvb_can_reclaim(c->blocks, need)) return false; /* all of it would go for nothing */
     while (!kvb_can_allocate(c->blocks, need))
         if (!evict_one(c)) return false;
     return true;
@@ -268,7 +269,10 @@ bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
 
 void radix_reset(struct radix_cache *c)
 {
+    struct radix_stats before = c->stats;
     while (evict_one(c)) {}
-    /* Not news: somebody asked for it. */
+    /* Not news and not for want of memory: somebody asked for it. */
+    c->stats.evicted_nodes = before.evicted_nodes;
+    memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);
     if (c->ghosts) memset(c->ghosts, 0, GHOST_COUNT * sizeof *c->ghosts);
 }

@@ -152,19 +152,29 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 
 /* ---- who waits for whom ---- */
 
+void sched__cache_defer(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots anew */
+    for (struct sequence *q = s->waiting.head; q; q = q->next) {
+        if (q->waits) {
+            const struct slot *at = &s->slots[q->waits_for.slot];
+            const struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
+            q->waits = r && r->running && r->position < q->wait_until;
+        }
+        q->deferred = q->waits;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* A sequence whose prompt begins like one that is being prefilled waits until that part is there, rather than compute it twice. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q)
 {
     if (!s->cache || !reads_cache(s, q)) return false;
-    if (q->waits) {
-        const struct sequence *r = s->slots[q->waits_for.slot].gen == q->waits_for.gen ? s->slots[q->waits_for.slot].seq : NULL;
-        if (r && r->running && r->position < q->wait_until) return true;
-        q->waits = false;
-    }
     struct radix_view v = view_of(q);
     uint32_t known = UINT32_MAX;
     for (struct sequence *r = s->running.head; r; r = r->next) {
         if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
+        if (r->req.priority > q->req.priority) continue; /* its prefill stands back for others, q need not */
         struct radix_view w = view_of(r);
         uint32_t limit = r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1, common;
         if (limit <= r->position + s->caps.block_tokens) continue;

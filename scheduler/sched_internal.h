@@ -151,6 +151,9 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts *
 /* Publishes what q computed; last: it stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
 void sched__cache_leave(struct scheduler *s, struct sequence *q);
+/* Sets `deferred` of all that wait: those whose wait for another's prefill isn't over. One walk. */
+void sched__cache_defer(struct scheduler *s);
+/* Should q wait for the prefill of one that runs? Notes it in q if so. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_gauges(struct scheduler *s);

@@ -7,8 +7,8 @@
 
 /* While others decode, one step prefills at most about this many tokens, so that their next token isn't long in coming. */
 enum { PREFILL_BESIDE_DECODES = 512 };
-/* Those that stand aside for another's prefill, in one turn: each costs a walk over the waiting. */
-enum { DEFERRED_MAX = 64 };
+/* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and comparisons with all that run. */
+enum { DEFERRED_MAX = 16 };
 
 void sched__preempt(struct scheduler *s, struct sequence *q)
 {
@@ -45,7 +45,7 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
     uint32_t deferred = 0;
-    for (struct sequence *q = s->waiting.head; q; q = q->next) q->deferred = false;
+    if (s->waiting.head) sched__cache_defer(s);
     while (s->waiting.head && s->running.count < s->caps.sequences_max) {
         struct sequence *q = sched__pick_waiting(s);
         if (!q) return;

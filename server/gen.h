@@ -123,6 +123,8 @@ enum status request_model_check(struct request *r, json_t *root);
 
 /* gen_parse.c (worker): all fields but messages and prompt. r->error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
+/* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures. */
+enum status gen_parse_salt(struct gen *g, json_t *root);
 
 /* gen_prompt.c (worker): fill g->prompts, check the context length. */
 enum status gen_prompt_chat(struct gen *g, json_t *root);

@@ -237,7 +237,7 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
     p->add_generation_prompt = field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
     if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
         field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens)) {
+        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root)) {
         return ST_INVALID;
     }
     if (p->add_generation_prompt && p->continue_final_message) {

@@ -268,8 +268,7 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
     crypto_hash_sha256_update(h, data, len);
 }
 
-/* The name space of everything cached. */
-static enum status parse_salt(struct gen *g, json_t *root)
+enum status gen_parse_salt(struct gen *g, json_t *root)
 {
     static const char purpose[] = "kvasir cache salt";
     struct api_error *e = &g->r->error;
@@ -471,7 +470,7 @@ enum status gen_parse(struct gen *g, json_t *root)
 {
     bool chat = g->kind == GEN_CHAT;
     find_tenant(g, root);
-    if (parse_output(g, root) || parse_salt(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
+    if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {
         return ST_INVALID;
     }

@@ -35,7 +35,7 @@ static const struct route routes[] = {
     {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false, api_reset_prefix_cache_start},
     {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
     {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false, api_reset_encoder_cache_start},
-    {"/flush_cache", "/flush_cache", M_GET | M_HEAD | M_POST, true, false, false, false, api_flush_cache_start},
+    {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_flush_cache_start},
     {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
 };
 static void preflight_start(struct request *r)

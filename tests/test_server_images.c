@@ -48,7 +48,9 @@ void fake_refuse(struct scheduler *s, struct seq_id id, uint32_t image, const ch
     assert_true(told.count < ANSWERS);
     told.answers[told.count].slot = id.slot;
     told.answers[told.count].image = image;
-    snprintf(told.answers[told.count++].message, sizeof told.answers[0].message, "%s", message);
+    size_t n = strnlen(message, sizeof told.answers[0].message - 1);
+    memcpy(told.answers[told.count].message, message, n);
+    told.answers[told.count++].message[n] = '\0';
 }
 
 void fake_release(struct request *r)
