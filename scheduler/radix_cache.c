@@ -374,7 +374,11 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
         pin_node(c, pin, n);
         radix_unpin(c, &old);
     }
-    radix__touch(c, n);
+    /* Its ancestors were touched when it was admitted: a long chain is not walked with every block that fills. */
+    c->clock++;
+    n->last_use = c->clock;
+    n->base = c->inflation;
+    radix__classify(c, n);
     return pos;
 }
 
