@@ -60,6 +60,19 @@ def cell_targets(scene):
     return shape + colour + [shapes.COLOUR_NAMES.index(scene["bg"]) if scene["bg"] else -100]
 
 
+# Cells of a picture that was mirrored left to right; the shapes are symmetrical.
+MIRROR = [r * 3 + 2 - c for r in range(3) for c in range(3)]
+
+
+def mirrored(pixels, targets, rng):
+    """Half of the pictures, mirrored: twice as many for the tower to learn from. pixels [n, 3, size, size], targets [n, 19]."""
+    which = torch.tensor([rng.random() < 0.5 for _ in range(len(pixels))])
+    pixels, targets = pixels.clone(), targets.clone()
+    pixels[which] = pixels[which].flip(-1)
+    targets[which] = targets[which][:, MIRROR + [9 + m for m in MIRROR] + [18]]
+    return pixels, targets
+
+
 class Conversations:
     """Makes batches of token trees. Everything follows from the generator that is handed to batch()."""
 

@@ -174,10 +174,13 @@ class Trainer:
             return a.lr * 0.2 * max(0.01, 1 - (step - settle_at) / a.settle_steps)
         return peak * min(1.0, (at + 1) / 100) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, at / total))))
 
-    def features(self, pictures):
+    def features(self, pictures, rng=None):
+        """rng: half of the pictures are mirrored."""
         groups, members = torch.tensor(pictures).unbind(1)
-        out = self.model.model.get_image_features(data.normalise(self.pixels[groups, members]))
-        return out.pooler_output, self.targets[groups, members]
+        pixels, targets = self.pixels[groups, members], self.targets[groups, members]
+        if rng:
+            pixels, targets = data.mirrored(pixels, targets, rng)
+        return self.model.model.get_image_features(data.normalise(pixels)).pooler_output, targets
 
     def remember(self):
         """Computes the features of the whole pool for the time in which the tower doesn't learn, each process one half."""
@@ -250,7 +253,7 @@ class Trainer:
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(a.bf16)):
                 if at < 0:
                     pictures = [self.any_picture(rng) for _ in range(TOWER_BATCH)]
-                    features, targets = self.features(pictures)
+                    features, targets = self.features(pictures, rng)
                     helper, right = self.reader.loss(features.float(), targets, self.step >= a.tower_steps - a.slot_steps)
                     loss, exact, whole = torch.zeros(()), 0.0, helper
                 else:
@@ -300,13 +303,13 @@ def main():
     p.add_argument("--work", default="build/demo", help="folder for the pictures and the state of an interrupted run")
     p.add_argument("--resume", action="store_true")
     p.add_argument("--seed", type=int, default=20)
-    p.add_argument("--groups", type=int, default=24000, help="groups of three pictures in the pool")
+    p.add_argument("--groups", type=int, default=40000, help="groups of three pictures in the pool")
     p.add_argument("--tower-first", type=int, default=1200, help="steps of the first cosine of stage 1")
-    p.add_argument("--tower-steps", type=int, default=4200, help="all steps of stage 1")
-    p.add_argument("--slot-steps", type=int, default=1000, help="the last steps of stage 1, where every cell gets a token of its own")
+    p.add_argument("--tower-steps", type=int, default=6200, help="all steps of stage 1")
+    p.add_argument("--slot-steps", type=int, default=3000, help="the last steps of stage 1, where every cell gets a token of its own")
     p.add_argument("--single-steps", type=int, default=1500)
     p.add_argument("--pair-steps", type=int, default=4700)
-    p.add_argument("--settle-steps", type=int, default=400)
+    p.add_argument("--settle-steps", type=int, default=600)
     p.add_argument("--tower-lr", type=float, default=1.5e-3)
     p.add_argument("--lr", type=float, default=1.5e-3)
     p.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)

@@ -6,7 +6,7 @@ import sys
 
 import harness
 
-args = harness.arguments(__doc__, single=500, pairs=200)
+args = harness.arguments(__doc__, single=500, pairs=200, turns=800)
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 check = harness.Checks()
 
@@ -30,7 +30,7 @@ def test_sample(server):
 
 def test_heldout(server):
     """In a process of its own, as a person runs it; it exits 1 below 95 % with one picture or 90 % with two."""
-    for mode in (["--single", str(args.single), "--pairs", str(args.pairs)], ["--mode", "turns", "--turns", str(args.pairs)]):
+    for mode in (["--single", str(args.single), "--pairs", str(args.pairs)], ["--mode", "turns", "--turns", str(args.turns)]):
         done = subprocess.run([sys.executable, os.path.join(root, "scripts/demo/eval_http.py"), "--url", f"http://{server.host}:{server.port}"] + mode,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500)
         print(done.stdout)

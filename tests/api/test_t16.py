@@ -8,7 +8,7 @@ import sys
 
 import harness
 
-args = harness.arguments(__doc__, pairs=200, seed=1, need=0.9)
+args = harness.arguments(__doc__, pairs=800, seed=1, need=0.9)
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 check = harness.Checks()
 
