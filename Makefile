@@ -32,7 +32,8 @@ SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 # A test is tests/test_NAME.c. Tests of the core stand in tests/core/, all others may use everything.
 CORE_TESTS := $(patsubst tests/core/%.c,$(OUT)/tests/%,$(wildcard tests/core/test_*.c tests/core/sim_*.c tests/core/bench_*.c))
 FULL_TESTS := $(patsubst tests/%.c,$(OUT)/tests/%,$(wildcard tests/test_*.c tests/fuzz_*.c))
-TEST_LIB := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
+TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
+TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
@@ -51,11 +52,14 @@ $(OUT)/%.c.o: %.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(EXTRA) $(MODE) $(ISA) -c $< -o $@
 
-# Objects go into two archives so that a test links only what it uses; $(file) keeps the command line short.
+# Objects go into archives so that a test links only what it uses; $(file) keeps the command line short.
 $(OUT)/libcore.a: $(CORE_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 $(OUT)/libserver.a: $(SRV_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
+$(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
