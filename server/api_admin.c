@@ -17,7 +17,9 @@ static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
-    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || this_machine_only(s->opt->host)))) return true;
+    /* A browser on this machine reaches the server too, on behalf of any page it shows. */
+    bool page = r->has_origin || MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Sec-Fetch-Site");
+    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page)))) return true;
     (void)api_fail(&r->error, 403, "insufficient_permissions", NULL, "This server does not offer admin calls (--enable-admin).");
     request_fail(r);
     return false;
