@@ -63,12 +63,14 @@ done
 if [ "$quick" -eq 0 ]; then
     step "build asan" make -j"$jobs" CONFIG=asan all tests
     suite "suites asan" env TEST_TIMEOUT=900 KVASIR_TEST_SHORT=1 UBSAN_OPTIONS=print_stacktrace=1 make --no-print-directory CONFIG=asan test
-    for t in test_api test_hostile; do
+    for t in test_api test_hostile test_cache; do
         [ -e "tests/api/$t.py" ] && suite "asan api $t" timeout 900 build/venv/bin/python "tests/api/$t.py" --binary build/asan/kvasir
     done
     step "build tsan" make -j"$jobs" CONFIG=tsan all tests
     suite "suites tsan" env TEST_TIMEOUT=900 KVASIR_TEST_SHORT=1 make --no-print-directory CONFIG=tsan test
-    [ -e tests/api/test_load.py ] && suite "tsan api test_load" timeout 900 build/venv/bin/python tests/api/test_load.py --binary build/tsan/kvasir
+    for t in test_load test_cache; do
+        [ -e "tests/api/$t.py" ] && suite "tsan api $t" timeout 900 build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
+    done
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"
 echo "$passed passed, $failed failed"
