@@ -2,6 +2,7 @@
 #include "scheduler/feature_cache.h"
 
 #include "config/base/assert.h"
+#include "scheduler/hash_mix.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,20 +36,9 @@ struct feature_cache {
     struct features_stats st;       /* `idle` is filled in by features_stats */
 };
 
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
-    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ull;
-    return x ^ (x >> 32);
-}
-
 static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
 {
-    uint64_t words[8], h = mix(c->seed + 0x9e3779b97f4a7c15ull);
-    memcpy(words, salt, 32);
-    memcpy(words + 4, key, 32);
-    for (int i = 0; i < 8; i++) h = mix(h ^ words[i]) + c->seed;
-    return mix(h);
+    return hash_mix_bytes(hash_mix_bytes(hash_mix(c->seed), salt, 32), key, 32);
 }
 
 static void list_append(struct entry_list *l, struct feature_entry *f)

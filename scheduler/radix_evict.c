@@ -236,8 +236,6 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
     c->stats.items -= n->end - end;
     n->end = end;
     while (n->span_count && n->spans[n->span_count - 1].begin >= end) n->span_count--;
-    n->rope_offset = n->parent->rope_offset;
-    for (uint32_t i = 0; i < n->span_count && n->spans[i].end <= end; i++) n->rope_offset = n->spans[i].rope_offset;
     radix__classify(c, n);
     return true;
 }

@@ -11,7 +11,7 @@ enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, H
 struct radix_span {
     uint32_t begin, end;
     uint8_t key[32];
-    int32_t rope_offset; /* behind the picture */
+    int32_t rope_offset; /* behind the picture, and so of all text up to the next one: nodes need none of their own, equal paths have equal offsets */
 };
 
 struct radix_node {
@@ -28,7 +28,6 @@ struct radix_node {
     uint32_t token_cap, block_cap;
     struct radix_span *spans;    /* in order */
     uint32_t span_count;
-    int32_t rope_offset;         /* of the last picture that ends at or before `end`, on the whole path */
     uint8_t salt[32];            /* root */
     uint32_t *units[ENGINE_GROUPS_MAX];      /* [radix__blocks(node)] from block index start / BT on; ENGINE_NO_BLOCK where nothing is kept */
     uint32_t body[ENGINE_GROUPS_MAX];        /* sliding groups: entries of units that are there */
@@ -57,7 +56,7 @@ struct radix_cache {
     uint64_t *ghosts;            /* fingerprints of (parent, first item) of what was evicted: only to tell why something isn't there */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
-    uint32_t mutation;           /* tests */
+    uint32_t mutation;           /* tests: SCHED_BUG_* */
     struct radix_stats stats;
 };
 

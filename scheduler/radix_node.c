@@ -2,29 +2,12 @@
 #include "scheduler/radix_internal.h"
 
 #include "config/base/assert.h"
+#include "scheduler/hash_mix.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- items ---- */
-
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-static uint64_t mix_bytes(uint64_t h, const uint8_t *b, size_t n)
-{
-    for (size_t i = 0; i < n; i += 8) {
-        uint64_t w;
-        memcpy(&w, b + i, 8);
-        h = mix(h ^ w);
-    }
-    return h;
-}
 
 bool radix__doubtful(const struct prompt_image *im)
 {
@@ -97,9 +80,9 @@ uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, u
 
 static uint64_t item_hash(const struct radix_cache *c, uint64_t parent, const uint8_t *key, uint32_t value)
 {
-    uint64_t h = mix(c->seed ^ mix(parent));
-    if (key) h = mix_bytes(h ^ 0x706963747572ull, key, 32);
-    return mix(h ^ value);
+    uint64_t h = hash_mix(c->seed ^ hash_mix(parent));
+    if (key) h = hash_mix_bytes(h ^ 0x706963747572ull, key, 32);
+    return hash_mix(h ^ value);
 }
 
 static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v, uint32_t pos)
@@ -117,7 +100,7 @@ static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *
 
 static uint64_t salt_hash(const struct radix_cache *c, const uint8_t salt[32])
 {
-    return mix_bytes(mix(c->seed ^ 0x73616c74ull), salt, 32);
+    return hash_mix_bytes(hash_mix(c->seed ^ 0x73616c74ull), salt, 32);
 }
 
 static void table_insert(struct radix_cache *c, struct radix_node *n)
@@ -239,13 +222,6 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     return n;
 }
 
-static int32_t rope_offset_at(const struct radix_node *n, uint32_t p)
-{
-    int32_t offset = n->parent ? n->parent->rope_offset : 0;
-    for (uint32_t i = 0; i < n->span_count && n->spans[i].end <= p; i++) offset = n->spans[i].rope_offset;
-    return offset;
-}
-
 /* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before are left alone. */
 static void take_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to, const struct radix_table tables[])
 {
@@ -302,7 +278,6 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     c->stats.items += to - from;
     table_grow(c);
     link_child(c, parent, n, view_hash(c, parent->id, v, from));
-    n->rope_offset = rope_offset_at(n, to);
     take_units(c, n, from, to, tables);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
@@ -356,7 +331,6 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     if (next < to) take_units(c, n, next, to, tables);
     c->stats.items += to - from;
     n->end = to;
-    n->rope_offset = rope_offset_at(n, to);
     radix__classify(c, n);
     return true;
 }
@@ -393,7 +367,6 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     n->start = p;
     link_child(c, parent, u, hash);
     link_child(c, u, n, node_hash(c, u, n));
-    u->rope_offset = rope_offset_at(u, p);
     u->checkpoint = true;
     u->last_use = n->last_use;
     u->base = n->base;

@@ -19,7 +19,7 @@ static bool reads_cache(const struct scheduler *s, const struct sequence *q)
     return s->cache && !q->req.no_cache_read && q->req.sampling->prompt_logprobs == SAMPLING_NO_LOGPROBS;
 }
 
-static void count_look(struct scheduler *s, struct sequence *q)
+void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
     if (q->looked) return; /* resumed after preemption: its own prompt once more */
     q->looked = true;
@@ -119,11 +119,6 @@ void sched__cache_undo(struct scheduler *s, struct sequence *q)
     if (q->features) sched__features_drop(s, q);
     q->position = 0;
     if (!q->looked) q->cache = (struct sched_cache_info){0};
-}
-
-void sched__cache_admitted(struct scheduler *s, struct sequence *q)
-{
-    count_look(s, q);
 }
 
 static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint)
