@@ -29,6 +29,7 @@ enum be_dtype { BE_F32 = 0, BE_BF16 = 1, BE_F16 = 2 /* only as a source of weigh
 #define BE_KV_UNIT 512u      /* bytes: block-table entries count these from the start of the arena */
 #define BE_NO_BLOCK UINT32_MAX
 #define BE_TOPK_MAX 256u
+#define BE_EXPERTS_K_MAX 64u /* experts per token */
 
 static inline size_t be_ld(size_t k)
 {
@@ -77,6 +78,8 @@ enum be_epilogue {
     BE_EPI_ADD_F32,       /* out f32 [T, N] += result (out holds the residual) */
     BE_EPI_ACT,           /* out act [T, be_ld(N)], padding zeroed */
     BE_EPI_GELU_TANH,     /* out act [T, be_ld(N)] = 0.5 z (1 + tanh(sqrt(2/pi)(z + 0.044715 z^3))) */
+    BE_EPI_GELU_ERF,      /* out act [T, be_ld(N)] = 0.5 z (1 + erf(z/sqrt(2))) */
+    BE_EPI_QUICK_GELU,    /* out act [T, be_ld(N)] = z/(1+exp(-1.702 z)) */
     BE_EPI_GLU_GELU_TANH, /* weight made with glu: out act [T, be_ld(N/2)] = gelu_tanh(gate) * up */
     BE_EPI_GLU_SILU,      /* out act [T, be_ld(N/2)] = gate/(1+exp(-gate)) * up */
 };
@@ -97,6 +100,32 @@ struct be_embed_args {
     float scale;
     bool round_act;
     float *out;          /* f32 [T, C] */
+};
+
+/* ---- mixture of experts -------------------------------------------------------------------------------------------------- */
+
+/* Softmax over all experts, then the k largest in descending order, ties by lower id; with renorm their weights are divided by their sum. f32. The order is that of
+ * the logits (which softmax keeps), so it does not depend on a kernel set; NaN counts as lowest, so that ids are k different experts whatever the row. */
+struct be_route_args {
+    const float *logits; /* f32 [T, E] */
+    uint32_t t, experts, k; /* 1 <= k <= E, k <= BE_EXPERTS_K_MAX */
+    bool renorm;
+    uint32_t *ids;       /* [T, k] */
+    float *weights;      /* f32 [T, k] */
+};
+/* out[t] = sum over the row's k experts, in ascending expert id, of weight * down_e(gate_epilogue(glu_e(x[t]))). Products of an expert are those
+ * of `linear`, so a row's sum does not depend on which other rows chose the same expert. */
+struct be_experts_args {
+    struct be_weight *const *glu;  /* host array [E]: weights made with glu, [2I, C] */
+    struct be_weight *const *down; /* host array [E]: [C, I] */
+    uint32_t experts, k, t;
+    uint32_t c, ff;                /* C of x and out, I */
+    enum be_epilogue gate;         /* BE_EPI_GLU_* */
+    const void *x;                 /* act [T, be_ld(C)] */
+    const uint32_t *ids;           /* [T, k] from route */
+    const float *weights;          /* f32 [T, k] */
+    void *scratch;                 /* experts_scratch(...) bytes */
+    float *out;                    /* f32 [T, C], overwritten */
 };
 
 /* ---- norms --------------------------------------------------------------------------------------------------------------- */
@@ -178,11 +207,31 @@ struct be_attn_args {
 
 /* ---- vision, rows, logits ------------------------------------------------------------------------------------------------- */
 
-/* Patches of a picture: out[(y/ps)*(w/ps) + x/ps][c*ps*ps + ky*ps + kx] = lut[c*256 + rgb[y][x][c]], act, stride be_ld(3*ps*ps). */
+/* Patches of a picture, `depth` frames deep. Output row n holds patch q = order ? order[n] : n, the one at cell row q / (w/ps), column q % (w/ps):
+ *   out[n][((c*depth + s)*ps + ky)*ps + kx] = lut[c*256 + rgb_s[row*ps + ky][col*ps + kx][c]],   rgb_s = rgb + s * frame_stride
+ * act, stride be_ld(3*depth*ps*ps). A still picture in a tower of depth 2 is shown twice: frame_stride 0. */
 struct be_patchify_args {
     const uint8_t *rgb; /* [height, width, 3] */
     uint32_t width, height, patch; /* multiples of patch */
     const float *lut;   /* f32 [3*256] */
+    void *out;
+    uint32_t depth;        /* 0 counts as 1 */
+    size_t frame_stride;   /* bytes */
+    const uint32_t *order; /* [(h/ps)*(w/ps)] or NULL */
+};
+/* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and add (no fused steps are required,
+ * but one kernel set always does the same). Bilinear look-up in a learnt table of positions. */
+struct be_interpolate_args {
+    const float *table;    /* f32 [S, C] */
+    const uint32_t *rows;  /* [T, 4] */
+    const float *weights;  /* f32 [T, 4] */
+    uint32_t t, c;
+    float *out;            /* f32 [T, C] dense */
+};
+/* out[t] = x[t], f32 dense to act with stride be_ld(C), padding zeroed. */
+struct be_pack_args {
+    const float *x; /* f32 [T, C] dense */
+    uint32_t t, c;
     void *out;
 };
 /* Mean over k x k cells of a [gh, gw, C] f32 grid -> f32 [(gh/k)*(gw/k), C], dense. */
@@ -260,6 +309,12 @@ struct be_ops {
     void (*patchify)(struct backend *b, const struct be_patchify_args *a);
     void (*pool)(struct backend *b, const struct be_pool_args *a);
     void (*gather)(struct backend *b, const struct be_gather_args *a);
+    void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
+    void (*pack)(struct backend *b, const struct be_pack_args *a);
+    void (*route)(struct backend *b, const struct be_route_args *a);
+    /* Bytes of be_experts_args.scratch for up to t rows. */
+    size_t (*experts_scratch)(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+    void (*experts)(struct backend *b, const struct be_experts_args *a);
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
 

@@ -165,9 +165,6 @@ static bool amx__next(struct amx_walk *x, struct amx_step *t)
             void *layer = kv_layer(&a->kv, x->table[b0 + i]);
             t->k[i] = kv_k(layer, BE_BF16, a->kv.head_dim, w->kv_head);
             t->v[i] = kv_v(layer, BE_BF16, a->kv.head_dim, w->kv_head);
-#ifdef KFIX
-            t->k[i] = w->q; t->v[i] = w->q+ 8192;
-#endif
         }
         x->parity ^= 1;
         t->p = (uint16_t *)(void *)w->p + (size_t)x->parity * ATTN_GROUP * ATTN_TILE * KV_SLOTS;
@@ -423,15 +420,6 @@ static void amx__stage(struct amx_walk *x, const struct amx_step *next, const st
     for (uint32_t i = 0; i < blocks; i++) {
         const struct amx_step *scores = i + 1 < blocks ? now : next;
         uint32_t at = i + 1 < blocks ? i + 1 : 0, until = chains * (i + 1) / blocks, rows = now ? now->rows : 0;
-#ifdef NOSOFT
-rows=0;
-#endif
-#ifdef NOSCORE
-scores=NULL;
-#endif
-#ifdef NOVAL
-until=0;
-#endif
         uint32_t strokes = (scores ? j->dpad / 32 : 0) + (past ? (until - chain) * past->blocks : 0);
         struct amx_pace pace = {.step = strokes ? (rows << 16) / strokes : 0};
         float *s = x->w->s + x->turn * KV_SLOTS;

@@ -281,6 +281,43 @@ static void cpu__pool_op(struct backend *b, const struct be_pool_args *a)
     b->kern->pool(b, a);
 }
 
+static void cpu__interpolate(struct backend *b, const struct be_interpolate_args *a)
+{
+    if (a->t == 0 || a->c == 0) return;
+    b->kern->interpolate(b, a);
+}
+
+static void cpu__pack(struct backend *b, const struct be_pack_args *a)
+{
+    if (a->t == 0 || a->c == 0) return;
+    b->kern->pack(b, a);
+}
+
+static void cpu__route(struct backend *b, const struct be_route_args *a)
+{
+    KN_ASSERT(a->k >= 1 && a->k <= a->experts && a->k <= BE_EXPERTS_K_MAX);
+    if (a->t == 0) return;
+    b->kern->route(b, a);
+}
+
+static void cpu__experts(struct backend *b, const struct be_experts_args *a)
+{
+    KN_ASSERT(a->k >= 1 && a->k <= BE_EXPERTS_K_MAX && a->c > 0 && a->ff > 0);
+    KN_ASSERT(a->gate == BE_EPI_GLU_GELU_TANH || a->gate == BE_EPI_GLU_SILU);
+    if (a->t == 0) return;
+    for (size_t i = 0; i < (size_t)a->t * a->k; i++) {
+        KN_ASSERT(a->ids[i] < a->experts);
+        const struct be_weight *glu = a->glu[a->ids[i]], *down = a->down[a->ids[i]];
+        KN_ASSERT(glu && glu->glu && glu->type == b->act && glu->k == a->c && glu->n == 2 * a->ff);
+        KN_ASSERT(down && !down->glu && down->type == b->act && down->k == a->ff && down->n == a->c);
+    }
+    if (b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32) {
+        cpu_experts(b, a);
+    } else {
+        ref_experts(b, a);
+    }
+}
+
 static void cpu__logit_stats(struct backend *b, const struct be_logits_args *a)
 {
     KN_ASSERT(a->v > 0);
@@ -444,6 +481,11 @@ const struct be_ops *be_cpu_ops(void)
         .patchify = cpu__patchify,
         .pool = cpu__pool_op,
         .gather = cpu__gather,
+        .interpolate = cpu__interpolate,
+        .pack = cpu__pack,
+        .route = cpu__route,
+        .experts_scratch = cpu_experts_scratch,
+        .experts = cpu__experts,
         .logit_stats = cpu__logit_stats,
         .topk = cpu__topk,
         .ceiling = cpu__ceiling,

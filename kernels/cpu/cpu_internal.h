@@ -38,9 +38,11 @@ struct be_weight {
     void *data;
     size_t panel_bytes; /* bytes from one panel to the next */
     size_t bytes;       /* data and bias */
+    struct cpu_slab *slab; /* that data lies in, or NULL: it has its own memory */
 };
 
 /* One instruction set's functions. Arguments were checked by the launcher in cpu_backend.c; t, r, count > 0. */
+struct linear_set;
 struct cpu_kernels {
     const char *name;
     void (*linear_bf16)(struct backend *b, const struct be_linear_args *a);
@@ -53,6 +55,10 @@ struct cpu_kernels {
     void (*attn_f32)(struct backend *b, const struct be_attn_args *a);
     void (*patchify)(struct backend *b, const struct be_patchify_args *a);
     void (*pool)(struct backend *b, const struct be_pool_args *a);
+    void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
+    void (*pack)(struct backend *b, const struct be_pack_args *a);
+    void (*route)(struct backend *b, const struct be_route_args *a);
+    const struct linear_set *set_bf16, *set_f32; /* what experts computes with (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
     /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per multiply-add). One thread. */
@@ -75,6 +81,7 @@ struct backend {
     /* Working memory of linear: the rows of one call, rearranged for the set. Grown by weight_pack, so that an operation never allocates. */
     void *rows_scratch;
     size_t rows_scratch_bytes;
+    struct cpu_slab *slab; /* weight_pack.c: where the next weight goes, or NULL */
     /* Working memory of one thread: [threads][thread_scratch_bytes]. */
     char *thread_scratch;
     size_t thread_scratch_bytes;
@@ -97,9 +104,14 @@ extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
+extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx512_linear_set_bf16, avx512_linear_set_f32, amx_linear_set_bf16;
 
 /* cpu_dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
+
+/* experts.c. Bytes of be_experts_args.scratch; SIZE_MAX when that is no number. */
+size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+void cpu_experts(struct backend *b, const struct be_experts_args *a);
 
 /* weight_pack.c */
 enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
@@ -119,6 +131,10 @@ void ref_qkv(struct backend *b, const struct be_qkv_args *a);
 void ref_attn(struct backend *b, const struct be_attn_args *a);
 void ref_patchify(struct backend *b, const struct be_patchify_args *a);
 void ref_pool(struct backend *b, const struct be_pool_args *a);
+void ref_interpolate(struct backend *b, const struct be_interpolate_args *a);
+void ref_pack(struct backend *b, const struct be_pack_args *a);
+void ref_route(struct backend *b, const struct be_route_args *a);
+void ref_experts(struct backend *b, const struct be_experts_args *a);
 void ref_logit_stats(struct backend *b, const struct be_logits_args *a);
 void ref_topk(struct backend *b, const struct be_topk_args *a);
 /* attn_avx2.c, attn_avx512.c (f32 and bf16), attn_amx.c (bf16) */
@@ -148,6 +164,9 @@ void avx512_rope(struct backend *b, const struct be_rope_args *a);
 void avx512_qkv(struct backend *b, const struct be_qkv_args *a);
 void avx512_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx512_pool(struct backend *b, const struct be_pool_args *a);
+void avx512_interpolate(struct backend *b, const struct be_interpolate_args *a);
+void avx512_pack(struct backend *b, const struct be_pack_args *a);
+void avx512_route(struct backend *b, const struct be_route_args *a);
 void avx512_logit_stats(struct backend *b, const struct be_logits_args *a);
 void avx512_topk(struct backend *b, const struct be_topk_args *a);
 void avx2_embed(struct backend *b, const struct be_embed_args *a);
@@ -156,6 +175,9 @@ void avx2_rope(struct backend *b, const struct be_rope_args *a);
 void avx2_qkv(struct backend *b, const struct be_qkv_args *a);
 void avx2_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx2_pool(struct backend *b, const struct be_pool_args *a);
+void avx2_interpolate(struct backend *b, const struct be_interpolate_args *a);
+void avx2_pack(struct backend *b, const struct be_pack_args *a);
+void avx2_route(struct backend *b, const struct be_route_args *a);
 void avx2_logit_stats(struct backend *b, const struct be_logits_args *a);
 void avx2_topk(struct backend *b, const struct be_topk_args *a);
 

@@ -34,8 +34,7 @@ static uint32_t linear__grain(const struct backend *b, const struct linear_set *
     return u32_max(1, u32_min(want, most));
 }
 
-/* Rows of a block: as many as share one reading of the weights, as few as stay in the cache; how many changes no result. */
-static uint32_t linear__block(const struct linear_set *set, size_t row_bytes)
+uint32_t linear_block_rows(const struct linear_set *set, size_t row_bytes)
 {
     size_t fit = set->rows_bytes / row_bytes / 32 * 32;
     return fit >= CPU_M_BLOCK / 2 && fit < CPU_M_BLOCK ? (uint32_t)fit : CPU_M_BLOCK;
@@ -90,7 +89,7 @@ void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct 
     if (linear__by_rows(b, a, set, &j)) return;
     size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
     /* Blocks of about equal size: 600 rows are two of 300, not 512 and 88. */
-    uint32_t blocks = (a->t - 1) / linear__block(set, row_bytes) + 1, step = ((a->t - 1) / blocks / 32 + 1) * 32;
+    uint32_t blocks = (a->t - 1) / linear_block_rows(set, row_bytes) + 1, step = ((a->t - 1) / blocks / 32 + 1) * 32;
     for (j.row0 = 0; j.row0 < a->t; j.row0 += j.m) {
         j.m = u32_min(step, a->t - j.row0);
         j.x = (const char *)a->x + j.row0 * row_bytes;

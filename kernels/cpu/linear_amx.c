@@ -49,19 +49,19 @@ static void amx__config(uint32_t rows, bool few)
 static void amx__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     uint32_t kt = j->w->kpad / 32;
-    size_t stride = (size_t)j->w->kpad * 2;
     for (uint32_t row = begin; row < end; row += AMX_STRIP) {
         char *dst = j->packed + (size_t)row / AMX_STRIP * kt * 2048;
-        const char *src = j->x + (size_t)row * stride;
+        const char *src[AMX_STRIP];
         uint32_t real = u32_min(AMX_STRIP, j->m - row);
+        for (uint32_t r = 0; r < real; r++) src[r] = linear_src_row(j, row + r);
         for (uint32_t k = 0, stop; k < kt; k = stop) {
             stop = u32_min(kt, k + AMX_PACK_TILES);
             for (uint32_t r = 0; r < AMX_STRIP; r++) {
                 for (uint32_t i = k; i < stop; i++) {
                     __m512i v = _mm512_setzero_si512();
                     if (r < real) {
-                        _mm_prefetch(src + r * stride + (i + 2 * AMX_PACK_TILES) * 64, _MM_HINT_T0);
-                        v = _mm512_loadu_si512(src + r * stride + i * 64);
+                        _mm_prefetch(src[r] + (i + 2 * AMX_PACK_TILES) * 64, _MM_HINT_T0);
+                        v = _mm512_loadu_si512(src[r] + i * 64);
                     }
                     _mm512_storeu_si512(dst + i * 2048 + r * 64, v);
                 }
@@ -285,11 +285,17 @@ static void amx__pairs(const struct linear_job *j, uint32_t begin, uint32_t end,
     EPI_DISPATCH(amx__pairs_epi, j, begin, end, scratch)
 }
 
+const struct linear_set amx_linear_set_bf16 = {.pack = amx__pack,
+                                           .pack_rows = AMX_STRIP,
+                                           .pack_elem = 2,
+                                           .pack_min = 17,
+                                           .pairs = amx__pairs,
+                                           .pairs_max = AMX_PAIRS,
+                                           .rows_bytes = AMX_ROWS_WHOLE};
+
 void amx_linear_bf16(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {
-        .pack = amx__pack, .pack_rows = AMX_STRIP, .pack_min = 17, .pairs = amx__pairs, .pairs_max = AMX_PAIRS, .rows_bytes = AMX_ROWS_WHOLE};
-    cpu_linear(b, a, &set);
+    cpu_linear(b, a, &amx_linear_set_bf16);
 }
 
 double amx_peak_bf16(uint64_t steps)

@@ -19,13 +19,17 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
         __m256 s = _mm256_load_ps(sums + c);
         if (w->bias) s = _mm256_add_ps(s, _mm256_loadu_ps(w->bias + (size_t)pair * 32 + c));
         if (e == BE_EPI_GELU_TANH || (e == BE_EPI_GLU_GELU_TANH && c < 16)) s = v8_gelu_tanh(s);
+        if (e == BE_EPI_GELU_ERF) s = v8_gelu_erf(s);
+        if (e == BE_EPI_QUICK_GELU) s = v8_quick_gelu(s);
         if (e == BE_EPI_GLU_SILU && c < 16) s = v8_silu(s);
         _mm256_store_ps(v + c, s);
     }
     if (w->glu)
         for (uint32_t c = 0; c < 16; c += 8) _mm256_store_ps(v + c, _mm256_mul_ps(_mm256_load_ps(v + c), _mm256_load_ps(v + 16 + c)));
     if (e == BE_EPI_F32 || e == BE_EPI_ADD_F32) {
-        float *out = linear_out_f32(j, row, pair);
+        bool scaled = e == BE_EPI_ADD_F32 && j->add_row;
+        float *out = linear_out_f32(j, scaled ? j->add_row[row] : row, pair), weight = scaled ? j->add_weight[row] : 1.0f;
+        for (uint32_t c = 0; scaled && c < cols; c++) v[c] *= weight;
         for (uint32_t c = 0; e == BE_EPI_ADD_F32 && c < cols; c++) v[c] += out[c];
         memcpy(out, v, cols * sizeof(float));
         return;
@@ -123,6 +127,8 @@ Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t e
     case BE_EPI_ADD_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_ADD_F32); break;                                      \
     case BE_EPI_ACT: y__pairs_of(j, begin, end, BF16, BE_EPI_ACT); break;                                              \
     case BE_EPI_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_TANH); break;                                  \
+    case BE_EPI_GELU_ERF: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_ERF); break;                                    \
+    case BE_EPI_QUICK_GELU: y__pairs_of(j, begin, end, BF16, BE_EPI_QUICK_GELU); break;                                \
     case BE_EPI_GLU_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_GELU_TANH); break;                          \
     case BE_EPI_GLU_SILU: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_SILU); break;                                    \
     }
@@ -142,22 +148,25 @@ static void y__pairs_f32(const struct linear_job *j, uint32_t begin, uint32_t en
 /* bf16 rows to f32, same stride in elements. */
 static void y__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
-    size_t first = (size_t)begin * j->w->kpad, last = (size_t)end * j->w->kpad; /* multiples of 32 */
-    const uint16_t *src = (const uint16_t *)(const void *)j->x;
-    float *dst = (float *)(void *)j->packed;
-    for (size_t i = first; i < last; i += 8) _mm256_store_ps(dst + i, v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
+    uint32_t ld = j->w->kpad; /* a multiple of 32 */
+    for (uint32_t r = begin; r < end; r++) {
+        const uint16_t *src = (const uint16_t *)(const void *)linear_src_row(j, r);
+        float *dst = (float *)(void *)j->packed + (size_t)r * ld;
+        for (uint32_t i = 0; i < ld; i += 8) _mm256_store_ps(dst + i, v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
+    }
 }
+
+const struct linear_set avx2_linear_set_bf16 = {.pack = y__pack, .pack_rows = 16, .pack_elem = 4, .pack_min = 0, .pairs = y__pairs_bf16, .pairs_max = 8};
+const struct linear_set avx2_linear_set_f32 = {.pairs = y__pairs_f32, .pairs_max = 8};
 
 void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {.pack = y__pack, .pack_rows = 16, .pack_min = 0, .pairs = y__pairs_bf16, .pairs_max = 8};
-    cpu_linear(b, a, &set);
+    cpu_linear(b, a, &avx2_linear_set_bf16);
 }
 
 void avx2_linear_f32(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {.pairs = y__pairs_f32, .pairs_max = 8};
-    cpu_linear(b, a, &set);
+    cpu_linear(b, a, &avx2_linear_set_f32);
 }
 
 /* ---- ceilings */

@@ -107,16 +107,17 @@ static void z__pairs_f32(const struct linear_job *j, uint32_t begin, uint32_t en
     EPI_DISPATCH(z__f32_epi, j, begin, end, scratch)
 }
 
+const struct linear_set avx512_linear_set_bf16 = {.pairs = z__pairs_bf16, .pairs_max = 8};
+const struct linear_set avx512_linear_set_f32 = {.pairs = z__pairs_f32, .pairs_max = 8};
+
 void avx512_linear_bf16(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {.pairs = z__pairs_bf16, .pairs_max = 8};
-    cpu_linear(b, a, &set);
+    cpu_linear(b, a, &avx512_linear_set_bf16);
 }
 
 void avx512_linear_f32(struct backend *b, const struct be_linear_args *a)
 {
-    static const struct linear_set set = {.pairs = z__pairs_f32, .pairs_max = 8};
-    cpu_linear(b, a, &set);
+    cpu_linear(b, a, &avx512_linear_set_f32);
 }
 
 /* ---- ceilings */

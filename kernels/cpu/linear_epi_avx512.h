@@ -18,6 +18,8 @@ struct epi_dest {
      * whole lines: halves written apart would bring every line in and out of the cache twice. */
     uint16_t *stage;
     bool join; /* this is the odd pair */
+    const uint32_t *add_row; /* as in linear_job */
+    const float *add_weight;
 };
 
 static inline struct epi_dest epi_dest_of(const struct linear_job *j, uint32_t pair)
@@ -31,6 +33,8 @@ static inline struct epi_dest epi_dest_of(const struct linear_job *j, uint32_t p
         .m0 = v16_mask(cols),
         .m1 = v16_mask(cols > 16 ? cols - 16 : 0),
         .bf16 = j->w->type == BE_BF16,
+        .add_row = j->add_row,
+        .add_weight = j->add_weight,
     };
     return d;
 }
@@ -68,6 +72,12 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     }
     switch (e) {
     case BE_EPI_ADD_F32:
+        if (d->add_row) {
+            __m512 weight = _mm512_set1_ps(d->add_weight[row]);
+            out = d->out + d->add_row[row] * d->stride;
+            s0 = _mm512_mul_ps(s0, weight);
+            s1 = _mm512_mul_ps(s1, weight);
+        }
         s0 = _mm512_add_ps(s0, _mm512_maskz_loadu_ps(d->m0, out));
         s1 = _mm512_add_ps(s1, _mm512_maskz_loadu_ps(d->m1, out + 64));
         /* fall through */
@@ -78,11 +88,16 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     case BE_EPI_GELU_TANH:
         s0 = v16_gelu_tanh(s0);
         s1 = v16_gelu_tanh(s1);
-        /* fall through */
-    case BE_EPI_ACT:
-        epi_store_act(out, 0, d->bf16, d->m0, s0);
-        epi_store_act(out, 1, d->bf16, d->m1, s1);
-        return;
+        break;
+    case BE_EPI_GELU_ERF:
+        s0 = v16_gelu_erf(s0);
+        s1 = v16_gelu_erf(s1);
+        break;
+    case BE_EPI_QUICK_GELU:
+        s0 = v16_quick_gelu(s0);
+        s1 = v16_quick_gelu(s1);
+        break;
+    case BE_EPI_ACT: break;
     case BE_EPI_GLU_GELU_TANH:
         epi_store_glu(d, out, row, _mm512_mul_ps(v16_gelu_tanh(s0), s1));
         return;
@@ -90,6 +105,8 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
         epi_store_glu(d, out, row, _mm512_mul_ps(v16_silu(s0), s1));
         return;
     }
+    epi_store_act(out, 0, d->bf16, d->m0, s0);
+    epi_store_act(out, 1, d->bf16, d->m1, s1);
 }
 
 /* Calls FN(job, begin, end, scratch, epilogue) with the epilogue as a constant, so that each gets its own loop. */
@@ -99,6 +116,8 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     case BE_EPI_ADD_F32: FN(job, begin, end, scratch, BE_EPI_ADD_F32); break;                                          \
     case BE_EPI_ACT: FN(job, begin, end, scratch, BE_EPI_ACT); break;                                                  \
     case BE_EPI_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GELU_TANH); break;                                      \
+    case BE_EPI_GELU_ERF: FN(job, begin, end, scratch, BE_EPI_GELU_ERF); break;                                        \
+    case BE_EPI_QUICK_GELU: FN(job, begin, end, scratch, BE_EPI_QUICK_GELU); break;                                    \
     case BE_EPI_GLU_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GLU_GELU_TANH); break;                              \
     case BE_EPI_GLU_SILU: FN(job, begin, end, scratch, BE_EPI_GLU_SILU); break;                                        \
     }

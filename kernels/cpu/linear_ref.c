@@ -21,6 +21,17 @@ static float ref__silu(float z)
     return z / (1.0f + expf(-z));
 }
 
+/* gelu_erf(z) = 0.5 z (1 + erf(z/sqrt(2))), by erfc so that nothing cancels for negative z. */
+static float ref__gelu_erf(float z)
+{
+    return 0.5f * z * erfcf(z * -0.70710678118654752f);
+}
+
+static float ref__quick_gelu(float z)
+{
+    return z / (1.0f + expf(-1.702f * z));
+}
+
 /* Writes 32 packed sums of row t, with bias already added, where the epilogue wants them. */
 static void ref__epilogue(const struct be_linear_args *a, uint32_t pair, uint32_t t, const float sum[32])
 {
@@ -36,6 +47,8 @@ static void ref__epilogue(const struct be_linear_args *a, uint32_t pair, uint32_
     for (uint32_t c = 0; c < width; c++) {
         float v = sum[c];
         if (a->epilogue == BE_EPI_GELU_TANH) v = ref__gelu_tanh(v);
+        if (a->epilogue == BE_EPI_GELU_ERF) v = ref__gelu_erf(v);
+        if (a->epilogue == BE_EPI_QUICK_GELU) v = ref__quick_gelu(v);
         if (a->epilogue == BE_EPI_GLU_GELU_TANH) v = ref__gelu_tanh(v) * sum[16 + c];
         if (a->epilogue == BE_EPI_GLU_SILU) v = ref__silu(v) * sum[16 + c];
         act_put(a->out, w->type, at + c, pair * width + c < n ? v : 0.0f);

@@ -1,4 +1,4 @@
-/* Norms, rotary tables, qkv, patches and pooling in plain C: the oracle of the vector files. Sums run in double, so that these results
+/* Norms, rotary tables, qkv, patches, pooling and interpolation in plain C: the oracle of the vector files. Sums run in double, so that these results
  * are closer to the formula than any vector order can be. */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -186,14 +186,16 @@ static void ref__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     (void)worker;
     const struct ref_patchify *j = ctx;
     const struct be_patchify_args *a = j->a;
-    uint32_t ps = a->patch, cols = a->width / ps, k = 3 * ps * ps;
+    uint32_t ps = a->patch, cols = a->width / ps, depth = u32_max(a->depth, 1), k = 3 * depth * ps * ps;
     size_t ld = be_ld(k);
     for (uint32_t p = begin; p < end; p++) {
-        uint32_t y0 = p / cols * ps, x0 = p % cols * ps;
-        for (uint32_t c = 0; c < 3; c++) {
+        uint32_t q = a->order ? a->order[p] : p, y0 = q / cols * ps, x0 = q % cols * ps;
+        for (uint32_t plane = 0; plane < 3 * depth; plane++) {
+            uint32_t c = plane / depth;
+            const uint8_t *rgb = a->rgb + plane % depth * a->frame_stride;
             for (uint32_t i = 0; i < ps * ps; i++) {
-                uint8_t level = a->rgb[((size_t)(y0 + i / ps) * a->width + x0 + i % ps) * 3 + c];
-                act_put(a->out, j->act, p * ld + c * ps * ps + i, a->lut[c * 256 + level]);
+                uint8_t level = rgb[((size_t)(y0 + i / ps) * a->width + x0 + i % ps) * 3 + c];
+                act_put(a->out, j->act, p * ld + plane * ps * ps + i, a->lut[c * 256 + level]);
             }
         }
         for (size_t i = k; i < ld; i++) act_put(a->out, j->act, p * ld + i, 0.0f);
@@ -227,4 +229,48 @@ void ref_pool(struct backend *b, const struct be_pool_args *a)
 {
     struct be_pool_args job = *a;
     cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel), ROW_GRAIN, ref__pool_range, &job);
+}
+
+/* ---- rows: weighted sums of a table's rows, f32 rows as act rows */
+
+static void ref__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct be_interpolate_args *a = ctx;
+    for (uint32_t t = begin; t < end; t++) {
+        const uint32_t *rows = a->rows + (size_t)t * 4;
+        const float *w = a->weights + (size_t)t * 4;
+        for (uint32_t i = 0; i < a->c; i++) {
+            float sum = w[0] * a->table[(size_t)rows[0] * a->c + i];
+            for (uint32_t k = 1; k < 4; k++) sum += w[k] * a->table[(size_t)rows[k] * a->c + i];
+            a->out[(size_t)t * a->c + i] = sum;
+        }
+    }
+}
+
+void ref_interpolate(struct backend *b, const struct be_interpolate_args *a)
+{
+    struct be_interpolate_args job = *a;
+    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__interpolate_range, &job);
+}
+
+struct ref_pack {
+    const struct be_pack_args *a;
+    enum be_dtype act;
+};
+
+static void ref__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct ref_pack *j = ctx;
+    const struct be_pack_args *a = j->a;
+    size_t ld = be_ld(a->c);
+    for (uint32_t t = begin; t < end; t++)
+        for (size_t i = 0; i < ld; i++) act_put(a->out, j->act, t * ld + i, i < a->c ? a->x[(size_t)t * a->c + i] : 0.0f);
+}
+
+void ref_pack(struct backend *b, const struct be_pack_args *a)
+{
+    struct ref_pack job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__pack_range, &job);
 }

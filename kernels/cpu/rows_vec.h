@@ -1,7 +1,8 @@
-/* Norms, rotary tables, qkv, embed, patches and pooling, written once over the vocabulary of vops_*.h and compiled for each vector set (the including
+/* Norms, rotary tables, qkv, embed, patches, pooling, interpolation and routing, written once over the vocabulary of vops_*.h and compiled for each vector set (the including
  * .c file is nothing but that). A row's sums run over four vectors in turn and then across lanes: an order that depends on the row's
  * length only. Meanings and layouts: backend.h, kv_layout.h; plain forms: rows_ref.c. */
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/cpu/route.h"
 
 #include <math.h>
 
@@ -342,16 +343,18 @@ static void vec__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     (void)worker;
     const struct vec_patchify *j = ctx;
     const struct be_patchify_args *a = j->a;
-    uint32_t ps = a->patch, cols = a->width / ps, k = 3 * ps * ps;
+    uint32_t ps = a->patch, cols = a->width / ps, depth = u32_max(a->depth, 1), k = 3 * depth * ps * ps;
     size_t ld = be_ld(k);
     for (uint32_t p = begin; p < end; p++) {
-        const uint8_t *corner = a->rgb + ((size_t)(p / cols * ps) * a->width + p % cols * ps) * 3;
+        uint32_t q = a->order ? a->order[p] : p;
+        const uint8_t *corner = a->rgb + ((size_t)(q / cols * ps) * a->width + q % cols * ps) * 3;
         float *out32 = (float *)a->out + p * ld;
         uint16_t *out16 = (uint16_t *)a->out + p * ld;
-        for (uint32_t y = 0; y < ps; y++) {
-            const uint8_t *px = corner + (size_t)y * a->width * 3;
+        for (uint32_t row = 0; row < depth * ps; row++) { /* of a frame */
+            uint32_t s = row / ps, y = row % ps;
+            const uint8_t *px = corner + s * a->frame_stride + (size_t)y * a->width * 3;
             for (uint32_t c = 0; c < 3; c++) {
-                uint32_t at = (c * ps + y) * ps;
+                uint32_t at = ((c * depth + s) * ps + y) * ps;
                 for (uint32_t x = 0; x < ps; x++) {
                     if (j->act == BE_F32) {
                         out32[at + x] = a->lut[c * 256 + px[3 * x + c]];
@@ -370,7 +373,7 @@ void SET(patchify)(struct backend *b, const struct be_patchify_args *a)
 {
     struct vec_patchify job = {.a = a, .act = b->act};
     vec__to_bf16(job.lut16, a->lut, 3 * 256);
-    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch), vec__grain((size_t)3 * a->patch * a->patch * 4), vec__patchify_range, &job);
+    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch), vec__grain((size_t)12 * u32_max(a->depth, 1) * a->patch * a->patch), vec__patchify_range, &job);
 }
 
 static void vec__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -393,4 +396,91 @@ void SET(pool)(struct backend *b, const struct be_pool_args *a)
 {
     struct be_pool_args job = *a;
     cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel), vec__grain((size_t)a->kernel * a->kernel * a->c), vec__pool_range, &job);
+}
+
+/* ---- rows: weighted sums of a table's rows, f32 rows as act rows */
+
+static void vec__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct be_interpolate_args *a = ctx;
+    for (uint32_t t = begin; t < end; t++) {
+        const float *row[4], *w = a->weights + (size_t)t * 4;
+        for (uint32_t k = 0; k < 4; k++) row[k] = a->table + (size_t)a->rows[(size_t)t * 4 + k] * a->c;
+        VEC_FOR(i, a->c) {
+            uint32_t n = a->c - i;
+            struct vf sum = vf_mul(vf_set1(w[0]), vf_load_n(row[0] + i, n));
+            for (uint32_t k = 1; k < 4; k++) sum = vf_add(sum, vf_mul(vf_set1(w[k]), vf_load_n(row[k] + i, n)));
+            vf_store_n(a->out + (size_t)t * a->c + i, sum, n);
+        }
+    }
+}
+
+void SET(interpolate)(struct backend *b, const struct be_interpolate_args *a)
+{
+    struct be_interpolate_args job = *a;
+    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * 4), vec__interpolate_range, &job);
+}
+
+struct vec_pack {
+    const struct be_pack_args *a;
+    enum be_dtype act;
+};
+
+static void vec__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct vec_pack *j = ctx;
+    const struct be_pack_args *a = j->a;
+    size_t ld = be_ld(a->c), size = be_dtype_bytes(j->act);
+    for (uint32_t t = begin; t < end; t++) {
+        const float *x = a->x + (size_t)t * a->c;
+        char *out = (char *)a->out + t * ld * size;
+        if (j->act == BE_F32) {
+            memcpy(out, x, a->c * size);
+        } else {
+            vec__to_bf16((uint16_t *)(void *)out, x, a->c);
+        }
+        memset(out + a->c * size, 0, (ld - a->c) * size);
+    }
+}
+
+void SET(pack)(struct backend *b, const struct be_pack_args *a)
+{
+    struct vec_pack job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, vec__grain(a->c), vec__pack_range, &job);
+}
+
+/* ---- route */
+
+/* Exponentials of a row into e; returns 1 / their sum. */
+static float vec__route_exp(const float *logits, uint32_t n, float *e)
+{
+    struct vf top = vf_set1(-INFINITY), sum = vf_set1(0);
+    VEC_FOR(i, n) top = vf_max(top, vf_first_n(vf_load_n(logits + i, n - i), top, n - i));
+    top = vf_set1(vf_hmax(top));
+    VEC_FOR(i, n) {
+        struct vf v = vf_first_n(vf_exp(vf_sub(vf_load_n(logits + i, n - i), top)), vf_set1(0), n - i);
+        vf_store_n(e + i, v, n - i);
+        sum = vf_add(sum, v);
+    }
+    return 1.0f / vf_sum(sum);
+}
+
+static void vec__route_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    const struct route_job *j = ctx;
+    const struct be_route_args *a = j->a;
+    float *e = cpu_thread_scratch(j->b, worker);
+    for (uint32_t t = begin; t < end; t++) {
+        const float *logits = a->logits + (size_t)t * a->experts;
+        route_finish(a, t, e, vec__route_exp(logits, a->experts, e));
+    }
+}
+
+void SET(route)(struct backend *b, const struct be_route_args *a)
+{
+    KN_ASSERT((size_t)a->experts * sizeof(float) <= CPU_THREAD_SCRATCH);
+    struct route_job job = {a, b};
+    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->experts * 16), vec__route_range, &job);
 }

@@ -61,6 +61,33 @@ static inline __m256 v8_silu(__m256 z)
     return v8_gate(z, z);
 }
 
+/* As v16_gelu_erf. */
+static inline __m256 v8_gelu_erf(__m256 z)
+{
+    __m256 sign = _mm256_set1_ps(-0.0f), zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
+    __m256 t = _mm256_min_ps(_mm256_set1_ps(10.0f), _mm256_andnot_ps(sign, z));
+    __m256 r = _mm256_set1_ps(-0x1.fc5ab0p-32f);
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.93da58p-26f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.11d122p-21f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.9ac40ep-18f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.6a872ep-15f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.4f0b0ep-13f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.1b0c62p-14f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(-0x1.408d26p-8f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.2a27bep-5f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.45eedcp-2f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.988486p-1f));
+    r = _mm256_fmadd_ps(r, t, _mm256_set1_ps(0x1.62e430p-1f));
+    __m256 h = v8_exp(_mm256_sub_ps(zero, r));
+    __m256 p = _mm256_blendv_ps(h, _mm256_sub_ps(one, h), _mm256_cmp_ps(z, zero, _CMP_GE_OQ));
+    return _mm256_and_ps(_mm256_mul_ps(z, p), _mm256_cmp_ps(z, _mm256_set1_ps(-10.0f), _CMP_NLT_UQ));
+}
+
+static inline __m256 v8_quick_gelu(__m256 z)
+{
+    return v8_gate(z, _mm256_mul_ps(z, _mm256_set1_ps(1.702f)));
+}
+
 /* bf16, round to nearest even; NaN stays NaN. */
 static inline __m128i v8_to_bf16(__m256 x)
 {

@@ -135,6 +135,50 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     return *n < UINT32_MAX - 64 && d->k < UINT32_MAX - 64 && (b->act == BE_F32 || b->act == BE_BF16);
 }
 
+/* ---- memory of the data. Huge pages round a weight up to 2 MB, a third of an expert's 3 or 6 MB; so weights of such sizes stand in slabs, one behind the
+ * other. A slab goes with its last weight. What is left over at its end is never touched, and so is no memory. */
+
+#define SLAB_BYTES ((size_t)128 << 20)
+#define SLAB_FROM  ((size_t)512 << 10) /* smaller ones take no huge pages */
+#define SLAB_TO    ((size_t)32 << 20)
+
+struct cpu_slab {
+    char *mem;
+    size_t used;
+    uint32_t weights;
+};
+
+static void pack__slab_leave(struct backend *b, struct cpu_slab *s)
+{
+    if (--s->weights > 0) return;
+    if (b->slab == s) b->slab = NULL;
+    cpu_mem_free(s->mem);
+    free(s);
+}
+
+static bool pack__alloc_data(struct backend *b, struct be_weight *w, size_t bytes)
+{
+    if (bytes < SLAB_FROM || bytes > SLAB_TO) {
+        w->data = cpu_mem_alloc(bytes);
+        return w->data != NULL;
+    }
+    if (!b->slab || SLAB_BYTES - b->slab->used < bytes) {
+        struct cpu_slab *s = calloc(1, sizeof *s);
+        char *mem = s ? cpu_mem_alloc(SLAB_BYTES) : NULL;
+        if (!mem) {
+            free(s);
+            return false;
+        }
+        s->mem = mem;
+        b->slab = s; /* the one before belongs to its weights alone from now on */
+    }
+    w->slab = b->slab;
+    w->slab->weights++;
+    w->data = w->slab->mem + w->slab->used;
+    w->slab->used += (bytes + 63) / 64 * 64;
+    return true;
+}
+
 /* Room for CPU_M_BLOCK rows of the widest input, in f32 (which the sets without bf16 arithmetic need). */
 static enum be_result pack__grow_scratch(struct backend *b, uint32_t kpad)
 {
@@ -166,9 +210,8 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
     w->panel_bytes = w->type == BE_F32 ? (size_t)w->k * 64 : (size_t)w->kpad * 32;
     size_t data = w->panel_bytes * 2 * w->pairs, bias = d->bias ? (size_t)w->pairs * 32 * sizeof(float) : 0;
     w->bytes = data + bias;
-    w->data = cpu_mem_alloc(data);
     w->bias = bias ? cpu_mem_alloc(bias) : NULL;
-    if (!w->data || (bias && !w->bias) || pack__grow_scratch(b, w->kpad) != BE_OK) {
+    if (!pack__alloc_data(b, w, data) || (bias && !w->bias) || pack__grow_scratch(b, w->kpad) != BE_OK) {
         snprintf(b->error, sizeof b->error, "out of memory: a weight of %zu bytes", w->bytes);
         cpu_weight_free(b, w);
         return BE_NOMEM;
@@ -189,9 +232,12 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
 
 void cpu_weight_free(struct backend *b, struct be_weight *w)
 {
-    (void)b;
     if (!w) return;
-    cpu_mem_free(w->data);
+    if (w->slab) {
+        pack__slab_leave(b, w->slab);
+    } else {
+        cpu_mem_free(w->data);
+    }
     cpu_mem_free(w->bias);
     free(w);
 }

@@ -1,8 +1,9 @@
-/* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes, windows, pictures and ragged batches; and
+/* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes, windows, groups, pictures and ragged batches; and
  * bit-equality inside a set: rows alone, cut into chunks, beside other sequences, with any number of threads.
  *
- *     test_backend_attn [--bench]      --bench prints processor times of real shapes on one thread instead */
+ *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread instead */
 #include "kernels/backend.h"
+#include "tests/lib/backend_sets.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,14 +17,17 @@
 struct shape {
     uint32_t heads, kv_heads, dim, window;
     float softcap;
-    float gain; /* of the scale, 0 = 1: how far apart the scores lie */
+    float gain;     /* of the scale, 0 = 1: how far apart the scores lie */
+    uint32_t group; /* not 0: runs of this many rows see each other and nothing else; the last run of a sequence may be shorter */
 };
 static const struct shape shapes[] = {
-    {4, 1, 256, 0, 0, 0},   {4, 1, 256, 300, 0, 0}, {3, 1, 24, 9, 0, 0},   {8, 4, 64, 0, 0, 0},   {16, 16, 72, 0, 0, 0}, {2, 2, 20, 0, 0, 0},
-    {6, 2, 128, 33, 50, 0}, {5, 5, 10, 1, 0, 0},     {12, 2, 80, 64, 0, 0}, {40, 1, 16, 0, 0, 0}, {2, 1, 512, 100, 0, 0},
-    {4, 2, 72, 0, 0, 12}, {4, 1, 256, 40, 0, 12},
+    {4, 1, 256, 0, 0, 0, 0},   {4, 1, 256, 300, 0, 0, 0}, {3, 1, 24, 9, 0, 0, 0},   {8, 4, 64, 0, 0, 0, 0},   {16, 16, 72, 0, 0, 0, 0}, {2, 2, 20, 0, 0, 0, 0},
+    {6, 2, 128, 33, 50, 0, 0}, {5, 5, 10, 1, 0, 0, 0},    {12, 2, 80, 64, 0, 0, 0}, {40, 1, 16, 0, 0, 0, 0},  {2, 1, 512, 100, 0, 0, 0},
+    {4, 2, 72, 0, 0, 12, 0},   {4, 1, 256, 40, 0, 12, 0},
+    {2, 2, 80, 0, 0, 0, 64},   {3, 3, 8, 0, 0, 0, 4},     {2, 2, 20, 0, 0, 0, 16},  {1, 1, 40, 0, 0, 0, 64},  {2, 1, 24, 0, 0, 12, 12},
+    {1, 1, 80, 0, 0, 12, 256}, {2, 2, 72, 0, 0, 0, 1000}, {1, 1, 44, 0, 30, 0, 7},
 };
-static const char *const sets[] = {"avx2", "avx512", "amx"};
+static const char *const sets[] = {BACKEND_SETS}; /* "reference" is what the others are measured by */
 
 /* Sequences of one batch: tokens in all, and a picture [begin, end) whose rows see each other. */
 static const struct {
@@ -54,6 +58,12 @@ static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32
 {
     for (uint32_t p = from; p < to; p++, row++) {
         pos[row] = p;
+        if (w->sh->group) {
+            uint32_t first = p / w->sh->group * w->sh->group, end = first + w->sh->group;
+            lo[row] = first;
+            hi[row] = (end < seqs[seq].tokens ? end : seqs[seq].tokens) - 1;
+            continue;
+        }
         lo[row] = w->sh->window && p + 1 > w->sh->window ? p + 1 - w->sh->window : 0;
         hi[row] = p >= seqs[seq].image_begin && p < seqs[seq].image_end ? seqs[seq].image_end - 1 : p;
     }
@@ -160,7 +170,7 @@ static void check_shape(const struct shape *sh, enum be_dtype act, const char *s
         if (!(d <= worst)) worst = d;
         if (i % ld >= (size_t)sh->heads * sh->dim) assert_true(value(whole, act, i) == 0.0f);
     }
-    if (!(worst <= bound)) print_message("%s %u/%u heads of %u, window %u, gain %g: off by %g\n", set, sh->heads, sh->kv_heads, sh->dim, sh->window, (double)sh->gain, worst);
+    if (!(worst <= bound)) print_message("%s %u/%u heads of %u, window %u, groups of %u, gain %g: off by %g\n", set, sh->heads, sh->kv_heads, sh->dim, sh->window, sh->group, (double)sh->gain, worst);
     assert_true(worst <= bound);
     world_close(&w);
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
@@ -186,6 +196,7 @@ static void test_sets(void **state)
 {
     (void)state;
     for (uint32_t k = 0; k < sizeof sets / sizeof *sets; k++) {
+        if (strcmp(sets[k], "reference") == 0) continue;
         if (!be_cpu_has(sets[k])) {
             print_message("this CPU has no %s\n", sets[k]);
             continue;
@@ -210,7 +221,7 @@ static double now_s(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t from, uint32_t t, bool both_ways)
+static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t from, uint32_t t, uint32_t group)
 {
     const struct be_ops *ops = be_cpu_ops();
     const struct be_params p = {.act = BE_BF16, .threads = 1, .kernels = set};
@@ -227,20 +238,20 @@ static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32
     for (size_t i = 0; i < (size_t)t * heads * dim; i++) ((uint16_t *)q)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
     for (uint32_t i = 0; i < t; i++) {
         pos[i] = from + i;
-        lo[i] = 0;
-        hi[i] = both_ways ? all - 1 : from + i;
+        lo[i] = group ? (from + i) / group * group : 0;
+        hi[i] = group ? (lo[i] + group < all ? lo[i] + group : all) - 1 : from + i;
     }
     const struct be_rows rows = {.t = t, .seq_count = 1, .seq_row = starts, .seq_table = &at, .tables = table, .pos = pos, .lo = lo, .hi = hi};
     const struct be_attn_args a = {.rows = &rows, .heads = heads, .kv = {.arena = arena, .kv_heads = kv_heads, .head_dim = dim}, .q = q, .scale = 1 / sqrtf((float)dim), .out = out};
     double best = 1e9, flops = 0;
-    for (uint32_t i = 0; i < t; i++) flops += 4.0 * heads * dim * (both_ways ? all : from + i + 1);
+    for (uint32_t i = 0; i < t; i++) flops += 4.0 * heads * dim * (hi[i] - lo[i] + 1);
     for (int i = 0; i < 5; i++) {
         double s = now_s();
         ops->attn(b, &a);
         s = now_s() - s;
         best = s < best ? s : best;
     }
-    printf("%-9s %2u/%2u heads of %3u, %4u queries after %4u: %8.3f ms  %.3f TFLOP/s  %.2f GB/s of KV\n", set, heads, kv_heads, dim, t, from, best * 1e3, flops / best * 1e-12,
+    printf("%-9s %2u/%2u heads of %3u, %4u queries after %4u, groups of %4u: %8.3f ms  %.3f TFLOP/s  %.2f GB/s of KV\n", set, heads, kv_heads, dim, t, from, group, best * 1e3, flops / best * 1e-12,
            (double)all * kv_heads * dim * 4 / best * 1e-9);
     ops->free(b, arena);
     ops->free(b, q);
@@ -256,12 +267,17 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         for (uint32_t k = 0; k < sizeof sets / sizeof *sets; k++) {
-            if (!be_cpu_has(sets[k])) continue;
-            bench_one(sets[k], 4, 1, 256, 0, 512, false);
-            bench_one(sets[k], 4, 1, 256, 0, 2048, false);
-            bench_one(sets[k], 8, 4, 256, 0, 2048, false);
-            bench_one(sets[k], 4, 1, 256, 2047, 1, false);
-            bench_one(sets[k], 16, 16, 72, 0, 4096, true);
+            if (!be_cpu_has(sets[k]) || (argc > 2 && strcmp(argv[2], sets[k]) != 0)) continue;
+            bench_one(sets[k], 4, 1, 256, 0, 512, 0);
+            bench_one(sets[k], 4, 1, 256, 0, 2048, 0);
+            bench_one(sets[k], 8, 4, 256, 0, 2048, 0);
+            bench_one(sets[k], 4, 1, 256, 2047, 1, 0);
+            bench_one(sets[k], 16, 16, 72, 0, 4096, 4096);
+            bench_one(sets[k], 16, 16, 80, 0, 4096, 4096);
+            bench_one(sets[k], 16, 16, 80, 0, 4096, 256);
+            bench_one(sets[k], 16, 16, 80, 0, 4096, 64);
+            bench_one(sets[k], 16, 16, 80, 0, 4096, 16);
+            bench_one(sets[k], 16, 16, 80, 0, 4096, 4);
         }
         return 0;
     }

@@ -1,6 +1,7 @@
 /* linear, embed and weight packing: every kernel set that this CPU has against sums in double over the same rounded inputs, and the rule that a
  * row's bits depend on that row alone - not on how many rows, how they were cut, or how many threads. */
 #include "kernels/backend.h"
+#include "tests/lib/backend_sets.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-static const char *const sets[] = {"reference", "avx2", "avx512", "amx"};
+static const char *const sets[] = {BACKEND_SETS};
 #define SETS (sizeof sets / sizeof *sets)
 
 /* ---- numbers */
@@ -185,11 +186,21 @@ static struct sum dot(const struct fixture *f, uint32_t t, uint32_t col)
     return (struct sum){v, (mag + 1) * (4 + f->c->k / 64.0) * 0x1p-24};
 }
 
-/* Slopes of gelu and silu are below 1.13; the vector functions are good to a few units of 2^-22 of the result, which is at most |z|. */
-static struct sum gate(struct sum z, bool silu)
+/* The gate functions of the epilogues, far enough out without their cancellation. */
+static double gate_value(enum be_epilogue e, double z)
 {
-    double y = silu ? z.v / (1 + exp(-z.v)) : 0.5 * z.v * (1 + tanh(0.7978845608028654 * (z.v + 0.044715 * z.v * z.v * z.v)));
-    return (struct sum){y, 1.13 * z.err + fabs(z.v) * 0x1p-21};
+    switch (e) {
+    case BE_EPI_GLU_SILU: return z / (1 + exp(-z));
+    case BE_EPI_QUICK_GELU: return z / (1 + exp(-1.702 * z));
+    case BE_EPI_GELU_ERF: return 0.5 * z * erfc(-z * 0.70710678118654752440);
+    default: return 0.5 * z * (1 + tanh(0.7978845608028654 * (z + 0.044715 * z * z * z)));
+    }
+}
+
+/* Slopes of all of them are below 1.13; the vector functions are good to a few units of 2^-22 of the result, which is at most |z|. */
+static struct sum gate(struct sum z, enum be_epilogue e)
+{
+    return (struct sum){gate_value(e, z.v), 1.13 * z.err + fabs(z.v) * 0x1p-21};
 }
 
 static struct sum expected(const struct fixture *f, uint32_t t, uint32_t col)
@@ -197,11 +208,13 @@ static struct sum expected(const struct fixture *f, uint32_t t, uint32_t col)
     struct sum s = dot(f, t, col), up;
     switch (f->c->epilogue) {
     case BE_EPI_ADD_F32: s.v += (double)f->res[(size_t)t * f->n_all + col]; break;
-    case BE_EPI_GELU_TANH: s = gate(s, false); break;
+    case BE_EPI_GELU_TANH:
+    case BE_EPI_GELU_ERF:
+    case BE_EPI_QUICK_GELU: s = gate(s, f->c->epilogue); break;
     case BE_EPI_GLU_GELU_TANH:
     case BE_EPI_GLU_SILU:
         up = dot(f, t, f->c->n + col);
-        s = gate(s, f->c->epilogue == BE_EPI_GLU_SILU);
+        s = gate(s, f->c->epilogue);
         s = (struct sum){s.v * up.v, s.err * fabs(up.v) + up.err * fabs(s.v) + s.err * up.err};
         break;
     case BE_EPI_F32:
@@ -284,6 +297,10 @@ static const struct linear_case cases[] = {
     {24, 17, 2, 33, BE_EPI_GLU_GELU_TANH, true, false, BE_F32},
     {588, 17, 1, 100, BE_EPI_ADD_F32, true, false, BE_BF16},
     {588, 64, 1, 100, BE_EPI_GELU_TANH, true, false, BE_F32},
+    {588, 70, 1, 100, BE_EPI_GELU_ERF, true, false, BE_F32},
+    {96, 33, 1, 100, BE_EPI_QUICK_GELU, true, false, BE_BF16},
+    {50, 7, 3, 33, BE_EPI_GELU_ERF, false, false, BE_F32},
+    {50, 40, 1, 64, BE_EPI_QUICK_GELU, false, false, BE_F32},
     {588, 40, 1, 33, BE_EPI_F32, false, true, BE_BF16},
     {640, 640, 1, 100, BE_EPI_F32, false, false, BE_BF16},
     {640, 176, 2, 100, BE_EPI_GLU_GELU_TANH, false, false, BE_BF16},
@@ -342,29 +359,42 @@ static void test_bad_row(void **state)
 static void test_gate_range(void **state)
 {
     (void)state;
-    static const float zs[] = {-3e38f, -1e20f, -200.f, -100.f, -88.f, -50.f, -20.f, -10.f, -6.f, -1.f, -1e-3f, -1e-20f, 0.f,
-                               1e-20f, 1e-3f,  0.5f,   1.f,    3.f,   9.f,   30.f,  88.f,  100.f, 3e38f};
-    enum { N = sizeof zs / sizeof *zs };
-    float one = 1;
+    static const float far[] = {-3e38f, -1e20f, -200.f, -100.f, -88.f, -50.f, -20.f, -1e-20f, 0.f, 1e-20f, 20.f, 30.f, 88.f, 100.f, 3e38f};
+    static const enum be_epilogue gates[] = {BE_EPI_GELU_TANH, BE_EPI_GELU_ERF, BE_EPI_QUICK_GELU};
+    enum { FAR = sizeof far / sizeof *far, N = FAR + 4001 };
+    float one = 1, *x = must(aligned_alloc(64, N * 32 * sizeof *x)), *out = must(aligned_alloc(64, N * 32 * sizeof *out)), *again = must(malloc(N * 32 * sizeof *again));
+    memset(x, 0, N * 32 * sizeof *x);
+    for (uint32_t i = 0; i < N; i++) x[i * 32] = i < FAR ? far[i] : (float)(i - FAR) * 0.00611f - 12.2f;
     for (size_t s = 0; s < SETS; s++) {
         if (!be_cpu_has(sets[s])) continue;
         struct backend *b = open_set(sets[s], BE_F32, 1);
         struct be_weight_desc d = {.k = 1, .src_count = 1, .src = {{&one, BE_F32, false, 1}}};
         struct be_weight *w = NULL;
         assert_int_equal(be_cpu_ops()->weight_pack(b, &d, &w), BE_OK);
-        float x[N * 32] __attribute__((aligned(64))) = {0}, out[N * 32] __attribute__((aligned(64)));
-        for (uint32_t i = 0; i < N; i++) x[i * 32] = zs[i];
-        struct be_linear_args a = {.w = w, .x = x, .t = N, .epilogue = BE_EPI_GELU_TANH, .out = out};
-        be_cpu_ops()->linear(b, &a);
-        for (uint32_t i = 0; i < N; i++) {
-            double z = (double)zs[i], want = 0.5 * z * (1 + tanh(0.7978845608028654 * (z + 0.044715 * z * z * z)));
-            /* Absolute below |z| = 10: the double formula itself cancels there; far out the result is exactly z or (nearly) zero. */
-            if (!(fabs((double)out[i * 32] - want) <= 1e-6 * fabs(z > 0 ? z : (z > -10 ? z : 1e-3))))
-                fail_msg("%s: gelu(%g) = %g, should be %g", sets[s], z, (double)out[i * 32], want);
+        for (size_t g = 0; g < sizeof gates / sizeof *gates; g++) {
+            struct be_linear_args a = {.w = w, .x = x, .t = N, .epilogue = gates[g], .out = out};
+            be_cpu_ops()->linear(b, &a);
+            for (uint32_t i = 0; i < N; i++) {
+                double z = (double)x[i * 32], want = gate_value(gates[g], z), got = (double)out[i * 32];
+                /* Relative to |z|, 2^-23 for erf (of which half is the product's own rounding; its polynomial is good to 4e-8), 1e-6 for the others, whose
+                 * gates take an exponential of a rounded argument; far below zero the result is (nearly) zero. */
+                double bound = (gates[g] == BE_EPI_GELU_ERF ? 0x1p-23 : 1e-6) * fabs(z > 0 ? z : (z > -10 ? z : 1e-3));
+                if (!(fabs(got - want) <= bound)) fail_msg("%s: gate %d of %.9g = %.9g, should be %.9g", sets[s], (int)gates[g], z, got, want);
+            }
+            a.t = 1;
+            for (uint32_t i = 0; i < N; i += 17) { /* a single row takes another way through the kernels */
+                a.x = x + (size_t)i * 32;
+                a.out = again + (size_t)i * 32;
+                be_cpu_ops()->linear(b, &a);
+                assert_memory_equal(again + (size_t)i * 32, out + (size_t)i * 32, 32 * sizeof *out);
+            }
         }
         be_cpu_ops()->weight_free(b, w);
         be_cpu_ops()->close(b);
     }
+    free(x);
+    free(out);
+    free(again);
 }
 
 static void test_embed(void **state)
@@ -403,6 +433,45 @@ static void test_embed(void **state)
     }
 }
 
+/* Weights that share their memory come and go in any order; those that stay are as they were. */
+static void test_weights_come_and_go(void **state)
+{
+    (void)state;
+    static const struct linear_case c = {640, 650, 1, 5, BE_EPI_F32, true, false, BE_BF16};
+    enum { N = 6 };
+    for (size_t s = 0; s < SETS; s++) {
+        for (int act = BE_F32; be_cpu_has(sets[s]) && act <= BE_BF16; act++) {
+            struct fixture f;
+            fixture_init(&f, &c, (enum be_dtype)act);
+            struct backend *b = open_set(sets[s], f.act, 2);
+            size_t row = f.ld_out * 4;
+            unsigned char *want = must(malloc(row * c.t)), *got = must(malloc(row * c.t));
+            struct be_weight *w[N] = {NULL};
+            rng_state = 5;
+            for (int step = 0; step < 60; step++) {
+                uint32_t at = (uint32_t)((rnd() + 1) * N / 2) % N;
+                if (w[at]) {
+                    be_cpu_ops()->weight_free(b, w[at]);
+                    w[at] = NULL;
+                } else {
+                    w[at] = pack(b, &f);
+                }
+                for (uint32_t i = 0; i < N; i++) {
+                    if (!w[i]) continue;
+                    run(b, &f, w[i], 0, c.t, step == 0 ? want : got);
+                    if (step > 0) assert_memory_equal(got, want, row * c.t);
+                }
+            }
+            check_values(&f, want, sets[s]);
+            for (uint32_t i = 0; i < N; i++) be_cpu_ops()->weight_free(b, w[i]);
+            be_cpu_ops()->close(b);
+            free(want);
+            free(got);
+            fixture_fini(&f);
+        }
+    }
+}
+
 /* What can't be packed is refused with a reason. */
 static void test_refusals(void **state)
 {
@@ -435,7 +504,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_bad_row), cmocka_unit_test(test_gate_range),
-        cmocka_unit_test(test_embed),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_embed),           cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("backend linear", tests, NULL, NULL);
 }
