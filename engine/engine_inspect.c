@@ -12,7 +12,7 @@
 static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 {
     return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->window == b->window &&
-           a->rope == b->rope && a->ff == b->ff;
+           a->rope == b->rope && a->ff == b->ff && a->experts == b->experts && a->experts_used == b->experts_used;
 }
 
 static enum status say_layers(struct buf *b, const struct engine *e)
@@ -23,15 +23,38 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         const struct desc_layer *l = &d->layers[n];
         uint32_t end = n + 1;
         while (end < d->layer_count && same_layer(&d->layers[end], l)) end++;
-        char which[32], kind[48];
+        char which[32], kind[48], mlp[80];
         snprintf(which, sizeof which, end - n > 1 ? "%u-%u" : "%u", n, end - 1);
         snprintf(kind, sizeof kind, l->window ? "sliding(%u)" : "full", l->window);
-        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, MLP %u\n", which, kind,
-                      l->heads, l->kv_heads, l->head_dim, (double)l->scale, d->ropes[l->rope].theta, d->ropes[l->rope].factor,
-                      l->ff);
+        if (l->experts)
+            snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
+        else
+            snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
+        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s\n", which, kind, l->heads,
+                      l->kv_heads, l->head_dim, (double)l->scale, d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
         n = end;
     }
+    for (uint32_t i = 0; i < d->rope_count && !st; i++) {
+        const struct desc_rope *r = &d->ropes[i];
+        if (r->yarn)
+            st = buf_addf(b, "YaRN       factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n", r->factor,
+                          r->yarn_original, r->yarn_beta_fast, r->yarn_beta_slow, r->attention);
+        if (!st && r->sections[0])
+            st = buf_addf(b, "mRoPE      %u + %u + %u frequencies, %s\n", r->sections[0], r->sections[1], r->sections[2],
+                          r->interleaved ? "interleaved" : "one after the other");
+    }
     return st;
+}
+
+/* Parameters that one token goes through: all but the experts that its router leaves out. */
+static uint64_t active_parameters(const struct engine *e)
+{
+    uint64_t n = e->survey.parameters;
+    for (uint32_t i = 0; i < e->desc.layer_count; i++) {
+        const struct desc_layer *l = &e->desc.layers[i];
+        n -= (uint64_t)(l->experts - l->experts_used) * 3 * e->desc.hidden * l->ff;
+    }
+    return n;
 }
 
 static enum status say_kv(struct buf *b, const struct engine *e)
@@ -47,10 +70,28 @@ static enum status say_kv(struct buf *b, const struct engine *e)
     return st;
 }
 
+static enum status say_tower(struct buf *b, const struct engine *e)
+{
+    const struct desc_vision *v = &e->desc.vision;
+    const struct image_config *c = &e->info.image.config;
+    uint32_t unit = v->patch * v->merge, full = 0;
+    enum status st = buf_addf(
+        b, "vision     multiples of %u pixels, %llu to %llu pixels in all, patches of %u, %u layers of %u, %u heads, MLP %u\n",
+        unit, (unsigned long long)c->area_min, (unsigned long long)c->area_max, v->patch, v->layers, v->hidden, v->heads, v->ff);
+    if (!st) st = buf_addf(b, "           %u x %u patches per token (soft id %u)", v->merge, v->merge, e->info.image.soft_id);
+    for (uint32_t n = 0; n < v->layers; n++) full += v->full_layers[n / 8] >> n % 8 & 1;
+    if (!st && v->window) st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
+    if (!st && v->position_side) st = buf_addf(b, ", positions %u x %u", v->position_side, v->position_side);
+    for (uint32_t i = 0; i < v->tap_count && !st; i++) st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->taps[i]);
+    if (!st && e->info.image.video_marker) st = buf_addf(b, ", videos (soft id %u)", e->info.image.video_soft_id);
+    return st ? st : buf_adds(b, "\n");
+}
+
 static enum status say_vision(struct buf *b, const struct engine *e)
 {
     const struct desc_vision *v = &e->desc.vision;
     if (!e->desc.has_vision) return buf_adds(b, "vision     none\n");
+    if (v->end == VISION_MERGE) return say_tower(b, e);
     return buf_addf(b,
                     "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per picture (soft id %u)%s\n",
                     v->image_size, v->image_size, v->patch, v->layers, v->hidden, v->heads, v->tokens, e->info.image.soft_id,
@@ -83,7 +124,9 @@ static enum status say_all(struct buf *b, const struct engine *e)
         "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
         e->model_type, e->backend_name, e->device, e->info.dtype, (unsigned long long)e->survey.parameters,
         stf_dtype_name(e->survey.stored), MIB(e->survey.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
-        e->plan.context_max, eos);
+        e->plan.context_max, at ? eos : "none");
+    if (!st && active_parameters(e) != e->survey.parameters)
+        st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
     if (!st && e->survey.ignored)
         st = buf_addf(b, "unused     %u tensors, the first is %s\n", e->survey.ignored, e->survey.first_ignored);
     if (!st) st = say_vision(b, e);

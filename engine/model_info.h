@@ -27,8 +27,15 @@ struct model_image_rule {
     const char *suffix;          /* "<end_of_image>\n\n" */
     const char *soft;            /* text of the soft token */
     uint32_t soft_id;            /* its id: never accepted from a client */
-    uint32_t tokens;             /* soft tokens per picture */
+    uint32_t tokens;             /* soft tokens per picture; 0: as its grid says (config.dynamic) */
     bool atomic;
+    bool grid;                   /* pictures have 3-D positions (struct prompt_grid) */
+    /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix + soft x tokens + suffix, each a picture of
+     * its own (Qwen3-VL); else one run of soft tokens for all frames, whose positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
+    const char *video_marker, *video_prefix, *video_suffix, *video_soft;
+    uint32_t video_soft_id;
+    bool video_stamps;
+    double tokens_per_second;
     struct image_config config;  /* preprocessing */
 };
 

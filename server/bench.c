@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 64 };
+enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 64, PICTURE_TOKENS = 4096 };
 
 struct bench_args {
     const char *model, *shape, *kernels, *dtype;
@@ -30,16 +30,62 @@ static const struct {
     const char *name, *config;
 } shapes[] = {
     {"gemma3-270m",
-     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":640,\"intermediate_size\":2048,\"num_hidden_layers\":18,"
-     "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,\"max_position_embeddings\":32768}"},
+     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":640,\"intermediate_size\":2048,"
+     "\"num_hidden_layers\":18,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,"
+     "\"max_position_embeddings\":32768}"},
     {"gemma3-1b",
-     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":1152,\"intermediate_size\":6912,\"num_hidden_layers\":26,"
-     "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,\"max_position_embeddings\":32768}"},
+     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":1152,\"intermediate_size\":6912,"
+     "\"num_hidden_layers\":26,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,"
+     "\"max_position_embeddings\":32768}"},
     {"gemma3-4b",
-     "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,\"intermediate_size\":10240,"
-     "\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},\"sliding_window\":1024},\"vision_config\":{"
-     "\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,\"intermediate_size\":4304,\"num_hidden_layers\":27,"
-     "\"num_attention_heads\":16,\"image_size\":896,\"patch_size\":14,\"vision_use_head\":false}}"},
+     "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
+     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},"
+     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,"
+     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,\"patch_size\":14,"
+     "\"vision_use_head\":false}}"},
+    {"qwen2.5-0.5b",
+     "{\"model_type\":\"qwen2\",\"hidden_size\":896,\"intermediate_size\":4864,\"num_hidden_layers\":24,"
+     "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_theta\":1000000.0,\"tie_word_embeddings\":true}"},
+    {"qwen3-0.6b",
+     "{\"model_type\":\"qwen3\",\"hidden_size\":1024,\"intermediate_size\":3072,\"num_hidden_layers\":28,"
+     "\"num_attention_heads\":16,\"num_key_value_heads\":8,\"max_position_embeddings\":40960,\"rope_theta\":1000000,"
+     "\"tie_word_embeddings\":true}"},
+    {"qwen3-30b-a3b",
+     "{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"head_dim\":128,\"max_position_embeddings\":40960,"
+     "\"norm_topk_prob\":true,\"rope_theta\":1000000.0}"},
+    {"qwen2-vl-2b",
+     "{\"model_type\":\"qwen2_vl\",\"vocab_size\":151936,\"hidden_size\":1536,\"intermediate_size\":8960,"
+     "\"num_hidden_layers\":28,\"num_attention_heads\":12,\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,"
+     "\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},"
+     "\"vision_config\":{\"hidden_size\":1536,\"spatial_patch_size\":14}}"},
+    {"qwen2.5-vl-3b",
+     "{\"model_type\":\"qwen2_5_vl\",\"vocab_size\":151936,\"hidden_size\":2048,\"intermediate_size\":11008,"
+     "\"num_hidden_layers\":36,\"num_attention_heads\":16,\"num_key_value_heads\":2,\"max_position_embeddings\":128000,"
+     "\"rms_norm_eps\":1e-06,\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,"
+     "24]},\"vision_config\":{\"hidden_size\":1280,\"out_hidden_size\":2048,\"tokens_per_second\":2}}"},
+    {"qwen3-vl-2b",
+     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2048,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":28,\"num_attention_heads\":16,\"num_key_value_heads\":8,"
+     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_size\":1024,"
+     "\"intermediate_size\":4096,\"out_hidden_size\":2048,\"deepstack_visual_indexes\":[5,11,17]}}"},
+    {"qwen3-vl-4b",
+     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2560,"
+     "\"intermediate_size\":9728,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_size\":1024,"
+     "\"intermediate_size\":4096,\"out_hidden_size\":2560,\"deepstack_visual_indexes\":[5,11,17]}}"},
+    {"qwen3-vl-8b",
+     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":4096,"
+     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}}"},
+    {"qwen3-vl-30b-a3b",
+     "{\"model_type\":\"qwen3_vl_moe\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":2048,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":4,"
+     "\"max_position_embeddings\":262144,\"head_dim\":128,\"num_experts\":128,\"num_experts_per_tok\":8,"
+     "\"moe_intermediate_size\":768,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":2048}}"},
 };
 
 static double now_s(void)
@@ -225,6 +271,16 @@ static double attention_flops(const struct engine_costs *c, uint32_t from, uint3
     for (uint32_t g = 0; g < c->group_count; g++) f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window);
     return f;
 }
+
+/* Bytes of weights that a step of so many rows reads: of the experts those that at least one row is expected to choose. */
+static double weight_bytes(const struct engine_costs *c, uint32_t rows)
+{
+    double missed = 1;
+    if (c->experts == 0) return c->weight_bytes;
+    for (uint32_t i = 0; i < rows; i++) missed *= 1 - (double)c->experts_used / c->experts;
+    return c->weight_bytes + c->expert_bytes * (1 - missed);
+}
+
 static double attention_bytes(const struct engine_costs *c, uint32_t from, uint32_t to)
 {
     double b = 0;
@@ -251,7 +307,7 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
     }
     seqs_free(&q);
     double flops = c->linear_flops_per_token * n + c->head_flops_per_row + attention_flops(c, 0, n);
-    *r = (struct result){.tokens_s = n / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = c->weight_bytes / best / c->read_bytes_per_s};
+    *r = (struct result){.tokens_s = n / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "prefill %u", n);
     return ok;
 }
@@ -278,7 +334,7 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
     }
     seqs_free(&q);
     double flops = batch * (c->linear_flops_per_token + c->head_flops_per_row + attention_flops(c, ctx, ctx + 1));
-    double bytes = c->weight_bytes + batch * attention_bytes(c, ctx, ctx + 1);
+    double bytes = weight_bytes(c, batch) + batch * attention_bytes(c, ctx, ctx + 1);
     *r = (struct result){.tokens_s = batch / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = bytes / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "decode batch %u", batch);
     return ok;
@@ -286,8 +342,8 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
 
 static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct bench_args *a, struct result *r)
 {
-    const struct image_config *ic = &engine_model(e)->image.config;
-    struct image_u8 img = {.width = ic->width, .height = ic->height, .rgb = calloc((size_t)ic->width * ic->height, 3)};
+    uint32_t side = c->vision_side;
+    struct image_u8 img = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
     double best = 1e30;
     bool ok = img.rgb != NULL;
     for (uint32_t i = 0; ok && i < a->repeats; i++) {
@@ -304,7 +360,7 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
     }
     free(img.rgb);
     *r = (struct result){.tokens_s = 1 / best, .seconds = best, .flops_share = c->vision_flops / best / c->matrix_flops};
-    snprintf(r->name, sizeof r->name, "vision (images/s)");
+    snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
     return ok;
 }
 
@@ -333,10 +389,10 @@ static int run(struct engine *e, const struct bench_args *a)
     const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     if (a->json)
         printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
-               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, c.weight_bytes);
+               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
     else
-        printf("%s, %s, %u threads, %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read per step: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
-               c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, c.weight_bytes * 1e-6);
+        printf("%s, %s, %u threads, %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
+               c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
     bool ok = true, first = true;
     struct result r;
     for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
@@ -361,11 +417,13 @@ int bench_main(int argc, char **argv)
     uint32_t longest = a.context + DECODE_STEPS + 32, batch = 1;
     for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
     for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
+    if (a.vision && longest < PICTURE_TOKENS) longest = PICTURE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
                                  .backend = "cpu",
                                  .kernels = a.kernels ? a.kernels : getenv("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
                                  .dtype = a.dtype ? a.dtype : "auto",
+                                 .context_max = longest,
                                  .sequences_max = batch,
                                  .random_weights = a.shape != NULL};
     struct engine *e;

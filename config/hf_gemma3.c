@@ -1,0 +1,176 @@
+/* Gemma 3's keys: gemma3 (text_config and vision_config, a SigLIP tower) and gemma3_text. See hf_reader.h. */
+#include "config/hf_reader.h"
+
+#include "config/base/log.h"
+
+static const struct hf_text GEMMA3_TEXT = {
+    .vocab_size = 262208,
+    .hidden_size = 2304,
+    .intermediate_size = 9216,
+    .num_hidden_layers = 26,
+    .num_attention_heads = 8,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .max_position_embeddings = 131072,
+    .sliding_window = 4096,
+    .rms_norm_eps = 1e-6,
+    .query_pre_attn_scalar = 256,
+    .tie_word_embeddings = true,
+    .activation = HF_GELU_TANH,
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e6, .factor = 1},
+             [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
+};
+static const struct hf_vision SIGLIP = {
+    .hidden_size = 768,
+    .intermediate_size = 3072,
+    .num_hidden_layers = 12,
+    .num_attention_heads = 12,
+    .num_channels = 3,
+    .image_size = 224,
+    .patch_size = 16,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_GELU_TANH,
+};
+
+/* One RoPE parameter dict over what stands in *rope. */
+static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowed, struct hf_rope *rope)
+{
+    if (json_kind(r->d, dict) != JSON_OBJECT) return;
+    uint32_t type = json_get_live(r->d, dict, "rope_type");
+    if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
+    hf__double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
+    if (type != JSON_NONE && !r->st) {
+        if (json_str_eq(r->d, type, "default"))
+            rope->type = HF_ROPE_DEFAULT;
+        else if (json_str_eq(r->d, type, "linear") && types_allowed)
+            rope->type = HF_ROPE_LINEAR;
+        else
+            hf__fault(r, ST_UNSUPPORTED, "rope_type",
+                      types_allowed ? "only default and linear are served" : "only default is served on sliding layers");
+    }
+    double factor = 0;
+    hf__double(r, dict, "factor", 1e-6, 1e6, &factor);
+    if (factor > 0) rope->factor = factor;
+}
+
+/* Both spellings, and the mixed files that have per-type dicts without rope_theta beside the flat keys. */
+static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    static const char *const names[2] = {[HF_FULL] = "full_attention", [HF_SLIDING] = "sliding_attention"};
+    hf__double(r, obj, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    hf__double(r, obj, "rope_local_base_freq", 1.0, 1e12, &t->rope[HF_SLIDING].theta);
+    uint32_t params = json_get_live(r->d, obj, "rope_parameters"), scaling = json_get_live(r->d, obj, "rope_scaling");
+    bool per_type = false;
+    for (int k = 0; k < 2; k++) {
+        uint32_t dict = json_get(r->d, params, names[k]);
+        if (dict == JSON_NONE) continue;
+        per_type = true;
+        t->rope[k].factor = 1;
+        read_rope_dict(r, dict, k == HF_FULL, &t->rope[k]);
+    }
+    if (params != JSON_NONE && !per_type && json_count(r->d, params) > 0) {
+        log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention", r->file);
+        read_rope_dict(r, params, true, &t->rope[HF_FULL]);
+    }
+    if (scaling != JSON_NONE) read_rope_dict(r, scaling, true, &t->rope[HF_FULL]);
+    for (int k = 0; k < 2; k++)
+        if (t->rope[k].type == HF_ROPE_DEFAULT) t->rope[k].factor = 1;
+}
+
+static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    uint32_t pattern = 6;
+    if (hf__layer_types(r, obj, t) || r->st) return;
+    hf__u32(r, obj, "_sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
+    hf__u32(r, obj, "sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = (n + 1) % pattern == 0 ? HF_FULL : HF_SLIDING;
+}
+
+static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    hf__u32(r, obj, "vocab_size", 1, SIZE_MAX_VOCAB, &t->vocab_size);
+    hf__u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &t->hidden_size);
+    hf__u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &t->intermediate_size);
+    hf__u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &t->num_hidden_layers);
+    hf__u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
+    hf__u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
+    hf__u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
+    hf__u32(r, obj, "max_position_embeddings", 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
+    hf__u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    hf__double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
+    hf__double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
+    hf__double(r, obj, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
+    hf__double(r, obj, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
+    hf__bool(r, obj, "attention_bias", &t->attention_bias);
+    hf__bool(r, obj, "tie_word_embeddings", &t->tie_word_embeddings);
+    hf__activation(r, obj, "hidden_activation", HF_GELU_TANH);
+    bool encoder = false;
+    hf__bool(r, obj, "use_bidirectional_attention", &encoder);
+    if (encoder) hf__fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
+    if (!r->st && t->head_dim % 2) hf__fault(r, ST_FORMAT, "head_dim", "must be even");
+    if (!r->st && t->num_attention_heads % t->num_key_value_heads)
+        hf__fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+    read_rope(r, obj, t);
+    read_layer_types(r, obj, t);
+}
+
+static void read_vision(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
+{
+    r->scope = "vision_config.";
+    hf__u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+    hf__u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
+    hf__u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
+    hf__u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
+    hf__u32(r, obj, "num_channels", 3, 3, &v->num_channels);
+    hf__u32(r, obj, "image_size", 1, SIZE_MAX_IMAGE, &v->image_size);
+    hf__u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
+    hf__double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
+    hf__activation(r, obj, "hidden_act", HF_GELU_TANH);
+    if (!r->st) {
+        uint32_t head = v->hidden_size / v->num_attention_heads;
+        if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
+            hf__fault(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into even heads");
+        else if (v->image_size % v->patch_size)
+            hf__fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
+    }
+    r->scope = "";
+}
+
+/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the other. */
+static void check_image_tokens(struct hf_reader *r, const struct hf_config *c)
+{
+    uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
+    while (side * side < c->mm_tokens_per_image) side++;
+    if (side * side != c->mm_tokens_per_image || side > grid || grid % side)
+        hf__fault(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
+}
+
+static void id_alias(struct hf_reader *r, const char *key, const char *alias, uint32_t *id)
+{
+    hf__u32(r, 0, alias, 0, SIZE_MAX_VOCAB - 1, id);
+    hf__u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
+}
+
+static void read_gemma3(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision, struct hf_config *c)
+{
+    read_text(r, text, &c->text);
+    if (row->place == HF_NESTED) hf__bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    c->bos_id = 2;
+    hf__u32(r, text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    if (!c->has_vision) return;
+    read_vision(r, vision, &c->vision);
+    c->mm_tokens_per_image = 256;
+    c->boi_id = 255999;
+    c->eoi_id = 256000;
+    c->image_id = 262144;
+    hf__u32(r, 0, "mm_tokens_per_image", 1, 1u << 16, &c->mm_tokens_per_image);
+    id_alias(r, "boi_token_index", "boi_token_id", &c->boi_id);
+    id_alias(r, "eoi_token_index", "eoi_token_id", &c->eoi_id);
+    id_alias(r, "image_token_index", "image_token_id", &c->image_id);
+    if (!r->st) check_image_tokens(r, c);
+}
+
+const struct hf_row hf__gemma3_rows[2] = {
+    {"gemma3", HF_GEMMA3, HF_NESTED, &GEMMA3_TEXT, &SIGLIP, read_gemma3},
+    {"gemma3_text", HF_GEMMA3, HF_FLAT, &GEMMA3_TEXT, NULL, read_gemma3},
+};
