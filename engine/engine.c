@@ -98,6 +98,22 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                                        .top_k = g.top_k};
     m->image = d->image;
     if (!d->has_vision) return ST_OK;
+    if (opt->random_weights && !d->vision.image_size) {
+        m->image.config = (struct image_config){.filter = IMAGE_BICUBIC,
+                                                .do_resize = true,
+                                                .do_rescale = true,
+                                                .do_normalize = true,
+                                                .rescale_factor = 1.0 / 255,
+                                                .mean = {0.5f, 0.5f, 0.5f},
+                                                .std = {0.5f, 0.5f, 0.5f},
+                                                .dynamic = true,
+                                                .patch = d->vision.patch,
+                                                .merge = d->vision.merge,
+                                                .depth = d->vision.depth,
+                                                .area_min = 65536,
+                                                .area_max = 16777216};
+        return ST_OK;
+    }
     if (opt->random_weights) {
         m->image.config = (struct image_config){.width = d->vision.image_size,
                                                 .height = d->vision.image_size,
@@ -111,6 +127,16 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
         return ST_OK;
     }
     st = image_config_load(e->dir, e->model_type, &m->image.config, err);
+    if (!st && !d->vision.image_size) {
+        const struct image_config *c = &m->image.config;
+        if (!c->dynamic || c->patch != d->vision.patch || c->merge != d->vision.merge || c->depth != d->vision.depth)
+            st = err_set(err, ST_FORMAT,
+                         "%s: the image processor makes patches of %u pixels, %u x %u to a token, %u frames deep; the vision "
+                         "tower takes %u, %u x %u, %u",
+                         e->dir, c->patch, c->merge, c->merge, c->depth, d->vision.patch, d->vision.merge, d->vision.merge,
+                         d->vision.depth);
+        return st;
+    }
     if (!st && (m->image.config.width != d->vision.image_size || m->image.config.height != d->vision.image_size))
         st = err_set(err, ST_FORMAT, "%s: the image processor makes %u x %u pixels, the vision tower takes %u x %u", e->dir,
                      m->image.config.width, m->image.config.height, d->vision.image_size, d->vision.image_size);
@@ -127,6 +153,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
     if (!st) st = model_describe(config, &e->desc, err);
     if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
+    if (!st) model_desc_settle(&e->desc, *files);
     if (!st) {
         st = pick_dtype(opt, &e->desc, *files, &e->plan.act, err);
         if (!st) st = weights_survey(*files, &e->desc, e->plan.act, &e->survey, err);
@@ -203,7 +230,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .context_max = e->plan.context_max,
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,
-                                .image_tokens_max = e->desc.has_vision ? e->desc.vision.tokens : 0};
+                                .images = e->desc.has_vision,
+                                .image_tokens_max = e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
     memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);
@@ -226,27 +254,34 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32
 
 /* ---- image features ---- */
 
+/* Floats of a picture's rows: what replaces the embedding, then the taps. */
+static size_t row_floats(const struct engine *e, const struct engine_features *f)
+{
+    return (size_t)(1 + e->desc.vision.tap_count) * f->tokens * e->desc.hidden;
+}
+
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
 {
-    const struct desc_vision *d = &e->desc.vision;
     if (!e->desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
-    if (pixels->width != d->image_size || pixels->height != d->image_size)
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
-                       pixels->height, d->image_size, d->image_size);
-    size_t rgb = (size_t)d->image_size * d->image_size * 3;
-    size_t resid = (size_t)e->v.rows.t * d->hidden * sizeof(float), rows = (size_t)d->tokens * e->desc.hidden * sizeof(float);
     struct engine_features *f = calloc(1, sizeof *f);
     if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
-    void *p = NULL, *q = NULL;
-    f->pixels = (struct image_u8){d->image_size, d->image_size, malloc(rgb)};
-    if (f->pixels.rgb && e->ops->alloc(e->be, resid, &p) == BE_OK) f->resid = p;
-    if (f->resid && e->ops->alloc(e->be, rows, &q) == BE_OK) f->rows = q;
-    if (!f->rows) {
+    enum status st = vision_measure(e, pixels, f, err);
+    if (!st) st = engine__vision_reserve(e, f->patches, err);
+    if (!st) st = vision_prepare(e, f, err);
+    size_t rgb = image_u8_bytes(pixels), rows = st ? 0 : row_floats(e, f) * sizeof(float);
+    void *p = NULL;
+    if (!st) {
+        f->pixels = *pixels;
+        f->pixels.rgb = malloc(rgb);
+        if (f->pixels.rgb && e->ops->alloc(e->be, rows, &p) == BE_OK) f->rows = p;
+        if (!f->rows) st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
+    }
+    if (st) {
         engine_features_free(e, f);
-        return err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", resid + rows);
+        return st;
     }
     memcpy(f->pixels.rgb, pixels->rgb, rgb);
-    f->bytes = resid + rows;
+    f->bytes += rows;
     *out = f;
     return ST_OK;
 }
@@ -254,12 +289,16 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
 {
     ASSERT(!e->in_flight);
+    /* A larger picture may have taken the scratch and found no memory for its own. */
+    enum status st = f->done ? ST_OK : engine__vision_reserve(e, f->patches, err);
+    if (st) return st;
     if (!f->done) vision_run(e, f, layers);
-    if (f->done && f->resid) {
+    if (f->done && f->work) {
         if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-        e->ops->free(e->be, f->resid);
-        f->resid = NULL;
-        f->bytes = (size_t)e->desc.vision.tokens * e->desc.hidden * sizeof(float);
+        e->ops->free(e->be, f->work);
+        f->work = NULL;
+        f->resid = f->cos = f->sin = NULL;
+        f->bytes = row_floats(e, f) * sizeof(float);
     }
     *done = f->done;
     return ST_OK;
@@ -274,7 +313,7 @@ void engine_features_free(struct engine *e, struct engine_features *f)
 {
     if (!f) return;
     free(f->pixels.rgb);
-    if (f->resid) e->ops->free(e->be, f->resid);
+    if (f->work) e->ops->free(e->be, f->work);
     if (f->rows) e->ops->free(e->be, f->rows);
     free(f);
 }

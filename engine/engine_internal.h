@@ -28,6 +28,7 @@ struct engine_plan {
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes;      /* backend memory */
     uint64_t kv_wanted;                                                /* what all sequences at full context would take */
     uint64_t available;                                                /* memory that the plan started from */
+    uint64_t spare;                                                    /* what is left of it: scratch of larger pictures comes from here */
 };
 
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
@@ -41,6 +42,10 @@ struct decoder_scratch {
     void *q;           /* act [T, H D] */
     void *attn;        /* act [T, ld(H D)] */
     void *mlp;         /* act [T, ld(ff)] */
+    float *router;           /* [T, E] */
+    uint32_t *expert_ids;    /* [T, k] */
+    float *expert_weights;   /* [T, k] */
+    void *experts;           /* the backend's */
     float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX]; /* [T, dim/2] */
     void *head_in;                                    /* act [LOGIT_ROWS_MAX, ld(C)] */
     float *logits;                                    /* [LOGIT_ROWS_MAX, V] */
@@ -51,21 +56,24 @@ struct decoder_scratch {
     uint32_t *step; /* [step_words] the step's index arrays */
 };
 
-/* Scratch of the vision tower: S patches, one picture at a time. */
+/* Scratch of the vision tower, for pictures of up to S = patches_cap patches; grows when a larger one comes. It carries nothing from one slice
+ * of an encode to the next. */
 struct vision_scratch {
     void *block;
-    void *patches;   /* act [S, ld(3pp)] */
+    uint32_t patches_cap;
+    void *patches;   /* act [S, ld(3 depth p p)] */
     float *qkv;      /* [S, 3 Cv] */
-    void *h, *attn;  /* act [S, ld(Cv)] */
+    void *h, *attn;  /* act [S, ld(Cv)]; while merging: act [tokens, ld(merge merge Cv)] */
     void *q;         /* act [S, Cv] */
     void *mlp;       /* act [S, ld(ff)] */
     float *dense;    /* [S, Cv] */
-    float *pooled;   /* [tokens, Cv] */
+    float *pooled;   /* [tokens, Cv]; while merging: [tokens, C] */
     void *kv;        /* one layer's keys and values of one picture */
-    float *lut;      /* [3*256] */
-    uint8_t *rgb;    /* [image_size, image_size, 3] */
-    uint32_t *index; /* pos, lo, hi, seq_row, seq_table, table */
-    struct be_rows rows;
+    uint8_t *rgb;    /* the frames of one row of patches in time: [depth, height, width, 3] */
+    /* of all pictures, apart from the block */
+    float *lut;          /* [3*256] */
+    float *rope_freq;    /* [D/2] */
+    uint8_t *rope_axis;  /* [D/2] 0: row, 1: column */
 };
 
 /* One token run's row whose logits are wanted. */
@@ -96,7 +104,9 @@ struct engine {
     struct weights w;
     struct weights_survey survey;
     float embed_scale;
-    float *inv_freq[DESC_ROPES_MAX]; /* backend, [dim/2] */
+    float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
+    uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
+    uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
     struct kv_layout kv;
     void *arena;
     uint64_t arena_units;
@@ -113,15 +123,41 @@ struct engine {
     float *host_top_values;
     struct step step;
     struct engine_batch *in_flight;
+    uint32_t test_bugs; /* ENGINE_BUG_*; 0 but in tests */
+    uint32_t test_rows; /* tokens of the step before this one, for them */
 };
 
+/* One picture on its way through the tower, then its rows. */
 struct engine_features {
     struct image_u8 pixels; /* host copy; freed once the patches are embedded */
-    uint32_t layers_done;
+    uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
+    uint32_t patches, tokens;
+    uint32_t layers_done, taps_done;
     bool done;
-    float *resid; /* [S, Cv] backend; freed when done */
-    float *rows;  /* [tokens, C] backend */
+    float *rows;  /* [1 + taps][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
+    /* while it is encoded: one block */
+    void *work;
+    float *resid;                   /* [S, Cv] */
+    float *cos, *sin;               /* [S, D/2]; NULL: no rotary */
+    struct be_rows whole, windowed; /* every patch of a frame sees the frame, or its window of it */
+    const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
+    const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
+    const uint32_t *table_rows;     /* [grid_h * grid_w, 4] look-up of the position table, with the weights */
+    const float *table_weights;
+};
+
+/* Faults that others shipped, put in on purpose: tests show that they would be found. A test sets e->test_bugs. */
+enum {
+    ENGINE_BUG_FEATURE_ROWS = 1, /* a picture's rows count from where the chunk begins */
+    ENGINE_BUG_TAP_ROWS = 2,     /* the same for its taps alone */
+    ENGINE_BUG_NO_TAPS = 4,      /* a chunk that begins inside a picture gets no taps */
+    ENGINE_BUG_ROPE_CHUNK = 8,   /* 3-D positions of a picture start anew in every chunk */
+    ENGINE_BUG_ROPE_LEAK = 16,   /* the first sequence's offset serves all sequences of a step */
+    ENGINE_BUG_NEW_KEYS = 32,    /* rows of a prompt's chunk see the keys of their own step only */
+    ENGINE_BUG_TAP_BATCH = 64,   /* taps of every sequence go to the step's first rows */
+    ENGINE_BUG_TAP_SIZE = 128,   /* no more rows of taps than the step before had tokens */
+    ENGINE_BUG_ROPE_DECODE = 256, /* a generated token's rope position is its index */
 };
 
 /* engine_plan.c */
@@ -131,6 +167,12 @@ void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
+uint64_t engine__vision_bytes(const struct engine *e, uint32_t patches); /* of the scratch for one picture */
+/* Scratch for a picture of that many patches; nothing may be in flight. ST_NOMEM: the plan left no room for it, and what there is
+ * stays. */
+enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err) KV_MUST_CHECK;
+/* f32 frequencies as transformers computes them; out [dim/2]. */
+void engine__rope_frequencies(const struct desc_rope *r, float *out);
 /* engine.c: configuration, description, survey, backend, plan; nothing large is allocated or read. */
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
@@ -139,6 +181,14 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
 void decoder_run(struct engine *e, const struct engine_batch *b);
 /* Logits and their statistics of wanted rows [first, first + count), count <= LOGIT_ROWS_MAX, with the k largest (k may be 0). */
 void decoder_logits(struct engine *e, uint32_t first, uint32_t count, const uint32_t *targets, uint32_t k);
+
+/* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
+/* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */
+enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f, struct err *err) KV_MUST_CHECK;
+/* Allocates f->work and fills what lies in it. */
+enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
+/* Patches of the largest picture that can ever be asked for. */
+uint32_t vision_patches_max(const struct engine *e);
 
 /* vision.c: `layers` more layers of the tower (0 = all that are left), with the embedding before the first and the pooling after
  * the last. */

@@ -95,13 +95,19 @@ static void *piece(struct carve *c, uint64_t bytes)
 static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
 {
     const struct model_desc *d = &e->desc;
-    uint64_t t = e->plan.batch_tokens_max, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0;
+    uint64_t t = e->plan.batch_tokens_max, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0, experts = 0, used = 0,
+             scratch = 0;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
         if (all > qkv) qkv = all;
         if (h > hd) hd = h;
-        if (l->ff > ff) ff = l->ff;
+        if (l->ff > ff && !l->experts) ff = l->ff;
+        if (!l->experts) continue;
+        uint64_t s1 = e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
+        if (l->experts > experts) experts = l->experts;
+        if (l->experts_used > used) used = l->experts_used;
+        if (s1 > scratch) scratch = s1;
     }
     s->resid = piece(c, t * d->hidden * 4);
     s->tail_resid = piece(c, t * d->hidden * 4);
@@ -111,6 +117,12 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
     s->q = piece(c, t * hd * act);
     s->attn = piece(c, t * be_ld(hd) * act);
     s->mlp = piece(c, t * be_ld(ff) * act);
+    if (experts) {
+        s->router = piece(c, t * experts * 4);
+        s->expert_ids = piece(c, t * used * 4);
+        s->expert_weights = piece(c, t * used * 4);
+        s->experts = piece(c, scratch);
+    }
     for (uint32_t i = 0; i < d->rope_count; i++) {
         s->cos[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
         s->sin[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
@@ -124,29 +136,32 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
     s->step = piece(c, e->step_words * 4);
 }
 
-static uint32_t patch_count(const struct desc_vision *v)
-{
-    return (v->image_size / v->patch) * (v->image_size / v->patch);
-}
-
-static void carve_vision(const struct engine *e, struct carve *c, struct vision_scratch *s)
+/* What grows with the picture; see struct vision_scratch. */
+static void carve_vision(const struct engine *e, uint64_t n, struct carve *c, struct vision_scratch *s)
 {
     const struct desc_vision *v = &e->desc.vision;
-    uint64_t n = patch_count(v), act = be_dtype_bytes(e->plan.act), blocks = (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
-    uint64_t rows = n > v->tokens ? n : v->tokens;
+    bool merge = v->end == VISION_MERGE;
+    uint64_t act = be_dtype_bytes(e->plan.act), blocks = (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+    uint64_t tokens = merge ? n / ((uint64_t)v->merge * v->merge) : v->tokens, rows = n > tokens ? n : tokens;
     uint64_t layer = round_up(e->ops->kv_layer_bytes(e->be, v->heads, v->hidden / v->heads), BE_KV_UNIT);
-    s->patches = piece(c, n * be_ld(3ull * v->patch * v->patch) * act);
+    s->patches = piece(c, n * be_ld(3ull * v->depth * v->patch * v->patch) * act);
     s->qkv = piece(c, n * 3 * v->hidden * 4);
     s->h = piece(c, rows * be_ld(v->hidden) * act);
     s->attn = piece(c, n * be_ld(v->hidden) * act);
     s->q = piece(c, n * v->hidden * act);
     s->mlp = piece(c, n * be_ld(v->ff) * act);
     s->dense = piece(c, n * v->hidden * 4);
-    s->pooled = piece(c, (uint64_t)v->tokens * v->hidden * 4);
+    s->pooled = piece(c, tokens * (merge ? e->desc.hidden : v->hidden) * 4);
     s->kv = piece(c, blocks * layer);
-    s->lut = piece(c, 3 * 256 * 4);
-    s->rgb = piece(c, (uint64_t)v->image_size * v->image_size * 3);
-    s->index = piece(c, (3 * n + 3 + blocks) * 4);
+    s->rgb = piece(c, n * v->patch * v->patch * 3 * v->depth);
+}
+
+uint64_t engine__vision_bytes(const struct engine *e, uint32_t patches)
+{
+    struct carve c = {0};
+    struct vision_scratch s;
+    carve_vision(e, patches, &c, &s);
+    return c.used;
 }
 
 /* ---- plan ---- */
@@ -164,11 +179,11 @@ static uint64_t host_available(void)
 }
 
 /* Words of a step's index arrays, worst case: ids, pos, hi, wanted, three of the tail, lo per group; tables; per array up to 16
- * of padding. */
+ * of padding; with mRoPE three more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (7 + g) + (s + 1) * (3 + 2 * g) + g * s * e->plan.blocks_max + 16 * (12 + 3 * g);
+    return t * (7 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) + g * s * e->plan.blocks_max + 16 * (12 + 3 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -198,7 +213,7 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     p->sequences_max = opt->sequences_max ? opt->sequences_max : SEQUENCES_DEFAULT;
     if (p->sequences_max > SEQUENCES_MAX) return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
     /* A picture is never cut, and no decoding sequence waits for it. */
-    uint32_t least = e->desc.has_vision ? e->desc.vision.tokens + p->sequences_max : p->sequences_max;
+    uint32_t least = p->sequences_max + (e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0);
     if (p->batch_tokens_max < least) {
         log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit", least,
                  p->batch_tokens_max);
@@ -209,10 +224,21 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     return ST_OK;
 }
 
+/* Room for pictures is set aside up to this size; a larger one takes more when it comes. */
+static uint32_t vision_patches_planned(const struct engine *e)
+{
+    enum { PLANNED = 16384 };
+    uint32_t most = vision_patches_max(e);
+    return e->desc.vision.image_size || most < PLANNED ? most : PLANNED;
+}
+
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct engine_plan *p = &e->plan;
     enum status st = plan_limits(opt, e, err);
+    e->rope_axes = 1;
+    for (uint32_t i = 0; i < e->desc.rope_count; i++)
+        if (e->desc.ropes[i].sections[0]) e->rope_axes = 3;
     if (!st) st = kv_layout_make(&e->desc, e->ops, e->be, &e->kv, err);
     if (st) return st;
     if (e->desc.has_vision &&
@@ -220,13 +246,11 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
                        e->desc.vision.hidden / e->desc.vision.heads);
     e->step_words = step_words(e);
-    struct carve c = {0}, v = {0};
+    struct carve c = {0};
     struct decoder_scratch ds;
-    struct vision_scratch vs;
     carve_decoder(e, &c, &ds);
-    if (e->desc.has_vision) carve_vision(e, &v, &vs);
     p->scratch_bytes = c.used;
-    p->vision_bytes = v.used;
+    if (e->desc.has_vision) p->vision_bytes = engine__vision_bytes(e, vision_patches_planned(e));
     p->weight_bytes = e->survey.memory_bytes;
     p->kv_wanted = kv_wanted(e);
     p->available = e->becaps.memory_bytes;
@@ -244,6 +268,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     e->arena_units = p->kv_bytes / BE_KV_UNIT;
     if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
     p->kv_bytes = e->arena_units * BE_KV_UNIT;
+    p->spare = p->available - used - p->kv_bytes;
     uint64_t least = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
@@ -261,57 +286,124 @@ static enum status take(struct engine *e, uint64_t bytes, void **out, const char
     return err_set(err, ST_NOMEM, "out of memory: %llu MiB for %s", (unsigned long long)(bytes >> 20), what);
 }
 
+/* Bounds of the ramp between frequencies that are kept and those that are divided (YaRN). */
+static double yarn_bound(const struct desc_rope *r, double rotations)
+{
+    return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+void engine__rope_frequencies(const struct desc_rope *r, float *out)
+{
+    double low = 0, high = 0;
+    if (r->yarn) {
+        low = yarn_bound(r, r->yarn_beta_fast);
+        high = yarn_bound(r, r->yarn_beta_slow);
+        if (r->yarn_truncate) {
+            low = floor(low);
+            high = ceil(high);
+        }
+        if (low < 0) low = 0;
+        if (high > r->dim - 1) high = r->dim - 1;
+        if (low == high) high += 0.001;
+    }
+    /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
+    for (uint32_t k = 0; k < r->dim / 2; k++) {
+        float exponent = (float)(2 * k) / (float)r->dim, power = (float)pow((double)(float)r->theta, (double)exponent);
+        if (!r->yarn) {
+            out[k] = 1.0f / power / (float)r->factor;
+            continue;
+        }
+        float ramp = ((float)k - (float)low) / (float)(high - low);
+        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp), slow = 1.0f / ((float)r->factor * power);
+        out[k] = slow * (1.0f - keep) + 1.0f / power * keep;
+    }
+}
+
+static uint8_t rope_axis(const struct desc_rope *r, uint32_t i)
+{
+    const uint32_t *s = r->sections;
+    if (!r->interleaved) return i < s[0] ? 0 : i < s[0] + s[1] ? 1 : 2;
+    uint32_t a = i % 3;
+    return a && i < 3 * s[a] ? (uint8_t)a : 0;
+}
+
 static enum status alloc_ropes(struct engine *e, struct err *err)
 {
     for (uint32_t i = 0; i < e->desc.rope_count; i++) {
         const struct desc_rope *r = &e->desc.ropes[i];
         float freq[1024];
-        ASSERT_CMP(r->dim / 2, <=, 1024);
-        /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
-        for (uint32_t k = 0; k < r->dim / 2; k++) {
-            float exponent = (float)(2 * k) / (float)r->dim, power = (float)pow((double)(float)r->theta, (double)exponent);
-            freq[k] = 1.0f / power / (float)r->factor;
-        }
+        uint8_t axis[1024];
+        uint32_t half = r->dim / 2;
+        ASSERT_CMP(half, <=, 1024);
+        engine__rope_frequencies(r, freq);
         void *p;
-        enum status st = take(e, r->dim / 2 * sizeof(float), &p, "rotary frequencies", err);
+        enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
         if (st) return st;
         e->inv_freq[i] = p;
-        e->ops->upload(e->be, p, freq, r->dim / 2 * sizeof(float));
+        e->ops->upload(e->be, p, freq, half * sizeof(float));
+        if (!r->sections[0]) continue;
+        if ((st = take(e, half, &p, "rotary axes", err))) return st;
+        for (uint32_t k = 0; k < half; k++) axis[k] = rope_axis(r, k);
+        e->rope_axis[i] = p;
+        e->ops->upload(e->be, p, axis, half);
     }
+    return ST_OK;
+}
+
+enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err)
+{
+    struct vision_scratch *v = &e->v;
+    if (patches <= v->patches_cap) return ST_OK;
+    /* Host memory is given out before it is there, so asking for it would not tell. */
+    uint64_t bytes = engine__vision_bytes(e, patches), planned = e->plan.vision_bytes;
+    if (bytes > planned && bytes - planned > e->plan.spare)
+        return err_set(err, ST_NOMEM, "a picture of %u patches takes %llu MiB of scratch, %llu MiB are left for it", patches,
+                       (unsigned long long)(bytes >> 20), (unsigned long long)((planned + e->plan.spare) >> 20));
+    /* The old block goes first: twice the memory may not be there. */
+    if (v->block) e->ops->free(e->be, v->block);
+    v->block = NULL;
+    v->patches_cap = 0;
+    enum status st = take(e, bytes, &v->block, "the vision tower's scratch", err);
+    if (st) return st;
+    struct carve c = {v->block, 0};
+    carve_vision(e, patches, &c, v);
+    v->patches_cap = patches;
+    return ST_OK;
+}
+
+/* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D). */
+static enum status alloc_vision_rope(struct engine *e, struct err *err)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t half = d->hidden / d->heads / 2;
+    float freq[1024];
+    uint8_t axis[1024];
+    void *p = NULL, *q = NULL;
+    ASSERT_CMP(half, <=, 1024);
+    engine__rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
+    for (uint32_t k = 0; k < half; k++) axis[k] = k >= half / 2;
+    for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
+    enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
+    e->v.rope_freq = p;
+    if (!st) st = take(e, half, &q, "rotary axes", err);
+    e->v.rope_axis = q;
+    if (st) return st;
+    e->ops->upload(e->be, p, freq, half * sizeof(float));
+    e->ops->upload(e->be, q, axis, half);
     return ST_OK;
 }
 
 static enum status alloc_vision(struct engine *e, struct err *err)
 {
-    const struct desc_vision *d = &e->desc.vision;
-    enum status st = take(e, e->plan.vision_bytes, &e->v.block, "the vision tower's scratch", err);
-    if (st) return st;
-    struct carve c = {e->v.block, 0};
-    carve_vision(e, &c, &e->v);
     float lut[3 * 256];
+    void *p = NULL;
+    enum status st = take(e, sizeof lut, &p, "the vision tower's table", err);
+    e->v.lut = p;
+    if (st) return st;
     image_lut(&e->info.image.config, lut);
     e->ops->upload(e->be, e->v.lut, lut, sizeof lut);
-    uint32_t n = patch_count(d), blocks = (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
-    uint32_t unit = (uint32_t)(round_up(e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads), BE_KV_UNIT) / BE_KV_UNIT);
-    uint32_t *host = calloc(3 * (size_t)n + 3 + blocks, sizeof *host), *dev = e->v.index;
-    if (!host) return err_set(err, ST_NOMEM, "out of memory");
-    for (uint32_t i = 0; i < n; i++) {
-        host[i] = i;             /* pos */
-        host[2 * n + i] = n - 1; /* hi; lo is 0 */
-    }
-    host[3 * n + 1] = n; /* seq_row = {0, n}, seq_table = {0} */
-    for (uint32_t b = 0; b < blocks; b++) host[3 * n + 3 + b] = b * unit;
-    e->ops->upload(e->be, dev, host, (3 * (size_t)n + 3 + blocks) * sizeof *host);
-    free(host);
-    e->v.rows = (struct be_rows){.t = n,
-                                 .seq_count = 1,
-                                 .seq_row = dev + 3 * n,
-                                 .seq_table = dev + 3 * n + 2,
-                                 .tables = dev + 3 * n + 3,
-                                 .pos = dev,
-                                 .lo = dev + n,
-                                 .hi = dev + 2 * n};
-    return ST_OK;
+    if (e->desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
+    return st ? st : engine__vision_reserve(e, vision_patches_planned(e), err);
 }
 
 enum status engine__alloc(struct engine *e, struct err *err)
@@ -341,7 +433,13 @@ void engine__release(struct engine *e)
 {
     if (e->be) {
         for (uint32_t i = 0; i < DESC_ROPES_MAX; i++)
-            if (e->inv_freq[i]) e->ops->free(e->be, e->inv_freq[i]);
+            for (int k = 0; k < 2; k++) {
+                void *p = k ? (void *)e->rope_axis[i] : (void *)e->inv_freq[i];
+                if (p) e->ops->free(e->be, p);
+            }
+        if (e->v.lut) e->ops->free(e->be, e->v.lut);
+        if (e->v.rope_freq) e->ops->free(e->be, e->v.rope_freq);
+        if (e->v.rope_axis) e->ops->free(e->be, e->v.rope_axis);
         if (e->s.block) e->ops->free(e->be, e->s.block);
         if (e->v.block) e->ops->free(e->be, e->v.block);
         if (e->arena) e->ops->free(e->be, e->arena);

@@ -42,6 +42,40 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
     ASSERT(total <= e->plan.batch_tokens_max);
 }
 
+/* Position of token i of a picture on one axis; see struct prompt_grid. `base` is the free position in front of it. */
+static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t i, int axis)
+{
+    if (axis == 0) return base + prompt_grid_time(g, i / (g->h * g->w));
+    return base + (int32_t)(axis == 1 ? i / g->w % g->h : i % g->w);
+}
+
+/* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a picture have their own. */
+static void pack_rope(struct packer *p, const struct engine_batch *b)
+{
+    struct step *st = &p->e->step;
+    const uint32_t *dev;
+    int32_t *pos = (int32_t *)array(p, 3 * (size_t)st->t, &dev);
+    uint32_t row = 0;
+    st->rope_pos = (const int32_t *)dev;
+    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
+        const struct engine_run *r = &b->runs[i];
+        uint32_t m = 0;
+        int32_t offset = (p->e->test_bugs & ENGINE_BUG_ROPE_LEAK ? &b->runs[0] : r)->rope_offset;
+        for (uint32_t k = 0; k < r->count; k++) {
+            uint32_t at = r->position + k;
+            while (m < r->image_count && r->images[m].end <= at) offset = r->images[m++].rope_offset;
+            const struct engine_image_use *u = m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
+            uint32_t first = u ? u->begin : 0;
+            if (p->e->test_bugs & ENGINE_BUG_ROPE_DECODE && at >= r->prompt_count) offset = 0;
+            if (u && p->e->test_bugs & ENGINE_BUG_ROPE_CHUNK && first < r->position) first = r->position;
+            for (int a = 0; a < 3; a++)
+                pos[(size_t)a * st->t + row + k] =
+                    u && u->grid.w ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
+                                   : (int32_t)at + offset;
+        }
+    }
+}
+
 /* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic, see the whole
  * picture. */
 static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos, const uint32_t **hi)
@@ -51,6 +85,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
     uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), *h = array(p, st->t, hi), row = 0;
     st->ids = ids_dev;
     st->rope_pos = (const int32_t *)*pos; /* positions are below 2^24: the same bits */
+    if (p->e->rope_axes > 1) pack_rope(p, b);
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         for (uint32_t k = 0; k < r->count; k++) {
@@ -94,7 +129,11 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *run = &b->runs[i];
         uint32_t n = (run->position + run->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
-        for (uint32_t k = 0; k < run->count; k++) lo[row++] = low(run->position + k, window);
+        uint32_t bug = p->e->test_bugs & ENGINE_BUG_NEW_KEYS && run->count > 1 ? run->position : 0;
+        for (uint32_t k = 0; k < run->count; k++, row++) {
+            lo[row] = low(run->position + k, window);
+            if (lo[row] < bug) lo[row] = bug;
+        }
         memcpy(table + at, run->tables[g], n * sizeof *table);
         start[i] = at;
         at += n;
@@ -153,6 +192,7 @@ static void pack_step(struct engine *e, const struct engine_batch *b)
     struct packer p = {e, 0};
     struct step *st = &e->step;
     const uint32_t *pos, *hi, *seq_row_dev;
+    e->test_rows = st->t;
     *st = (struct step){.seq_count = b->run_count};
     for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
     pack_tokens(&p, b, &pos, &hi);

@@ -1,22 +1,29 @@
 /* The vision tower: runs the description's tower over one picture, a few layers at a time. Only a queue of backend operations.
- * Attention uses the same paged kernel as the decoder, over one layer's worth of keys and values in blocks 0, 1, 2...: every
- * patch sees every other. */
+ * Attention uses the same paged kernel as the decoder, over one layer's worth of keys and values in blocks 0, 1, 2...; who sees
+ * whom is an interval of rows per row (vision_geometry.c). */
 #include "engine/engine_internal.h"
 
 #include "config/base/assert.h"
 
 #include <math.h>
 
-static void linear(struct engine *e, const struct be_weight *w, const void *x, enum be_epilogue epi, void *out)
+static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, enum be_epilogue epi, void *out)
 {
-    e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = e->v.rows.t, .epilogue = epi, .out = out});
+    e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
 }
 
-static void layer_norm(struct engine *e, float *x, const float *weight, const float *bias, void *out, bool dense)
+static enum be_norm_kind norm_kind(const struct desc_vision *d)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_LAYER,
-                                               .t = e->v.rows.t,
-                                               .c = e->desc.vision.hidden,
+    return d->rms ? BE_NORM_RMS : BE_NORM_LAYER;
+}
+
+/* N(x) of t rows of c floats; dense: f32 without padding. */
+static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float *weight, const float *bias, void *out,
+                 bool dense)
+{
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = norm_kind(&e->desc.vision),
+                                               .t = t,
+                                               .c = c,
                                                .eps = e->desc.vision.eps,
                                                .residual = x,
                                                .weight = weight,
@@ -26,68 +33,144 @@ static void layer_norm(struct engine *e, float *x, const float *weight, const fl
                                                .out_dense = dense});
 }
 
-/* resid = patches W + b + position */
+/* resid = position of every patch. False: the tower has none. */
+static bool embed_positions(struct engine *e, struct engine_features *f)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t frame = f->grid_h * f->grid_w;
+    size_t stride = (size_t)frame * d->hidden;
+    if (!d->position) return false;
+    for (uint32_t i = 0; i < f->frames; i++) {
+        if (!d->position_side)
+            e->ops->copy(e->be, f->resid + i * stride, e->w.vision.position, stride * sizeof(float));
+        else if (i == 0)
+            e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->w.vision.position,
+                                                                     .rows = f->table_rows,
+                                                                     .weights = f->table_weights,
+                                                                     .t = frame,
+                                                                     .c = d->hidden,
+                                                                     .out = f->resid});
+        else
+            e->ops->copy(e->be, f->resid + i * stride, f->resid, stride * sizeof(float));
+    }
+    return true;
+}
+
+/* resid = patches W (+ b) (+ position) */
 static void embed_patches(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->desc.vision;
-    size_t rgb_bytes = (size_t)d->image_size * d->image_size * 3;
-    e->ops->upload(e->be, e->v.rgb, f->pixels.rgb, rgb_bytes);
+    const struct image_u8 *p = &f->pixels;
+    uint32_t shown = p->frames ? d->depth : 1; /* frames that make one row of patches in time */
+    size_t bytes = (size_t)p->width * p->height * 3;
+    size_t stride = (size_t)f->grid_h * f->grid_w * be_ld(3ull * d->depth * d->patch * d->patch) * be_dtype_bytes(e->plan.act);
+    for (uint32_t i = 0; i < f->frames; i++) {
+        e->ops->upload(e->be, e->v.rgb, p->rgb + i * shown * bytes, shown * bytes);
+        e->ops->patchify(e->be, &(struct be_patchify_args){.rgb = e->v.rgb,
+                                                           .width = p->width,
+                                                           .height = p->height,
+                                                           .patch = d->patch,
+                                                           .lut = e->v.lut,
+                                                           .out = (char *)e->v.patches + i * stride,
+                                                           .depth = d->depth,
+                                                           .frame_stride = shown > 1 ? bytes : 0,
+                                                           .order = d->end == VISION_MERGE ? f->order : NULL});
+    }
     image_u8_free(&f->pixels);
-    e->ops->patchify(e->be, &(struct be_patchify_args){e->v.rgb, d->image_size, d->image_size, d->patch, e->v.lut, e->v.patches});
-    e->ops->copy(e->be, f->resid, e->w.vision.position, (size_t)e->v.rows.t * d->hidden * sizeof(float));
-    linear(e, e->w.vision.patch, e->v.patches, BE_EPI_ADD_F32, f->resid);
+    bool add = embed_positions(e, f);
+    linear(e, e->w.vision.patch, e->v.patches, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
 }
 
-static void run_layer(struct engine *e, struct engine_features *f, const struct vision_layer_weights *w)
+static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
+{
+    switch (m) {
+    case VISION_GELU_TANH:
+        return BE_EPI_GELU_TANH;
+    case VISION_QUICK_GELU:
+        return BE_EPI_QUICK_GELU;
+    case VISION_GLU_SILU:
+        return BE_EPI_GLU_SILU;
+    }
+    UNREACHABLE();
+    return BE_EPI_GELU_TANH;
+}
+
+static void run_layer(struct engine *e, struct engine_features *f, uint32_t n)
 {
     const struct desc_vision *d = &e->desc.vision;
+    const struct vision_layer_weights *w = &e->w.vision.layers[n];
     struct vision_scratch *v = &e->v;
-    uint32_t head_dim = d->hidden / d->heads;
+    uint32_t head_dim = d->hidden / d->heads, t = f->patches;
     struct be_kv kv = {v->kv, 0, d->heads, head_dim};
-    layer_norm(e, f->resid, w->norm1, w->norm1_bias, v->h, false);
-    linear(e, w->qkv, v->h, BE_EPI_F32, v->qkv);
-    e->ops->qkv(e->be, &(struct be_qkv_args){.rows = &v->rows, .heads = d->heads, .kv = kv, .qkv = v->qkv, .q = v->q});
-    e->ops->attn(e->be, &(struct be_attn_args){.rows = &v->rows,
+    const struct be_rows *rows = d->full_layers[n / 8 % sizeof d->full_layers] >> n % 8 & 1 ? &f->whole : &f->windowed;
+    norm(e, f->resid, t, d->hidden, w->norm1, w->norm1_bias, v->h, false);
+    linear(e, w->qkv, v->h, t, BE_EPI_F32, v->qkv);
+    e->ops->qkv(e->be, &(struct be_qkv_args){
+                           .rows = rows, .heads = d->heads, .kv = kv, .qkv = v->qkv, .cos = f->cos, .sin = f->sin, .q = v->q});
+    e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
                                                .heads = d->heads,
                                                .kv = kv,
                                                .q = v->q,
                                                .scale = (float)(1.0 / sqrt((double)head_dim)),
                                                .out = v->attn});
-    linear(e, w->o, v->attn, BE_EPI_ADD_F32, f->resid);
-    layer_norm(e, f->resid, w->norm2, w->norm2_bias, v->h, false);
-    linear(e, w->fc1, v->h, BE_EPI_GELU_TANH, v->mlp);
-    linear(e, w->fc2, v->mlp, BE_EPI_ADD_F32, f->resid);
+    linear(e, w->o, v->attn, t, BE_EPI_ADD_F32, f->resid);
+    norm(e, f->resid, t, d->hidden, w->norm2, w->norm2_bias, v->h, false);
+    linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
+    linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, f->resid);
 }
 
 /* Norm, then pool, then norm, then projection: in this order. */
-static void finish(struct engine *e, struct engine_features *f)
+static void finish_pool(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->desc.vision;
     struct vision_scratch *v = &e->v;
-    uint32_t grid = d->image_size / d->patch;
-    layer_norm(e, f->resid, e->w.vision.post_norm, e->w.vision.post_norm_bias, v->dense, true);
-    e->ops->pool(e->be, &(struct be_pool_args){v->dense, grid, grid, d->pool, d->hidden, v->pooled});
+    norm(e, f->resid, f->patches, d->hidden, e->w.vision.post_norm, e->w.vision.post_norm_bias, v->dense, true);
+    e->ops->pool(e->be, &(struct be_pool_args){v->dense, f->grid_h, f->grid_w, d->pool, d->hidden, v->pooled});
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = d->tokens,
+                                               .t = f->tokens,
                                                .c = d->hidden,
                                                .eps = d->eps,
                                                .x = v->pooled,
                                                .weight = e->w.vision.soft_norm,
                                                .out = v->h,
                                                .out_dtype = e->plan.act});
-    e->ops->linear(e->be, &(struct be_linear_args){
-                              .w = e->w.vision.projection, .x = v->h, .t = d->tokens, .epilogue = BE_EPI_F32, .out = f->rows});
+    linear(e, e->w.vision.projection, v->h, f->tokens, BE_EPI_F32, f->rows);
+}
+
+/* Part 0: the norm is over each patch; part 1 + k, tap k: over the concatenated patches of a token. */
+static void merge(struct engine *e, struct engine_features *f, uint32_t part)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    const struct vision_merger_weights *w = part ? &e->w.vision.taps[part - 1] : &e->w.vision.merger;
+    struct vision_scratch *v = &e->v;
+    uint32_t wide = d->hidden * d->merge * d->merge, t = f->tokens, c = e->desc.hidden;
+    float *out = f->rows + (size_t)part * t * c;
+    if (part) {
+        norm(e, f->resid, t, wide, w->norm, w->norm_bias, v->h, false);
+    } else {
+        norm(e, f->resid, f->patches, d->hidden, w->norm, w->norm_bias, v->dense, true);
+        e->ops->pack(e->be, &(struct be_pack_args){.x = v->dense, .t = t, .c = wide, .out = v->h});
+    }
+    linear(e, w->fc1, v->h, t, BE_EPI_GELU_ERF, v->attn);
+    linear(e, w->fc2, v->attn, t, BE_EPI_F32, f->token_row ? v->pooled : out);
+    if (f->token_row) e->ops->gather(e->be, &(struct be_gather_args){v->pooled, f->token_row, t, c * sizeof(float), out});
 }
 
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
 {
     const struct desc_vision *d = &e->desc.vision;
-    ASSERT(!f->done);
+    ASSERT(!f->done && f->patches <= e->v.patches_cap);
     if (f->layers_done == 0) embed_patches(e, f);
     uint32_t left = d->layers - f->layers_done, now = layers == 0 || layers > left ? left : layers;
-    for (uint32_t i = 0; i < now; i++) run_layer(e, f, &e->w.vision.layers[f->layers_done++]);
-    if (f->layers_done == d->layers) {
-        finish(e, f);
-        f->done = true;
+    for (uint32_t i = 0; i < now; i++) {
+        run_layer(e, f, f->layers_done);
+        if (f->taps_done < d->tap_count && d->taps[f->taps_done] == f->layers_done) merge(e, f, 1 + f->taps_done++);
+        f->layers_done++;
     }
+    if (f->layers_done < d->layers) return;
+    if (d->end == VISION_POOL)
+        finish_pool(e, f);
+    else
+        merge(e, f, 0);
+    f->done = true;
 }

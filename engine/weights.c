@@ -98,13 +98,20 @@ static enum status build_map(struct loader *ld)
     return ST_OK;
 }
 
-/* "text.layers.#.mlp.up_proj", 7, ".weight" -> "text.layers.7.mlp.up_proj.weight" */
-static void expand(const char *stem, uint32_t layer, const char *suffix, char out[DESC_NAME_MAX])
+/* "text.layers.#.mlp.up_proj", 7, ".weight" -> "text.layers.7.mlp.up_proj.weight"; a second '#' is the expert. */
+static void expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix, char out[DESC_NAME_MAX])
 {
-    const char *hash = strchr(stem, '#');
-    int n = hash ? snprintf(out, DESC_NAME_MAX, "%.*s%u%s%s", (int)(hash - stem), stem, layer, hash + 1, suffix)
-                 : snprintf(out, DESC_NAME_MAX, "%s%s", stem, suffix);
-    ASSERT(n > 0 && n < (int)DESC_NAME_MAX);
+    size_t at = 0;
+    uint32_t number = layer;
+    for (const char *s = stem; *s; s++) {
+        int n =
+            *s == '#' ? snprintf(out + at, DESC_NAME_MAX - at, "%u", number) : snprintf(out + at, DESC_NAME_MAX - at, "%c", *s);
+        ASSERT(n > 0 && (size_t)n < DESC_NAME_MAX - at);
+        at += (size_t)n;
+        if (*s == '#') number = expert;
+    }
+    int n = snprintf(out + at, DESC_NAME_MAX - at, "%s", suffix);
+    ASSERT(n >= 0 && (size_t)n < DESC_NAME_MAX - at);
 }
 
 static void shape_text(const uint64_t *shape, uint32_t rank, char *out, size_t cap)
@@ -137,13 +144,13 @@ static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const 
 }
 
 /* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a fault. */
-static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t rank,
-                                     const uint64_t *shape)
+static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
+                                     uint32_t rank, const uint64_t *shape)
 {
     if (ld->st) return NULL;
     if (!ld->files) return make_up(ld, rank, shape);
     struct named key;
-    expand(stem, layer, suffix, key.name);
+    expand(stem, layer, expert, suffix, key.name);
     struct named *m = ld->map_count ? bsearch(&key, ld->map, ld->map_count, sizeof *ld->map, by_canonical) : NULL;
     if (!m) {
         ld->st = err_set(ld->err, ST_FORMAT, "the checkpoint has no tensor %s (in any known layout)", key.name);
@@ -203,11 +210,12 @@ static void after_read(struct loader *ld, const struct stf_tensor *t)
 
 /* ---- one weight, one vector ---- */
 
-/* f32 vector of n values (any shape), in the slab; `plus` is added to each. */
+/* f32 vector of n values (any shape), in the slab; `plus` is added to each. NULL for a stem of NULL: the family has none. */
 static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t rank,
                            const uint64_t *shape, float plus)
 {
-    const struct stf_tensor *t = take(ld, stem, layer, suffix, rank, shape);
+    if (!stem) return NULL;
+    const struct stf_tensor *t = take(ld, stem, layer, 0, suffix, rank, shape);
     if (!t) return NULL;
     size_t n = 1;
     for (uint32_t i = 0; i < rank; i++) n *= (size_t)shape[i];
@@ -232,7 +240,7 @@ struct part {
     uint32_t n;
 };
 struct linear_spec {
-    uint32_t layer, k, part_count;
+    uint32_t layer, expert, k, part_count;
     struct part part[3];
     bool glu, bias;
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
@@ -260,7 +268,7 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
     struct be_weight_desc d = {.k = s->k, .src_count = s->part_count, .glu = s->glu};
     for (uint32_t i = 0; i < s->part_count; i++) {
         uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
-        t[count] = take(ld, s->part[i].stem, s->layer, s->whole_name ? "" : ".weight", s->rank ? s->rank : 2,
+        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight", s->rank ? s->rank : 2,
                         s->rank ? s->shape : plain);
         if (!t[count]) return;
         d.src[i] = (struct be_weight_src){t[count]->data, be_type(t[count]->dtype), s->transposed, s->part[i].n};
@@ -269,7 +277,7 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
     }
     for (uint32_t i = 0; i < s->part_count && s->bias; i++) {
         uint64_t shape[1] = {s->part[i].n};
-        t[count] = take(ld, s->part[i].stem, s->layer, ".bias", 1, shape);
+        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, ".bias", 1, shape);
         if (!t[count]) return;
         count++;
     }
@@ -304,6 +312,94 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
     free(bias);
 }
 
+/* ---- experts ---- */
+
+/* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs first) is a stretch
+ * of every row, which weight_pack can't step over: it is copied out. */
+struct fused {
+    const struct stf_tensor *t;
+    const char *slice; /* of the expert */
+    uint32_t k, width; /* columns of a stored row when inputs come first */
+    size_t elem;
+    bool in_out;
+};
+
+static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t first, uint32_t n, void **copy)
+{
+    size_t row = (size_t)n * f->elem;
+    const char *from = f->slice + (f->in_out ? (size_t)first * f->elem : (size_t)first * f->k * f->elem);
+    *copy = NULL;
+    if ((!f->in_out || n == f->width) && (uintptr_t)from % f->elem == 0) return from;
+    size_t bytes = row * f->k;
+    if (!(*copy = malloc(bytes ? bytes : 1))) {
+        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", f->t->name);
+        return NULL;
+    }
+    if (!f->in_out)
+        memcpy(*copy, from, bytes);
+    else
+        for (uint32_t r = 0; r < f->k; r++) memcpy((char *)*copy + r * row, from + (size_t)r * f->width * f->elem, row);
+    return *copy;
+}
+
+/* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
+static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k, uint32_t parts,
+                       uint32_t n, struct be_weight **out)
+{
+    bool in_out = ld->desc->expert_layout == EXPERTS_IN_OUT;
+    uint64_t wide = (uint64_t)parts * n, shape[3] = {experts, in_out ? k : wide, in_out ? wide : k};
+    const struct stf_tensor *t = take(ld, name, layer, 0, "", 3, shape);
+    if (!t) return;
+    if (ld->survey) {
+        ld->survey->memory_bytes += experts * wide * be_ld(k) * be_dtype_bytes(ld->act);
+        return;
+    }
+    before_read(ld);
+    size_t elem = be_dtype_bytes(be_type(t->dtype));
+    for (uint32_t e = 0; e < experts && !ld->st; e++) {
+        struct fused f = {t, (const char *)t->data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
+        struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
+        void *copies[2] = {NULL};
+        for (uint32_t p = 0; p < parts && !ld->st; p++)
+            d.src[p] = (struct be_weight_src){fused_part(ld, &f, p * n, n, &copies[p]), be_type(t->dtype), in_out, n};
+        if (!ld->st) finish_pack(ld, &d, &t, 0, &out[e]);
+        free(copies[0]);
+        free(copies[1]);
+    }
+    if (!ld->st) after_read(ld, t);
+}
+
+static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden;
+    linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}}, &w->router);
+    if (!ld->survey && !ld->st) {
+        w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
+        w->expert_down = calloc(l->experts, sizeof *w->expert_down);
+        if (!w->expert_glu || !w->expert_down) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
+    }
+    if (ld->desc->expert_layout != EXPERTS_EACH) {
+        walk_fused(ld, n, a->expert_gate_up, l->experts, c, 2, l->ff, w->expert_glu);
+        walk_fused(ld, n, a->expert_down_all, l->experts, l->ff, 1, c, w->expert_down);
+        return;
+    }
+    for (uint32_t e = 0; e < l->experts && !ld->st; e++) {
+        struct be_weight *none = NULL;
+        linear(ld,
+               &(struct linear_spec){.layer = n,
+                                     .expert = e,
+                                     .k = c,
+                                     .part_count = 2,
+                                     .part = {{a->expert_gate, l->ff}, {a->expert_up, l->ff}},
+                                     .glu = true},
+               ld->survey ? &none : &w->expert_glu[e]);
+        linear(ld, &(struct linear_spec){.layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
+               ld->survey ? &none : &w->expert_down[e]);
+    }
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -316,49 +412,82 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     w->input_norm = vector1(ld, a->input_norm, n, ".weight", c, plus);
     linear(ld,
            &(struct linear_spec){
-               .layer = n, .k = c, .part_count = 3, .part = {{a->q, q}, {a->k, kv}, {a->v, kv}}, .bias = l->attn_bias},
+               .layer = n, .k = c, .part_count = 3, .part = {{a->q, q}, {a->k, kv}, {a->v, kv}}, .bias = l->qkv_bias},
            &w->qkv);
     w->q_norm = vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     w->k_norm = vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
-    linear(ld, &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->attn_bias}, &w->o);
+    linear(ld, &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias}, &w->o);
     w->post_attn_norm = vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
-    linear(ld,
-           &(struct linear_spec){.layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
-           &w->glu);
-    linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}}, &w->down);
+    if (l->experts) {
+        walk_experts(ld, n, w);
+    } else {
+        linear(
+            ld,
+            &(struct linear_spec){.layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
+            &w->glu);
+        linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}}, &w->down);
+    }
     w->post_mlp_norm = vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
+}
+
+static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2, uint32_t norm_width,
+                        struct vision_merger_weights *m)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t wide = v->hidden * v->merge * v->merge;
+    m->norm = vector1(ld, norm, n, ".weight", norm_width, 0);
+    m->norm_bias = v->rms ? NULL : vector1(ld, norm, n, ".bias", norm_width, 0);
+    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true}, &m->fc1);
+    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
+           &m->fc2);
 }
 
 static void walk_vision(struct loader *ld, struct vision_weights *w)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t c = v->hidden, side = v->image_size / v->patch, pp = v->patch * v->patch;
-    linear(ld,
-           &(struct linear_spec){.k = 3 * pp,
-                                 .part_count = 1,
-                                 .part = {{v->names.patch, c}},
-                                 .bias = true,
-                                 .rank = 4,
-                                 .shape = {c, 3, v->patch, v->patch}},
-           &w->patch);
-    w->position = vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
+    uint32_t c = v->hidden, side = v->position_side ? v->position_side : v->image_size / v->patch;
+    struct linear_spec patch = {.k = 3 * v->depth * v->patch * v->patch,
+                                .part_count = 1,
+                                .part = {{v->names.patch, c}},
+                                .bias = v->patch_bias,
+                                .rank = 4,
+                                .shape = {c, 3, v->patch, v->patch}};
+    if (v->depth > 1 || v->end == VISION_MERGE) {
+        patch.rank = 5;
+        memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
+    }
+    linear(ld, &patch, &w->patch);
+    if (v->position) w->position = vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
     for (uint32_t n = 0; n < v->layers; n++) {
         struct vision_layer_weights *l = &w->layers[n];
+        struct linear_spec qkv = {
+            .layer = n, .k = c, .part_count = 3, .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}}, .bias = true};
+        if (v->qkv_fused) {
+            qkv.part_count = 1;
+            qkv.part[0].n = 3 * c;
+        }
         l->norm1 = vector1(ld, v->names.norm1, n, ".weight", c, 0);
-        l->norm1_bias = vector1(ld, v->names.norm1, n, ".bias", c, 0);
-        linear(
-            ld,
-            &(struct linear_spec){
-                .layer = n, .k = c, .part_count = 3, .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}}, .bias = true},
-            &l->qkv);
+        l->norm1_bias = v->rms ? NULL : vector1(ld, v->names.norm1, n, ".bias", c, 0);
+        linear(ld, &qkv, &l->qkv);
         linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c}}, .bias = true}, &l->o);
         l->norm2 = vector1(ld, v->names.norm2, n, ".weight", c, 0);
-        l->norm2_bias = vector1(ld, v->names.norm2, n, ".bias", c, 0);
-        linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true},
-               &l->fc1);
+        l->norm2_bias = v->rms ? NULL : vector1(ld, v->names.norm2, n, ".bias", c, 0);
+        struct linear_spec fc1 = {.layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true};
+        if (v->mlp == VISION_GLU_SILU) {
+            fc1.part_count = 2;
+            fc1.part[1] = (struct part){v->names.up, v->ff};
+            fc1.glu = true;
+        }
+        linear(ld, &fc1, &l->fc1);
         linear(ld, &(struct linear_spec){.layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c}}, .bias = true},
                &l->fc2);
+    }
+    if (v->end == VISION_MERGE) {
+        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
+        for (uint32_t k = 0; k < v->tap_count; k++)
+            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge, &w->taps[k]);
+        return;
     }
     w->post_norm = vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
     w->post_norm_bias = vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
@@ -491,15 +620,26 @@ static void each_weight(const struct weights *w, const struct model_desc *d, voi
     if (w->embed) fn(arg, w->embed);
     if (w->head && w->head != w->embed) fn(arg, w->head);
     for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
-        struct be_weight *all[] = {w->layers[n].qkv, w->layers[n].o, w->layers[n].glu, w->layers[n].down};
-        for (int i = 0; i < 4; i++)
+        const struct layer_weights *l = &w->layers[n];
+        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router};
+        for (int i = 0; i < 5; i++)
             if (all[i]) fn(arg, all[i]);
+        for (uint32_t k = 0; k < d->layers[n].experts; k++) {
+            if (l->expert_glu && l->expert_glu[k]) fn(arg, l->expert_glu[k]);
+            if (l->expert_down && l->expert_down[k]) fn(arg, l->expert_down[k]);
+        }
     }
     for (uint32_t n = 0; w->vision.layers && n < d->vision.layers; n++) {
         struct be_weight *all[] = {w->vision.layers[n].qkv, w->vision.layers[n].o, w->vision.layers[n].fc1,
                                    w->vision.layers[n].fc2};
         for (int i = 0; i < 4; i++)
             if (all[i]) fn(arg, all[i]);
+    }
+    const struct vision_merger_weights *m[1 + DESC_TAPS_MAX] = {&w->vision.merger};
+    for (uint32_t k = 0; k < DESC_TAPS_MAX; k++) m[1 + k] = &w->vision.taps[k];
+    for (uint32_t k = 0; k < 1 + DESC_TAPS_MAX; k++) {
+        if (m[k]->fc1) fn(arg, m[k]->fc1);
+        if (m[k]->fc2) fn(arg, m[k]->fc2);
     }
     if (w->vision.patch) fn(arg, w->vision.patch);
     if (w->vision.projection) fn(arg, w->vision.projection);
@@ -527,6 +667,10 @@ void weights_free(struct weights *w, const struct model_desc *desc, const struct
 {
     struct visit v = {ops, be, 0};
     each_weight(w, desc, free_one, &v);
+    for (uint32_t n = 0; w->layers && n < desc->layer_count; n++) {
+        free(w->layers[n].expert_glu);
+        free(w->layers[n].expert_down);
+    }
     free(w->layers);
     free(w->vision.layers);
     if (w->slab) ops->free(be, w->slab);

@@ -9,21 +9,29 @@
 
 /* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description says so). */
 struct layer_weights {
-    struct be_weight *qkv;                                                   /* [(H + 2G) D, C], q|k|v */
-    struct be_weight *o;                                                     /* [C, H D] */
-    struct be_weight *glu;                                                   /* gate and up, [2 ff, C] */
-    struct be_weight *down;                                                  /* [C, ff] */
-    const float *input_norm, *post_attn_norm, *pre_mlp_norm, *post_mlp_norm; /* [C] */
-    const float *q_norm, *k_norm;                                            /* [D] */
+    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v */
+    struct be_weight *o;                          /* [C, H D] */
+    struct be_weight *glu;                        /* gate and up, [2 ff, C]; NULL with experts */
+    struct be_weight *down;                       /* [C, ff] */
+    struct be_weight *router;                     /* [E, C]; NULL without experts */
+    struct be_weight **expert_glu, **expert_down; /* [E] of [2 ff, C] and [C, ff]; the lists are owned */
+    const float *input_norm, *post_attn_norm, *pre_mlp_norm, *post_mlp_norm; /* [C]; the post ones may be NULL */
+    const float *q_norm, *k_norm;                                            /* [D] or NULL */
 };
 struct vision_layer_weights {
-    struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases */
-    const float *norm1, *norm1_bias, *norm2, *norm2_bias; /* [Cv] */
+    struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases; fc1 of a GLU: gate and up */
+    const float *norm1, *norm1_bias, *norm2, *norm2_bias; /* [Cv]; RMS: no biases */
+};
+/* Patches merged into tokens: fc2(gelu_erf(fc1(norm(...)))). */
+struct vision_merger_weights {
+    const float *norm, *norm_bias; /* [Cv], of a tap [merge merge Cv]; RMS: no bias */
+    struct be_weight *fc1, *fc2;   /* [merge merge Cv, same], [C, same], with biases */
 };
 struct vision_weights {
-    struct be_weight *patch;                             /* [Cv, 3 p p] with bias */
-    struct be_weight *projection;                        /* [C, Cv] */
-    const float *position;                               /* [patches, Cv] */
+    struct be_weight *patch;      /* [Cv, 3 depth p p] */
+    struct be_weight *projection; /* [C, Cv] */
+    struct vision_merger_weights merger, taps[DESC_TAPS_MAX];
+    const float *position;                               /* [patches or table rows, Cv] */
     const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */
     struct vision_layer_weights *layers;                 /* [desc.vision.layers] */
 };
