@@ -180,7 +180,7 @@ uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, ui
     while (pos < limit) {
         const struct prompt_image *x = m < a->image_count ? &a->images[m] : NULL, *y = m < b->image_count ? &b->images[m] : NULL;
         if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
-            bool equal = x && y && x->begin == y->begin && x->end == y->end && x->rope_offset == y->rope_offset &&
+            bool equal = x && y && x->begin == y->begin && x->end == y->end && x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
                          memcmp(x->key, y->key, sizeof x->key) == 0 && !radix__doubtful(x);
             if (!equal || (x->end > limit && x->atomic)) break;
             pos = x->end < limit ? x->end : limit;

@@ -11,6 +11,7 @@ enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, H
 struct radix_span {
     uint32_t begin, end;
     uint8_t key[32];
+    struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
     int32_t rope_offset; /* behind the picture, and so of all text up to the next one: nodes need none of their own, equal paths have equal offsets */
 };
 

@@ -47,7 +47,8 @@ bool radix__in_image(const struct radix_node *n, uint32_t pos)
 
 static bool span_equal(const struct radix_span *s, const struct prompt_image *im)
 {
-    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset && memcmp(s->key, im->key, sizeof s->key) == 0;
+    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset && prompt_grid_equal(&s->grid, &im->grid) &&
+           memcmp(s->key, im->key, sizeof s->key) == 0;
 }
 
 /* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids. */
@@ -262,7 +263,7 @@ static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_
     for (uint32_t m = radix__image_at(v, pos); m < v->image_count && v->images[m].begin < to; m++) {
         const struct prompt_image *im = &v->images[m];
         struct radix_span *s = &n->spans[n->span_count++];
-        *s = (struct radix_span){.begin = im->begin, .end = im->end, .rope_offset = im->rope_offset};
+        *s = (struct radix_span){.begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
         memcpy(s->key, im->key, sizeof s->key);
     }
 }

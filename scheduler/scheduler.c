@@ -128,7 +128,8 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
     for (uint32_t i = 0, end = 0; i < p->image_count; end = p->images[i++].end) {
         const struct prompt_image *im = &p->images[i];
-        if (im->begin < end || im->end <= im->begin || im->end > p->token_count || im->end - im->begin > s->caps.image_tokens_max)
+        if (!s->caps.images || im->begin < end || im->end <= im->begin || im->end > p->token_count ||
+            (im->atomic && im->end - im->begin > s->caps.image_tokens_max))
             return err_set(err, ST_INVALID, "image %u stands at a bad place in the prompt", i);
     }
     /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up for them. */
@@ -297,6 +298,26 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
 }
 
 /* Fills the engine's view of q's part of the step. False: no memory for its scores. */
+/* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one). */
+static int32_t rope_before(const struct prompt *p, uint32_t i)
+{
+    return i ? p->images[i - 1].rope_offset : 0;
+}
+
+/* SCHED_BUG_ROPE: what a cache does that keeps one number per conversation. */
+static void naive_positions(const struct sequence *q, struct engine_run *r)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t n = 0;
+    while (n < p->image_count && p->images[n].end <= q->cache.reused) n++;
+    r->rope_offset = rope_before(p, n);
+    for (uint32_t i = 0; i < r->image_count; i++) {
+        if (q->uses[i].begin < q->cache.reused) continue;
+        q->uses[i].grid = (struct prompt_grid){0};
+        q->uses[i].rope_before = q->uses[i].rope_offset = r->rope_offset;
+    }
+}
+
 static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
 {
     uint32_t n = q->run_tokens, end = q->position + n;
@@ -310,12 +331,20 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                              .sample = end == q->count && q->tokens_max > 0,
                              .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].units;
+    r->rope_offset = rope_before(p, q->next_image);
     for (uint32_t i = q->next_image; i < p->image_count && p->images[i].begin < end; i++) {
+        const struct prompt_image *im = &p->images[i];
         ASSERT(sched__image_ready(q, i));
-        q->uses[r->image_count++] = (struct engine_image_use){
-            .features = sched__image_features(q, i), .begin = p->images[i].begin, .end = p->images[i].end, .atomic = p->images[i].atomic};
+        q->uses[r->image_count++] = (struct engine_image_use){.features = sched__image_features(q, i),
+                                                              .begin = im->begin,
+                                                              .end = im->end,
+                                                              .atomic = im->atomic,
+                                                              .grid = im->grid,
+                                                              .rope_before = rope_before(p, i),
+                                                              .rope_offset = im->rope_offset};
     }
     r->images = q->uses;
+    if (s->opt.test_mutation & SCHED_BUG_ROPE && q->cache.reused) naive_positions(q, r);
     if (q->generated < q->req.tokens_min) {
         r->banned = q->banned;
         r->banned_count = q->banned_count;

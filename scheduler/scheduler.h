@@ -35,7 +35,12 @@ struct sched_options {
 };
 /* 1: a hit is content with one token of window less than attention reaches back. 2: a partly filled block of a hit is shared as it is instead of copied.
  * 4: the position of a hit is taken from the count of its blocks (rounded up). */
-enum { SCHED_BUG_WINDOW = 1, SCHED_BUG_NO_COPY = 2, SCHED_BUG_POSITION = 4 };
+enum {
+    SCHED_BUG_WINDOW = 1,
+    SCHED_BUG_NO_COPY = 2,
+    SCHED_BUG_POSITION = 4,
+    SCHED_BUG_ROPE = 8, /* behind a hit all positions go on from the token count, a new picture's too: the naive rule of reuse */
+};
 
 enum seq_end {
     END_STOP_EOS = 0,   /* the model's own end token */

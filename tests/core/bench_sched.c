@@ -33,7 +33,7 @@ static double median(double *v, uint32_t n)
 static void caps_of(struct engine_caps *c, uint64_t units, uint32_t window)
 {
     *c = (struct engine_caps){.group_count = window ? 2 : 1, .block_tokens = BT, .unit_bytes = FAKE_UNIT_BYTES, .arena_units = units,
-                              .context_max = 2 * LONG, .sequences_max = SEQUENCES, .batch_tokens_max = 2048, .image_tokens_max = 256};
+                              .context_max = 2 * LONG, .sequences_max = SEQUENCES, .batch_tokens_max = 2048, .images = true, .image_tokens_max = 256};
     c->groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     c->groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
 }

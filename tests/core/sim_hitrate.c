@@ -194,7 +194,7 @@ static struct result run_trace(const struct trace *t, uint32_t window, uint64_t 
 {
     struct engine e = {.vocab = 60000, .eos = 1};
     e.caps = (struct engine_caps){.group_count = 2, .block_tokens = BT, .arena_units = arena, .context_max = CONTEXT, .batch_tokens_max = 2048,
-                                  .sequences_max = 16, .image_tokens_max = IMAGE_ROWS};
+                                  .sequences_max = 16, .images = true, .image_tokens_max = IMAGE_ROWS};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = FULL_UNITS};
     e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = SLIDING_UNITS, .window = window};
     fake_open(&e, false);

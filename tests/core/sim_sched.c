@@ -408,7 +408,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->lenient = m->lenient;
     e->on_run = watch_run;
     struct engine_caps *c = &e->caps;
-    *c = (struct engine_caps){.block_tokens = BT, .context_max = CONTEXT, .image_tokens_max = 1 + rnd(20)};
+    *c = (struct engine_caps){.block_tokens = BT, .context_max = CONTEXT, .images = true, .image_tokens_max = 1 + rnd(20)};
     random_groups(c, tight);
     c->sequences_max = 1 + rnd(12);
     c->batch_tokens_max = c->image_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
@@ -649,7 +649,7 @@ static void desk_open(struct desk *d, uint32_t window, uint32_t context, uint32_
     memset(d, 0, sizeof *d);
     d->e.vocab = VOCAB;
     d->e.eos = EOS;
-    d->e.caps = (struct engine_caps){.group_count = 2, .block_tokens = 16, .context_max = context, .image_tokens_max = 32, .sequences_max = sequences,
+    d->e.caps = (struct engine_caps){.group_count = 2, .block_tokens = 16, .context_max = context, .images = true, .image_tokens_max = 32, .sequences_max = sequences,
                                      .batch_tokens_max = 512, .arena_units = 40ull * context / 16 + 400};
     d->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     d->e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};

@@ -1,6 +1,8 @@
 /* Opening, inspecting, limits, block copies, made-up weights: engine.h apart from the numbers of a step. */
 #include "engine/engine.h"
+#include "engine/model_desc.h"
 #include "engine/model_info.h"
+#include "engine/safetensors.h"
 #include "tests/lib/golden.h"
 
 #include <setjmp.h>
@@ -100,6 +102,46 @@ static void test_refusals(void **state)
     refused(o, ST_FORMAT, "has shape [1,2], config.json implies [2,1]");
     write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}", 2);
     refused(o, ST_UNSUPPORTED, "stored as I8");
+}
+
+/* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing. */
+static void test_tie(void **state)
+{
+    static const char config[] = "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_attention_heads\":1,"
+                                 "\"num_key_value_heads\":1,\"vocab_size\":2,\"tie_word_embeddings\":true}";
+    static const char embed[] = "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}";
+    static const struct {
+        const char *head;
+        uint8_t last; /* byte of the file, which is 0 otherwise */
+        bool tied;
+    } cases[] = {{"", 1, true},
+                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 0, true},
+                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 1, false},
+                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[4,1],\"data_offsets\":[16,32]}", 1, true}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char header[400];
+        struct hf_config c = {0};
+        struct model_desc d = {0};
+        struct stf_files *files = NULL;
+        struct err err = {""};
+        snprintf(header, sizeof header, "{%s%s}", embed, cases[i].head);
+        write_header(header, *cases[i].head ? 31 : 15);
+        FILE *f = fopen(path_of("model.safetensors"), "ab");
+        assert_non_null(f);
+        fputc(cases[i].last, f);
+        fclose(f);
+        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) || model_describe(&c, &d, &err) ||
+            stf_open(scratch, &files, &err))
+            fail_msg("%s", err.msg);
+        assert_true(d.tied);
+        model_desc_settle(&d, NULL);
+        assert_true(d.tied);
+        model_desc_settle(&d, files);
+        if (d.tied != cases[i].tied) fail_msg("case %zu: tied is %d", i, d.tied);
+        stf_close(files);
+        model_desc_free(&d);
+    }
 }
 
 struct heard {
@@ -222,7 +264,7 @@ static void test_made_up_weights(void **state)
     struct err err;
     struct mini_sched m;
     struct engine_costs c;
-    struct image_u8 picture = {28, 28, calloc(28 * 28, 3)};
+    struct image_u8 picture = {.width = 28, .height = 28, .rgb = calloc(28 * 28, 3)};
     uint32_t prompt[20];
     (void)state;
     unlink(path_of("model.safetensors"));
@@ -239,7 +281,7 @@ static void test_made_up_weights(void **state)
     for (uint32_t i = 0; i < 20; i++) prompt[i] = i;
     for (uint32_t i = 5; i < 9; i++) prompt[i] = 99;
     mini_init(&m, e);
-    struct mini_image im = {5, 9, picture};
+    struct mini_image im = {.begin = 5, .end = 9, .pixels = picture};
     struct mini_seq s = {
         .prompt = prompt, .prompt_count = 20, .generate = 4, .images = &im, .image_count = 1, .sampling = mini_greedy()};
     mini_run(&m, (struct mini_seq *[]){&s}, 1);
@@ -258,7 +300,8 @@ static void test_made_up_weights(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_caps_and_inspect),
-                                       cmocka_unit_test(test_kv_copy), cmocka_unit_test(test_made_up_weights)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_tie),
+                                       cmocka_unit_test(test_caps_and_inspect), cmocka_unit_test(test_kv_copy),
+                                       cmocka_unit_test(test_made_up_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }

@@ -95,7 +95,7 @@ static enum status begin(struct feature_entry *f, uint8_t byte)
 {
     uint8_t rgb[3] = {byte, 0, 0};
     struct err err = {{0}};
-    enum status st = features_begin(cache, f, &(struct image_u8){1, 1, rgb}, &err);
+    enum status st = features_begin(cache, f, &(struct image_u8){.width = 1, .height = 1, .rgb = rgb}, &err);
     assert_true(st == ST_OK || err.msg[0]);
     return st;
 }
@@ -254,7 +254,7 @@ static void test_faults(void **state)
     uint8_t rgb[3] = {0};
     open_cache(1000);
     struct feature_entry *f = get(0, 1);
-    assert_int_equal(features_begin(cache, f, &(struct image_u8){2, 1, rgb}, &err), ST_INVALID);
+    assert_int_equal(features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, &err), ST_INVALID);
     assert_string_equal(err.msg, "a picture of the wrong size");
     assert_int_equal(features_state(f), FEATURES_EMPTY);
     assert_int_equal(begin(f, 1), ST_OK); /* usable again */

@@ -202,7 +202,7 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
     struct world *w = calloc(1, sizeof *w);
     w->caps = (struct engine_caps){.group_count = shape->groups, .block_tokens = block_tokens, .arena_units = units, .unit_bytes = 64,
                                    .vocab_size = 1000, .context_max = 1u << 20, .sequences_max = OWNERS, .batch_tokens_max = 4096,
-                                   .image_tokens_max = 64};
+                                   .images = true, .image_tokens_max = 64};
     for (uint32_t g = 0; g < shape->groups; g++) {
         uint32_t u = plenty ? 1 : 1 + rnd(3);
         w->caps.groups[g] = (struct engine_kv_group){.window = shape->windows[g], .layers = 1, .block_units = u, .block_bytes = 64ull * u,

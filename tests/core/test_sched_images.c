@@ -29,7 +29,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
 {
     (void)e;
     *out = (struct engine_caps){.group_count = 1, .block_tokens = BT, .arena_units = 400, .unit_bytes = 64, .vocab_size = 100, .context_max = 200,
-                                .batch_tokens_max = 64, .sequences_max = 8, .image_tokens_max = SOFT};
+                                .batch_tokens_max = 64, .sequences_max = 8, .images = true, .image_tokens_max = SOFT};
     out->groups[0] = (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_units = 1};
 }
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
@@ -128,7 +128,7 @@ static struct request *make(uint8_t head, uint32_t count, uint8_t byte, bool wit
         *im = (struct prompt_image){.begin = n, .end = n + SOFT, .atomic = true};
         memset(im->key, byte, sizeof im->key);
         r->rgb[0] = byte;
-        if (with_pixels) im->pixels = (struct image_u8){1, 1, r->rgb};
+        if (with_pixels) im->pixels = (struct image_u8){.width = 1, .height = 1, .rgb = r->rgb};
         n += SOFT;
         r->tokens[n++] = head;
     }
@@ -167,7 +167,7 @@ static void steps(uint32_t n)
 }
 static void supply(const struct request *r, uint32_t image, uint32_t width)
 {
-    struct image_u8 px = {width, 1, malloc(3 * (size_t)width)};
+    struct image_u8 px = {.width = width, .height = 1, .rgb = malloc(3 * (size_t)width)};
     memset(px.rgb, (int)r->sampling.seed, 3 * (size_t)width);
     sched_supply_image(s, r->id, image, &px);
     assert_null(px.rgb); /* taken */
@@ -430,7 +430,7 @@ static void *noise_thread(void *arg)
     uint32_t i = 0;
     (void)arg;
     while (!atomic_load(&stop_noise)) {
-        struct image_u8 px = {1, 1, calloc(3, 1)};
+        struct image_u8 px = {.width = 1, .height = 1, .rgb = calloc(3, 1)};
         sched_supply_image(s, (struct seq_id){i % 1100, i / 1100}, 5, &px);
         if (i++ % 64 == 0) sched_reset_features(s);
         nanosleep(&(struct timespec){0, 20000}, NULL);
