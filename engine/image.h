@@ -9,12 +9,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* 8-bit RGB, rows top to bottom, no padding: rgb[(y*width + x)*3 + channel]. */
+/* 8-bit RGB, rows top to bottom, no padding: rgb[((f*height + y)*width + x)*3 + channel]. */
 struct image_u8 {
     uint32_t width, height; /* pixels, >= 1 */
-    uint8_t *rgb;           /* owned: image_u8_free */
+    uint32_t frames;        /* of a video or a part of one, all of one size; 0 = a still picture */
+    uint8_t *rgb;           /* owned: image_u8_free; image_u8_bytes() */
 };
 void image_u8_free(struct image_u8 *img);
+/* width * height * 3 * frames; sizes were checked when it was made. */
+static inline size_t image_u8_bytes(const struct image_u8 *img)
+{
+    return (size_t)img->width * img->height * 3 * (img->frames ? img->frames : 1);
+}
 
 enum image_filter { IMAGE_BILINEAR = 2, IMAGE_BICUBIC = 3 }; /* PIL's codes, as in preprocessor_config.json `resample` */
 enum image_resize_mode {
@@ -38,6 +44,18 @@ struct image_config {
     bool pan_and_scan;      /* Gemma 3: crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;
+    /* Dynamic resolution (Qwen): sides become multiples of patch * merge, the area lies in [area_min, area_max] (specs qwen-vl
+     * 4.1). dynamic false: width x height above. */
+    bool dynamic;
+    uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
+    uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
+    /* Videos (video: the checkpoint's settings for them are usable). */
+    bool video;
+    bool video_volume;                       /* Qwen3-VL's rules: areas over all frames, its way of choosing frames */
+    uint64_t video_area_min, video_area_max; /* per frame (Qwen2, 2.5) or over all frames (video_volume) */
+    uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
+    double video_fps;                        /* frames per second that are looked at */
+    uint32_t video_frames_min, video_frames_max;
 };
 
 /* lut[c*256 + v] = the normalised float of byte v in channel c, computed as the processor's float32 arithmetic does (fused rescale and

@@ -8,32 +8,91 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONFIG_BYTES_MAX = 1 << 20, TARGET_SIDE_MAX = 16384, CROPS_MAX = 64 };
+enum { CONFIG_BYTES_MAX = 1 << 20, TARGET_SIDE_MAX = 16384, CROPS_MAX = 64, PATCH_MAX = 256, FRAMES_MAX = 100000 };
+#define AREA_MAX (1ull << 40)
 
-/* What the processor class of a family sets itself. */
+/* What the processor classes of a family set themselves. */
 struct family {
     const char *model_type;
-    struct image_config defaults;
+    const struct image_config *defaults;
+    float video_mean[3], video_std[3];
 };
 
+/* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has null. Note: in
+ * transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says; we do what the file says. */
+static const struct image_config gemma3 = {.width = 224,
+                                           .height = 224,
+                                           .filter = IMAGE_BILINEAR,
+                                           .mode = IMAGE_TORCH_U8,
+                                           .do_resize = true,
+                                           .do_rescale = true,
+                                           .do_normalize = true,
+                                           .rescale_factor = 1.0 / 255.0,
+                                           .mean = {0.5f, 0.5f, 0.5f},
+                                           .std = {0.5f, 0.5f, 0.5f},
+                                           .pan_and_scan = false,
+                                           .pan_min_crop = 256,
+                                           .pan_max_crops = 4,
+                                           .pan_min_ratio = 1.2};
+
+#define CLIP_MEAN                                                                                                                \
+    {                                                                                                                            \
+        0.48145466f, 0.4578275f, 0.40821073f                                                                                     \
+    }
+#define CLIP_STD                                                                                                                 \
+    {                                                                                                                            \
+        0.26862954f, 0.26130258f, 0.27577711f                                                                                    \
+    }
+
+/* Qwen2VLImageProcessor (of all four families) and Qwen2VLVideoProcessor. fps: the class has none; the model's own tools use 2.
+ */
+static const struct image_config qwen2_vl = {.filter = IMAGE_BICUBIC,
+                                             .mode = IMAGE_TORCH_U8,
+                                             .do_resize = true,
+                                             .do_rescale = true,
+                                             .do_normalize = true,
+                                             .rescale_factor = 1.0 / 255.0,
+                                             .mean = CLIP_MEAN,
+                                             .std = CLIP_STD,
+                                             .dynamic = true,
+                                             .patch = 14,
+                                             .merge = 2,
+                                             .depth = 2,
+                                             .area_min = 56 * 56,
+                                             .area_max = 28 * 28 * 1280,
+                                             .video_area_min = 128 * 28 * 28,
+                                             .video_area_max = 28 * 28 * 768,
+                                             .video_fps = 2.0,
+                                             .video_frames_min = 4,
+                                             .video_frames_max = 768};
+/* The same picture class, whose settings the checkpoints' files replace, and Qwen3VLVideoProcessor. */
+static const struct image_config qwen3_vl = {.filter = IMAGE_BICUBIC,
+                                             .mode = IMAGE_TORCH_U8,
+                                             .do_resize = true,
+                                             .do_rescale = true,
+                                             .do_normalize = true,
+                                             .rescale_factor = 1.0 / 255.0,
+                                             .mean = CLIP_MEAN,
+                                             .std = CLIP_STD,
+                                             .dynamic = true,
+                                             .patch = 14,
+                                             .merge = 2,
+                                             .depth = 2,
+                                             .area_min = 56 * 56,
+                                             .area_max = 28 * 28 * 1280,
+                                             .video_volume = true,
+                                             .video_area_min = 128 * 32 * 32,
+                                             .video_area_max = 32 * 32 * 768,
+                                             .video_fps = 2.0,
+                                             .video_frames_min = 4,
+                                             .video_frames_max = 768};
+
 static const struct family families[] = {
-    /* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has null. Note: in transformers
-     * 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says; we do what the file says. */
-    {"gemma3",
-     {.width = 224,
-      .height = 224,
-      .filter = IMAGE_BILINEAR,
-      .mode = IMAGE_TORCH_U8,
-      .do_resize = true,
-      .do_rescale = true,
-      .do_normalize = true,
-      .rescale_factor = 1.0 / 255.0,
-      .mean = {0.5f, 0.5f, 0.5f},
-      .std = {0.5f, 0.5f, 0.5f},
-      .pan_and_scan = false,
-      .pan_min_crop = 256,
-      .pan_max_crops = 4,
-      .pan_min_ratio = 1.2}},
+    {.model_type = "gemma3", .defaults = &gemma3},
+    {"qwen2_vl", &qwen2_vl, CLIP_MEAN, CLIP_STD},
+    {"qwen2_5_vl", &qwen2_vl, CLIP_MEAN, CLIP_STD},
+    {"qwen3_vl", &qwen3_vl, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}},
+    {"qwen3_vl_moe", &qwen3_vl, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}},
 };
 
 /* One settings object and what to call it in messages. */
@@ -111,10 +170,59 @@ static enum status read_size(const struct settings *s, struct image_config *out)
     if (st) return err_prefix(s->err, st, "size");
     if (!height || !width)
         return err_set(s->err, ST_UNSUPPORTED,
-                       "%s: size must have height and width: this family's pictures have one fixed size, not one by edge", s->path);
+                       "%s: size must have height and width: this family's pictures have one fixed size, not one by edge",
+                       s->path);
     out->height = height;
     out->width = width;
     return ST_OK;
+}
+
+static enum status read_area(const struct settings *s, const char *key, uint64_t *out)
+{
+    uint32_t v = json_get_live(s->doc, s->node, key);
+    uint64_t n;
+    if (v == JSON_NONE) return ST_OK;
+    if (!json_uint(s->doc, v, &n) || n < 1 || n > AREA_MAX) return wrong(s, key, "a number of pixels in range");
+    *out = n;
+    return ST_OK;
+}
+
+/* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas in spite of their names; the former
+ * win. */
+static enum status read_areas(const struct settings *s, struct image_config *out)
+{
+    struct settings size = {.doc = s->doc, .node = json_get_live(s->doc, s->node, "size"), .path = s->path, .err = s->err};
+    enum status st = ST_OK;
+    if (size.node != JSON_NONE) {
+        if (json_kind(s->doc, size.node) != JSON_OBJECT)
+            return err_set(s->err, ST_UNSUPPORTED,
+                           "%s: size must have shortest_edge and longest_edge: this family's pictures keep their shape", s->path);
+        st = read_area(&size, "min_pixels", &out->area_min);
+        if (!st) st = read_area(&size, "max_pixels", &out->area_max);
+        if (!st) st = read_area(&size, "shortest_edge", &out->area_min);
+        if (!st) st = read_area(&size, "longest_edge", &out->area_max);
+    }
+    if (!st) st = read_area(s, "min_pixels", &out->area_min);
+    if (!st) st = read_area(s, "max_pixels", &out->area_max);
+    if (!st) st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
+    if (!st) st = read_count(s, "merge_size", PATCH_MAX, &out->merge);
+    if (!st) st = read_count(s, "temporal_patch_size", PATCH_MAX, &out->depth);
+    if (!st && out->area_min > out->area_max) st = wrong(s, "size", "a smallest area that is not over the largest");
+    return st;
+}
+
+/* What only the settings for videos have. */
+static enum status read_frames(const struct settings *s, struct image_config *out)
+{
+    bool cap = false;
+    uint32_t tokens = out->video_volume ? 768 : 128000;
+    enum status st = read_positive(s, "fps", &out->video_fps);
+    if (!st) st = read_count(s, "min_frames", FRAMES_MAX, &out->video_frames_min);
+    if (!st) st = read_count(s, "max_frames", FRAMES_MAX, &out->video_frames_max);
+    if (!st) st = read_bool(s, "cap_pixels_per_frame", &cap);
+    if (!st) st = read_count(s, "max_video_tokens", 1u << 30, &tokens);
+    out->video_cap_tokens = cap ? tokens : 0;
+    return st;
 }
 
 static enum status read_filter(const struct settings *s, enum image_filter *out)
@@ -139,7 +247,7 @@ static enum status read_settings(const struct settings *s, struct image_config *
         st = read_bool(s, never[i], &on);
         if (!st && on) st = err_set(s->err, ST_UNSUPPORTED, "%s: %s is not supported", s->path, never[i]);
     }
-    if (!st) st = read_size(s, out);
+    if (!st) st = out->dynamic ? read_areas(s, out) : read_size(s, out);
     if (!st) st = read_filter(s, &out->filter);
     if (!st) st = read_bool(s, "do_resize", &out->do_resize);
     if (!st) st = read_bool(s, "do_rescale", &out->do_rescale);
@@ -147,6 +255,7 @@ static enum status read_settings(const struct settings *s, struct image_config *
     if (!st) st = read_positive(s, "rescale_factor", &out->rescale_factor);
     if (!st) st = read_channels(s, "image_mean", false, out->mean);
     if (!st) st = read_channels(s, "image_std", true, out->std);
+    if (out->dynamic) return st;
     if (!st) st = read_bool(s, "do_pan_and_scan", &out->pan_and_scan);
     if (!st) st = read_count(s, "pan_and_scan_min_crop_size", TARGET_SIDE_MAX, &out->pan_min_crop);
     if (!st) st = read_count(s, "pan_and_scan_max_num_crops", CROPS_MAX, &out->pan_max_crops);
@@ -154,8 +263,16 @@ static enum status read_settings(const struct settings *s, struct image_config *
     return st;
 }
 
+static enum status read_video_settings(const struct settings *s, struct image_config *out)
+{
+    enum status st = read_settings(s, out);
+    return st ? st : read_frames(s, out);
+}
+
 /* Reads dir/file, or the object under `key` in it. *found says whether there were settings. */
-static enum status read_file(const char *dir, const char *file, const char *key, struct image_config *out, bool *found, struct err *err)
+static enum status read_file(const char *dir, const char *file, const char *key,
+                             enum status (*read)(const struct settings *, struct image_config *), struct image_config *out,
+                             bool *found, struct err *err)
 {
     char path[4096];
     int n = snprintf(path, sizeof path, "%s/%s", dir, file);
@@ -169,10 +286,40 @@ static enum status read_file(const char *dir, const char *file, const char *key,
     if (node != JSON_NONE) {
         struct settings s = {.doc = &doc, .node = node, .path = path, .err = err};
         *found = true;
-        st = json_kind(&doc, node) == JSON_OBJECT ? read_settings(&s, out) : wrong(&s, key ? key : "the file", "an object");
+        st = json_kind(&doc, node) == JSON_OBJECT ? read(&s, out) : wrong(&s, key ? key : "the file", "an object");
     }
     json_free(&doc);
     return st;
+}
+
+/* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames only: one tower takes
+ * both. */
+static enum status load_video(const char *dir, const struct family *family, struct image_config *cfg, struct err *err)
+{
+    struct image_config v = *family->defaults;
+    bool found;
+    v.area_min = v.video_area_min;
+    v.area_max = v.video_area_max;
+    memcpy(v.mean, family->video_mean, sizeof v.mean);
+    memcpy(v.std, family->video_std, sizeof v.std);
+    if (v.video_volume) v.patch = 16;
+    enum status st = read_file(dir, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
+    if (!st && !found) st = read_file(dir, "video_preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+    if (!st && !found) st = read_file(dir, "preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+    if (st == ST_UNSUPPORTED) return ST_OK;
+    if (st || !found) return st;
+    bool same = v.patch == cfg->patch && v.merge == cfg->merge && v.depth == cfg->depth && v.filter == cfg->filter &&
+                v.do_resize && v.do_rescale == cfg->do_rescale && v.do_normalize == cfg->do_normalize &&
+                v.rescale_factor == cfg->rescale_factor && memcmp(v.mean, cfg->mean, sizeof v.mean) == 0 &&
+                memcmp(v.std, cfg->std, sizeof v.std) == 0;
+    cfg->video = same && v.video_frames_min <= v.video_frames_max;
+    cfg->video_area_min = v.area_min;
+    cfg->video_area_max = v.area_max;
+    cfg->video_cap_tokens = v.video_cap_tokens;
+    cfg->video_fps = v.video_fps;
+    cfg->video_frames_min = v.video_frames_min;
+    cfg->video_frames_max = v.video_frames_max;
+    return ST_OK;
 }
 
 enum status image_config_load(const char *dir, const char *model_type, struct image_config *out, struct err *err)
@@ -181,13 +328,16 @@ enum status image_config_load(const char *dir, const char *model_type, struct im
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(families[i].model_type, model_type) == 0) family = &families[i];
     if (!family) return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"", model_type);
-    struct image_config cfg = family->defaults;
+    struct image_config cfg = *family->defaults;
     bool found;
-    enum status st = read_file(dir, "processor_config.json", "image_processor", &cfg, &found, err);
-    if (!st && !found) st = read_file(dir, "preprocessor_config.json", NULL, &cfg, &found, err);
+    enum status st = read_file(dir, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
+    if (!st && !found) st = read_file(dir, "preprocessor_config.json", NULL, read_settings, &cfg, &found, err);
     if (st) return st;
     if (!found)
-        return err_set(err, ST_NOT_FOUND, "%s: neither processor_config.json nor preprocessor_config.json has picture settings", dir);
+        return err_set(err, ST_NOT_FOUND, "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
+                       dir);
+    if (cfg.dynamic) st = load_video(dir, family, &cfg, err);
+    if (st) return st;
     *out = cfg;
     return ST_OK;
 }
@@ -238,7 +388,8 @@ uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32
 }
 
 /* A copy of the rectangle at (x, y), cut at the border; it is never empty. */
-static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c, struct image_u8 *out, struct err *err)
+static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c, struct image_u8 *out,
+                       struct err *err)
 {
     uint32_t w = src->width - x < c->width ? src->width - x : c->width;
     uint32_t h = src->height - y < c->height ? src->height - y : c->height;
@@ -252,10 +403,9 @@ static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const
 
 static enum status to_target(const struct image_config *cfg, const struct image_u8 *src, struct image_u8 *out, struct err *err)
 {
-    if (!cfg->do_resize && (src->width != cfg->width || src->height != cfg->height))
-        return err_set(err, ST_INVALID, "the picture is %u x %u pixels; this model takes only %u x %u (its do_resize is off)", src->width,
-                       src->height, cfg->width, cfg->height);
-    return image_resize(src, cfg->width, cfg->height, cfg->filter, cfg->mode, out, err);
+    uint32_t width, height;
+    enum status st = image_target(cfg, src->width, src->height, 0, &width, &height, err);
+    return st ? st : image_resize(src, width, height, cfg->filter, cfg->mode, out, err);
 }
 
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out, struct err *err)

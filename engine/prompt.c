@@ -1,14 +1,16 @@
 /* See prompt.h and prompt_build.h. */
 #include "engine/prompt_build.h"
 
-#include "config/base/buf.h"
+#include "config/base/checked.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define EXPANSION_BYTES_MAX ((size_t)64 << 20)
 #define PICTURES_MAX        4096u
+#define STAMP_BYTES         48u
 
 /* The sentence around crops is the processor's, letter for letter: the checkpoints were trained with it. */
 #define CROPS_BEFORE  "Here is the original image "
@@ -75,17 +77,66 @@ static size_t next_control(const struct joined *j, const char *what, size_t at, 
     return SIZE_MAX;
 }
 
+/* What stands at a marker. */
+enum mark { MARK_NONE, MARK_PICTURE, MARK_VIDEO, MARK_STRAY };
+struct mark_at {
+    enum mark kind;
+    size_t at, len;
+    const char *text; /* of the marker or the stray token */
+};
+
+static size_t len_of(const char *s)
+{
+    return s ? strlen(s) : 0;
+}
+
+/* Walks over the markers of pictures and videos, and over soft tokens that are none. A marker may be the soft token itself, or
+ * contain it. Every text is looked for once only, however many of another there are. */
+struct mark_scan {
+    const struct joined *j;
+    struct {
+        const char *text;
+        enum mark kind;
+        size_t hit, run; /* SIZE_MAX: none is left; run as in all_control */
+    } marks[4];
+};
+
+static struct mark_scan mark_scan(const struct model_image_rule *rule, const struct joined *j)
+{
+    struct mark_scan s = {.j = j,
+                          .marks = {{.text = rule->marker, .kind = MARK_PICTURE},
+                                    {.text = rule->video_marker, .kind = MARK_VIDEO},
+                                    {.text = rule->soft, .kind = MARK_STRAY},
+                                    {.text = rule->video_marker ? rule->video_soft : NULL, .kind = MARK_STRAY}}};
+    for (size_t i = 0; i < 4; i++)
+        s.marks[i].hit = len_of(s.marks[i].text) ? next_control(j, s.marks[i].text, 0, &s.marks[i].run) : SIZE_MAX;
+    return s;
+}
+
+/* The first one from `at` on; at never goes back. */
+static struct mark_at next_mark(struct mark_scan *s, size_t at)
+{
+    struct mark_at best = {.kind = MARK_NONE, .at = SIZE_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        if (s->marks[i].hit < at) s->marks[i].hit = next_control(s->j, s->marks[i].text, at, &s->marks[i].run);
+        if (s->marks[i].hit < best.at)
+            best = (struct mark_at){s->marks[i].kind, s->marks[i].hit, strlen(s->marks[i].text), s->marks[i].text};
+    }
+    return best;
+}
+
 /* ---- expansion ---- */
 
 struct expansion {
     struct joined j;
-    struct tok_run *runs; /* what is tokenized: pieces of j.text and of `one` */
-    uint32_t *tags;       /* [count] tag of each, when asked for */
+    struct tok_run *runs;     /* what is tokenized: pieces of j.text and of the texts below */
+    uint32_t *tags;           /* [count] tag of each, when asked for */
     const uint32_t *run_tags; /* of the runs as they came; NULL: not asked for */
     uint32_t tag;             /* of what is added now */
     size_t count, cap;
-    char *one; /* prefix + soft tokens + suffix */
-    size_t one_len;
+    char *soft[2];    /* of pictures and of videos: as many soft tokens as the largest has */
+    char *stamps;     /* slots of STAMP_BYTES */
+    uint32_t stamped; /* of them used */
 };
 
 static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control, struct err *err)
@@ -127,91 +178,198 @@ static enum status add_literal(struct expansion *x, const char *s, struct err *e
     return add_run(x, s, strlen(s), TOK_CONTROL_ALL, err);
 }
 
-static enum status add_picture(struct expansion *x, uint32_t images, struct err *err)
+/* Soft tokens of image i of a picture. */
+static uint64_t token_count(const struct model_image_rule *rule, const struct prompt_picture *p, uint32_t i)
 {
-    enum status st = ST_OK;
-    if (images > 1) st = add_literal(x, CROPS_BEFORE, err);
-    for (uint32_t i = 0; i < images && !st; i++) {
-        if (i == 1)
-            st = add_literal(x, CROPS_BETWEEN, err);
-        else if (i > 1)
-            st = add_literal(x, " ", err);
-        if (!st) st = add_run(x, x->one, x->one_len, TOK_CONTROL_ALL, err);
+    if (rule->tokens && !p->video) return rule->tokens;
+    const struct prompt_grid *g = p->grids ? &p->grids[i] : &(struct prompt_grid){0};
+    uint64_t n;
+    return __builtin_mul_overflow((uint64_t)g->t, g->h, &n) || __builtin_mul_overflow(n, g->w, &n) ? UINT64_MAX : n;
+}
+
+static enum status add_stamp(struct expansion *x, double seconds, struct err *err)
+{
+    char *slot = x->stamps + (size_t)x->stamped++ * STAMP_BYTES;
+    int n = snprintf(slot, STAMP_BYTES, "<%.1f seconds>", seconds);
+    if (n < 0 || (size_t)n >= STAMP_BYTES) return err_set(err, ST_INVALID, "The time of a frame is out of range.");
+    return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
+}
+
+/* The crops' sentence or the frames' timestamps, and for each image prefix, soft tokens, suffix. */
+static enum status add_picture(const struct model_image_rule *rule, struct expansion *x, const struct prompt_picture *p,
+                               struct err *err)
+{
+    const char *prefix = p->video ? rule->video_prefix : rule->prefix, *suffix = p->video ? rule->video_suffix : rule->suffix;
+    size_t soft = strlen(p->video ? rule->video_soft : rule->soft);
+    bool crops = !p->video && p->count > 1;
+    enum status st = crops ? add_literal(x, CROPS_BEFORE, err) : ST_OK;
+    for (uint32_t i = 0; i < p->count && !st; i++) {
+        if (crops && i) st = add_literal(x, i == 1 ? CROPS_BETWEEN : " ", err);
+        if (p->video && rule->video_stamps && !st) st = add_stamp(x, p->stamps[i], err);
+        if (prefix && !st) st = add_literal(x, prefix, err);
+        if (!st) st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
+        if (suffix && !st) st = add_literal(x, suffix, err);
     }
     return st;
 }
 
-static enum status make_one(const struct model_image_rule *rule, struct expansion *x, struct err *err)
+/* The texts that pictures bring. Their sizes were checked by check_pictures. */
+static enum status make_texts(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
+                              struct expansion *x, struct err *err)
 {
-    struct buf b;
-    buf_init(&b, EXPANSION_BYTES_MAX);
-    enum status st = buf_adds(&b, rule->prefix);
-    for (uint32_t i = 0; i < rule->tokens && !st; i++) st = buf_adds(&b, rule->soft);
-    if (!st) st = buf_adds(&b, rule->suffix);
-    if (st) {
-        buf_fini(&b);
-        return err_set(err, st, "out of memory for a picture's placeholder");
+    uint64_t most[2] = {0, 0}, stamps = 0;
+    for (uint32_t k = 0; k < picture_count; k++) {
+        const struct prompt_picture *p = &pictures[k];
+        for (uint32_t i = 0; i < p->count; i++) {
+            uint64_t n = token_count(rule, p, i);
+            if (n > most[p->video]) most[p->video] = n;
+        }
+        if (p->video && rule->video_stamps) stamps += p->count;
     }
-    x->one = b.data;
-    x->one_len = b.len;
+    for (int v = 0; v < 2; v++) {
+        const char *soft = v ? rule->video_soft : rule->soft;
+        size_t len = len_of(soft), bytes;
+        if (!most[v]) continue;
+        if (mul_overflows((size_t)most[v], len, &bytes) || bytes > EXPANSION_BYTES_MAX)
+            return err_set(err, ST_TOO_LARGE, "An image of %llu tokens is too large.", (unsigned long long)most[v]);
+        x->soft[v] = malloc(bytes ? bytes : 1);
+        for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
+        if (!x->soft[v]) return err_set(err, ST_NOMEM, "out of memory for an image's placeholder");
+    }
+    if (stamps && !(x->stamps = malloc((size_t)stamps * STAMP_BYTES)))
+        return err_set(err, ST_NOMEM, "out of memory for the timestamps of a video");
     return ST_OK;
 }
 
-static enum status count_markers(const struct model_image_rule *rule, const struct joined *j, uint32_t pictures, struct err *err)
+static enum status count_markers(const struct model_image_rule *rule, const struct joined *j,
+                                 const struct prompt_picture *pictures, uint32_t picture_count, struct err *err)
 {
-    uint64_t markers = 0;
-    size_t r = 0, len = strlen(rule->marker);
-    for (size_t at = 0; (at = next_control(j, rule->marker, at, &r)) != SIZE_MAX; at += len) markers++;
-    if (markers != pictures)
-        return err_set(err, ST_INVALID, "The prompt has %llu image placeholder%s (%s), but the request has %u image%s.",
-                       (unsigned long long)markers, markers == 1 ? "" : "s", rule->marker, pictures, pictures == 1 ? "" : "s");
-    r = 0;
-    if (next_control(j, rule->soft, 0, &r) != SIZE_MAX)
-        return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.", rule->soft);
-    return ST_OK;
+    uint64_t found[2] = {0, 0}, wanted[2] = {0, 0};
+    struct mark_scan scan = mark_scan(rule, j);
+    bool in_order = true;
+    uint32_t k = 0;
+    struct mark_at m;
+    for (uint32_t i = 0; i < picture_count; i++) wanted[pictures[i].video]++;
+    for (size_t at = 0; (m = next_mark(&scan, at)).kind != MARK_NONE; at = m.at + m.len) {
+        bool video = m.kind == MARK_VIDEO;
+        if (m.kind == MARK_STRAY)
+            return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.", m.text);
+        found[video]++;
+        in_order = in_order && k < picture_count && pictures[k].video == video;
+        k++;
+    }
+    for (int v = 0; v < 2; v++) {
+        const char *what = v ? "video" : "image";
+        if (found[v] != wanted[v])
+            return err_set(err, ST_INVALID, "The prompt has %llu %s placeholder%s (%s), but the request has %llu %s%s.",
+                           (unsigned long long)found[v], what, found[v] == 1 ? "" : "s", v ? rule->video_marker : rule->marker,
+                           (unsigned long long)wanted[v], what, wanted[v] == 1 ? "" : "s");
+    }
+    return in_order ? ST_OK
+                    : err_set(err, ST_INVALID, "The chat template puts images and videos in another order than the request.");
 }
 
 static enum status expand(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
                           struct expansion *x, struct err *err)
 {
-    enum status st = count_markers(rule, &x->j, picture_count, err);
-    if (!st) st = make_one(rule, x, err);
-    size_t at = 0, find_run = 0, copy_run = 0, len = strlen(rule->marker);
+    enum status st = count_markers(rule, &x->j, pictures, picture_count, err);
+    if (!st) st = make_texts(rule, pictures, picture_count, x, err);
+    struct mark_scan scan = mark_scan(rule, &x->j);
+    size_t at = 0, copy_run = 0;
     for (uint32_t k = 0; k < picture_count && !st; k++) {
-        size_t hit = next_control(&x->j, rule->marker, at, &find_run); /* there are as many as pictures: counted above */
-        st = add_text(x, at, hit, &copy_run, err);
+        struct mark_at m = next_mark(&scan, at); /* there are as many as pictures: counted above */
+        st = add_text(x, at, m.at, &copy_run, err);
         x->tag = PROMPT_TAG_PICTURE | k;
-        if (!st) st = add_picture(x, pictures[k].count, err);
-        at = hit + len;
+        if (!st) st = add_picture(rule, x, &pictures[k], err);
+        at = m.at + m.len;
     }
     return st ? st : add_text(x, at, x->j.len, &copy_run, err);
 }
 
 /* ---- spans ---- */
 
-static uint32_t total_images(const struct prompt_picture *pictures, uint32_t picture_count, uint64_t *total)
+/* What can be said of the pictures before anything is made of them. *images: how many places they take. */
+static enum status check_pictures(const struct model_image_rule *rule, const struct prompt_picture *pictures,
+                                  uint32_t picture_count, uint32_t token_max, uint32_t *images, struct err *err)
 {
-    *total = 0;
-    for (uint32_t k = 0; k < picture_count; k++) *total += pictures[k].count;
-    return *total > PICTURES_MAX ? PICTURES_MAX + 1 : (uint32_t)*total;
+    uint64_t count = 0, tokens = 0;
+    if (picture_count && !rule->present) return err_set(err, ST_INVALID, "This model takes no images.");
+    for (uint32_t k = 0; k < picture_count; k++) {
+        if (pictures[k].video && !rule->video_marker) return err_set(err, ST_INVALID, "This model takes no videos.");
+        count += pictures[k].count;
+    }
+    if (count > PICTURES_MAX)
+        return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.", (unsigned long long)count,
+                       PICTURES_MAX);
+    for (uint32_t k = 0; k < picture_count; k++) {
+        if (pictures[k].video && rule->video_stamps && !pictures[k].stamps)
+            return err_set(err, ST_INVALID, "A video's frames have no times.");
+        for (uint32_t i = 0; i < pictures[k].count; i++) {
+            uint64_t n = token_count(rule, &pictures[k], i);
+            if (!n) return err_set(err, ST_INVALID, "An image has no tokens.");
+            if (n > token_max) n = (uint64_t)token_max + 1; /* 4,096 of them can't overflow */
+            tokens += n;
+        }
+    }
+    if (tokens > token_max)
+        return err_set(err, ST_TOO_LARGE, "%llu image%s take more than the limit of %u tokens.", (unsigned long long)count,
+                       count == 1 ? "" : "s", token_max);
+    *images = (uint32_t)count;
+    return ST_OK;
 }
 
-/* Runs of the soft id become spans, in order; each must be as long as a picture has rows. */
-static enum status find_spans(const struct model_image_rule *rule, struct prompt *p, uint32_t expected, struct err *err)
+static bool is_soft(const struct model_image_rule *rule, uint32_t token, bool *video)
 {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < p->token_count; i++) {
-        if (p->tokens[i] != rule->soft_id) continue;
-        uint32_t end = i;
-        while (end < p->token_count && p->tokens[end] == rule->soft_id) end++;
-        if (found == expected || end - i != rule->tokens)
-            return err_set(err, ST_INVALID, "The tokenizer made %u placeholder tokens in a row where an image has %u.", end - i,
-                           rule->tokens);
-        p->images[found++] = (struct prompt_image){.begin = i, .end = end, .atomic = rule->atomic};
-        i = end;
+    *video = rule->video_marker && token == rule->video_soft_id;
+    return *video || token == rule->soft_id;
+}
+
+/* Each soft token belongs to the picture whose turn it is: the pictures' lengths are known, so neighbours need no text between
+ * them. */
+static enum status find_spans(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
+                              struct prompt *p, struct err *err)
+{
+    uint32_t at = 0, found = 0;
+    bool video;
+    for (uint32_t k = 0; k < picture_count; k++) {
+        for (uint32_t i = 0; i < pictures[k].count; i++) {
+            uint32_t want = (uint32_t)token_count(rule, &pictures[k], i), n = 0;
+            while (at < p->token_count && !is_soft(rule, p->tokens[at], &video)) at++;
+            while (n < want && at + n < p->token_count && is_soft(rule, p->tokens[at + n], &video) && video == pictures[k].video)
+                n++;
+            if (n != want)
+                return err_set(err, ST_INVALID, "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
+                               want);
+            p->images[found] = (struct prompt_image){.begin = at, .end = at + n, .atomic = rule->atomic};
+            if (rule->grid && pictures[k].grids) p->images[found].grid = pictures[k].grids[i];
+            found++;
+            at += n;
+        }
     }
-    if (found != expected)
-        return err_set(err, ST_INVALID, "The tokenizer made %u image places, the request has %u images.", found, expected);
+    for (; at < p->token_count; at++)
+        if (is_soft(rule, p->tokens[at], &video))
+            return err_set(err, ST_INVALID, "The tokenizer made more placeholder tokens than the request's %u images have.",
+                           found);
+    return ST_OK;
+}
+
+/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. */
+static enum status set_offsets(const struct model_image_rule *rule, struct prompt *p, struct err *err)
+{
+    int64_t next = 0;
+    uint32_t at = 0;
+    for (uint32_t k = 0; rule->grid && k < p->image_count; k++) {
+        struct prompt_image *m = &p->images[k];
+        double last = floor((double)(m->grid.t - 1) * m->grid.seconds);
+        if (!(last >= 0.0) || last > INT32_MAX) return err_set(err, ST_INVALID, "A video is too long for the model's positions.");
+        int64_t span = prompt_grid_time(&m->grid, m->grid.t - 1);
+        if (span < (int64_t)m->grid.h - 1) span = (int64_t)m->grid.h - 1;
+        if (span < (int64_t)m->grid.w - 1) span = (int64_t)m->grid.w - 1;
+        next += (int64_t)(m->begin - at) + span + 1;
+        at = m->end;
+        if (next > INT32_MAX) return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
+        m->rope_offset = (int32_t)(next - (int64_t)at); /* both in 0..2^31-1 */
+    }
     return ST_OK;
 }
 
@@ -236,7 +394,8 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     for (uint32_t i = 0; i < p->token_count; i++) {
         while (k < p->image_count && p->images[k].end <= i) k++;
         if (k < p->image_count && i >= p->images[k].begin) continue;
-        if (m->image.present && p->tokens[i] == m->image.soft_id)
+        bool video;
+        if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID, "The prompt holds the image placeholder token %u outside of an image.", p->tokens[i]);
         if (p->tokens[i] >= m->vocab_size)
             return err_set(err, ST_INVALID, "Token id %u is not in the model's vocabulary (%u ids).", p->tokens[i],
@@ -249,7 +408,9 @@ static void expansion_fini(struct expansion *x)
 {
     free(x->runs);
     free(x->tags);
-    free(x->one);
+    free(x->soft[0]);
+    free(x->soft[1]);
+    free(x->stamps);
     free(x->j.text);
     free(x->j.first);
 }
@@ -263,16 +424,9 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
     struct expansion x = {0};
     struct tok_ids ids = {0};
     struct prompt p = {0};
-    uint64_t total;
-    if (picture_count && !m->image.present) return err_set(err, ST_INVALID, "This model takes no images.");
-    uint32_t images = total_images(pictures, picture_count, &total);
-    if (images > PICTURES_MAX)
-        return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.", (unsigned long long)total,
-                       PICTURES_MAX);
-    if ((uint64_t)images * m->image.tokens > token_max)
-        return err_set(err, ST_TOO_LARGE, "%u images take %llu tokens, the limit is %u.", images,
-                       (unsigned long long)images * m->image.tokens, token_max);
-    enum status st = join(runs, run_count, &x.j, err);
+    uint32_t images = 0;
+    enum status st = check_pictures(&m->image, pictures, picture_count, token_max, &images, err);
+    if (!st) st = join(runs, run_count, &x.j, err);
     if (st) return st;
     if (m->image.present) st = expand(&m->image, pictures, picture_count, &x, err);
     if (!st)
@@ -287,7 +441,8 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
     }
     if (!st && m->image.present) {
         p.image_count = images;
-        st = find_spans(&m->image, &p, images, err);
+        st = find_spans(&m->image, pictures, picture_count, &p, err);
+        if (!st) st = set_offsets(&m->image, &p, err);
     }
     if (!st) st = prompt_check(m, &p, err);
     if (st) {
@@ -350,7 +505,8 @@ static enum status trail_init(struct trail *r, const struct expansion *x, struct
 }
 
 /* One entry per stretch of equal tags. */
-static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out, size_t *count, struct err *err)
+static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out, size_t *count,
+                              struct err *err)
 {
     struct prompt_origin *list = NULL;
     size_t n = 0, cap = 0;
@@ -377,13 +533,15 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
     return ST_OK;
 }
 
-enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, const uint32_t *tags,
-                           size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count, const struct prompt *p,
-                           struct prompt_origin **out, size_t *count, struct err *err)
+enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
+                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count,
+                           const struct prompt *p, struct prompt_origin **out, size_t *count, struct err *err)
 {
     struct expansion x = {.run_tags = tags};
     struct trail r = {.t = t, .p = p};
-    enum status st = join(runs, run_count, &x.j, err);
+    uint32_t images;
+    enum status st = check_pictures(&m->image, pictures, picture_count, p->token_count, &images, err);
+    if (!st) st = join(runs, run_count, &x.j, err);
     if (st) return st;
     size_t first = 0;
     st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err) : add_text(&x, 0, x.j.len, &first, err);

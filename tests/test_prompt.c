@@ -45,7 +45,7 @@ static void close_fixture(struct fixture *f)
 
 static struct image_u8 small_picture(void)
 {
-    struct image_u8 p = {2, 2, calloc(12, 1)};
+    struct image_u8 p = {.width = 2, .height = 2, .rgb = calloc(12, 1)};
     return p;
 }
 
@@ -71,7 +71,7 @@ static void test_golden_prompts(void **state)
             for (uint32_t i = 0; i < c->image_count; i++) {
                 images[i] = small_picture();
                 memset(keys[i], (int)i + 1, 32);
-                pictures[i] = (struct prompt_picture){&images[i], (const uint8_t(*)[32]) & keys[i], 1};
+                pictures[i] = (struct prompt_picture){.images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
             }
             struct tok_run run = {text, len, TOK_CONTROL_ALL};
             struct prompt p;
@@ -112,7 +112,7 @@ static void expect_refused(const struct fixture *f, const struct tok_run *runs, 
     struct err err = {""};
     for (uint32_t i = 0; i < pictures; i++) {
         images[i] = small_picture();
-        pics[i] = (struct prompt_picture){&images[i], (const uint8_t(*)[32]) & keys[i], 1};
+        pics[i] = (struct prompt_picture){.images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
     }
     assert_int_equal(prompt_build(f->m, f->t, runs, n, false, pics, pictures, ROOM, &p, &err), ST_INVALID);
     if (!strstr(err.msg, what)) fail_msg("\"%s\" doesn't say \"%s\"", err.msg, what);
@@ -172,7 +172,7 @@ static void test_crops(void **state)
     const struct tok_run runs[] = {RUN("<bos>See: ", TOK_CONTROL_ALL), RUN("<start_of_image>.", TOK_CONTROL_ALL)};
     struct image_u8 images[3] = {small_picture(), small_picture(), small_picture()};
     uint8_t keys[3][32] = {{1}, {2}, {3}};
-    struct prompt_picture pic = {images, (const uint8_t(*)[32])keys, 3};
+    struct prompt_picture pic = {.images = images, .keys = (const uint8_t(*)[32])keys, .count = 3};
     struct prompt p;
     assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, ROOM, &p, &err), ST_OK);
     assert_int_equal(p.token_count, want.count);
