@@ -1,10 +1,12 @@
-/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures, greedy and
- * sampled, is run alone and whole; then cut into chunks of 1, 7, 64 tokens, beside 16 others that come and go, with 1, 2 and 3
+/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures (of two
+ * sizes, and one of them a video, where the family has these), greedy and sampled, is run alone and whole; then cut into chunks
+ * of 1, 7, 33, 64 tokens (through the pictures, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
  * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and generated
  * position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
 #include "engine/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/pictures.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +15,11 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 400 };
+enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300 };
+
+struct variant {
+    const char *family, *name;
+};
 
 static const char *const SETS[] = {"reference", "avx2", "avx512", "amx"};
 
@@ -26,22 +32,36 @@ static uint32_t next_random(uint64_t *s)
 /* A request that depends on its seed alone. */
 struct request {
     uint32_t prompt[PROMPT];
+    struct test_picture pictures[2];
     struct mini_image images[2];
     struct mini_seq s;
 };
+
+static void make_pictures(struct request *r, const struct model_info *m, uint64_t seed, uint64_t *rng)
+{
+    uint32_t group = m->image.config.depth;
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t w = 1 + next_random(rng) % 5, h = 2 + next_random(rng) % 5;
+        uint32_t frames = k == 1 && m->image.video_marker ? (m->image.video_stamps ? group : 2 * group) : 0;
+        r->pictures[k] = picture_make(m, k, w, h, frames, frames ? 1.4 : 0, seed * 2 + k);
+    }
+}
 
 static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, bool sampled)
 {
     uint64_t rng = seed * 77 + 5;
     *r = (struct request){0};
     for (uint32_t i = 0; i < length; i++) r->prompt[i] = 4 + next_random(&rng) % VOCAB_TEXT;
-    uint32_t n = m->image.tokens, side = m->image.config.width, count = length > 3 * n + 8 ? 2 : 0;
+    if (m->image.present) make_pictures(r, m, seed, &rng);
+    uint32_t count = m->image.present && length > r->pictures[0].rows + r->pictures[1].rows + 24 ? 2 : 0;
     for (uint32_t k = 0; k < count; k++) {
-        uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - n - 1 - next_random(&rng) % 4;
-        r->images[k] = (struct mini_image){begin, begin + n, {side, side, malloc((size_t)side * side * 3)}};
-        for (uint32_t i = 0; i < side * side * 3; i++) r->images[k].pixels.rgb[i] = (uint8_t)next_random(&rng);
-        for (uint32_t i = begin; i < begin + n; i++) r->prompt[i] = m->image.soft_id;
+        const struct test_picture *p = &r->pictures[k];
+        uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - p->rows - 1 - next_random(&rng) % 4;
+        r->images[k] = (struct mini_image){.begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid};
+        for (uint32_t i = begin; i < begin + p->rows; i++)
+            r->prompt[i] = p->pixels.frames ? m->image.video_soft_id : m->image.soft_id;
     }
+    mini_scan(r->images, count);
     r->s = (struct mini_seq){.prompt = r->prompt,
                              .prompt_count = length,
                              .generate = GENERATE,
@@ -59,7 +79,7 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
 
 static void free_request(struct request *r)
 {
-    for (uint32_t k = 0; k < 2; k++) free(r->images[k].pixels.rgb);
+    for (uint32_t k = 0; k < 2; k++) picture_free(&r->pictures[k]);
 }
 
 struct result {
@@ -67,12 +87,12 @@ struct result {
     uint32_t tokens[PROMPT + GENERATE];
 };
 
-static struct engine *open_engine(const char *variant, const char *set, uint32_t threads)
+static struct engine *open_engine(const struct variant *v, const char *set, uint32_t threads)
 {
     struct engine *e;
     struct err err;
     char dir[600];
-    golden_dir(dir, sizeof dir, "gemma3", variant);
+    golden_dir(dir, sizeof dir, v->family, v->name);
     struct engine_options opt = {.model_dir = dir,
                                  .kernels = set,
                                  .threads = threads,
@@ -101,11 +121,11 @@ static void run_mixed(struct mini_sched *m, struct request *mine, struct request
     }
 }
 
-static void run_one(const char *variant, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, bool sampled,
+static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, bool sampled,
                     uint32_t encode_layers, struct result *out)
 {
     static struct request mine, others[OTHERS];
-    struct engine *e = open_engine(variant, set, threads);
+    struct engine *e = open_engine(v, set, threads);
     struct mini_sched m;
     mini_init(&m, e);
     m.encode_layers = encode_layers;
@@ -145,53 +165,72 @@ static void compare(const struct result *a, const struct result *b, const char *
     assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
 }
 
-static void check_set(const char *variant, const char *set)
+static void check_set(const struct variant *v, const char *set)
 {
     static const struct {
         uint32_t threads, chunk, others, encode_layers;
     } ways[] = {{1, 0, 0, 1}, {2, 1, 0, 0}, {2, 7, OTHERS, 1}, {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
     static struct result base, other;
     for (int sampled = 0; sampled < 2; sampled++) {
-        run_one(variant, set, 2, 0, 0, sampled, 0, &base);
+        run_one(v, set, 2, 0, 0, sampled, 0, &base);
         assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
         for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
             char what[160];
-            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", variant, set, sampled ? "sampled" : "greedy",
+            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set, sampled ? "sampled" : "greedy",
                      ways[w].threads, ways[w].chunk, ways[w].others);
-            run_one(variant, set, ways[w].threads, ways[w].chunk, ways[w].others, sampled, ways[w].encode_layers, &other);
+            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, sampled, ways[w].encode_layers, &other);
             compare(&base, &other, what);
         }
     }
 }
 
-static void test_invariance(void **state)
+static void check_variants(const struct variant *variants, size_t count)
 {
-    static const char *const variants[] = {"vision_f32", "vision_bf16", "window_small_f32"};
-    const char *only = getenv("GOLDEN_KERNELS");
-    (void)state;
+    const char *only = getenv("GOLDEN_KERNELS"), *name = getenv("GOLDEN_VARIANT");
     for (size_t k = 0; k < sizeof SETS / sizeof SETS[0]; k++) {
         if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
-        for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
-            check_set(variants[v], SETS[k]);
-            printf("  %s %s: bit-equal\n", SETS[k], variants[v]);
+        for (size_t i = 0; i < count; i++) {
+            if (name && !strstr(variants[i].name, name)) continue;
+            check_set(&variants[i], SETS[k]);
+            printf("  %s %s: bit-equal\n", SETS[k], variants[i].name);
         }
     }
 }
 
-/* The comparison can fail: another picture, another seed and a cut picture's worth of context do change the result. */
+static void test_gemma3(void **state)
+{
+    static const struct variant variants[] = {
+        {"gemma3", "vision_f32"}, {"gemma3", "vision_bf16"}, {"gemma3", "window_small_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
+static void test_qwen(void **state)
+{
+    static const struct variant variants[] = {
+        {"qwen", "qwen2_vl_f32"},     {"qwen", "qwen2_vl_bf16"},  {"qwen", "qwen2_5_vl_f32"},     {"qwen", "qwen2_5_vl_bf16"},
+        {"qwen", "qwen3_vl_f32"},     {"qwen", "qwen3_vl_bf16"},  {"qwen", "qwen3_vl_moe_f32"},   {"qwen", "qwen3_moe_bf16"},
+        {"qwen", "qwen3_window_f32"}, {"qwen", "qwen2_yarn_f32"}, {"qwen", "qwen3_moe_fused_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
+/* The comparison can fail: other weights and another seed do change the result. */
 static void test_it_can_fail(void **state)
 {
+    static const struct variant f32 = {"gemma3", "vision_f32"}, bf16 = {"gemma3", "vision_bf16"};
     static struct result a, b;
     (void)state;
-    run_one("vision_f32", "reference", 1, 0, 0, false, 0, &a);
-    run_one("vision_bf16", "reference", 1, 0, 0, false, 0, &b);
+    run_one(&f32, "reference", 1, 0, 0, false, 0, &a);
+    run_one(&bf16, "reference", 1, 0, 0, false, 0, &b);
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
-    run_one("vision_f32", "reference", 1, 0, 0, true, 0, &b);
+    run_one(&f32, "reference", 1, 0, 0, true, 0, &b);
     assert_memory_not_equal(a.tokens, b.tokens, sizeof a.tokens);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_invariance), cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
+                                       cmocka_unit_test(test_it_can_fail)};
     return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
 }

@@ -58,7 +58,7 @@ static const struct stf_tensor *find(const struct golden *g, const char *fmt, ui
     char name[64];
     int n = snprintf(name, sizeof name, "case%u.", c);
     if (strchr(fmt, '#'))
-        snprintf(name + n, sizeof name - (size_t)n, "image%u%s", i, strchr(fmt, '#') + 1);
+        snprintf(name + n, sizeof name - (size_t)n, "%.*s%u%s", (int)(strchr(fmt, '#') - fmt), fmt, i, strchr(fmt, '#') + 1);
     else
         snprintf(name + n, sizeof name - (size_t)n, "%s", fmt);
     const struct stf_tensor *t = stf_find(g->files, name);
@@ -76,28 +76,141 @@ static void *keep(struct golden_case *c, const struct stf_tensor *t, size_t extr
     return p;
 }
 
+static uint32_t whole(const struct golden *g, const struct json_doc *d, uint32_t node, const char *key)
+{
+    uint64_t v;
+    if (!json_uint(d, json_get(d, node, key), &v) || v > UINT32_MAX) die(g->dir, key);
+    return (uint32_t)v;
+}
+
+/* The resized bytes of the picture are the ones that are stored (where they are), from frame `first` on. */
+static void same_bytes(const struct golden *g, const struct stf_tensor *want, const struct image_u8 *got, uint32_t first)
+{
+    if (!want) return;
+    size_t frame = (size_t)got->width * got->height * 3;
+    uint32_t frames = got->frames ? got->frames : 1;
+    for (uint32_t f = 0; f < frames; f++)
+        if ((first + f + 1) * frame > want->bytes ||
+            memcmp(got->rgb + f * frame, (const uint8_t *)want->data + (first + f) * frame, frame))
+            die(g->dir, "a picture is resized otherwise");
+}
+
+static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i, const struct image_config *config)
+{
+    const struct stf_tensor *rgb = find(g, "image#.rgb", n, i, STF_U8, true);
+    struct image_u8 src = {
+        .width = (uint32_t)rgb->shape[1], .height = (uint32_t)rgb->shape[0], .rgb = malloc((size_t)rgb->bytes)};
+    struct image_prepared p;
+    struct err err;
+    memcpy(src.rgb, rgb->data, (size_t)rgb->bytes);
+    if (image_prep(config, &src, &p, &err)) die(g->dir, err.msg);
+    struct image_u8 out = p.images[0];
+    p.images[0].rgb = NULL; /* taken */
+    image_prepared_free(&p);
+    free(src.rgb);
+    same_bytes(g, find(g, "image#.resized", n, i, STF_U8, false), &out, 0);
+    return out;
+}
+
+/* `groups` groups of frames of a video, from group `first` on, each frame resized as the settings say; where frames are missing
+ * at the end the last one is repeated. */
+static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i, uint32_t first, uint32_t groups,
+                                  const struct image_config *config)
+{
+    const struct stf_tensor *all = find(g, "video#.frames", n, i, STF_U8, true);
+    uint32_t count = (uint32_t)all->shape[0], from = first * config->depth, w, h;
+    struct err err;
+    struct image_u8 src = {.width = (uint32_t)all->shape[2], .height = (uint32_t)all->shape[1]};
+    size_t in = (size_t)src.width * src.height * 3;
+    if (image_target(config, src.width, src.height, count, &w, &h, &err)) die(g->dir, err.msg);
+    struct image_u8 out = {.width = w, .height = h, .frames = groups * config->depth};
+    out.rgb = malloc(image_u8_bytes(&out));
+    src.rgb = malloc(in);
+    for (uint32_t f = 0; f < out.frames; f++) {
+        struct image_u8 one;
+        memcpy(src.rgb, (const uint8_t *)all->data + (from + f < count ? from + f : count - 1) * in, in);
+        if (image_resize(&src, w, h, config->filter, config->mode, &one, &err)) die(g->dir, err.msg);
+        memcpy(out.rgb + f * image_u8_bytes(&one), one.rgb, image_u8_bytes(&one));
+        image_u8_free(&one);
+    }
+    free(src.rgb);
+    same_bytes(g, find(g, "video#.resized", n, i, STF_U8, false), &out, from);
+    return out;
+}
+
+/* Pictures whose positions have a grid: golden.json says what stands in each span. */
+static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t spans, const struct image_config *config)
+{
+    struct golden_case *c = &g->cases[n];
+    for (uint32_t i = 0; i < c->image_count; i++) {
+        uint32_t span = json_at(d, spans, i), grid = json_get(d, span, "grid"), k = whole(g, d, span, "index");
+        bool video = json_str_eq(d, json_get(d, span, "kind"), "video");
+        uint64_t thw[3];
+        double seconds;
+        for (uint32_t a = 0; a < 3; a++)
+            if (!json_uint(d, json_at(d, grid, a), &thw[a])) die(c->name, "grid");
+        if (!json_double(d, json_get(d, span, "seconds"), &seconds)) die(c->name, "seconds");
+        struct mini_image *im = &c->images[i];
+        *im = (struct mini_image){.begin = whole(g, d, span, "begin"),
+                                  .end = whole(g, d, span, "end"),
+                                  .grid = {(uint32_t)thw[0], (uint32_t)thw[1], (uint32_t)thw[2], seconds}};
+        im->pixels = video ? load_video(g, n, k, whole(g, d, span, "first"), im->grid.t, config) : load_still(g, n, k, config);
+        struct prompt_grid made = image_grid(config, im->pixels.width, im->pixels.height, im->pixels.frames);
+        if (made.t != im->grid.t || made.h != im->grid.h || made.w != im->grid.w) die(c->name, "a picture has another grid");
+        const struct stf_tensor *patches = find(g, video ? "video#.patches" : "image#.patches", n, k, STF_F32, false);
+        if (patches && whole(g, d, span, "first") == 0) c->patches[i] = keep(c, patches, 0);
+    }
+    mini_scan(c->images, c->image_count);
+}
+
 static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t node, const struct image_config *config)
 {
     struct golden_case *c = &g->cases[n];
-    uint32_t spans = json_get(d, node, "image_spans");
-    struct err err;
+    uint32_t spans = json_get(d, node, "image_spans"), described = json_get(d, node, "spans");
     c->image_count = json_count(d, spans);
     if (c->image_count > GOLDEN_IMAGES_MAX || (c->image_count && !config)) die(g->dir, "images");
+    if (described != JSON_NONE) {
+        load_spans(g, n, d, described, config);
+        return;
+    }
     for (uint32_t i = 0; i < c->image_count; i++) {
         uint64_t begin, end;
         uint32_t span = json_at(d, spans, i);
         if (!json_uint(d, json_at(d, span, 0), &begin) || !json_uint(d, json_at(d, span, 1), &end)) die(g->dir, "image_spans");
-        const struct stf_tensor *rgb = find(g, "#.rgb", n, i, STF_U8, true);
-        struct image_u8 src = {(uint32_t)rgb->shape[1], (uint32_t)rgb->shape[0], malloc((size_t)rgb->bytes)};
-        memcpy(src.rgb, rgb->data, (size_t)rgb->bytes);
-        struct image_prepared p;
-        if (image_prep(config, &src, &p, &err)) die(g->dir, err.msg);
-        c->images[i] = (struct mini_image){(uint32_t)begin, (uint32_t)end, p.images[0]};
-        p.images[0].rgb = NULL; /* taken */
-        image_prepared_free(&p);
-        free(src.rgb);
-        c->pixel_values[i] = keep(c, find(g, "#.pixel_values", n, i, STF_F32, true), 0);
+        c->images[i] = (struct mini_image){.begin = (uint32_t)begin, .end = (uint32_t)end, .pixels = load_still(g, n, i, config)};
+        c->pixel_values[i] = keep(c, find(g, "image#.pixel_values", n, i, STF_F32, true), 0);
     }
+}
+
+const float *golden_row(const struct golden_case *c, const float *logprobs, uint32_t row)
+{
+    for (uint32_t i = 0; i < c->row_count && logprobs; i++)
+        if (c->rows[i] == row) return logprobs + (size_t)i * c->vocab;
+    return NULL;
+}
+
+/* Which rows the log-probs are of, and what there is only where not all are stored. */
+static void load_rows(struct golden *g, uint32_t n, const struct stf_tensor *lp)
+{
+    struct golden_case *c = &g->cases[n];
+    uint32_t total = c->prompt_count + c->greedy_count;
+    const struct stf_tensor *rows = find(g, "rows", n, 0, STF_I32, false),
+                            *follow = find(g, "follow", n, 0, STF_F32, rows != NULL),
+                            *positions = find(g, "positions", n, 0, STF_I32, rows != NULL);
+    c->row_count = (uint32_t)lp->shape[0];
+    if (rows) {
+        if (rows->shape[0] != c->row_count || follow->shape[0] != total - 1 || positions->shape[1] != total) die(c->name, "rows");
+        c->rows = keep(c, rows, 0);
+        c->follow = keep(c, follow, 0);
+        c->positions = keep(c, positions, 0);
+        const struct stf_tensor *delta = find(g, "bf16_delta", n, 0, STF_F32, c->logprobs_bf16 != NULL);
+        if (delta) c->bf16_delta = keep(c, delta, 0);
+        return;
+    }
+    if (c->row_count != total) die(c->name, "rows of logprobs");
+    uint32_t *all = calloc(total, sizeof *all);
+    for (uint32_t i = 0; i < total; i++) all[i] = i;
+    c->rows = c->owned[c->owned_count++] = all;
 }
 
 void golden_open(struct golden *g, const char *family, const char *variant, const struct image_config *config)
@@ -125,11 +238,11 @@ void golden_open(struct golden *g, const char *family, const char *variant, cons
         c->prompt_count = (uint32_t)prompt->shape[0];
         c->greedy_count = (uint32_t)greedy->shape[0];
         c->vocab = (uint32_t)lp->shape[1];
-        if (lp->shape[0] != c->prompt_count + c->greedy_count) die(c->name, "rows of logprobs");
         c->prompt = keep(c, prompt, 0);
         c->greedy = keep(c, greedy, sizeof(uint32_t));
         c->logprobs = keep(c, lp, 0);
         if (low) c->logprobs_bf16 = keep(c, low, 0);
+        load_rows(g, n, lp);
         c->gaps = keep(c, find(g, "gaps", n, 0, STF_F32, true), 0);
         load_images(g, n, &d, json_at(&d, list, n), config);
     }

@@ -14,14 +14,20 @@ struct golden_case {
     uint32_t prompt_count;
     const uint32_t *greedy; /* [greedy_count], and one more entry */
     uint32_t greedy_count;
-    const float *logprobs;      /* [prompt_count + greedy_count, vocab]: row t is about token t + 1; the float32 run */
-    const float *logprobs_bf16; /* transformers' own bf16 run, or NULL */
+    const float *logprobs; /* [row_count, vocab]: row i is about the token behind token rows[i]; the float32 run */
+    uint32_t row_count;
+    const uint32_t *rows;       /* [row_count], ascending; all of prompt and greedy tokens in tests/golden/gemma3 */
+    const float *logprobs_bf16; /* [row_count, vocab] transformers' own bf16 run, or NULL */
+    const float *bf16_delta;    /* [2] largest and mean |delta| of that run over all rows, stored or not; or NULL */
+    const float *follow;        /* [prompt_count + greedy_count - 1] log-prob of token t + 1, or NULL */
+    const int32_t *positions;   /* [3, prompt_count + greedy_count] rope positions, or NULL */
     const float *gaps;          /* [greedy_count] log-prob of the first minus that of the second choice */
     uint32_t vocab;
     struct mini_image images[GOLDEN_IMAGES_MAX];  /* prepared pixels and spans */
-    const float *pixel_values[GOLDEN_IMAGES_MAX]; /* [3, h, w] */
+    const float *pixel_values[GOLDEN_IMAGES_MAX]; /* [3, h, w], or NULL */
+    const float *patches[GOLDEN_IMAGES_MAX];      /* [8, 3 * depth * patch * patch] of the first patches, or NULL */
     uint32_t image_count;
-    void *owned[GOLDEN_IMAGES_MAX + 8];
+    void *owned[2 * GOLDEN_IMAGES_MAX + 10];
     uint32_t owned_count;
 };
 struct golden {
@@ -35,7 +41,10 @@ struct golden {
 const char *golden_root(void);
 uint32_t golden_variants(const char *family, char names[][64], uint32_t max);
 void golden_dir(char *out, size_t cap, const char *family, const char *variant);
-/* Aborts with a message when the folder isn't as it should be. config: the image settings of the checkpoint, NULL for text. */
+/* Log-probs of the vocabulary behind token `row`, as in .logprobs or .logprobs_bf16; NULL when they are not stored. */
+const float *golden_row(const struct golden_case *c, const float *logprobs, uint32_t row);
+/* Aborts with a message when the folder isn't as it should be, or when a picture is not resized to the bytes that are stored.
+ * config: the image settings of the checkpoint, NULL for text. */
 void golden_open(struct golden *g, const char *family, const char *variant, const struct image_config *config);
 void golden_close(struct golden *g);
 

@@ -1,6 +1,8 @@
 /* See mini_sched.h. */
 #include "tests/lib/mini_sched.h"
 
+#include "engine/model_info.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,11 +73,27 @@ void mini_drop(struct mini_sched *m, struct mini_seq *s)
     free(s->scores);
 }
 
-/* End of the next chunk: a picture is taken whole, even beyond the chunk's size. */
-static uint32_t chunk_end(const struct mini_seq *s)
+void mini_scan(struct mini_image *images, uint32_t n)
+{
+    int32_t offset = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct mini_image *im = &images[i];
+        im->rope_before = offset;
+        if (im->grid.w) {
+            int32_t far = (int32_t)((double)(im->grid.t - 1) * im->grid.seconds);
+            if (far < (int32_t)im->grid.h - 1) far = (int32_t)im->grid.h - 1;
+            if (far < (int32_t)im->grid.w - 1) far = (int32_t)im->grid.w - 1;
+            offset += far + 1 - (int32_t)(im->end - im->begin);
+        }
+        im->rope_offset = offset;
+    }
+}
+
+/* End of the next chunk: an atomic picture is taken whole, even beyond the chunk's size. */
+static uint32_t chunk_end(const struct mini_seq *s, bool atomic)
 {
     uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk ? s->done + s->chunk : s->prompt_count;
-    for (uint32_t i = 0; i < s->image_count; i++) {
+    for (uint32_t i = 0; i < s->image_count && atomic; i++) {
         const struct mini_image *im = &s->images[i];
         if (end > im->begin && end < im->end) end = im->begin > s->done ? im->begin : im->end;
     }
@@ -84,8 +102,8 @@ static uint32_t chunk_end(const struct mini_seq *s)
 
 static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engine_run *r)
 {
-    bool prefill = s->done < s->prompt_count;
-    uint32_t end = prefill ? chunk_end(s) : s->done + 1, used = 0;
+    bool prefill = s->done < s->prompt_count, atomic = engine_model(m->e)->image.atomic;
+    uint32_t end = prefill ? chunk_end(s, atomic) : s->done + 1, used = 0;
     *r = (struct engine_run){.position = s->done,
                              .count = end - s->done,
                              .tokens = s->tokens,
@@ -97,9 +115,18 @@ static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engi
                              .scores = s->scores + s->done + 1,
                              .images = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
-    for (uint32_t i = 0; i < s->image_count; i++)
-        if (s->images[i].begin < end && s->images[i].end > s->done)
-            s->uses[used++] = (struct engine_image_use){s->features[i], s->images[i].begin, s->images[i].end, true};
+    for (uint32_t i = 0; i < s->image_count; i++) {
+        const struct mini_image *im = &s->images[i];
+        if (im->end <= s->done) r->rope_offset = im->rope_offset;
+        if (im->begin < end && im->end > s->done)
+            s->uses[used++] = (struct engine_image_use){.features = s->features[i],
+                                                        .begin = im->begin,
+                                                        .end = im->end,
+                                                        .atomic = atomic,
+                                                        .grid = im->grid,
+                                                        .rope_before = im->rope_before,
+                                                        .rope_offset = im->rope_offset};
+    }
     r->image_count = used;
 }
 

@@ -7,8 +7,10 @@
 #include "engine/engine.h"
 
 struct mini_image {
-    uint32_t begin, end;    /* span of soft tokens */
-    struct image_u8 pixels; /* borrowed */
+    uint32_t begin, end;              /* span of soft tokens */
+    struct image_u8 pixels;           /* borrowed */
+    struct prompt_grid grid;          /* all 0: plain positions */
+    int32_t rope_before, rope_offset; /* as in struct engine_image_use; mini_scan */
 };
 
 struct mini_seq {
@@ -19,7 +21,7 @@ struct mini_seq {
     uint32_t image_count;
     struct sampling_params sampling;
     const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
-    uint32_t chunk;         /* prefill tokens per step at most; 0 = whole. A picture is never cut. */
+    uint32_t chunk;         /* prefill tokens per step at most; 0 = whole. A picture is cut only where the model allows it. */
     /* results */
     uint32_t *tokens; /* [prompt_count + generate] */
     uint32_t done;    /* tokens whose keys and values are in the cache */
@@ -41,6 +43,8 @@ struct mini_sched {
     void *arg;
 };
 
+/* Fills the rope offsets of n pictures in order, from the grids of those in front (struct prompt_grid). */
+void mini_scan(struct mini_image *images, uint32_t n);
 void mini_init(struct mini_sched *m, struct engine *e);
 void mini_fini(struct mini_sched *m);
 /* Blocks, features. Aborts with a message on any error: tests want no other path. */
