@@ -58,7 +58,7 @@ static struct cache_place place_of_tag(uint32_t tag, const struct template_resul
         uint32_t k = tag & ~PROMPT_TAG_PICTURE;
         const struct image_ref *ref = &messages->images[k];
         return (struct cache_place){
-            .kind = PLACE_IMAGE, .message = ref->message, .part = (int32_t)ref->part, .image = k, .role = role_of(original, ref->message)};
+            .kind = PLACE_IMAGE, .message = ref->message, .part = (int32_t)ref->part, .image = k, .video = ref->video, .role = role_of(original, ref->message)};
     }
     if (!tag || tag > rendered->source_count) return (struct cache_place){.kind = PLACE_TEMPLATE, .part = -1};
     return place_of_source(&rendered->sources[tag - 1], original);
@@ -141,7 +141,7 @@ static void place_write(struct json_out *o, const struct cache_places *places, u
     const struct cache_place *p = cache_place_of_difference(places, token + dropped);
     key_uint(o, "{\"token\":", token);
     jo_text(o, ",\"kind\":");
-    jo_cstring(o, p ? kinds[p->kind] : "prompt");
+    jo_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
     if (p && p->kind == PLACE_TEMPLATE) {
         jo_text(o, ",\"after_message\":");
         if (p->message) jo_uint(o, p->message - 1);

@@ -13,7 +13,7 @@
 enum cache_place_kind {
     PLACE_TEMPLATE = 0, /* text that the chat template writes */
     PLACE_TEXT,         /* text of a message's content */
-    PLACE_IMAGE,        /* a picture, and what the processor writes around it */
+    PLACE_IMAGE,        /* a picture or video, and what the processor writes around it */
     PLACE_FIELD,        /* another field of a message */
     PLACE_TOOLS,
     PLACE_DOCUMENTS,
@@ -25,7 +25,8 @@ struct cache_place {
     enum cache_place_kind kind;
     uint32_t message;  /* TEXT, IMAGE, FIELD: index in the request's messages. TEMPLATE: 1 + the message whose text stands before; 0 = none */
     int32_t part;      /* TEXT, IMAGE: index in the message's content; -1: the content is one string */
-    uint32_t image;    /* IMAGE: index among the request's pictures */
+    uint32_t image;    /* IMAGE: index among the request's pictures and videos */
+    bool video;        /* IMAGE: it is a video */
     const char *role;  /* of the message, as sent; static; NULL = an unusual one */
     const char *field; /* FIELD: its name; static; NULL = an unusual one */
 };

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Frames per second that a client may claim: beyond, times and positions mean nothing. */
+#define VIDEO_FPS_MIN 0.01
+#define VIDEO_FPS_MAX 240.0
+
 enum role { ROLE_SYSTEM, ROLE_DEVELOPER, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL, ROLE_FUNCTION, ROLE_OTHER };
 static const char *const role_names[] = {"system", "developer", "user", "assistant", "tool", "function"};
 
@@ -14,7 +18,7 @@ struct parser {
     const struct chat_limits *limits;
     struct api_error *err;
     struct image_ref *images;
-    size_t image_count, image_cap;
+    size_t image_count, image_cap, video_count;
     json_t *list;
     size_t at; /* message being parsed */
     enum role role;
@@ -61,6 +65,27 @@ static json_t *text_part(const json_t *text)
 
 /* ---- images ---- */
 
+static enum status new_ref(struct parser *p, size_t part, const char *where, struct image_ref **out)
+{
+    if (p->image_count >= p->limits->images_max) {
+        char path[96];
+        snprintf(path, sizeof path, ".content[%zu]", part);
+        return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.", p->limits->images_max);
+    }
+    if (p->image_count == p->image_cap) {
+        size_t cap = p->image_cap ? p->image_cap * 2 : 4;
+        struct image_ref *more = realloc(p->images, cap * sizeof *more);
+        if (!more) return oom(p);
+        p->images = more;
+        p->image_cap = cap;
+    }
+    struct image_ref *ref = &p->images[p->image_count++];
+    *ref = (struct image_ref){.message = (uint32_t)p->at, .part = (uint32_t)part};
+    snprintf(ref->param, sizeof ref->param, "messages[%zu].content[%zu].%s", p->at, part, where);
+    *out = ref;
+    return ST_OK;
+}
+
 static enum status add_image(struct parser *p, const json_t *url, const json_t *detail, size_t part, const char *where)
 {
     static const char *const details[] = {"auto", "low", "high", "original"};
@@ -78,21 +103,12 @@ static enum status add_image(struct parser *p, const json_t *url, const json_t *
                          "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
         d = (enum image_detail)i;
     }
-    if (p->image_count >= p->limits->images_max) {
-        snprintf(path, sizeof path, ".content[%zu]", part);
-        return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.", p->limits->images_max);
-    }
-    if (p->image_count == p->image_cap) {
-        size_t cap = p->image_cap ? p->image_cap * 2 : 4;
-        struct image_ref *more = realloc(p->images, cap * sizeof *more);
-        if (!more) return oom(p);
-        p->images = more;
-        p->image_cap = cap;
-    }
-    struct image_ref *ref = &p->images[p->image_count++];
-    *ref = (struct image_ref){.url = json_string_value(url), .url_len = json_string_length(url), .detail = d,
-                               .message = (uint32_t)p->at, .part = (uint32_t)part};
-    snprintf(ref->param, sizeof ref->param, "messages[%zu].content[%zu].%s", p->at, part, where);
+    struct image_ref *ref;
+    enum status st = new_ref(p, part, where, &ref);
+    if (st) return st;
+    ref->url = json_string_value(url);
+    ref->url_len = json_string_length(url);
+    ref->detail = d;
     return ST_OK;
 }
 
@@ -113,9 +129,53 @@ static enum status image_part(struct parser *p, const json_t *part, size_t idx)
     return other ? add_image(p, other, detail, idx, "image") : add_image(p, json_object_get(part, "url"), detail, idx, "url");
 }
 
+/* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video": {"url", "fps"}}. Instead of a URL an array of
+ * them: the frames as pictures. fps may stand in the part as well. */
+static enum status video_part(struct parser *p, const json_t *part, size_t idx, const char *type)
+{
+    const char *field = strcmp(type, "video") == 0 ? "video" : "video_url";
+    const json_t *v = json_object_get(part, field), *fps = json_object_get(part, "fps"), *url = v;
+    char where[32], path[96];
+    snprintf(where, sizeof where, "%s%s", field, json_is_object(v) ? ".url" : "");
+    snprintf(path, sizeof path, ".content[%zu].%s", idx, where);
+    if (json_is_object(v)) {
+        url = json_object_get(v, "url");
+        if (json_object_get(v, "fps")) fps = json_object_get(v, "fps");
+    }
+    size_t frames = json_is_array(url) ? json_array_size(url) : 0;
+    if (!url || json_is_null(url)) return fault(p, "missing_required_parameter", path, "A video part needs a URL.");
+    if (!json_is_string(url) && !json_is_array(url))
+        return fault(p, "invalid_type", path, "A video must be a URL or an array of image URLs, its frames.");
+    if (json_is_array(url) && !frames) return fault(p, "empty_array", path, "The video has no frames.");
+    for (size_t i = 0; i < frames; i++)
+        if (!json_is_string(json_array_get(url, i))) return fault(p, "invalid_type", path, "The frames of a video must be URL strings.");
+    snprintf(path, sizeof path, ".content[%zu].fps", idx);
+    if (fps && !json_is_null(fps) && !json_is_number(fps)) return fault(p, "invalid_type", path, "fps must be a number.");
+    double n = fps && !json_is_null(fps) ? json_number_value(fps) : 0.0;
+    if (fps && !json_is_null(fps) && !(n >= VIDEO_FPS_MIN && n <= VIDEO_FPS_MAX))
+        return fault(p, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN, VIDEO_FPS_MAX);
+    if (p->video_count >= p->limits->videos_max) {
+        snprintf(path, sizeof path, ".content[%zu]", idx);
+        return fault(p, "too_many_videos", path, "At most %zu video(s) may be provided in one prompt.", p->limits->videos_max);
+    }
+    struct image_ref *ref;
+    enum status st = new_ref(p, idx, where, &ref);
+    if (st) return st;
+    p->video_count++;
+    ref->video = true;
+    ref->fps = n;
+    if (frames) {
+        ref->frames = url;
+    } else {
+        ref->url = json_string_value(url);
+        ref->url_len = json_string_length(url);
+    }
+    return ST_OK;
+}
+
 /* ---- content parts ---- */
 
-enum part_kind { PART_TEXT, PART_REFUSAL, PART_REASONING, PART_IMAGE, PART_UNSUPPORTED };
+enum part_kind { PART_TEXT, PART_REFUSAL, PART_REASONING, PART_IMAGE, PART_VIDEO, PART_UNSUPPORTED };
 static enum part_kind kind_of_part(const char *type, const char **field)
 {
     static const struct {
@@ -129,7 +189,9 @@ static enum part_kind kind_of_part(const char *type, const char **field)
                  {"reasoning", "reasoning", PART_REASONING},
                  {"image_url", "", PART_IMAGE},
                  {"input_image", "", PART_IMAGE},
-                 {"image", "", PART_IMAGE}};
+                 {"image", "", PART_IMAGE},
+                 {"video_url", "", PART_VIDEO},
+                 {"video", "", PART_VIDEO}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (strcmp(type, kinds[i].type) != 0) continue;
         *field = kinds[i].field;
@@ -187,13 +249,13 @@ static enum status parse_part(struct parser *p, const json_t *part, size_t idx, 
     if (!type) return fault(p, "missing_required_parameter", path, "The content part has no type.");
     enum part_kind kind = kind_of_part(type, &field);
     bool assistant = p->role == ROLE_ASSISTANT;
-    if (kind == PART_UNSUPPORTED)
+    if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !p->limits->videos_max))
         return fault(p, "unsupported_content_part", path, "Content parts of type '%.60s' are not supported.", type);
-    if (assistant ? kind == PART_IMAGE : kind == PART_REFUSAL || kind == PART_REASONING)
+    if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
         return fault(p, "invalid_value", path, "Content parts of type '%.60s' are not allowed in a message of this role.", type);
-    if (kind == PART_IMAGE) {
-        enum status st = image_part(p, part, idx);
-        json_t *image = st ? NULL : json_pack("{s:s}", "type", "image");
+    if (kind == PART_IMAGE || kind == PART_VIDEO) {
+        enum status st = kind == PART_IMAGE ? image_part(p, part, idx) : video_part(p, part, idx, type);
+        json_t *image = st ? NULL : json_pack("{s:s}", "type", kind == PART_IMAGE ? "image" : "video");
         return st ? st : append_part(p, parts, image);
     }
     enum status st = text_of(p, part, idx, field, &text);

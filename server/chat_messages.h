@@ -1,5 +1,5 @@
 /* The `messages` array of POST /v1/chat/completions: checks it as openai-api.md §3.4-3.5 says and yields what a chat template
- * gets, plus the references of the images in order. Decodes no image and renders nothing. Pure; runs on worker threads. */
+ * gets, plus the references of the images and videos in order. Decodes no image and renders nothing. Pure; runs on worker threads. */
 #ifndef KVASIR_CHAT_MESSAGES_H
 #define KVASIR_CHAT_MESSAGES_H
 
@@ -13,10 +13,13 @@
 
 enum image_detail { IMAGE_DETAIL_AUTO = 0, IMAGE_DETAIL_LOW, IMAGE_DETAIL_HIGH, IMAGE_DETAIL_ORIGINAL };
 
-/* One image part. The URL is borrowed from the parsed request body: keep that alive. */
+/* One image or video part. URLs are borrowed from the parsed request body: keep that alive. */
 struct image_ref {
-    const char *url;
+    const char *url;      /* NULL: frames */
     size_t url_len;
+    const json_t *frames; /* a video as a list of pictures: array of URL strings, not empty; else NULL */
+    bool video;
+    double fps; /* of a video, as the part says; 0 = it does not */
     enum image_detail detail;
     uint32_t message, part; /* where it stands: messages[message].content[part] */
     char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
@@ -24,7 +27,8 @@ struct image_ref {
 
 struct chat_limits {
     size_t messages_max;    /* 0 = 100000 */
-    size_t images_max;      /* 0 = a text-only model: any image is too many */
+    size_t images_max;      /* images and videos; 0 = a text-only model: any image is too many */
+    size_t videos_max;      /* of them videos; 0 = the model takes none */
     bool arguments_as_text; /* leave function arguments as JSON text (template_caps.arguments_as_text) */
     bool allow_any_role;    /* pass unknown roles to the template */
 };
@@ -32,10 +36,10 @@ struct chat_limits {
 
 struct chat_messages {
     json_t
-        *list; /* owned. Objects {role, content, ...}: content is a string or a list of {"type":"text","text"} / {"type":"image"};
+        *list; /* owned. Objects {role, content, ...}: content is a string or a list of {"type":"text","text"} / {"type":"image"} / {"type":"video"};
                 * tool messages have string content unless they hold images; reasoning is under reasoning_content; arguments of
                 * calls are objects where they parse; roles as sent except function -> tool; unknown keys pass through */
-    struct image_ref *images; /* owned; in order of appearance over all messages */
+    struct image_ref *images; /* owned; images and videos in order of appearance over all messages */
     size_t image_count;
 };
 

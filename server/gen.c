@@ -37,6 +37,8 @@ void gen_free(struct gen *g)
         free(c->detok);
         free(c->ids);
         buf_fini(&c->text);
+        if (c->out) chat_output_fini(c->out);
+        free(c->out);
         logprobs_fini(&c->logprobs);
     }
     for (uint32_t i = 0; i < g->prompt_count; i++) {
@@ -156,20 +158,41 @@ static enum status ids_add(struct choice *c, uint32_t id)
     return ST_OK;
 }
 
+/* Takes the new text of a chat's answer apart; what is held back for a stop string waits. */
+static enum status output_run(struct choice *c)
+{
+    size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
+    return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE) : ST_OK;
+}
+
+static enum status token_text(struct choice *c, uint32_t id)
+{
+    const struct gen *g = c->gen;
+    if (is_stop_id(c, id) && !g->p.include_stop) return ST_OK;
+    bool tag = false;
+    for (uint32_t i = 0; i < g->tag_id_count; i++) tag = tag || g->tag_ids[i] == id;
+    c->detok->skip_special = g->p.skip_special && !tag;
+    return detok_push(c->detok, id, &c->text);
+}
+
 static enum status token_take(struct choice *c, const struct token_out *t)
 {
     struct gen *g = c->gen;
     size_t before = c->text.len;
+    enum reasoning_state reasoning = c->out ? c->out->reasoning_parse.state : REASON_AFTER;
     enum status st = ids_add(c, t->id);
     if (!st && g->p.logprobs) st = gen_prompt_logprobs(c);
     if (!st && g->p.logprobs) st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
     if (st) return st;
-    if (!is_stop_id(c, t->id) || g->p.include_stop) {
-        st = detok_push(c->detok, t->id, &c->text);
-        if (st) return st;
-    }
+    st = token_text(c, t->id);
+    if (st) return st;
     c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
     text_match(c, before);
+    st = output_run(c);
+    if (st || !c->out) return st;
+    chat_output_token(c->out, reasoning);
+    /* The one call that the client wants is there: what else the model would write is dropped anyway. */
+    if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens) choice_finish(c, FIN_STOP);
     return ST_OK;
 }
 
@@ -264,6 +287,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             c->stop_id = ev->stop_id;
         }
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
+        if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
         choice_finish(c, ev->end == END_ERROR ? FIN_ERROR : FIN_ABORT);
@@ -305,7 +329,7 @@ static void gen_flush(struct gen *g)
             c->stop_shown = true;
             g->finishes_shown++;
             /* A tail that was held back for a stop string that never came also needs a chunk. */
-            bool delta = c->dirty || c->shown < c->text.len || !c->started;
+            bool delta = gen_write_pending(c);
             if (delta) gen_write_delta(c, merged);
             if (!delta || !merged) gen_write_finish(c);
         }
@@ -376,6 +400,32 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
     return z ^ (z >> 31);
 }
 
+/* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary added tokens. */
+static void tags_find(struct gen *g)
+{
+    static const char *const tags[] = {TOOL_OPEN, TOOL_CLOSE, THINK_OPEN, THINK_CLOSE};
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    for (size_t i = g->p.parse_calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
+        uint32_t id;
+        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id)) g->tag_ids[g->tag_id_count++] = id;
+    }
+}
+
+static bool output_create(struct choice *c)
+{
+    const struct gen *g = c->gen;
+    if (g->kind != GEN_CHAT || (!g->p.parse_calls && g->p.reasoning == REASONING_NONE)) return true;
+    c->out = malloc(sizeof *c->out);
+    if (!c->out) return false;
+    chat_output_init(c->out,
+                     &(struct chat_output_rules){.reasoning = g->p.reasoning,
+                                                 .inside = g->inside_reasoning,
+                                                 .calls = g->p.parse_calls,
+                                                 .single_call = !g->p.parallel_calls},
+                     TEXT_MAX);
+    return true;
+}
+
 static bool choices_create(struct gen *g)
 {
     const struct tokenizer *tok = g->r->srv->model->tok;
@@ -399,7 +449,9 @@ static bool choices_create(struct gen *g)
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
+        if (!output_create(c)) return false;
     }
+    tags_find(g);
     return true;
 }
 

@@ -4,8 +4,10 @@
 #define KVASIR_GEN_H
 
 #include "server/cache_info.h"
+#include "server/chat_output.h"
 #include "server/logprobs_out.h"
 #include "server/metrics.h"
+#include "server/picture.h"
 #include "server/server.h"
 #include "server/stop_match.h"
 
@@ -39,6 +41,10 @@ struct gen_params {
     uint64_t tenant;   /* hash of API key and `user`; 0 = nobody's */
     uint8_t salt[32];  /* hash of cache_salt; all zero without one */
     bool return_cache_info;
+    bool parse_calls;          /* chat: tools are offered, and their calls are looked for in the answer */
+    bool parallel_calls;       /* chat: more than one call may be returned */
+    enum reasoning_use reasoning; /* chat: what becomes of it where the template knows it */
+    struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
 /* One prompt of the request (completions may have many). */
@@ -66,6 +72,7 @@ struct choice {
     bool started; /* STREAM: its first chunk (with echo) went out */
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
     bool stop_shown; /* STREAM: its finish chunk went out */
+    bool null_shown; /* STREAM: its role chunk said "content":null */
     enum finish finish;
     bool stop_is_id;
     uint32_t stop_id;
@@ -73,6 +80,7 @@ struct choice {
     struct detok *detok;
     struct stop_state stop;
     struct buf text;  /* all text, with what is held back at its end */
+    struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it; else NULL. Owned */
     size_t shown;     /* STREAM: bytes of text already in chunks */
     size_t held;      /* bytes at the end that may yet become a stop string */
     size_t chars;     /* code points of text (without echo) */
@@ -85,11 +93,13 @@ struct choice {
 struct image_fetch;
 /* A picture of a chat whose content is known from an earlier request and that was not decoded (bytes NULL: it was, the pixels are in the prompt). */
 struct gen_picture {
-    uint8_t *bytes; /* the file; owned */
+    uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
+    struct picture_ask ask;
     uint8_t alias[32];          /* its id (image_alias.h) */
     uint32_t first, count;      /* prompt images that it became: [first, first + count) */
     struct image_fetch *fetch;  /* being decoded */
+    struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not decoded for each of them */
 };
 
 struct gen {
@@ -103,6 +113,9 @@ struct gen {
     uint32_t choice_count, choices_open;
     struct stop_set *stops; /* NULL = none */
     char *answer_role;      /* chat: "assistant", or the last message's role */
+    bool inside_reasoning;  /* chat: the prompt ends within the model's reasoning */
+    uint32_t tag_ids[4];    /* tokens that are the tags of calls and reasoning: shown also where special tokens are not */
+    uint32_t tag_id_count;
     struct gen_picture *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
     uint32_t picture_count;
     uint32_t finishes_shown; /* STREAM: choices whose finish chunk went out */
@@ -125,6 +138,13 @@ enum status request_model_check(struct request *r, json_t *root);
 enum status gen_parse(struct gen *g, json_t *root);
 /* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures. */
 enum status gen_parse_salt(struct gen *g, json_t *root);
+/* Of them mm_processor_kwargs. */
+enum status gen_parse_image_bounds(struct gen *g, json_t *root);
+
+/* gen_tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the template (chat_template_kwargs of root) and in
+ * the answer. */
+enum status gen_parse_tools(struct gen *g, json_t *root);
+enum status gen_parse_thinking(struct gen *g, json_t *root);
 
 /* gen_prompt.c (worker): fill g->prompts, check the context length. */
 enum status gen_prompt_chat(struct gen *g, json_t *root);
@@ -144,6 +164,7 @@ void gen_images_free(struct gen *g);
 enum status gen_prompt_logprobs(struct choice *c) KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
 void gen_write_answer(struct gen *g);
 void gen_write_head_chunks(struct gen *g);              /* STREAM: role chunks */
+bool gen_write_pending(const struct choice *c);         /* STREAM: c, which is finished, has something that no chunk showed yet */
 void gen_write_delta(struct choice *c, bool final);     /* STREAM: what c has not shown yet; final = with its finish_reason (merged) */
 void gen_write_finish(struct choice *c);                /* STREAM: finish chunk */
 void gen_write_tail(struct gen *g);                     /* STREAM: usage, [DONE] */

@@ -1,15 +1,12 @@
 /* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text tokenized. Worker thread: it may take a
- * second for a large picture and never touches the loop. A picture whose file came before is not decoded: its content keys are known
- * (image_alias.h), and its pixels are made when the scheduler turns out to need them (gen_images.c). */
+ * second for a large picture and never touches the loop. */
 #include "server/chat_messages.h"
+#include "server/chat_pictures.h"
 #include "server/fields.h"
 #include "server/gen_prompt.h"
-#include "server/image_alias.h"
-#include "server/image_in.h"
 #include "server/limits.h"
 #include "server/template.h"
 
-#include "engine/image_prep.h"
 #include "engine/model_info.h"
 #include "engine/prompt_build.h"
 #include "engine/tokenizer.h"
@@ -24,103 +21,20 @@ struct chat {
     struct request *r;
     struct gen *g;
     struct chat_messages messages;
-    struct image_prepared *prepared; /* [picture_count]; empty where the keys were known */
-    struct prompt_picture *pictures; /* [picture_count], views of prepared; keys owned */
-    uint32_t picture_count;
+    struct chat_pictures pictures;
     struct template_result rendered;
 };
 
 static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
-    for (uint32_t i = 0; i < c->picture_count; i++) {
-        /* Pixels that moved into the prompt are NULL here. */
-        image_prepared_free(&c->prepared[i]);
-        free((void *)(uintptr_t)c->pictures[i].keys);
-    }
-    free(c->prepared);
-    free(c->pictures);
+    chat_pictures_free(&c->pictures);
     chat_messages_free(&c->messages);
 }
 
 static enum status no_memory(struct chat *c)
 {
     return api_fail(&c->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
-}
-
-static enum status image_fail(struct chat *c, enum image_fault fault, const struct image_ref *ref, const struct err *err)
-{
-    if (fault == IMAGE_NOMEM) return no_memory(c);
-    return api_fail(&c->r->error, 400, image_fault_code(fault), ref->param, "%s", err->msg);
-}
-
-/* Decodes and prepares a file that was never seen before. */
-static enum status picture_decode(struct chat *c, uint32_t at)
-{
-    const struct model_info *mi = c->r->srv->model->info;
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
-    const struct image_ref *ref = &c->messages.images[at];
-    const struct gen_picture *file = &c->g->pictures[at];
-    struct image_u8 whole = {0};
-    struct err err = {0};
-    uint64_t t0 = now_us();
-    enum image_fault fault = image_in_decode(file->bytes, file->len, &limits, &whole, &err);
-    if (fault) return image_fail(c, fault, ref, &err);
-    enum status st = image_prep(&mi->image.config, &whole, &c->prepared[at], &err);
-    image_u8_free(&whole);
-    if (st) return api_fail_status(&c->r->error, st == ST_TOO_LARGE ? ST_INVALID : st, ref->param, &err);
-    uint32_t count = c->prepared[at].count;
-    uint8_t (*keys)[32] = calloc(count, sizeof *keys);
-    c->pictures[at] = (struct prompt_picture){.images = c->prepared[at].images, .keys = (const uint8_t (*)[32])keys, .count = count};
-    if (!keys) return no_memory(c);
-    for (uint32_t i = 0; i < count; i++) image_in_key(&c->prepared[at].images[i], &mi->image.config, mi->family, keys[i]);
-    image_alias_put(c->r->srv->aliases, file->alias, (const uint8_t (*)[32])keys, count);
-    c->g->image_seconds += (double)(now_us() - t0) * 1e-6;
-    c->g->image_count++;
-    return ST_OK;
-}
-
-static enum status picture_make(struct chat *c, uint32_t at)
-{
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
-    const struct image_ref *ref = &c->messages.images[at];
-    struct image_alias *aliases = c->r->srv->aliases;
-    struct gen_picture *file = &c->g->pictures[at];
-    struct err err = {0};
-    uint8_t (*keys)[32];
-    uint32_t count;
-    enum image_fault fault = image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, &err);
-    if (fault) return image_fail(c, fault, ref, &err);
-    image_alias_id(aliases, c->g->p.salt, file->bytes, file->len, file->alias);
-    /* Where nothing of one request is kept for another the pixels are needed anyway. */
-    bool kept = strcmp(c->r->srv->opt->prefix_cache, "on") == 0;
-    if (kept && image_alias_get(aliases, file->alias, &keys, &count)) {
-        c->pictures[at] = (struct prompt_picture){.keys = (const uint8_t (*)[32])keys, .count = count};
-        return ST_OK; /* the file stays: its pixels may be wanted yet */
-    }
-    enum status st = picture_decode(c, at);
-    free(file->bytes);
-    file->bytes = NULL;
-    return st;
-}
-
-static enum status pictures_make(struct chat *c)
-{
-    size_t count = c->messages.image_count;
-    if (!count) return ST_OK;
-    c->prepared = calloc(count, sizeof *c->prepared);
-    c->pictures = calloc(count, sizeof *c->pictures);
-    c->g->pictures = calloc(count, sizeof *c->g->pictures);
-    if (!c->prepared || !c->pictures || !c->g->pictures) return no_memory(c);
-    c->picture_count = c->g->picture_count = (uint32_t)count;
-    enum status st = ST_OK;
-    for (uint32_t i = 0, first = 0; i < c->picture_count && !st; i++) {
-        st = picture_make(c, i);
-        c->g->pictures[i].first = first;
-        c->g->pictures[i].count = c->pictures[i].count;
-        first += c->pictures[i].count;
-    }
-    return st;
 }
 
 static enum status render(struct chat *c, json_t *root)
@@ -139,6 +53,7 @@ static enum status render(struct chat *c, json_t *root)
                                   .specials = specials,
                                   .special_count = count,
                                   .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
+                                  .video_placeholder = m->info->image.present ? m->info->image.video_marker : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
@@ -157,13 +72,13 @@ static enum status build(struct chat *c, const json_t *original)
     if (!g->prompts) return no_memory(c);
     g->prompt_count = 1;
     struct prompt *p = &g->prompts[0].prompt;
-    enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens, c->pictures, c->picture_count,
+    enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens, c->pictures.list, c->pictures.count,
                                   gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&c->r->error, st, "messages", &err);
     for (uint32_t i = 0; i < p->image_count; i++) g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures, c->picture_count, p, &g->prompts[0].places, &err);
+    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list, c->pictures.count, p, &g->prompts[0].places, &err);
     return st ? api_fail_status(&c->r->error, st, "messages", &err) : ST_OK;
 }
 
@@ -212,17 +127,39 @@ static enum status chat_build(struct chat *c, json_t *root)
         return api_fail(&c->r->error, 400, "chat_template_error", "messages", "This model has no chat template; use /v1/completions.");
     }
     limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
+    if (m->info->image.video_marker && m->info->image.config.video)
+        limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
     enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->error);
-    if (!st) st = pictures_make(c);
+    if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
     if (!st) st = render(c, root);
     if (!st) st = build(c, field(root, "messages"));
     return st;
+}
+
+/* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it; a message to be continued may
+ * hold it. */
+static bool inside_reasoning(const struct chat *c)
+{
+    const struct template_result *r = &c->rendered;
+    size_t len = r->len, tag = strlen(THINK_OPEN);
+    if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
+    while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
+    bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* by a client, and no tag */
+    if (len >= tag && memcmp(r->text + len - tag, THINK_OPEN, tag) == 0) return !typed;
+    if (!c->g->p.continue_final_message) return false;
+    size_t text_len;
+    char *text = message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
+    const char *open = text ? strstr(text, THINK_OPEN) : NULL;
+    bool inside = open && !strstr(open, THINK_CLOSE);
+    free(text);
+    return inside;
 }
 
 enum status gen_prompt_chat(struct gen *g, json_t *root)
 {
     struct chat c = {.r = g->r, .g = g};
     enum status st = chat_build(&c, root);
+    if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
     if (!st) st = answer_shape(&c);
@@ -237,15 +174,15 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
     p->add_generation_prompt = field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
     if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
         field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root)) {
+        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root) ||
+        gen_parse_image_bounds(g, root)) {
         return ST_INVALID;
     }
     if (p->add_generation_prompt && p->continue_final_message) {
         return api_fail(e, 400, "invalid_value", "continue_final_message", "continue_final_message and add_generation_prompt exclude each other.");
     }
     if (field(root, "chat_template")) return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
-    json_t *kwargs = field(root, "chat_template_kwargs");
-    if (kwargs && !json_is_object(kwargs)) return api_fail(e, 400, "invalid_type", "chat_template_kwargs", "chat_template_kwargs must be an object.");
+    if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
     struct chat c = {.r = r, .g = g};
     enum status st = chat_build(&c, root);
     chat_fini(&c);

@@ -1,6 +1,7 @@
 /* Pictures that stand in a prompt by their content key alone, because their file came before: when the scheduler finds neither their KV nor
  * their features, the file is decoded and prepared on a worker and handed over. Event loop's thread, but for fetch_run.
  *
+ * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made of the others is kept.
  * One fetch per picture at a time; sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are
  * over, whoever left before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
 #include "server/gen.h"
@@ -10,7 +11,7 @@
 #include "engine/image_prep.h"
 #include "engine/model_info.h"
 #include "server/image_alias.h"
-#include "server/image_in.h"
+#include "server/picture.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,7 @@ void gen_images_free(struct gen *g)
     for (uint32_t i = 0; i < g->picture_count; i++) {
         ASSERT(!g->pictures[i].fetch);
         free(g->pictures[i].bytes);
+        image_prepared_free(&g->pictures[i].ready);
     }
     free(g->pictures);
     g->pictures = NULL;
@@ -55,24 +57,18 @@ void gen_images_free(struct gen *g)
 
 static void fetch_run(uv_work_t *w)
 {
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     struct image_fetch *f = w->data;
     const struct gen *g = f->g;
     const struct gen_picture *p = &g->pictures[f->picture];
     const struct prompt_image *wanted = &g->prompts[0].prompt.images[p->first];
     const struct model_info *mi = g->r->srv->model->info;
-    struct image_u8 whole = {0};
+    struct picture_parts parts = {0};
     uint64_t t0 = now_us();
-    f->failed = image_in_decode(p->bytes, p->len, &limits, &whole, &f->err) != IMAGE_OK ||
-                image_prep(&mi->image.config, &whole, &f->out, &f->err) != ST_OK;
-    image_u8_free(&whole);
+    f->failed = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err) != IMAGE_OK;
     /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
-    if (!f->failed) f->differs = f->out.count != p->count;
-    for (uint32_t i = 0; !f->failed && !f->differs && i < p->count; i++) {
-        uint8_t key[32];
-        image_in_key(&f->out.images[i], &mi->image.config, mi->family, key);
-        f->differs = memcmp(key, wanted[i].key, sizeof key) != 0;
-    }
+    if (!f->failed) f->differs = parts.count != p->count;
+    for (uint32_t i = 0; !f->failed && !f->differs && i < p->count; i++) f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
+    picture_parts_free(&parts);
     f->seconds = (double)(now_us() - t0) * 1e-6;
 }
 
@@ -84,8 +80,8 @@ static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struc
     struct image_u8 *from = &f->out.images[f->waiters[i].image - first];
     for (uint32_t k = i + 1; k < f->waiter_count; k++) {
         if (f->waiters[k].image != f->waiters[i].image) continue;
-        size_t bytes = (size_t)from->width * from->height * 3;
-        *out = (struct image_u8){.width = from->width, .height = from->height, .rgb = malloc(bytes)};
+        size_t bytes = image_u8_bytes(from);
+        *out = (struct image_u8){.width = from->width, .height = from->height, .frames = from->frames, .rgb = malloc(bytes)};
         if (out->rgb) memcpy(out->rgb, from->rgb, bytes);
         return out->rgb != NULL;
     }
@@ -116,7 +112,12 @@ static void fetch_done(uv_work_t *w, int status)
                                f->differs ? "the image could not be read again" : f->err.msg[0] ? f->err.msg : "out of memory for an image");
         }
     }
-    image_prepared_free(&f->out);
+    if (ok && p->ask.video && p->count > 1) {
+        image_prepared_free(&p->ready);
+        p->ready = f->out;
+    } else {
+        image_prepared_free(&f->out);
+    }
     free(f->waiters);
     free(f);
     r->fetches--;
@@ -160,6 +161,11 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     uint32_t k = 0;
     while (k < g->picture_count && !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count)) k++;
     bool known = k < g->picture_count && g->pictures[k].bytes;
+    uint32_t part = known ? ev->index - g->pictures[k].first : 0;
+    if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
+        sched_supply_image(r->srv->model->sched, ev->id, ev->index, &g->pictures[k].ready.images[part]); /* takes the pixels */
+        return;
+    }
     if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) || !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
         sched_refuse_image(r->srv->model->sched, ev->id, ev->index, known ? "out of memory for an image" : "the image's file is gone");
     }

@@ -1,4 +1,4 @@
-/* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.6, §3.7, §7). null = absent; unknown fields are ignored; what is
+/* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.7, §7; tools and reasoning: gen_tools.c). null = absent; unknown fields are ignored; what is
  * known and not offered is refused. Worker thread. Knows nothing of messages, prompts, sequences. */
 #include "server/fields.h"
 #include "server/gen.h"
@@ -306,7 +306,7 @@ static void find_tenant(struct gen *g, json_t *root)
     if (!g->p.tenant) g->p.tenant = 1;
 }
 
-/* ---- structured output and tools: none in this version, but told apart from mistakes ---- */
+/* ---- structured output: none in this version, but told apart from mistakes ---- */
 
 static enum status parse_format(struct gen *g, json_t *root)
 {
@@ -340,84 +340,17 @@ static enum status parse_format(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-static bool name_ok(const char *s)
-{
-    size_t n = strlen(s);
-    return n >= 1 && n <= 64 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == n;
-}
-
-static enum status tools_check(struct gen *g, json_t *tools)
-{
-    struct api_error *e = &g->r->error;
-    char path[64];
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        json_t *t = json_array_get(tools, i), *type = field(t, "type"), *f = field(t, "function"), *name = field(f, "name");
-        snprintf(path, sizeof path, "tools[%zu]", i);
-        if (!json_is_object(t)) return api_fail(e, 400, "invalid_type", path, "A tool must be an object.");
-        if (!json_is_string(type)) return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a type.");
-        if (strcmp(json_string_value(type), "function") != 0) {
-            return api_fail(e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.", json_string_value(type));
-        }
-        if (!json_is_object(f) || !json_is_string(name)) return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a function with a name.");
-        if (!name_ok(json_string_value(name))) return api_fail(e, 400, "invalid_value", path, "A function's name must match [A-Za-z0-9_-]{1,64}.");
-        for (size_t k = 0; k < i; k++) {
-            const char *other = json_string_value(field(field(json_array_get(tools, k), "function"), "name"));
-            if (other && strcmp(other, json_string_value(name)) == 0) {
-                return api_fail(e, 400, "invalid_value", path, "The function name '%.64s' is used twice.", other);
-            }
-        }
-    }
-    return ST_OK;
-}
-
-static enum status parse_tools(struct gen *g, json_t *root)
-{
-    struct api_error *e = &g->r->error;
-    json_t *tools = field(root, "tools"), *choice = field(root, "tool_choice");
-    if (tools && !json_is_array(tools)) return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
-    size_t count = tools ? json_array_size(tools) : 0;
-    if (count > LIMIT_TOOLS) return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (count && tools_check(g, tools)) return ST_INVALID;
-    const char *how = count ? "auto" : "none";
-    if (json_is_string(choice)) {
-        how = json_string_value(choice);
-        if (strcmp(how, "none") != 0 && strcmp(how, "auto") != 0 && strcmp(how, "required") != 0) {
-            return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", how);
-        }
-        if (strcmp(how, "required") == 0 && !count && !tools) {
-            return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-        }
-        if (!count) how = "none";
-    } else if (json_is_object(choice)) {
-        if (!count) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-        json_t *name = field(field(choice, "function"), "name");
-        bool known = false;
-        if (!json_is_string(name)) return api_fail(e, 400, "invalid_value", "tool_choice", "This tool_choice is not supported.");
-        for (size_t i = 0; i < count; i++) {
-            known = known || json_equal(name, field(field(json_array_get(tools, i), "function"), "name"));
-        }
-        if (!known) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice names an unknown function '%.64s'.", json_string_value(name));
-        how = "named";
-    } else if (choice) {
-        return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
-    }
-    if (count && strcmp(how, "none") != 0) {
-        return api_fail(e, 400, "tools_unsupported", "tools", "Tool calls of this model family (%s) are not supported; use tool_choice \"none\".",
-                        g->r->srv->model->info->family);
-    }
-    return ST_OK;
-}
-
 static enum status parse_refused(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->error;
-    static const char *const unsupported[] = {"functions", "function_call", "web_search_options", "audio", "chat_template", "mm_processor_kwargs",
+    static const char *const unsupported[] = {"functions", "function_call", "web_search_options", "audio", "chat_template",
                                               "media_io_kwargs", "logits_processors", "custom_logit_processor", "allowed_token_ids",
                                               "bad_words", "logprob_token_ids", "thinking_token_budget"};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
     }
+    if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "")) return ST_INVALID;
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
         const char *s = json_string_value(json_array_get(m, i));
@@ -442,30 +375,6 @@ static enum status parse_refused(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-static enum status parse_effort(struct gen *g, json_t *root)
-{
-    struct api_error *e = &g->r->error;
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    json_t *v = field(root, "reasoning_effort"), *verbosity = field(root, "verbosity"), *kwargs = field(root, "chat_template_kwargs");
-    if (v && !json_is_string(v)) return api_fail(e, 400, "invalid_type", "reasoning_effort", "reasoning_effort must be a string.");
-    bool known = !v;
-    for (size_t i = 0; v && i < sizeof efforts / sizeof *efforts; i++) known = known || strcmp(json_string_value(v), efforts[i]) == 0;
-    if (!known) return api_fail(e, 400, "invalid_value", "reasoning_effort", "'%.60s' is not a reasoning effort.", json_string_value(v));
-    if (verbosity && !json_is_string(verbosity)) return api_fail(e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
-    if (kwargs && !json_is_object(kwargs)) return api_fail(e, 400, "invalid_type", "chat_template_kwargs", "chat_template_kwargs must be an object.");
-    /* The template reads them as variables; what the client set by hand wins. */
-    json_t *all = kwargs ? json_incref(kwargs) : json_object();
-    bool ok = all != NULL;
-    if (ok && v && !json_object_get(all, "enable_thinking")) {
-        ok = !json_object_set_new(all, "enable_thinking", json_boolean(strcmp(json_string_value(v), "none") != 0));
-    }
-    if (ok && v && !json_object_get(all, "reasoning_effort")) ok = !json_object_set(all, "reasoning_effort", v);
-    if (ok && verbosity && !json_object_get(all, "verbosity")) ok = !json_object_set(all, "verbosity", verbosity);
-    if (ok && (v || verbosity)) ok = !json_object_set(root, "chat_template_kwargs", all);
-    json_decref(all);
-    return ok ? ST_OK : api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
-}
-
 enum status gen_parse(struct gen *g, json_t *root)
 {
     bool chat = g->kind == GEN_CHAT;
@@ -474,6 +383,6 @@ enum status gen_parse(struct gen *g, json_t *root)
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {
         return ST_INVALID;
     }
-    if (chat && (parse_tools(g, root) || parse_effort(g, root))) return ST_INVALID;
+    if (chat && (gen_parse_tools(g, root) || gen_parse_thinking(g, root) || gen_parse_image_bounds(g, root))) return ST_INVALID;
     return ST_OK;
 }

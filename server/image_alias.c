@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PARTS_EACH 16u /* parts per entry that there is room for on the average */
+
 struct entry {
     uint8_t id[32];
-    uint8_t (*keys)[32]; /* owned */
-    uint32_t count;
+    struct picture_parts parts; /* owned */
     uint32_t chain;        /* next in the bucket, or next free one */
     uint32_t older, newer; /* by recency */
 };
@@ -23,6 +24,7 @@ struct image_alias {
     uint32_t free;           /* first unused entry */
     uint32_t newest, oldest; /* 0 = empty */
     uint64_t queries, hits, used;
+    uint64_t parts, parts_max; /* of all entries: a video has many, so memory is bounded by them too */
     uint32_t *buckets;
     struct entry *entries; /* [entries_max + 1] */
 };
@@ -38,6 +40,7 @@ struct image_alias *image_alias_create(uint32_t entries_max)
     while (buckets < entries_max) buckets *= 2;
     a->entries_max = entries_max;
     a->bucket_mask = buckets - 1;
+    a->parts_max = (uint64_t)entries_max * PARTS_EACH;
     a->buckets = calloc(buckets, sizeof *a->buckets);
     a->entries = calloc((size_t)entries_max + 1, sizeof *a->entries);
     if (!a->buckets || !a->entries || pthread_mutex_init(&a->lock, NULL)) {
@@ -64,12 +67,24 @@ void image_alias_destroy(struct image_alias *a)
     free(a);
 }
 
-void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const uint8_t *bytes, size_t len, uint8_t id[32])
+static void add_u64(crypto_hash_sha256_state *h, uint64_t v)
+{
+    crypto_hash_sha256_update(h, (const uint8_t *)&v, sizeof v); /* for this process only: any byte order will do */
+}
+
+void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const struct picture_ask *ask, const uint8_t *bytes, size_t len,
+                    uint8_t id[32])
 {
     crypto_hash_sha256_state h;
+    uint64_t fps;
+    memcpy(&fps, &ask->fps, sizeof fps);
     crypto_hash_sha256_init(&h);
     crypto_hash_sha256_update(&h, a->secret, sizeof a->secret);
     crypto_hash_sha256_update(&h, salt, 32);
+    add_u64(&h, (uint64_t)ask->video | (uint64_t)ask->list << 1);
+    add_u64(&h, fps);
+    add_u64(&h, ask->bounds.area_min);
+    add_u64(&h, ask->bounds.area_max);
     crypto_hash_sha256_update(&h, bytes, len);
     crypto_hash_sha256_final(&h, id);
 }
@@ -114,48 +129,43 @@ static void drop(struct image_alias *a, uint32_t i)
     while (*at != i) at = &a->entries[*at].chain;
     *at = e->chain;
     recency_remove(a, i);
-    free(e->keys);
+    a->parts -= e->parts.count;
+    picture_parts_free(&e->parts);
     *e = (struct entry){.chain = a->free};
     a->free = i;
     a->used--;
 }
 
-bool image_alias_get(struct image_alias *a, const uint8_t id[32], uint8_t (**keys)[32], uint32_t *count)
+bool image_alias_get(struct image_alias *a, const uint8_t id[32], struct picture_parts *parts)
 {
-    uint8_t (*copy)[32] = NULL;
+    bool known = false;
     pthread_mutex_lock(&a->lock);
     uint32_t i = find(a, id);
     a->queries++;
     if (i) {
-        const struct entry *e = &a->entries[i];
-        copy = malloc(e->count * sizeof *copy);
-        if (copy) {
-            memcpy(copy, e->keys, e->count * sizeof *copy);
-            *keys = copy;
-            *count = e->count;
-            a->hits++;
-        }
+        known = picture_parts_copy(&a->entries[i].parts, parts);
+        if (known) a->hits++;
         recency_remove(a, i);
         recency_add(a, i);
     }
     pthread_mutex_unlock(&a->lock);
-    return copy != NULL;
+    return known;
 }
 
-void image_alias_put(struct image_alias *a, const uint8_t id[32], const uint8_t (*keys)[32], uint32_t count)
+void image_alias_put(struct image_alias *a, const uint8_t id[32], const struct picture_parts *parts)
 {
-    ASSERT(count > 0);
-    uint8_t (*copy)[32] = malloc(count * sizeof *copy);
-    if (!copy) return;
-    memcpy(copy, keys, count * sizeof *copy);
+    struct picture_parts copy;
+    ASSERT(parts->count > 0);
+    if (parts->count > a->parts_max || !picture_parts_copy(parts, &copy)) return;
     pthread_mutex_lock(&a->lock);
     uint32_t i = find(a, id);
     if (i) drop(a, i);
-    if (!a->free) drop(a, a->oldest);
+    while (!a->free || a->parts + copy.count > a->parts_max) drop(a, a->oldest);
+    a->parts += copy.count;
     i = a->free;
     struct entry *e = &a->entries[i];
     a->free = e->chain;
-    *e = (struct entry){.keys = copy, .count = count};
+    *e = (struct entry){.parts = copy};
     memcpy(e->id, id, sizeof e->id);
     uint32_t *bucket = bucket_of(a, id);
     e->chain = *bucket;

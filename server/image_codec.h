@@ -27,6 +27,21 @@ enum image_fault image__check_size(uint64_t width, uint64_t height, const struct
 /* Allocates the pixels of a checked size; zeroed (black) when asked. */
 enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err);
 
+/* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's transparent pixels leave what is there;
+ * the first one's are as in image__gif. */
+struct image__gif_info {
+    uint32_t width, height, frames;
+    uint64_t milliseconds; /* of all frames; a duration of 0 counts as 100 */
+};
+struct image__gif_anim;
+/* Reads through the headers of all frames; draws nothing. At most frames_max frames are taken. */
+enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max, const struct image_limits *limits, struct image__gif_info *info,
+                                 struct err *err);
+enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info, struct image__gif_anim **out, struct err *err);
+/* Draws the next frame; *canvas is borrowed until the next call. */
+enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
+void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
+
 /* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number that stands there, 0 when there is
  * none or the block is malformed. Never reads outside the block. */
 int image__exif_orientation(struct image_bytes tiff);

@@ -23,6 +23,7 @@ const char *image_fault_code(enum image_fault f)
     case IMAGE_TOO_MANY_BYTES: return "image_file_too_large";
     case IMAGE_TOO_MANY_PIXELS: return "image_too_large";
     case IMAGE_REMOTE: return "invalid_image_url";
+    case IMAGE_BAD_SHAPE: return "invalid_value";
     case IMAGE_NOMEM: return "server_error";
     }
     return "image_parse_error";
@@ -133,9 +134,10 @@ static void add_f64(crypto_hash_sha256_state *h, double v)
     add_u64(h, bits);
 }
 
-void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, uint8_t key[32])
+void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, const struct prompt_grid *grid,
+                  uint8_t key[32])
 {
-    static const char version[] = "kvasir image 1";
+    static const char version[] = "kvasir image 2";
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     crypto_hash_sha256_update(&h, (const uint8_t *)version, sizeof version);
@@ -146,15 +148,23 @@ void image_in_key(const struct image_u8 *img, const struct image_config *cfg, co
     add_u64(&h, cfg->width);
     add_u64(&h, cfg->height);
     add_u64(&h, (uint64_t)cfg->do_resize | (uint64_t)cfg->do_rescale << 1 | (uint64_t)cfg->do_normalize << 2 |
-                    (uint64_t)cfg->pan_and_scan << 3);
+                    (uint64_t)cfg->pan_and_scan << 3 | (uint64_t)cfg->dynamic << 4);
+    add_u64(&h, cfg->patch);
+    add_u64(&h, cfg->merge);
+    add_u64(&h, cfg->depth);
     add_f64(&h, cfg->rescale_factor);
     for (int c = 0; c < 3; c++) add_f64(&h, (double)cfg->mean[c]);
     for (int c = 0; c < 3; c++) add_f64(&h, (double)cfg->std[c]);
     add_u64(&h, cfg->pan_min_crop);
     add_u64(&h, cfg->pan_max_crops);
     add_f64(&h, cfg->pan_min_ratio);
+    add_u64(&h, grid->t);
+    add_u64(&h, grid->h);
+    add_u64(&h, grid->w);
+    add_f64(&h, grid->seconds);
     add_u64(&h, img->width);
     add_u64(&h, img->height);
-    crypto_hash_sha256_update(&h, img->rgb, (unsigned long long)img->width * img->height * 3);
+    add_u64(&h, img->frames);
+    crypto_hash_sha256_update(&h, img->rgb, image_u8_bytes(img));
     crypto_hash_sha256_final(&h, key);
 }

@@ -7,6 +7,7 @@
 
 #include "config/base/status.h"
 #include "engine/image.h"
+#include "engine/prompt.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +31,7 @@ enum image_fault {
     IMAGE_TOO_MANY_BYTES,
     IMAGE_TOO_MANY_PIXELS,
     IMAGE_REMOTE,       /* http(s)/file URL: not fetched */
+    IMAGE_BAD_SHAPE,    /* a size or number of frames that the model does not take */
     IMAGE_NOMEM,
 };
 const char *image_fault_code(enum image_fault f); /* OpenAI `code` string */
@@ -42,8 +44,14 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
 /* Decodes an encoded file. out is filled only on IMAGE_OK (image_u8_free). */
 enum image_fault image_in_decode(const uint8_t *bytes, size_t len, const struct image_limits *limits, struct image_u8 *out, struct err *err);
 
-/* 256-bit content key of what the vision tower will see: SHA-256 over a canonical record (version, family, resize mode, filter, target size,
- * crop settings, mean/std/rescale bits, width, height, RGB bytes). `family` is the checkpoint's model_type. */
-void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, uint8_t key[32]);
+/* Decodes base64 text as in the payload above. */
+enum image_fault image_in_base64(const char *text, size_t text_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
+                                 struct err *err);
+
+/* 256-bit content key of what the vision tower will see and where its tokens lie: SHA-256 over a canonical record (version, family, resize mode,
+ * filter, target size or patches, crop settings, mean/std/rescale bits, grid, width, height, frames, RGB bytes). What a request asked of the size
+ * counts through its outcome. `family` is the checkpoint's model_type; grid: image_grid with the seconds of a video. */
+void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, const struct prompt_grid *grid,
+                  uint8_t key[32]);
 
 #endif

@@ -116,22 +116,8 @@ static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t 
     }
 }
 
-enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
-                                   struct err *err)
+enum image_fault image_in_base64(const char *s, size_t n, const struct image_limits *limits, uint8_t **bytes, size_t *len, struct err *err)
 {
-    static const char base64[] = ";base64";
-    enum { BASE64 = sizeof base64 - 1 };
-    if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
-        return image__fail(err, IMAGE_REMOTE, "images are not fetched from http(s) URLs: send a data: URL");
-    if (starts_with(url, url_len, "file:")) return image__fail(err, IMAGE_REMOTE, "images are not read from file: URLs: send a data: URL");
-    if (!starts_with(url, url_len, "data:")) return image__fail(err, IMAGE_BAD_URL, "an image URL must be a data: URL");
-    const char *comma = memchr(url, ',', url_len);
-    if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
-    size_t head = (size_t)(comma - url);
-    if (head < BASE64 || strncasecmp(comma - BASE64, base64, BASE64) != 0)
-        return image__fail(err, IMAGE_BAD_URL, "the data: URL is not base64: \";base64\" must stand before the comma");
-    const char *s = comma + 1;
-    size_t n = url_len - head - 1;
     uint8_t table[256];
     make_table(table);
     struct payload p;
@@ -147,4 +133,21 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
     *bytes = out;
     *len = size;
     return IMAGE_OK;
+}
+
+enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
+                                   struct err *err)
+{
+    static const char base64[] = ";base64";
+    enum { BASE64 = sizeof base64 - 1 };
+    if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
+        return image__fail(err, IMAGE_REMOTE, "images are not fetched from http(s) URLs: send a data: URL");
+    if (starts_with(url, url_len, "file:")) return image__fail(err, IMAGE_REMOTE, "images are not read from file: URLs: send a data: URL");
+    if (!starts_with(url, url_len, "data:")) return image__fail(err, IMAGE_BAD_URL, "an image URL must be a data: URL");
+    const char *comma = memchr(url, ',', url_len);
+    if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
+    size_t head = (size_t)(comma - url);
+    if (head < BASE64 || strncasecmp(comma - BASE64, base64, BASE64) != 0)
+        return image__fail(err, IMAGE_BAD_URL, "the data: URL is not base64: \";base64\" must stand before the comma");
+    return image_in_base64(comma + 1, url_len - head - 1, limits, bytes, len, err);
 }

@@ -14,6 +14,7 @@
 #define LIMIT_STOP_IDS 48u               /* with at most 16 end tokens: what the scheduler takes */
 #define LIMIT_BIASES 1024u
 #define LIMIT_TOOLS 128u
+#define LIMIT_VIDEOS 4u                  /* of one request; each may come to 192 MB of pixels */
 #define LIMIT_TOP_LOGPROBS 20u
 #define LIMIT_CHOICES 4096u              /* prompts times n of one request */
 #define LIMIT_OUT_BYTES (4u << 20)       /* answer bytes that a slow reader may leave waiting; beyond: abort */

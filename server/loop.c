@@ -17,6 +17,7 @@
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -278,6 +279,18 @@ static void wake_loop(void *arg)
     uv_async_send(&((struct server *)arg)->wake);
 }
 
+/* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
+static enum status test_mutation(uint32_t *out, struct err *err)
+{
+    const char *v = getenv("KVASIR_TEST_MUTATION");
+    *out = 0;
+    if (!v || !*v) return ST_OK;
+    if (strcmp(v, "rope") != 0) return err_set(err, ST_INVALID, "KVASIR_TEST_MUTATION: only \"rope\" is known");
+    *out = SCHED_BUG_ROPE;
+    fputs("kvasir: WARNING: KVASIR_TEST_MUTATION=rope: answers behind a cached prefix with pictures are wrong on purpose\n", stderr);
+    return ST_OK;
+}
+
 static void load_progress(void *arg, uint64_t done, uint64_t total)
 {
     uint64_t *last_us = arg, now = now_us(); /* one line per second: small checkpoints load in silence */
@@ -318,7 +331,8 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
                                .wake = wake_loop,
                                .wake_arg = s};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
-    st = sched_create(m->engine, &so, &m->sched, err);
+    st = test_mutation(&so.test_mutation, err);
+    if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
     if (!st) {
         uint32_t context = sched_context_max(m->sched);

@@ -24,6 +24,8 @@ struct template_caps {
     bool arguments_as_text; /* wants function arguments as the JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* wants results folded into the assistant's message (`tool_responses`) */
+    bool hermes_calls;      /* teaches calls of the form <tool_call>{"name", "arguments"}</tool_call> (tool_parse.h) */
+    bool think;             /* knows <think>...</think> (reasoning_parse.h) */
     bool uses_time;         /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
 };
 
@@ -57,6 +59,7 @@ struct template_request {
     size_t special_count;
     const char
         *image_placeholder; /* written where an image stands, for templates that want strings; NULL: images are then an error */
+    const char *video_placeholder; /* the same for a video */
     bool add_generation_prompt;
     bool continue_final_message; /* the last message (assistant) stays open; excludes add_generation_prompt */
     bool control_parse;          /* control tokens are matched everywhere, also in what clients typed */

@@ -62,16 +62,24 @@ static struct jinja_value with_lead(struct builder *b, struct jinja_value v)
     return jinja_join2(b->c, b->lead, v);
 }
 
+static bool is_video(const json_t *part)
+{
+    const char *type = json_string_value(json_object_get(part, "type"));
+    return type && strcmp(type, "video") == 0;
+}
+
 static enum status content_string(struct builder *b, const json_t *parts, enum jinja_origin origin, size_t tagged,
                                   struct jinja_value *out)
 {
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
     for (size_t i = 0; i < json_array_size(parts); i++) {
-        const json_t *text = json_object_get(json_array_get(parts, i), "text");
+        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
+        const char *place = is_video(part) ? b->rq->video_placeholder : b->rq->image_placeholder;
         uint32_t from = content_from(b, origin, (int32_t)i);
         if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
-        if (!text && !b->rq->image_placeholder) return err_set(b->err, ST_INVALID, "this chat template has no place for images");
-        v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, b->rq->image_placeholder));
+        if (!text && !place)
+            return err_set(b->err, ST_INVALID, "this chat template has no place for %s", is_video(part) ? "videos" : "images");
+        v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
     }
     *out = v;
     return ST_OK;
@@ -90,7 +98,7 @@ static struct jinja_value content_list(struct builder *b, const json_t *parts, e
             jinja_dict_set(b->c, first, "text", 4, with_lead(b, literal(b, "")));
             jinja_list_add(b->c, list, first);
         }
-        jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : "image"));
+        jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : is_video(part) ? "video" : "image"));
         if (text) jinja_dict_set(b->c, d, "text", 4, lead ? with_lead(b, v) : v);
         jinja_list_add(b->c, list, d);
     }

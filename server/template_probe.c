@@ -97,5 +97,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
+    /* Some templates put calls of another form between the same tags: <function=NAME>. */
+    caps->hermes_calls = caps->tools && mentions(t, "<tool_call>") && !mentions(t, "<function=");
+    caps->think = mentions(t, "</think>");
     jinja_output_free(&p.out);
 }

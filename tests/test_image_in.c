@@ -459,13 +459,15 @@ static void test_uri_round_trip(void **state)
     free(url);
 }
 
+static const struct prompt_grid no_grid;
+
 static void key_of(const char *name, const struct image_config *cfg, uint8_t key[32])
 {
     const struct file *f = find(name);
     struct image_u8 img;
     struct err err;
     assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_OK);
-    image_in_key(&img, cfg, "gemma3", key);
+    image_in_key(&img, cfg, "gemma3", &no_grid, key);
     image_u8_free(&img);
 }
 
@@ -485,23 +487,23 @@ static void test_key(void **state)
                                       .pan_min_crop = 256,
                                       .pan_max_crops = 4,
                                       .pan_min_ratio = 1.2};
-    uint8_t rgb[24], first[32], keys[20][32];
+    uint8_t rgb[24], first[32], keys[40][32];
     for (int i = 0; i < 24; i++) rgb[i] = (uint8_t)i;
     struct image_u8 img = {.width = 4, .height = 2, .rgb = rgb}, turned = {.width = 2, .height = 4, .rgb = rgb};
-    image_in_key(&img, &base, "gemma3", first);
+    image_in_key(&img, &base, "gemma3", &no_grid, first);
     /* The record's layout is part of what other caches may rely on: a change must be meant. */
     char hex[65];
     for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", first[i]);
-    assert_string_equal(hex, "f24b4b4b5be1fe4a912567bbc0e4b27193e56f73b822a8884625c60599bb0d3d");
+    assert_string_equal(hex, "191e2a2bd95f13a632be362b60a488fa9e74dfbc637513644971cf319bcea4f4");
     size_t n = 0;
-    image_in_key(&turned, &base, "gemma3", keys[n++]);
-    image_in_key(&img, &base, "gemma4", keys[n++]);
+    image_in_key(&turned, &base, "gemma3", &no_grid, keys[n++]);
+    image_in_key(&img, &base, "gemma4", &no_grid, keys[n++]);
     struct image_config c;
 #define CHANGED(change)                                                                                                                      \
     do {                                                                                                                                     \
         c = base;                                                                                                                            \
         change;                                                                                                                              \
-        image_in_key(&img, &c, "gemma3", keys[n++]);                                                                                         \
+        image_in_key(&img, &c, "gemma3", &no_grid, keys[n++]);                                                                                         \
     } while (0)
     CHANGED(c.width = 448);
     CHANGED(c.height = 448);
@@ -518,8 +520,26 @@ static void test_key(void **state)
     CHANGED(c.pan_min_crop = 128);
     CHANGED(c.pan_max_crops = 3);
     CHANGED(c.pan_min_ratio = 1.5);
+    CHANGED(c.dynamic = true);
+    CHANGED(c.patch = 14);
+    CHANGED(c.merge = 2);
+    CHANGED(c.depth = 2);
     CHANGED(rgb[23] ^= 1);
 #undef CHANGED
+    rgb[23] ^= 1;
+    /* Where the tokens lie; and the same bytes as frames. */
+    struct image_u8 frames = {.width = 4, .height = 1, .frames = 2, .rgb = rgb};
+    const struct prompt_grid grids[] = {{1, 2, 4, 0}, {1, 4, 2, 0}, {2, 2, 2, 0}, {2, 2, 2, 1}, {2, 2, 2, 2}};
+    for (size_t i = 0; i < sizeof grids / sizeof *grids; i++) image_in_key(&img, &base, "gemma3", &grids[i], keys[n++]);
+    image_in_key(&frames, &base, "gemma3", &no_grid, keys[n++]);
+    assert_true(n <= sizeof keys / sizeof *keys);
+    /* What was allowed does not count, only what became of it. */
+    c = base;
+    c.area_min = 5;
+    c.area_max = 7;
+    uint8_t same[32];
+    image_in_key(&img, &c, "gemma3", &no_grid, same);
+    assert_memory_equal(same, first, 32);
     for (size_t i = 0; i < n; i++) {
         assert_memory_not_equal(keys[i], first, 32);
         for (size_t k = 0; k < i; k++) assert_memory_not_equal(keys[i], keys[k], 32);

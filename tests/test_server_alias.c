@@ -11,31 +11,42 @@
 #include <cmocka.h>
 
 static const uint8_t no_salt[32];
+static const struct picture_ask plain;
 
 static void id_of(const struct image_alias *a, uint32_t n, uint8_t id[32])
 {
-    image_alias_id(a, no_salt, (const uint8_t *)&n, sizeof n, id);
+    image_alias_id(a, no_salt, &plain, (const uint8_t *)&n, sizeof n, id);
 }
 
 static void put(struct image_alias *a, uint32_t n, uint32_t count)
 {
-    uint8_t id[32], keys[4][32];
-    for (uint32_t i = 0; i < count; i++) memset(keys[i], (int)(n + i) & 255, 32);
+    uint8_t id[32];
+    struct picture_parts parts;
+    assert_true(picture_parts_new(count, &parts));
+    for (uint32_t i = 0; i < count; i++) {
+        memset(parts.keys[i], (int)(n + i) & 255, 32);
+        parts.grids[i] = (struct prompt_grid){.t = n, .h = i + 1, .w = 3, .seconds = 0.5};
+        parts.stamps[i] = n + 0.25 * i;
+    }
     id_of(a, n, id);
-    image_alias_put(a, id, (const uint8_t (*)[32])keys, count);
+    image_alias_put(a, id, &parts);
+    picture_parts_free(&parts);
 }
 
 /* Number of keys, 0 = unknown; checks that they are those of n. */
 static uint32_t get(struct image_alias *a, uint32_t n)
 {
-    uint8_t id[32], (*keys)[32];
-    uint32_t count;
+    uint8_t id[32];
+    struct picture_parts parts;
     id_of(a, n, id);
-    if (!image_alias_get(a, id, &keys, &count)) return 0;
-    for (uint32_t i = 0; i < count; i++) {
-        for (int b = 0; b < 32; b++) assert_int_equal(keys[i][b], (n + i) & 255);
+    if (!image_alias_get(a, id, &parts)) return 0;
+    for (uint32_t i = 0; i < parts.count; i++) {
+        for (int b = 0; b < 32; b++) assert_int_equal(parts.keys[i][b], (n + i) & 255);
+        assert_true(parts.grids[i].t == n && parts.grids[i].h == i + 1 && parts.grids[i].w == 3);
+        assert_true(parts.stamps[i] == n + 0.25 * i);
     }
-    free(keys);
+    uint32_t count = parts.count;
+    picture_parts_free(&parts);
     return count;
 }
 
@@ -45,15 +56,20 @@ static void test_ids(void **state)
     struct image_alias *a = image_alias_create(4), *other = image_alias_create(4);
     uint8_t salt[32] = {1}, x[32], y[32];
     static const uint8_t bytes[] = "a picture";
-    image_alias_id(a, no_salt, bytes, sizeof bytes, x);
-    image_alias_id(a, no_salt, bytes, sizeof bytes, y);
+    image_alias_id(a, no_salt, &plain, bytes, sizeof bytes, x);
+    image_alias_id(a, no_salt, &plain, bytes, sizeof bytes, y);
     assert_memory_equal(x, y, 32);
-    image_alias_id(a, salt, bytes, sizeof bytes, y);
+    image_alias_id(a, salt, &plain, bytes, sizeof bytes, y);
     assert_memory_not_equal(x, y, 32); /* another salt */
-    image_alias_id(a, no_salt, bytes, sizeof bytes - 1, y);
+    image_alias_id(a, no_salt, &plain, bytes, sizeof bytes - 1, y);
     assert_memory_not_equal(x, y, 32);
-    image_alias_id(other, no_salt, bytes, sizeof bytes, y);
+    image_alias_id(other, no_salt, &plain, bytes, sizeof bytes, y);
     assert_memory_not_equal(x, y, 32); /* another process */
+    static const struct picture_ask asks[] = {{.video = true}, {.list = true}, {.fps = 2}, {.bounds = {.area_min = 1}}, {.bounds = {.area_max = 1}}};
+    for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
+        image_alias_id(a, no_salt, &asks[i], bytes, sizeof bytes, y);
+        assert_memory_not_equal(x, y, 32); /* asked for otherwise */
+    }
     assert_null(image_alias_create(0));
     image_alias_destroy(a);
     image_alias_destroy(other);
@@ -91,6 +107,27 @@ static void test_entries(void **state)
     assert_int_equal(get(a, 2), 0);
     put(a, 5, 2);
     assert_int_equal(get(a, 5), 2);
+    image_alias_destroy(a);
+}
+
+/* Files of many parts (videos) push out more than one entry; one that alone is too large is not kept. */
+static void test_parts(void **state)
+{
+    (void)state;
+    struct image_alias *a = image_alias_create(4); /* room for 4 * 16 parts */
+    struct image_alias_stats st;
+    for (uint32_t n = 1; n <= 3; n++) put(a, n, 20);
+    put(a, 4, 30); /* 90 would be too many */
+    assert_int_equal(get(a, 1), 0);
+    assert_int_equal(get(a, 2), 0);
+    assert_int_equal(get(a, 3), 20);
+    assert_int_equal(get(a, 4), 30);
+    put(a, 5, 65);
+    assert_int_equal(get(a, 5), 0);
+    put(a, 6, 64);
+    image_alias_stats(a, &st);
+    assert_int_equal(st.entries, 1);
+    assert_int_equal(get(a, 6), 64);
     image_alias_destroy(a);
 }
 
@@ -159,7 +196,7 @@ static void test_threads(void **state)
 int main(void)
 {
     if (sodium_init() < 0) return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ids), cmocka_unit_test(test_entries), cmocka_unit_test(test_model),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ids), cmocka_unit_test(test_entries), cmocka_unit_test(test_parts), cmocka_unit_test(test_model),
                                        cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,14 +106,10 @@ static uint8_t *bmp(uint32_t width, uint32_t height, uint8_t seed, size_t *len)
     return b;
 }
 
-static void prepare(const struct world *w, const struct gen_picture *p, struct image_prepared *out)
+static void prepare(const struct world *w, const struct gen_picture *p, struct image_prepared *out, struct picture_parts *parts)
 {
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
-    struct image_u8 whole = {0};
     struct err err = {{0}};
-    assert_int_equal(image_in_decode(p->bytes, p->len, &limits, &whole, &err), IMAGE_OK);
-    assert_int_equal(image_prep(&w->info.image.config, &whole, out, &err), ST_OK);
-    image_u8_free(&whole);
+    assert_int_equal(picture_from_file(&w->info.image, w->info.family, &p->ask, p->bytes, p->len, out, parts, &err), IMAGE_OK);
 }
 
 static void world_open(struct world *w)
@@ -137,13 +133,15 @@ static void world_open(struct world *w)
     for (uint32_t i = 0; i < 2; i++) {
         struct gen_picture *p = &w->pictures[i];
         p->bytes = bmp(i ? 40 : 12, i ? 10 : 12, (uint8_t)(i + 1), &p->len);
-        prepare(w, p, &w->want[i]);
+        struct picture_parts parts;
+        prepare(w, p, &w->want[i], &parts);
         p->first = first;
         p->count = w->want[i].count;
-        for (uint32_t k = 0; k < p->count; k++) image_in_key(&w->want[i].images[k], &w->info.image.config, w->info.family, w->prompt.prompt.images[first + k].key);
+        for (uint32_t k = 0; k < p->count; k++) memcpy(w->prompt.prompt.images[first + k].key, parts.keys[k], 32);
         first += p->count;
         memset(p->alias, (int)i + 1, sizeof p->alias);
-        image_alias_put(w->srv.aliases, p->alias, (const uint8_t (*)[32])&w->prompt.prompt.images[p->first].key, 1);
+        image_alias_put(w->srv.aliases, p->alias, &parts);
+        picture_parts_free(&parts);
     }
     assert_true(w->want[0].count == 1 && w->want[1].count > 2); /* a whole, and a whole with crops */
     w->pictures[2] = (struct gen_picture){.first = first, .count = 1};
@@ -185,7 +183,8 @@ static void assert_supplied(const struct world *w, uint32_t answer, uint32_t slo
     assert_non_null(got->rgb);
     assert_int_equal(got->width, expected->width);
     assert_int_equal(got->height, expected->height);
-    assert_memory_equal(got->rgb, expected->rgb, (size_t)got->width * got->height * 3);
+    assert_int_equal(got->frames, expected->frames);
+    assert_memory_equal(got->rgb, expected->rgb, image_u8_bytes(got));
 }
 
 static void test_supply(void **state)
@@ -277,10 +276,61 @@ static void test_nobody(void **state)
     world_close(&w);
 }
 
+/* A video of three parts: one decode serves all of them, however late they are asked for. */
+static void test_video(void **state)
+{
+    (void)state;
+    struct world w;
+    struct picture_parts parts;
+    world_open(&w);
+    struct gen_picture *p = &w.pictures[0];
+    const struct image_config qwen = {.dynamic = true, .filter = IMAGE_BICUBIC, .do_resize = true, .do_rescale = true, .do_normalize = true, .rescale_factor = 1.0 / 255,
+                                      .std = {1, 1, 1}, .patch = 4, .merge = 2, .depth = 2, .area_min = 64, .area_max = 4096, .video = true, .video_volume = true,
+                                      .video_area_min = 64, .video_area_max = 65536, .video_fps = 2, .video_frames_min = 4, .video_frames_max = 16};
+    w.info.image.config = qwen;
+    w.info.image.video_marker = "v";
+    w.info.image.video_stamps = true;
+    free(p->bytes);
+    image_prepared_free(&w.want[0]);
+    p->bytes = NULL;
+    p->len = 0;
+    p->ask = (struct picture_ask){.video = true, .list = true};
+    for (uint8_t i = 0; i < 5; i++) {
+        const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+        size_t len;
+        uint8_t *frame = bmp(20, 12, i, &len);
+        assert_int_equal(picture_pack(&p->bytes, &p->len, frame, len, &limits, NULL), IMAGE_OK);
+        free(frame);
+    }
+    prepare(&w, p, &w.want[0], &parts);
+    assert_int_equal(parts.count, 3);
+    p->count = 3;
+    w.pictures[1].first = 8; /* out of the way */
+    w.pictures[2].first = 15;
+    for (uint32_t k = 0; k < 3; k++) memcpy(w.prompt.prompt.images[k].key, parts.keys[k], 32);
+    picture_parts_free(&parts);
+    want(&w, 1, 0);
+    run(&w, 1);
+    assert_supplied(&w, 0, 1, 0, 0);
+    want(&w, 1, 2); /* at once, without a decode */
+    want(&w, 1, 1);
+    assert_int_equal(w.r.fetches, 0);
+    assert_int_equal(told.count, 3);
+    assert_int_equal(told.decoded, 1);
+    assert_supplied(&w, 1, 1, 0, 2);
+    assert_supplied(&w, 2, 1, 0, 1);
+    told_clear();
+    want(&w, 2, 1); /* was given away: decoded again */
+    run(&w, 1);
+    assert_supplied(&w, 0, 2, 0, 1);
+    image_prepared_free(&p->ready);
+    world_close(&w);
+}
+
 int main(void)
 {
     if (sodium_init() < 0) return 1;
     log_set_level(LOG_ERROR);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_supply), cmocka_unit_test(test_refuse), cmocka_unit_test(test_nobody)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_supply), cmocka_unit_test(test_refuse), cmocka_unit_test(test_nobody), cmocka_unit_test(test_video)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,7 +105,8 @@ static bool comparable(const json_t *messages, const struct template_caps *caps)
     return true;
 }
 
-static size_t compare_group(const char *group, bool cont)
+/* Compares a group's renders; parse: its chats are as clients send them, and go through chat_messages_parse first. */
+static size_t compare_group(const char *group, bool cont, bool parse)
 {
     json_t *list = json_object_get(cases, group), *item;
     size_t i, compared = 0, bad = 0;
@@ -113,6 +114,12 @@ static size_t compare_group(const char *group, bool cont)
     {
         const json_t *v = json_object_get(item, "v"), *want = json_object_get(item, "o"),
                      *messages = json_object_get(v, "messages");
+        struct chat_messages parsed = {0};
+        struct api_error fault;
+        if (parse) {
+            assert_int_equal(chat_messages_parse(messages, &CHAT_LIMITS_DEFAULT, &parsed, &fault), ST_OK);
+            messages = parsed.list;
+        }
         struct template *t = family(json_string_value(json_object_get(item, "t")));
         const json_t *tools = json_object_get(v, "tools");
         json_t *kwargs = json_object();
@@ -143,6 +150,7 @@ static size_t compare_group(const char *group, bool cont)
             compared++;
         }
         template_result_free(&r);
+        chat_messages_free(&parsed);
         json_decref(kwargs);
         template_free(t);
     }
@@ -153,13 +161,19 @@ static size_t compare_group(const char *group, bool cont)
 static void chats_as_reference(void **state)
 {
     (void)state;
-    assert_true(compare_group("chats", false) > 400);
+    assert_true(compare_group("chats", false, false) > 400);
 }
 
 static void continued_as_reference(void **state)
 {
     (void)state;
-    assert_true(compare_group("continue", true) > 60);
+    assert_true(compare_group("continue", true, false) > 60);
+}
+
+static void tools_as_reference(void **state)
+{
+    (void)state;
+    assert_int_equal(compare_group("tools", false, true), json_array_size(json_object_get(cases, "tools")));
 }
 
 /* ---- capabilities ---- */
@@ -173,8 +187,8 @@ static void capabilities(void **state)
     } t[] = {
         {"gemma3", {.content_list = true, .system_role = true}},
         {"qwen2-vl", {.content_list = true, .system_role = true, .tool_role = true}},
-        {"qwen3-vl", {.content_list = true, .system_role = true, .tools = true, .tool_calls = true, .tool_role = true}},
-        {"qwen2.5", {.system_role = true, .tools = true, .tool_calls = true, .tool_role = true}},
+        {"qwen3-vl", {.content_list = true, .system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true}},
+        {"qwen2.5", {.system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true}},
         {"gemma4",
          {.content_list = true,
           .system_role = true,
@@ -183,17 +197,22 @@ static void capabilities(void **state)
           .tool_calls = true,
           .tool_role = true}},
         {"plain", {.system_role = false}},
-        {"thinking", {.system_role = true, .tool_role = true}},
+        {"thinking", {.system_role = true, .tool_role = true, .think = true}},
+        {"qwen3",
+         {.content_list = true, .system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true, .think = true}},
+        {"qwen3-thinking",
+         {.content_list = true, .system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true, .think = true}},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct template *tpl = family(t[i].name);
         const struct template_caps *c = template_caps(tpl, false), *w = &t[i].want;
         if (c->content_list != w->content_list || c->system_role != w->system_role || c->developer_role != w->developer_role ||
             c->tools != w->tools || c->tool_calls != w->tool_calls || c->arguments_as_text != w->arguments_as_text ||
-            c->tool_role != w->tool_role || c->tool_responses != w->tool_responses || c->uses_time != w->uses_time)
-            fail_msg("%s: list %d system %d developer %d tools %d calls %d text %d tool %d responses %d time %d", t[i].name,
+            c->tool_role != w->tool_role || c->hermes_calls != w->hermes_calls || c->think != w->think ||
+            c->tool_responses != w->tool_responses || c->uses_time != w->uses_time)
+            fail_msg("%s: list %d system %d developer %d tools %d calls %d text %d tool %d responses %d hermes %d think %d time %d", t[i].name,
                      c->content_list, c->system_role, c->developer_role, c->tools, c->tool_calls, c->arguments_as_text,
-                     c->tool_role, c->tool_responses, c->uses_time);
+                     c->tool_role, c->tool_responses, c->hermes_calls, c->think, c->uses_time);
         template_free(tpl);
     }
     struct template *tpl = from_text("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.arguments "
@@ -712,7 +731,7 @@ static void mutated_messages(void **state)
         "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":"
         "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": {\\\"b\\\": "
         "[1]}}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"name\":\"f\",\"content\":\"r\"}]"};
-    static const char *const names[] = {"gemma3", "qwen3-vl", "qwen2-vl", "gemma4", "plain", "thinking", "qwen2.5"};
+    static const char *const names[] = {"gemma3", "qwen3-vl", "qwen2-vl", "gemma4", "plain", "thinking", "qwen2.5", "qwen3"};
     struct template *t[7];
     struct chat_limits limits = CHAT_LIMITS_DEFAULT;
     const char *rounds_text = getenv("KVASIR_FUZZ_ROUNDS");
@@ -763,6 +782,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chats_as_reference),
         cmocka_unit_test(continued_as_reference),
+        cmocka_unit_test(tools_as_reference),
         cmocka_unit_test(capabilities),
         cmocka_unit_test(control_of_runs),
         cmocka_unit_test(strings_for_string_templates),

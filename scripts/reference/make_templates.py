@@ -1,10 +1,11 @@
 """Writes tests/golden/templates/cases.json: templates, variables and what transformers' own chat-template environment renders for them.
 
-    python scripts/reference/make_templates.py [--count N] [--seed S] [--out FILE] [--qwen FILE]
+    python scripts/reference/make_templates.py [--count N] [--seed S] [--out FILE]
 
-Four groups: the tables of the language (white space, precedence, values), chats through family templates, continued messages, and
-seeded random templates. A case is {"t": template or name of a family, "v": variables, "o": text} or {"t", "v", "e": message}: the reference fails;
-the message is given when the template itself raised it. --qwen names a chat_template.jinja of Qwen2.5 to be stored and used as a family.
+Five groups: the tables of the language (white space, precedence, values), chats through family templates (our own, of the form of the released ones),
+continued messages, chats with tools, and seeded random templates. A chat with tools is stored as a client sends it (arguments as JSON text ...), and
+rendered as transformers wants it. A case is {"t": template or name of a family, "v": variables, "o": text} or {"t", "v", "e": message}: the reference fails;
+the message is given when the template itself raised it.
 """
 import argparse
 import json
@@ -888,6 +889,70 @@ GEMMA4 = """{%- macro value(v) -%}
 {%- if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model
 {% if not enable_thinking %}{{ '<|channel>thought\\n<channel|>' }}{% endif %}{% endif -%}"""
 
+QWEN25 = """{%- set has_system = messages[0].role == 'system' -%}
+{{ '<|im_start|>system\\n' }}{{ messages[0].content if has_system else 'You answer questions.' }}
+{%- if tools %}{{ '\\n\\n# Functions\\n\\nSignatures stand within <tools></tools>:\\n<tools>' }}
+{%- for tool in tools %}{{ '\\n' ~ (tool | tojson) }}{% endfor -%}
+{{ '\\n</tools>\\n\\nTo call one, write its name and arguments as JSON within <tool_call></tool_call>:\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}{% endif -%}
+{{ '<|im_end|>\\n' }}
+{%- for m in messages -%}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) -%}
+{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}
+{%- elif m.role == 'assistant' -%}
+{{ '<|im_start|>assistant' }}{% if m.content %}{{ '\\n' + m.content }}{% endif -%}
+{%- for call in m.tool_calls %}{% set f = call.function if call.function is defined else call -%}
+{{ '\\n<tool_call>\\n{"name": "' + f.name + '", "arguments": ' }}{{ f.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- elif m.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+{{ '\\n<tool_response>\\n' }}{{ m.content }}{{ '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"""
+
+# Reasoning is kept behind the last question of the user; tools as above. The hybrid one lets the request switch thinking off, the other one opens it.
+QWEN3 = """{%- macro words(content) -%}
+{%- if content is string %}{{ content }}{% else -%}
+{%- for part in content %}{% if part.type == 'image' or 'image' in part %}<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part.text }}{% endif %}{% endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+{{ '<|im_start|>system\\n' }}{% if messages[0].role == 'system' %}{{ words(messages[0].content) + '\\n\\n' }}{% endif -%}
+{{ '# Functions\\n\\n<tools>' }}{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor -%}
+{{ '\\n</tools>\\n\\nA call:\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' -%}
+{{ '<|im_start|>system\\n' + words(messages[0].content) + '<|im_end|>\\n' }}
+{%- endif -%}
+{%- set ns = namespace(searching=true, last=messages|length - 1) -%}
+{%- for m in messages[::-1] %}{% set at = messages|length - 1 - loop.index0 -%}
+{%- if ns.searching and m.role == 'user' and not (words(m.content).startswith('<tool_response>') and words(m.content).endswith('</tool_response>')) -%}
+{%- set ns.searching = false %}{% set ns.last = at -%}
+{%- endif %}{% endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) -%}
+{{ '<|im_start|>' + m.role + '\\n' + words(m.content) + '<|im_end|>\\n' }}
+{%- elif m.role == 'assistant' -%}
+{%- set text = words(m.content) %}{% set reasoning = '' -%}
+{%- if m.reasoning_content is string %}{% set reasoning = m.reasoning_content -%}
+{%- elif '</think>' in text %}{% set reasoning = text.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > ns.last and (loop.last or reasoning) %}{{ '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + text.lstrip('\\n') }}{% else %}{{ text }}{% endif -%}
+{%- for call in m.tool_calls or [] -%}
+{%- if not loop.first or text %}{{ '\\n' }}{% endif %}{% set f = call.function or call -%}
+{{ '<tool_call>\\n{"name": "' + f.name + '", "arguments": ' }}{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}{{ '}\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- elif m.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+{{ '\\n<tool_response>\\n' + words(m.content) + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}OPEN{% endif -%}"""
+QWEN3_HYBRID = QWEN3.replace("OPEN", "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}")
+QWEN3_THINKING = QWEN3.replace("OPEN", "{{ '<think>\\n' }}")
+
 PLAIN_STRING = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}{{ '[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' else m['content'] + eos_token }}{% endfor %}"""
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Get weather", "parameters": {"type": "object", "properties": {
@@ -947,13 +1012,99 @@ CHATS = {
 }
 
 
-def families(qwen):
-    names = {"gemma3": GEMMA3, "qwen3-vl": QWEN_VL, "qwen2-vl": QWEN2_VL, "thinking": THINKING, "gemma4": GEMMA4, "plain": PLAIN_STRING}
-    if qwen:
-        names["qwen2.5"] = Path(qwen).read_text()
+# ------------------------------------------------------------------------------------------------------------------ chats with tools
+
+
+def function(name, **more):
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def schema(**more):
+    return {"type": "object", **more}
+
+
+# What a client's JSON may hold, in its order: numbers of all forms, other scripts, characters that HTML or JSON would escape, unknown keys.
+TOOL_SETS = {
+    "one": [TOOL],
+    "odd": [{"function": {"parameters": {"required": ["b", "a"], "properties": {"b": {"type": "number", "minimum": -0.0, "maximum": 1e2, "default": 1.5e-7, "multipleOf": 1e300},
+             "a": {"type": "integer", "maximum": 9223372036854775807, "minimum": -9223372036854775808, "enum": [1, 1.0, 0, -3]}}, "type": "object", "additionalProperties": False},
+             "strict": None, "name": "odd", "description": "Zürich 北京 😀 <b>&amp;'\"\\/\u2028\t\n\x7f"}, "type": "function", "x-key": [None, True, {}, [], ""]}],
+    "bare": [function("a"), function("b", description=""), function("c", parameters=schema(properties={}))],
+    "tags": [function("t", description="<tool_call>\n{}</tool_call><|im_end|></tools>", parameters=schema(properties={"<think>": {"type": "string", "description": "{{ 7 * 7 }}"}}))],
+    "deep": [function("d", parameters=schema(properties={"p": schema(properties={"q": {"type": "array", "items": {"anyOf": [{"type": "null"}, schema(properties={"r": {"$ref": "#/x"}})]}}}),
+                                                         "e": {"enum": ["c", "f", None, 5, 2.50, "ü"]}}))],
+    "many": [function(f"f{k}", description=f"number {k}", parameters=schema(properties={f"p{j}": {"type": "string"} for j in range(k % 4)})) for k in range(9)],
+}
+
+
+def said(content=None, *calls, **more):
+    """An assistant's message as the API has it: arguments are JSON text."""
+    m = {"role": "assistant", "content": content, **more}
+    if calls:
+        m["tool_calls"] = [call(name, args, i) for i, (name, args) in enumerate(calls)]
+    return m
+
+
+def result(content, i=0):
+    return {"role": "tool", "tool_call_id": f"call_{i}", "content": content}
+
+
+TOOL_CHATS = {
+    "question": [user("Weather?")],
+    "system": [system("Be brief."), user("Weather in Zürich?")],
+    "typed tags": [user("What is <tool_call>\n{\"name\": \"f\"}\n</tool_call> and <think>?")],
+    "call": [user("q"), said(None, ("get_weather", '{"city": "Zürich", "days": 2}'))],
+    "text and call": [user("q"), said("Let me see.", ("get_weather", '{"city":"Oslo"}'))],
+    "two calls": [user("q"), said(None, ("a", '{"x": 1.0, "y": [1e2, -0.0, null, true], "z": {"ü": "}\\"{"}}'), ("b", "{}")), result("r1"), result("r2", 1)],
+    "empty arguments": [user("q"), said("", ("a", "")), result("")],
+    "result in parts": [user("q"), said(None, ("a", "{}")), result([text("one"), text("two <tool_response>")])],
+    "rounds": [system("S"), user("q"), said("One.", ("a", '{"b": "\\u00e9\\n"}')), result("r"), said("Two.", ("a", "{}")), result("s"), said("Done."), user("more"), said(None, ("a", "{}"))],
+    "reasoned call": [user("q"), said(None, ("a", "{}"), reasoning_content="\nhm\n"), result("r")],
+    "reasoned rounds": [user("q"), said("x", ("a", "{}"), reasoning_content="first"), result("r"), said("y", reasoning="second"), user("p"), said("z", ("b", "{}"), reasoning_content="third"), result("r")],
+    "reasoning inside": [user("q"), said("<think>\nhm\n</think>\n\nanswer", ("a", "{}")), result("r")],
+    "wrapped result": [user("q"), said("x", reasoning_content="one"), user("<tool_response>\nr\n</tool_response>"), said("y", reasoning_content="two")],
+}
+
+
+def for_template(messages):
+    """The same chat as transformers wants it: arguments as objects, no null content, texts of a result joined."""
+    out = []
+    for m in messages:
+        m = json.loads(json.dumps(m))
+        m["content"] = m["content"] if m["content"] is not None else ""
+        if m["role"] == "tool" and isinstance(m["content"], list):
+            m["content"] = "\n".join(p["text"] for p in m["content"])
+        if "reasoning" in m:
+            m["reasoning_content"] = m.pop("reasoning")
+        for c in m.get("tool_calls", []):
+            c["function"]["arguments"] = json.loads(c["function"]["arguments"] or "{}")
+        out.append(m)
+    return out
+
+
+def tool_cases(names):
+    special = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    out = []
+    for name in ("qwen2.5", "qwen3-vl", "qwen3", "qwen3-thinking", "gemma4"):
+        for label, messages in TOOL_CHATS.items():
+            sets = list(TOOL_SETS) if label in ("question", "system") and name != "gemma4" else ["one", None]
+            for tools in sets:
+                for thinking in (None, False, True) if name == "qwen3" else (None,):
+                    kw = {"add_generation_prompt": messages[-1]["role"] != "assistant", "tools": TOOL_SETS.get(tools)}
+                    if thinking is not None:
+                        kw["enable_thinking"] = thinking
+                    out.append(case(name, {"messages": messages, **kw, **special}, chat(names[name], for_template(messages), **kw, **special)))
+    return out
+
+
+def families():
+    names = {"gemma3": GEMMA3, "qwen3-vl": QWEN_VL, "qwen2-vl": QWEN2_VL, "thinking": THINKING, "gemma4": GEMMA4, "plain": PLAIN_STRING, "qwen2.5": QWEN25,
+             "qwen3": QWEN3_HYBRID, "qwen3-thinking": QWEN3_THINKING}
     special = {"bos_token": "<bos>", "eos_token": "<eos>"}
     out, cont = [], []
     for name, template in names.items():
+        if name in ("qwen3", "qwen3-thinking"):  # of tool_cases
+            continue
         for messages in CHATS.values():
             for kwargs in ({"add_generation_prompt": True}, {"add_generation_prompt": False}, {"add_generation_prompt": True, "tools": [TOOL]},
                            {"add_generation_prompt": True, "enable_thinking": True, "add_vision_id": True}, {"add_generation_prompt": True, "enable_thinking": False}):
@@ -1107,10 +1258,9 @@ def main():
     a.add_argument("--count", type=int, default=1500)
     a.add_argument("--seed", type=int, default=20250726)
     a.add_argument("--out", default=str(HERE.parent.parent / "tests/golden/templates/cases.json"))
-    a.add_argument("--qwen")
     o = a.parse_args()
-    names, chats, cont = families(o.qwen)
-    groups = {"templates": names, "base": BASE, "tables": tables(), "chats": chats, "continue": cont, "random": randoms(o.seed, o.count)}
+    names, chats, cont = families()
+    groups = {"templates": names, "base": BASE, "tables": tables(), "chats": chats, "continue": cont, "tools": tool_cases(names), "random": randoms(o.seed, o.count)}
     made = f"make_templates.py --seed {o.seed} --count {o.count}; transformers {transformers.__version__}, Jinja2 {jinja2.__version__}; clock {NOW.isoformat()}"
     with open(o.out, "w") as f:
         f.write('{"made_by": ' + json.dumps(made))

@@ -1,0 +1,579 @@
+/* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way of cutting it, and
+ * no crash and nothing lost on random ones. */
+#include "server/chat_output.h"
+
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MAX ((size_t)1 << 24)
+
+static const struct chat_output_rules tools = {.calls = true}, one_tool = {.calls = true, .single_call = true},
+                                      plain = {.calls = false}, think = {.reasoning = REASONING_FIELD, .calls = true},
+                                      inside = {.reasoning = REASONING_FIELD, .inside = true, .calls = true},
+                                      drop = {.reasoning = REASONING_DROP, .inside = true},
+                                      keep = {.reasoning = REASONING_CONTENT, .calls = true},
+                                      keep_inside = {.reasoning = REASONING_CONTENT, .inside = true, .calls = true};
+
+static uint64_t rng_state = 0x9e3779b97f4a7c15u;
+static uint32_t rnd(uint32_t below)
+{
+    rng_state ^= rng_state << 13;
+    rng_state ^= rng_state >> 7;
+    rng_state ^= rng_state << 17;
+    return (uint32_t)((rng_state >> 32) % below);
+}
+
+/* What came out, as one text: "(reasoning)content[name arguments][name arguments...", a call without its closing bracket is not
+ * complete. */
+static char *shown(const struct chat_output *o)
+{
+    struct buf b;
+    buf_init(&b, 4 * MAX);
+    if (o->reasoning.len) assert_int_equal(buf_addf(&b, "(%s)", o->reasoning.data), ST_OK);
+    assert_int_equal(buf_adds(&b, o->content.len ? o->content.data : ""), ST_OK);
+    for (uint32_t i = 0; i < o->call_count; i++) {
+        bool open = i + 1 == o->call_count && !chat_output_called(o);
+        assert_int_equal(buf_addf(&b, "[%s %s%s", o->calls[i].name.data,
+                                  o->calls[i].arguments.len ? o->calls[i].arguments.data : "", open ? "" : "]"),
+                         ST_OK);
+    }
+    return b.data;
+}
+
+/* Runs text that grows by the given cuts (ascending, below len). The text is copied for each step to memory that ends right
+ * behind it. */
+static char *run_cut(const struct chat_output_rules *rules, const char *text, size_t len, const size_t *cuts, size_t count,
+                     bool late_end)
+{
+    struct chat_output o;
+    chat_output_init(&o, rules, MAX);
+    for (size_t i = 0; i <= count; i++) {
+        size_t to = i < count ? cuts[i] : len;
+        char *copy = malloc(to + !to);
+        assert_non_null(copy);
+        memcpy(copy, text, to);
+        assert_int_equal(chat_output_run(&o, copy, to, i == count && !late_end), ST_OK);
+        if (i == count && late_end) assert_int_equal(chat_output_run(&o, copy, to, true), ST_OK);
+        free(copy);
+    }
+    char *out = shown(&o);
+    chat_output_fini(&o);
+    return out;
+}
+
+static char *run_whole(const struct chat_output_rules *rules, const char *text, size_t len)
+{
+    return run_cut(rules, text, len, NULL, 0, false);
+}
+
+static char *run_bytes(const struct chat_output_rules *rules, const char *text, size_t len)
+{
+    size_t *cuts = malloc((len + 1) * sizeof *cuts);
+    assert_non_null(cuts);
+    for (size_t i = 0; i < len; i++) cuts[i] = i;
+    char *out = run_cut(rules, text, len, cuts, len, true);
+    free(cuts);
+    return out;
+}
+
+static void same(const char *what, const char *text, size_t len, char *got, const char *want)
+{
+    if (strcmp(got ? got : "", want) != 0)
+        fail_msg("%s: of \"%.*s\"\n  got  %s\n  want %s", what, (int)len, text, got ? got : "", want);
+    free(got);
+}
+
+/* ---- table ---- */
+
+#define CALL(json_) "<tool_call>\n" json_ "\n</tool_call>"
+#define PARIS       "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}"
+#define GOT_PARIS   "[get_weather {\"city\": \"Paris\"}]"
+
+static const struct {
+    const struct chat_output_rules *rules;
+    const char *text, *want;
+} table[] = {
+    /* calls */
+    {&tools, CALL(PARIS), GOT_PARIS},
+    {&tools, "\n\n" CALL(PARIS) "\n", GOT_PARIS},
+    {&tools, "Let me see.\n" CALL(PARIS), "Let me see." GOT_PARIS},
+    {&tools, "Let me see.\n\n" CALL(PARIS), "Let me see.\n" GOT_PARIS}, /* one line break is the template's */
+    {&tools, "Let me see. " CALL(PARIS), "Let me see. " GOT_PARIS},
+    {&tools, CALL(PARIS) "\n" CALL("{\"name\": \"f\", \"arguments\": {}}"), GOT_PARIS "[f {}]"},
+    {&tools, CALL(PARIS) CALL(PARIS) " \n\n ", GOT_PARIS GOT_PARIS},
+    {&tools, CALL(PARIS) "\nand\n" CALL(PARIS) "\nthen", "\nand\nthen" GOT_PARIS GOT_PARIS},
+    {&tools, "<tool_call>" PARIS "</tool_call>", GOT_PARIS},
+    {&tools, "<tool_call>" PARIS, GOT_PARIS},
+    {&tools, "<tool_call>\n" PARIS "\n", GOT_PARIS},
+    {&tools, "<tool_call>\n" PARIS "\n</tool_ca", "</tool_ca" GOT_PARIS}, /* cut by the length */
+    {&tools, "<tool_call>\n" PARIS "\nThat was it.", "That was it." GOT_PARIS},
+    {&tools, "<tool_call>\n" PARIS "\n" CALL(PARIS), GOT_PARIS GOT_PARIS},
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>", "[f {\"a\": 1}]"},   /* too few braces */
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}}\n</tool_call>", "[f {\"a\": 1}]"}, /* too many */
+    {&tools, CALL("{\"arguments\": {\"a\": {\"b\": [{}]}}, \"name\": \"f\"}"), "[f {\"a\": {\"b\": [{}]}}]"},
+    {&tools, CALL("{\"id\": 7, \"x\": [1, {\"name\": \"g\"}], \"name\": \"f\", \"y\": null, \"arguments\": {}, \"z\": -1.5e+3}"),
+     "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": {}}, \"name\": \"g\", \"arguments\": {}}"), "[f {\"a\": {}}]"},
+    {&tools, CALL("{\"name\":\"f\",\"arguments\":{\"a\" : 1 ,\"b\":[ ] }}"), "[f {\"a\" : 1 ,\"b\":[ ] }]"},
+    {&tools, CALL("{\"name\": \"f\"}"), "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": null}"), "[f {}]"},
+    {&tools, CALL("{\"arguments\": null, \"name\": \"f\"}"), "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"\"}"), "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"\\u00fc\\n\\\"}\"}"), "[f {\"a\": \"ü\n\"}]"},
+    {&tools, CALL("{\"arguments\": \"{}\", \"name\": \"f\"}"), "[f {}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}}"),
+     "[f {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}}"),
+     "[f {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}]"},
+    {&tools, CALL("{\"name\": \"g\\u0065t\", \"arguments\": {}}"), "[get {}]"},
+    /* arguments that are no JSON: the client gets what was written */
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"), "[f {\"a\": True, 'b': [x}]]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {a: 1}}"), "[f {a: 1}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"code\": \"x\ny {\"}}"), "[f {\"code\": \"x\ny {\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x}"), "[f {\"a\": \"x}\n]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 1"), "[f {\"a\": 1\n]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": 01}}"), "[f {\"a\": 01}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"\\q\\\"}\"}}"), "[f {\"a\": \"\\q\\\"}\"}]"},
+    /* the end comes early */
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x", "[f {\"a\": \"x"},
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {", "[f {"},
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"argum", "<tool_call>\n{\"name\": \"f\", \"argum"},
+    {&tools, "\nOh\n<tool_call>\n{\"na", "\nOh\n<tool_call>\n{\"na"},
+    {&tools, "Oh\n<tool_", "Oh\n<tool_"},
+    {&tools, CALL(PARIS) "\n<tool_call>\n{\"name", "\n<tool_call>\n{\"name" GOT_PARIS},
+    /* no calls */
+    {&tools, "", ""},
+    {&tools, " \n ", " \n "},
+    {&tools, "\nHello\n\n", "\nHello\n\n"},
+    {&tools, "a < b <tool <tool_call but </tool_call> {\"name\": 1}", "a < b <tool <tool_call but </tool_call> {\"name\": 1}"},
+    {&tools, "\n" CALL("nonsense") "\n", "\n" CALL("nonsense") "\n"},
+    {&tools, CALL("[" PARIS "]"), CALL("[" PARIS "]")},
+    {&tools, CALL("{\"name\": 5, \"arguments\": {}}"), CALL("{\"name\": 5, \"arguments\": {}}")},
+    {&tools, CALL("{\"name\": \"\", \"arguments\": {}}"), CALL("{\"name\": \"\", \"arguments\": {}}")},
+    {&tools, CALL("{\"name\": \"\\ud800\", \"arguments\": {}}"), CALL("{\"name\": \"\\ud800\", \"arguments\": {}}")},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": [1]}"), CALL("{\"name\": \"f\", \"arguments\": [1]}")},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}"), CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 1}}"), CALL("{\"arguments\": {\"a\": 1}}")},
+    {&tools, CALL("{'name': 'f'}"), CALL("{'name': 'f'}")},
+    {&tools, CALL("{\"name\": \"f\" \"arguments\": {}}"), CALL("{\"name\": \"f\" \"arguments\": {}}")},
+    {&tools, CALL("{}"), CALL("{}")},
+    {&tools, CALL("\"name\""), CALL("\"name\"")},
+    /* arguments in front of the name are looked at strictly: nothing was said yet */
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\u123x\"}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": \"\\u123x\"}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\u12Fc\\n\\/\"}, \"name\": \"f\"}"), "[f {\"a\": \"\\u12Fc\\n\\/\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 0}, \"name\": \"f\"}"), "[f {\"a\": 0}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": -0}, \"name\": \"f\"}"), "[f {\"a\": -0}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 10.25}, \"name\": \"f\"}"), "[f {\"a\": 10.25}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": 1E-5}, \"name\": \"f\"}"), "[f {\"a\": 1E-5}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": -3e+07}, \"name\": \"f\"}"), "[f {\"a\": -3e+07}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": [ 1 , [ ] ]}, \"name\": \"f\"}"), "[f {\"a\": [ 1 , [ ] ]}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": { \"b\" : { } }}, \"name\": \"f\"}"), "[f {\"a\": { \"b\" : { } }}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": false}, \"name\": \"f\"}"), "[f {\"a\": false}]"},
+    {&tools, "x\n" CALL("{\"name\": nul}") "\n" CALL(PARIS), "x\n" CALL("{\"name\": nul}") GOT_PARIS},
+    {&tools, "<tool_call>\n" CALL(PARIS), "<tool_call>" GOT_PARIS},
+    {&tools, "<think>" CALL(PARIS), "<think>" GOT_PARIS}, /* a model without reasoning */
+    {&plain, "\n" CALL(PARIS) "\n", "\n" CALL(PARIS) "\n"},
+    /* at most one */
+    {&one_tool, "Hm\n" CALL(PARIS) "\n" CALL(PARIS) "x", "Hm" GOT_PARIS},
+    {&one_tool, CALL("no") CALL(PARIS) CALL("no"), CALL("no") GOT_PARIS},
+    {&one_tool, "no call", "no call"},
+    /* reasoning */
+    {&think, "<think>\nhm\n</think>\n\nYes.", "(hm)Yes."},
+    {&think, " \n<think>\n\nh\n\nm\n\n</think>Yes.\n", "(h\n\nm)Yes.\n"},
+    {&think, "<think></think>Yes.", "Yes."},
+    {&think, "<think>\n\n</think>\n\n", ""},
+    {&think, "<think>\nhm\n", "(hm)"},
+    {&think, "<think>\nhm\n</thi", "(hm\n</thi)"},
+    {&think, "<think", "<think"},
+    {&think, "\n", "\n"},
+    {&think, "Yes <think>no</think>", "Yes <think>no</think>"},
+    {&think, "<think>a</think>b</think><think>c", "(a)b</think><think>c"},
+    {&think, "<think>\n" CALL(PARIS) "\n</think>\n\n" CALL(PARIS), "(" CALL(PARIS) ")" GOT_PARIS},
+    {&think, "<think>x</think>\n\nSo:\n" CALL(PARIS), "(x)So:" GOT_PARIS},
+    {&think, CALL(PARIS), GOT_PARIS},
+    {&inside, "hm\n</think>\n\nYes.", "(hm)Yes."},
+    {&inside, "\nhm " CALL(PARIS), "(hm " CALL(PARIS) ")"},
+    {&inside, "hm</think>" CALL(PARIS), "(hm)" GOT_PARIS},
+    {&inside, "</think>\nx", "x"},
+    {&inside, "<think>hm</think>x", "(<think>hm)x"},
+    {&inside, "", ""},
+    {&drop, "\nhm\n</think>\n\nYes.", "Yes."},
+    {&drop, "hm", ""},
+    {&keep, "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes.", "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes."},
+    {&keep, "<think>\nhm\n</think>\n\nYes.\n" CALL(PARIS), "<think>\nhm\n</think>\n\nYes." GOT_PARIS},
+    {&keep_inside, "\nhm " CALL(PARIS) "\n</think>\n\nYes.", "\nhm " CALL(PARIS) "\n</think>\n\nYes."},
+    {&keep_inside, "hm\n\n", "hm\n\n"},
+};
+
+static void test_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        same("whole", table[i].text, strlen(table[i].text), run_whole(table[i].rules, table[i].text, strlen(table[i].text)),
+             table[i].want);
+}
+
+/* Every cut into two, into three, into bytes, with and without a separate end. */
+static void test_all_cuts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const char *text = table[i].text;
+        size_t len = strlen(text);
+        same("bytes", text, len, run_bytes(table[i].rules, text, len), table[i].want);
+        for (size_t a = 0; a <= len; a++) {
+            same("two", text, len, run_cut(table[i].rules, text, len, &a, 1, a & 1), table[i].want);
+            for (size_t b = a; b <= len; b++) {
+                size_t cuts[2] = {a, b};
+                same("three", text, len, run_cut(table[i].rules, text, len, cuts, 2, b & 1), table[i].want);
+            }
+        }
+    }
+}
+
+/* ---- what a stream sees ---- */
+
+/* Nothing that was out is ever changed, and the tags of a call never show. */
+static void test_streaming_order(void **state)
+{
+    (void)state;
+    const char *text = "Let me see.\n" CALL(PARIS) "\n" CALL("{\"arguments\": {\"a\": 1}, \"name\": \"f\"}");
+    struct chat_output o;
+    chat_output_init(&o, &tools, MAX);
+    size_t begun = 0, first = 0;
+    for (size_t len = 0; len <= strlen(text); len++) {
+        size_t content = o.content.len;
+        uint32_t calls = o.call_count;
+        assert_int_equal(chat_output_run(&o, text, len, false), ST_OK);
+        assert_true(o.content.len >= content && !(o.content.len && strchr(o.content.data, '<')));
+        assert_true(!o.content.len || strncmp("Let me see.", o.content.data, o.content.len) == 0);
+        if (!calls && o.call_count) begun = len;
+        if (!first && o.call_count && o.calls[0].arguments.len) first = len;
+    }
+    /* A call shows as soon as its arguments begin, and so do they. */
+    size_t brace = (size_t)(strstr(text, "{\"city") - text) + 1;
+    assert_int_equal(begun, brace);
+    assert_true(first <= brace + 1);
+    assert_int_equal(o.call_count, 2);
+    assert_true(chat_output_called(&o));
+    chat_output_fini(&o);
+}
+
+static void test_arguments_come_early(void **state)
+{
+    (void)state;
+    const char *text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"code\": \"int main() { return 0; }\"}}\n</tool_call>";
+    const char *args = strstr(text, "{\"code"), *end = strstr(text, "}\n</");
+    struct chat_output o;
+    chat_output_init(&o, &tools, MAX);
+    for (size_t len = 0; len <= strlen(text); len++) {
+        assert_int_equal(chat_output_run(&o, text, len, false), ST_OK);
+        const char *at = text + len;
+        size_t want = at <= args ? 0 : at > end ? (size_t)(end - args) : (size_t)(at - args);
+        assert_int_equal(o.call_count ? o.calls[0].arguments.len : 0, want);
+        assert_int_equal(chat_output_called(&o), at >= end);
+    }
+    chat_output_fini(&o);
+}
+
+static void test_done(void **state)
+{
+    (void)state;
+    const char *text = "x\n" CALL(PARIS) " and so on";
+    size_t end = (size_t)(strstr(text, " and") - text);
+    struct chat_output o;
+    chat_output_init(&o, &one_tool, MAX);
+    for (size_t len = 0; len <= strlen(text); len++) {
+        assert_int_equal(chat_output_run(&o, text, len, false), ST_OK);
+        assert_int_equal(chat_output_done(&o), len >= end);
+    }
+    chat_output_fini(&o);
+}
+
+static void test_reasoning_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        const struct chat_output_rules *rules;
+        const char *tokens[10]; /* "" is a token without text */
+        uint32_t want;
+    } cases[] = {
+        {&think, {"<think>", "\n", "hm", "\n", "</think>", "\n\n", "Yes", "."}, 5},
+        {&think, {"<th", "ink>\nhm", "\n</", "think>\n\nYes", "."}, 4},
+        {&think, {"\n", "<think>hm</think>Yes", "."}, 2},
+        {&think, {"\n", "<thi", "s>", "x"}, 0},
+        {&think, {"Yes", "."}, 0},
+        {&think, {"<think>", "hm", ""}, 3},
+        {&inside, {"hm", "</think>", "\n\n", "Yes"}, 2},
+        {&inside, {"hm", "hm", "hm"}, 3},
+        {&drop, {"hm", "</think>", "x"}, 2},
+        {&keep, {"<think>", "</think>", "x"}, 2},
+        {&tools, {"<think>", "</think>", "x"}, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_output o;
+        char text[200] = "";
+        chat_output_init(&o, cases[i].rules, MAX);
+        for (size_t k = 0; k < 10 && cases[i].tokens[k]; k++) {
+            enum reasoning_state before = o.reasoning_parse.state;
+            strcat(text, cases[i].tokens[k]);
+            assert_int_equal(chat_output_run(&o, text, strlen(text), false), ST_OK);
+            chat_output_token(&o, before);
+        }
+        assert_int_equal(o.reasoning_tokens, cases[i].want);
+        chat_output_fini(&o);
+    }
+}
+
+static void test_ceilings(void **state)
+{
+    (void)state;
+    struct chat_output o;
+    chat_output_init(&o, &tools, 8);
+    assert_int_equal(chat_output_run(&o, "123456789", 9, true), ST_TOO_LARGE);
+    chat_output_fini(&o);
+    struct buf b;
+    buf_init(&b, MAX);
+    for (uint32_t i = 0; i <= CHAT_CALLS_MAX; i++) assert_int_equal(buf_adds(&b, CALL("{\"name\": \"f\"}")), ST_OK);
+    chat_output_init(&o, &tools, MAX);
+    assert_int_equal(chat_output_run(&o, b.data, b.len, true), ST_TOO_LARGE);
+    assert_int_equal(o.call_count, CHAT_CALLS_MAX);
+    chat_output_fini(&o);
+    buf_fini(&b);
+    /* Deep nesting: valid to 126 levels inside of the block; beyond it the arguments count as no JSON, which changes nothing
+     * here. */
+    for (int levels = 100; levels < 400; levels += 60) {
+        buf_init(&b, MAX);
+        assert_int_equal(buf_adds(&b, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": "), ST_OK);
+        for (int i = 0; i < levels; i++) assert_int_equal(buf_adds(&b, "["), ST_OK);
+        for (int i = 0; i < levels; i++) assert_int_equal(buf_adds(&b, "]"), ST_OK);
+        assert_int_equal(buf_adds(&b, "}}</tool_call>x"), ST_OK);
+        chat_output_init(&o, &tools, MAX);
+        assert_int_equal(chat_output_run(&o, b.data, b.len, true), ST_OK);
+        assert_int_equal(o.call_count, 1);
+        assert_int_equal(o.calls[0].arguments.len, (size_t)(2 * levels + 7));
+        assert_string_equal(o.content.data, "x");
+        chat_output_fini(&o);
+        buf_fini(&b);
+    }
+}
+
+/* ---- random ---- */
+
+static json_t *random_value(int depth)
+{
+    static const char *const strings[] = {"",     "a",  "Zürich 北京 😀", "</tool_call>", "<tool_call>",
+                                          "}\"{", "\\", "\n\t\x01",      "<think>",      "x, y: z"};
+    switch (rnd(depth < 3 ? 8 : 5)) {
+    case 0:
+        return json_integer((json_int_t)rnd(2000) - 1000);
+    case 1:
+        return json_real((double)rnd(100000) / 64 - 500);
+    case 2:
+        return rnd(2) ? json_true() : json_false();
+    case 3:
+        return json_null();
+    case 4:
+        return json_string(strings[rnd(10)]);
+    default:
+        break;
+    }
+    bool object = rnd(2);
+    json_t *v = object ? json_object() : json_array();
+    for (uint32_t n = rnd(4), i = 0; i < n; i++) {
+        if (object) {
+            json_object_set_new(v, strings[rnd(10)], random_value(depth + 1));
+        } else {
+            json_array_append_new(v, random_value(depth + 1));
+        }
+    }
+    return v;
+}
+
+/* Calls made by another writer of JSON come back byte for byte, in every layout, cut at random. */
+static void test_random_calls(void **state)
+{
+    (void)state;
+    static const size_t flags[] = {0, JSON_COMPACT, JSON_INDENT(2), JSON_ENSURE_ASCII, JSON_INDENT(1) | JSON_ENSURE_ASCII};
+    for (int round = 0; round < 20000; round++) {
+        struct buf text, want;
+        buf_init(&text, MAX);
+        buf_init(&want, MAX);
+        uint32_t calls = rnd(4);
+        const char *lead = rnd(2) ? "Well, <b>.\n" : "";
+        assert_int_equal(buf_adds(&text, lead), ST_OK);
+        assert_int_equal(buf_addf(&want, "%.*s", (int)(*lead && calls ? strlen(lead) - 1 : strlen(lead)), lead), ST_OK);
+        for (uint32_t i = 0; i < calls; i++) {
+            json_t *args = json_object(), *inner;
+            for (uint32_t n = rnd(4), k = 0; k < n; k++) {
+                char key[2] = {(char)('a' + k), '\0'};
+                json_object_set_new(args, key, random_value(0));
+            }
+            char *dump = json_dumps(args, flags[rnd(5)]);
+            assert_non_null(dump);
+            inner = json_string(dump);
+            char *packed = json_dumps(inner, JSON_ENCODE_ANY | flags[rnd(5)]);
+            int layout = (int)rnd(3);
+            if (layout == 0)
+                assert_int_equal(buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i, dump),
+                                 ST_OK);
+            if (layout == 1)
+                assert_int_equal(buf_addf(&text, "<tool_call>{\"arguments\":%s , \"name\":\"f%u\"}</tool_call>", dump, i), ST_OK);
+            if (layout == 2)
+                assert_int_equal(
+                    buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i, packed), ST_OK);
+            assert_int_equal(buf_addf(&want, "[f%u %s]", i, dump), ST_OK);
+            free(dump);
+            free(packed);
+            json_decref(inner);
+            json_decref(args);
+        }
+        size_t cuts[16], count = rnd(17), at = 0;
+        for (size_t i = 0; i < count; i++) {
+            at += rnd((uint32_t)(text.len - at) / 2 + 1);
+            cuts[i] = at;
+        }
+        same("random", text.data ? text.data : "", text.len,
+             run_cut(&tools, text.data ? text.data : "", text.len, cuts, count, rnd(2)), want.data ? want.data : "");
+        buf_fini(&text);
+        buf_fini(&want);
+    }
+}
+
+/* Pieces that mean something, thrown together: every cut gives the same; without calls the content is the text. */
+static void test_random_pieces(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {"<tool_call>",
+                                         "</tool_call>",
+                                         "<tool_call>\n{\"name\": \"f\", \"arguments\": {",
+                                         "{",
+                                         "}",
+                                         "}}",
+                                         "\"name\"",
+                                         ": ",
+                                         ", ",
+                                         "\"arguments\"",
+                                         "\"f\"",
+                                         "null",
+                                         "[",
+                                         "]",
+                                         "\"",
+                                         "\\",
+                                         "\\u00e4",
+                                         "12",
+                                         "-0.5e",
+                                         "\n",
+                                         " ",
+                                         "text",
+                                         "é",
+                                         "<",
+                                         "<think>",
+                                         "</think>",
+                                         "</",
+                                         "<tool",
+                                         "{\"name\": \"g\", \"arguments\": ",
+                                         "\"a\": 1",
+                                         "true",
+                                         "\x01",
+                                         "'"};
+    static const struct chat_output_rules *const all[] = {&tools, &one_tool, &plain, &think, &inside, &drop, &keep, &keep_inside};
+    for (int round = 0; round < 60000; round++) {
+        struct buf text;
+        buf_init(&text, MAX);
+        for (uint32_t n = rnd(24) + 1; n; n--)
+            assert_int_equal(buf_adds(&text, pieces[rnd(sizeof pieces / sizeof *pieces)]), ST_OK);
+        const struct chat_output_rules *rules = all[rnd(8)];
+        char *want = run_whole(rules, text.data, text.len);
+        if (rules->reasoning == REASONING_NONE) {
+            struct chat_output o;
+            chat_output_init(&o, rules, MAX);
+            assert_int_equal(chat_output_run(&o, text.data, text.len, true), ST_OK);
+            if (!o.call_count) assert_string_equal(o.content.data, text.data);
+            chat_output_fini(&o);
+        }
+        same("bytes", text.data, text.len, run_bytes(rules, text.data, text.len), want ? want : "");
+        for (int k = 0; k < 4; k++) {
+            size_t cuts[8], at = 0;
+            for (size_t i = 0; i < 8; i++) cuts[i] = at += rnd((uint32_t)(text.len - at) / 3 + 2) % (text.len - at + 1);
+            same("cuts", text.data, text.len, run_cut(rules, text.data, text.len, cuts, 8, k & 1), want ? want : "");
+        }
+        free(want);
+        buf_fini(&text);
+    }
+}
+
+/* A long answer that grows by a byte is not read again and again. */
+static void test_linear(void **state)
+{
+    (void)state;
+    enum { LEN = 400000 };
+    static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n"};
+    static const char *const heads[] = {"", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
+                                        "<tool_call>{\"arguments\": {\"a\": \"", "<think>", "<tool_call>{"};
+    char *text = malloc(LEN + 64);
+    assert_non_null(text);
+    for (size_t h = 0; h < 5; h++) {
+        for (size_t f = 0; f < 5; f++) {
+            size_t len = strlen(heads[h]), n = strlen(fills[f]);
+            memcpy(text, heads[h], len);
+            for (; len < LEN; len += n) memcpy(text + len, fills[f], n);
+            struct chat_output o;
+            chat_output_init(&o, &think, MAX);
+            for (size_t at = 0; at < len; at++) assert_int_equal(chat_output_run(&o, text, at, false), ST_OK);
+            assert_int_equal(chat_output_run(&o, text, len, true), ST_OK);
+            chat_output_fini(&o);
+        }
+    }
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_all_cuts),
+        cmocka_unit_test(test_streaming_order),
+        cmocka_unit_test(test_arguments_come_early),
+        cmocka_unit_test(test_done),
+        cmocka_unit_test(test_reasoning_tokens),
+        cmocka_unit_test(test_ceilings),
+        cmocka_unit_test(test_random_calls),
+        cmocka_unit_test(test_random_pieces),
+        cmocka_unit_test(test_linear),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
