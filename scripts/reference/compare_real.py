@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How close is a server to the float32 run of a real Gemma 3 text checkpoint, measured against how close transformers' own bf16 run is?
+"""How close is a server to the float32 run of a real text checkpoint (Gemma 3, Qwen2.5, Qwen3), measured against how close transformers' own bf16 run is?
 
     compare_real.py MODEL_DIR [--url http://127.0.0.1:8000] [--tokens 2000] [--model NAME] [--cache FILE.npz]
 
@@ -26,11 +26,11 @@ def token_ids(folder, count):
     from tokenizers import Tokenizer
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = json.loads((folder / "config.json").read_text())
-    bos = config.get("bos_token_id") or config.get("text_config", {}).get("bos_token_id") or 2
+    first = [] if config["model_type"].startswith("qwen") else [config.get("bos_token_id") or config.get("text_config", {}).get("bos_token_id") or 2]
     ids = tokenizer.encode((HERE / "mixed.txt").read_text(encoding="utf-8"), add_special_tokens=False).ids
-    if len(ids) + 1 < count:
-        sys.exit(f"mixed.txt has only {len(ids) + 1} tokens in this vocabulary")
-    return [bos] + ids[:count - 1]
+    if len(first + ids) < count:
+        sys.exit(f"mixed.txt has only {len(first + ids)} tokens in this vocabulary")
+    return (first + ids)[:count]
 
 
 def run_transformers(folder, ids, dtype):
