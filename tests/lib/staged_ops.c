@@ -1,0 +1,531 @@
+/* See staged_ops.h. A call opens a stage, lists its arrays (twice the same address is one array), gets device addresses for them,
+ * and closes the stage: wait, download what was written, free. Extents come from the descriptions in backend.h, never from what a
+ * kernel happens to read. */
+#include "tests/lib/staged_ops.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STAGE_MAX = 24 };
+enum stage_mode { STAGE_IN = 1, STAGE_OUT = 2, STAGE_INOUT = 3 };
+
+struct staged {
+    const struct be_ops *ops;
+    struct backend *b;
+    size_t act_bytes;
+    bool direct; /* the CPU's: pointers pass as they are */
+};
+struct staged_weight {
+    struct be_weight *w;
+    const struct be_ops *ops;
+    uint32_t k, n;
+};
+struct stage {
+    struct staged *s;
+    uint32_t count;
+    struct {
+        void *host, *dev;
+        size_t bytes;
+        enum stage_mode mode;
+    } at[STAGE_MAX];
+};
+struct host_block {
+    struct host_block *next;
+    char *p;
+    size_t bytes;
+};
+
+static const struct be_ops *device;
+static struct host_block *host_blocks;
+
+static void die(const char *what)
+{
+    fprintf(stderr, "staged_ops: %s\n", what);
+    abort();
+}
+static struct staged *of(struct backend *b)
+{
+    return (struct staged *)b;
+}
+static struct staged_weight *weight_of(const struct be_weight *w)
+{
+    return (struct staged_weight *)(uintptr_t)w;
+}
+static uint32_t max_of(const uint32_t *v, size_t n)
+{
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        if (v[i] > most) most = v[i];
+    return most;
+}
+
+/* The device's address of a host array. */
+static void *stage(struct stage *g, const void *host, size_t bytes, enum stage_mode mode)
+{
+    struct staged *s = g->s;
+    void *p = (void *)(uintptr_t)host;
+    if (!host || s->direct) return p;
+    for (uint32_t i = 0; i < g->count; i++)
+        if (g->at[i].host == host) {
+            if (g->at[i].bytes < bytes) die("one array with two sizes in a call");
+            if (mode & STAGE_IN && !(g->at[i].mode & STAGE_IN)) s->ops->upload(s->b, g->at[i].dev, host, bytes);
+            g->at[i].mode |= mode;
+            return g->at[i].dev;
+        }
+    if (g->count == STAGE_MAX) die("too many arrays in a call");
+    void *dev = NULL;
+    if (s->ops->alloc(s->b, bytes ? bytes : 1, &dev) != BE_OK) die("no device memory");
+    if (mode & STAGE_IN) {
+        if (bytes) s->ops->upload(s->b, dev, host, bytes);
+    } else if (bytes) {
+        void *nan = malloc(bytes);
+        if (!nan) die("no memory");
+        memset(nan, 0xff, bytes);
+        s->ops->upload(s->b, dev, nan, bytes);
+        free(nan);
+    }
+    g->at[g->count].host = p;
+    g->at[g->count].dev = dev;
+    g->at[g->count].bytes = bytes;
+    g->at[g->count++].mode = mode;
+    return dev;
+}
+static void stage_end(struct stage *g)
+{
+    struct staged *s = g->s;
+    if (s->direct) return;
+    if (s->ops->sync(s->b) != BE_OK) die(s->ops->last_error(s->b));
+    for (uint32_t i = 0; i < g->count; i++) {
+        if (g->at[i].mode & STAGE_OUT && g->at[i].bytes) s->ops->download(s->b, g->at[i].host, g->at[i].dev, g->at[i].bytes);
+        s->ops->free(s->b, g->at[i].dev);
+    }
+}
+#define IN(field, bytes)    ((d.field) = stage(&g, a->field, (bytes), STAGE_IN))
+#define OUT(field, bytes)   ((d.field) = stage(&g, a->field, (bytes), STAGE_OUT))
+#define INOUT(field, bytes) ((d.field) = stage(&g, a->field, (bytes), STAGE_INOUT))
+
+/* ---- opening, memory: allocations are host memory, so that tests may fill and read them */
+
+static enum be_result st_open(const struct be_params *p, struct backend **out)
+{
+    bool reference = p->kernels && strcmp(p->kernels, "reference") == 0;
+    if (p->kernels && !reference && strcmp(p->kernels, "cuda") != 0 && strcmp(p->kernels, "auto") != 0) return BE_UNSUPPORTED;
+    struct staged *s = calloc(1, sizeof *s);
+    if (!s) return BE_NOMEM;
+    s->ops = reference ? be_cpu_ops() : device;
+    s->direct = reference;
+    s->act_bytes = be_dtype_bytes(p->act);
+    enum be_result r = s->ops->open(p, &s->b);
+    if (r != BE_OK) {
+        free(s);
+        return r;
+    }
+    *out = (struct backend *)s;
+    return BE_OK;
+}
+static void st_close(struct backend *b)
+{
+    if (!b) return;
+    of(b)->ops->close(of(b)->b);
+    free(b);
+}
+static void st_caps(const struct backend *b, struct be_caps *out)
+{
+    const struct staged *s = (const struct staged *)b;
+    s->ops->caps(s->b, out);
+}
+static const char *st_last_error(const struct backend *b)
+{
+    const struct staged *s = (const struct staged *)b;
+    return s->ops->last_error(s->b);
+}
+static enum be_result st_alloc(struct backend *b, size_t bytes, void **out)
+{
+    if (of(b)->direct) return of(b)->ops->alloc(of(b)->b, bytes, out);
+    void *probe = NULL; /* what the device says about the size, and that its memory starts as zeros */
+    enum be_result r = of(b)->ops->alloc(of(b)->b, bytes, &probe);
+    if (r != BE_OK) return r;
+    struct host_block *h = malloc(sizeof *h);
+    char *p = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+    if (!h || !p) die("no memory");
+    of(b)->ops->download(of(b)->b, p, probe, bytes);
+    of(b)->ops->free(of(b)->b, probe);
+    *h = (struct host_block){host_blocks, p, bytes};
+    host_blocks = h;
+    *out = p;
+    return BE_OK;
+}
+static void st_free(struct backend *b, void *p)
+{
+    if (of(b)->direct) {
+        of(b)->ops->free(of(b)->b, p);
+        return;
+    }
+    for (struct host_block **at = &host_blocks; *at; at = &(*at)->next)
+        if ((*at)->p == p) {
+            struct host_block *h = *at;
+            *at = h->next;
+            free(h->p);
+            free(h);
+            return;
+        }
+    if (p) die("free of memory that alloc didn't give");
+}
+static void st_upload(struct backend *b, void *dst, const void *host, size_t bytes)
+{
+    (void)b;
+    memcpy(dst, host, bytes);
+}
+static void st_download(struct backend *b, void *host, const void *src, size_t bytes)
+{
+    (void)b;
+    memcpy(host, src, bytes);
+}
+static void st_copy(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+    struct stage g = {.s = of(b)};
+    const void *s = stage(&g, src, bytes, STAGE_IN);
+    void *d = stage(&g, dst, bytes, STAGE_OUT);
+    g.s->ops->copy(g.s->b, d, s, bytes);
+    stage_end(&g);
+}
+static void st_zero(struct backend *b, void *dst, size_t bytes)
+{
+    struct stage g = {.s = of(b)};
+    g.s->ops->zero(g.s->b, stage(&g, dst, bytes, STAGE_OUT), bytes);
+    stage_end(&g);
+}
+static enum be_result st_sync(struct backend *b)
+{
+    return of(b)->ops->sync(of(b)->b);
+}
+
+/* ---- weights */
+
+static enum be_result st_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out)
+{
+    struct staged_weight *w = calloc(1, sizeof *w);
+    if (!w) return BE_NOMEM;
+    enum be_result r = of(b)->ops->weight_pack(of(b)->b, d, &w->w);
+    if (r != BE_OK) {
+        free(w);
+        return r;
+    }
+    w->ops = of(b)->ops;
+    w->k = d->k;
+    for (uint32_t i = 0; i < d->src_count; i++) w->n += d->src[i].n;
+    *out = (struct be_weight *)w;
+    return BE_OK;
+}
+static void st_weight_free(struct backend *b, struct be_weight *w)
+{
+    if (!w) return;
+    of(b)->ops->weight_free(of(b)->b, weight_of(w)->w);
+    free(w);
+}
+static size_t st_weight_bytes(const struct be_weight *w)
+{
+    return weight_of(w)->ops->weight_bytes(weight_of(w)->w);
+}
+static size_t st_kv_layer_bytes(const struct backend *b, uint32_t kv_heads, uint32_t head_dim)
+{
+    const struct staged *s = (const struct staged *)b;
+    return s->ops->kv_layer_bytes(s->b, kv_heads, head_dim);
+}
+
+/* ---- operations */
+
+static void st_linear(struct backend *b, const struct be_linear_args *a)
+{
+    struct be_linear_args d = *a;
+    struct stage g = {.s = of(b)};
+    const struct staged_weight *w = weight_of(a->w);
+    size_t e = g.s->act_bytes, n = a->epilogue >= BE_EPI_GLU_GELU_TANH ? w->n / 2 : w->n;
+    d.w = w->w;
+    IN(x, a->t * be_ld(w->k) * e);
+    if (a->epilogue == BE_EPI_ADD_F32) {
+        INOUT(out, a->t * n * 4);
+    } else {
+        OUT(out, a->epilogue == BE_EPI_F32 ? a->t * n * 4 : a->t * be_ld(n) * e);
+    }
+    g.s->ops->linear(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_embed(struct backend *b, const struct be_embed_args *a)
+{
+    struct be_embed_args d = *a;
+    struct stage g = {.s = of(b)};
+    d.w = weight_of(a->w)->w;
+    IN(ids, (size_t)a->t * 4);
+    INOUT(out, (size_t)a->t * weight_of(a->w)->k * 4);
+    g.s->ops->embed(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_norm(struct backend *b, const struct be_norm_args *a)
+{
+    struct be_norm_args d = *a;
+    struct stage g = {.s = of(b)};
+    size_t cells = (size_t)a->t * a->c;
+    IN(x, cells * 4);
+    IN(post_weight, (size_t)a->c * 4);
+    INOUT(residual, cells * 4);
+    IN(weight, (size_t)a->c * 4);
+    IN(bias, (size_t)a->c * 4);
+    OUT(out, a->out_dense ? cells * 4 : a->t * be_ld(a->c) * be_dtype_bytes(a->out_dtype));
+    g.s->ops->norm(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_rope(struct backend *b, const struct be_rope_args *a)
+{
+    struct be_rope_args d = *a;
+    struct stage g = {.s = of(b)};
+    size_t out = (size_t)a->t * a->half * 4;
+    IN(pos, (size_t)a->axes * a->t * 4);
+    IN(inv_freq, (size_t)a->half * 4);
+    IN(axis, a->half);
+    OUT(cos, out);
+    OUT(sin, out);
+    g.s->ops->rope(g.s->b, &d);
+    stage_end(&g);
+}
+/* The rows' arrays, and the part of the arena that their blocks reach (all of it where alloc gave it). `written`: keys at pos
+ * only. */
+static void stage_rows(struct stage *g, const struct be_rows *a, struct be_rows *d, const struct be_kv *kv, struct be_kv *dkv,
+                       bool written)
+{
+    size_t table = 0, arena = 0, layer = g->s->ops->kv_layer_bytes(g->s->b, kv->kv_heads, kv->head_dim);
+    for (uint32_t s = 0; s < a->seq_count; s++) {
+        uint32_t first = a->seq_row[s], count = a->seq_row[s + 1] - first, most = max_of(a->pos + first, count);
+        if (!count) continue;
+        if (!written && max_of(a->hi + first, count) > most) most = max_of(a->hi + first, count);
+        for (size_t i = a->seq_table[s]; i <= a->seq_table[s] + most / BE_BLOCK_TOKENS; i++) {
+            if (i >= table) table = i + 1;
+            if (a->tables[i] == BE_NO_BLOCK) continue;
+            size_t end = (size_t)a->tables[i] * BE_KV_UNIT + kv->layer_offset + layer;
+            if (end > arena) arena = end;
+        }
+    }
+    for (const struct host_block *h = host_blocks; h; h = h->next)
+        if (h->p == kv->arena && h->bytes > arena) arena = h->bytes;
+    *d = *a;
+    *dkv = *kv;
+    d->seq_row = stage(g, a->seq_row, (a->seq_count + 1u) * 4, STAGE_IN);
+    d->seq_table = stage(g, a->seq_table, (size_t)a->seq_count * 4, STAGE_IN);
+    d->tables = stage(g, a->tables, table * 4, STAGE_IN);
+    d->pos = stage(g, a->pos, (size_t)a->t * 4, STAGE_IN);
+    d->lo = stage(g, a->lo, (size_t)a->t * 4, STAGE_IN);
+    d->hi = stage(g, a->hi, (size_t)a->t * 4, STAGE_IN);
+    dkv->arena = stage(g, kv->arena, arena, written ? STAGE_INOUT : STAGE_IN);
+}
+static void st_qkv(struct backend *b, const struct be_qkv_args *a)
+{
+    struct be_qkv_args d = *a;
+    struct be_rows rows;
+    struct stage g = {.s = of(b)};
+    size_t t = a->rows->t, dim = a->kv.head_dim;
+    stage_rows(&g, a->rows, &rows, &a->kv, &d.kv, true);
+    d.rows = &rows;
+    IN(qkv, t * (a->heads + 2 * a->kv.kv_heads) * dim * 4);
+    IN(q_norm, dim * 4);
+    IN(k_norm, dim * 4);
+    IN(cos, t * (dim / 2) * 4);
+    IN(sin, t * (dim / 2) * 4);
+    OUT(q, t * a->heads * dim * g.s->act_bytes);
+    g.s->ops->qkv(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_attn(struct backend *b, const struct be_attn_args *a)
+{
+    struct be_attn_args d = *a;
+    struct be_rows rows;
+    struct stage g = {.s = of(b)};
+    size_t t = a->rows->t, width = (size_t)a->heads * a->kv.head_dim;
+    stage_rows(&g, a->rows, &rows, &a->kv, &d.kv, false);
+    d.rows = &rows;
+    IN(q, t * width * g.s->act_bytes);
+    OUT(out, t * be_ld(width) * g.s->act_bytes);
+    g.s->ops->attn(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_patchify(struct backend *b, const struct be_patchify_args *a)
+{
+    struct be_patchify_args d = *a;
+    struct stage g = {.s = of(b)};
+    size_t depth = a->depth ? a->depth : 1, cells = (size_t)(a->height / a->patch) * (a->width / a->patch);
+    IN(rgb, (size_t)a->width * a->height * 3 + (depth - 1) * a->frame_stride);
+    IN(lut, 768 * 4);
+    OUT(out, cells * be_ld(3 * depth * a->patch * a->patch) * g.s->act_bytes);
+    IN(order, cells * 4);
+    g.s->ops->patchify(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_pool(struct backend *b, const struct be_pool_args *a)
+{
+    struct be_pool_args d = *a;
+    struct stage g = {.s = of(b)};
+    IN(x, (size_t)a->grid_h * a->grid_w * a->c * 4);
+    OUT(out, (size_t)(a->grid_h / a->kernel) * (a->grid_w / a->kernel) * a->c * 4);
+    g.s->ops->pool(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_gather(struct backend *b, const struct be_gather_args *a)
+{
+    struct be_gather_args d = *a;
+    struct stage g = {.s = of(b)};
+    if (!a->count) return;
+    IN(src, (max_of(a->rows, a->count) + (size_t)1) * a->row_bytes);
+    IN(rows, (size_t)a->count * 4);
+    OUT(dst, a->count * a->row_bytes);
+    g.s->ops->gather(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_interpolate(struct backend *b, const struct be_interpolate_args *a)
+{
+    struct be_interpolate_args d = *a;
+    struct stage g = {.s = of(b)};
+    if (!a->t) return;
+    IN(table, (max_of(a->rows, 4 * (size_t)a->t) + (size_t)1) * a->c * 4);
+    IN(rows, (size_t)a->t * 16);
+    IN(weights, (size_t)a->t * 16);
+    OUT(out, (size_t)a->t * a->c * 4);
+    g.s->ops->interpolate(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_pack(struct backend *b, const struct be_pack_args *a)
+{
+    struct be_pack_args d = *a;
+    struct stage g = {.s = of(b)};
+    IN(x, (size_t)a->t * a->c * 4);
+    OUT(out, a->t * be_ld(a->c) * g.s->act_bytes);
+    g.s->ops->pack(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_route(struct backend *b, const struct be_route_args *a)
+{
+    struct be_route_args d = *a;
+    struct stage g = {.s = of(b)};
+    IN(logits, (size_t)a->t * a->experts * 4);
+    OUT(ids, (size_t)a->t * a->k * 4);
+    OUT(weights, (size_t)a->t * a->k * 4);
+    g.s->ops->route(g.s->b, &d);
+    stage_end(&g);
+}
+static size_t st_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts)
+{
+    const struct staged *s = (const struct staged *)b;
+    return s->ops->experts_scratch(s->b, t, k, c, ff, experts);
+}
+static void st_experts(struct backend *b, const struct be_experts_args *a)
+{
+    struct be_experts_args d = *a;
+    struct stage g = {.s = of(b)};
+    struct be_weight **w = malloc(2 * sizeof *w * a->experts);
+    if (!w) die("no memory");
+    for (uint32_t i = 0; i < a->experts; i++) {
+        w[i] = weight_of(a->glu[i])->w;
+        w[a->experts + i] = weight_of(a->down[i])->w;
+    }
+    d.glu = w;
+    d.down = w + a->experts;
+    IN(x, a->t * be_ld(a->c) * g.s->act_bytes);
+    IN(ids, (size_t)a->t * a->k * 4);
+    IN(weights, (size_t)a->t * a->k * 4);
+    OUT(scratch, g.s->ops->experts_scratch(g.s->b, a->t, a->k, a->c, a->ff, a->experts));
+    OUT(out, (size_t)a->t * a->c * 4);
+    g.s->ops->experts(g.s->b, &d);
+    stage_end(&g);
+    free(w);
+}
+static void st_logit_stats(struct backend *b, const struct be_logits_args *a)
+{
+    struct be_logits_args d = *a;
+    struct stage g = {.s = of(b)};
+    INOUT(logits, (size_t)a->r * a->v * 4);
+    IN(targets, (size_t)a->r * 4);
+    INOUT(stats, a->r * sizeof *a->stats); /* fields without a target stay as they were */
+    g.s->ops->logit_stats(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_topk(struct backend *b, const struct be_topk_args *a)
+{
+    struct be_topk_args d = *a;
+    struct stage g = {.s = of(b)};
+    IN(logits, (size_t)a->r * a->v * 4);
+    OUT(ids, (size_t)a->r * a->k * 4);
+    OUT(values, (size_t)a->r * a->k * 4);
+    g.s->ops->topk(g.s->b, &d);
+    stage_end(&g);
+}
+static enum be_result st_ceiling(struct backend *b, struct be_ceiling *out)
+{
+    return of(b)->ops->ceiling(of(b)->b, out);
+}
+
+const struct be_ops *staged_ops(const struct be_ops *ops)
+{
+    static const struct be_ops table = {
+        .open = st_open,
+        .close = st_close,
+        .caps = st_caps,
+        .last_error = st_last_error,
+        .alloc = st_alloc,
+        .free = st_free,
+        .upload = st_upload,
+        .download = st_download,
+        .copy = st_copy,
+        .zero = st_zero,
+        .sync = st_sync,
+        .weight_pack = st_weight_pack,
+        .weight_free = st_weight_free,
+        .weight_bytes = st_weight_bytes,
+        .kv_layer_bytes = st_kv_layer_bytes,
+        .linear = st_linear,
+        .embed = st_embed,
+        .norm = st_norm,
+        .rope = st_rope,
+        .qkv = st_qkv,
+        .attn = st_attn,
+        .patchify = st_patchify,
+        .pool = st_pool,
+        .gather = st_gather,
+        .interpolate = st_interpolate,
+        .pack = st_pack,
+        .route = st_route,
+        .experts_scratch = st_experts_scratch,
+        .experts = st_experts,
+        .logit_stats = st_logit_stats,
+        .topk = st_topk,
+        .ceiling = st_ceiling,
+    };
+    device = ops;
+    return &table;
+}
+
+const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
+
+const struct be_ops *be_test_ops(void)
+{
+    static const struct be_ops *table;
+    if (table) return table;
+    const char *path = getenv("KVASIR_CUDA_LIBRARY");
+    if (be_cuda_host_ops) {
+        table = staged_ops(be_cuda_host_ops());
+    } else if (path) {
+        void *lib = dlopen(path, RTLD_NOW);
+        if (!lib) die(dlerror());
+        const struct be_ops *(*entry)(void) = NULL;
+        void *sym = dlsym(lib, "be_cuda_ops");
+        if (!sym) die("the library has no be_cuda_ops");
+        memcpy(&entry, &sym, sizeof entry);
+        table = staged_ops(entry());
+    } else {
+        die("no emulated device is linked in, and KVASIR_CUDA_LIBRARY names no library");
+    }
+    return table;
+}
+bool be_test_has(const char *kernels)
+{
+    return strcmp(kernels, "cuda") == 0 || strcmp(kernels, "reference") == 0;
+}

@@ -1,0 +1,21 @@
+/* Backend tests hand host pointers to a backend whose memory the host can't address. The table that staged_ops() returns takes
+ * every array of a call by its exact extent to an allocation of its own on the device, runs the operation there, waits, and
+ * brings the results back; outputs start as NaN patterns. So one set of tests serves the CPU, the emulated device and a real one,
+ * and an access past the end of an array leaves its allocation.
+ *
+ * Kernel set "reference" opens the CPU's plain C backend instead, unstaged, for what tests compare against; "cuda", "auto" and
+ * NULL open the device. */
+#ifndef KVASIR_TEST_STAGED_OPS_H
+#define KVASIR_TEST_STAGED_OPS_H
+
+#include "kernels/backend.h"
+
+/* Around the table of a device; call it once. */
+const struct be_ops *staged_ops(const struct be_ops *device);
+
+/* What the tests see as the backend when they are compiled with KVASIR_TEST_CUDA: the emulated device that is linked in, or
+ * kvasir-cuda.so named by KVASIR_CUDA_LIBRARY. Aborts when there is neither. */
+const struct be_ops *be_test_ops(void);
+bool be_test_has(const char *kernels);
+
+#endif
