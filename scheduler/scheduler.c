@@ -297,27 +297,35 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
     return any;
 }
 
-/* Fills the engine's view of q's part of the step. False: no memory for its scores. */
 /* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one). */
 static int32_t rope_before(const struct prompt *p, uint32_t i)
 {
     return i ? p->images[i - 1].rope_offset : 0;
 }
 
-/* SCHED_BUG_ROPE: what a cache does that keeps one number per conversation. */
-static void naive_positions(const struct sequence *q, struct engine_run *r)
+/* SCHED_BUG_ROPE*: what caches do that know of the prefix only how many tokens it has. */
+static void naive_positions(const struct scheduler *s, const struct sequence *q, struct engine_run *r)
 {
     const struct prompt *p = q->req.prompt;
+    bool anew = s->opt.test_mutation & SCHED_BUG_ROPE_ANEW;
     uint32_t n = 0;
     while (n < p->image_count && p->images[n].end <= q->cache.reused) n++;
-    r->rope_offset = rope_before(p, n);
+    int32_t delta = rope_before(p, n), shift = anew ? -(int32_t)q->cache.reused - delta : 0;
+    if (!anew) r->rope_offset = s->opt.test_mutation & SCHED_BUG_ROPE_DELTA ? delta : 0;
+    r->rope_offset += shift;
     for (uint32_t i = 0; i < r->image_count; i++) {
-        if (q->uses[i].begin < q->cache.reused) continue;
-        q->uses[i].grid = (struct prompt_grid){0};
-        q->uses[i].rope_before = q->uses[i].rope_offset = r->rope_offset;
+        struct engine_image_use *u = &q->uses[i];
+        if (u->begin < q->cache.reused) continue;
+        if (!anew) {
+            u->grid = (struct prompt_grid){0};
+            u->rope_before = u->rope_offset = r->rope_offset;
+        }
+        u->rope_before += shift;
+        u->rope_offset += shift;
     }
 }
 
+/* Fills the engine's view of q's part of the step. False: no memory for its scores. */
 static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
 {
     uint32_t n = q->run_tokens, end = q->position + n;
@@ -344,7 +352,8 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                                                               .rope_offset = im->rope_offset};
     }
     r->images = q->uses;
-    if (s->opt.test_mutation & SCHED_BUG_ROPE && q->cache.reused) naive_positions(q, r);
+    uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
+    if (s->opt.test_mutation & naive && q->cache.reused) naive_positions(s, q, r);
     if (q->generated < q->req.tokens_min) {
         r->banned = q->banned;
         r->banned_count = q->banned_count;

@@ -39,7 +39,10 @@ enum {
     SCHED_BUG_WINDOW = 1,
     SCHED_BUG_NO_COPY = 2,
     SCHED_BUG_POSITION = 4,
-    SCHED_BUG_ROPE = 8, /* behind a hit all positions go on from the token count, a new picture's too: the naive rule of reuse */
+    /* Naive rules for rope positions behind a hit. Positions go on with the count of tokens, a new picture's too: */
+    SCHED_BUG_ROPE = 8,
+    SCHED_BUG_ROPE_DELTA = 16, /* the same, less what the pictures of the hit saved: one number per conversation is kept */
+    SCHED_BUG_ROPE_ANEW = 32,  /* the scan runs over what is computed alone: it begins at 0 */
 };
 
 enum seq_end {

@@ -2,6 +2,7 @@
 the question is whether the two are the same or what differs. Elsewhere the cached prefix made B look like A.
 
 python3 scripts/seed_t16.py --url http://127.0.0.1:8000 [--cold-url http://127.0.0.1:8001] [--pairs 200] [--seed 1] [--json]
+python3 scripts/seed_t16.py --model models/demo-qwen3-vl        # starts its own two servers: one with, one without the cache
 
 For every held-out pair: the first request shows A and asks about it; the second is the same conversation with the model's own
 answer, B, and the question about both. Measured are
@@ -12,13 +13,17 @@ answer, B, and the question about both. Measured are
     equal     text, token ids and log-probs (5 alternatives each) are those of the same request on a server that was started with
               --prefix-cache off, and again on the first server after POST /reset_prefix_cache.
 Exit status 1 if a share is too small; `covered` and `equal` must be all. Standard library and Pillow only. --cold-url left out:
-the cold answers come from the same server, with a cache_salt of their own for each request.
+the cold answers come from the same server, with a cache_salt of their own for each request. --model: a demo model of this
+repository (models/demo, models/demo-qwen3-vl); --binary says which server to start.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 import urllib.error
@@ -26,10 +31,34 @@ import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "demo"))
 
-import eval_http
-import shapes
+try:
+    import eval_http
+    import shapes
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"{missing.name} is missing: the pictures are drawn with Pillow (pip install pillow)") from None
 
 NEEDED = 0.90
+BINARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build/release/kvasir")
+
+
+@contextlib.contextmanager
+def started(binary, model, *flags, env=None):
+    """Starts a server on a free port and gives its address; ends it behind the `with`. `env`: more environment variables."""
+    command = [binary, "serve", "--model", model, "--port", "0", "--log-level", "warn", "--shutdown-delay", "0", *flags]
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+    except OSError as error:
+        raise SystemExit(f"{binary}: {error.strerror}; build it with `make`, or name another one with --binary") from None
+    try:
+        line = process.stdout.readline()
+        match = re.fullmatch(r"kvasir: listening on (http://.+:\d+)\n", line)
+        if not match:
+            raise SystemExit(f"the server did not start: {' '.join(command)}")
+        yield match[1]
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait(60)
 
 
 class Server:
@@ -101,6 +130,14 @@ def converse(server, pair):
 
 
 def measure(args):
+    """With the servers of --url and --cold-url, or with two of our own."""
+    if not args.model:
+        return measure_at(args)
+    with started(args.binary, args.model, "--enable-admin") as args.url, started(args.binary, args.model, "--prefix-cache", "off") as args.cold_url:
+        return measure_at(args)
+
+
+def measure_at(args):
     warm = Server(args.url, args.timeout)
     cold = Server(args.cold_url, args.timeout) if args.cold_url else warm
     started = time.monotonic()
@@ -138,6 +175,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--url", default="http://127.0.0.1:8000")
     p.add_argument("--cold-url", help="a server with --prefix-cache off")
+    p.add_argument("--model", help="a folder: start two servers on it instead")
+    p.add_argument("--binary", default=BINARY, help="the server to start for --model")
     p.add_argument("--pairs", type=int, default=200)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--parallel", type=int, default=8, help="conversations at a time")

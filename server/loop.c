@@ -282,12 +282,17 @@ static void wake_loop(void *arg)
 /* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
 static enum status test_mutation(uint32_t *out, struct err *err)
 {
+    static const struct {
+        const char *name;
+        uint32_t bug;
+    } known[] = {{"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
     const char *v = getenv("KVASIR_TEST_MUTATION");
     *out = 0;
     if (!v || !*v) return ST_OK;
-    if (strcmp(v, "rope") != 0) return err_set(err, ST_INVALID, "KVASIR_TEST_MUTATION: only \"rope\" is known");
-    *out = SCHED_BUG_ROPE;
-    fputs("kvasir: WARNING: KVASIR_TEST_MUTATION=rope: answers behind a cached prefix with pictures are wrong on purpose\n", stderr);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(v, known[i].name) == 0) *out = known[i].bug;
+    if (!*out) return err_set(err, ST_INVALID, "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
+    fprintf(stderr, "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are wrong on purpose\n", v);
     return ST_OK;
 }
 

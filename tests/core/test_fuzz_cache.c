@@ -1,15 +1,19 @@
-/* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits, branches, repeats, swapped
- * pictures, several at once) run through the scheduler with small arenas, any chunk size and batch mix, cancels, deadlines and resets;
- * what every request gets must equal, bit for bit, what it gets cold and alone. Counters show that the cache took part. Four known bugs,
- * put in on purpose, must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
+/* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits, branches, repeats,
+ * swapped pictures, several at once) run through the scheduler with small arenas, any chunk size and batch mix, cancels,
+ * deadlines and resets; what every request gets must equal, bit for bit, what it gets cold and alone. Where pictures have grids
+ * of their own (Qwen) they come in several shapes and row counts, videos too, stand at any place of the prompt and are swapped
+ * for longer and shorter ones; hits may end inside them. Counters show that the cache took part. Known bugs, put in on purpose,
+ * must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
  *
- *     test_fuzz_cache                                        the short version for CI, and the four bugs
- *     test_fuzz_cache --requests N [--seed S] [--model DIR] [--kernels SET] [--instance K] [--no-cache] [--bug NAME]
+ *     test_fuzz_cache                                        the short version for CI, and the bugs
+ *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen] [--kernels SET] [--instance K]
+ *                     [--no-cache] [--bug NAME]
  * A failing instance prints the line that runs it again. */
-#include "engine/model_info.h"
+#include "engine/engine_internal.h" /* test_bugs */
 #include "kernels/backend.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/pictures.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,14 +28,15 @@
 #include <cmocka.h>
 
 enum {
-    LENGTH_MAX = 500,  /* prompt tokens, pictures included */
+    LENGTH_MAX = 500, /* prompt tokens, pictures included */
     ANSWER_MAX = 48,
     IMAGES_MAX = 4,
-    CONTENTS = 6,      /* picture bytes; every one is read in two shapes: w x h and h x w */
+    CONTENTS = 8,       /* picture bytes; every one is read in two shapes: w x h and h x w */
+    CONTENTS_FIXED = 6, /* of which so many where all pictures have one size */
     PICTURES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    MODELS_MAX = 24,
+    MODELS_MAX = 64,
     STALL_TURNS = 4000,
 };
 
@@ -59,42 +64,56 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
 }
 
 /* ---- pictures ---- */
-struct picture {
-    uint32_t content, width, height;
-    struct image_u8 prepared; /* what the tower takes */
-};
 
-/* Content 2k+1 is content 2k with a few bytes changed; pictures 2c and 2c+1 are the same bytes in two shapes. */
-static void make_pictures(struct picture *pool, const struct image_config *config)
+/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; pictures 2c and 2c+1 are the same bytes in two
+ * shapes. */
+static void make_fixed_pictures(const struct model_info *m, struct test_picture *pool)
 {
-    static const uint32_t shapes[CONTENTS / 2][2] = {{12, 40}, {33, 20}, {24, 31}};
-    static uint8_t bytes[CONTENTS][3 * 33 * 40];
-    for (uint32_t c = 0; c < CONTENTS; c++) {
+    static const uint32_t shapes[CONTENTS_FIXED / 2][2] = {{12, 40}, {33, 20}, {24, 31}};
+    static uint8_t bytes[CONTENTS_FIXED][3 * 33 * 40];
+    for (uint32_t c = 0; c < CONTENTS_FIXED; c++) {
         size_t n = 3u * shapes[c / 2][0] * shapes[c / 2][1];
         uint64_t s = 977 * (c / 2) + 1;
         for (size_t i = 0; i < n; i++) bytes[c][i] = (uint8_t)(s = mix(s));
         for (size_t i = 0; c % 2 && i < 30; i++) bytes[c][n / 2 + i] ^= 0x80;
+        for (uint32_t t = 0; t < 2; t++)
+            pool[2 * c + t] = picture_prepare(m, c, shapes[c / 2][t], shapes[c / 2][1 - t], bytes[c], 0, 0);
+    }
+}
+
+/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one picture under other bounds of its area, a video of two groups of
+ * frames. The sources are a little off the sizes that the tower takes. */
+static void make_grid_pictures(const struct model_info *m, struct test_picture *pool)
+{
+    static const struct {
+        uint32_t w, h, most; /* tokens; most: the area's bound in tokens */
+    } shapes[CONTENTS] = {{3, 4, 40}, {3, 4, 40}, {2, 6, 40}, {2, 6, 40}, {5, 8, 40}, {5, 8, 15}, {1, 4, 40}, {3, 2, 0}};
+    uint32_t unit = picture_unit(m);
+    for (uint32_t c = 0; c < CONTENTS; c++) {
         for (uint32_t t = 0; t < 2; t++) {
-            struct image_u8 src = {shapes[c / 2][t], shapes[c / 2][1 - t], bytes[c]};
-            struct image_prepared p;
-            struct err err;
-            if (image_prep(config, &src, &p, &err)) fail_msg("%s", err.msg);
-            pool[2 * c + t] = (struct picture){c, src.width, src.height, p.images[0]};
-            p.images[0].rgb = NULL; /* taken */
-            image_prepared_free(&p);
+            uint32_t w = t ? shapes[c].h : shapes[c].w, h = t ? shapes[c].w : shapes[c].h;
+            if (!shapes[c].most) {
+                pool[2 * c + t] = picture_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
+                continue;
+            }
+            uint32_t width = w * unit + (w > h ? 2 : 0), height = h * unit + (h > w ? 2 : 0);
+            size_t n = 3u * width * height;
+            uint8_t *bytes = malloc(n);
+            uint64_t s = 977 * (c / 2) + 1;
+            for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
+            for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
+            pool[2 * c + t] =
+                picture_prepare(m, c, width, height, bytes, (uint64_t)unit * unit, (uint64_t)shapes[c].most * unit * unit);
+            free(bytes);
         }
     }
 }
 
-/* Injective over the pool, unless the bug of leaving the size out is put in. */
-static void picture_key(const struct picture *p, bool drop_size, uint8_t key[32])
+/* The picture's key, unless the bug of leaving the size out is put in. */
+static void content_key(const struct test_picture *p, bool drop_size, uint8_t key[32])
 {
-    memset(key, 0, 32);
-    key[0] = 1;
-    key[7] = (uint8_t)p->content;
-    if (drop_size) return;
-    key[20] = (uint8_t)p->width;
-    key[31] = (uint8_t)p->height;
+    struct test_picture q = {.content = p->content};
+    picture_key(drop_size ? &q : p, key);
 }
 
 /* ---- what a request asks, and what it gets cold and alone ---- */
@@ -127,11 +146,11 @@ struct request {
     const struct spec *spec;
     struct prompt prompt; /* tokens are the spec's; images below */
     struct prompt_image images[IMAGES_MAX];
-    uint32_t in_doubt;    /* first picture whose key is withheld; IMAGES_MAX = none */
+    uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
     uint8_t salt;
     bool no_read, no_write;
     uint64_t deadline_us;
-    uint32_t cancel_in;   /* turns until it is cancelled; 0 = never */
+    uint32_t cancel_in; /* turns until it is cancelled; 0 = never */
     struct seq_id id;
     uint64_t answer_at[IMAGES_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not asked for */
     bool refused, submitted, ended;
@@ -141,7 +160,7 @@ struct request {
 
 struct totals { /* counters first: add_totals goes over them */
     uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused, feature_hits;
-    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances;
+    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances, inside, grids;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -152,10 +171,12 @@ struct options {
     uint32_t requests;
     uint64_t seed;
     const char *model, *kernels;
-    int64_t instance;  /* only this one; -1 = all */
+    int64_t instance; /* only this one; -1 = all */
     bool no_cache;
-    bool drop_size;    /* bug: the image key leaves the size out */
-    uint32_t mutation; /* bug in the scheduler: SCHED_BUG_* */
+    const char *family;  /* only its checkpoints: "gemma3", "qwen"; NULL = all */
+    bool drop_size;      /* bug: the image key leaves the size out */
+    uint32_t mutation;   /* bug in the scheduler: SCHED_BUG_* */
+    uint32_t engine_bug; /* bug in the engine: ENGINE_BUG_* */
 };
 struct run {
     const struct options *o;
@@ -165,7 +186,9 @@ struct run {
     struct scheduler *s;
     const struct model_info *info;
     struct engine_caps caps;
-    struct picture pool[PICTURES];
+    struct test_picture pool[PICTURES];
+    uint32_t pictures; /* in the pool; 0 without a tower */
+    bool grid;         /* they have shapes of their own and may be cut */
     uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
     bool cache;
     struct history roots[3];
@@ -178,6 +201,16 @@ struct run {
     struct totals t;
 };
 
+static bool has_bug(const struct options *o)
+{
+    return o->drop_size || o->mutation || o->engine_bug;
+}
+
+static uint32_t rows_of(const struct run *r, const struct span *s)
+{
+    return r->pool[s->picture].rows;
+}
+
 static void differs(struct run *r, const struct request *q, const char *fmt, ...)
 {
     va_list args;
@@ -187,9 +220,11 @@ static void differs(struct run *r, const struct request *q, const char *fmt, ...
     va_start(args, fmt);
     vprintf(fmt, args);
     va_end(args);
-    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache --seed %llu --instance %u%s%s\n",
-           q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model, r->kernels, r->dtype,
-           (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "", r->o->model ? r->o->model : "");
+    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache --seed %llu "
+           "--instance %u%s%s%s%s\n",
+           q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model, r->kernels,
+           r->dtype, (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "", r->o->model ? r->o->model : "",
+           r->o->family ? " --family " : "", r->o->family ? r->o->family : "");
     fflush(stdout);
 }
 
@@ -204,16 +239,29 @@ static void add_text(const struct run *r, struct history *h, uint32_t n)
 
 static void add_picture(const struct run *r, struct history *h, uint32_t picture)
 {
-    uint32_t n = r->info->image.tokens;
-    if (!r->info->image.present || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
+    uint32_t n = r->pool[picture].rows;
+    if (!r->pictures || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
     h->images[h->image_count++] = (struct span){h->count, picture};
     for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.soft_id;
+}
+
+/* Another picture in the place of picture i: what follows moves when it has another number of rows. */
+static void replace_picture(const struct run *r, struct history *h, uint32_t i, uint32_t picture)
+{
+    struct span *s = &h->images[i];
+    uint32_t old = rows_of(r, s), now = r->pool[picture].rows, end = s->begin + old;
+    if (h->count - old + now > r->length_max) return;
+    memmove(h->tokens + s->begin + now, h->tokens + end, (h->count - end) * sizeof *h->tokens);
+    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.soft_id;
+    for (uint32_t k = i + 1; k < h->image_count; k++) h->images[k].begin = h->images[k].begin - old + now;
+    h->count = h->count - old + now;
+    s->picture = picture;
 }
 
 /* Keeps the first `at` tokens; a picture that this would cut goes whole. */
 static void cut(const struct run *r, struct history *h, uint32_t at)
 {
-    while (h->image_count > 0 && h->images[h->image_count - 1].begin + r->info->image.tokens > at) {
+    while (h->image_count > 0 && h->images[h->image_count - 1].begin + rows_of(r, &h->images[h->image_count - 1]) > at) {
         at = min_u32(at, h->images[h->image_count - 1].begin);
         h->image_count--;
     }
@@ -233,14 +281,15 @@ static void add_turn(const struct run *r, struct history *h)
     static const uint32_t lengths[] = {1, 3, 9, 20, 35, 60, 120};
     if (chance(50)) add_text(r, h, 1 + rnd(6));
     for (uint32_t k = chance(15) ? 2 : 1; k > 0; k--)
-        if (chance(r->picture_percent)) add_picture(r, h, rnd(PICTURES));
+        if (chance(r->picture_percent)) add_picture(r, h, rnd(r->pictures ? r->pictures : PICTURES));
+    if (r->grid && h->count && chance(35)) return; /* a picture ends the prompt, often */
     add_text(r, h, 1 + rnd(lengths[rnd(7)]));
 }
 
 static bool inside_picture(const struct run *r, const struct history *h, uint32_t at)
 {
     for (uint32_t i = 0; i < h->image_count; i++)
-        if (at >= h->images[i].begin && at < h->images[i].begin + r->info->image.tokens) return true;
+        if (at >= h->images[i].begin && at < h->images[i].begin + rows_of(r, &h->images[i])) return true;
     return false;
 }
 
@@ -248,8 +297,8 @@ static bool inside_picture(const struct run *r, const struct history *h, uint32_
 static void edit(const struct run *r, struct history *h, bool want_picture)
 {
     if (h->image_count > 0 && (want_picture || chance(40))) {
-        struct span *s = &h->images[rnd(h->image_count)];
-        s->picture = chance(60) ? s->picture ^ 1u : rnd(PICTURES);
+        uint32_t i = rnd(h->image_count);
+        replace_picture(r, h, i, chance(60) ? h->images[i].picture ^ 1u : rnd(r->pictures));
         return;
     }
     uint32_t at = place(r, h) - 1;
@@ -282,7 +331,7 @@ static void next_history(const struct run *r, struct history *h)
         if (chance(30)) add_text(r, h, 1 + rnd(8));
     } else if (way < 83) { /* a beginning of it */
         cut(r, h, place(r, h));
-    } /* else the same again */
+    }                                                                                      /* else the same again */
     if (h->count + 8 > r->length_max && chance(80)) cut(r, h, 1 + rnd(r->length_max / 2)); /* the client forgets the end */
     if (h->count == 0) add_text(r, h, 1 + rnd(20));
 }
@@ -321,13 +370,12 @@ static void fill_prompt(const struct run *r, struct request *q)
 {
     const struct history *h = &q->spec->h;
     for (uint32_t i = 0; i < h->image_count; i++) {
-        const struct picture *p = &r->pool[h->images[i].picture];
-        q->images[i] = (struct prompt_image){.begin = h->images[i].begin,
-                                             .end = h->images[i].begin + r->info->image.tokens,
-                                             .pixels = p->prepared,
-                                             .atomic = r->info->image.atomic};
-        if (i != q->in_doubt) picture_key(p, r->o->drop_size, q->images[i].key);
+        const struct test_picture *p = &r->pool[h->images[i].picture];
+        q->images[i] = picture_at(r->info, p, h->images[i].begin);
+        content_key(p, r->o->drop_size, q->images[i].key);
+        if (i == q->in_doubt) memset(q->images[i].key, 0, sizeof q->images[i].key);
     }
+    pictures_scan(q->images, h->image_count);
     union { /* the scheduler only reads them */
         const uint32_t *from;
         uint32_t *to;
@@ -376,7 +424,8 @@ static void take_event(struct request *q, const struct sched_event *ev)
     if (ev->kind == EV_TOKEN || ev->kind == EV_END) q->cache = ev->cache;
 }
 
-/* The reference: a scheduler of its own without a cache, on another engine of the same checkpoint, the request alone and whole. */
+/* The reference: a scheduler of its own without a cache, on another engine of the same checkpoint, the request alone and whole.
+ */
 static void run_cold(struct run *r, struct spec *p)
 {
     struct scheduler *s;
@@ -398,7 +447,8 @@ static void run_cold(struct run *r, struct spec *p)
         sched_step(s, n);
         while (sched_poll(s, &ev)) take_event(&q, &ev);
     }
-    if (q.got.end == END_ERROR || q.got.end == END_CANCELLED) fail_msg("the cold run of instance %u ends with %d", r->instance, q.got.end);
+    if (q.got.end == END_ERROR || q.got.end == END_CANCELLED)
+        fail_msg("the cold run of instance %u ends with %d", r->instance, q.got.end);
     sched_destroy(s);
     p->cold = q.got;
 }
@@ -406,8 +456,8 @@ static void run_cold(struct run *r, struct spec *p)
 /* ---- comparing ---- */
 static bool same_token(const struct token_out *a, const struct token_out *b)
 {
-    return a->id == b->id && memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0 && a->rank == b->rank && a->top_count == b->top_count &&
-           memcmp(a->top, b->top, a->top_count * sizeof a->top[0]) == 0;
+    return a->id == b->id && memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0 && a->rank == b->rank &&
+           a->top_count == b->top_count && memcmp(a->top, b->top, a->top_count * sizeof a->top[0]) == 0;
 }
 
 static void compare(struct run *r, const struct request *q)
@@ -431,7 +481,8 @@ static void compare(struct run *r, const struct request *q)
         differs(r, q, "the score of prompt token %u", i);
         return;
     }
-    if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id || got->score_count != want->score_count))
+    if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id ||
+                  got->score_count != want->score_count))
         differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count, want->end);
 }
 
@@ -440,7 +491,7 @@ static uint64_t item(const struct run *r, const struct spec *p, uint32_t i)
 {
     for (uint32_t k = 0; k < p->h.image_count; k++) {
         const struct span *s = &p->h.images[k];
-        if (i >= s->begin && i < s->begin + r->info->image.tokens) return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
+        if (i >= s->begin && i < s->begin + rows_of(r, s)) return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
     }
     return i < p->h.count ? p->h.tokens[i] : p->cold.tokens[i - p->h.count].id;
 }
@@ -477,13 +528,16 @@ static void count_end(struct run *r, const struct request *q)
     t->partial += q->cache.reused % r->caps.block_tokens != 0;
     t->stops[q->cache.stop]++;
     t->pictures += h->image_count;
-    for (uint32_t i = 0; i < h->image_count; i++) t->pictures_reused += h->images[i].begin + r->info->image.tokens <= q->cache.reused;
-    if (r->o->mutation || r->o->drop_size) return; /* there the answers must give the bug away */
+    for (uint32_t i = 0; i < h->image_count; i++) t->pictures_reused += q->images[i].end <= q->cache.reused;
+    bool inside = false;
+    for (uint32_t i = 0; i < h->image_count; i++)
+        inside |= q->cache.reused > q->images[i].begin && q->cache.reused < q->images[i].end;
+    t->inside += inside;
+    t->grids += r->grid && h->image_count;
+    if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
-    for (uint32_t i = 0; i < h->image_count; i++)
-        if (q->cache.reused > h->images[i].begin && q->cache.reused < h->images[i].begin + r->info->image.tokens)
-            differs(r, q, "the hit ends inside a picture");
+    if (inside && r->info->image.atomic) differs(r, q, "the hit ends inside a picture");
     if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
     if (may && q->cache.equal > longest_equal(r, q)) differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
 }
@@ -548,10 +602,10 @@ static void arrive(struct run *r)
 /* ---- the loop ---- */
 static void supply(struct run *r, struct request *q, uint32_t image)
 {
-    const struct image_u8 *from = &r->pool[q->spec->h.images[image].picture].prepared;
-    size_t n = (size_t)from->width * from->height * 3;
-    struct image_u8 copy = {from->width, from->height, malloc(n)};
-    memcpy(copy.rgb, from->rgb, n);
+    const struct image_u8 *from = &r->pool[q->spec->h.images[image].picture].pixels;
+    struct image_u8 copy = *from;
+    copy.rgb = malloc(image_u8_bytes(from));
+    memcpy(copy.rgb, from->rgb, image_u8_bytes(from));
     sched_supply_image(r->s, q->id, image, &copy); /* also when it has ended by now: the id is stale then */
 }
 
@@ -563,7 +617,8 @@ static void poll_events(struct run *r)
         r->last_event = r->turn;
         if (q->ended) fail_msg("instance %u: an event after the end", r->instance);
         if (ev.kind == EV_IMAGE) {
-            if (ev.index >= q->prompt.image_count || q->images[ev.index].pixels.rgb) fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
+            if (ev.index >= q->prompt.image_count || q->images[ev.index].pixels.rgb)
+                fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
             if (!q->answer_at[ev.index]) r->t.pictures_asked++;
             q->answer_at[ev.index] = r->turn + rnd(6) * rnd(4) + 1;
             continue;
@@ -596,7 +651,7 @@ static void answer_and_cancel(struct run *r)
 
 static void run_requests(struct run *r)
 {
-    bool strict = !r->o->mutation && !r->o->drop_size;
+    bool strict = !has_bug(r->o);
     while (r->request_count < PER_INSTANCE || r->live > 0) {
         r->turn++;
         r->now_us += rnd(400);
@@ -619,7 +674,7 @@ static void run_requests(struct run *r)
 static void close_requests(struct run *r)
 {
     struct sched_stats st;
-    bool strict = !r->o->mutation && !r->o->drop_size;
+    bool strict = !has_bug(r->o);
     uint64_t hit_tokens = 0;
     sched_stats(r->s, &st);
     if (strict) {
@@ -638,7 +693,8 @@ static void close_requests(struct run *r)
 }
 
 /* ---- engines ---- */
-static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32_t batch_tokens, uint32_t sequences, uint32_t threads)
+static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32_t batch_tokens, uint32_t sequences,
+                                  uint32_t threads)
 {
     struct engine *e;
     struct err err;
@@ -669,12 +725,14 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
 static void open_warm(struct run *r)
 {
     static const uint32_t rooms[] = {10, 12, 15, 22, 45, 150}, more_rows[] = {0, 0, 9, 40, 150};
-    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = 1 + rnd(3), features = chance(40) ? 1 + rnd(60000) : 0, off = chance(6);
+    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = 1 + rnd(3), features = chance(40) ? 1 + rnd(60000) : 0,
+             off = chance(6);
     struct sched_options opt = {.queue_max = 2 * PER_INSTANCE,
                                 .prefill_chunk = chunk,
                                 .encode_layers = layers,
-                                .no_prefix_cache = r->o->no_cache || (off && !r->o->mutation && !r->o->drop_size),
-                                .features_bytes = r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
+                                .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
+                                .features_bytes =
+                                    r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
                                 .test_mutation = r->o->mutation};
     opt.hash_seed = rnd(1000);
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
@@ -689,6 +747,7 @@ static void open_warm(struct run *r)
         engine_close(r->warm);
     }
     engine_caps(r->warm, &r->caps);
+    r->warm->test_bugs = r->o->engine_bug;
 }
 
 static void add_totals(struct totals *to, const struct totals *from)
@@ -700,7 +759,8 @@ static void add_totals(struct totals *to, const struct totals *from)
 
 static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance, struct totals *sum)
 {
-    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60}, rates[] = {5, 30, 70, 95}, talks[] = {10, 30, 80};
+    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60}, rates[] = {5, 30, 70, 95},
+                          talks[] = {10, 30, 80};
     static struct run run;
     struct run *r = &run;
     struct timespec a, b;
@@ -717,11 +777,15 @@ static void run_instance(const struct options *o, const char *model, const char 
     r->flight_max = 1 + rnd(FLIGHT_MAX);
     r->salts = chance(30) ? 3 : 1;
     r->talkative = talks[rnd(3)];
-    if (r->info->image.present) make_pictures(r->pool, &r->info->image.config);
+    r->grid = r->info->image.present && r->info->image.grid;
+    if (r->info->image.present) {
+        (r->grid ? make_grid_pictures : make_fixed_pictures)(r->info, r->pool);
+        r->pictures = r->grid ? PICTURES : 2 * CONTENTS_FIXED;
+    }
     open_warm(r);
     r->root_count = 1 + rnd(3);
     for (uint32_t i = 0; i < r->root_count; i++) {
-        if (chance(20)) add_picture(r, &r->roots[i], rnd(PICTURES));
+        if (chance(20)) add_picture(r, &r->roots[i], rnd(r->pictures ? r->pictures : PICTURES));
         add_text(r, &r->roots[i], 1 + rnd(min_u32(60, r->length_max / 2)));
     }
     r->requests = calloc(PER_INSTANCE + 8, sizeof *r->requests);
@@ -735,7 +799,7 @@ static void run_instance(const struct options *o, const char *model, const char 
         free(r->specs[i]->cold.scores);
         free(r->specs[i]);
     }
-    for (uint32_t i = 0; i < PICTURES; i++) free(r->pool[i].prepared.rgb);
+    for (uint32_t i = 0; i < r->pictures; i++) picture_free(&r->pool[i]);
     free(r->requests);
     clock_gettime(CLOCK_MONOTONIC, &b);
     r->t.seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
@@ -745,19 +809,46 @@ static void run_instance(const struct options *o, const char *model, const char 
 /* ---- all checkpoints ---- */
 static char models[MODELS_MAX][600];
 
+static bool there(const char *dir, const char *file)
+{
+    char path[1300];
+    struct stat st;
+    snprintf(path, sizeof path, "%.900s/%s", dir, file);
+    return stat(path, &st) == 0;
+}
+
+/* The golden checkpoints of a family and its demo model: every `stride`-th entry of `models` from `first` on. Returns how many.
+ */
+static uint32_t list_family(const char *family, const char *demo, uint32_t first, uint32_t stride)
+{
+    char names[MODELS_MAX / 2][64], golden[600], *to = NULL;
+    uint32_t n = 0;
+    snprintf(golden, sizeof golden, "%s/tests/golden", golden_root());
+    uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / 2 - 1) : 0;
+    for (uint32_t i = 0; i < count; i++) golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
+    to = models[first + stride * n];
+    snprintf(to, sizeof models[0], "%s/models/%s", golden_root(), demo);
+    return there(to, "model.safetensors") ? n + 1 : n;
+}
+
+/* The families in turns, so that a short run meets both. */
 static uint32_t find_models(const struct options *o)
 {
-    char names[MODELS_MAX - 1][64], probe[700];
-    struct stat st;
+    static const char *const families[2] = {"gemma3", "qwen"}, *const demos[2] = {"demo", "demo-qwen3-vl"};
+    uint32_t n[2], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
         return 1;
     }
-    uint32_t n = golden_variants("gemma3", names, MODELS_MAX - 1);
-    for (uint32_t i = 0; i < n; i++) golden_dir(models[i], sizeof models[i], "gemma3", names[i]);
-    snprintf(models[n], sizeof models[n], "%s/models/demo", golden_root());
-    snprintf(probe, sizeof probe, "%s/model.safetensors", models[n]);
-    return stat(probe, &st) == 0 ? n + 1 : n;
+    for (uint32_t f = 0; f < 2; f++)
+        if (o->family && strcmp(o->family, families[f]) == 0) return list_family(families[f], demos[f], 0, 1);
+    for (uint32_t f = 0; f < 2; f++) n[f] = list_family(families[f], demos[f], f, 2);
+    for (uint32_t i = 0; i < MODELS_MAX; i++) {
+        if (i / 2 >= n[i % 2]) continue;
+        if (all != i) memcpy(models[all], models[i], sizeof models[0]);
+        all++;
+    }
+    return all;
 }
 
 static uint32_t find_sets(const struct options *o, const char *sets[4])
@@ -786,10 +877,11 @@ static const char *short_name(const char *dir)
 static void print_row(const char *name, const struct totals *t)
 {
     double n = t->requests ? (double)t->requests : 1;
-    printf("%-19s %8llu %6.1f%% %10llu %10llu %8llu %9llu %9llu %8llu %8llu %7llu %8llu %7.1f\n", name, (unsigned long long)t->requests,
-           100 * (double)t->hits / n, (unsigned long long)t->prompt_tokens, (unsigned long long)t->hit_tokens, (unsigned long long)t->partial,
-           (unsigned long long)t->evictions, (unsigned long long)t->evicted_blocks, (unsigned long long)t->preemptions,
-           (unsigned long long)t->pictures_reused, (unsigned long long)t->feature_hits,
+    printf("%-19s %8llu %6.1f%% %10llu %10llu %8llu %9llu %9llu %8llu %8llu %7llu %7llu %8llu %7.1f\n", name,
+           (unsigned long long)t->requests, 100 * (double)t->hits / n, (unsigned long long)t->prompt_tokens,
+           (unsigned long long)t->hit_tokens, (unsigned long long)t->partial, (unsigned long long)t->evictions,
+           (unsigned long long)t->evicted_blocks, (unsigned long long)t->preemptions, (unsigned long long)t->pictures_reused,
+           (unsigned long long)t->inside, (unsigned long long)t->feature_hits,
            (unsigned long long)(t->cancelled + t->expired + t->refused), t->seconds);
 }
 
@@ -797,14 +889,21 @@ static void print_row(const char *name, const struct totals *t)
 static void check_not_vacuous(const char *name, const struct totals *t)
 {
     if (t->requests < 1000) return;
-    if (t->hits * 100 < t->cacheable * 30) fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
-    if (t->hit_tokens * 100 < t->prompt_tokens * 15) fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
-    if (t->partial * 100 < t->requests * 15) fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
-    if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired) fail_msg("%s: no evictions, preemptions or cancels", name);
-    if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused)) fail_msg("%s: no picture was reused", name);
+    if (t->hits * 100 < t->cacheable * 30)
+        fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
+    if (t->hit_tokens * 100 < t->prompt_tokens * 15)
+        fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
+    if (t->partial * 100 < t->requests * 15)
+        fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
+    if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
+        fail_msg("%s: no evictions, preemptions or cancels", name);
+    if (t->grids && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
+    if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
+        fail_msg("%s: no picture was reused", name);
 }
 
-/* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the instance that ran last. */
+/* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the instance that ran
+ * last. */
 static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
 {
     static struct totals by_model[MODELS_MAX];
@@ -820,23 +919,25 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
             printf("%u of %u instances\n", i + 1, instances);
             fflush(stdout);
         }
-        if (o->instance >= 0 || ((o->mutation || o->drop_size) && by_model[i % n].differences)) break;
+        if (o->instance >= 0 || (has_bug(o) && by_model[i % n].differences)) break;
     }
-    if (print) printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %8s %7s\n", "checkpoint", "requests", "hits", "prompt tok", "hit tok", "partial",
-                      "evictions", "ev.blocks", "preempt", "pictures", "feat.", "cut off", "seconds");
+    if (print)
+        printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %7s %8s %7s\n", "checkpoint", "requests", "hits", "prompt tok",
+               "hit tok", "partial", "evictions", "ev.blocks", "preempt", "pictures", "inside", "feat.", "cut off", "seconds");
     for (uint32_t i = 0; i < n; i++) {
         if (print && by_model[i].instances) print_row(short_name(models[i]), &by_model[i]);
         add_totals(&all, &by_model[i]);
     }
     if (print) {
         print_row("all", &all);
-        printf("pictures: reused with their KV; feat.: encoded once, used again. %u kernel sets, seed %llu. Where reuse ended:", set_count,
-               (unsigned long long)o->seed);
+        printf("pictures: reused with their KV; inside: hits that end in one; feat.: encoded once, used again. %u kernel sets, "
+               "seed %llu. Where reuse ended:",
+               set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
         printf("\n%llu differences\n", (unsigned long long)all.differences);
         fflush(stdout);
     }
-    if (!o->no_cache && o->instance < 0 && !o->mutation && !o->drop_size && !all.differences) {
+    if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {
         for (uint32_t i = 0; i < n; i++) check_not_vacuous(models[i], &by_model[i]);
         check_not_vacuous("all checkpoints", &all);
     }
@@ -845,10 +946,33 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
 
 /* ---- known bugs, put in on purpose ---- */
 static const struct bug {
-    const char *name;
+    const char *name, *family; /* where it can show itself; NULL = anywhere */
     bool drop_size;
-    uint32_t mutation;
-} bugs[] = {{"image-key", true, 0}, {"window", false, SCHED_BUG_WINDOW}, {"partial-block", false, SCHED_BUG_NO_COPY}, {"position", false, SCHED_BUG_POSITION}};
+    uint32_t mutation, engine;
+} bugs[] = {{"image-key", "gemma3", true, 0, 0},
+            {"window", "gemma3", false, SCHED_BUG_WINDOW, 0},
+            {"partial-block", NULL, false, SCHED_BUG_NO_COPY, 0},
+            {"position", NULL, false, SCHED_BUG_POSITION, 0},
+            {"rope", "qwen", false, SCHED_BUG_ROPE, 0},
+            {"rope-delta", "qwen", false, SCHED_BUG_ROPE_DELTA, 0},
+            {"rope-anew", "qwen", false, SCHED_BUG_ROPE_ANEW, 0},
+            {"feature-rows", "qwen", false, 0, ENGINE_BUG_FEATURE_ROWS},
+            {"tap-rows", "qwen", false, 0, ENGINE_BUG_TAP_ROWS},
+            {"no-taps", "qwen", false, 0, ENGINE_BUG_NO_TAPS},
+            {"rope-chunk", "qwen", false, 0, ENGINE_BUG_ROPE_CHUNK},
+            {"rope-leak", "qwen", false, 0, ENGINE_BUG_ROPE_LEAK},
+            {"new-keys", NULL, false, 0, ENGINE_BUG_NEW_KEYS}};
+
+static void put_in(struct options *o, const char *name)
+{
+    const struct bug *b = bugs;
+    for (size_t k = 0; strcmp(b->name, name) != 0; k++, b++)
+        if (k + 1 == sizeof bugs / sizeof bugs[0]) fail_msg("no bug \"%s\"", name);
+    o->family = b->family;
+    o->drop_size = b->drop_size;
+    o->mutation = b->mutation;
+    o->engine_bug = b->engine;
+}
 
 /* Shared with the child that looks: known also when the bug kills it. */
 struct finding {
@@ -877,19 +1001,19 @@ static void fuzz_apart(const struct options *o, struct finding *f, int *status)
 /* The bug shows itself within o.requests requests; the same requests without it are equal. */
 static void check_bug(const char *name)
 {
-    const struct bug *b = bugs;
     struct finding f;
     int status = 0;
-    while (strcmp(b->name, name) != 0) b++;
-    struct options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1, .drop_size = b->drop_size, .mutation = b->mutation};
+    struct options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1};
+    put_in(&o, name);
     fuzz_apart(&o, &f, &status);
     bool died = WIFSIGNALED(status);
-    if (!died && (!WIFEXITED(status) || WEXITSTATUS(status))) fail_msg("the run with the bug \"%s\" ended with status %d", name, status);
+    if (!died && (!WIFEXITED(status) || WEXITSTATUS(status)))
+        fail_msg("the run with the bug \"%s\" ended with status %d", name, status);
     if (!died && !f.differences) fail_msg("the bug \"%s\" was not found in %u requests", name, o.requests);
-    printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name, died ? "killed the process" : "answers differ", f.instance,
-           (f.instance + 1) * PER_INSTANCE);
+    printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name, died ? "killed the process" : "answers differ",
+           f.instance, (f.instance + 1) * PER_INSTANCE);
     o.drop_size = false;
-    o.mutation = 0;
+    o.mutation = o.engine_bug = 0;
     o.instance = f.instance;
     fuzz_apart(&o, &f, &status);
     assert_int_equal(status, 0);
@@ -917,10 +1041,45 @@ static void test_finds_position_from_block_count(void **state)
     check_bug("position");
 }
 
+static void test_finds_positions_from_token_count(void **state)
+{
+    (void)state;
+    check_bug("rope");
+    check_bug("rope-delta");
+    check_bug("rope-anew");
+}
+static void test_finds_rows_of_a_cut_picture(void **state)
+{
+    (void)state;
+    check_bug("feature-rows");
+}
+static void test_finds_taps_of_a_cut_picture(void **state)
+{
+    (void)state;
+    check_bug("tap-rows");
+    if (!getenv("KVASIR_TEST_SHORT")) check_bug("no-taps");
+}
+static void test_finds_positions_anew_in_a_chunk(void **state)
+{
+    (void)state;
+    check_bug("rope-chunk");
+}
+static void test_finds_a_neighbours_positions(void **state)
+{
+    (void)state;
+    check_bug("rope-leak");
+}
+static void test_finds_new_keys_alone(void **state)
+{
+    (void)state;
+    check_bug("new-keys");
+}
+
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
-    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? 2 * PER_INSTANCE : 22 * PER_INSTANCE, .seed = 1, .instance = -1};
+    struct options o = {
+        .requests = getenv("KVASIR_TEST_SHORT") ? 4 * PER_INSTANCE : 60 * PER_INSTANCE, .seed = 1, .instance = -1};
     (void)state;
     assert_int_equal(fuzz(&o, true, &last), 0);
 }
@@ -943,18 +1102,21 @@ static bool read_arguments(int argc, char **argv, struct options *o)
             continue;
         }
         i++;
-        if (strcmp(a, "--requests") == 0) o->requests = (uint32_t)strtoul(v, NULL, 10);
-        else if (strcmp(a, "--seed") == 0) o->seed = strtoull(v, NULL, 10);
-        else if (strcmp(a, "--model") == 0) o->model = v;
-        else if (strcmp(a, "--kernels") == 0) o->kernels = v;
-        else if (strcmp(a, "--instance") == 0) o->instance = (int64_t)strtoul(v, NULL, 10);
-        else if (strcmp(a, "--bug") == 0) {
-            for (size_t k = 0; k < sizeof bugs / sizeof bugs[0]; k++) {
-                if (strcmp(v, bugs[k].name) != 0) continue;
-                o->drop_size = bugs[k].drop_size;
-                o->mutation = bugs[k].mutation;
-            }
-        } else {
+        if (strcmp(a, "--requests") == 0)
+            o->requests = (uint32_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--seed") == 0)
+            o->seed = strtoull(v, NULL, 10);
+        else if (strcmp(a, "--model") == 0)
+            o->model = v;
+        else if (strcmp(a, "--kernels") == 0)
+            o->kernels = v;
+        else if (strcmp(a, "--instance") == 0)
+            o->instance = (int64_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--family") == 0)
+            o->family = v;
+        else if (strcmp(a, "--bug") == 0)
+            put_in(o, v);
+        else {
             fprintf(stderr, "unknown argument %s: see the top of the source\n", a);
             return false;
         }
@@ -970,6 +1132,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_finds_window_off_by_one),
         cmocka_unit_test(test_finds_stale_partial_block),
         cmocka_unit_test(test_finds_position_from_block_count),
+        cmocka_unit_test(test_finds_positions_from_token_count),
+        cmocka_unit_test(test_finds_rows_of_a_cut_picture),
+        cmocka_unit_test(test_finds_taps_of_a_cut_picture),
+        cmocka_unit_test(test_finds_positions_anew_in_a_chunk),
+        cmocka_unit_test(test_finds_a_neighbours_positions),
+        cmocka_unit_test(test_finds_new_keys_alone),
     };
     const struct CMUnitTest by_hand_only[] = {cmocka_unit_test(test_by_hand)};
     if (argc > 1 && !read_arguments(argc, argv, &by_hand)) return 2;
