@@ -1,6 +1,6 @@
 """Held-out accuracy of a saved checkpoint with transformers (greedy, in the dtype of the file), through its own processor.
 
-python scripts/demo/measure.py [--model models/demo] [--single 500] [--pairs 200] [--turns 200] [--seed 1]
+python scripts/demo/measure.py [--model models/demo|models/demo-qwen3-vl] [--single 500] [--pairs 200] [--turns 200] [--seed 1]
 """
 
 import argparse
@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import torch
-from transformers import AutoProcessor, Gemma3ForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import eval_http
 
@@ -18,11 +18,12 @@ import eval_http
 def main():
     p = eval_http.arguments(__doc__.splitlines()[0])
     p.add_argument("--model", default="models/demo")
+    p.add_argument("--dtype", default="auto", help="auto: that of the file")
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     processor = AutoProcessor.from_pretrained(args.model)
-    model = Gemma3ForConditionalGeneration.from_pretrained(args.model, dtype="auto")
+    model = AutoModelForImageTextToText.from_pretrained(args.model, dtype=args.dtype)
     model.eval()
 
     def answer(messages):

@@ -10,7 +10,7 @@ import sys
 import harness
 
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-args = harness.arguments(__doc__, pairs=800, seed=1, need=0.9, qwen=os.path.join(root, "models/demo-qwen3-vl"), qwen_pairs=200, qwen_need=0.0)
+args = harness.arguments(__doc__, pairs=800, seed=1, need=0.9, qwen=os.path.join(root, "models/demo-qwen3-vl"), qwen_pairs=200, qwen_need=0.9)
 check = harness.Checks()
 
 
