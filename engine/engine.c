@@ -231,7 +231,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,
                                 .images = e->desc.has_vision,
-                                .image_tokens_max = e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0};
+                                .image_tokens_max = e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0,
+                                .picture_tokens_max = engine__vision_tokens_max(e)};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
     memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);

@@ -55,6 +55,7 @@ struct engine_caps {
     bool images;               /* takes pictures */
     uint32_t image_tokens_max; /* tokens of the largest atomic span; 0 = none is atomic. batch_tokens_max >= image_tokens_max +
                                   sequences_max */
+    uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all that the context holds */
     uint32_t eos_ids[16];      /* ids that end a generation */
     uint32_t eos_count;
 };

@@ -168,8 +168,10 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
 uint64_t engine__vision_bytes(const struct engine *e, uint32_t patches); /* of the scratch for one picture */
-/* Scratch for a picture of that many patches; nothing may be in flight. ST_NOMEM: the plan left no room for it, and what there is
- * stays. */
+/* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
+uint32_t engine__vision_tokens_max(const struct engine *e);
+/* Scratch for a picture of that many patches; nothing may be in flight. ST_TOO_LARGE: the plan left no room for it, and what there
+ * is stays. */
 enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err) KV_MUST_CHECK;
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void engine__rope_frequencies(const struct desc_rope *r, float *out);

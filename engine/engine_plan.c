@@ -350,20 +350,52 @@ static enum status alloc_ropes(struct engine *e, struct err *err)
     return ST_OK;
 }
 
+/* What a picture beyond the planned size takes: scratch, and what it holds itself while it is encoded (vision_geometry.c). Host
+ * memory is given out before it is there, so asking for it would not tell. */
+static uint64_t picture_bytes(const struct engine *e, uint32_t patches)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint64_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens, own = 4ull * d->hidden, index = 64;
+    if (d->rope_theta > 0) own += 4ull * (d->hidden / d->heads); /* cos, sin */
+    return engine__vision_bytes(e, patches) + patches * (own + index) +
+           tokens * (1 + d->tap_count) * e->desc.hidden * sizeof(float);
+}
+
+static bool has_room(const struct engine *e, uint32_t patches)
+{
+    return patches <= vision_patches_planned(e) || picture_bytes(e, patches) <= e->plan.vision_bytes + e->plan.spare;
+}
+
+uint32_t engine__vision_tokens_max(const struct engine *e)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t unit = d->merge * d->merge, low = 0, high = e->plan.context_max;
+    if (!e->desc.has_vision || d->image_size) return 0;
+    if (high > UINT32_MAX / 64 / unit) high = UINT32_MAX / 64 / unit; /* vision_measure */
+    uint32_t most = high;
+    while (low < high) {
+        uint32_t middle = high - (high - low) / 2;
+        if (has_room(e, middle * unit))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low == most ? 0 : low;
+}
+
 enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err)
 {
     struct vision_scratch *v = &e->v;
     if (patches <= v->patches_cap) return ST_OK;
-    /* Host memory is given out before it is there, so asking for it would not tell. */
-    uint64_t bytes = engine__vision_bytes(e, patches), planned = e->plan.vision_bytes;
-    if (bytes > planned && bytes - planned > e->plan.spare)
-        return err_set(err, ST_NOMEM, "a picture of %u patches takes %llu MiB of scratch, %llu MiB are left for it", patches,
-                       (unsigned long long)(bytes >> 20), (unsigned long long)((planned + e->plan.spare) >> 20));
+    if (!has_room(e, patches))
+        return err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB, %llu MiB are left for it", patches,
+                       (unsigned long long)(picture_bytes(e, patches) >> 20),
+                       (unsigned long long)((e->plan.vision_bytes + e->plan.spare) >> 20));
     /* The old block goes first: twice the memory may not be there. */
     if (v->block) e->ops->free(e->be, v->block);
     v->block = NULL;
     v->patches_cap = 0;
-    enum status st = take(e, bytes, &v->block, "the vision tower's scratch", err);
+    enum status st = take(e, engine__vision_bytes(e, patches), &v->block, "the vision tower's scratch", err);
     if (st) return st;
     struct carve c = {v->block, 0};
     carve_vision(e, patches, &c, v);

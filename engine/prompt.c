@@ -11,6 +11,7 @@
 #define EXPANSION_BYTES_MAX ((size_t)64 << 20)
 #define PICTURES_MAX        4096u
 #define STAMP_BYTES         48u
+#define POSITIONS_MAX       (1 << 24) /* a rope position is exact as float32 up to here */
 
 /* The sentence around crops is the processor's, letter for letter: the checkpoints were trained with it. */
 #define CROPS_BEFORE  "Here is the original image "
@@ -353,7 +354,9 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     return ST_OK;
 }
 
-/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. */
+/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. Behind a video it also
+ * clears the video's time, as in the training code, vLLM and transformers 4; transformers 5.23 takes max(h, w) alone there, so
+ * that the text behind a long video stands at positions which the video's later frames have. */
 static enum status set_offsets(const struct model_image_rule *rule, struct prompt *p, struct err *err)
 {
     int64_t next = 0;
@@ -361,14 +364,15 @@ static enum status set_offsets(const struct model_image_rule *rule, struct promp
     for (uint32_t k = 0; rule->grid && k < p->image_count; k++) {
         struct prompt_image *m = &p->images[k];
         double last = floor((double)(m->grid.t - 1) * m->grid.seconds);
-        if (!(last >= 0.0) || last > INT32_MAX) return err_set(err, ST_INVALID, "A video is too long for the model's positions.");
+        if (!(last >= 0.0) || last > POSITIONS_MAX)
+            return err_set(err, ST_INVALID, "A video is too long for the model's positions.");
         int64_t span = prompt_grid_time(&m->grid, m->grid.t - 1);
         if (span < (int64_t)m->grid.h - 1) span = (int64_t)m->grid.h - 1;
         if (span < (int64_t)m->grid.w - 1) span = (int64_t)m->grid.w - 1;
         next += (int64_t)(m->begin - at) + span + 1;
         at = m->end;
-        if (next > INT32_MAX) return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
-        m->rope_offset = (int32_t)(next - (int64_t)at); /* both in 0..2^31-1 */
+        if (next > POSITIONS_MAX) return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
+        m->rope_offset = (int32_t)(next - (int64_t)at); /* next in 0..2^24, at in 0..2^31-1 */
     }
     return ST_OK;
 }

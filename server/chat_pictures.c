@@ -17,8 +17,8 @@ enum { FRAMES_URI = sizeof frames_uri - 1 };
 
 /* ---- mm_processor_kwargs ---- */
 
-/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no more than 16,384 tokens (the bound of the
- * released Qwen checkpoints; the tower's cost grows with the square). */
+/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no more than 16,384
+ * tokens (the bound of the released Qwen checkpoints; the tower's cost grows with the square). */
 static uint64_t area_limit(const struct gen *g)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
@@ -193,12 +193,18 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
 }
 
 /* Told as soon as it is known, before more pictures are decoded: what can't be run need not be held in memory. */
-static enum status check_room(struct gen *g, const struct picture_parts *parts, uint64_t *tokens)
+static enum status check_room(struct gen *g, const struct image_ref *ref, const struct picture_parts *parts, uint64_t *tokens)
 {
     const struct model *m = g->r->srv->model;
+    uint64_t most = m->caps.picture_tokens_max;
     for (uint32_t i = 0; i < parts->count; i++) {
         const struct prompt_grid *grid = &parts->grids[i];
-        *tokens += m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
+        uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
+        if (most && n > most)
+            return api_fail(&g->r->error, 400, image_fault_code(IMAGE_TOO_MANY_PIXELS), ref->param,
+                            "The %s takes %llu tokens; this server has memory for encoding %llu at once.",
+                            ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
+        *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
     return api_fail(&g->r->error, 400, "context_length_exceeded", "messages",
@@ -223,7 +229,7 @@ enum status chat_pictures_make(struct gen *g, const struct chat_messages *messag
         const struct picture_parts *parts = &out->parts[i];
         bool video = messages->images[i].video;
         enum status st = make_one(g, &messages->images[i], &g->pictures[i], &out->prepared[i], &out->parts[i]);
-        if (!st) st = check_room(g, parts, &tokens);
+        if (!st) st = check_room(g, &messages->images[i], parts, &tokens);
         if (st) return st;
         out->list[i] = (struct prompt_picture){.images = out->prepared[i].images,
                                                .keys = (const uint8_t(*)[32])parts->keys,

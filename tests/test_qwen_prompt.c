@@ -298,7 +298,8 @@ static void test_refused(void **state)
     (void)state;
     struct fixture f;
     static const struct prompt_grid small = {1, 2, 2, 0}, none = {1, 0, 2, 0}, huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0},
-                                    wide = {1, 300, 300, 0}, forever = {1000, 1, 1, 1e12}, odd = {2, 1, 1, -1.0};
+                                    wide = {1, 300, 300, 0}, forever = {1000, 1, 1, 1e12}, odd = {2, 1, 1, -1.0},
+                                    inexact = {1000, 1, 1, 16800}, most = {1000, 1, 1, 16700}; /* 2^24 lies between */
     const double stamp = 0.5, late = 1e300;
     struct prompt_picture one = known(&small, false), clip = known(&small, true), bad;
     const struct tok_run place[] = {RUN("x<|image_pad|>y", TOK_CONTROL_ALL)},
@@ -324,6 +325,12 @@ static void test_refused(void **state)
     expect(&f, place, 1, &bad, 1, 89999, ST_TOO_LARGE, "limit");
     bad = known(&forever, true);
     expect(&f, film, 1, &bad, 1, ROOM, ST_INVALID, "too long");
+    bad = known(&inexact, true);
+    expect(&f, film, 1, &bad, 1, ROOM, ST_INVALID, "too long");
+    bad = known(&most, true);
+    const struct tok_run two[] = {RUN("<|vision_start|><|video_pad|><|vision_end|><|video_pad|>", TOK_CONTROL_ALL)};
+    struct prompt_picture twice[2] = {bad, bad};
+    expect(&f, two, 1, twice, 2, ROOM, ST_INVALID, "too long");
     bad = known(&odd, true);
     expect(&f, film, 1, &bad, 1, ROOM, ST_INVALID, "too long");
     /* What a user typed is text. */
@@ -332,6 +339,10 @@ static void test_refused(void **state)
     assert_int_equal(prompt_build(&f.m, f.t, typed, 2, false, NULL, 0, ROOM, &p, &err), ST_OK);
     for (uint32_t i = 0; i < p.token_count; i++)
         assert_true(p.tokens[i] != f.m.image.soft_id && p.tokens[i] != f.m.image.video_soft_id);
+    prompt_free(&p);
+    bad = known(&most, true);
+    assert_int_equal(prompt_build(&f.m, f.t, film, 1, false, &bad, 1, ROOM, &p, &err), ST_OK);
+    assert_int_equal(p.images[0].rope_offset, 999 * 16700 + 1 - 1000);
     prompt_free(&p);
     const uint32_t soft[] = {f.m.image.soft_id}, soft_video[] = {f.m.image.video_soft_id};
     assert_int_equal(prompt_from_ids(&f.m, soft, 1, ROOM, &p, &err), ST_INVALID);
