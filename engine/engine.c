@@ -267,7 +267,9 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     struct engine_features *f = calloc(1, sizeof *f);
     if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
     enum status st = vision_measure(e, pixels, f, err);
-    if (!st) st = engine__vision_reserve(e, f->patches, err);
+    if (!st && !engine__vision_room(e, f->patches))
+        st = err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB: more than is left for it", f->patches,
+                     (unsigned long long)(vision_picture_bytes(e, f->patches) >> 20));
     if (!st) st = vision_prepare(e, f, err);
     size_t rgb = image_u8_bytes(pixels), rows = st ? 0 : row_floats(e, f) * sizeof(float);
     void *p = NULL;
@@ -290,9 +292,6 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
 {
     ASSERT(!e->in_flight);
-    /* A larger picture may have taken the scratch and found no memory for its own. */
-    enum status st = f->done ? ST_OK : engine__vision_reserve(e, f->patches, err);
-    if (st) return st;
     if (!f->done) vision_run(e, f, layers);
     if (f->done && f->work) {
         if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));

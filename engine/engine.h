@@ -21,7 +21,7 @@ struct model_info; /* what the server needs to build prompts: engine/model_info.
 
 struct engine_options {
     const char *model_dir;
-    const char *backend;       /* "auto", "cpu" (cuda comes with its own issue) */
+    const char *backend;       /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
     const char *kernels;       /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;          /* 0 = all usable cores */
     const char *dtype;         /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
@@ -68,8 +68,9 @@ const struct model_info *engine_model(const struct engine *e); /* immutable, any
 /* ---- image features ---- */
 struct engine_features; /* encoded rows of one picture, in backend memory */
 /* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does not take). The tower
- * runs in slices so that decoding is not starved: each engine_features_step runs `layers` more of its layers (0 = all that are
- * left) and sets *done at the end. Same bits however it is sliced. Not while a step is in flight. */
+ * runs in slices so that decoding is not starved: each engine_features_step runs `layers` more of its layers, of a large
+ * picture a part of one (0 = all that are left), and sets *done at the end. Same bits however it is sliced. Not while a step is in
+ * flight. ST_TOO_LARGE: the plan has no memory for a picture of that size. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out,
                                    struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,

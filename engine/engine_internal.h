@@ -56,20 +56,15 @@ struct decoder_scratch {
     uint32_t *step; /* [step_words] the step's index arrays */
 };
 
-/* Scratch of the vision tower, for pictures of up to S = patches_cap patches; grows when a larger one comes. It carries nothing from one slice
- * of an encode to the next. */
+/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer runs over a picture in pieces of so many, because its rows meet
+ * only in the attention's keys and values. It carries nothing from one slice of an encode to the next. */
 struct vision_scratch {
     void *block;
-    uint32_t patches_cap;
-    void *patches;   /* act [S, ld(3 depth p p)] */
-    float *qkv;      /* [S, 3 Cv] */
-    void *h, *attn;  /* act [S, ld(Cv)]; while merging: act [tokens, ld(merge merge Cv)] */
-    void *q;         /* act [S, Cv] */
-    void *mlp;       /* act [S, ld(ff)] */
-    float *dense;    /* [S, Cv] */
-    float *pooled;   /* [tokens, Cv]; while merging: [tokens, C] */
-    void *kv;        /* one layer's keys and values of one picture */
-    uint8_t *rgb;    /* the frames of one row of patches in time: [depth, height, width, 3] */
+    uint32_t rows;
+    float *qkv;      /* [R, 3 Cv] */
+    void *h, *attn;  /* act [R, ld(Cv)]; while merging: act [R / merge^2, ld(merge^2 Cv)] */
+    void *mlp;       /* act [R, ld(ff)] */
+    float *dense;    /* [R, Cv] */
     /* of all pictures, apart from the block */
     float *lut;          /* [3*256] */
     float *rope_freq;    /* [D/2] */
@@ -133,12 +128,20 @@ struct engine_features {
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
     uint32_t layers_done, taps_done;
-    bool done;
+    uint32_t piece;     /* rows of the tower that run at a time: a matter of the picture's size alone */
+    uint32_t row;       /* of the layer that runs now: the next row */
+    bool attending;     /* its keys and values are all there */
+    bool embedded, done;
     float *rows;  /* [1 + taps][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
     /* while it is encoded: one block */
     void *work;
     float *resid;                   /* [S, Cv] */
+    void *q, *kv;                   /* act [S, Cv]; one layer's keys and values */
+    /* The same memory, while no layer runs: */
+    uint8_t *rgb;                   /* one row of patches in time: [depth, height, width, 3] */
+    void *patch_rows;               /* act [S, ld(3 depth p p)] */
+    float *dense, *pooled;          /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
     float *cos, *sin;               /* [S, D/2]; NULL: no rotary */
     struct be_rows whole, windowed; /* every patch of a frame sees the frame, or its window of it */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
@@ -167,12 +170,10 @@ void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
-uint64_t engine__vision_bytes(const struct engine *e, uint32_t patches); /* of the scratch for one picture */
 /* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Scratch for a picture of that many patches; nothing may be in flight. ST_TOO_LARGE: the plan left no room for it, and what there
- * is stays. */
-enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err) KV_MUST_CHECK;
+/* Host memory is given out before it is there: whether the plan has room for a picture of that many patches. */
+bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void engine__rope_frequencies(const struct desc_rope *r, float *out);
 /* engine.c: configuration, description, survey, backend, plan; nothing large is allocated or read. */
@@ -191,6 +192,14 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
 /* Patches of the largest picture that can ever be asked for. */
 uint32_t vision_patches_max(const struct engine *e);
+/* What a picture of so many patches takes while it is encoded, its rows included. */
+uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches);
+/* Most rows of the tower that run at a time. */
+#define VISION_ROWS_MAX 2048u
+/* What one slice of `layers` = 1 may take, in rows times keys: a layer of a picture of 4,096 patches. The products of a row weigh as much as
+ * VISION_ROW_KEYS keys (tower of Gemma 3). */
+#define VISION_ROW_KEYS 6600u
+#define VISION_SLICE    (4096ull * (VISION_ROW_KEYS + 4096))
 
 /* vision.c: `layers` more layers of the tower (0 = all that are left), with the embedding before the first and the pooling after
  * the last. */

@@ -136,32 +136,15 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
     s->step = piece(c, e->step_words * 4);
 }
 
-/* What grows with the picture; see struct vision_scratch. */
-static void carve_vision(const struct engine *e, uint64_t n, struct carve *c, struct vision_scratch *s)
+static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c, struct vision_scratch *s)
 {
     const struct desc_vision *v = &e->desc.vision;
-    bool merge = v->end == VISION_MERGE;
-    uint64_t act = be_dtype_bytes(e->plan.act), blocks = (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
-    uint64_t tokens = merge ? n / ((uint64_t)v->merge * v->merge) : v->tokens, rows = n > tokens ? n : tokens;
-    uint64_t layer = round_up(e->ops->kv_layer_bytes(e->be, v->heads, v->hidden / v->heads), BE_KV_UNIT);
-    s->patches = piece(c, n * be_ld(3ull * v->depth * v->patch * v->patch) * act);
-    s->qkv = piece(c, n * 3 * v->hidden * 4);
+    uint64_t act = be_dtype_bytes(e->plan.act);
+    s->qkv = piece(c, rows * 3 * v->hidden * 4);
     s->h = piece(c, rows * be_ld(v->hidden) * act);
-    s->attn = piece(c, n * be_ld(v->hidden) * act);
-    s->q = piece(c, n * v->hidden * act);
-    s->mlp = piece(c, n * be_ld(v->ff) * act);
-    s->dense = piece(c, n * v->hidden * 4);
-    s->pooled = piece(c, tokens * (merge ? e->desc.hidden : v->hidden) * 4);
-    s->kv = piece(c, blocks * layer);
-    s->rgb = piece(c, n * v->patch * v->patch * 3 * v->depth);
-}
-
-uint64_t engine__vision_bytes(const struct engine *e, uint32_t patches)
-{
-    struct carve c = {0};
-    struct vision_scratch s;
-    carve_vision(e, patches, &c, &s);
-    return c.used;
+    s->attn = piece(c, rows * be_ld(v->hidden) * act);
+    s->mlp = piece(c, rows * be_ld(v->ff) * act);
+    s->dense = piece(c, v->end == VISION_MERGE ? rows * v->hidden * 4 : 0);
 }
 
 /* ---- plan ---- */
@@ -232,6 +215,15 @@ static uint32_t vision_patches_planned(const struct engine *e)
     return e->desc.vision.image_size || most < PLANNED ? most : PLANNED;
 }
 
+/* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are pooled. */
+static uint32_t vision_rows(const struct engine *e)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t most = vision_patches_max(e), rows = most < VISION_ROWS_MAX ? most : VISION_ROWS_MAX;
+    uint32_t least = d->end == VISION_POOL ? d->tokens : d->merge * d->merge;
+    return rows < least ? least : rows;
+}
+
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct engine_plan *p = &e->plan;
@@ -250,7 +242,12 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     struct decoder_scratch ds;
     carve_decoder(e, &c, &ds);
     p->scratch_bytes = c.used;
-    if (e->desc.has_vision) p->vision_bytes = engine__vision_bytes(e, vision_patches_planned(e));
+    if (e->desc.has_vision) {
+        struct carve v = {0};
+        struct vision_scratch vs;
+        carve_vision(e, vision_rows(e), &v, &vs);
+        p->vision_bytes = v.used + vision_picture_bytes(e, vision_patches_planned(e));
+    }
     p->weight_bytes = e->survey.memory_bytes;
     p->kv_wanted = kv_wanted(e);
     p->available = e->becaps.memory_bytes;
@@ -350,20 +347,10 @@ static enum status alloc_ropes(struct engine *e, struct err *err)
     return ST_OK;
 }
 
-/* What a picture beyond the planned size takes: scratch, and what it holds itself while it is encoded (vision_geometry.c). Host
- * memory is given out before it is there, so asking for it would not tell. */
-static uint64_t picture_bytes(const struct engine *e, uint32_t patches)
+bool engine__vision_room(const struct engine *e, uint32_t patches)
 {
-    const struct desc_vision *d = &e->desc.vision;
-    uint64_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens, own = 4ull * d->hidden, index = 64;
-    if (d->rope_theta > 0) own += 4ull * (d->hidden / d->heads); /* cos, sin */
-    return engine__vision_bytes(e, patches) + patches * (own + index) +
-           tokens * (1 + d->tap_count) * e->desc.hidden * sizeof(float);
-}
-
-static bool has_room(const struct engine *e, uint32_t patches)
-{
-    return patches <= vision_patches_planned(e) || picture_bytes(e, patches) <= e->plan.vision_bytes + e->plan.spare;
+    uint32_t planned = vision_patches_planned(e);
+    return patches <= planned || vision_picture_bytes(e, patches) <= vision_picture_bytes(e, planned) + e->plan.spare;
 }
 
 uint32_t engine__vision_tokens_max(const struct engine *e)
@@ -375,32 +362,12 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
     uint32_t most = high;
     while (low < high) {
         uint32_t middle = high - (high - low) / 2;
-        if (has_room(e, middle * unit))
+        if (engine__vision_room(e, middle * unit))
             low = middle;
         else
             high = middle - 1;
     }
     return low == most ? 0 : low;
-}
-
-enum status engine__vision_reserve(struct engine *e, uint32_t patches, struct err *err)
-{
-    struct vision_scratch *v = &e->v;
-    if (patches <= v->patches_cap) return ST_OK;
-    if (!has_room(e, patches))
-        return err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB, %llu MiB are left for it", patches,
-                       (unsigned long long)(picture_bytes(e, patches) >> 20),
-                       (unsigned long long)((e->plan.vision_bytes + e->plan.spare) >> 20));
-    /* The old block goes first: twice the memory may not be there. */
-    if (v->block) e->ops->free(e->be, v->block);
-    v->block = NULL;
-    v->patches_cap = 0;
-    enum status st = take(e, engine__vision_bytes(e, patches), &v->block, "the vision tower's scratch", err);
-    if (st) return st;
-    struct carve c = {v->block, 0};
-    carve_vision(e, patches, &c, v);
-    v->patches_cap = patches;
-    return ST_OK;
 }
 
 /* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D). */
@@ -435,7 +402,14 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     image_lut(&e->info.image.config, lut);
     e->ops->upload(e->be, e->v.lut, lut, sizeof lut);
     if (e->desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
-    return st ? st : engine__vision_reserve(e, vision_patches_planned(e), err);
+    struct carve c = {0};
+    carve_vision(e, vision_rows(e), &c, &e->v);
+    if (!st) st = take(e, c.used, &e->v.block, "the vision tower's scratch", err);
+    if (st) return st;
+    c = (struct carve){e->v.block, 0};
+    carve_vision(e, vision_rows(e), &c, &e->v);
+    e->v.rows = vision_rows(e);
+    return ST_OK;
 }
 
 enum status engine__alloc(struct engine *e, struct err *err)

@@ -93,7 +93,9 @@ static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap
 /* Offsets in bytes of the parts of f->work. One walk counts, the same walk lays out. */
 struct layout {
     size_t resid, cos, sin, index, bytes;
-    size_t words; /* of the index part */
+    size_t words;               /* of the index part */
+    size_t area;                /* bytes from here on: q and kv, or what else needs room before and behind the layers */
+    size_t kv, patches, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows, table_weights; /* words */
 };
 
@@ -114,7 +116,7 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.hi = reserve(&l.words, n);
     l.wlo = reserve(&l.words, d->window ? n : 0);
     l.whi = reserve(&l.words, d->window ? n : 0);
-    l.seq_row = reserve(&l.words, 2);
+    l.seq_row = reserve(&l.words, 4);
     l.seq_table = reserve(&l.words, 1);
     l.table = reserve(&l.words, (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS);
     l.order = reserve(&l.words, frame);
@@ -127,8 +129,36 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.cos = reserve(&used, d->rope_theta > 0 ? n * half : 0);
     l.sin = reserve(&used, d->rope_theta > 0 ? n * half : 0);
     l.index = reserve(&used, l.words);
-    l.bytes = used * 4;
+    l.area = used * 4;
+    /* Three uses of one stretch of memory, none of which outlives its part of the work. */
+    size_t act = be_dtype_bytes(e->plan.act), layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
+    size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS * ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
+    l.patches = (frame * d->patch * d->patch * 3 * d->depth + 63) / 64 * 64; /* behind rgb */
+    size_t end = l.patches + n * be_ld(3ull * d->depth * d->patch * d->patch) * act;
+    if (end > most) most = end;
+    l.pooled = d->end == VISION_POOL ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
+    end = l.pooled + 4 * (size_t)f->tokens * (d->end == VISION_POOL ? d->hidden : d->window ? e->desc.hidden : 0);
+    if (end > most) most = end;
+    l.bytes = l.area + most;
     return l;
+}
+
+uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens;
+    struct engine_features f = {.frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
+    return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->desc.hidden * sizeof(float);
+}
+
+/* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what takes the time. */
+static uint32_t piece_of(const struct engine *e, const struct engine_features *f)
+{
+    uint64_t rows = VISION_SLICE / (VISION_ROW_KEYS + (uint64_t)f->grid_h * f->grid_w) / 32 * 32;
+    if (rows < 256) rows = 256;
+    if (rows > e->v.rows) rows = e->v.rows;
+    return rows < f->patches ? (uint32_t)rows : f->patches;
 }
 
 static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l, uint32_t *w,
@@ -173,7 +203,8 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
             w[l->rope + f->patches + i] = w[l->order + in] % f->grid_w;
         }
     }
-    w[l->seq_row + 1] = f->patches;
+    w[l->seq_row + 1] = f->piece;
+    w[l->seq_row + 3] = f->patches % f->piece; /* of the last piece, where it is smaller */
     size_t layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
     uint32_t unit = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
     for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++) w[l->table + b] = b * unit;
@@ -195,6 +226,7 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
 {
     const struct desc_vision *d = &e->desc.vision;
     struct layout l = lay_out(e, f);
+    f->piece = piece_of(e, f);
     uint32_t m = merge_of(d), per_frame = (f->grid_h / m) * (f->grid_w / m);
     uint32_t *w = calloc(l.words + 3 * (size_t)per_frame, sizeof *w), *token = w ? w + l.words : NULL;
     if (!w || e->ops->alloc(e->be, l.bytes, &f->work) != BE_OK) {
@@ -212,6 +244,12 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     free(w);
     f->bytes += l.bytes;
     f->resid = (float *)base + l.resid;
+    char *area = (char *)f->work + l.area;
+    f->q = f->rgb = (uint8_t *)area;
+    f->kv = area + l.kv;
+    f->patch_rows = area + l.patches;
+    f->dense = (float *)(void *)area;
+    f->pooled = (float *)(void *)(area + l.pooled);
     f->order = dev + l.order;
     f->token_row = d->window ? dev + l.token_row : NULL;
     f->table_rows = dev + l.table_rows;

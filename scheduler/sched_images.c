@@ -16,7 +16,6 @@
 enum {
     LOOK_AHEAD = 4,               /* pictures of one sequence whose pixels are asked for at a time: they are decoded while others are encoded */
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
-    LARGE_TOKENS = 2048,          /* a layer's work grows with the square of the picture: from here on a slice is one layer */
 };
 
 struct image_reply {
@@ -292,8 +291,7 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
         st = features_begin(c, f, pixels_of(q, image), &err);
         image_u8_free(&q->features[image].pixels);
     }
-    const struct prompt_image *im = &q->req.prompt->images[image];
-    if (!st) st = features_encode(c, f, im->end - im->begin > LARGE_TOKENS ? 1 : s->opt.encode_layers, &err);
+    if (!st) st = features_encode(c, f, s->opt.encode_layers, &err);
     if (!st && features_state(f) == FEATURES_DONE) atomic_fetch_add_explicit(&s->st.images, 1, memory_order_relaxed);
     if (st) {
         /* Others who hold the picture begin anew with their own pixels. */
