@@ -73,6 +73,15 @@ def mirrored(pixels, targets, rng):
     return pixels, targets
 
 
+def varied(pixels, targets, rng):
+    """Half of the pictures mirrored, and all moved by up to two pixels: the tower sees many more pictures than were drawn."""
+    pixels, targets = mirrored(pixels, targets, rng)
+    height, width = pixels.shape[-2:]
+    wide = torch.nn.functional.pad(pixels.float(), (2, 2, 2, 2), mode="replicate")
+    moved = [wide[i, :, y:y + height, x:x + width] for i in range(len(wide)) for y, x in [(rng.randrange(5), rng.randrange(5))]]
+    return torch.stack(moved), targets
+
+
 class Conversations:
     """Makes batches of token trees. Everything follows from the generator that is handed to batch()."""
 

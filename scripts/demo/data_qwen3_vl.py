@@ -96,15 +96,6 @@ def draw_shard(path, split, first, last, workers=2):
     os.replace(path + ".pt.new", path + ".pt")
 
 
-def varied(pixels, targets, rng):
-    """Half of the pictures mirrored, and all moved by up to two pixels, so that the tower sees many more of them than were drawn."""
-    pixels, targets = data.mirrored(pixels, targets, rng)
-    height, width = pixels.shape[2:]
-    wide = torch.nn.functional.pad(pixels.float(), (2, 2, 2, 2), mode="replicate")
-    moved = [wide[i, :, y:y + height, x:x + width] for i in range(len(wide)) for y, x in [(rng.randrange(5), rng.randrange(5))]]
-    return torch.stack(moved), targets
-
-
 def patches(pixels):
     """Pixels [n, 3, h, w] (0..255) -> normalised patches [n, tokens * 4, 3 * 12 * 12] in the order of the merger."""
     n, c, h, w = pixels.shape

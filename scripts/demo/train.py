@@ -175,11 +175,11 @@ class Trainer:
         return peak * min(1.0, (at + 1) / 100) * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, at / total))))
 
     def features(self, pictures, rng=None):
-        """rng: half of the pictures are mirrored."""
+        """rng: half of the pictures are mirrored, and all are moved by up to two pixels."""
         groups, members = torch.tensor(pictures).unbind(1)
         pixels, targets = self.pixels[groups, members], self.targets[groups, members]
         if rng:
-            pixels, targets = data.mirrored(pixels, targets, rng)
+            pixels, targets = data.varied(pixels, targets, rng)
         return self.model.model.get_image_features(data.normalise(pixels)).pooler_output, targets
 
     def remember(self):

@@ -195,7 +195,7 @@ class Trainer:
             groups, members = torch.tensor([pictures[i] for i in places]).unbind(1)
             targets = pool.targets[groups, members]
             if rng:
-                pixels, targets = data_qwen3_vl.varied(pixels, targets, rng)
+                pixels, targets = data.varied(pixels, targets, rng)
             parts = self.features(pixels, grid).float().unflatten(-1, (-1, self.width))
             one, good = self.reader.read(parts[:, :, 0], targets, grid)
             all_of_them, _ = self.reader.read(parts.sum(2), targets, grid)
