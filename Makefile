@@ -1,4 +1,4 @@
-# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1] [all|core|tests|test|test-core]
+# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1] [all|core|tests|test|test-core|cuda|cuda-host|cuda-host-so|test-cuda-host]
 #
 # Everything built lands under $(OUT_ROOT)/$(CONFIG)/: the binary is build/release/kvasir, tests lie in build/release/tests/.
 # `core` is config + kernels + engine + scheduler and their tests: it needs no HTTP, JSON or image library (a bare GPU machine builds it).
@@ -78,6 +78,88 @@ test: tests
 test-core: core
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS))
 
+# ---- CUDA. `make cuda`: kernels/cuda/*.cu by nvcc into kvasir-cuda.so (sm_80, sm_90, PTX for what comes after). Nothing else needs nvcc.
+# -fmad=false: products are fused where the source says fmaf, so that the emulated build and the device round alike.
+NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
+CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+NVCC_FLAGS = -std=c++17 -O3 -fmad=false -lineinfo -I. -Xcompiler -fPIC,-Wall,-Wextra --threads 2 \
+	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] $(if $(WERROR),-Werror all-warnings)
+CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
+cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu
+$(OUT)/cuda/%.cu.o: %.cu
+	@command -v $(NVCC) >/dev/null || { echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(OUT)/cuda/%.o)
+	$(NVCC) -shared $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
+# The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine with a GPU.
+$(OUT)/cuda/test_emu: $(OUT)/cuda/kernels/cuda/host/selftest/test_emu.cu.o
+	$(NVCC) $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
+
+# ---- The same .cu sources on the CPU: kernels/cuda/host is a CUDA runtime for a host compiler. Builds: plain and race, or asan when CONFIG=asan.
+# The backend tests run against it through tests/lib/staged_ops.c, the engine with be_cpu_ops replaced by be_cuda_host_ops.
+HOST_MODES := $(if $(filter asan,$(CONFIG)),asan,$(if $(filter tsan,$(CONFIG)),,plain race))
+HOST_OUT   := $(OUT)/cuda-host
+HOST_ISA   := $(if $(shell grep -m1 -ow avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
+HOST_SAN   := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie $(if $(WERROR),-Werror)
+HOST_RT_plain := -O2
+HOST_RT_race  := -O3 $(HOST_ISA) -DCUEMU_RACE
+HOST_RT_asan  := $(HOST_SAN)
+HOST_KN_plain := -O2 $(HOST_ISA)
+HOST_PIC      := -fPIC -ftls-model=initial-exec -DCU_BACKEND_ENTRY=be_cuda_ops
+HOST_RT_pic   := -O2 $(HOST_PIC)
+HOST_KN_pic   := -O2 $(HOST_ISA) $(HOST_PIC)
+HOST_KN_race  := -O1 $(HOST_ISA) -fsanitize=thread
+HOST_KN_asan  := $(HOST_SAN)
+HOST_LD_asan  := -fsanitize=address,undefined
+EMU_SRC := $(addprefix kernels/cuda/host/emu_,core.cpp sync.cpp host.cpp blas.cpp gemm.cpp)
+define HOST_RULES
+$(HOST_OUT)/$(1)/kernels/cuda/host/emu_gemm.cpp.o: kernels/cuda/host/emu_gemm.cpp
+	@mkdir -p $$(@D)
+	$(HOST_CXX) -O3 $(HOST_ISA) -Wno-psabi $(if $(filter pic,$(1)),-fPIC) -c $$< -o $$@
+$(HOST_OUT)/$(1)/%.cpp.o: %.cpp
+	@mkdir -p $$(@D)
+	$(HOST_CXX) -Wconversion $(HOST_RT_$(1)) -c $$< -o $$@
+$(HOST_OUT)/$(1)/%.cu.o: %.cu
+	@mkdir -p $$(@D)
+	$(HOST_CXX) -fstack-clash-protection -fno-threadsafe-statics $(HOST_KN_$(1)) -x c++ -c $$< -o $$@
+$(HOST_OUT)/$(1)/libcuemu.a: $(EMU_SRC:%=$(HOST_OUT)/$(1)/%.o) $(if $(filter race,$(1)),$(HOST_OUT)/race/kernels/cuda/host/emu_race.cpp.o)
+	@rm -f $$@
+	ar rcs $$@ $$^
+$(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs: $(HOST_OUT)/$(1)/%: $(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
+	$(CXX) -no-pie $(HOST_LD_$(1)) $$^ -lpthread -o $$@
+endef
+$(foreach m,$(HOST_MODES) pic,$(eval $(call HOST_RULES,$(m))))
+HOST_SELFTEST := $(foreach m,$(HOST_MODES),$(HOST_OUT)/$(m)/test_emu $(HOST_OUT)/$(m)/bugs)
+test-cuda-emu: $(HOST_SELFTEST)
+	@sh kernels/cuda/host/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
+
+# Tests of the table see the device as kernel set "cuda"; tests of the engine ask for "reference" and get it too.
+HOST_TABLE_TESTS  := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_faults)
+HOST_ENGINE_TESTS := $(if $(CUDA_BACKEND),test_engine_golden test_engine_invariance)
+$(HOST_OUT)/c/engine/engine.c.o: EXTRA = -Dbe_cpu_ops=be_cuda_host_ops
+$(HOST_OUT)/c/tests/%.c.o: EXTRA = -DKVASIR_TEST_CUDA -include tests/lib/backend_sets.h
+$(HOST_OUT)/c/%.c.o: %.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(EXTRA) $(MODE) -c $< -o $@
+define HOST_TEST_RULES
+$(HOST_TABLE_TESTS:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: $(HOST_OUT)/c/tests/core/%.c.o
+$(HOST_ENGINE_TESTS:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: $(HOST_OUT)/c/tests/core/%.c.o $(HOST_OUT)/c/engine/engine.c.o
+$(HOST_OUT)/$(1)/tests/%: $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
+	@mkdir -p $$(@D)
+	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a $(LDFLAGS) -lcmocka -lm -lpthread -ldl -o $$@
+endef
+$(foreach m,$(HOST_MODES),$(eval $(call HOST_TEST_RULES,$(m))))
+HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(HOST_TABLE_TESTS) $(HOST_ENGINE_TESTS)))
+# The emulated device as a library that the server loads like the real one.
+cuda-host-so: $(HOST_OUT)/kvasir-cuda.so
+$(HOST_OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(HOST_OUT)/pic/%.o) $(HOST_OUT)/pic/libcuemu.a
+	$(CXX) -shared -Wl,-z,defs $^ -lm -lpthread -o $@
+cuda-host: $(HOST_SELFTEST) $(HOST_TESTS)
+test-cuda-host: cuda-host
+	@sh kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
+
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
-.PHONY: all core tests test test-core check-libs
+.PHONY: all core tests test test-core check-libs cuda cuda-host cuda-host-so test-cuda-emu test-cuda-host
 .SECONDARY:

@@ -5,6 +5,7 @@
 #include "config/base/assert.h"
 #include "config/base/log.h"
 #include "engine/image_prep.h"
+#include "kernels/cuda_loader.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +17,19 @@
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
     const char *name = opt->backend ? opt->backend : "auto";
-    if (strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0)
-        return err_set(err, ST_UNSUPPORTED, "backend %s: there is only cpu", name);
+    char why[512];
+    bool set_named = opt->kernels && strcmp(opt->kernels, "auto") != 0; /* that is a set of the CPU */
     *out = be_cpu_ops();
+    if (strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && set_named)) return ST_OK;
+    if (strcmp(name, "auto") != 0 && strcmp(name, "cuda") != 0)
+        return err_set(err, ST_INVALID, "backend %s: must be auto, cpu or cuda", name);
+    const struct be_ops *cuda = be_cuda_load(why, sizeof why);
+    if (cuda)
+        *out = cuda;
+    else if (strcmp(name, "cuda") == 0)
+        return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
+    else
+        log_info("running on the CPU: %s", why);
     return ST_OK;
 }
 
@@ -49,7 +60,16 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
 static enum status open_backend(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     const char *set = opt->kernels ? opt->kernels : "auto";
-    enum be_result r = e->ops->open(&(struct be_params){e->plan.act, opt->threads, set}, &e->be);
+    struct be_params params = {e->plan.act, opt->threads, set};
+    enum be_result r = e->ops->open(&params, &e->be);
+    if (r != BE_OK && e->ops != be_cpu_ops()) {
+        const char *why = e->ops->last_error(NULL); /* cuda_loader.h */
+        if (opt->backend && strcmp(opt->backend, "cuda") == 0)
+            return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "backend cuda: %s", why);
+        log_warn("running on the CPU: the GPU can't be opened: %s", why);
+        e->ops = be_cpu_ops();
+        r = e->ops->open(&params, &e->be);
+    }
     if (r == BE_UNSUPPORTED)
         return err_set(err, ST_UNSUPPORTED, "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads);
     if (r != BE_OK) return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "the backend can't be opened");

@@ -3,13 +3,13 @@
 # Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
 set -eu
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev libstb-dev libcmocka-dev curl"
-[ "${1:-}" = "--test" ] && need="$need python3 python3-venv"
+[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++"
 missing=""
 for p in $need; do
     dpkg-query -W -f='${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' && continue
     # A virtual package (libjpeg-dev) or a tool that came another way counts too.
     case $p in
-    gcc | make | pkg-config | curl | python3) command -v "$p" >/dev/null 2>&1 && continue ;;
+    gcc | g++ | make | pkg-config | curl | python3) command -v "$p" >/dev/null 2>&1 && continue ;;
     libjpeg-dev) dpkg-query -W -f='${db:Status-Abbrev}' libjpeg62-turbo-dev 2>/dev/null | grep -q '^ii' && continue ;;
     python3-venv) python3 -c 'import ensurepip, venv' >/dev/null 2>&1 && continue ;;
     esac

@@ -65,7 +65,6 @@ static int fail(const struct err *err)
 
 static enum status settings_check(const struct options *o, struct err *err)
 {
-    if (strcmp(o->backend, "cuda") == 0) return err_set(err, ST_UNSUPPORTED, "--backend cuda is not in this version");
     if (strcmp(o->quantize, "none") != 0) return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
     if (o->draft_model || o->draft_tokens) return err_set(err, ST_UNSUPPORTED, "--draft-model is not in this version");
     return ST_OK;

@@ -211,6 +211,94 @@ static void test_sets(void **state)
     assert_true(be_cpu_has("reference"));
 }
 
+/* ---- a long sequence: rows on both sides of position 16384, where the device cuts the keys into longer pieces; some see all
+ * keys, some the last few thousand. Bits alone, in chunks and together; values against plain C. */
+
+enum { LONG_FIRST = 16370, LONG_ROWS = 30, LONG_KEYS = LONG_FIRST + LONG_ROWS, LONG_HEADS = 40, LONG_DIM = 16 };
+
+struct long_world {
+    const struct be_ops *ops;
+    struct backend *b;
+    struct be_kv kv;
+    uint32_t tables[(LONG_KEYS + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS], pos[LONG_KEYS], lo[LONG_KEYS], hi[LONG_KEYS];
+    uint16_t q[LONG_ROWS * LONG_HEADS * LONG_DIM];
+};
+
+static void long_open(struct long_world *w, const char *set)
+{
+    enum { BLOCKS = sizeof w->tables / sizeof *w->tables, CHUNK = 4096 };
+    w->ops = be_cpu_ops();
+    const struct be_params p = {.act = BE_BF16, .threads = 2, .kernels = set};
+    assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
+    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, 1, LONG_DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT), seed = 11, zero = 0;
+    void *arena = NULL;
+    assert_int_equal(w->ops->alloc(w->b, (size_t)BLOCKS * units * BE_KV_UNIT, &arena), BE_OK);
+    w->kv = (struct be_kv){.arena = arena, .kv_heads = 1, .head_dim = LONG_DIM};
+    for (uint32_t i = 0; i < BLOCKS; i++) w->tables[i] = (i * 7 % BLOCKS) * units;
+    assert_int_not_equal(BLOCKS % 7, 0);
+    for (uint32_t i = 0; i < LONG_KEYS; i++) {
+        w->pos[i] = w->hi[i] = i;
+        w->lo[i] = i % 3 == 1 ? i - 5000 : 0;
+    }
+    float *qkv = malloc(sizeof *qkv * CHUNK * 3 * LONG_DIM);
+    uint16_t *q = malloc(sizeof *q * CHUNK * LONG_DIM);
+    assert_true(qkv && q);
+    for (uint32_t first = 0; first < LONG_KEYS; first += CHUNK) {
+        uint32_t t = LONG_KEYS - first < CHUNK ? LONG_KEYS - first : CHUNK, starts[2] = {0, t};
+        for (uint32_t i = 0; i < t * 3 * LONG_DIM; i++) qkv[i] = noise(&seed) * 1.7f;
+        const struct be_rows rows = {t, 1, starts, &zero, w->tables, w->pos + first, w->lo + first, w->hi + first};
+        const struct be_qkv_args a = {.rows = &rows, .heads = 1, .kv = w->kv, .qkv = qkv, .q = q};
+        w->ops->qkv(w->b, &a);
+    }
+    for (size_t i = 0; i < sizeof w->q / sizeof *w->q; i++) {
+        float v = noise(&seed);
+        uint32_t u;
+        memcpy(&u, &v, 4);
+        w->q[i] = (uint16_t)(u >> 16);
+    }
+    free(qkv);
+    free(q);
+}
+
+/* Rows [from, from + t) of the LONG_ROWS. */
+static void long_attend(const struct long_world *w, uint32_t from, uint32_t t, uint16_t *out)
+{
+    uint32_t starts[2] = {0, t}, zero = 0, at = LONG_FIRST + from;
+    const struct be_rows rows = {t, 1, starts, &zero, w->tables, w->pos + at, w->lo + at, w->hi + at};
+    const struct be_attn_args a = {
+        .rows = &rows, .heads = LONG_HEADS, .kv = w->kv, .q = w->q + (size_t)from * LONG_HEADS * LONG_DIM, .scale = 0.7f, .out = out};
+    w->ops->attn(w->b, &a);
+}
+
+static void test_long(void **state)
+{
+    (void)state;
+    enum { ROW = LONG_HEADS * LONG_DIM, CELLS = LONG_ROWS * ROW }; /* a multiple of BE_ROW_ALIGN: no padding */
+    static struct long_world w;
+    static uint16_t want[CELLS], whole[CELLS], part[CELLS];
+    if (!BACKEND_ON_CPU && getenv("KVASIR_TEST_SHORT")) skip(); /* minutes on the emulated device */
+    long_open(&w, "reference");
+    long_attend(&w, 0, LONG_ROWS, want);
+    w.ops->free(w.b, w.kv.arena);
+    w.ops->close(w.b);
+    for (uint32_t k = 0; k < sizeof sets / sizeof *sets; k++) {
+        if (!be_cpu_has(sets[k])) continue;
+        long_open(&w, sets[k]);
+        long_attend(&w, 0, LONG_ROWS, whole);
+        /* Averages over thousands of values within 1.7: small, and so is what rounding the probabilities does to them. */
+        for (size_t i = 0; i < CELLS; i++) assert_true(fabs((double)value(want, BE_BF16, i) - (double)value(whole, BE_BF16, i)) <= 4e-3);
+        static const uint32_t cuts[] = {1, 7};
+        for (uint32_t c = 0; c < 2; c++) {
+            memset(part, 0, sizeof part);
+            for (uint32_t at = 0; at < LONG_ROWS; at += cuts[c])
+                long_attend(&w, at, LONG_ROWS - at < cuts[c] ? LONG_ROWS - at : cuts[c], part + (size_t)at * ROW);
+            assert_memory_equal(part, whole, sizeof part);
+        }
+        w.ops->free(w.b, w.kv.arena);
+        w.ops->close(w.b);
+    }
+}
+
 /* ---- --bench */
 
 /* Processor time of one thread: neighbours on the machine's cores don't count. */
@@ -281,6 +369,6 @@ int main(int argc, char **argv)
         }
         return 0;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sets)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sets), cmocka_unit_test(test_long)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

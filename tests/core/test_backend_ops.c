@@ -1,8 +1,12 @@
 /* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, pool, gather, logit statistics, top k): every kernel set that this CPU has against the formula of
  * backend.h in double, and bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear have their own files. */
 #include "kernels/backend.h"
-#include "kernels/cpu/kv_layout.h"
 #include "tests/lib/backend_sets.h"
+#if BACKEND_ON_CPU
+#include "kernels/cpu/kv_layout.h"
+#else
+#include "kernels/cuda/kv.h"
+#endif
 
 #include <math.h>
 #include <setjmp.h>
@@ -247,6 +251,32 @@ static void test_rope(void **state)
 
 /* ---- qkv */
 
+#if !BACKEND_ON_CPU
+/* The device's cache in the words of the CPU's kv_layout.h. */
+static uint32_t kv_dpad(enum be_dtype act, uint32_t d)
+{
+    return cuda_kv_dpad(act, d);
+}
+static void *kv_layer(const struct be_kv *kv, uint32_t unit)
+{
+    return (char *)kv->arena + (size_t)unit * BE_KV_UNIT + kv->layer_offset;
+}
+static void *kv_k(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
+{
+    return (char *)layer + head * cuda_kv_head_bytes(act, d);
+}
+static void *kv_v(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
+{
+    return (char *)kv_k(layer, act, d, head) + cuda_kv_head_bytes(act, d) / 2;
+}
+static size_t kv_k_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)
+{
+    (void)act;
+    return (size_t)slot * dpad + d;
+}
+#define kv_v_idx kv_k_idx
+#endif
+
 struct qkv_shape {
     uint32_t heads, groups, d;
     bool norm, rotate;
@@ -347,7 +377,6 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
 static void test_qkv(void **state)
 {
     (void)state;
-    if (!BACKEND_ON_CPU) skip(); /* looks into the layout of the CPU's cache */
     for (size_t n = 0; n < sizeof qkv_shapes / sizeof *qkv_shapes; n++) {
         const struct qkv_shape *s = &qkv_shapes[n];
         FOR_SETS(set, act)
@@ -647,6 +676,7 @@ static void test_logit_stats(void **state)
 {
     (void)state;
     for (size_t n = 0; n < sizeof vocabularies / sizeof *vocabularies; n++) {
+        if (getenv("KVASIR_TEST_SHORT") && vocabularies[n] > 30000) continue; /* slow under a sanitizer */
         uint32_t v = vocabularies[n], targets[LOGIT_ROWS] = {v - 1, v / 2, UINT32_MAX, v / 3, 0};
         rng_state = v;
         float *x = logit_rows(LOGIT_ROWS, v), *y = must(malloc((size_t)LOGIT_ROWS * v * 4 + 4));
@@ -701,6 +731,7 @@ static void test_topk(void **state)
     (void)state;
     static const uint32_t ks[] = {1, 5, 64, 256};
     for (size_t n = 0; n < sizeof vocabularies / sizeof *vocabularies; n++) {
+        if (getenv("KVASIR_TEST_SHORT") && vocabularies[n] > 30000) continue;
         uint32_t v = vocabularies[n];
         rng_state = v + 3;
         float *x = logit_rows(LOGIT_ROWS, v);

@@ -68,6 +68,15 @@ static void compare_row(struct compare *k, const float *logits, double lse, uint
     k->whole_rows++;
 }
 
+/* What lies in the backend's memory, which the host may not be able to read; the caller frees. */
+static void *fetch(const struct engine *e, const void *p, size_t bytes)
+{
+    void *host = malloc(bytes ? bytes : 1);
+    assert_non_null(host);
+    e->ops->download(e->be, host, p, bytes);
+    return host;
+}
+
 /* Reads the logits and the positions that the step left in the engine's scratch. */
 static void after_step(void *arg, const struct engine_batch *b)
 {
@@ -77,21 +86,27 @@ static void after_step(void *arg, const struct engine_batch *b)
     uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
     assert_int_equal(b->run_count, 1);
     assert_true(e->step.wanted_count <= LOGIT_ROWS_MAX);
+    float *logits = fetch(e, e->s.logits, (size_t)e->step.wanted_count * c->vocab * sizeof *logits);
+    struct be_logit_stats *stats = fetch(e, e->s.stats, e->step.wanted_count * sizeof *stats);
+    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->rope_axes * e->step.t * sizeof *pos);
     for (uint32_t i = 0; i < e->step.wanted_count; i++) {
         uint32_t row = e->wanted[i].next - 1;
         if (row >= total) continue;
         uint32_t follows = row + 1 < c->prompt_count ? c->prompt[row + 1]
                            : row + 1 < total         ? c->greedy[row + 1 - c->prompt_count]
                                                      : UINT32_MAX;
-        compare_row(k, e->s.logits + (size_t)i * c->vocab, (double)e->s.stats[i].lse, row, follows);
+        compare_row(k, logits + (size_t)i * c->vocab, (double)stats[i].lse, row, follows);
         k->rows++;
     }
     for (uint32_t i = 0; i < b->runs[0].count && c->positions; i++)
         for (uint32_t a = 0; a < 3 && first + i < total; a++) {
-            int32_t got = e->step.rope_pos[(e->rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
+            int32_t got = pos[(e->rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
             int32_t want = c->positions[(size_t)a * total + first + i];
             if (got != want) fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
         }
+    free(logits);
+    free(stats);
+    free(pos);
 }
 
 /* Value `at` of patch n of a picture, as the processor lays them out: patches in blocks of merge x merge; in a patch channel,

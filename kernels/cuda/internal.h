@@ -1,0 +1,170 @@
+/* What the files of the CUDA backend share: the opened backend, the packed weight, error keeping, and the operations that
+ * cuda_backend.cu puts into the table. Only .cu files of kernels/cuda include it. Everything runs on one stream, in the order of
+ * the calls, and nothing but download, sync, alloc and free waits for the device.
+ *
+ * Errors: every call of the runtime is checked; the first failure is kept in words, and from then on operations do nothing.
+ * sync() tells. */
+#ifndef KVASIR_CUDA_INTERNAL_H
+#define KVASIR_CUDA_INTERNAL_H
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/kv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Programmer errors at the launchers: always on. */
+#define CU_ASSERT(cond)                                                                                                          \
+    do {                                                                                                                         \
+        if (!(cond)) {                                                                                                           \
+            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                                         \
+            abort();                                                                                                             \
+        }                                                                                                                        \
+    } while (0)
+
+/* A packed weight: [wrows][kpad] in the act type, row = output, k contiguous, zero beyond the matrix.
+ * Plain: row n is output n, wrows = be_ld(n), so that the rows are also the columns of a padded act output.
+ * With glu, every 16 rows hold 8 gate rows and the 8 up rows of the same outputs: row 16 i + j is gate 8 i + j, row 16 i + 8 + j
+ * is up 8 i + j, and wrows = 2 be_ld(n / 2). One thread of a tensor-core tile then holds both sums of an output. */
+struct be_weight {
+    enum be_dtype type;
+    uint32_t k, kpad; /* kpad = be_ld(k) */
+    uint32_t n;       /* outputs in all; with glu gate and up together */
+    uint32_t wrows;
+    bool glu;
+    void *data;  /* device */
+    float *bias; /* device, [wrows] in row order, or NULL */
+    size_t bytes;
+    struct cuda_slab *slab; /* that data lies in, or NULL: it has its own memory */
+};
+
+/* Host memory that the device copies from while the caller goes on, and a piece of device memory of the same size (pack.cu). */
+#define CUDA_STAGES      4u
+#define CUDA_STAGE_BYTES ((size_t)4 << 20)
+struct cuda_stage {
+    void *host, *dev;
+    cudaEvent_t done; /* the device has read it */
+    bool used;
+};
+
+struct backend {
+    enum be_dtype act;
+    uint32_t sms, cc; /* cc: 80, 90, ... */
+    size_t smem_max;  /* dynamic shared memory that a block may ask for */
+    cudaStream_t stream;
+    struct cuda_stage stages[CUDA_STAGES];
+    uint32_t stage_next;
+    void *scratch; /* working memory of one operation */
+    size_t scratch_bytes;
+    size_t memory_bytes;
+    struct cuda_slab *slab; /* pack.cu: where the next weight goes, or NULL */
+    bool failed;
+    char name[32];
+    char device[320];
+    char error[512];
+};
+
+/* cuda_backend.cu: true when all is well; else keeps what went wrong first. */
+bool cuda_check(struct backend *b, cudaError_t e, const char *what);
+#define CU_TRY(b, call) cuda_check((b), (call), #call)
+/* After a launch. */
+static inline bool cuda_launched(struct backend *b, const char *kernel)
+{
+    return cuda_check(b, cudaGetLastError(), kernel);
+}
+/* The next stage, free to be written; NULL after an error. */
+struct cuda_stage *cuda_stage_next(struct backend *b);
+/* The stage's copies and kernels were put on the stream. */
+void cuda_stage_sent(struct backend *b, struct cuda_stage *s);
+
+/* Raises the shared memory that a kernel may ask for; false after an error. */
+template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kernel, size_t bytes)
+{
+    if (bytes <= 48u * 1024) return true;
+    return cuda_check(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                      "cudaFuncSetAttribute");
+}
+
+/* pack.cu */
+enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
+void cuda_weight_free(struct backend *b, struct be_weight *w);
+/* linear.cu, attn.cu, experts.cu: what must be done once for a device. */
+bool cuda_linear_init(struct backend *b);
+bool cuda_attn_init(struct backend *b);
+bool cuda_experts_init(struct backend *b);
+/* attn.cu: is there a kernel for that head size? */
+bool cuda_attn_supports(const struct backend *b, uint32_t head_dim);
+/* Operations; the launchers in cuda_backend.cu have checked the arguments, and there are rows. */
+void cuda_linear(struct backend *b, const struct be_linear_args *a);
+void cuda_embed(struct backend *b, const struct be_embed_args *a);
+void cuda_norm(struct backend *b, const struct be_norm_args *a);
+void cuda_rope(struct backend *b, const struct be_rope_args *a);
+void cuda_qkv(struct backend *b, const struct be_qkv_args *a);
+void cuda_attn(struct backend *b, const struct be_attn_args *a);
+void cuda_patchify(struct backend *b, const struct be_patchify_args *a);
+void cuda_pool(struct backend *b, const struct be_pool_args *a);
+void cuda_gather(struct backend *b, const struct be_gather_args *a);
+void cuda_interpolate(struct backend *b, const struct be_interpolate_args *a);
+void cuda_pack(struct backend *b, const struct be_pack_args *a);
+void cuda_route(struct backend *b, const struct be_route_args *a);
+size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+void cuda_experts(struct backend *b, const struct be_experts_args *a);
+void cuda_logit_stats(struct backend *b, const struct be_logits_args *a);
+void cuda_topk(struct backend *b, const struct be_topk_args *a);
+
+/* ---- small things for kernels */
+
+#define CU_NEG_INF (-__int_as_float(0x7f800000))
+
+static __device__ __forceinline__ uint16_t cu_bf16_bits(float v)
+{
+    return __bfloat16_as_ushort(__float2bfloat16(v));
+}
+static __device__ __forceinline__ float cu_bf16_value(uint16_t v)
+{
+    return __uint_as_float((uint32_t)v << 16);
+}
+template <bool BF> static __device__ __forceinline__ float cu_act_get(const void *p, size_t i)
+{
+    return BF ? cu_bf16_value(static_cast<const uint16_t *>(p)[i]) : static_cast<const float *>(p)[i];
+}
+template <bool BF> static __device__ __forceinline__ void cu_act_put(void *p, size_t i, float v)
+{
+    if (BF)
+        static_cast<uint16_t *>(p)[i] = cu_bf16_bits(v);
+    else
+        static_cast<float *>(p)[i] = v;
+}
+/* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped). */
+static __device__ __forceinline__ uint32_t cu_row_seq(const uint32_t *seq_row, uint32_t seq_count, uint32_t row)
+{
+    uint32_t lo = 0, hi = seq_count;
+    while (hi - lo > 1) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (seq_row[mid] <= row)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+/* Sum over a block of WARPS warps, the same for all threads: lanes as cu_warp_sum, then the warps in ascending order. red:
+ * [WARPS] shared floats. */
+template <int WARPS> static __device__ __forceinline__ float cu_block_sum(float v, float *red)
+{
+    v = cu_warp_sum(v);
+    if (threadIdx.x % 32 == 0) red[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0;
+    CU_UNROLL
+    for (int w = 0; w < WARPS; w++) sum += red[w];
+    __syncthreads();
+    return sum;
+}
+static inline uint32_t cu_div_up(size_t a, size_t b)
+{
+    return (uint32_t)((a + b - 1) / b);
+}
+
+#endif

@@ -1,0 +1,31 @@
+/* be_ops.linear: gemm.cuh over one weight. */
+#include "kernels/cuda/gemm.cuh"
+
+bool cuda_linear_init(struct backend *b)
+{
+    return gemm_init<false>(b);
+}
+
+/* Tokens beyond 65535 tiles go in further launches; a token's sums don't know. */
+void cuda_linear(struct backend *b, const struct be_linear_args *a)
+{
+    const struct be_weight *w = a->w;
+    uint32_t n = w->glu ? w->n / 2 : w->n, width = gemm_width(w->type, a->t), most = 65535u * width;
+    bool f32_out = a->epilogue <= BE_EPI_ADD_F32;
+    uint32_t ld = f32_out ? n : (uint32_t)be_ld(n);
+    size_t elem = be_dtype_bytes(w->type);
+    for (uint32_t first = 0; first < a->t; first += most) {
+        struct gemm_job j = {};
+        j.w = w->data;
+        j.bias = w->bias;
+        j.x = static_cast<const char *>(a->x) + (size_t)first * w->kpad * elem;
+        j.out = static_cast<char *>(a->out) + (size_t)first * ld * (f32_out ? 4 : elem);
+        j.kpad = w->kpad;
+        j.wrows = w->wrows;
+        j.n = n;
+        j.t = a->t - first < most ? a->t - first : most;
+        j.ld = ld;
+        j.epilogue = a->epilogue;
+        gemm_run<false>(b, j, width, cu_div_up(j.t, width));
+    }
+}

@@ -1,0 +1,308 @@
+/* Row operations: norms, rotary tables, queries/keys/values with the write to the cache, and the small copies of the vision
+ * tower. A row (or an element) is one piece of work, and its sums run in an order that follows from its width alone. */
+#include "kernels/cuda/internal.h"
+
+#define ROW_THREADS 256u
+#define ROW_WARPS   8
+
+/* Elements in all, one per thread; beyond the largest grid the threads go round. */
+static uint32_t rows__blocks(size_t elems)
+{
+    size_t n = (elems + ROW_THREADS - 1) / ROW_THREADS;
+    return n < 1u << 20 ? (uint32_t)n : 1u << 20;
+}
+#define ROWS_EACH(i, n)                                                                                                          \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (size_t)gridDim.x * blockDim.x)
+
+/* ---- norm. A block is a row; thread i has elements i, i + 256, ... in every pass. */
+
+template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a, uint32_t ld)
+{
+    CU_SHARED(red, float[ROW_WARPS]);
+    uint32_t c = a.c, tid = threadIdx.x;
+    size_t t = blockIdx.x;
+    const float *v = a.x ? a.x + t * c : nullptr;
+    float post = 1.0f;
+    if (a.post_weight) {
+        float sum = 0;
+        for (uint32_t i = tid; i < c; i += ROW_THREADS) sum += v[i] * v[i];
+        sum = cu_block_sum<ROW_WARPS>(sum, red);
+        post = 1.0f / sqrtf(sum / (float)c + a.eps);
+    }
+    if (a.residual) {
+        float *r = a.residual + t * c;
+        if (v)
+            for (uint32_t i = tid; i < c; i += ROW_THREADS) r[i] += a.post_weight ? v[i] * post * a.post_weight[i] : v[i];
+        v = r; /* read again by the thread that wrote it */
+    }
+    if (!a.out) return;
+    /* Without a residual the row that is normed is x * post * post_weight; it is recomputed where it is read. */
+    const float *scaled = !a.residual ? a.post_weight : nullptr;
+    float mean = 0, sum = 0;
+    if (a.kind == BE_NORM_LAYER) {
+        for (uint32_t i = tid; i < c; i += ROW_THREADS) sum += scaled ? v[i] * post * scaled[i] : v[i];
+        mean = cu_block_sum<ROW_WARPS>(sum, red) / (float)c;
+        sum = 0;
+    }
+    for (uint32_t i = tid; i < c; i += ROW_THREADS) {
+        float d = (scaled ? v[i] * post * scaled[i] : v[i]) - mean;
+        sum += d * d;
+    }
+    sum = cu_block_sum<ROW_WARPS>(sum, red);
+    float scale = 1.0f / sqrtf(sum / (float)c + a.eps);
+    for (uint32_t i = tid; i < ld; i += ROW_THREADS) {
+        float y = 0;
+        if (i < c) {
+            y = ((scaled ? v[i] * post * scaled[i] : v[i]) - mean) * scale * a.weight[i];
+            if (a.bias) y += a.bias[i];
+        }
+        cu_act_put<BF>(a.out, t * ld + i, y);
+    }
+}
+
+void cuda_norm(struct backend *b, const struct be_norm_args *a)
+{
+    uint32_t ld = a->out_dense ? a->c : (uint32_t)be_ld(a->c);
+    if (a->out_dtype == BE_BF16)
+        CU_LAUNCH((norm_k<true>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
+    else
+        CU_LAUNCH((norm_k<false>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
+    cuda_launched(b, "norm");
+}
+
+/* ---- rope. The angle is an f32 product; its functions are taken in double: an f32 sine of an angle in the thousands needs the
+ * long reduction anyway, and a step has few of them. */
+
+__global__ __launch_bounds__(256) void rope_k(be_rope_args a)
+{
+    ROWS_EACH(i, (size_t)a.t * a.half)
+    {
+        size_t t = i / a.half;
+        uint32_t f = (uint32_t)(i % a.half), axis = a.axis ? a.axis[f] : 0;
+        float angle = (float)a.pos[(size_t)axis * a.t + t] * a.inv_freq[f];
+        a.cos[i] = (float)cos((double)angle) * a.scaling;
+        a.sin[i] = (float)sin((double)angle) * a.scaling;
+    }
+}
+
+void cuda_rope(struct backend *b, const struct be_rope_args *a)
+{
+    CU_LAUNCH(rope_k, rows__blocks((size_t)a->t * a->half), ROW_THREADS, 0, b->stream, *a);
+    cuda_launched(b, "rope");
+}
+
+/* ---- qkv. A warp is one head of one row; lane l has the pairs (i, i + D/2), i = l, l + 32, ... */
+
+#define QKV_PAIRS 8 /* of a lane: heads of up to 512 */
+
+struct qkv_job {
+    be_rows rows;
+    be_kv kv;
+    uint32_t heads, dpad;
+    const float *qkv, *q_norm, *k_norm, *cos, *sin;
+    float eps;
+    void *q;
+    size_t head_bytes;
+};
+
+/* Zeros slots (first, 31] of one head's K or V. */
+template <bool BF> static __device__ void qkv_clear(void *part, uint32_t dpad, uint32_t first)
+{
+    for (uint32_t i = (first + 1) * dpad + threadIdx.x % 32; i < CUDA_KV_SLOTS * dpad; i += 32) cu_act_put<BF>(part, i, 0.0f);
+}
+
+template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
+{
+    uint32_t d = j.kv.head_dim, pairs = d / 2, groups = j.kv.kv_heads, lane = threadIdx.x % 32;
+    uint32_t t = blockIdx.x, head = blockIdx.y * 4 + threadIdx.x / 32;
+    if (head >= j.heads + 2 * groups) return;
+    const float *x = j.qkv + ((size_t)t * (j.heads + 2 * groups) + head) * d;
+    bool value = head >= j.heads + groups;
+    const float *weight = head < j.heads ? j.q_norm : value ? nullptr : j.k_norm;
+    float lo[QKV_PAIRS], hi[QKV_PAIRS], sum = 0;
+    CU_UNROLL
+    for (int n = 0; n < QKV_PAIRS; n++) {
+        uint32_t i = lane + 32 * (uint32_t)n;
+        lo[n] = i < pairs ? x[i] : 0;
+        hi[n] = i < pairs ? x[i + pairs] : 0;
+        sum += lo[n] * lo[n];
+        sum += hi[n] * hi[n];
+    }
+    sum = cu_warp_sum(sum);
+    float scale = 1.0f / sqrtf(sum / (float)d + j.eps);
+    /* Where the head goes: its row of q, or its slot in the cache. */
+    void *out = j.q;
+    size_t at = ((size_t)t * j.heads + head) * d;
+    if (head >= j.heads) {
+        uint32_t seq = cu_row_seq(j.rows.seq_row, j.rows.seq_count, t), pos = j.rows.pos[t], slot = pos % CUDA_KV_SLOTS;
+        uint32_t unit = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS], g = (head - j.heads) % groups;
+        out = static_cast<char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset + g * j.head_bytes +
+              (value ? j.head_bytes / 2 : 0);
+        at = (size_t)slot * j.dpad;
+        if (lane < j.dpad - d) cu_act_put<BF>(out, at + d + lane, 0.0f);
+        uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call behind this one */
+        if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last);
+    }
+    const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs, *sn = cs ? j.sin + (size_t)t * pairs : nullptr;
+    CU_UNROLL
+    for (int n = 0; n < QKV_PAIRS; n++) {
+        uint32_t i = lane + 32 * (uint32_t)n;
+        if (i >= pairs) continue;
+        float a = weight ? lo[n] * scale * weight[i] : lo[n], b = weight ? hi[n] * scale * weight[i + pairs] : hi[n];
+        cu_act_put<BF>(out, at + i, cs ? a * cs[i] - b * sn[i] : a);
+        cu_act_put<BF>(out, at + i + pairs, cs ? b * cs[i] + a * sn[i] : b);
+    }
+}
+
+void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
+{
+    uint32_t d = a->kv.head_dim;
+    CU_ASSERT(d / 2 <= 32 * QKV_PAIRS);
+    struct qkv_job j = {*a->rows, a->kv,  a->heads, cuda_kv_dpad(b->act, d),      a->qkv, a->q_norm, a->k_norm, a->cos,
+                        a->sin,   a->eps, a->q,     cuda_kv_head_bytes(b->act, d)};
+    dim3 grid(a->rows->t, cu_div_up(a->heads + 2 * a->kv.kv_heads, 4));
+    if (b->act == BE_BF16)
+        CU_LAUNCH((qkv_k<true>), grid, 128, 0, b->stream, j);
+    else
+        CU_LAUNCH((qkv_k<false>), grid, 128, 0, b->stream, j);
+    cuda_launched(b, "qkv");
+}
+
+/* ---- embed */
+
+template <bool BF>
+__global__ __launch_bounds__(256) void embed_k(be_embed_args a, const void *table, uint32_t c, uint32_t kpad, uint32_t n)
+{
+    ROWS_EACH(i, (size_t)a.t * c)
+    {
+        uint32_t id = a.ids[i / c];
+        if (id >= n) continue; /* UINT32_MAX; the caller has checked the others */
+        float v = cu_act_get<BF>(table, (size_t)id * kpad + i % c) * a.scale;
+        a.out[i] = a.round_act && BF ? cu_bf16_value(cu_bf16_bits(v)) : v;
+    }
+}
+
+void cuda_embed(struct backend *b, const struct be_embed_args *a)
+{
+    const struct be_weight *w = a->w;
+    uint32_t blocks = rows__blocks((size_t)a->t * w->k);
+    if (w->type == BE_BF16)
+        CU_LAUNCH((embed_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n);
+    else
+        CU_LAUNCH((embed_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n);
+    cuda_launched(b, "embed");
+}
+
+/* ---- vision: patches, pooling, weighted sums of a table's rows, f32 rows as act rows */
+
+template <bool BF>
+__global__ __launch_bounds__(256) void patchify_k(be_patchify_args a, uint32_t cells, uint32_t depth, uint32_t ld)
+{
+    uint32_t ps = a.patch, cols = a.width / ps, k = 3 * depth * ps * ps;
+    ROWS_EACH(i, (size_t)cells * ld)
+    {
+        uint32_t p = (uint32_t)(i / ld), e = (uint32_t)(i % ld), q = a.order ? a.order[p] : p;
+        float v = 0;
+        if (e < k) {
+            uint32_t plane = e / (ps * ps), y = q / cols * ps + e / ps % ps, x = q % cols * ps + e % ps, c = plane / depth;
+            v = a.lut[c * 256 + a.rgb[plane % depth * a.frame_stride + ((size_t)y * a.width + x) * 3 + c]];
+        }
+        cu_act_put<BF>(a.out, i, v);
+    }
+}
+
+void cuda_patchify(struct backend *b, const struct be_patchify_args *a)
+{
+    uint32_t depth = a->depth ? a->depth : 1, cells = (a->width / a->patch) * (a->height / a->patch);
+    uint32_t ld = (uint32_t)be_ld((size_t)3 * depth * a->patch * a->patch), blocks = rows__blocks((size_t)cells * ld);
+    if (b->act == BE_BF16)
+        CU_LAUNCH((patchify_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
+    else
+        CU_LAUNCH((patchify_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
+    cuda_launched(b, "patchify");
+}
+
+__global__ __launch_bounds__(256) void pool_k(be_pool_args a)
+{
+    uint32_t k = a.kernel, cols = a.grid_w / k;
+    ROWS_EACH(i, (size_t)(a.grid_h / k) * cols * a.c)
+    {
+        uint32_t p = (uint32_t)(i / a.c), c = (uint32_t)(i % a.c);
+        float sum = 0;
+        for (uint32_t cell = 0; cell < k * k; cell++)
+            sum += a.x[((size_t)(p / cols * k + cell / k) * a.grid_w + p % cols * k + cell % k) * a.c + c];
+        a.out[i] = sum / (float)(k * k);
+    }
+}
+
+void cuda_pool(struct backend *b, const struct be_pool_args *a)
+{
+    size_t elems = (size_t)(a->grid_h / a->kernel) * (a->grid_w / a->kernel) * a->c;
+    CU_LAUNCH(pool_k, rows__blocks(elems), ROW_THREADS, 0, b->stream, *a);
+    cuda_launched(b, "pool");
+}
+
+__global__ __launch_bounds__(256) void interpolate_k(be_interpolate_args a)
+{
+    ROWS_EACH(i, (size_t)a.t * a.c)
+    {
+        size_t t = i / a.c, c = i % a.c;
+        float sum = 0;
+        for (uint32_t k = 0; k < 4; k++) {
+            float v = a.weights[t * 4 + k] * a.table[(size_t)a.rows[t * 4 + k] * a.c + c];
+            sum = k ? sum + v : v;
+        }
+        a.out[i] = sum;
+    }
+}
+
+void cuda_interpolate(struct backend *b, const struct be_interpolate_args *a)
+{
+    CU_LAUNCH(interpolate_k, rows__blocks((size_t)a->t * a->c), ROW_THREADS, 0, b->stream, *a);
+    cuda_launched(b, "interpolate");
+}
+
+template <bool BF> __global__ __launch_bounds__(256) void pack_k(be_pack_args a, uint32_t ld)
+{
+    ROWS_EACH(i, (size_t)a.t * ld)
+    {
+        size_t t = i / ld, c = i % ld;
+        cu_act_put<BF>(a.out, i, c < a.c ? a.x[t * a.c + c] : 0.0f);
+    }
+}
+
+void cuda_pack(struct backend *b, const struct be_pack_args *a)
+{
+    uint32_t ld = (uint32_t)be_ld(a->c), blocks = rows__blocks((size_t)a->t * ld);
+    if (b->act == BE_BF16)
+        CU_LAUNCH((pack_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    else
+        CU_LAUNCH((pack_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    cuda_launched(b, "pack");
+}
+
+/* ---- gather, in the widest unit that sizes and addresses allow */
+
+template <class UNIT>
+__global__ __launch_bounds__(256) void gather_k(const UNIT *src, const uint32_t *rows, uint32_t count, size_t units, UNIT *dst)
+{
+    ROWS_EACH(i, count * units)
+    {
+        dst[i] = src[rows[i / units] * units + i % units];
+    }
+}
+
+void cuda_gather(struct backend *b, const struct be_gather_args *a)
+{
+    size_t bits = a->row_bytes | reinterpret_cast<uintptr_t>(a->src) | reinterpret_cast<uintptr_t>(a->dst), bytes = a->row_bytes;
+    if (bits % 16 == 0)
+        CU_LAUNCH((gather_k<uint4>), rows__blocks(a->count * bytes / 16), ROW_THREADS, 0, b->stream,
+                  static_cast<const uint4 *>(a->src), a->rows, a->count, bytes / 16, static_cast<uint4 *>(a->dst));
+    else if (bits % 4 == 0)
+        CU_LAUNCH((gather_k<uint32_t>), rows__blocks(a->count * bytes / 4), ROW_THREADS, 0, b->stream,
+                  static_cast<const uint32_t *>(a->src), a->rows, a->count, bytes / 4, static_cast<uint32_t *>(a->dst));
+    else
+        CU_LAUNCH((gather_k<uint8_t>), rows__blocks(a->count * bytes), ROW_THREADS, 0, b->stream,
+                  static_cast<const uint8_t *>(a->src), a->rows, a->count, bytes, static_cast<uint8_t *>(a->dst));
+    cuda_launched(b, "gather");
+}

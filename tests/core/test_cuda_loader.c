@@ -1,0 +1,62 @@
+/* What a machine without the CUDA backend gets: a reason, never a crash; and the engine's choice of a backend. */
+#include "engine/engine.h"
+#include "kernels/cuda_loader.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static const char *reason(const char *library)
+{
+    static char why[512];
+    if (library)
+        setenv("KVASIR_CUDA_LIBRARY", library, 1);
+    else
+        unsetenv("KVASIR_CUDA_LIBRARY");
+    why[0] = 0;
+    assert_null(be_cuda_load(why, sizeof why));
+    assert_true(strlen(why) > 0);
+    return why;
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    assert_string_equal(reason(NULL), "there is no kvasir-cuda.so beside the program");
+    assert_non_null(strstr(reason("/nonexistent/kvasir-cuda.so"), "/nonexistent/kvasir-cuda.so"));
+    assert_non_null(strstr(reason("libm.so.6"), "another version"));
+    char text[8];
+    setenv("KVASIR_CUDA_LIBRARY", "/nonexistent/kvasir-cuda.so", 1);
+    memset(text, 'x', sizeof text);
+    assert_null(be_cuda_load(text, 4)); /* the reason is cut, not written beyond its room */
+    assert_true(memchr(text, 0, 4) != NULL && text[4] == 'x');
+}
+
+static void test_engine(void **state)
+{
+    (void)state;
+    struct engine *e = NULL;
+    struct err err = {0};
+    setenv("KVASIR_CUDA_LIBRARY", "/nonexistent/kvasir-cuda.so", 1);
+    struct engine_options opt = {.model_dir = "models/demo", .backend = "cuda"};
+    assert_int_equal(engine_open(&opt, &e, &err), ST_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "backend cuda: "));
+    assert_non_null(strstr(err.msg, "/nonexistent/"));
+    opt.backend = "tpu";
+    assert_int_equal(engine_open(&opt, &e, &err), ST_INVALID);
+    assert_null(e);
+    opt.backend = "auto";
+    opt.kv_bytes = (uint64_t)8 << 20;
+    opt.context_max = 256;
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    engine_close(e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_engine)};
+    return cmocka_run_group_tests_name("CUDA loader", tests, NULL, NULL);
+}
