@@ -22,7 +22,7 @@ static enum status pick_ops(const struct engine_options *opt, const struct be_op
     *out = be_cpu_ops();
     if (strcmp(name, "cpu") == 0 || (strcmp(name, "auto") == 0 && set_named)) return ST_OK;
     if (strcmp(name, "auto") != 0 && strcmp(name, "cuda") != 0)
-        return err_set(err, ST_INVALID, "backend %s: must be auto, cpu or cuda", name);
+        return err_set(err, ST_UNSUPPORTED, "backend %s: must be auto, cpu or cuda", name);
     const struct be_ops *cuda = be_cuda_load(why, sizeof why);
     if (cuda)
         *out = cuda;
