@@ -46,7 +46,7 @@ static void test_engine(void **state)
     assert_non_null(strstr(err.msg, "backend cuda: "));
     assert_non_null(strstr(err.msg, "/nonexistent/"));
     opt.backend = "tpu";
-    assert_int_equal(engine_open(&opt, &e, &err), ST_INVALID);
+    assert_int_equal(engine_open(&opt, &e, &err), ST_UNSUPPORTED);
     assert_null(e);
     opt.backend = "auto";
     opt.kv_bytes = (uint64_t)8 << 20;
