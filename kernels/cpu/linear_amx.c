@@ -11,9 +11,10 @@
  * The other order (a strip of rows stays, pairs pass) writes results more locally, but was measured slower: 20 % at K = 640. */
 #include "kernels/cpu/linear_epi_avx512.h"
 
-/* Most k of one stretch, in tiles of 32: two panels of 20 tiles are 40 KB, which stay in the first-level cache because the rows are loaded with the
- * hint not to be kept there. Shorter stretches lose more by parking the sums than they gain. */
+/* Most k of one stretch, in tiles of 32, when it is all of k: two panels of 20 tiles are 40 KB, which stay in the first-level cache because the rows are loaded
+ * with the hint not to be kept there. With sums to park between stretches these need room too. */
 #define AMX_KT      20u
+#define AMX_KT_PARK 16u
 /* Bytes of rearranged rows that may stay in the second-level cache (2 MB): all of them, or else a span of k. With spans the sums of AMX_PAIRS pairs (768 KB)
  * stay there too, and the weights that pass meanwhile need as much room as the span: 640 KB and 16 pairs pushed each other out. */
 #define AMX_ROWS_WHOLE (1152u << 10)
@@ -23,6 +24,7 @@
 /* Up to this many strips a pass is bound by reading the weights. */
 #define AMX_FEW     1u
 #define BLOCK_ELEMS (32u * 32u)
+#define AMX_STREAM_BYTES ((size_t)1 << 20) /* see amx__stream */
 
 struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -42,20 +44,37 @@ static void amx__config(uint32_t rows, bool few)
     _tile_loadconfig(&c);
 }
 
+/* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything when it fits. */
+static uint32_t amx__span(uint32_t tiles, uint32_t strips)
+{
+    uint32_t bytes = strips * 2048;
+    if (tiles * bytes <= AMX_ROWS_WHOLE) return tiles;
+    uint32_t spans = (tiles * bytes - 1) / AMX_ROWS_SPAN + 1;
+    return (tiles - 1) / spans + 1;
+}
+
+/* Where tile k (of 32 k) of a strip lies among the rearranged rows: [span][strip][tile of the span], so that a span is one piece of memory. With the strips whole, those of some
+ * widths (K = 10240: 640 KB apart) shared the same few sets of the second-level cache. */
+static size_t amx__place(uint32_t tiles, uint32_t span, uint32_t strips, uint32_t strip, uint32_t k)
+{
+    uint32_t base = k / span * span;
+    return ((size_t)base * strips + (size_t)strip * u32_min(span, tiles - base) + k - base) * 2048;
+}
+
 /* Rows of one strip are read this many tiles at a time, so that 32 streams of reads and as many lines of each tile stay in the caches together. */
 #define AMX_PACK_TILES 4u
 
 /* Rows [begin, end) (whole strips, or the last part of one) into tiles, zeros after the last row. */
 static void amx__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
-    uint32_t kt = j->w->kpad / 32;
+    uint32_t kt = j->w->kpad / 32, strips = (j->m - 1) / AMX_STRIP + 1, span = amx__span(kt, strips);
     for (uint32_t row = begin; row < end; row += AMX_STRIP) {
-        char *dst = j->packed + (size_t)row / AMX_STRIP * kt * 2048;
         const char *src[AMX_STRIP];
         uint32_t real = u32_min(AMX_STRIP, j->m - row);
         for (uint32_t r = 0; r < real; r++) src[r] = linear_src_row(j, row + r);
         for (uint32_t k = 0, stop; k < kt; k = stop) {
-            stop = u32_min(kt, k + AMX_PACK_TILES);
+            stop = u32_min(u32_min(kt, k + AMX_PACK_TILES), k / span * span + span);
+            char *dst = j->packed + amx__place(kt, span, strips, row / AMX_STRIP, k) - (size_t)k * 2048;
             for (uint32_t r = 0; r < AMX_STRIP; r++) {
                 for (uint32_t i = k; i < stop; i++) {
                     __m512i v = _mm512_setzero_si512();
@@ -97,6 +116,9 @@ struct amx_block {
     uint32_t pf, pfa;
     const char *pfi0; /* `pfi` lines per step of the sums that the next block goes on with */
     uint32_t pfi;
+    char *pfo; /* ADD_F32: the lines of out that the epilogue of this block will add to, epi_rows rows per step, pfo_rows in all */
+    size_t pfo_stride;
+    uint32_t pfo_rows;
     size_t ahead; /* not 0: bytes of a panel, and the weights are fetched a few tiles ahead instead */
 };
 
@@ -130,6 +152,8 @@ EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const ch
 EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enum be_epilogue e)
 {
     const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0, *pfi = k->pfi0;
+    char *pfo = k->pfo;
+    uint32_t pfo_rows = k->pfo_rows;
     for (uint32_t i = 0; i < k->kt; i++, a += 2048, b0 += 1024, b1 += 1024) {
         _tile_stream_loadd(4, a, 64);
         _tile_loadd(6, b0, 64);
@@ -153,18 +177,24 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
         }
         for (uint32_t l = 0; l < k->pfa; l++, pfa += 64) _mm_prefetch(pfa, _MM_HINT_T1);
         for (uint32_t l = 0; l < k->pfi; l++, pfi += 64) _mm_prefetch(pfi, _MM_HINT_T0);
+        if (e == BE_EPI_ADD_F32) {
+            for (uint32_t l = 0; l < k->epi_rows && pfo_rows > 0; l++, pfo_rows--, pfo += k->pfo_stride) {
+                __builtin_prefetch(pfo, 1, 3);
+                __builtin_prefetch(pfo + 64, 1, 3);
+            }
+        }
         amx__epilogue(p, e, k->epi_rows);
     }
     amx__epilogue(p, e, 32); /* what a short block has left over */
 }
 
-/* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything when it fits. */
-static uint32_t amx__span(uint32_t tiles, uint32_t strips)
+/* Are the results of this pair whole lines, and together far more than stays in a core's second-level cache until they are read? */
+static bool amx__stream(const struct linear_job *j, uint32_t pair)
 {
-    uint32_t bytes = strips * 2048;
-    if (tiles * bytes <= AMX_ROWS_WHOLE) return tiles;
-    uint32_t spans = (tiles * bytes - 1) / AMX_ROWS_SPAN + 1;
-    return (tiles - 1) / spans + 1;
+    bool f32 = j->a->epilogue == BE_EPI_F32;
+    size_t stride = f32 ? (size_t)j->w->n * 4 : be_ld(j->w->glu ? j->w->n / 2 : j->w->n) * 2;
+    if (j->a->epilogue == BE_EPI_ADD_F32 || stride % 64 || (uintptr_t)j->a->out % 64 || j->a->t * stride < AMX_STREAM_BYTES) return false;
+    return !f32 || linear_cols(j, pair) == 32;
 }
 
 _Static_assert((1 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH, "scratch of amx__many");
@@ -189,6 +219,7 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 dest.stage = stage;
                 dest.join = pair % 2;
             }
+            dest.stream = amx__stream(j, pair);
             for (uint32_t k0 = base; k0 < stop; k0 += per) {
                 bool last = k0 + per >= tiles;
                 k.kt = u32_min(per, stop - k0);
@@ -200,14 +231,19 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 for (uint32_t s = 0; s < strips; s++) {
                     /* Parked sums of a pair are used again at once when one span covers all k; then one pair's room serves all. */
                     float *keep = parked + (size_t)((span == tiles ? 0 : pair - begin) * strips + s) * BLOCK_ELEMS;
-                    k.a = j->packed + ((size_t)s * tiles + k0) * 2048;
+                    k.a = j->packed + amx__place(tiles, span, strips, s, k0);
                     k.pf0 = k.b0 + 2 * w->panel_bytes + (size_t)s * k.kt * k.pf * 64;
                     k.pf1 = k.pf0 + w->panel_bytes;
-                    k.pfa0 = j->packed + ((size_t)s * tiles + stop) * 2048 + ((size_t)(pair - begin) * span + k0 - base) * k.pfa * 64;
+                    k.pfa0 = j->packed + (size_t)stop * strips * 2048 + (((size_t)(pair - begin) * strips + s) * (stop - base) + k0 - base) * k.pfa * 64;
                     k.ahead = few && s == 0 ? w->panel_bytes : 0;
                     k.in = k0 ? keep : NULL;
                     k.pfi = k0 ? (64 + k.kt - 1) / k.kt : 0;
                     k.pfi0 = (const char *)(keep + BLOCK_ELEMS);
+                    if (e == BE_EPI_ADD_F32) {
+                        k.pfo_rows = last && !dest.add_row ? u32_min(32, j->m - s * 32) : 0;
+                        k.pfo_stride = dest.stride;
+                        k.pfo = dest.out + (size_t)s * 32 * dest.stride;
+                    }
                     amx__block(&k, &p, e);
                     k.away = last ? done : keep;
                     k.then = (struct amx_pending){.sums = done, .dest = dest, .rows = last ? u32_min(32, j->m - s * 32) : 0, .row0 = s * 32};
@@ -221,6 +257,7 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
     _tile_stored(3, done + 528, 128);
     _tile_release();
     amx__epilogue(&k.then, e, 32);
+    _mm_sfence();
 }
 
 /* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in time. */

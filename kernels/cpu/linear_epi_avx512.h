@@ -18,6 +18,9 @@ struct epi_dest {
      * whole lines: halves written apart would bring every line in and out of the cache twice. */
     uint16_t *stage;
     bool join; /* this is the odd pair */
+    /* Whole lines go past the caches: a result far larger than they are is gone from them when it is read, and an ordinary store first fetches the
+     * line that it overwrites, which takes 100 ns and holds up the stores behind it. Whoever sets it ends with a fence. */
+    bool stream;
     const uint32_t *add_row; /* as in linear_job */
     const float *add_weight;
 };
@@ -39,6 +42,15 @@ static inline struct epi_dest epi_dest_of(const struct linear_job *j, uint32_t p
     return d;
 }
 
+EPI_INLINE void epi_line(const struct epi_dest *d, char *out, __m512i v)
+{
+    if (d->stream) {
+        _mm512_stream_si512((void *)out, v);
+    } else {
+        _mm512_storeu_si512(out, v);
+    }
+}
+
 EPI_INLINE void epi_store_act(char *out, uint32_t half, bool bf16, __mmask16 real, __m512 v)
 {
     v = _mm512_maskz_mov_ps(real, v); /* padding is zero whatever the inputs were */
@@ -57,7 +69,7 @@ EPI_INLINE void epi_store_glu(const struct epi_dest *d, char *out, uint32_t row,
     }
     __m256i half = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, v)), *stage = (__m256i *)(void *)(d->stage + (size_t)row * 16);
     if (d->join) {
-        _mm512_storeu_si512(out - 32, _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(stage)), half, 1));
+        epi_line(d, out - 32, _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(stage)), half, 1));
     } else {
         _mm256_store_si256(stage, half);
     }
@@ -82,31 +94,41 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
         s1 = _mm512_add_ps(s1, _mm512_maskz_loadu_ps(d->m1, out + 64));
         /* fall through */
     case BE_EPI_F32:
+        if (d->stream) {
+            _mm512_stream_ps((float *)(void *)out, s0);
+            _mm512_stream_ps((float *)(void *)(out + 64), s1);
+            return;
+        }
         _mm512_mask_storeu_ps(out, d->m0, s0);
         _mm512_mask_storeu_ps(out + 64, d->m1, s1);
         return;
     case BE_EPI_GELU_TANH:
-        s0 = v16_gelu_tanh(s0);
-        s1 = v16_gelu_tanh(s1);
+        s0 = d->bf16 ? v16_gelu_tanh_rough(s0) : v16_gelu_tanh(s0);
+        s1 = d->bf16 ? v16_gelu_tanh_rough(s1) : v16_gelu_tanh(s1);
         break;
     case BE_EPI_GELU_ERF:
         s0 = v16_gelu_erf(s0);
         s1 = v16_gelu_erf(s1);
         break;
     case BE_EPI_QUICK_GELU:
-        s0 = v16_quick_gelu(s0);
-        s1 = v16_quick_gelu(s1);
+        s0 = d->bf16 ? v16_quick_gelu_rough(s0) : v16_quick_gelu(s0);
+        s1 = d->bf16 ? v16_quick_gelu_rough(s1) : v16_quick_gelu(s1);
         break;
     case BE_EPI_ACT: break;
     case BE_EPI_GLU_GELU_TANH:
-        epi_store_glu(d, out, row, _mm512_mul_ps(v16_gelu_tanh(s0), s1));
+        epi_store_glu(d, out, row, _mm512_mul_ps(d->bf16 ? v16_gelu_tanh_rough(s0) : v16_gelu_tanh(s0), s1));
         return;
     case BE_EPI_GLU_SILU:
-        epi_store_glu(d, out, row, _mm512_mul_ps(v16_silu(s0), s1));
+        epi_store_glu(d, out, row, _mm512_mul_ps(d->bf16 ? v16_silu_rough(s0) : v16_silu(s0), s1));
         return;
     }
-    epi_store_act(out, 0, d->bf16, d->m0, s0);
-    epi_store_act(out, 1, d->bf16, d->m1, s1);
+    if (d->bf16) {
+        __m256i h0 = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, s0)), h1 = v16_to_bf16(_mm512_maskz_mov_ps(d->m1, s1));
+        epi_line(d, out, _mm512_inserti64x4(_mm512_castsi256_si512(h0), h1, 1));
+        return;
+    }
+    epi_store_act(out, 0, false, d->m0, s0);
+    epi_store_act(out, 1, false, d->m1, s1);
 }
 
 /* Calls FN(job, begin, end, scratch, epilogue) with the epilogue as a constant, so that each gets its own loop. */

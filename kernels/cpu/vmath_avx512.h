@@ -58,6 +58,22 @@ static inline __m512 v16_gate(__m512 z, __m512 y)
     return _mm512_maskz_mul_ps(near, z, q);
 }
 
+/* v16_gate for results that are rounded to bf16 (2^-9), z / (1 + 2^t), t = -y log2 e, within 7e-5: 2^t = 2^floor(t) p(fraction), p of degree 4 good to 2.6e-6, the quotient
+ * by the bare estimate of 14 bits. Half the instructions; beside the matrix tiles they are what an epilogue takes. */
+static inline __m512 v16_gate_rough(__m512 z, __m512 t)
+{
+    __mmask16 near = _mm512_cmp_ps_mask(t, _mm512_set1_ps(124.0f), _CMP_NGT_UQ); /* as v16_gate: zero beyond; NaN stays */
+    t = _mm512_max_ps(_mm512_set1_ps(-30.0f), t);                                /* 1 + 2^-30 is 1; the second operand wins when it is NaN */
+    __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);   /* t - floor(t) */
+    __m512 p = _mm512_set1_ps(0x1.bb7cd4p-7f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.aa13f0p-5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.ee798ap-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.62d166p-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.00002cp+0f));
+    __m512 d = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_scalef_ps(p, t)); /* scalef takes the floor itself */
+    return _mm512_maskz_mul_ps(near, z, _mm512_rcp14_ps(d));
+}
+
 /* gelu_tanh(z) = 0.5 z (1 + tanh(sqrt(2/pi)(z + 0.044715 z^3))) = z / (1 + e^-2u). */
 static inline __m512 v16_gelu_tanh(__m512 z)
 {
@@ -65,9 +81,19 @@ static inline __m512 v16_gelu_tanh(__m512 z)
     return v16_gate(z, _mm512_mul_ps(z, u));
 }
 
+static inline __m512 v16_gelu_tanh_rough(__m512 z) /* the constants of v16_gelu_tanh times -log2 e */
+{
+    __m512 u = _mm512_fmadd_ps(_mm512_mul_ps(z, z), _mm512_set1_ps(-0.10294324f), _mm512_set1_ps(-2.3022082f));
+    return v16_gate_rough(z, _mm512_mul_ps(z, u));
+}
+
 static inline __m512 v16_silu(__m512 z)
 {
     return v16_gate(z, z);
+}
+static inline __m512 v16_silu_rough(__m512 z)
+{
+    return v16_gate_rough(z, _mm512_mul_ps(z, _mm512_set1_ps(-1.44269504f)));
 }
 
 /* gelu_erf(z) = z P(z), P(z) = (1 + erf(z / sqrt 2)) / 2 = h for z < 0, 1 - h otherwise, h = P(-|z|) = e^-r(|z|): a minimax polynomial of degree 11 for r on [0, 10], good
@@ -97,6 +123,10 @@ static inline __m512 v16_gelu_erf(__m512 z)
 static inline __m512 v16_quick_gelu(__m512 z)
 {
     return v16_gate(z, _mm512_mul_ps(z, _mm512_set1_ps(1.702f)));
+}
+static inline __m512 v16_quick_gelu_rough(__m512 z)
+{
+    return v16_gate_rough(z, _mm512_mul_ps(z, _mm512_set1_ps(-2.45546696f)));
 }
 
 /* bf16, round to nearest even (vcvtneps2bf16 treats subnormal inputs as zero). */
