@@ -224,7 +224,9 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 bool last = k0 + per >= tiles;
                 k.kt = u32_min(per, stop - k0);
                 k.pf = few ? 0 : (16 + strips - 1) / strips;
-                k.pfa = stop < tiles ? (32 + end - begin - 1) / (end - begin) : 0; /* each pair fetches its share */
+                /* Each pair of the second half fetches its share: earlier, two spans and the sums together are more than the cache holds. */
+                uint32_t half = (end - begin) / 2, share = end - begin - half;
+                k.pfa = stop < tiles && pair - begin >= half ? (32 + share - 1) / share : 0;
                 k.epi_rows = (32 + k.kt - 1) / k.kt;
                 k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
                 k.b1 = k.b0 + w->panel_bytes;
@@ -234,7 +236,8 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                     k.a = j->packed + amx__place(tiles, span, strips, s, k0);
                     k.pf0 = k.b0 + 2 * w->panel_bytes + (size_t)s * k.kt * k.pf * 64;
                     k.pf1 = k.pf0 + w->panel_bytes;
-                    k.pfa0 = j->packed + (size_t)stop * strips * 2048 + (((size_t)(pair - begin) * strips + s) * (stop - base) + k0 - base) * k.pfa * 64;
+                    size_t fetched = k.pfa ? ((size_t)(pair - begin - half) * strips + s) * (stop - base) + k0 - base : 0; /* steps of this half so far */
+                    k.pfa0 = j->packed + (size_t)stop * strips * 2048 + fetched * k.pfa * 64;
                     k.ahead = few && s == 0 ? w->panel_bytes : 0;
                     k.in = k0 ? keep : NULL;
                     k.pfi = k0 ? (64 + k.kt - 1) / k.kt : 0;
