@@ -41,7 +41,7 @@ tests: all $(CORE_TESTS) $(FULL_TESTS)
 
 $(OUT)/kernels/cpu/%_avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%_avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%_amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%_amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))

@@ -29,6 +29,7 @@
 #ifndef ATTN_TILE
 #define ATTN_TILE 8u                         /* blocks; a file may choose another size */
 #endif
+#define ATTN_FEW_ROWS 256u
 #define ATTN_KEYS (ATTN_TILE * KV_SLOTS)     /* 256 keys */
 #define ATTN_INLINE static inline __attribute__((always_inline))
 
@@ -63,30 +64,53 @@ ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d);
 /* Rows of a large piece, at most ATTN_ROWS. */
 ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j);
 
+/* The piece's rows in order: row of the batch, query head. */
+struct attn_at {
+    uint32_t t, h;
+};
+ATTN_INLINE struct attn_at attn__first(const struct attn_piece *w)
+{
+    uint32_t per_kv = w->j->per_kv;
+    return (struct attn_at){w->first_row + w->first_flat / per_kv, w->kv_head * per_kv + w->first_flat % per_kv};
+}
+ATTN_INLINE void attn__step(const struct attn_piece *w, struct attn_at *at)
+{
+    if (++at->h < (w->kv_head + 1) * w->j->per_kv) return;
+    at->h -= w->j->per_kv;
+    at->t++;
+}
+/* Rows of one head lie as far apart as all heads are wide: nothing but a request ahead of time hides the way to memory. */
+#define ATTN_AHEAD 16u
+ATTN_INLINE void attn__ask_row(const void *row, size_t bytes, const bool write)
+{
+    for (size_t i = 0; i < bytes; i += 64) {
+        if (write) __builtin_prefetch((const char *)row + i, 1);
+        else __builtin_prefetch((const char *)row + i, 0);
+    }
+}
+
 /* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see nothing. */
 static void attn__load(struct attn_piece *w)
 {
     const struct attn_job *j = w->j;
     const struct be_attn_args *a = j->a;
-    size_t e = be_dtype_bytes(j->act), d = a->kv.head_dim;
+    size_t e = be_dtype_bytes(j->act), d = a->kv.head_dim, bytes = d * e;
     uint32_t all = (w->rows + 15) / 16 * 16;
+    struct attn_at at = attn__first(w), ahead = at;
     w->lo_min = UINT32_MAX;
     w->hi_max = 0;
-    for (uint32_t r = 0; r < all; r++) {
+    for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
+        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead)) attn__ask_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes, false);
         char *q = w->q + r * j->dpad * e;
-        if (r >= w->rows) {
-            memset(q, 0, j->dpad * e);
-            continue;
-        }
-        uint32_t t = w->first_row + (w->first_flat + r) / j->per_kv, h = w->kv_head * j->per_kv + (w->first_flat + r) % j->per_kv;
-        memcpy(q, (const char *)a->q + ((size_t)t * a->heads + h) * d * e, d * e);
-        memset(q + d * e, 0, (j->dpad - d) * e);
-        w->lo[r] = a->rows->lo[t];
-        w->hi[r] = a->rows->hi[t];
+        memcpy(q, (const char *)a->q + ((size_t)at.t * a->heads + at.h) * bytes, bytes);
+        memset(q + bytes, 0, (j->dpad - d) * e);
+        w->lo[r] = a->rows->lo[at.t];
+        w->hi[r] = a->rows->hi[at.t];
         w->lo_min = u32_min(w->lo_min, w->lo[r]);
         w->hi_max = u32_max(w->hi_max, w->hi[r]);
         w->max[r] = -INFINITY;
     }
+    memset(w->q + w->rows * j->dpad * e, 0, (all - w->rows) * j->dpad * e);
     memset(w->o, 0, (size_t)all * j->o_stride * 4);
     memset(w->sum, 0, (size_t)all * VL * 4);
 }
@@ -96,21 +120,22 @@ static void attn__finish(struct attn_piece *w)
     const struct attn_job *j = w->j;
     const struct be_attn_args *a = j->a;
     uint32_t d = a->kv.head_dim;
-    size_t ld = be_ld((size_t)a->heads * d), e = be_dtype_bytes(j->act);
-    for (uint32_t r = 0; r < w->rows; r++) {
-        uint32_t t = w->first_row + (w->first_flat + r) / j->per_kv, h = w->kv_head * j->per_kv + (w->first_flat + r) % j->per_kv;
+    size_t ld = be_ld((size_t)a->heads * d), e = be_dtype_bytes(j->act), bytes = d * e;
+    struct attn_at at = attn__first(w), ahead = at;
+    for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
+        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead)) attn__ask_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
         float *o = w->o + (size_t)r * j->o_stride;
         vf f = vf_set1(1.0f / attn__row_sum(w, r));
-        char *out = (char *)a->out + (t * ld + (size_t)h * d) * e;
-        for (uint32_t i = 0; i < j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));
+        char *out = (char *)a->out + (at.t * ld + (size_t)at.h * d) * e;
         if (e == 4) {
-            memcpy(out, o, d * e);
+            for (uint32_t i = 0; i < j->dpad; i += VL) vf_store(o + i, vf_mul(vf_load(o + i), f));
+            memcpy(out, o, bytes);
         } else {
             uint16_t tmp[1024 + 64];
-            for (uint32_t i = 0; i < j->dpad; i += VL) vf_store_bf16(tmp + i, vf_load(o + i));
-            memcpy(out, tmp, d * e);
+            for (uint32_t i = 0; i < j->dpad; i += VL) vf_store_bf16(tmp + i, vf_mul(vf_load(o + i), f));
+            memcpy(out, tmp, bytes);
         }
-        if (h + 1 == a->heads) memset(out + d * e, 0, (ld - (size_t)a->heads * d) * e);
+        if (at.h + 1 == a->heads) memset(out + bytes, 0, (ld - (size_t)a->heads * d) * e);
     }
 }
 
@@ -143,7 +168,7 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
         uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
         w.kv_head = left / pieces;
         w.first_row = r->seq_row[seq];
-        w.first_flat = left % pieces * j->piece_rows;
+        w.first_flat = (pieces - 1 - left % pieces) * j->piece_rows; /* those that see most keys first: no thread is left with a large one */
         w.rows = u32_min(j->piece_rows, flat - w.first_flat);
         attn__load(&w);
         const uint32_t *table = r->tables + r->seq_table[seq];
@@ -168,7 +193,9 @@ static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, stru
     for (;;) {
         uint32_t n = 0;
         for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__pieces(&c->job, s) * a->kv.kv_heads;
-        if (n >= b->threads || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) return n;
+        /* Few large pieces would leave threads waiting for the last one; small ones are not worth cutting for that, as each reads all keys. */
+        uint32_t want = c->job.piece_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
+        if (n >= want || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) return n;
         c->job.piece_rows /= 2;
     }
 }

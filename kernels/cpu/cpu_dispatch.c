@@ -45,7 +45,7 @@ static bool dispatch__amx(void)
     uint32_t a, b, c, d;
     if (!dispatch__avx512() || (dispatch__xcr0() & XCR0_AMX) != XCR0_AMX) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if (!(d & 1u << 24) || !(d & 1u << 22)) return false; /* AMX_TILE, AMX_BF16 */
+    if (!(d & 1u << 24) || !(d & 1u << 22) || !(c & 1u << 1)) return false; /* AMX_TILE, AMX_BF16, AVX512_VBMI */
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_NUM, XFEATURE_XTILEDATA_NUM) == 0;
 }
 #endif

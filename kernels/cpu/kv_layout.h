@@ -18,7 +18,8 @@
  * f32 (dpad = D rounded up to 16):
  *   K: [d][slot]     V: [slot][d]
  *
- * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the element; and zero where D <= d < dpad.
+ * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the element; and zero where D <= d < dpad, but that
+ * element D of V is one where D is no multiple of 16, in bf16: it makes the tile product of probabilities and values yield their sum too (kv_v_ones).
  * Slots that nobody has written yet hold zeros or another finite value, never NaN or infinity: the writer of slot 0 clears what follows the last row
  * of its own call (a block is reused without being cleared, and a block that starts as a copy was cleared when its original began). So a
  * kernel may multiply a masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
@@ -55,6 +56,11 @@ static inline void *kv_k(void *layer, enum be_dtype act, uint32_t d, uint32_t he
 static inline void *kv_v(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 {
     return (char *)layer + head * kv_head_bytes(act, d) + kv_part_elems(act, d) * be_dtype_bytes(act);
+}
+/* Whether element D of every value is one. */
+static inline bool kv_v_ones(enum be_dtype act, uint32_t d)
+{
+    return act == BE_BF16 && d % 16 != 0;
 }
 /* Element indices inside K and V. */
 static inline size_t kv_k_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)

@@ -24,7 +24,7 @@
 /* Up to this many strips a pass is bound by reading the weights. */
 #define AMX_FEW     1u
 #define BLOCK_ELEMS (32u * 32u)
-#define AMX_STREAM_BYTES ((size_t)1 << 20) /* see amx__stream */
+#define AMX_STREAM_BYTES ((size_t)4 << 20) /* see amx__stream */
 
 struct tile_config {
     uint8_t palette, start_row, reserved[14];

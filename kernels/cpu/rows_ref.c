@@ -161,7 +161,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
             void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
             for (uint32_t i = 0; i < dpad; i++) {
                 act_put(k, j->act, kv_k_idx(j->act, dpad, slot, i), i < d ? head[i] : 0.0f);
-                act_put(v, j->act, kv_v_idx(j->act, dpad, slot, i), i < d ? value[i] : 0.0f);
+                act_put(v, j->act, kv_v_idx(j->act, dpad, slot, i), i < d ? value[i] : i == d && kv_v_ones(j->act, d) ? 1.0f : 0.0f);
             }
         }
         if (slot == 0) ref__clear_rest(j, layer, u32_min(r->seq_row[seq + 1] - 1 - t, KV_SLOTS - 1));

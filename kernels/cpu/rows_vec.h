@@ -263,6 +263,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     void *layer = kv_layer(&a->kv, unit);
     memset(head + d, 0, (dpad - d) * sizeof(float));
     memset(value + d, 0, (dpad - d) * sizeof(float));
+    if (kv_v_ones(j->act, d)) value[d] = 1.0f;
     for (uint32_t g = 0; g < groups; g++) {
         void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
         vec__head(a, t, x + (size_t)(a->heads + g) * d, a->k_norm, head);

@@ -2,11 +2,8 @@
  * backend.h in double, and bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear have their own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
-#if BACKEND_ON_CPU
 #include "kernels/cpu/kv_layout.h"
-#else
 #include "kernels/cuda/kv.h"
-#endif
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,8 +13,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-static const char *const sets[] = {BACKEND_SETS};
-#define SETS (sizeof sets / sizeof *sets)
+#define sets backend_sets
+#define SETS ((size_t)TEST_SETS)
 
 static uint64_t rng_state = 1;
 static uint32_t rnd_u32(void)
@@ -251,31 +248,27 @@ static void test_rope(void **state)
 
 /* ---- qkv */
 
-#if !BACKEND_ON_CPU
-/* The device's cache in the words of the CPU's kv_layout.h. */
-static uint32_t kv_dpad(enum be_dtype act, uint32_t d)
+/* Where an element lies in the cache: kv_layout.h on the CPU, kv.h on the device. */
+static uint32_t t_dpad(enum be_dtype act, uint32_t d)
 {
-    return cuda_kv_dpad(act, d);
+    return BACKEND_ON_CPU ? kv_dpad(act, d) : cuda_kv_dpad(act, d);
 }
-static void *kv_layer(const struct be_kv *kv, uint32_t unit)
+static void *t_k(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 {
-    return (char *)kv->arena + (size_t)unit * BE_KV_UNIT + kv->layer_offset;
+    return BACKEND_ON_CPU ? kv_k(layer, act, d, head) : (char *)layer + head * cuda_kv_head_bytes(act, d);
 }
-static void *kv_k(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
+static void *t_v(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 {
-    return (char *)layer + head * cuda_kv_head_bytes(act, d);
+    return BACKEND_ON_CPU ? kv_v(layer, act, d, head) : (char *)t_k(layer, act, d, head) + cuda_kv_head_bytes(act, d) / 2;
 }
-static void *kv_v(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
+static size_t t_k_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)
 {
-    return (char *)kv_k(layer, act, d, head) + cuda_kv_head_bytes(act, d) / 2;
+    return BACKEND_ON_CPU ? kv_k_idx(act, dpad, slot, d) : (size_t)slot * dpad + d;
 }
-static size_t kv_k_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)
+static size_t t_v_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)
 {
-    (void)act;
-    return (size_t)slot * dpad + d;
+    return BACKEND_ON_CPU ? kv_v_idx(act, dpad, slot, d) : (size_t)slot * dpad + d;
 }
-#define kv_v_idx kv_k_idx
-#endif
 
 struct qkv_shape {
     uint32_t heads, groups, d;
@@ -341,7 +334,7 @@ static void near(double got, double want, enum be_dtype act, const char *what, c
 
 static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum be_dtype act, const struct be_kv *kv, const void *q, const char *set)
 {
-    uint32_t dpad = kv_dpad(act, s->d);
+    uint32_t dpad = t_dpad(act, s->d);
     for (uint32_t seq = 0; seq < QSEQS; seq++) {
         for (uint32_t t = q_seq_row[seq]; t < q_seq_row[seq + 1]; t++) {
             double want[256];
@@ -355,8 +348,8 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
                 qkv_head_want(io, s, t, s->heads + g, s->norm ? io->kn : NULL, want);
                 const float *value = io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + s->heads + s->groups + g) * s->d;
                 for (uint32_t i = 0; i < dpad; i++) {
-                    near((double)get(kv_k(layer, act, s->d, g), act, kv_k_idx(act, dpad, slot, i)), i < s->d ? want[i] : 0, act, "k", set, s->d);
-                    near((double)get(kv_v(layer, act, s->d, g), act, kv_v_idx(act, dpad, slot, i)), i < s->d ? (double)value[i] : 0, act, "v", set, s->d);
+                    near((double)get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i)), i < s->d ? want[i] : 0, act, "k", set, s->d);
+                    near((double)get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i)), i < s->d ? (double)value[i] : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d), act, "v", set, s->d);
                 }
             }
         }
@@ -368,8 +361,8 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
         for (uint32_t g = 0; g < s->groups; g++)
             for (uint32_t slot = begun[n][1]; slot < 32; slot++)
                 for (uint32_t i = 0; i < dpad; i++) {
-                    assert_true(isfinite(get(kv_k(layer, act, s->d, g), act, kv_k_idx(act, dpad, slot, i))));
-                    assert_true(isfinite(get(kv_v(layer, act, s->d, g), act, kv_v_idx(act, dpad, slot, i))));
+                    assert_true(isfinite(get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i))));
+                    assert_true(isfinite(get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i))));
                 }
     }
 }
@@ -769,8 +762,9 @@ static void test_topk(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norm),   cmocka_unit_test(test_rope),        cmocka_unit_test(test_qkv),  cmocka_unit_test(test_patchify), cmocka_unit_test(test_interpolate_pack), cmocka_unit_test(test_pool_gather), 
         cmocka_unit_test(test_memory), cmocka_unit_test(test_logit_stats), cmocka_unit_test(test_topk),
