@@ -14,9 +14,11 @@ CC       ?= gcc
 
 # Required libraries; a missing one is named. The image decoders: libjpeg-turbo, libwebp; stb_image comes as a header of Debian's libstb-dev.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libsodium libutf8proc
-CORE_PKGS := cmocka
+# The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core (tests/lib/cmocka); CMOCKA=none asks for that.
+CMOCKA    ?= $(if $(shell printf '\#include <setjmp.h>\n\#include <stdarg.h>\n\#include <stddef.h>\n\#include <stdint.h>\n\#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo 1),cmocka,none)
+LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 
-BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off -fno-math-errno
+BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off -fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
 DEPS     := -I. -MMD -MP
 STAMP    := $(CC) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE)
@@ -66,9 +68,9 @@ $(TEST_LIB): $(TEST_LIB_OBJ)
 $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | check-libs
 	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(CORE_TESTS): $(OUT)/tests/%: $(OUT)/tests/core/%.c.o $(TEST_LIB) $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) -lcmocka -lm -lpthread -ldl -o $@
+	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $(OUT)/tests/%.c.o $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lcmocka -lm -lpthread -ldl -o $@
+	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 
 check-libs:
 	@pkg-config --print-errors --exists $(PKGS) cmocka || { echo "missing libraries: run scripts/run.sh or install the -dev packages named in README.md"; exit 1; }
@@ -82,10 +84,14 @@ test-core: core
 # -fmad=false: products are fused where the source says fmaf, so that the emulated build and the device round alike.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 NVCC_FLAGS = -std=c++17 -O3 -fmad=false -lineinfo -I. -Xcompiler -fPIC,-Wall,-Wextra --threads 2 \
-	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90] $(if $(WERROR),-Werror all-warnings)
+	$(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings)
+# Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
+$(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = -gencode arch=compute_80,code=sm_80 \
+	-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
 CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
-cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu
+cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu $(OUT)/cuda/hopper
 $(OUT)/cuda/%.cu.o: %.cu
 	@command -v $(NVCC) >/dev/null || { echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
 	@mkdir -p $(@D)
@@ -93,11 +99,12 @@ $(OUT)/cuda/%.cu.o: %.cu
 $(OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(OUT)/cuda/%.o)
 	$(NVCC) -shared $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 # The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine with a GPU.
-$(OUT)/cuda/test_emu: $(OUT)/cuda/kernels/cuda/host/selftest/test_emu.cu.o
+$(OUT)/cuda/test_emu $(OUT)/cuda/hopper: $(OUT)/cuda/%: $(OUT)/cuda/kernels/cuda/host/selftest/%.cu.o
 	$(NVCC) $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 
 # ---- The same .cu sources on the CPU: kernels/cuda/host is a CUDA runtime for a host compiler. Builds: plain and race, or asan when CONFIG=asan.
-# The backend tests run against it through tests/lib/staged_ops.c, the engine with be_cpu_ops replaced by be_cuda_host_ops.
+# A test program that has it linked in finds it as the device (kernels/cuda_loader.c); the backend tests reach it through
+# tests/lib/staged_ops.c, as they do a real device with --backend cuda.
 HOST_MODES := $(if $(filter asan,$(CONFIG)),asan,$(if $(filter tsan,$(CONFIG)),,plain race))
 HOST_OUT   := $(OUT)/cuda-host
 HOST_ISA   := $(if $(shell grep -m1 -ow avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
@@ -113,7 +120,7 @@ HOST_KN_pic   := -O2 $(HOST_ISA) $(HOST_PIC)
 HOST_KN_race  := -O1 $(HOST_ISA) -fsanitize=thread
 HOST_KN_asan  := $(HOST_SAN)
 HOST_LD_asan  := -fsanitize=address,undefined
-EMU_SRC := $(addprefix kernels/cuda/host/emu_,core.cpp sync.cpp host.cpp blas.cpp gemm.cpp)
+EMU_SRC := $(addprefix kernels/cuda/host/emu_,core.cpp sync.cpp hopper.cpp host.cpp blas.cpp gemm.cpp)
 define HOST_RULES
 $(HOST_OUT)/$(1)/kernels/cuda/host/emu_gemm.cpp.o: kernels/cuda/host/emu_gemm.cpp
 	@mkdir -p $$(@D)
@@ -127,31 +134,22 @@ $(HOST_OUT)/$(1)/%.cu.o: %.cu
 $(HOST_OUT)/$(1)/libcuemu.a: $(EMU_SRC:%=$(HOST_OUT)/$(1)/%.o) $(if $(filter race,$(1)),$(HOST_OUT)/race/kernels/cuda/host/emu_race.cpp.o)
 	@rm -f $$@
 	ar rcs $$@ $$^
-$(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs: $(HOST_OUT)/$(1)/%: $(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
+$(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs $(HOST_OUT)/$(1)/hopper: $(HOST_OUT)/$(1)/%: $(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
 	$(CXX) -no-pie $(HOST_LD_$(1)) $$^ -lpthread -o $$@
 endef
 $(foreach m,$(HOST_MODES) pic,$(eval $(call HOST_RULES,$(m))))
-HOST_SELFTEST := $(foreach m,$(HOST_MODES),$(HOST_OUT)/$(m)/test_emu $(HOST_OUT)/$(m)/bugs)
+HOST_SELFTEST := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/,test_emu bugs hopper))
 test-cuda-emu: $(HOST_SELFTEST)
 	@sh kernels/cuda/host/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
 
-# Tests of the table see the device as kernel set "cuda"; tests of the engine ask for "reference" and get it too.
-HOST_TABLE_TESTS  := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_faults)
-HOST_ENGINE_TESTS := $(if $(CUDA_BACKEND),test_engine_golden test_engine_invariance)
-$(HOST_OUT)/c/engine/engine.c.o: EXTRA = -Dbe_cpu_ops=be_cuda_host_ops
-$(HOST_OUT)/c/tests/%.c.o: EXTRA = -DKVASIR_TEST_CUDA -include tests/lib/backend_sets.h
-$(HOST_OUT)/c/%.c.o: %.c $(OUT)/flags
-	@mkdir -p $(@D)
-	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(EXTRA) $(MODE) -c $< -o $@
+HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_faults test_engine_golden test_engine_invariance test_cuda_graphs test_cuda_cpu)
 define HOST_TEST_RULES
-$(HOST_TABLE_TESTS:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: $(HOST_OUT)/c/tests/core/%.c.o
-$(HOST_ENGINE_TESTS:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: $(HOST_OUT)/c/tests/core/%.c.o $(HOST_OUT)/c/engine/engine.c.o
-$(HOST_OUT)/$(1)/tests/%: $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
+$(HOST_OUT)/$(1)/tests/%: $(OUT)/tests/core/%.c.o $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
 	@mkdir -p $$(@D)
-	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a $(LDFLAGS) -lcmocka -lm -lpthread -ldl -o $$@
+	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $$@
 endef
 $(foreach m,$(HOST_MODES),$(eval $(call HOST_TEST_RULES,$(m))))
-HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(HOST_TABLE_TESTS) $(HOST_ENGINE_TESTS)))
+HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(HOST_NAMES)))
 # The emulated device as a library that the server loads like the real one.
 cuda-host-so: $(HOST_OUT)/kvasir-cuda.so
 $(HOST_OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(HOST_OUT)/pic/%.o) $(HOST_OUT)/pic/libcuemu.a

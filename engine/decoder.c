@@ -7,6 +7,12 @@
 
 #include <stddef.h>
 
+/* The residuals of the wanted rows, from the last layer on. */
+static float *tail_resid(const struct engine *e)
+{
+    return e->step.all_wanted ? e->s.resid : e->s.tail_resid;
+}
+
 /* Rows [from, to) of picture u, absolute positions, that lie in run r. */
 static bool use_rows(const struct engine_run *r, const struct engine_image_use *u, uint32_t *from, uint32_t *to)
 {
@@ -81,7 +87,7 @@ static void add_taps_to_wanted(struct engine *e, const struct engine_batch *b, u
         for (uint32_t k = 0; k < r->image_count; k++) {
             const struct engine_image_use *u = &r->images[k];
             if (u->begin <= at && at < u->end)
-                add_rows(e, feature_row(e, u, 1 + n, at, r), e->s.tail_resid + (size_t)i * e->desc.hidden, 1);
+                add_rows(e, feature_row(e, u, 1 + n, at, r), tail_resid(e) + (size_t)i * e->desc.hidden, 1);
         }
     }
 }
@@ -135,14 +141,17 @@ static void linear(struct engine *e, const struct be_weight *w, const void *x, u
     e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
 }
 
-/* The wanted rows' queries and residuals move to the front; attention and MLP of the last layer run on them alone. */
-static void narrow(struct engine *e, const struct desc_layer *l)
+/* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the last layer run on
+ * them alone. Returns the queries. */
+static const void *narrow(struct engine *e, const struct desc_layer *l)
 {
     const struct step *st = &e->step;
+    if (st->all_wanted) return e->s.q;
     size_t q_bytes = (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act);
     e->ops->gather(e->be, &(struct be_gather_args){e->s.q, st->wanted_rows, st->wanted_count, q_bytes, e->s.qkv});
     e->ops->gather(e->be, &(struct be_gather_args){e->s.resid, st->wanted_rows, st->wanted_count, e->desc.hidden * sizeof(float),
                                                    e->s.tail_resid});
+    return e->s.qkv;
 }
 
 /* The stream takes a product: through the post norm where the family has one (then it waits in proj for add_and_norm, which gets
@@ -218,11 +227,10 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
                                                  .q = s->q});
         if (last) {
             if (st->wanted_count == 0) return;
-            narrow(e, l);
+            q = narrow(e, l);
             rows = &st->tail;
-            t = st->wanted_count;
-            resid = s->tail_resid;
-            q = s->qkv;
+            t = st->tail.t;
+            resid = tail_resid(e);
         }
         e->ops->attn(
             e->be,
@@ -245,26 +253,32 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
     }
 }
 
-void decoder_logits(struct engine *e, uint32_t first, uint32_t count, const uint32_t *targets, uint32_t k)
+void decoder_logits(struct engine *e, uint32_t first, uint32_t count)
 {
     const struct model_desc *d = &e->desc;
     struct decoder_scratch *s = &e->s;
-    ASSERT_CMP(count, <=, LOGIT_ROWS_MAX);
+    ASSERT_CMP(count, <=, e->plan.logit_rows);
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = count,
                                                .c = d->hidden,
                                                .eps = d->norm_eps,
-                                               .residual = s->tail_resid + (size_t)first * d->hidden,
+                                               .residual = tail_resid(e) + (size_t)first * d->hidden,
                                                .weight = e->w.final_norm,
                                                .out = s->head_in,
                                                .out_dtype = e->plan.act});
     linear(e, e->w.head, s->head_in, count, BE_EPI_F32, s->logits);
-    e->ops->upload(e->be, s->targets, targets, count * sizeof *targets);
     e->ops->logit_stats(e->be, &(struct be_logits_args){.logits = s->logits,
                                                         .r = count,
                                                         .v = d->vocab,
                                                         .softcap = d->final_softcap,
-                                                        .targets = s->targets,
+                                                        .targets = e->step.targets + first,
                                                         .stats = s->stats});
-    if (k) e->ops->topk(e->be, &(struct be_topk_args){s->logits, count, d->vocab, k, s->top_ids, s->top_values});
+}
+
+void decoder_top(struct engine *e, uint32_t count, uint32_t k)
+{
+    uint32_t *ids = e->s.top;
+    float *values = (float *)(ids + (size_t)count * k);
+    ASSERT(count <= e->plan.logit_rows && k > 0 && k <= BE_TOPK_MAX);
+    e->ops->topk(e->be, &(struct be_topk_args){e->s.logits, count, e->desc.vocab, k, ids, values});
 }

@@ -224,6 +224,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         st = engine__alloc(e, err);
     }
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (!st) st = engine__graphs_open(e, err);
     weights_survey_free(&e->survey); /* its list points into the files, which are closed now */
     stf_close(files);
     if (st)
@@ -296,8 +297,13 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     if (!st) {
         f->pixels = *pixels;
         f->pixels.rgb = malloc(rgb);
-        if (f->pixels.rgb && e->ops->alloc(e->be, rows, &p) == BE_OK) f->rows = p;
-        if (!f->rows) st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
+        enum be_result r = f->pixels.rgb ? e->ops->alloc(e->be, rows, &p) : BE_NOMEM;
+        if (r == BE_OK)
+            f->rows = p;
+        else if (r == BE_DEVICE)
+            st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+        else
+            st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
     }
     if (st) {
         engine_features_free(e, f);

@@ -144,6 +144,9 @@ struct engine_costs {
 };
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err) KV_MUST_CHECK;
 
+/* For `kvasir inspect --devices`: writes what this machine can compute on as text, the CPU and the GPUs, or why there is none. */
+enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHECK;
+
 /* For `kvasir inspect`: writes what was understood of the checkpoint in DIR as text, without loading the weights. */
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap, struct err *err) KV_MUST_CHECK;
 

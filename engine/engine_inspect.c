@@ -1,7 +1,9 @@
-/* `kvasir inspect`: what was understood of a checkpoint, as text. Reads configuration and headers only. */
+/* `kvasir inspect`: what was understood of a checkpoint, as text, from configuration and headers only; and what the machine has.
+ */
 #include "engine/engine_internal.h"
 
 #include "config/base/buf.h"
+#include "kernels/cuda_loader.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,5 +150,44 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     buf_fini(&b);
     stf_close(files);
     engine_close(e);
+    return st;
+}
+
+/* ---- devices ---- */
+
+static enum status say_cpu(struct buf *b)
+{
+    static const char *const sets[] = {"amx", "avx512", "avx2", "reference"};
+    const struct be_ops *ops = be_cpu_ops();
+    struct backend *be = NULL;
+    struct be_caps caps;
+    if (ops->open(&(struct be_params){.act = BE_F32}, &be) != BE_OK) return buf_adds(b, "CPU        can't be opened\n");
+    ops->caps(be, &caps);
+    enum status st = buf_addf(b, "CPU        %s, kernel sets:", caps.device);
+    for (size_t i = 0; i < sizeof sets / sizeof *sets && !st; i++)
+        if (be_cpu_has(sets[i])) st = buf_addf(b, " %s", sets[i]);
+    ops->close(be);
+    return st ? st : buf_adds(b, "\n");
+}
+
+enum status engine_devices(char *text, size_t cap, struct err *err)
+{
+    struct be_cuda_device gpus[16];
+    char version[96], why[512] = "";
+    struct buf b;
+    buf_init(&b, cap > 0 ? cap - 1 : 0);
+    uint32_t n = be_cuda_devices(gpus, 16, version, why, sizeof why);
+    enum status st = say_cpu(&b);
+    for (uint32_t i = 0; i < n && !st; i++)
+        st = buf_addf(&b, "GPU %-6u %s, compute capability %u.%u, %u multiprocessors, %zu of %zu MiB free%s\n", i, gpus[i].name,
+                      gpus[i].major, gpus[i].minor, gpus[i].multiprocessors, gpus[i].memory_free >> 20,
+                      gpus[i].memory_total >> 20, i == 0 ? " (--backend auto and cuda use this one)" : "");
+    if (!n && !st) st = buf_addf(&b, "GPU        none: %s\n", why);
+    if (version[0] && !st) st = buf_addf(&b, "CUDA       %s\n", version + strlen("CUDA "));
+    if (st)
+        st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
+    else
+        memcpy(text, b.data, b.len + 1);
+    buf_fini(&b);
     return st;
 }

@@ -8,7 +8,8 @@
 #include "engine/weights.h"
 #include "kernels/backend.h"
 
-#define LOGIT_ROWS_MAX 64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB */
+#define LOGIT_ROWS_MAX 64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there is room for more */
+#define LOGIT_ROWS_DEVICE 256u
 
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
@@ -28,6 +29,7 @@ struct engine_plan {
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes;      /* backend memory */
     uint64_t kv_wanted;                                                /* what all sequences at full context would take */
     uint64_t available;                                                /* memory that the plan started from */
+    uint32_t logit_rows;                                               /* at a time: each time reads the head's weights */
     uint64_t spare;                                                    /* what is left of it: scratch of larger pictures comes from here */
 };
 
@@ -47,12 +49,10 @@ struct decoder_scratch {
     float *expert_weights;   /* [T, k] */
     void *experts;           /* the backend's */
     float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX]; /* [T, dim/2] */
-    void *head_in;                                    /* act [LOGIT_ROWS_MAX, ld(C)] */
-    float *logits;                                    /* [LOGIT_ROWS_MAX, V] */
-    struct be_logit_stats *stats;                     /* [LOGIT_ROWS_MAX] */
-    uint32_t *targets;                                /* [LOGIT_ROWS_MAX] */
-    uint32_t *top_ids;                                /* [LOGIT_ROWS_MAX, BE_TOPK_MAX] */
-    float *top_values;
+    void *head_in;                                    /* act [plan.logit_rows, ld(C)] */
+    float *logits;                                    /* [plan.logit_rows, V] */
+    struct be_logit_stats *stats;                     /* [plan.logit_rows], and behind them, so that one download takes all: */
+    uint32_t *top;                                    /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step; /* [step_words] the step's index arrays */
 };
 
@@ -79,14 +79,26 @@ struct wanted {
     bool sample, score;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. */
+/* Index arrays of the step in flight; addresses are the backend's. Where an array lies follows from the numbers of rows and sequences alone;
+ * only the block tables, which stand behind all others, have a length of their own. */
 struct step {
-    uint32_t t, seq_count, wanted_count;
+    uint32_t t, seq_count; /* with the rows that stand for nothing */
+    uint32_t wanted_count; /* without them */
+    bool all_wanted;       /* the tail is the whole step, in its order */
+    bool logits_done;      /* of the wanted rows, with their statistics: the step came from a graph that ends with them */
     const uint32_t *ids;
     const int32_t *rope_pos;
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *wanted_rows; /* [wanted_count] */
+    const uint32_t *targets;     /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
     struct be_rows tail;         /* the wanted rows as a batch of their own, for the last layer's group */
+};
+
+/* A step of so many sequences with a row each, recorded (engine_graph.c). */
+#define ENGINE_GRAPHS_MAX 16u
+struct engine_graph {
+    uint32_t rows;
+    struct be_graph *graph;
 };
 
 struct engine {
@@ -114,9 +126,11 @@ struct engine {
     size_t step_words;
     struct wanted *wanted; /* [batch_tokens_max] */
     float *host_row;       /* [V], when the backend's memory can't be read by the host */
-    uint32_t *host_top_ids;
-    float *host_top_values;
+    void *host_results;    /* statistics and largest logits as they lie in decoder_scratch */
     struct step step;
+    struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
+    uint32_t graph_count;
+    uint64_t graph_steps; /* that came from a graph */
     struct engine_batch *in_flight;
     uint32_t test_bugs; /* ENGINE_BUG_*; 0 but in tests */
     uint32_t test_rows; /* tokens of the step before this one, for them */
@@ -180,10 +194,25 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
-/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals in s.tail_resid. */
+/* engine_step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's that stand for nothing (each a
+ * sequence of its own); every run has one row then. 0: the batch's own size. */
+void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
+
+/* engine_graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that can't record them runs every step
+ * the plain way (a line in the log); ST_DEVICE when it fails for good. */
+enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
+void engine__graphs_close(struct engine *e);
+/* The graph that does this batch's step; NULL: none does. */
+const struct engine_graph *engine__graph_for(const struct engine *e, const struct engine_batch *b);
+/* Whether it ends with decoder_logits of all its rows. */
+bool engine__graph_has_logits(const struct engine *e, const struct engine_graph *g);
+
+/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where decoder_logits finds them. */
 void decoder_run(struct engine *e, const struct engine_batch *b);
-/* Logits and their statistics of wanted rows [first, first + count), count <= LOGIT_ROWS_MAX, with the k largest (k may be 0). */
-void decoder_logits(struct engine *e, uint32_t first, uint32_t count, const uint32_t *targets, uint32_t k);
+/* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
+void decoder_logits(struct engine *e, uint32_t first, uint32_t count);
+/* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
+void decoder_top(struct engine *e, uint32_t count, uint32_t k);
 
 /* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
 /* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */

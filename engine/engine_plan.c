@@ -95,8 +95,8 @@ static void *piece(struct carve *c, uint64_t bytes)
 static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
 {
     const struct model_desc *d = &e->desc;
-    uint64_t t = e->plan.batch_tokens_max, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0, experts = 0, used = 0,
-             scratch = 0;
+    uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0,
+             experts = 0, used = 0, scratch = 0;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
@@ -127,12 +127,10 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
         s->cos[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
         s->sin[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
     }
-    s->head_in = piece(c, LOGIT_ROWS_MAX * be_ld(d->hidden) * act);
-    s->logits = piece(c, (uint64_t)LOGIT_ROWS_MAX * d->vocab * 4);
-    s->stats = piece(c, LOGIT_ROWS_MAX * sizeof *s->stats);
-    s->targets = piece(c, LOGIT_ROWS_MAX * 4);
-    s->top_ids = piece(c, LOGIT_ROWS_MAX * BE_TOPK_MAX * 4);
-    s->top_values = piece(c, LOGIT_ROWS_MAX * BE_TOPK_MAX * 4);
+    s->head_in = piece(c, rows * be_ld(d->hidden) * act);
+    s->logits = piece(c, rows * d->vocab * 4);
+    s->stats = piece(c, rows * (sizeof *s->stats + BE_TOPK_MAX * 8));
+    s->top = c->base ? (uint32_t *)(s->stats + rows) : NULL;
     s->step = piece(c, e->step_words * 4);
 }
 
@@ -161,12 +159,13 @@ static uint64_t host_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, three of the tail, lo per group; tables; per array up to 16
- * of padding; with mRoPE three more per row. */
+/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, targets, three of the tail, lo per group; tables, with an
+ * entry behind each group's first; per array up to 16 of padding; with mRoPE three more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (7 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) + g * s * e->plan.blocks_max + 16 * (12 + 3 * g);
+    return t * (8 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) + g * (s * e->plan.blocks_max + 1) +
+           16 * (13 + 3 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -203,6 +202,9 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
         p->batch_tokens_max = least;
     }
     if (p->batch_tokens_max > BATCH_TOKENS_MAX) return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
+    p->logit_rows = LOGIT_ROWS_MAX;
+    if (!e->becaps.host_memory && p->sequences_max > p->logit_rows)
+        p->logit_rows = p->sequences_max < LOGIT_ROWS_DEVICE ? p->sequences_max : LOGIT_ROWS_DEVICE;
     p->blocks_max = (p->context_max + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
     return ST_OK;
 }
@@ -278,8 +280,10 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 
 static enum status take(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
 {
-    if (e->ops->alloc(e->be, (size_t)bytes, out) == BE_OK) return ST_OK;
+    enum be_result r = e->ops->alloc(e->be, (size_t)bytes, out);
+    if (r == BE_OK) return ST_OK;
     *out = NULL;
+    if (r == BE_DEVICE) return err_set(err, ST_DEVICE, "%s: %s", what, e->ops->last_error(e->be));
     return err_set(err, ST_NOMEM, "out of memory: %llu MiB for %s", (unsigned long long)(bytes >> 20), what);
 }
 
@@ -428,9 +432,8 @@ enum status engine__alloc(struct engine *e, struct err *err)
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
     e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
     e->host_row = e->becaps.host_memory ? NULL : malloc(e->desc.vocab * sizeof *e->host_row);
-    e->host_top_ids = malloc(LOGIT_ROWS_MAX * BE_TOPK_MAX * sizeof *e->host_top_ids);
-    e->host_top_values = malloc(LOGIT_ROWS_MAX * BE_TOPK_MAX * sizeof *e->host_top_values);
-    if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_top_ids || !e->host_top_values)
+    e->host_results = malloc(p->logit_rows * (sizeof *e->s.stats + BE_TOPK_MAX * 8));
+    if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_set(err, ST_NOMEM, "out of memory for step arrays");
     return ST_OK;
 }
@@ -438,6 +441,7 @@ enum status engine__alloc(struct engine *e, struct err *err)
 void engine__release(struct engine *e)
 {
     if (e->be) {
+        engine__graphs_close(e);
         for (uint32_t i = 0; i < DESC_ROPES_MAX; i++)
             for (int k = 0; k < 2; k++) {
                 void *p = k ? (void *)e->rope_axis[i] : (void *)e->inv_freq[i];
@@ -456,8 +460,7 @@ void engine__release(struct engine *e)
     free(e->host_step);
     free(e->wanted);
     free(e->host_row);
-    free(e->host_top_ids);
-    free(e->host_top_values);
+    free(e->host_results);
     kv_layout_free(&e->kv);
     weights_survey_free(&e->survey);
     model_desc_free(&e->desc);

@@ -15,6 +15,7 @@
 struct packer {
     struct engine *e;
     size_t used;
+    uint32_t pad; /* rows at the end that stand for nothing */
 };
 
 static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
@@ -56,6 +57,7 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
     const uint32_t *dev;
     int32_t *pos = (int32_t *)array(p, 3 * (size_t)st->t, &dev);
     uint32_t row = 0;
+    memset(pos, 0, 3 * (size_t)st->t * sizeof *pos); /* those that stand for nothing too */
     st->rope_pos = (const int32_t *)dev;
     for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
@@ -74,6 +76,11 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
                                    : (int32_t)at + offset;
         }
     }
+}
+
+static uint32_t blocks_of(const struct engine_run *r)
+{
+    return (r->position + r->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
 }
 
 /* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic, see the whole
@@ -105,6 +112,13 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
         for (uint32_t k = 0; k < r->count; k++) ASSERT(ids[row + k] < p->e->desc.vocab || ids[row + k] == UINT32_MAX);
         row += r->count;
     }
+    /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place behind its blocks, where
+     * the table keeps nothing. So all of them are one and the same row: they choose the same experts and read next to nothing. */
+    for (uint32_t k = 0; k < p->pad; k++) {
+        ids[row + k] = ids[0];
+        ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
+        h[row + k] = b->runs[0].position;
+    }
 }
 
 static uint32_t low(uint32_t pos, uint32_t window)
@@ -112,31 +126,49 @@ static uint32_t low(uint32_t pos, uint32_t window)
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* Block tables of one group, back to back; seq_table says where each begins. Blocks behind the window are passed on as they are.
- */
+/* First keys and places in the tables of one group. */
 static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row, const uint32_t *pos,
                        const uint32_t *hi)
 {
     struct step *st = &p->e->step;
-    uint32_t window = p->e->kv.groups[g].window, row = 0, at = 0;
-    size_t entries = 0;
-    for (uint32_t i = 0; i < b->run_count; i++)
-        entries += (b->runs[i].position + b->runs[i].count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+    uint32_t window = p->e->kv.groups[g].window, row = 0;
     struct be_rows *r = &st->rows[g];
     *r = (struct be_rows){.t = st->t, .seq_count = st->seq_count, .seq_row = seq_row, .pos = pos, .hi = hi};
-    uint32_t *lo = array(p, st->t, &r->lo), *start = array(p, st->seq_count, &r->seq_table),
-             *table = array(p, entries, &r->tables);
+    uint32_t *lo = array(p, st->t, &r->lo);
+    (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *run = &b->runs[i];
-        uint32_t n = (run->position + run->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
         uint32_t bug = p->e->test_bugs & ENGINE_BUG_NEW_KEYS && run->count > 1 ? run->position : 0;
         for (uint32_t k = 0; k < run->count; k++, row++) {
             lo[row] = low(run->position + k, window);
             if (lo[row] < bug) lo[row] = bug;
         }
-        memcpy(table + at, run->tables[g], n * sizeof *table);
-        start[i] = at;
-        at += n;
+    }
+    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = b->runs[0].position;
+}
+
+/* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each begins. Blocks behind
+ * the window are passed on as they are. Rows that stand for nothing share the first sequence's table, which has an entry more for
+ * them. */
+static void pack_tables(struct packer *p, const struct engine_batch *b)
+{
+    struct engine *e = p->e;
+    struct step *st = &e->step;
+    size_t entries = p->pad ? 1 : 0, at = 0;
+    const uint32_t *dev;
+    for (uint32_t i = 0; i < b->run_count; i++) entries += blocks_of(&b->runs[i]);
+    uint32_t *table = array(p, entries * e->kv.group_count, &dev);
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        uint32_t *start = e->host_step + (st->rows[g].seq_table - e->s.step), *own = table + at;
+        st->rows[g].tables = dev;
+        for (uint32_t i = 0; i < b->run_count + p->pad; i++) {
+            const struct engine_run *run = &b->runs[i];
+            start[i] = i < b->run_count ? (uint32_t)at : (uint32_t)(own - table);
+            if (i >= b->run_count) continue;
+            memcpy(table + at, run->tables[g], blocks_of(run) * sizeof *table);
+            at += blocks_of(run);
+            if (i == 0 && p->pad) table[at++] = BE_NO_BLOCK;
+        }
     }
 }
 
@@ -158,50 +190,82 @@ static void find_wanted(struct engine *e, const struct engine_batch *b)
     }
 }
 
-/* The wanted rows as a batch of their own: sequences without any drop out. */
-static void pack_tail(struct packer *p, const struct engine_batch *b)
+/* Tokens whose log-prob is asked for, of every row of the tail. */
+static void pack_targets(struct packer *p, const struct engine_batch *b)
+{
+    const struct engine *e = p->e;
+    struct step *st = &p->e->step;
+    uint32_t n = st->wanted_count, *targets = array(p, n + p->pad, &st->targets);
+    for (uint32_t i = 0; i < n + p->pad; i++) {
+        const struct wanted *w = &e->wanted[i];
+        targets[i] = UINT32_MAX;
+        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->desc.vocab) targets[i] = b->runs[w->run].tokens[w->next];
+    }
+}
+
+/* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables: pack_tail_tables. */
+static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g)
 {
     struct engine *e = p->e;
     struct step *st = &e->step;
-    uint32_t n = st->wanted_count, g = e->kv.layer_group[e->desc.layer_count - 1], window = e->kv.groups[g].window, seq = 0;
-    const struct be_rows *all = &st->rows[g];
-    const uint32_t *start = e->host_step + (all->seq_table - e->s.step), *all_hi = e->host_step + (all->hi - e->s.step);
-    const uint32_t *rows_dev;
-    uint32_t *rows = array(p, n, &rows_dev);
-    st->wanted_rows = rows_dev;
-    st->tail = (struct be_rows){.t = n, .tables = all->tables};
+    uint32_t n = st->wanted_count, window = e->kv.groups[g].window, seq = 0;
+    const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->s.step);
+    uint32_t *rows = array(p, n, &st->wanted_rows);
+    st->tail = (struct be_rows){.t = n};
     uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo), *hi = array(p, n, &st->tail.hi);
-    uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row), *seq_table = array(p, b->run_count, &st->tail.seq_table);
+    uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row);
+    (void)array(p, b->run_count, &st->tail.seq_table);
     for (uint32_t i = 0; i < n; i++) {
         const struct wanted *w = &e->wanted[i];
         rows[i] = w->row;
         pos[i] = w->next - 1;
         lo[i] = low(pos[i], window);
         hi[i] = all_hi[w->row];
-        if (i == 0 || e->wanted[i - 1].run != w->run) {
-            seq_row[seq] = i;
-            seq_table[seq++] = start[w->run];
-        }
+        if (i == 0 || e->wanted[i - 1].run != w->run) seq_row[seq++] = i;
     }
     seq_row[seq] = n;
     st->tail.seq_count = seq;
 }
 
-static void pack_step(struct engine *e, const struct engine_batch *b)
+static void pack_tail_tables(struct engine *e, const struct be_rows *all)
 {
-    struct packer p = {e, 0};
+    struct step *st = &e->step;
+    const uint32_t *start = e->host_step + (all->seq_table - e->s.step);
+    uint32_t *seq_table = e->host_step + (st->tail.seq_table - e->s.step), seq = 0;
+    for (uint32_t i = 0; i < st->wanted_count; i++)
+        if (i == 0 || e->wanted[i - 1].run != e->wanted[i].run) seq_table[seq++] = start[e->wanted[i].run];
+    st->tail.tables = all->tables;
+}
+
+void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
+{
+    struct packer p = {.e = e};
     struct step *st = &e->step;
     const uint32_t *pos, *hi, *seq_row_dev;
+    uint32_t last = e->kv.layer_group[e->desc.layer_count - 1], row = 0;
     e->test_rows = st->t;
-    *st = (struct step){.seq_count = b->run_count};
+    *st = (struct step){0};
     for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
+    if (rows) {
+        ASSERT(st->t == b->run_count && rows >= st->t && rows <= e->plan.sequences_max);
+        p.pad = rows - st->t;
+    }
+    st->t += p.pad;
+    st->seq_count = b->run_count + p.pad;
     pack_tokens(&p, b, &pos, &hi);
-    uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev), row = 0;
-    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) seq_row[i] = row;
-    seq_row[b->run_count] = row;
+    uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev);
+    for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++) seq_row[i] = row;
+    seq_row[st->seq_count] = row;
     for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos, hi);
     find_wanted(e, b);
-    if (st->wanted_count) pack_tail(&p, b);
+    st->all_wanted = st->wanted_count + p.pad == st->t;
+    if (st->wanted_count) pack_targets(&p, b);
+    if (st->wanted_count && !st->all_wanted) pack_tail(&p, b, last);
+    pack_tables(&p, b);
+    if (st->all_wanted)
+        st->tail = st->rows[last];
+    else if (st->wanted_count)
+        pack_tail_tables(e, &st->rows[last]);
     e->ops->upload(e->be, e->s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 
@@ -210,8 +274,15 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     (void)err; /* a backend reports what went wrong in sync(): engine_wait */
     ASSERT(!e->in_flight);
     check_batch(e, b);
-    pack_step(e, b);
-    decoder_run(e, b);
+    const struct engine_graph *graph = engine__graph_for(e, b);
+    engine__pack(e, b, graph ? graph->rows : 0);
+    if (graph) {
+        e->ops->graph_launch(e->be, graph->graph);
+        e->step.logits_done = engine__graph_has_logits(e, graph);
+        e->graph_steps++;
+    } else {
+        decoder_run(e, b);
+    }
     e->in_flight = b;
     return ST_OK;
 }
@@ -232,15 +303,19 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
     return k < e->desc.vocab ? k : e->desc.vocab;
 }
 
-static void finish_row(struct engine *e, struct engine_batch *b, uint32_t i, const struct be_logit_stats *stats, uint32_t k,
-                       const struct wanted *w)
+/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not enough to draw from:
+ * then the row has been fetched, and the device's word on that is still out. */
+static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k, const struct wanted *w)
 {
     struct engine_run *r = &b->runs[w->run];
     const float *logits = e->s.logits + (size_t)i * e->desc.vocab;
+    const struct be_logit_stats *stats = e->host_results;
+    const uint32_t *ids = (const uint32_t *)(stats + e->plan.logit_rows);
+    const float *values = (const float *)(ids + (size_t)count * k);
     struct sampler_row row = {.raw = e->becaps.host_memory ? logits : NULL,
-                              .stats = *stats,
-                              .top_ids = e->host_top_ids + (size_t)i * k,
-                              .top_values = e->host_top_values + (size_t)i * k,
+                              .stats = stats[i],
+                              .top_ids = ids + (size_t)i * k,
+                              .top_values = values + (size_t)i * k,
                               .top_count = top_needed(e, r, w),
                               .history = r->tokens,
                               .history_count = w->next,
@@ -261,28 +336,28 @@ static void finish_row(struct engine *e, struct engine_batch *b, uint32_t i, con
         row.raw = e->host_row;
         bool drawn = sampler_draw(e->sampler, r->sampling, &row, &r->out);
         ASSERT(drawn);
+        return true;
     }
+    return false;
 }
 
+/* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, struct err *err)
 {
-    uint32_t targets[LOGIT_ROWS_MAX], k = 0;
-    struct be_logit_stats stats[LOGIT_ROWS_MAX];
+    uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct wanted *w = &e->wanted[first + i];
-        const struct engine_run *r = &b->runs[w->run];
-        uint32_t need = top_needed(e, r, w);
+        uint32_t need = top_needed(e, &b->runs[w->run], w);
         if (need > k) k = need;
-        targets[i] = w->score && r->tokens[w->next] < e->desc.vocab ? r->tokens[w->next] : UINT32_MAX;
     }
-    decoder_logits(e, first, count, targets, k);
+    if (!e->step.logits_done) decoder_logits(e, first, count);
+    if (k) decoder_top(e, count, k);
+    size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->s.stats;
+    e->ops->download(e->be, e->host_results, e->s.stats, stats + (size_t)count * k * 8);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-    e->ops->download(e->be, stats, e->s.stats, count * sizeof *stats);
-    if (k) {
-        e->ops->download(e->be, e->host_top_ids, e->s.top_ids, (size_t)count * k * sizeof *e->host_top_ids);
-        e->ops->download(e->be, e->host_top_values, e->s.top_values, (size_t)count * k * sizeof *e->host_top_values);
-    }
-    for (uint32_t i = 0; i < count; i++) finish_row(e, b, i, &stats[i], k, &e->wanted[first + i]);
+    bool fetched = false;
+    for (uint32_t i = 0; i < count; i++) fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i]);
+    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;
 }
 
@@ -290,11 +365,11 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
 {
     ASSERT(e->in_flight == b);
     enum status st = ST_OK;
-    for (uint32_t first = 0; first < e->step.wanted_count && !st; first += LOGIT_ROWS_MAX) {
+    for (uint32_t first = 0; first < e->step.wanted_count && !st; first += e->plan.logit_rows) {
         uint32_t left = e->step.wanted_count - first;
-        st = finish_chunk(e, b, first, left < LOGIT_ROWS_MAX ? left : LOGIT_ROWS_MAX, err);
+        st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
     }
-    if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     e->in_flight = NULL;
     return st;
 }

@@ -229,9 +229,11 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     f->piece = piece_of(e, f);
     uint32_t m = merge_of(d), per_frame = (f->grid_h / m) * (f->grid_w / m);
     uint32_t *w = calloc(l.words + 3 * (size_t)per_frame, sizeof *w), *token = w ? w + l.words : NULL;
-    if (!w || e->ops->alloc(e->be, l.bytes, &f->work) != BE_OK) {
+    enum be_result r = w ? e->ops->alloc(e->be, l.bytes, &f->work) : BE_NOMEM;
+    if (r != BE_OK) {
         free(w);
         f->work = NULL;
+        if (r == BE_DEVICE) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
         return err_set(err, ST_NOMEM, "out of memory for a picture of %u patches", f->patches);
     }
     uint32_t *begin = token + per_frame, *end = begin + per_frame;

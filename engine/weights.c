@@ -589,8 +589,9 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
     size_t slab_bytes = (size_t)survey->slab_floats * sizeof(float);
     ld.st = build_map(&ld);
     if (!ld.st) ld.st = alloc_layers(desc, &w, err);
-    if (!ld.st && (!(ld.host = malloc(slab_bytes)) || ops->alloc(be, slab_bytes, &w.slab) != BE_OK))
-        ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
+    enum be_result r = ld.st || !(ld.host = malloc(slab_bytes)) ? BE_NOMEM : ops->alloc(be, slab_bytes, &w.slab);
+    if (!ld.st && r == BE_DEVICE) ld.st = err_set(err, ST_DEVICE, "%s", ops->last_error(be));
+    if (!ld.st && r != BE_OK) ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
     if (!ld.st && !files) ld.st = make_values(&ld);
     if (!ld.st) {
         memset(ld.host, 0, slab_bytes);

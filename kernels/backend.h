@@ -13,7 +13,11 @@
  * and whoever produces one writes zeros into the padding. All matrices start 64-byte aligned. Addresses are device addresses: the engine may
  * add offsets to them but never dereferences them (it uses upload/download; with caps.host_memory it may read after sync).
  *
- * Errors: operations can't fail by contract (supported() was asked at load, shapes are asserted); device errors surface in sync(). */
+ * Errors: operations can't fail by contract (supported() was asked at load, shapes are asserted); device errors surface in sync().
+ *
+ * Graphs: a backend may record a series of operations once and play it back as one. The numbers and addresses in the arguments are kept as
+ * they were; what differs from one playback to the next is what lies at the addresses. So no operation may choose by anything but its
+ * arguments' numbers (t, seq_count, shapes), never by what the arrays hold. */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
@@ -56,6 +60,7 @@ struct be_caps {
 
 struct backend;   /* an opened backend */
 struct be_weight; /* a prepacked weight: layout private to the backend */
+struct be_graph;  /* recorded operations */
 
 /* ---- linear ------------------------------------------------------------------------------------------------------------- */
 
@@ -170,7 +175,9 @@ struct be_kv {
     size_t layer_offset; /* bytes, a multiple of 64 */
     uint32_t kv_heads, head_dim;
 };
-/* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are consecutive, in ascending position. */
+/* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are consecutive, in ascending position.
+ * On a backend with graphs a row may stand for nothing, so that a batch has the size of a recorded one: the table says BE_NO_BLOCK where its
+ * key would go. Then qkv writes its query and leaves the cache alone; for the other operations it is a row like any. */
 struct be_rows {
     uint32_t t;               /* rows */
     uint32_t seq_count;
@@ -319,6 +326,15 @@ struct be_ops {
     void (*topk)(struct backend *b, const struct be_topk_args *a);
 
     enum be_result (*ceiling)(struct backend *b, struct be_ceiling *out); /* takes about a second */
+
+    /* All four are NULL where the backend has no graphs. Between begin and end operations are recorded instead of run; alloc, free, upload,
+     * download, sync and ceiling may not be called. begin: BE_UNSUPPORTED or BE_DEVICE, then nothing is recorded. end: what was recorded, the
+     * caller's until graph_free; BE_UNSUPPORTED when it can't be recorded (the backend goes on as if nothing had been), BE_NOMEM, BE_DEVICE;
+     * last_error says why. Memory that the operations were given must stay until graph_free. */
+    enum be_result (*graph_begin)(struct backend *b);
+    enum be_result (*graph_end)(struct backend *b, struct be_graph **out);
+    void (*graph_launch)(struct backend *b, const struct be_graph *g); /* like the operations, in their order, with the same bits */
+    void (*graph_free)(struct backend *b, struct be_graph *g);
 };
 
 /* The CPU backend's table (always there). Kernel sets that this CPU has: be_cpu_has("amx"). */

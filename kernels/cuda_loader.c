@@ -10,6 +10,9 @@
 
 #define LIBRARY "kvasir-cuda.so"
 
+/* A test program may have the emulated device linked in: then that is the device. */
+const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
+
 /* The library's path; false: there is no such file. */
 static bool loader__path(char *out, size_t room)
 {
@@ -26,29 +29,70 @@ static bool loader__path(char *out, size_t room)
     return len > 0 && (size_t)len < room && access(out, R_OK) == 0;
 }
 
-const struct be_ops *be_cuda_load(char *why, size_t room)
+/* What the library exports. ISO C has no conversion of an object pointer to a function pointer; POSIX says that these bytes are
+ * one. */
+struct library {
+    const struct be_ops *(*ops)(void);
+    const char *(*probe)(void);
+    uint32_t (*devices)(struct be_cuda_device *out, uint32_t max);
+    void (*versions)(int *driver, int *runtime);
+};
+
+static bool loader__open(struct library *out, char *why, size_t room)
 {
     char path[PATH_MAX + 32];
+    static const char *const names[] = {"be_cuda_ops", "be_cuda_probe", "be_cuda_list", "be_cuda_versions"};
+    void *symbols[4];
     if (!loader__path(path, sizeof path)) {
         snprintf(why, room, "there is no " LIBRARY " beside the program");
-        return NULL;
+        return false;
     }
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!lib) {
         snprintf(why, room, "%s", dlerror());
-        return NULL;
+        return false;
     }
-    /* ISO C has no conversion of an object pointer to a function pointer; POSIX says that these bytes are one. */
-    const struct be_ops *(*entry)(void) = NULL;
-    const char *(*probe)(void) = NULL;
-    void *symbols[2] = {dlsym(lib, "be_cuda_ops"), dlsym(lib, "be_cuda_probe")};
-    memcpy(&entry, &symbols[0], sizeof entry);
-    memcpy(&probe, &symbols[1], sizeof probe);
-    const char *missing = !entry || !probe ? LIBRARY " is of another version" : probe();
+    for (int i = 0; i < 4; i++) {
+        symbols[i] = dlsym(lib, names[i]);
+        if (symbols[i]) continue;
+        snprintf(why, room, LIBRARY " is of another version");
+        (void)dlclose(lib);
+        return false;
+    }
+    memcpy(&out->ops, &symbols[0], sizeof out->ops);
+    memcpy(&out->probe, &symbols[1], sizeof out->probe);
+    memcpy(&out->devices, &symbols[2], sizeof out->devices);
+    memcpy(&out->versions, &symbols[3], sizeof out->versions);
+    return true;
+}
+
+const struct be_ops *be_cuda_load(char *why, size_t room)
+{
+    struct library lib;
+    if (be_cuda_host_ops) return be_cuda_host_ops();
+    if (!loader__open(&lib, why, room)) return NULL;
+    const char *missing = lib.probe();
     if (missing) {
         snprintf(why, room, "%s", missing);
-        (void)dlclose(lib);
         return NULL;
     }
-    return entry();
+    return lib.ops();
+}
+
+uint32_t be_cuda_devices(struct be_cuda_device *out, uint32_t max, char version[96], char *why, size_t room)
+{
+    struct library lib;
+    int driver = 0, runtime = 0;
+    version[0] = 0;
+    if (!loader__open(&lib, why, room)) return 0;
+    lib.versions(&driver, &runtime);
+    if (driver)
+        snprintf(version, 96, "CUDA runtime %d.%d, driver for up to %d.%d", runtime / 1000, runtime % 1000 / 10, driver / 1000,
+                 driver % 1000 / 10);
+    else
+        snprintf(version, 96, "CUDA runtime %d.%d, no driver", runtime / 1000, runtime % 1000 / 10);
+    const char *missing = lib.probe();
+    uint32_t n = lib.devices(out, max);
+    snprintf(why, room, "%s", missing ? missing : n ? "" : "the GPU can't be asked");
+    return missing ? 0 : n;
 }

@@ -9,4 +9,14 @@
  * last_error(NULL) says why the last open() failed. */
 const struct be_ops *be_cuda_load(char *why, size_t room);
 
+/* Fills out[0..max) with the GPUs that are visible; the first one is what be_cuda_load's table runs on.
+ * Returns how many there are; 0: `why` tells what is missing. version: of the driver and the runtime, in words; set as soon as
+ * the library is there. */
+struct be_cuda_device {
+    char name[256];
+    uint32_t major, minor, multiprocessors; /* compute capability */
+    size_t memory_free, memory_total;       /* bytes */
+};
+uint32_t be_cuda_devices(struct be_cuda_device *out, uint32_t max, char version[96], char *why, size_t room);
+
 #endif

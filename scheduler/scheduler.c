@@ -468,15 +468,13 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     atomic_fetch_add_explicit(&s->st.step_us, spent, memory_order_relaxed);
     atomic_store_explicit(&s->st.last_tokens, s->step_tokens, memory_order_relaxed);
     atomic_store_explicit(&s->st.last_sequences, n, memory_order_relaxed);
+    if (st == ST_DEVICE) atomic_store(&s->st.failed, true); /* before anybody hears of it and comes again */
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->run_seqs[i];
         if (st) sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
         else finish_run(s, q, &s->runs[i], now_us);
     }
-    if (st) {
-        log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
-        if (st == ST_DEVICE) atomic_store(&s->st.failed, true);
-    }
+    if (st) log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
 }
 
 static void publish_gauges(struct scheduler *s, uint64_t now_us)

@@ -1,22 +1,32 @@
 #!/bin/sh
-# Runs test binaries one by one, each in its own process under a time limit; prints failures whole and a closing count.
-# usage: run_tests.sh OUT_DIR TEST...      (environment: TEST_TIMEOUT seconds, default 600; TEST_SKIP: names that are left out)
+# Runs test binaries, each in its own process under a time limit, as many at a time as there are cores; prints failures whole and a
+# closing count. They may use several threads and wait for each other's cores, but none is timed.
+# usage: run_tests.sh OUT_DIR TEST...      (environment: TEST_TIMEOUT seconds, default 600; TEST_SKIP: names that are left out;
+#                                           TEST_JOBS: how many at a time, default nproc)
+one() { # one OUT_DIR TEST: its report is printed in one piece
+    name=$(basename "$2")
+    log="$1/tests/$name.log"
+    began=$(date +%s)
+    if timeout "${TEST_TIMEOUT:-600}" "$2" >"$log" 2>&1; then
+        echo "ok   $name ($(($(date +%s) - began)) s)"
+    else
+        report="FAIL $name (exit $?)
+$(tail -n 60 "$log")"
+        printf '%s\n' "$report"
+    fi
+}
+if [ "$1" = --one ]; then
+    one "$2" "$3"
+    exit 0
+fi
 out=$1
 shift
-pass=0
-fail=0
+all="$out/tests/all.log"
 for t in "$@"; do
     case " ${TEST_SKIP:-} " in *" $(basename "$t") "*) continue ;; esac
-    log="$out/tests/$(basename "$t").log"
-    if timeout "${TEST_TIMEOUT:-600}" "$t" >"$log" 2>&1; then
-        pass=$((pass + 1))
-        echo "ok   $(basename "$t")"
-    else
-        rc=$?
-        fail=$((fail + 1))
-        echo "FAIL $(basename "$t") (exit $rc)"
-        tail -n 60 "$log"
-    fi
-done
+    printf '%s\n' "$t"
+done | xargs -P "${TEST_JOBS:-$(nproc)}" -I{} sh "$0" --one "$out" {} | tee "$all"
+pass=$(grep -c '^ok   ' "$all")
+fail=$(grep -c '^FAIL ' "$all")
 echo "$pass passed, $fail failed"
-[ "$fail" -eq 0 ]
+[ "$fail" -eq 0 ] && [ "$pass" -gt 0 ]

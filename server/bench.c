@@ -1,4 +1,4 @@
-/* `kvasir bench`: measures the machine's ceilings (matrix peak, read bandwidth), then prefill and decode of a checkpoint or of random weights
+/* `kvasir bench`: measures the machine's (CPU's or GPU's) ceilings (matrix peak, read bandwidth), then prefill and decode of a checkpoint or of random weights
  * of a named shape, each as tokens/s and as a share of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
 #include "server/bench.h"
 
@@ -15,10 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 64, PICTURE_TOKENS = 4096 };
+enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, PICTURE_TOKENS = 4096 };
 
 struct bench_args {
-    const char *model, *shape, *kernels, *dtype;
+    const char *model, *shape, *backend, *kernels, *dtype;
     uint32_t threads, repeats, context;
     uint32_t prefill[LIST_MAX], prefill_count;
     uint32_t decode[LIST_MAX], decode_count;
@@ -97,8 +97,8 @@ static double now_s(void)
 
 static void usage(FILE *f)
 {
-    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--threads N] [--kernels SET] [--dtype auto|bf16|f32] [--prefill 512,2048]\n"
-               "                    [--decode 1,8,32] [--context N] [--vision] [--repeats N] [--json]\n"
+    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] [--kernels SET]\n"
+               "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] [--context N] [--vision] [--repeats N] [--json]\n"
                "  --context N   tokens already in the cache when decoding starts (default 128)\n"
                "shapes:");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(f, " %s", shapes[i].name);
@@ -125,7 +125,7 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},  {"threads", 1, 0, 't'}, {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'}, {"prefill", 1, 0, 'p'},
+        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},  {"threads", 1, 0, 't'}, {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'}, {"prefill", 1, 0, 'p'},
         {"decode", 1, 0, 'D'},  {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'},  {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},  {"help", 0, 0, 'h'},
         {NULL, 0, 0, 0}};
     uint32_t n;
@@ -135,6 +135,7 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
     for (int c; (c = getopt_long(argc, argv, "", opts, NULL)) != -1;) {
         bool ok = true;
         switch (c) {
+        case 'b': a->backend = optarg; break;
         case 'm': a->model = optarg; break;
         case 's': a->shape = optarg; break;
         case 'k': a->kernels = optarg; break;
@@ -387,12 +388,14 @@ static int run(struct engine *e, const struct bench_args *a)
         return 1;
     }
     const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    char threads[32] = ""; /* a GPU has none to speak of */
+    if (c.threads) snprintf(threads, sizeof threads, "%u threads, ", c.threads);
     if (a->json)
         printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
                a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
     else
-        printf("%s, %s, %u threads, %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
-               c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
+        printf("%s, %s, %s%s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
+               threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
     bool ok = true, first = true;
     struct result r;
     for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
@@ -419,7 +422,7 @@ int bench_main(int argc, char **argv)
     for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
     if (a.vision && longest < PICTURE_TOKENS) longest = PICTURE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
-                                 .backend = "cpu",
+                                 .backend = a.backend ? a.backend : "auto",
                                  .kernels = a.kernels ? a.kernels : getenv("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
                                  .dtype = a.dtype ? a.dtype : "auto",

@@ -505,6 +505,7 @@ void gen_submit(struct request *r)
         if (st) {
             g->failed = true;
             if (st == ST_UNSUPPORTED) (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+            if (st == ST_DEVICE) (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
             if (st == ST_AGAIN) (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "Too many requests are waiting; try again later.");
             (void)api_fail_status(&r->error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
             gen_cancel(r);

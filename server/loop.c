@@ -426,16 +426,40 @@ static void signal_event(uv_signal_t *h, int signum)
     phase_set(s, !s->model ? SRV_ENDING : signum == SIGINT || !s->opt->shutdown_delay ? SRV_DRAINING : SRV_LEAVING);
 }
 
+/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by then; for a moment the
+ * others and the probes are told, then the process ends, whatever still hangs: the driver may not come back from a call. */
+#define FAILED_NOTICE_US 1000000u
+#define FAILED_DRAIN_US  5000000u
+#define FAILED_LIMIT_S   15u
+
+static void failed_check(struct server *s, uint64_t now)
+{
+    struct sched_stats st;
+    if (!s->model) return;
+    if (!s->failed_us) {
+        sched_stats(s->model->sched, &st);
+        if (!st.failed) return;
+        s->failed_us = now;
+        s->exit_code = 1;
+        log_error("the engine has failed: the process ends");
+        alarm(FAILED_LIMIT_S);
+    }
+    if (now - s->failed_us >= FAILED_NOTICE_US) phase_set(s, SRV_DRAINING);
+}
+
 static void tick_event(uv_timer_t *t)
 {
     struct server *s = t->data;
-    uint64_t now = now_us(), in_phase = now - s->phase_us;
+    uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
     conn_sweep(s, now);
+    failed_check(s, now);
+    if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = FAILED_DRAIN_US;
+    uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
     if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) phase_set(s, SRV_DRAINING);
     if (s->phase == SRV_DRAINING) {
         if (!s->request_count) {
             phase_set(s, SRV_ENDING);
-        } else if (in_phase >= s->opt->drain_timeout * 1000000u) {
+        } else if (in_phase >= drain_us) {
             for (struct request *r = s->requests; r; r = r->next) {
                 gen_abort(r, 503, "server_draining", "The server is shutting down.");
             }
@@ -443,7 +467,7 @@ static void tick_event(uv_timer_t *t)
         }
     }
     /* Two seconds for the last bytes to leave. */
-    if (s->phase == SRV_ENDING && (!s->request_count || now - s->phase_us > 2000000u)) uv_stop(&s->loop);
+    if (s->phase == SRV_ENDING && (!s->request_count || now_us() - s->phase_us > 2000000u)) uv_stop(&s->loop);
 }
 
 static void handle_close(uv_handle_t *h, void *arg)
@@ -473,6 +497,10 @@ static void server_end(struct server *s)
 {
     if (!s->model && !s->exit_code && s->engine_thread_started) {
         _exit(s->exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
+    }
+    if (s->failed_us) { /* nor is the device to be tidied up */
+        fflush(NULL);
+        _exit(s->exit_code);
     }
     if (s->model) sched_stop(s->model->sched, false);
     if (s->engine_thread_started) uv_thread_join(&s->engine_thread);

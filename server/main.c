@@ -18,6 +18,7 @@ static int usage(FILE *f)
     fputs("kvasir " KVASIR_VERSION ": OpenAI-compatible inference server for vision-language models\n\n"
           "  kvasir serve [flags]            answer HTTP requests\n"
           "  kvasir inspect --model DIR      what was read from a checkpoint\n"
+          "  kvasir inspect --devices        the CPU and the GPUs of this machine\n"
           "  kvasir bench ...                offline engine figures (kvasir bench --help)\n"
           "  kvasir version\n\nFlags of serve and inspect:\n",
           f);
@@ -97,6 +98,15 @@ static int inspect(const struct options *o, const char *dir)
     return fflush(stdout) ? 1 : 0;
 }
 
+static int inspect_devices(void)
+{
+    static char text[1 << 14];
+    struct err err = {0};
+    if (engine_devices(text, sizeof text, &err)) return fail(&err);
+    fputs(text, stdout);
+    return fflush(stdout) ? 1 : 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "help";
@@ -106,6 +116,7 @@ int main(int argc, char **argv)
     if (!serve && strcmp(command, "inspect") != 0) return usage(strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ? stdout : stderr);
     for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) return usage(stdout);
+        if (!serve && strcmp(argv[i], "--devices") == 0) return argc == 3 ? inspect_devices() : usage(stderr);
     }
     struct options opt;
     struct err err = {0};

@@ -2,16 +2,19 @@
  * and pass on to the operations. One stream; called by the engine's thread. Must not know models or requests.
  *
  * What the caller hands over by upload is copied into pinned memory first, so it may change as soon as the call returns; the
- * stream reads it later. download and sync wait; alloc and free may. */
+ * stream reads it later. download and sync wait. alloc and free don't, where the device has memory pools: a picture's memory
+ * comes and goes between steps. */
 #include "kernels/cuda/internal.h"
+#include "kernels/cuda_loader.h"
 
 /* ---- errors */
 
 bool cuda_check(struct backend *b, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return true;
-    if (!b->failed) {
-        b->failed = true;
+    bool *failed = b->recording ? &b->record_failed : &b->failed;
+    if (!*failed) {
+        *failed = true;
         snprintf(b->error, sizeof b->error, "CUDA: %s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
     }
     return false;
@@ -47,6 +50,35 @@ extern "C" const char *be_cuda_probe(void)
     return major < 8 ? "the GPU is older than compute capability 8.0" : nullptr;
 }
 
+extern "C" void be_cuda_versions(int *driver, int *runtime)
+{
+    if (cudaDriverGetVersion(driver) != cudaSuccess) *driver = 0;
+    if (cudaRuntimeGetVersion(runtime) != cudaSuccess) *runtime = 0;
+    (void)cudaGetLastError();
+}
+
+/* See be_cuda_devices in cuda_loader.h. */
+extern "C" uint32_t be_cuda_list(struct be_cuda_device *out, uint32_t max)
+{
+    int count = 0;
+    uint32_t n = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    for (int i = 0; i < count && n < max; i++) {
+        struct cudaDeviceProp p;
+        struct be_cuda_device d = {};
+        if (cudaSetDevice(i) != cudaSuccess || cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+        snprintf(d.name, sizeof d.name, "%s", p.name);
+        d.major = (uint32_t)p.major;
+        d.minor = (uint32_t)p.minor;
+        d.multiprocessors = (uint32_t)p.multiProcessorCount;
+        if (cudaMemGetInfo(&d.memory_free, &d.memory_total) != cudaSuccess) d.memory_total = p.totalGlobalMem;
+        out[n++] = d;
+    }
+    if (count) (void)cudaSetDevice(0);
+    (void)cudaGetLastError();
+    return n;
+}
+
 static void cuda__close(struct backend *b)
 {
     if (!b) return;
@@ -58,8 +90,21 @@ static void cuda__close(struct backend *b)
         if (s->dev) (void)cudaFree(s->dev);
     }
     if (b->scratch) (void)cudaFree(b->scratch);
+    if (b->pooled) (void)cudaMemPoolTrimTo(b->pool, 0);
     if (b->stream) (void)cudaStreamDestroy(b->stream);
     free(b);
+}
+
+/* What is freed stays with the process: the next picture takes it without a wait. */
+static bool cuda__memory_pool(struct backend *b)
+{
+    int there = 0;
+    uint64_t keep = UINT64_MAX;
+    if (!CU_TRY(b, cudaDeviceGetAttribute(&there, cudaDevAttrMemoryPoolsSupported, 0))) return false;
+    if (!there) return true;
+    b->pooled = true;
+    return CU_TRY(b, cudaDeviceGetDefaultMemPool(&b->pool, 0)) &&
+           CU_TRY(b, cudaMemPoolSetAttribute(b->pool, cudaMemPoolAttrReleaseThreshold, &keep));
 }
 
 static bool cuda__prepare(struct backend *b)
@@ -70,7 +115,7 @@ static bool cuda__prepare(struct backend *b)
     b->sms = (uint32_t)p.multiProcessorCount;
     b->cc = (uint32_t)(p.major * 10 + p.minor);
     b->smem_max = p.sharedMemPerBlockOptin;
-    if (!CU_TRY(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking))) return false;
+    if (!CU_TRY(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) || !cuda__memory_pool(b)) return false;
     for (uint32_t i = 0; i < CUDA_STAGES; i++) {
         struct cuda_stage *s = &b->stages[i];
         if (!CU_TRY(b, cudaMallocHost(&s->host, CUDA_STAGE_BYTES)) || !CU_TRY(b, cudaMalloc(&s->dev, CUDA_STAGE_BYTES)) ||
@@ -91,7 +136,9 @@ static bool cuda__prepare(struct backend *b)
 #else
     snprintf(b->name, sizeof b->name, "%s-sm%u", BACKEND_NAME, b->cc);
 #endif
-    return true;
+    cuda_hopper_init(b);
+    if (b->hopper) snprintf(b->name + strlen(b->name), sizeof b->name - strlen(b->name), "-wgmma");
+    return !b->failed;
 }
 
 static char open_error[512]; /* of the last open() that failed */
@@ -131,27 +178,30 @@ static const char *cuda__last_error(const struct backend *b)
 
 /* ---- memory and moving bytes */
 
+static void cuda__free(struct backend *b, void *p)
+{
+    if (p) CU_TRY(b, b->pooled ? cudaFreeAsync(p, b->stream) : cudaFree(p));
+}
+
 static enum be_result cuda__alloc(struct backend *b, size_t bytes, void **out)
 {
     void *p = nullptr;
     if (b->failed) return BE_DEVICE;
-    cudaError_t e = bytes > SIZE_MAX / 2 ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes ? bytes : 1);
+    size_t take = bytes ? bytes : 1;
+    cudaError_t e = bytes > SIZE_MAX / 2 ? cudaErrorMemoryAllocation
+                    : b->pooled          ? cudaMallocAsync(&p, take, b->stream)
+                                         : cudaMalloc(&p, take);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* that one is the caller's to handle */
         snprintf(b->error, sizeof b->error, "out of device memory: %zu bytes", bytes);
         return BE_NOMEM;
     }
-    if (!cuda_check(b, e, "cudaMalloc") || (bytes && !CU_TRY(b, cudaMemsetAsync(p, 0, bytes, b->stream)))) {
-        if (p) (void)cudaFree(p);
+    if (!cuda_check(b, e, "alloc") || (bytes && !CU_TRY(b, cudaMemsetAsync(p, 0, bytes, b->stream)))) {
+        cuda__free(b, p);
         return BE_DEVICE;
     }
     *out = p;
     return BE_OK;
-}
-
-static void cuda__free(struct backend *b, void *p)
-{
-    if (p) CU_TRY(b, cudaFree(p));
 }
 
 static void cuda__upload(struct backend *b, void *dst, const void *host, size_t bytes)
@@ -431,5 +481,9 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.logit_stats = cuda__logit_stats;
     ops.topk = cuda__topk;
     ops.ceiling = cuda__ceiling;
+    ops.graph_begin = cuda_graph_begin;
+    ops.graph_end = cuda_graph_end;
+    ops.graph_launch = cuda_graph_launch;
+    ops.graph_free = cuda_graph_free;
     return &ops;
 }

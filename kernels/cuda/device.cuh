@@ -1,7 +1,7 @@
 /* The only CUDA header that the .cu files of kernels/cuda include: the toolkit's language when nvcc compiles, the emulator's when
  * a host compiler does
- * (-DCUEMU, see kernels/cuda/host/emu.h for what a kernel may use). All PTX of the project stands in this file, beside its
- * plain-C twin's declaration, so that a wrapper means the same in both builds.
+ * (-DCUEMU, see kernels/cuda/host/emu.h for what a kernel may use). All PTX of the project stands in this file and in
+ * hopper.cuh, beside its plain-C twin's declaration, so that a wrapper means the same in both builds.
  *
  * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t, each 32-bit register holds the two elements of lower, higher index in its low,
  * high half: A 16x16 row-major: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 = A[g][2t+8..], a3 = A[g+8][2t+8..] B 16x8 (k by n):   b0

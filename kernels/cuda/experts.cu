@@ -8,7 +8,7 @@
  *   combine  out[row] = its pairs' weight * y in ascending order of experts
  *
  * A block of up and down takes one tile of one expert; the grid has as many as there can be, and those beyond leave at once. */
-#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_sm90.cuh"
 
 /* ---- route: one warp per row. The choice goes by the logits, so it does not depend on the exponential. */
 
@@ -205,6 +205,14 @@ __global__ __launch_bounds__(256) void experts_combine_k(be_experts_args a, cons
 
 /* ---- all of it */
 
+static void experts__product(struct backend *b, const struct gemm_job &j, uint32_t width, uint32_t tiles)
+{
+    if (b->hopper)
+        cuda_gemm_sm90(b, j, width, tiles, true, nullptr);
+    else
+        gemm_run<true>(b, j, width, tiles);
+}
+
 static void experts__table(struct backend *b, const struct be_experts_args *a, struct gemm_expert *glu, struct gemm_expert *down)
 {
     for (uint32_t e = 0; e < a->experts; e += TABLE_PIECE) {
@@ -240,7 +248,8 @@ void cuda_experts(struct backend *b, const struct be_experts_args *a)
     uint32_t *first = reinterpret_cast<uint32_t *>(s + l.first), *tile = reinterpret_cast<uint32_t *>(s + l.tile),
              *sorted = reinterpret_cast<uint32_t *>(s + l.pairs);
     float *y = reinterpret_cast<float *>(s + l.y);
-    uint32_t width = gemm_width(b->act, (pairs + a->experts - 1) / a->experts);
+    size_t crowd = (pairs + a->experts - 1) / a->experts;
+    uint32_t width = b->hopper ? cuda_gemm_sm90_width(b, crowd, (uint32_t)(2 * be_ld(a->ff)), true) : gemm_width(b->act, crowd);
     size_t tiles = pairs / width + (pairs < a->experts ? pairs : a->experts);
     if (tiles > pairs) tiles = pairs;
     CU_ASSERT(tiles <= 65535);
@@ -263,7 +272,7 @@ void cuda_experts(struct backend *b, const struct be_experts_args *a)
     j.n = a->ff;
     j.ld = (uint32_t)be_ld(a->ff);
     j.epilogue = a->gate;
-    gemm_run<true>(b, j, width, (uint32_t)tiles);
+    experts__product(b, j, width, (uint32_t)tiles);
     j.experts = down;
     j.per_row = 0;
     j.x = s + l.hidden;
@@ -272,7 +281,7 @@ void cuda_experts(struct backend *b, const struct be_experts_args *a)
     j.wrows = (uint32_t)be_ld(a->c);
     j.n = j.ld = a->c;
     j.epilogue = BE_EPI_F32;
-    gemm_run<true>(b, j, width, (uint32_t)tiles);
+    experts__product(b, j, width, (uint32_t)tiles);
     CU_LAUNCH(experts_combine_k, a->t, 256, 0, b->stream, *a, y);
     cuda_launched(b, "experts");
 }

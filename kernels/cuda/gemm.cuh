@@ -229,7 +229,7 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
         uint32_t k = k0 + s * SMALL_K;
         for (uint32_t i = 0; i < SMALL_K && k + i < k1; i += 16) gemm_small_step<NT>(cw + i, cx + i, acc);
     }
-    cu_cp_async_wait<0>();
+    /* All copies have landed: the last step waited for its own, and the groups committed after them are empty. */
     CU_UNROLL
     for (int n = 0; n < NT; n++) {
         CU_UNROLL
@@ -367,8 +367,8 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
             }
         }
     }
-    /* The sums change hands, so that neighbouring threads write neighbouring outputs. */
-    cu_cp_async_wait<0>();
+    /* The sums change hands, so that neighbouring threads write neighbouring outputs; they lie where the stages were, whose
+     * copies have all landed (the last step waited for its own, and the groups committed after them are empty). */
     __syncthreads();
     CU_UNROLL
     for (int m = 0; m < 2; m++) {

@@ -1,9 +1,13 @@
 /* What the files of the CUDA backend share: the opened backend, the packed weight, error keeping, and the operations that
  * cuda_backend.cu puts into the table. Only .cu files of kernels/cuda include it. Everything runs on one stream, in the order of
- * the calls, and nothing but download, sync, alloc and free waits for the device.
+ * the calls, and nothing but download and sync waits for the device (close and weight_free, too).
  *
  * Errors: every call of the runtime is checked; the first failure is kept in words, and from then on operations do nothing.
- * sync() tells. */
+ * sync() tells.
+ *
+ * Graphs: an operation may be recorded (graph.cu), so it only puts kernels, copies and memsets on the stream. What it needs once
+ * (attributes of kernels, handles, choices of algorithms) it gets in its _init or at a call before: the engine runs every batch
+ * once before it records it. */
 #ifndef KVASIR_CUDA_INTERNAL_H
 #define KVASIR_CUDA_INTERNAL_H
 
@@ -33,8 +37,9 @@ struct be_weight {
     uint32_t n;       /* outputs in all; with glu gate and up together */
     uint32_t wrows;
     bool glu;
-    void *data;  /* device */
-    float *bias; /* device, [wrows] in row order, or NULL */
+    uint32_t atoms; /* 0, or the Hopper path: pieces of 64 k in a row, and the order is cu_tiled_at's */
+    void *data;     /* device */
+    float *bias;    /* device, [wrows] in row order, or NULL */
     size_t bytes;
     struct cuda_slab *slab; /* that data lies in, or NULL: it has its own memory */
 };
@@ -58,14 +63,20 @@ struct backend {
     void *scratch; /* working memory of one operation */
     size_t scratch_bytes;
     size_t memory_bytes;
+    cudaMemPool_t pool;     /* alloc and free take memory in the stream's order */
+    bool pooled;            /* else, where the device has no pools, they wait for it */
     struct cuda_slab *slab; /* pack.cu: where the next weight goes, or NULL */
+    bool hopper;            /* bf16 products and attention by Hopper's own instructions; weights are tiled */
     bool failed;
+    bool recording; /* between graph_begin and graph_end: an error spoils the recording, not the backend */
+    bool record_failed;
     char name[32];
     char device[320];
     char error[512];
 };
 
-/* cuda_backend.cu: true when all is well; else keeps what went wrong first. */
+/* cuda_backend.cu: true when all is well; else keeps what went wrong first (while recording: that the recording can't be used).
+ */
 bool cuda_check(struct backend *b, cudaError_t e, const char *what);
 #define CU_TRY(b, call) cuda_check((b), (call), #call)
 /* After a launch. */
@@ -93,6 +104,8 @@ void cuda_weight_free(struct backend *b, struct be_weight *w);
 bool cuda_linear_init(struct backend *b);
 bool cuda_attn_init(struct backend *b);
 bool cuda_experts_init(struct backend *b);
+/* hopper.cu: takes the Hopper path if it is there, wanted and found right; never fails. */
+void cuda_hopper_init(struct backend *b);
 /* attn.cu: is there a kernel for that head size? */
 bool cuda_attn_supports(const struct backend *b, uint32_t head_dim);
 /* Operations; the launchers in cuda_backend.cu have checked the arguments, and there are rows. */
@@ -112,6 +125,12 @@ size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uin
 void cuda_experts(struct backend *b, const struct be_experts_args *a);
 void cuda_logit_stats(struct backend *b, const struct be_logits_args *a);
 void cuda_topk(struct backend *b, const struct be_topk_args *a);
+
+/* graph.cu */
+enum be_result cuda_graph_begin(struct backend *b);
+enum be_result cuda_graph_end(struct backend *b, struct be_graph **out);
+void cuda_graph_launch(struct backend *b, const struct be_graph *g);
+void cuda_graph_free(struct backend *b, struct be_graph *g);
 
 /* ---- small things for kernels */
 
@@ -161,6 +180,11 @@ template <int WARPS> static __device__ __forceinline__ float cu_block_sum(float 
     for (int w = 0; w < WARPS; w++) sum += red[w];
     __syncthreads();
     return sum;
+}
+/* Element k of row `row` in a tiled weight (hopper.cuh: atoms of 8 rows of 64 k, swizzled). */
+static __device__ __forceinline__ size_t cu_tiled_at(uint32_t row, uint32_t k, uint32_t atoms)
+{
+    return ((size_t)(row / 8) * atoms + k / 64) * 512 + row % 8 * 64 + ((k / 8 ^ row) & 7) * 8 + k % 8;
 }
 static inline uint32_t cu_div_up(size_t a, size_t b)
 {

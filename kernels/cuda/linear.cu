@@ -1,5 +1,5 @@
-/* be_ops.linear: gemm.cuh over one weight. */
-#include "kernels/cuda/gemm.cuh"
+/* be_ops.linear: gemm.cuh, or on Hopper gemm_sm90.cu, over one weight. */
+#include "kernels/cuda/gemm_sm90.cuh"
 
 bool cuda_linear_init(struct backend *b)
 {
@@ -10,7 +10,8 @@ bool cuda_linear_init(struct backend *b)
 void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
-    uint32_t n = w->glu ? w->n / 2 : w->n, width = gemm_width(w->type, a->t), most = 65535u * width;
+    uint32_t n = w->glu ? w->n / 2 : w->n;
+    uint32_t width = w->atoms ? cuda_gemm_sm90_width(b, a->t, w->wrows, false) : gemm_width(w->type, a->t), most = 65535u * width;
     bool f32_out = a->epilogue <= BE_EPI_ADD_F32;
     uint32_t ld = f32_out ? n : (uint32_t)be_ld(n);
     size_t elem = be_dtype_bytes(w->type);
@@ -26,6 +27,9 @@ void cuda_linear(struct backend *b, const struct be_linear_args *a)
         j.t = a->t - first < most ? a->t - first : most;
         j.ld = ld;
         j.epilogue = a->epilogue;
-        gemm_run<false>(b, j, width, cu_div_up(j.t, width));
+        if (w->atoms)
+            cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
+        else
+            gemm_run<false>(b, j, width, cu_div_up(j.t, width));
     }
 }

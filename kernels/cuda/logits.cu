@@ -209,9 +209,8 @@ static __device__ uint32_t topk_threshold(const topk_source &s, uint32_t k, stru
             sh.left = left;
         }
         __syncthreads();
-        prefix = prefix << 8 | sh.digit;
+        prefix = prefix << 8 | sh.digit; /* written again after two more barriers */
         k = sh.left;
-        __syncthreads();
     }
     *equal = k;
     return prefix;

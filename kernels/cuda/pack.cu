@@ -7,8 +7,14 @@
 struct cuda_stage *cuda_stage_next(struct backend *b)
 {
     struct cuda_stage *s = &b->stages[b->stage_next++ % CUDA_STAGES];
-    if (b->failed || (s->used && !CU_TRY(b, cudaEventSynchronize(s->done)))) return nullptr;
-    return s;
+    if (b->failed) return nullptr;
+    if (!s->used) return s;
+    cudaError_t e = cudaEventQuery(s->done); /* mostly it has been read long ago */
+    if (e == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* that is no error */
+        e = cudaEventSynchronize(s->done);
+    }
+    return cuda_check(b, e, "waiting for a copy") ? s : nullptr;
 }
 
 void cuda_stage_sent(struct backend *b, struct cuda_stage *s)
@@ -25,8 +31,18 @@ struct pack_job {
     uint32_t n, k, kpad; /* of the part */
     uint32_t row0;       /* output of the part's first row */
     uint32_t glu_part;   /* glu: 0 gate, 1 up */
+    uint32_t atoms;      /* of the weight */
     bool glu, transposed;
 };
+
+/* Where element i of the piece goes. */
+static __device__ __forceinline__ size_t pack_place(const struct pack_job &j, size_t i)
+{
+    size_t at = j.first + i;
+    uint32_t row = (uint32_t)(j.transposed ? at % j.n : at / j.k), k = (uint32_t)(j.transposed ? at / j.n : at % j.k);
+    uint32_t to = j.glu ? row / 8 * 16 + j.glu_part * 8 + row % 8 : j.row0 + row;
+    return j.atoms ? cu_tiled_at(to, k, j.atoms) : (size_t)to * j.kpad + k;
+}
 
 template <class SRC> static __device__ __forceinline__ float pack_value(SRC v);
 template <> __device__ __forceinline__ float pack_value<float>(float v)
@@ -45,11 +61,8 @@ template <> __device__ __forceinline__ float pack_value<uint16_t>(uint16_t v)
 template <class SRC, bool BF> __global__ __launch_bounds__(256) void pack_weight_k(pack_job j)
 {
     for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < j.count; i += (size_t)gridDim.x * 256) {
-        size_t at = j.first + i;
-        uint32_t row = (uint32_t)(j.transposed ? at % j.n : at / j.k), k = (uint32_t)(j.transposed ? at / j.n : at % j.k);
-        size_t to = (j.glu ? row / 8 * 16 + j.glu_part * 8 + row % 8 : j.row0 + row) * (size_t)j.kpad + k;
         SRC v = static_cast<const SRC *>(j.src)[i];
-        cu_act_put<BF>(j.dst, to, pack_value(v));
+        cu_act_put<BF>(j.dst, pack_place(j, i), pack_value(v));
     }
 }
 
@@ -57,10 +70,7 @@ template <class SRC, bool BF> __global__ __launch_bounds__(256) void pack_weight
 __global__ __launch_bounds__(256) void pack_weight_same_k(pack_job j)
 {
     for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < j.count; i += (size_t)gridDim.x * 256) {
-        size_t at = j.first + i;
-        uint32_t row = (uint32_t)(j.transposed ? at % j.n : at / j.k), k = (uint32_t)(j.transposed ? at / j.n : at % j.k);
-        size_t to = (j.glu ? row / 8 * 16 + j.glu_part * 8 + row % 8 : j.row0 + row) * (size_t)j.kpad + k;
-        static_cast<uint16_t *>(j.dst)[to] = static_cast<const uint16_t *>(j.src)[i];
+        static_cast<uint16_t *>(j.dst)[pack_place(j, i)] = static_cast<const uint16_t *>(j.src)[i];
     }
 }
 
@@ -94,6 +104,7 @@ static void pack__part(struct backend *b, const struct be_weight_desc *d, uint32
     j.kpad = w->kpad;
     j.glu = d->glu;
     j.glu_part = part;
+    j.atoms = w->atoms;
     j.transposed = s->transposed;
     for (uint32_t i = 0; i < part; i++) j.row0 += d->src[i].n;
     for (j.first = 0; j.first < all; j.first += piece) {
@@ -199,7 +210,9 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
     w->n = (uint32_t)n;
     w->glu = d->glu;
     w->wrows = (uint32_t)(d->glu ? 2 * be_ld(n / 2) : be_ld(n));
-    size_t data = (size_t)w->wrows * w->kpad * be_dtype_bytes(w->type), bias = d->bias ? w->wrows * sizeof(float) : 0;
+    w->atoms = b->hopper ? 2 * cu_div_up(d->k, 128) : 0;
+    size_t data = (size_t)w->wrows * (w->atoms ? w->atoms * 64 : w->kpad) * be_dtype_bytes(w->type),
+           bias = d->bias ? w->wrows * sizeof(float) : 0;
     void *p = nullptr;
     w->bytes = data + bias;
     if ((bias && !pack__malloc(b, &p, bias)) || (w->bias = static_cast<float *>(p), !pack__alloc_data(b, w, data))) {

@@ -136,6 +136,7 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
     if (head >= j.heads) {
         uint32_t seq = cu_row_seq(j.rows.seq_row, j.rows.seq_count, t), pos = j.rows.pos[t], slot = pos % CUDA_KV_SLOTS;
         uint32_t unit = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS], g = (head - j.heads) % groups;
+        if (unit == BE_NO_BLOCK) return; /* a row that stands for nothing */
         out = static_cast<char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset + g * j.head_bytes +
               (value ? j.head_bytes / 2 : 0);
         at = (size_t)slot * j.dpad;
@@ -171,13 +172,15 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
 /* ---- embed */
 
 template <bool BF>
-__global__ __launch_bounds__(256) void embed_k(be_embed_args a, const void *table, uint32_t c, uint32_t kpad, uint32_t n)
+__global__ __launch_bounds__(256) void embed_k(be_embed_args a, const void *table, uint32_t c, uint32_t kpad, uint32_t n,
+                                               uint32_t atoms)
 {
     ROWS_EACH(i, (size_t)a.t * c)
     {
         uint32_t id = a.ids[i / c];
         if (id >= n) continue; /* UINT32_MAX; the caller has checked the others */
-        float v = cu_act_get<BF>(table, (size_t)id * kpad + i % c) * a.scale;
+        uint32_t k = (uint32_t)(i % c);
+        float v = cu_act_get<BF>(table, atoms ? cu_tiled_at(id, k, atoms) : (size_t)id * kpad + k) * a.scale;
         a.out[i] = a.round_act && BF ? cu_bf16_value(cu_bf16_bits(v)) : v;
     }
 }
@@ -187,9 +190,9 @@ void cuda_embed(struct backend *b, const struct be_embed_args *a)
     const struct be_weight *w = a->w;
     uint32_t blocks = rows__blocks((size_t)a->t * w->k);
     if (w->type == BE_BF16)
-        CU_LAUNCH((embed_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n);
+        CU_LAUNCH((embed_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n, w->atoms);
     else
-        CU_LAUNCH((embed_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n);
+        CU_LAUNCH((embed_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n, w->atoms);
     cuda_launched(b, "embed");
 }
 

@@ -16,8 +16,8 @@
 #include <time.h>
 #include <cmocka.h>
 
-static const char *const sets[] = {BACKEND_SETS};
-#define SETS (sizeof sets / sizeof *sets)
+#define sets backend_sets
+#define SETS ((size_t)TEST_SETS)
 
 static uint64_t rng_state = 1;
 static uint32_t rnd_u32(void)
@@ -557,6 +557,7 @@ static void bench(const char *set, uint32_t threads)
 
 int main(int argc, char **argv)
 {
+    test_backend_args(&argc, argv);
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         for (size_t s = 1; s < SETS; s++) {
             if (!be_cpu_has(sets[s]) || (argc > 2 && strcmp(argv[2], sets[s]) != 0)) continue;

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-static const char *const sets[] = {BACKEND_SETS};
-#define SETS (sizeof sets / sizeof *sets)
+#define sets backend_sets
+#define SETS ((size_t)TEST_SETS)
 
 /* ---- numbers */
 
@@ -277,7 +277,7 @@ static void check_case(const struct linear_case *c, enum be_dtype act, const cha
     }
     be_cpu_ops()->weight_free(b, w);
     be_cpu_ops()->close(b);
-    for (uint32_t threads = 1; threads <= 3; threads += 2) {
+    for (uint32_t threads = 1; threads <= (BACKEND_ON_CPU ? 3u : 1u); threads += 2) {
         b = open_set(set, act, threads);
         w = pack(b, &f);
         run(b, &f, w, 0, c->t, part);
@@ -311,12 +311,20 @@ static const struct linear_case cases[] = {
     {40, 33, 2, 1100, BE_EPI_GLU_GELU_TANH, false, false, BE_BF16}, /* several blocks of rows */
 };
 
+/* KVASIR_TEST_SHORT=2: for the access checker of the emulated device, which takes a second for a hundred thousand products. */
+static bool in_brief(void)
+{
+    const char *s = getenv("KVASIR_TEST_SHORT");
+    return s && strcmp(s, "2") == 0;
+}
+
 static void test_values_and_bits(void **state)
 {
     (void)state;
     for (size_t s = 0; s < SETS; s++) {
         if (!be_cpu_has(sets[s])) continue;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            if (in_brief() && (double)cases[i].k * cases[i].n * cases[i].parts * cases[i].t > 5e6) continue;
             check_case(&cases[i], BE_BF16, sets[s]);
             check_case(&cases[i], BE_F32, sets[s]);
         }
@@ -448,7 +456,7 @@ static void test_weights_come_and_go(void **state)
             unsigned char *want = must(malloc(row * c.t)), *got = must(malloc(row * c.t));
             struct be_weight *w[N] = {NULL};
             rng_state = 5;
-            for (int step = 0; step < 60; step++) {
+            for (int step = 0; step < (in_brief() ? 8 : 60); step++) {
                 uint32_t at = (uint32_t)((rnd() + 1) * N / 2) % N;
                 if (w[at]) {
                     be_cpu_ops()->weight_free(b, w[at]);
@@ -500,8 +508,9 @@ static void test_refusals(void **state)
     assert_true(be_cpu_has("reference"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_bad_row), cmocka_unit_test(test_gate_range),
         cmocka_unit_test(test_embed),           cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_refusals),

@@ -35,6 +35,24 @@ static void test_missing(void **state)
     assert_true(memchr(text, 0, 4) != NULL && text[4] == 'x');
 }
 
+static void test_devices(void **state)
+{
+    (void)state;
+    struct be_cuda_device d[2];
+    char version[96], why[512], text[4096];
+    struct err err = {0};
+    setenv("KVASIR_CUDA_LIBRARY", "/nonexistent/kvasir-cuda.so", 1);
+    assert_int_equal(be_cuda_devices(d, 2, version, why, sizeof why), 0);
+    assert_string_equal(version, "");
+    assert_non_null(strstr(why, "/nonexistent/"));
+    assert_int_equal(engine_devices(text, sizeof text, &err), ST_OK);
+    assert_memory_equal(text, "CPU  ", 5);
+    assert_non_null(strstr(text, "kernel sets:"));
+    assert_non_null(strstr(text, " reference\n"));
+    assert_non_null(strstr(text, "\nGPU        none: "));
+    assert_int_not_equal(engine_devices(text, 20, &err), ST_OK); /* and writes no more than that */
+}
+
 static void test_engine(void **state)
 {
     (void)state;
@@ -57,6 +75,7 @@ static void test_engine(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_engine)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_devices),
+                                       cmocka_unit_test(test_engine)};
     return cmocka_run_group_tests_name("CUDA loader", tests, NULL, NULL);
 }

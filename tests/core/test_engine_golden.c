@@ -10,6 +10,7 @@
  * greedy ids equal but for a near-tie, which is printed. */
 #include "engine/engine_internal.h"
 #include "engine/image_prep.h"
+#include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
 
 #include <math.h>
@@ -25,7 +26,7 @@
 #define CHUNK                                                                                                                    \
     40u /* a chunk and a picture together have at most LOGIT_ROWS_MAX rows, so that all logits of a step can be looked at */
 
-static const char *const SETS[] = {"reference", "avx2", "avx512", "amx"};
+#define SETS backend_sets
 
 struct compare {
     struct engine *e;
@@ -203,7 +204,8 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
     bool low = strstr(variant, "_bf16") != NULL;
     golden_dir(dir, sizeof dir, family, variant);
     struct engine_options opt = {.model_dir = dir,
-                                 .kernels = set,
+                                 .backend = test_engine_backend(set),
+                                 .kernels = test_engine_kernels(set),
                                  .threads = 2,
                                  .kv_bytes = 8u << 20,
                                  .batch_tokens_max = 256,
@@ -227,7 +229,7 @@ static void run_family(const char *family)
     assert_true(n > 0);
     for (uint32_t i = 0; i < n; i++) {
         if (only && !strstr(names[i], only)) continue;
-        for (size_t k = 0; k < sizeof SETS / sizeof SETS[0]; k++)
+        for (size_t k = 0; k < TEST_SETS; k++)
             if (be_cpu_has(SETS[k]) && (!set || strcmp(set, SETS[k]) == 0)) failed += run_variant(family, names[i], SETS[k]);
     }
     assert_int_equal(failed, 0);
@@ -245,8 +247,9 @@ static void test_qwen(void **state)
     run_family("qwen");
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen)};
     return cmocka_run_group_tests_name("engine_golden", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  * position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
 #include "engine/model_info.h"
 #include "kernels/backend.h"
+#include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/pictures.h"
 
@@ -21,7 +22,7 @@ struct variant {
     const char *family, *name;
 };
 
-static const char *const SETS[] = {"reference", "avx2", "avx512", "amx"};
+#define SETS backend_sets
 
 static uint32_t next_random(uint64_t *s)
 {
@@ -94,7 +95,8 @@ static struct engine *open_engine(const struct variant *v, const char *set, uint
     char dir[600];
     golden_dir(dir, sizeof dir, v->family, v->name);
     struct engine_options opt = {.model_dir = dir,
-                                 .kernels = set,
+                                 .backend = test_engine_backend(set),
+                                 .kernels = test_engine_kernels(set),
                                  .threads = threads,
                                  .kv_bytes = 64u << 20,
                                  .batch_tokens_max = 2048,
@@ -187,7 +189,7 @@ static void check_set(const struct variant *v, const char *set)
 static void check_variants(const struct variant *variants, size_t count)
 {
     const char *only = getenv("GOLDEN_KERNELS"), *name = getenv("GOLDEN_VARIANT");
-    for (size_t k = 0; k < sizeof SETS / sizeof SETS[0]; k++) {
+    for (size_t k = 0; k < TEST_SETS; k++) {
         if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
         for (size_t i = 0; i < count; i++) {
             if (name && !strstr(variants[i].name, name)) continue;
@@ -222,15 +224,16 @@ static void test_it_can_fail(void **state)
     static const struct variant f32 = {"gemma3", "vision_f32"}, bf16 = {"gemma3", "vision_bf16"};
     static struct result a, b;
     (void)state;
-    run_one(&f32, "reference", 1, 0, 0, false, 0, &a);
-    run_one(&bf16, "reference", 1, 0, 0, false, 0, &b);
+    run_one(&f32, SETS[0], 1, 0, 0, false, 0, &a);
+    run_one(&bf16, SETS[0], 1, 0, 0, false, 0, &b);
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
-    run_one(&f32, "reference", 1, 0, 0, true, 0, &b);
+    run_one(&f32, SETS[0], 1, 0, 0, true, 0, &b);
     assert_memory_not_equal(a.tokens, b.tokens, sizeof a.tokens);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
                                        cmocka_unit_test(test_it_can_fail)};
     return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);

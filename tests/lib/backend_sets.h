@@ -1,17 +1,29 @@
-/* Which kernel sets the backend tests go through: those of the CPU, or (KVASIR_TEST_CUDA) the device, emulated or real. */
+/* Which kernel sets the backend and engine tests go through: those of this CPU; or the device's one, "cuda", with `--backend
+ * cuda` on the command line (kvasir-cuda.so, found as the engine finds it: beside the program or named by KVASIR_CUDA_LIBRARY)
+ * and in programs that have the emulated device linked in. main calls test_backend_args() first; the macros put the choice in the
+ * place of the CPU's table. */
 #ifndef KVASIR_TEST_BACKEND_SETS_H
 #define KVASIR_TEST_BACKEND_SETS_H
 
 #include "kernels/backend.h"
 
-#ifdef KVASIR_TEST_CUDA
-#include "tests/lib/staged_ops.h"
-#define be_cpu_ops     be_test_ops
-#define be_cpu_has     be_test_has
-#define BACKEND_SETS   "cuda"
-#define BACKEND_ON_CPU 0
-#else
-#define BACKEND_SETS   "reference", "avx2", "avx512", "amx"
-#define BACKEND_ON_CPU 1
-#endif
+/* Takes `--backend cpu|cuda` out of the arguments. Ends the program with a message when the device asked for is not there. */
+void test_backend_args(int *argc, char **argv);
+
+#define TEST_SETS 4
+extern const char
+    *backend_sets[TEST_SETS]; /* the sets' names, "reference" first; on the device "cuda", and names that nobody has */
+bool test_on_cpu(void);
+
+/* The CPU's table, or the device's through staged_ops(): "reference" is the CPU's in both. */
+const struct be_ops *test_ops(void);
+bool test_has(const char *kernels);
+/* engine_options.backend and .kernels for one of backend_sets. */
+const char *test_engine_backend(const char *set);
+const char *test_engine_kernels(const char *set);
+
+#define be_cpu_ops     test_ops
+#define be_cpu_has     test_has
+#define BACKEND_ON_CPU test_on_cpu()
+
 #endif

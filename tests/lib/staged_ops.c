@@ -3,7 +3,6 @@
  * kernel happens to read. */
 #include "tests/lib/staged_ops.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -501,31 +500,4 @@ const struct be_ops *staged_ops(const struct be_ops *ops)
     };
     device = ops;
     return &table;
-}
-
-const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
-
-const struct be_ops *be_test_ops(void)
-{
-    static const struct be_ops *table;
-    if (table) return table;
-    const char *path = getenv("KVASIR_CUDA_LIBRARY");
-    if (be_cuda_host_ops) {
-        table = staged_ops(be_cuda_host_ops());
-    } else if (path) {
-        void *lib = dlopen(path, RTLD_NOW);
-        if (!lib) die(dlerror());
-        const struct be_ops *(*entry)(void) = NULL;
-        void *sym = dlsym(lib, "be_cuda_ops");
-        if (!sym) die("the library has no be_cuda_ops");
-        memcpy(&entry, &sym, sizeof entry);
-        table = staged_ops(entry());
-    } else {
-        die("no emulated device is linked in, and KVASIR_CUDA_LIBRARY names no library");
-    }
-    return table;
-}
-bool be_test_has(const char *kernels)
-{
-    return strcmp(kernels, "cuda") == 0 || strcmp(kernels, "reference") == 0;
 }

@@ -13,9 +13,4 @@
 /* Around the table of a device; call it once. */
 const struct be_ops *staged_ops(const struct be_ops *device);
 
-/* What the tests see as the backend when they are compiled with KVASIR_TEST_CUDA: the emulated device that is linked in, or
- * kvasir-cuda.so named by KVASIR_CUDA_LIBRARY. Aborts when there is neither. */
-const struct be_ops *be_test_ops(void);
-bool be_test_has(const char *kernels);
-
 #endif

@@ -37,8 +37,10 @@
  * width or more, no signed overflow: the emulated build runs under UBSan. Loops          CU_UNROLL before a loop instead of
  * #pragma unroll. Large local arrays (over 16 KiB) overflow the emulated stack. Constants      static const / constexpr /
  * __constant__ tables with constant initialisers. No cudaMemcpyToSymbol. Reads ahead    a vector load may not leave its
- * allocation: pad allocations, or predicate. sm_90 parts    under #if defined(CU_SM90) (never defined here), always with the
- * portable sm_80 path beside it, chosen by caps at run time.
+ * allocation: pad allocations, or predicate. Hopper's instructions through the
+ * wrappers of hopper.cuh, in kernels whose body stands under #if defined(CU_HOPPER_BODY), always with the portable sm_80 path
+ * beside it, chosen at run time (CUEMU_CC=90 makes the device one of compute capability 9.0). Barriers and operands lie in
+ * dynamic shared memory.
  *
  * Host side      cuda_backend.cu and the launchers may use the calls declared in emu_api.h, nothing else: memory, streams,
  * events, graphs (stream capture), attributes, cublasGemmEx, cublasGemmStridedBatchedEx, cublasLtMatmul. Device pointers are
@@ -56,8 +58,9 @@
  * blocks, bounds, reads of uninitialised shared memory, host pointers; independent of the schedule that ran. Environment:
  * CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a random legal order), CUEMU_GUARD=1,
  *        CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB,
- * CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double), CUEMU_FAIL=WHAT:N[:ERROR[:sticky]] (fault injection, see emu_api.h),
- * CUEMU_STATS, CUEMU_ABORT. Exit status 97: stopped by a report. 98: the access checker reported something. */
+ * CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
+ * CUEMU_FAIL=WHAT:N[:ERROR[:sticky]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT. Exit status 97: stopped by a
+ * report. 98: the access checker reported something. */
 #ifndef KVASIR_CUEMU_H
 #define KVASIR_CUEMU_H
 

@@ -3,9 +3,9 @@
  *
  * Meaning kept: calls on a stream happen in its order, and only there (CUEMU_LAZY=1 makes them happen late, in a random legal
  * order); a null stream waits for all blocking streams; errors of launches come from cudaGetLastError(); a sticky error comes
- * back from every later call; calls that synchronise or allocate fail while a stream captures; pageable sources are read at the
- * call, pinned ones when the copy runs. Event times are made up. cuBLAS sums in f32 over ascending k in an order that depends on
- * the row and column alone, and checks that every operand lies inside one device allocation.
+ * back from every later call; calls that synchronise or allocate fail while a stream captures, and spoil the capture; pageable
+ * sources are read at the call, pinned ones when the copy runs. Event times are made up. cuBLAS sums in f32 over ascending k in
+ * an order that depends on the row and column alone, and checks that every operand lies inside one device allocation.
  *
  * Fault injection: cuemu_fail_at(CUEMU_FAIL_LAUNCH, 5, cudaErrorLaunchFailure, true) makes the fifth kernel launch from now fail,
  * and with it everything after. The environment says the same: CUEMU_FAIL=launch:5:719:sticky. WHAT is malloc, host, launch,
@@ -32,8 +32,10 @@ enum cudaError_t {
     cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureUnmatched = 903,
     cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorCapturedEvent = 907,
     cudaErrorUnknown = 999
 };
 enum cudaMemcpyKind {
@@ -56,8 +58,10 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrCooperativeLaunch = 95,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrMemoryPoolsSupported = 115
 };
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
 enum {
     cudaStreamDefault = 0,
     cudaStreamNonBlocking = 1,
@@ -74,6 +78,7 @@ typedef struct CuStream *cudaStream_t;
 typedef struct CuEvent *cudaEvent_t;
 typedef struct CuGraph *cudaGraph_t;
 typedef struct CuGraphExec *cudaGraphExec_t;
+typedef struct CuMemPool *cudaMemPool_t;
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
@@ -95,6 +100,16 @@ template <class T> static inline cudaError_t cudaHostAlloc(T **p, size_t n, unsi
 {
     return cuemu_malloc_host(reinterpret_cast<void **>(p), n);
 }
+/* In the order of a stream: such memory is used on that stream only, and goes when the stream comes to its free. */
+cudaError_t cuemu_malloc_async(void **p, size_t n, cudaStream_t s, const char *file, int line);
+template <class T> static inline cudaError_t cudaMallocAsync(T **p, size_t n, cudaStream_t s, CUEMU_SITE)
+{
+    return cuemu_malloc_async(reinterpret_cast<void **>(p), n, s, CUEMU_AT_SITE);
+}
+cudaError_t cudaFreeAsync(void *p, cudaStream_t s);
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device);
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attr, void *value);
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags);
@@ -330,8 +345,10 @@ extern "C" {
 /* The nth call (1 = next) of that kind fails with `error` (a cudaError_t; cuBLAS calls return CUBLAS_STATUS_EXECUTION_FAILED). n
  * = 0: never, and what failed before is forgotten. */
 void cuemu_fail_at(enum cuemu_fail_kind kind, unsigned long nth, int error, int sticky);
-/* Calls so far: allocations (device and host), kernel launches outside graphs, blocking calls. To show that a step allocates and
- * waits for nothing. */
+/* Calls so far: those that allocate or free (device and host), kernel launches outside graphs, blocking calls. To show that a
+ * step allocates and waits for nothing. */
 void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs);
+/* Graphs launched so far. */
+unsigned long cuemu_graph_launches(void);
 }
 #endif

@@ -39,4 +39,27 @@ void gemm_f32(size_t m, size_t n, size_t k, const float *a, const float *b, floa
     for (; i + 2 <= m; i += 2) rows<2>(n, k, a + i * k, b, c + i * n);
     for (; i < m; i++) rows<1>(n, k, a + i * k, b, c + i * n);
 }
+
+/* c[16][n] += a[16][16] b[16][n], one after the other along k: a warp's share of a warpgroup's product. twice: sums in double. */
+void wgmma_f32(const float *a, const float *b, float *c, int n, bool twice);
+void wgmma_f32(const float *a, const float *b, float *c, int n, bool twice)
+{
+    for (int i = 0; i < 16; i++) {
+        const float *x = a + i * 16;
+        float *y = c + static_cast<long>(i) * n;
+        if (twice) {
+            for (int j = 0; j < n; j++) {
+                double s = static_cast<double>(y[j]);
+                for (int k = 0; k < 16; k++) s += static_cast<double>(x[k]) * static_cast<double>(b[k * n + j]);
+                y[j] = static_cast<float>(s);
+            }
+            continue;
+        }
+        for (int j = 0; j < n; j += 8) {
+            v8 s = *reinterpret_cast<const v8 *>(y + j);
+            for (int k = 0; k < 16; k++) s += x[k] * *reinterpret_cast<const v8 *>(b + k * n + j);
+            *reinterpret_cast<v8 *>(y + j) = s;
+        }
+    }
+}
 } // namespace cuemu

@@ -24,7 +24,7 @@ struct Op {
 };
 struct CuEvent {
     uint64_t rec = 0, done = 0; /* generations recorded, reached */
-    CuGraph *cap = nullptr;     /* recorded in this capture, by cap_stream */
+    CuGraph *cap = nullptr;     /* recorded in this capture, by cap_stream; the capture may be long over */
     CuStream *cap_stream = nullptr;
     std::chrono::steady_clock::time_point at;
 };
@@ -32,6 +32,7 @@ struct CuGraph {
     std::vector<Op> ops;
     CuStream *origin = nullptr;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    bool invalid = false; /* a call that may not be captured came in between */
 };
 struct CuGraphExec {
     std::vector<Op> ops;
@@ -63,7 +64,7 @@ static struct {
     cudaError_t error;
     bool sticky;
 } faults[CUEMU_FAIL_KINDS];
-static unsigned long count_allocations, count_launches, count_syncs;
+static unsigned long count_allocations, count_launches, count_syncs, count_graphs;
 
 static cudaError_t fail(cudaError_t e)
 {
@@ -198,11 +199,31 @@ static void dev_unmap(char *q, const Alloc &a)
 
 /* ---- streams */
 
+/* For calls that a capture in progress forbids, unless it is relaxed: they fail, and it ends without a graph. */
 static bool capturing_strict()
 {
+    bool found = false;
     for (CuStream *s : streams)
-        if (s->cap && s->cap->mode != cudaStreamCaptureModeRelaxed) return true;
+        if (s->cap && s->cap->mode != cudaStreamCaptureModeRelaxed) found = s->cap->invalid = true;
+    return found;
+}
+/* Is the capture that an event was recorded in still going on? */
+static bool captured(const CuEvent *e)
+{
+    for (CuStream *s : streams)
+        if (e->cap && s->cap == e->cap) return true;
     return false;
+}
+static cudaError_t spoil(CuEvent *e)
+{
+    e->cap->invalid = true;
+    return fail(cudaErrorCapturedEvent);
+}
+/* The same for calls that no stream in capture takes. */
+static cudaError_t spoil(CuStream *s)
+{
+    s->cap->invalid = true;
+    return fail(cudaErrorStreamCaptureUnsupported);
 }
 static CuStream *stream_of(cudaStream_t s)
 {
@@ -256,6 +277,11 @@ static void push(cudaStream_t st, Op o)
     if (s->cap) {
         if (s != s->cap->origin) s->unjoined = true;
         s->cap->ops.push_back(std::move(o));
+        return;
+    }
+    if (s == &null_stream && capturing_strict()) {
+        fprintf(stderr, "cuemu: the null stream is used while another stream is captured\n");
+        fail(cudaErrorStreamCaptureUnsupported);
         return;
     }
     if (!opt.lazy) {
@@ -361,13 +387,8 @@ cudaError_t cuemu_malloc(void **p, size_t n, const char *file, int line)
     *p = q;
     return cudaSuccess;
 }
-cudaError_t cudaFree(void *p)
+static void free_now(void *p)
 {
-    Lock lk(mu);
-    if (!p) return cudaSuccess;
-    if (sticky_error) return sticky_error;
-    if (capturing_strict()) return fail(cudaErrorStreamCaptureUnsupported);
-    drain_all();
     auto it = allocs.find(reinterpret_cast<uintptr_t>(p));
     if (it == allocs.end()) fatal("cudaFree of %p, which is not an allocation", p);
     dev_used -= it->second.n;
@@ -379,6 +400,46 @@ cudaError_t cudaFree(void *p)
 #endif
     allocs.erase(it);
     guard(false);
+}
+cudaError_t cudaFree(void *p)
+{
+    Lock lk(mu);
+    if (!p) return cudaSuccess;
+    count_allocations++;
+    if (sticky_error) return sticky_error;
+    if (capturing_strict()) return fail(cudaErrorStreamCaptureUnsupported);
+    drain_all();
+    free_now(p);
+    return cudaSuccess;
+}
+cudaError_t cuemu_malloc_async(void **p, size_t n, cudaStream_t st, const char *file, int line)
+{
+    Lock lk(mu);
+    *p = nullptr;
+    return stream_of(st)->cap ? spoil(stream_of(st)) : cuemu_malloc(p, n, file, line);
+}
+cudaError_t cudaFreeAsync(void *p, cudaStream_t st)
+{
+    Lock lk(mu);
+    if (!p) return cudaSuccess;
+    count_allocations++;
+    if (sticky_error) return sticky_error;
+    if (stream_of(st)->cap) return spoil(stream_of(st));
+    if (!find_alloc(p, 1)) fatal("cudaFreeAsync of %p, which is not an allocation", p);
+    stream_push(st, [p] { free_now(p); });
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device)
+{
+    *pool = nullptr;
+    return device ? fail(cudaErrorInvalidDevice) : cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr attr, void *)
+{
+    return attr == cudaMemPoolAttrReleaseThreshold ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
+{
     return cudaSuccess;
 }
 cudaError_t cuemu_malloc_host(void **p, size_t n)
@@ -396,6 +457,7 @@ cudaError_t cudaFreeHost(void *p)
 {
     Lock lk(mu);
     if (!p) return cudaSuccess;
+    count_allocations++;
     drain_all();
     if (!pinned.erase(reinterpret_cast<uintptr_t>(p))) fatal("cudaFreeHost of %p, which is not pinned memory", p);
     free(p);
@@ -501,7 +563,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t st)
     Lock lk(mu);
     if (cudaError_t e = gate(CUEMU_FAIL_SYNC)) return e;
     CuStream *s = stream_of(st);
-    if (s->cap) return fail(cudaErrorStreamCaptureUnsupported);
+    if (s->cap) return spoil(s);
     count_syncs++;
     drain([s] { return s->q.empty(); });
     return cudaSuccess;
@@ -511,6 +573,7 @@ cudaError_t cudaStreamQuery(cudaStream_t st)
     Lock lk(mu);
     if (sticky_error) return sticky_error;
     CuStream *s = stream_of(st);
+    if (s->cap) return spoil(s);
     if (!s->q.empty()) step();
     return s->q.empty() ? cudaSuccess : cudaErrorNotReady;
 }
@@ -556,7 +619,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t st, cudaEvent_t e, unsigned)
     Lock lk(mu);
     if (sticky_error) return sticky_error;
     CuStream *s = stream_of(st);
-    if (e->cap) { /* joins the capture, or joins another stream of it back */
+    if (captured(e)) { /* joins the capture, or joins another stream of it back */
         if (!s->cap) s->cap = e->cap;
         if (s != s->cap->origin) s->unjoined = true;
         e->cap_stream->unjoined = false;
@@ -569,6 +632,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     Lock lk(mu);
     if (cudaError_t x = gate(CUEMU_FAIL_SYNC)) return x;
+    if (captured(e)) return spoil(e);
+    if (capturing_strict()) return fail(cudaErrorStreamCaptureUnsupported);
     count_syncs++;
     drain([e] { return e->done >= e->rec; });
     return cudaSuccess;
@@ -577,6 +642,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     Lock lk(mu);
     if (sticky_error) return sticky_error;
+    if (captured(e)) return spoil(e);
+    if (capturing_strict()) return fail(cudaErrorStreamCaptureUnsupported);
     if (e->done < e->rec) step();
     return e->done >= e->rec ? cudaSuccess : cudaErrorNotReady;
 }
@@ -595,7 +662,17 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, void (*fn)(void *), void *arg)
     return cudaSuccess;
 }
 
-/* ---- errors and the device */
+/* ---- errors and the device: compute capability 8.0, or CUEMU_CC=90 (Hopper's instructions are there in either) */
+
+static uint64_t capability()
+{
+    static const uint64_t cc = env_u64("CUEMU_CC", 80);
+    return cc;
+}
+static int shared_optin()
+{
+    return capability() >= 90 ? SHARED_OPTIN_90 : SHARED_OPTIN_MAX;
+}
 
 cudaError_t cudaGetLastError()
 {
@@ -626,8 +703,12 @@ const char *cudaGetErrorName(cudaError_t e)
         return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
         return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+        return "cudaErrorStreamCaptureInvalidated";
     case cudaErrorStreamCaptureUnjoined:
         return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorCapturedEvent:
+        return "cudaErrorCapturedEvent";
     default:
         return "cudaError";
     }
@@ -665,9 +746,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     strcpy(p->name, "emulated device");
     p->totalGlobalMem = dev_cap;
     p->sharedMemPerBlock = SHARED_STATIC_MAX;
-    p->sharedMemPerBlockOptin = SHARED_OPTIN_MAX;
-    p->sharedMemPerMultiprocessor = SHARED_OPTIN_MAX + 1024;
-    p->major = 8;
+    p->sharedMemPerBlockOptin = static_cast<size_t>(shared_optin());
+    p->sharedMemPerMultiprocessor = static_cast<size_t>(shared_optin() + 1024);
+    p->major = static_cast<int>(capability() / 10);
+    p->minor = static_cast<int>(capability() % 10);
     p->multiProcessorCount = 4;
     p->warpSize = 32;
     p->maxThreadsPerBlock = 1024;
@@ -694,17 +776,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
         *value = 40 << 20;
         break;
     case cudaDevAttrComputeCapabilityMajor:
-        *value = 8;
+        *value = static_cast<int>(capability() / 10);
         break;
     case cudaDevAttrComputeCapabilityMinor:
-        *value = 0;
+        *value = static_cast<int>(capability() % 10);
         break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = SHARED_OPTIN_MAX + 1024;
+        *value = shared_optin() + 1024;
         break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = SHARED_OPTIN_MAX;
+        *value = shared_optin();
         break;
+    case cudaDevAttrMemoryPoolsSupported:
     case cudaDevAttrCooperativeLaunch:
         *value = 1;
         break;
@@ -728,7 +811,7 @@ cudaError_t cuemu_func_attribute(const void *fn, cudaFuncAttribute a, int v)
     Lock lk(mu);
     if (sticky_error) return sticky_error;
     if (a != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (v < 0 || v > SHARED_OPTIN_MAX + SHARED_GAP_SLACK)
+    if (v < 0 || v > shared_optin() + SHARED_GAP_SLACK)
         return fail(cudaErrorInvalidValue); /* the slack is for the gaps between pieces */
     dynamic_limit[fn] = v;
     return cudaSuccess;
@@ -750,9 +833,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
 {
     Lock lk(mu);
     *g = nullptr;
-    if (cudaError_t e = gate(CUEMU_FAIL_GRAPH)) return e;
     if (!s || !s->cap || s->cap->origin != s) return fail(cudaErrorStreamCaptureUnmatched);
     CuGraph *graph = s->cap;
+    cudaError_t injected = gate(CUEMU_FAIL_GRAPH); /* ends the capture all the same */
     bool unjoined = false;
     for (CuStream *x : streams)
         if (x->cap == graph) {
@@ -761,9 +844,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
             x->unjoined = false;
         }
     graph->origin = nullptr;
-    if (unjoined) {
+    if (injected || unjoined || graph->invalid) {
+        cudaError_t e = injected ? injected : graph->invalid ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
         delete graph;
-        return fail(cudaErrorStreamCaptureUnjoined);
+        return fail(e);
     }
     *g = graph;
     return cudaSuccess;
@@ -771,7 +855,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status)
 {
     Lock lk(mu);
-    *status = stream_of(s)->cap ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    const CuGraph *g = stream_of(s)->cap;
+    *status = !g ? cudaStreamCaptureStatusNone : g->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t g, void *nodes, size_t *count)
@@ -797,6 +882,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 {
     Lock lk(mu);
     if (cudaError_t e = gate(CUEMU_FAIL_GRAPH)) return e;
+    count_graphs++;
     stream_push(s, [x] {
         for (Op &o : x->ops) run_op(o);
     });
@@ -860,4 +946,9 @@ void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned 
     if (allocations) *allocations = count_allocations;
     if (launches) *launches = count_launches;
     if (syncs) *syncs = count_syncs;
+}
+unsigned long cuemu_graph_launches(void)
+{
+    Lock lk(mu);
+    return count_graphs;
 }

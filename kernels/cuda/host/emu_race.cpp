@@ -62,7 +62,7 @@ static bool ordered_in_launch(uint64_t prev, const Th *t)
     if (u == static_cast<unsigned>(t->lin)) return true;
     uint32_t known = b->base[u];
     if (t->row_epoch == b->epoch) {
-        uint32_t x = b->rows[static_cast<size_t>(t->lin) * static_cast<size_t>(b->n) + u];
+        uint32_t x = b->rows[static_cast<size_t>(t->lin) * b->cols + u];
         if (x > known) known = x;
     }
     return known >= rec_clock(prev);
@@ -252,21 +252,26 @@ void race_block(Block *b)
 {
     size_t n = static_cast<size_t>(b->n);
     b->epoch++;
-    b->base.assign(n, 0);
+    b->cols = n + BARRIERS_MAX <= 1024 ? n + BARRIERS_MAX : n;
+    b->base.assign(b->cols, 0);
     b->wide = false;
     b->known.clear();
     b->ndirty = 0;
-    if (b->rows.size() < n * n) b->rows.resize(n * n);
+    if (b->rows.size() < n * b->cols) b->rows.resize(n * b->cols);
     for (size_t i = 0; i < n; i++) {
         Th &t = b->th[i];
         t.own = 1;
-        t.row_epoch = t.fence_epoch = 0;
+        t.row_epoch = t.fence_epoch = t.proxy = 0;
         t.dirty = false;
     }
     race_fresh(b->dyn, b->dyn_n);
 }
 void race_syncthreads(Block *b)
 {
+    size_t n = static_cast<size_t>(b->n);
+    for (size_t i = 0; b->wide && i < n; i++) /* what one has seen of the copy engine, all have now */
+        for (size_t u = n; u < b->cols && b->th[i].row_epoch == b->epoch; u++)
+            if (b->rows[i * b->cols + u] > b->base[u]) b->base[u] = b->rows[i * b->cols + u];
     b->epoch++; /* voids all rows */
     for (int i = 0; i < b->n; i++) b->base[static_cast<size_t>(i)] = b->th[static_cast<size_t>(i)].own++;
 }
@@ -274,9 +279,9 @@ void race_syncthreads(Block *b)
 static uint32_t *row_of(Th *t)
 {
     Block *b = t->blk;
-    uint32_t *r = &b->rows[static_cast<size_t>(t->lin) * static_cast<size_t>(b->n)];
+    uint32_t *r = &b->rows[static_cast<size_t>(t->lin) * b->cols];
     if (t->row_epoch != b->epoch) {
-        memset(r, 0, static_cast<size_t>(b->n) * 4);
+        memset(r, 0, b->cols * 4);
         t->row_epoch = b->epoch;
     }
     return r;
@@ -284,10 +289,10 @@ static uint32_t *row_of(Th *t)
 /* Members learn what each of them knows. Only their own warp's columns matter until a named barrier has made rows wide. */
 static void join(Block *b, Th **v, size_t n)
 {
-    size_t lo = 0, hi = static_cast<size_t>(b->n);
+    size_t lo = 0, hi = b->cols;
     if (!b->wide) {
         lo = static_cast<size_t>(v[0]->lin) & ~static_cast<size_t>(31);
-        if (lo + 32 < hi) hi = lo + 32;
+        hi = static_cast<size_t>(b->n) < lo + 32 ? static_cast<size_t>(b->n) : lo + 32;
     }
     static std::vector<uint32_t> most;
     most.assign(hi - lo, 0);
@@ -337,6 +342,59 @@ void race_atomic(Th *t, const void *p)
         s.insert(b->known.begin(), b->known.end());
     }
     b->known.insert(s.begin(), s.end());
+}
+/* ---- Hopper's barriers and proxies: rows are wide from the first barrier on */
+
+void race_barriers(Block *b)
+{
+    b->wide = true;
+    if (b->cols == static_cast<size_t>(b->n)) fatal("the access checker has no room for barriers in blocks of so many threads");
+}
+void race_learn(Block *b, std::vector<uint32_t> &known, uint32_t barrier, uint32_t phase)
+{
+    known.resize(b->cols);
+    known[static_cast<size_t>(b->n) + barrier] = phase;
+}
+void race_landed(Block *b, void *p, size_t n, uint32_t barrier, uint32_t phase, uint32_t site)
+{
+    Cell *s = shadow(p);
+    uint64_t r = 1ull << 63 | static_cast<uint64_t>(launch_id & 0xffff) << 46 | static_cast<uint64_t>(b->linear & 0x3ffff) << 28 |
+                 static_cast<uint64_t>(static_cast<uint32_t>(b->n) + barrier) << 18 | (phase & 0x3ffff);
+    for (size_t i = 0; i < n; i++) s[i] = Cell{r, 0, 0, site, 0};
+}
+void race_release(Th *t, std::vector<uint32_t> &known)
+{
+    known.resize(t->blk->cols);
+    const uint32_t *r = row_of(t);
+    for (size_t u = 0; u < t->blk->cols; u++)
+        if (r[u] > known[u]) known[u] = r[u];
+    known[static_cast<size_t>(t->lin)] = t->own++;
+}
+void race_acquire(Th *t, const std::vector<uint32_t> &known)
+{
+    uint32_t *r = row_of(t);
+    for (size_t u = 0; u < known.size(); u++)
+        if (known[u] > r[u]) r[u] = known[u];
+}
+void race_proxy(Th *t)
+{
+    t->proxy = t->own++;
+}
+void race_async_read(Th *t, const void *p, size_t n, uint32_t site, bool open)
+{
+    uint32_t own = t->own;
+    if (open) t->own = 0x3ffff; /* a time that nobody has heard of */
+    race_access(t, p, n, false, false, site);
+    t->own = own;
+    Cell *s = shadow(p);
+    for (size_t i = 0; s && i < n; i++) {
+        uint64_t w = s[i].w;
+        unsigned u = rec_thread(w);
+        if (!(w >> 63) || rec_launch(w) != (launch_id & 0xffff) || u >= static_cast<unsigned>(t->blk->n)) continue;
+        if (t->blk->th[u].proxy >= rec_clock(w)) continue;
+        report("no proxy fence between an ordinary write and this", t, p, n, false, site, w, s[i].wsite, true);
+        return;
+    }
 }
 void race_host_write(void *p, size_t n)
 {

@@ -66,6 +66,7 @@ struct Th : Thread {
     int copy_group;
     /* access checker: own clock, epoch in which its row of known clocks is valid, wrote to device memory since its last fence */
     uint32_t own, row_epoch, fence_epoch;
+    uint32_t proxy; /* own clock at the last proxy fence */
     bool dirty;
 };
 struct Group { /* lanes that wait for one another in a warp operation */
@@ -105,11 +106,14 @@ struct Block {
     std::vector<std::pair<size_t, size_t>> gaps; /* of the dynamic part: offset, bytes */
     /* access checker */
     uint32_t epoch;
+    size_t cols; /* of rows: threads, and one for each barrier that bulk copies may arrive at */
     std::vector<uint32_t> base, rows;
     bool wide;
     std::set<unsigned> known;
     int ndirty;
+    void *hopper; /* emu_hopper.cpp's, or NULL */
 };
+enum { BARRIERS_MAX = 32 }; /* mbarriers of a block */
 struct Options {
     Policy sched;
     uint64_t seed;
@@ -131,7 +135,7 @@ enum {
     CANARY = 0xfd,
     RESIDENT_MAX = 256
 };
-enum { SHARED_STATIC_MAX = 48 << 10, SHARED_OPTIN_MAX = 163 << 10, SHARED_GAP_SLACK = 16 << 10 };
+enum { SHARED_STATIC_MAX = 48 << 10, SHARED_OPTIN_MAX = 163 << 10, SHARED_OPTIN_90 = 227 << 10, SHARED_GAP_SLACK = 16 << 10 };
 
 extern Options opt;
 extern const Launch *launch_now; /* the kernel that runs, NULL in host code */
@@ -161,12 +165,16 @@ void maybe_yield();
 
 /* blocks and what lives in them (emu_sync.cpp) */
 void block_memory_init(Block *b);
-void block_memory_check(const Block *b);
+void block_memory_check(Block *b);
 void thread_leaves(Th *t);
 void gemm_f32(size_t m, size_t n, size_t k, const float *a, const float *b, float *c);
 void stream_push(cudaStream_t s, std::function<void()> fn);
 void check_range(const char *call, const void *p, size_t n, const char *arg);
 bool inject_blas();
+
+/* emu_hopper.cpp */
+void hopper_block_begin(Block *b);
+void hopper_block_end(Block *b);
 
 /* access checker (emu_race.cpp); a site is a program counter or an interned file:line */
 #ifdef CUEMU_RACE
@@ -183,6 +191,17 @@ void race_host_write(void *p, size_t n);
 void race_pending(void *p, size_t n);
 void race_fresh(void *p, size_t n);
 void race_forget(void *p, size_t n);
+/* For emu_hopper.cpp. The copy engine's writes count as those of a further thread for each barrier, with the barrier's phases as
+ * its clock. race_landed: a bulk copy has written; race_learn: that goes to those who will have waited (known: a row of clocks);
+ * race_release and race_acquire: a thread's knowledge to and from a barrier; race_async_read: a read by the tensor cores, for t;
+ * open: it may still go on, so that no write can come after it yet. */
+void race_barriers(Block *b);
+void race_landed(Block *b, void *p, size_t n, uint32_t barrier, uint32_t phase, uint32_t site);
+void race_learn(Block *b, std::vector<uint32_t> &known, uint32_t barrier, uint32_t phase);
+void race_release(Th *t, std::vector<uint32_t> &known);
+void race_acquire(Th *t, const std::vector<uint32_t> &known);
+void race_proxy(Th *t);
+void race_async_read(Th *t, const void *p, size_t n, uint32_t site, bool open);
 #else
 static inline uint32_t site_of(const char *, int)
 {
@@ -222,6 +241,27 @@ static inline void race_fresh(void *, size_t)
 {
 }
 static inline void race_forget(void *, size_t)
+{
+}
+static inline void race_barriers(Block *)
+{
+}
+static inline void race_landed(Block *, void *, size_t, uint32_t, uint32_t, uint32_t)
+{
+}
+static inline void race_learn(Block *, std::vector<uint32_t> &, uint32_t, uint32_t)
+{
+}
+static inline void race_release(Th *, std::vector<uint32_t> &)
+{
+}
+static inline void race_acquire(Th *, const std::vector<uint32_t> &)
+{
+}
+static inline void race_proxy(Th *)
+{
+}
+static inline void race_async_read(Th *, const void *, size_t, uint32_t, bool)
 {
 }
 #endif

@@ -215,9 +215,11 @@ void block_memory_init(Block *b)
     b->gaps.clear();
     b->vars.clear();
     b->stat_n = 0;
+    hopper_block_begin(b);
 }
-void block_memory_check(const Block *b)
+void block_memory_check(Block *b)
 {
+    hopper_block_end(b);
 #ifndef CUEMU_ASAN
     for (auto &g : b->gaps)
         if (!gap_intact(b->dyn + g.first, g.second))
@@ -229,8 +231,6 @@ void block_memory_check(const Block *b)
         if (!gap_intact(b->stat + end, gap))
             fatal("out-of-bounds write behind shared variable '%s' of %zu bytes", v.second.name, v.second.n);
     }
-#else
-    (void)b;
 #endif
 }
 void *shared_dynamic()

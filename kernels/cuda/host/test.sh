@@ -28,6 +28,22 @@ run() { # run NAME PROGRAM ENVIRONMENT...
     fi
 }
 
+# The Hopper path on an emulated device of compute capability 9.0.
+hopper() { # hopper NAME PROGRAM ENVIRONMENT...: passes, and the path was not given up
+    failed=$fail
+    run "$@" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1
+    [ -x "$2" ] && [ "$fail" -eq "$failed" ] && grep -q 'Hopper kernels are not used' "$log" || return 0
+    fail=$((fail + 1))
+    echo "FAIL $1: $(grep 'Hopper kernels' "$log")"
+}
+hopper_wrong() { # hopper_wrong NAME PROGRAM ENVIRONMENT...: the device calculates wrongly; the path is given up, and all is well
+    failed=$fail
+    run "$@" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1 CUEMU_WGMMA_WRONG=1
+    [ ! -x "$2" ] || [ "$fail" -ne "$failed" ] || grep -q 'Hopper kernels are not used: products are wrong' "$log" && return
+    fail=$((fail + 1))
+    echo "FAIL $1: the self-check saw nothing"
+}
+
 out=$(sh "$here/selftest/run.sh" "$dir" "$@")
 echo "$out" | grep -v ' passed, '
 last=$(echo "$out" | tail -n 1)
@@ -43,6 +59,7 @@ short=KVASIR_TEST_SHORT=1
 for mode in "$@"; do
     t=$dir/$mode/tests
     tables="ops"
+    [ "$mode" = race ] && tables="ops attn"
     variants="text_bf16"
     if [ "$mode" = plain ] || [ -n "${HOST_FULL:-}" ]; then
         tables="linear ops attn experts"
@@ -58,16 +75,29 @@ for mode in "$@"; do
     fi
     if [ "$mode" = plain ]; then
         run "plain faults" "$t/test_cuda_faults" $short
+        run "plain graphs" "$t/test_cuda_graphs" $short
+        run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # A schedule that runs blocks and threads in reverse, streams late; host code that touches device memory faults.
         for test in ${HOST_FULL:+$tables} ops; do
             run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done
+        for test in ${HOST_FULL:+ops} linear attn experts; do
+            hopper "plain Hopper $test" "$t/test_backend_$test" KVASIR_TEST_SHORT=1
+        done
+        for variant in ${HOST_FULL:+vision_bf16 qwen2_bf16 qwen3_vl_bf16} text_bf16 qwen3_moe_bf16; do
+            hopper "plain Hopper golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT=$variant
+        done
+        hopper_wrong "plain Hopper fallback" "$t/test_engine_golden" GOLDEN_VARIANT=text_bf16
         [ -n "${HOST_FULL:-}" ] &&
-            run "invariance vision_f32" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 GOLDEN_VARIANT=vision_f32 GOLDEN_KERNELS=reference
+            run "invariance vision_f32" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 GOLDEN_VARIANT=vision_f32
     fi
+    [ "$mode" = race ] && hopper "race Hopper golden text_bf16" "$t/test_engine_golden" GOLDEN_VARIANT=text_bf16
     for variant in $variants; do
         ls -d tests/golden/*/$variant >/dev/null 2>&1 || continue
-        run "$mode golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT=$variant GOLDEN_KERNELS=reference
+        # Recording graphs of all sizes takes the checkers' builds longer than the rest of it.
+        graphs=KVASIR_CUDA_GRAPHS=0
+        [ "$mode" = plain ] && graphs=KVASIR_CUDA_GRAPHS=1
+        run "$mode golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT=$variant $graphs
     done
 done
 rm -f "$log"

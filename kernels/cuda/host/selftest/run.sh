@@ -1,12 +1,13 @@
 #!/bin/sh
 # The emulator tested: right kernels pass under every schedule with the same output bits, planted bugs are found and named.
-# usage: run.sh DIR MODE...       DIR/MODE/test_emu and DIR/MODE/bugs are the programs of each build; MODE is plain, asan or race.
+# usage: run.sh DIR MODE...       DIR/MODE/test_emu, bugs and hopper are the programs of each build; MODE is plain, asan or race.
 # Environment: SEEDS (default 8) random schedules for right kernels. Closing line: "N passed, N failed".
 dir=$1
 shift
 pass=0
 fail=0
 log=$dir/selftest.log
+program=bugs # that bad and lucky run
 export ASAN_OPTIONS=detect_stack_use_after_return=0
 
 good() { # good MODE ENVIRONMENT...: test_emu passes and prints the same hash as the first time
@@ -31,7 +32,7 @@ bad() { # bad MODE BUG PATTERN ENVIRONMENT...: the bug makes the program fail, w
     bug=$2
     pattern=$3
     shift 3
-    env "$@" timeout 300 "$dir/$mode/bugs" "$bug" >"$log" 2>&1
+    env "$@" timeout 300 "$dir/$mode/$program" "$bug" >"$log" 2>&1
     rc=$?
     if [ $rc -ne 0 ] && [ $rc -ne 2 ] && grep -Eq "$pattern" "$log"; then
         pass=$((pass + 1))
@@ -49,8 +50,8 @@ lucky() { # lucky MODE BUG PATTERN ENVIRONMENT...
     shift 3
     for s in CUEMU_SCHED=fwd CUEMU_SCHED=rev CUEMU_SCHED=fifo 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
         case $s in
-        CUEMU*) env "$@" $s timeout 300 "$dir/$mode/bugs" "$bug" >"$log" 2>&1 ;;
-        *) env "$@" CUEMU_SCHED=rand CUEMU_SEED=$s timeout 300 "$dir/$mode/bugs" "$bug" >"$log" 2>&1 ;;
+        CUEMU*) env "$@" $s timeout 300 "$dir/$mode/$program" "$bug" >"$log" 2>&1 ;;
+        *) env "$@" CUEMU_SCHED=rand CUEMU_SEED=$s timeout 300 "$dir/$mode/$program" "$bug" >"$log" 2>&1 ;;
         esac
         rc=$?
         if [ $rc -ne 0 ] && [ $rc -ne 2 ] && grep -Eq "$pattern" "$log"; then
@@ -70,6 +71,42 @@ for mode in "$@"; do
         i=$((i + 1))
     done
     [ "$mode" = asan ] || good "$mode" CUEMU_GUARD=1
+
+    # The model of Hopper's instructions: right under every schedule; bugs are reported, or give a wrong result under some.
+    for s in fwd rev fifo 1 2 3; do
+        case $s in
+        [1-9]) s="rand CUEMU_SEED=$s" ;;
+        esac
+        if env CUEMU_CC=90 CUEMU_SCHED=$s timeout 300 "$dir/$mode/hopper" >"$log" 2>&1; then
+            pass=$((pass + 1))
+        else
+            fail=$((fail + 1))
+            echo "FAIL $mode hopper $s: exit $?"
+            tail -n 12 "$log"
+        fi
+    done
+    program=hopper
+    bad "$mode" short_tx 'had only .* announced' CUEMU_CC=90
+    bad "$mode" long_tx 'deadlock' CUEMU_CC=90
+    bad "$mode" no_wgmma_fence 'without wgmma.fence' CUEMU_CC=90
+    bad "$mode" never_waited 'never waited for' CUEMU_CC=90
+    bad "$mode" bad_descriptor 'not aligned with its atoms' CUEMU_CC=90
+    bad "$mode" one_warp_less 'issued different products' CUEMU_CC=90
+    bad "$mode" two_arrivals 'more than 2 arrivals|deadlock' CUEMU_CC=90
+    bad "$mode" bad_copy 'misaligned' CUEMU_CC=90
+    bad "$mode" no_init 'no barrier was initialised' CUEMU_CC=90
+    bad "$mode" no_wgmma_wait 'wrong result' CUEMU_CC=90
+    if [ "$mode" = race ]; then
+        bad race no_full_wait 'data race|uninitialised' CUEMU_CC=90
+        bad race no_empty_wait 'data race' CUEMU_CC=90
+        bad race early_release 'data race' CUEMU_CC=90
+        bad race no_proxy_fence 'no proxy fence' CUEMU_CC=90
+    else
+        lucky "$mode" no_full_wait 'wrong result' CUEMU_CC=90
+        lucky "$mode" no_empty_wait 'wrong result|had only .* announced|more than 2 arrivals' CUEMU_CC=90
+        lucky "$mode" early_release 'wrong result' CUEMU_CC=90
+    fi
+    program=bugs
 
     # Reported by every build.
     bad "$mode" divergent 'divergent __syncthreads'

@@ -361,20 +361,7 @@ static void test_streams()
     cudaEventCreateWithFlags(&joined, cudaEventDisableTiming);
     cudaEventRecord(joined, b);
     cudaStreamWaitEvent(a, joined, 0);
-    EXPECT(cudaStreamSynchronize(a) == cudaErrorStreamCaptureUnsupported);
-    (void)cudaGetLastError();
-    cudaError_t end = cudaStreamEndCapture(a, &g);
-#if defined(CUEMU)
-    EXPECT(end == cudaSuccess);
-#else
-    if (end) { /* the forbidden call above has broken the capture on a device: that part was the test */
-        (void)cudaGetLastError();
-        cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal);
-        CU_LAUNCH(add_k, 1, 128, 0, a, x, 100, v);
-        CU_LAUNCH(copy_k, 1, 128, 0, a, y, x, 100);
-        EXPECT(cudaStreamEndCapture(a, &g) == cudaSuccess);
-    }
-#endif
+    EXPECT(cudaStreamEndCapture(a, &g) == cudaSuccess);
     EXPECT(cudaGraphInstantiate(&x1, g, 0) == cudaSuccess);
     v = 100;
     for (int i = 0; i < 3; i++) EXPECT(cudaGraphLaunch(x1, a) == cudaSuccess);
@@ -383,6 +370,28 @@ static void test_streams()
     for (int i = 0; i < 100; i++) EXPECT(r[i] == i + 5 + 21);
     cudaGraphExecDestroy(x1);
     cudaGraphDestroy(g);
+    /* A call that may not be captured spoils the capture; nothing of it has run, and the stream goes on. */
+    cudaStreamCaptureStatus how;
+    EXPECT(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CU_LAUNCH(add_k, 1, 128, 0, a, y, 100, 1);
+    EXPECT(cudaStreamIsCapturing(a, &how) == cudaSuccess && how == cudaStreamCaptureStatusActive);
+    EXPECT(cudaStreamSynchronize(a) == cudaErrorStreamCaptureUnsupported);
+    EXPECT(cudaStreamIsCapturing(a, &how) == cudaSuccess && how == cudaStreamCaptureStatusInvalidated);
+    EXPECT(cudaStreamEndCapture(a, &g) == cudaErrorStreamCaptureInvalidated && !g);
+    (void)cudaGetLastError();
+    EXPECT(cudaStreamIsCapturing(a, &how) == cudaSuccess && how == cudaStreamCaptureStatusNone);
+    /* Memory in the order of the stream. */
+    int *z = nullptr;
+    cudaMemPool_t pool;
+    uint64_t keep = UINT64_MAX;
+    EXPECT(cudaDeviceGetDefaultMemPool(&pool, 0) == cudaSuccess &&
+           cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep) == cudaSuccess);
+    EXPECT(cudaMallocAsync(&z, 400, a) == cudaSuccess);
+    CU_LAUNCH(copy_k, 1, 128, 0, a, z, y, 100);
+    cudaMemcpyAsync(r, z, 400, cudaMemcpyDeviceToHost, a);
+    EXPECT(cudaFreeAsync(z, a) == cudaSuccess && cudaStreamSynchronize(a) == cudaSuccess);
+    for (int i = 0; i < 100; i++) EXPECT(r[i] == i + 5 + 21);
+    EXPECT(cudaMemPoolTrimTo(pool, 0) == cudaSuccess);
     cudaEventDestroy(e);
     cudaEventDestroy(joined);
     cudaStreamDestroy(a);
@@ -424,8 +433,8 @@ static void test_errors()
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
     EXPECT(cudaMalloc(&p, 64) == cudaErrorStreamCaptureUnsupported && cudaGetLastError() == cudaErrorStreamCaptureUnsupported);
-    cudaStreamEndCapture(s, &g);
-    cudaGraphDestroy(g);
+    EXPECT(cudaStreamEndCapture(s, &g) == cudaErrorStreamCaptureInvalidated &&
+           cudaGetLastError() == cudaErrorStreamCaptureInvalidated);
     cudaStreamDestroy(s);
 #endif
     cudaFree(x);

@@ -1,0 +1,205 @@
+#!/bin/bash
+# Checks and measures the CUDA backend on a machine with an NVIDIA GPU and nvcc. Needs no library of the server's, nor cmocka: gcc,
+# make and the CUDA toolkit are enough.
+#
+# usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [PART...]
+#   build        engine, kernels (nvcc) and tests; the other parts build what is missing themselves
+#   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the graphs of decode steps
+#   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process
+#   invariance   a request alone, in chunks, beside others: bit-equal
+#   sanitizer    compute-sanitizer over the quick half of the table tests; one tool: memcheck racecheck initcheck synccheck
+#   kernels      bandwidth and TFLOP/s of each kernel against measured copy bandwidth and matrix peak
+#   steps        the same for whole steps of Gemma 3 4B and Qwen3-VL-8B with random weights
+#   no PART: all but the sanitizer's, which takes as long as all others together; `all`: everything
+#   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default: as the backend chooses (README)
+#   --emulated   the same script on the emulated device, in tiny sizes: checks the script, measures nothing
+#
+# Every check has a time limit of its own (LIMIT_SCALE=2 doubles them) and the script goes on after a failure. Results: result.json,
+# table.txt (the figures) and log.txt (everything) in $OUT, else build/device-check. Closing line: "N passed, N failed".
+set -u
+cd "$(dirname "$0")/.."
+emulated=0
+paths="default"
+parts=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --emulated) emulated=1 ;;
+    --hopper)
+        shift
+        case ${1:-} in
+        0 | 1) paths=$1 ;;
+        both) paths="0 1" ;;
+        *) echo "--hopper must be 0, 1 or both" && exit 2 ;;
+        esac
+        ;;
+    build | tests | golden | invariance | sanitizer | memcheck | racecheck | initcheck | synccheck | kernels | steps) parts+=("$1") ;;
+    all) parts+=(build tests golden invariance kernels steps sanitizer) ;;
+    *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    esac
+    shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=(build tests golden invariance kernels steps)
+
+root=${OUT_ROOT:-build} # of make
+out=${OUT:-build/device-check}
+unset OUT OUT_ROOT # make's variables of these names mean something else
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
+log=$out/log.txt
+table=$out/table.txt
+: >"$log"
+: >"$table"
+passed=0
+failed=0
+checks=""
+tests=$root/release/tests
+
+# check NAME SECONDS COMMAND...: one check under its time limit.
+check() {
+    local name=$1 limit=$(($2 * ${LIMIT_SCALE:-1})) rc=0 begin=$SECONDS word=ok mark
+    shift 2
+    printf '\n==== %s: %s\n' "$name" "$*" >>"$log"
+    mark=$(wc -l <"$log")
+    timeout -k 10 "$limit" "$@" >>"$log" 2>&1 || rc=$?
+    if [ "$rc" -eq 0 ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        word=FAIL
+    fi
+    echo "$word $name ($((SECONDS - begin)) s)$([ "$rc" -eq 124 ] && echo ": more than $limit s")"
+    [ "$rc" -eq 0 ] || tail -n +"$((mark + 1))" "$log" | tail -n 25
+    checks="$checks${checks:+,}
+{\"name\":\"$name\",\"ok\":$([ "$rc" -eq 0 ] && echo true || echo false),\"exit\":$rc,\"seconds\":$((SECONDS - begin))}"
+    return "$rc"
+}
+# on_paths NAME SECONDS COMMAND...: the check on each path that was asked for.
+on_paths() {
+    local name=$1 limit=$2 path
+    shift 2
+    for path in $paths; do
+        if [ "$path" = default ]; then
+            check "$name" "$limit" "$@"
+        else
+            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" "$@"
+        fi
+    done
+}
+
+# ---- what there is
+programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
+targets=()
+for p in $programs; do targets+=("$tests/$p"); done
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if [ "$emulated" -eq 1 ]; then
+    device="emulated"
+    library=$root/release/cuda-host/kvasir-cuda.so
+    targets+=(cuda-host-so)
+else
+    device=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+    if [ -z "$device" ] || [ ! -x "$nvcc" ]; then
+        echo "needs a GPU that nvidia-smi lists and nvcc (NVCC=PATH); found: device '${device:-none}', nvcc '$nvcc'"
+        exit 2
+    fi
+    library=$root/release/kvasir-cuda.so
+    targets+=(cuda NVCC="$nvcc")
+fi
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+echo "$device, commit $commit, $when, parts: ${parts[*]}" | tee -a "$table"
+
+built=0
+build() {
+    [ "$built" -eq 1 ] && return
+    built=1
+    check build 540 make -j"$(nproc)" OUT_ROOT="$root" "${targets[@]}" || return
+    [ -e "$library" ] || { echo "there is no $library" && failed=$((failed + 1)); }
+}
+export KVASIR_CUDA_LIBRARY=$library
+
+part_tests() {
+    local quick=() t
+    if [ "$emulated" -eq 1 ]; then
+        quick=(env KVASIR_TEST_SHORT=1)
+        set -- ops
+    else
+        on_paths "kernel self-test" 120 "$root/release/cuda/test_emu"
+        set -- linear ops attn experts
+    fi
+    for t in "$@"; do on_paths "table $t" 240 "${quick[@]}" "$tests/test_backend_$t" --backend cuda; done
+    [ "$emulated" -eq 1 ] || on_paths "graphs" 120 "$tests/test_cuda_graphs" --backend cuda
+}
+part_golden() {
+    if [ "$emulated" -eq 1 ]; then
+        on_paths golden 120 env GOLDEN_VARIANT=text_f32 "$tests/test_engine_golden" --backend cuda
+        on_paths "beside the CPU" 120 env GOLDEN_VARIANT=qwen3_vl_bf16 "$tests/test_cuda_cpu" --backend cuda
+    else
+        on_paths golden 200 "$tests/test_engine_golden" --backend cuda
+        on_paths "beside the CPU" 200 "$tests/test_cuda_cpu" --backend cuda
+    fi
+}
+part_invariance() {
+    if [ "$emulated" -eq 1 ]; then
+        echo "     (the emulated device takes minutes for it: only that the program starts)"
+        on_paths invariance 120 env GOLDEN_VARIANT=none "$tests/test_engine_invariance" --backend cuda
+    else
+        on_paths invariance 500 "$tests/test_engine_invariance" --backend cuda
+    fi
+}
+part_sanitizer() {
+    local tool=$1 t sanitizer
+    sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+    if [ "$emulated" -eq 1 ]; then
+        sanitizer=()
+        set -- ops
+    elif [ -x "$sanitizer" ]; then
+        sanitizer=("$sanitizer" --tool "$tool" --error-exitcode 9)
+        set -- ops linear attn experts
+    else
+        check "$tool" 1 sh -c "echo there is no compute-sanitizer; exit 1"
+        return
+    fi
+    for t in "$@"; do
+        on_paths "$tool $t" 130 env KVASIR_TEST_SHORT=2 "${sanitizer[@]}" "$tests/test_backend_$t" --backend cuda
+    done
+}
+# The figures go into the table too, each path under its name.
+part_bench() {
+    local part=$1 path file tiny=()
+    [ "$emulated" -eq 1 ] && tiny=(--tiny)
+    for path in $paths; do
+        file=$out/$part${path/default/}.json
+        [ "$path" = default ] || export KVASIR_CUDA_HOPPER=$path
+        printf '\n%s%s\n' "$part" "${path/default/}" >>"$table"
+        check "$part${path/default/}" 500 sh -c 'file=$1; shift; "$@" >>"$file" 2>&1' sh "$table" \
+            "$tests/bench_device" --backend cuda --part "$part" --json "$file" "${tiny[@]}"
+        [ "$path" = default ] || unset KVASIR_CUDA_HOPPER
+    done
+}
+
+for part in "${parts[@]}"; do
+    build
+    case $part in
+    build) ;;
+    kernels | steps) part_bench "$part" ;;
+    sanitizer) for tool in memcheck racecheck initcheck synccheck; do part_sanitizer $tool; done ;;
+    *check) part_sanitizer "$part" ;;
+    *) "part_$part" ;;
+    esac
+done
+
+{
+    printf '{"date":"%s","commit":"%s","device":"%s","nvcc":"%s","checks":[%s\n]' "$when" "$commit" "$device" \
+        "$([ "$emulated" -eq 1 ] || "$nvcc" --version | sed -n 's/.*release \([^,]*\),.*/\1/p')" "$checks"
+    for file in "$out"/kernels*.json "$out"/steps*.json; do
+        [ -s "$file" ] || continue
+        tail -n 1 "$file" | grep -q '^]}' || continue # cut off by its time limit: the table has what there is
+        printf ',\n"%s":' "$(basename "$file" .json)"
+        cat "$file"
+        rm -f "$file"
+    done
+    echo '}'
+} >"$out/result.json"
+cat "$table"
+echo "results: $out/result.json, table.txt, log.txt"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

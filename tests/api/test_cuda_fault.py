@@ -1,0 +1,187 @@
+"""A device that fails while it serves: who gets which error, what the probes say, and that the process ends for its supervisor. And a machine
+without a device: what --backend auto and cuda do, and what `kvasir inspect --devices` prints. All on the emulated device (make cuda-host-so),
+whose faults the environment orders."""
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+
+import harness
+
+args = harness.arguments(__doc__, library="")
+check = harness.Checks()
+LIBRARY = args.library or os.path.join(os.path.dirname(os.path.abspath(args.binary)), "cuda-host", "kvasir-cuda.so")
+DEVICE = {"KVASIR_CUDA_LIBRARY": LIBRARY}
+FLAGS = ("--backend", "cuda", "--max-sequences", "4", "--kv-memory", "8M")
+GRAPH_CALLS = 12  # about graphs at start: begin, end, instantiate and upload, of the sizes 1, 2 and 4
+
+
+def completion(tokens, **more):
+    return {"model": "m", "prompt": [5, 6, 7, 8, 9], "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, "temperature": 0, **more}
+
+
+def start(fault, *flags, **env):
+    return harness.Server(args.binary, args.model, *FLAGS, "--served-model-name", "m", *flags, env={**DEVICE, "CUEMU_FAIL": fault, **env})
+
+
+def error_ok(what, answer, code):
+    error = answer.get("error", {})
+    check.equal(what, (sorted(error), error.get("code"), error.get("type")), (["code", "message", "param", "type"], code, "server_error"))
+    check.true(what + ": a message", isinstance(error.get("message"), str) and error["message"])
+    check.true(what + ": nothing of the inside", "cuda" not in json.dumps(error).lower(), error)
+
+
+def others_told(server):
+    """Once the device has failed and the process is still there."""
+    status, answer = server.post("/v1/completions", completion(2))
+    check.equal("a request after the failure", status, 503)
+    error_ok("a request after the failure", answer, "engine_dead")
+    check.equal("/health", server.request("GET", "/health")[0], 503)
+    check.equal("/ready", json.loads(server.request("GET", "/ready")[2]).get("status"), "failed")
+
+
+def ends(server, began, limit=8):
+    try:
+        code = server.process.wait(limit)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        check.true("the process ends", False, "it runs on")
+        return
+    check.equal("exit code", code, 1)
+    check.true("within the limit", time.monotonic() - began < limit, time.monotonic() - began)
+    server.process.stdout.close()
+
+
+def test_decoding():
+    """The fault comes in a decode step played back from a graph, two requests in flight."""
+    server = start(f"graph:{GRAPH_CALLS + 40}:719:sticky")
+    check.equal("before the fault", server.ok("/v1/completions", completion(4))["usage"]["completion_tokens"], 4)
+    idle = server.connect()
+    idle.connect()
+    got = {}
+
+    def plain():
+        got["plain"] = server.post("/v1/completions", completion(100))
+
+    def streamed():
+        status, _, data = server.request("POST", "/v1/completions", {**completion(100), "stream": True}, timeout=60)
+        got["stream"] = status, harness.parse_stream(data)
+
+    threads = [threading.Thread(target=check.run, args=(f,)) for f in (plain, streamed)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    began = time.monotonic()
+    others_told(server)
+    check.equal("the request in flight", got["plain"][0], 500)
+    error_ok("the request in flight", got["plain"][1], "engine_error")
+    check.equal("the stream in flight began well", got["stream"][0], 200)
+    check.true("tokens came first", any("choices" in c for c in got["stream"][1]))
+    check.true("and its error last", "error" in got["stream"][1][-1], got["stream"][1][-1])
+    idle.request("GET", "/health")  # a connection that was open all the time
+    check.equal("/health on an old connection", idle.getresponse().status, 503)
+    idle.close()
+    ends(server, began)
+
+
+def test_prefill():
+    """The fault is a kernel launch, wherever it comes; without graphs."""
+    server = start("launch:2500:700:sticky", KVASIR_CUDA_GRAPHS="0")
+    for turn in range(200):
+        status, answer = server.post("/v1/completions", completion(8, prompt=[5 + turn % 50] * 40))
+        if status != 200:
+            break
+    began = time.monotonic()
+    check.true("some were answered", turn > 0, turn)
+    check.equal("the request concerned", status, 500)
+    error_ok("the request concerned", answer, "engine_error")
+    others_told(server)
+    ends(server, began)
+
+
+def test_many():
+    """More requests than run at a time: each of them is answered, those that waited too."""
+    server = start(f"graph:{GRAPH_CALLS + 30}:719:sticky")
+    got = []
+
+    def one():
+        try:
+            got.append(server.post("/v1/completions", completion(100)))
+        except (ConnectionError, harness.http.client.HTTPException):  # came when the process was about to end
+            got.append((503, {"error": {"code": "engine_dead"}}))
+
+    threads = [threading.Thread(target=check.run, args=(one,)) for _ in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    began = time.monotonic()
+    kinds = sorted({(status, answer["error"]["code"] if status != 200 else None) for status, answer in got}, key=str)
+    check.equal("answers", len(got), 12)
+    check.true("all of them errors of the engine", set(kinds) <= {(500, "engine_error"), (503, "engine_dead")}, kinds)
+    check.true("some were concerned", (500, "engine_error") in kinds, kinds)
+    ends(server, began)
+
+
+def test_stuck_client():
+    """A client that reads nothing of its answer doesn't keep the process alive."""
+    server = start(f"graph:{GRAPH_CALLS + 20}:719:sticky")
+    with harness.socket.create_connection((server.host, server.port)) as s:
+        body = json.dumps({**completion(100), "stream": True}).encode()
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        began = time.monotonic()
+        ends(server, began, 12)
+
+
+def run(*command, **env):
+    done = subprocess.run([args.binary, *command], capture_output=True, text=True, timeout=60, env={**os.environ, **DEVICE, **env})
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_loading():
+    code, _, said = run("serve", "--model", args.model, "--port", "0", *FLAGS, CUEMU_FAIL="copy:9:719:sticky")
+    check.equal("a device that fails while loading", code, 1)
+    check.true("says so", "CUDA" in said and "out of memory" not in said, said)
+
+
+def test_devices():
+    code, out, _ = run("inspect", "--devices")
+    check.equal("inspect --devices", code, 0)
+    check.true("CPU line", re.search(r"^CPU +.+ thread.*kernel sets:.* reference$", out, re.M), out)
+    check.true("GPU line", re.search(r"^GPU 0 +emulated device, compute capability 8\.0, 4 multiprocessors, \d+ of 4096 MiB free", out, re.M), out)
+    check.true("versions", re.search(r"^CUDA +runtime 13\.0, driver for up to 13\.0$", out, re.M), out)
+    code, out, _ = run("inspect", "--devices", CUEMU_NO_DEVICE="1")
+    check.equal("inspect --devices without a GPU", code, 0)
+    check.true("why there is none", re.search(r"^GPU +none: no NVIDIA GPU is visible$", out, re.M), out)
+    code, out, _ = run("inspect", "--devices", KVASIR_CUDA_LIBRARY="/nonexistent.so")
+    check.true("without the library", code == 0 and re.search(r"^GPU +none: .*nonexistent", out, re.M), out)
+    check.equal("--devices takes nothing else", run("inspect", "--devices", "--model", args.model)[0], 2)
+
+
+def test_no_device():
+    for how in ({"CUEMU_NO_DEVICE": "1"}, {"KVASIR_CUDA_LIBRARY": "/nonexistent.so"}):
+        code, out, said = run("serve", "--model", args.model, "--port", "0", "--backend", "cuda", **how)
+        check.equal("--backend cuda without a GPU", (code, out), (1, ""))
+        check.true("a clear error", re.search(r"^kvasir: backend cuda: .+", said, re.M), said)
+        code, _, said = run("inspect", "--model", args.model, "--backend", "auto", **how)
+        check.equal("--backend auto without a GPU", code, 0)
+        check.equal("one line about it", len(re.findall(r"running on the CPU", said)), 1)
+    code, out, _ = run("inspect", "--model", args.model, "--backend", "auto")
+    check.true("--backend auto takes the GPU", code == 0 and re.search(r"^backend +cuda-host \(emulated device", out, re.M), out)
+    code, out, said = run("bench", "--model", args.model, "--backend", "cuda", "--prefill", "16", "--decode", "1,3", "--repeats", "1", "--json")
+    check.equal("bench --backend cuda", code, 0)
+    figures = json.loads(out) if code == 0 else {"results": []}
+    check.equal("its figures", [(r["name"], r["per_s"] > 0) for r in figures["results"]], [("prefill 16", True), ("decode batch 1", True), ("decode batch 3", True)])
+    check.equal("bench --backend cuda without a GPU", run("bench", "--model", args.model, "--backend", "cuda", CUEMU_NO_DEVICE="1")[0], 1)
+
+
+if not os.path.exists(LIBRARY):
+    check.true(f"{LIBRARY} is there (make cuda-host-so)", False)
+    check.end()
+for function in (test_decoding, test_prefill, test_many, test_stuck_client, test_loading, test_devices, test_no_device):
+    if not args.only or function.__name__ in args.only:
+        check.run(function)
+check.end()

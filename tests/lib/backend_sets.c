@@ -1,0 +1,77 @@
+/* See backend_sets.h. */
+#include "tests/lib/backend_sets.h"
+
+#include "kernels/cuda_loader.h"
+#include "tests/lib/staged_ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#undef be_cpu_ops
+#undef be_cpu_has
+
+/* There when the emulated device is linked in. */
+const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
+
+const char *backend_sets[TEST_SETS] = {"reference", "avx2", "avx512", "amx"};
+static const struct be_ops *table;
+static bool on_device;
+
+void test_backend_args(int *argc, char **argv)
+{
+    on_device = be_cuda_host_ops != NULL;
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--backend") != 0) continue;
+        const char *name = i + 1 < *argc ? argv[i + 1] : "";
+        if (strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0) {
+            fprintf(stderr, "--backend must be cpu or cuda\n");
+            exit(2);
+        }
+        on_device = strcmp(name, "cuda") == 0;
+        for (int k = i + 2; k <= *argc; k++) argv[k - 2] = argv[k];
+        *argc -= 2;
+        break;
+    }
+    table = be_cpu_ops();
+    if (!on_device) return;
+    char why[512];
+    const struct be_ops *device = be_cuda_load(why, sizeof why);
+    if (!device) {
+        fprintf(stderr, "backend cuda: %s\n", why);
+        exit(2);
+    }
+    table = staged_ops(device);
+    backend_sets[0] = "cuda";
+    for (int i = 1; i < TEST_SETS; i++) backend_sets[i] = "none";
+}
+
+bool test_on_cpu(void)
+{
+    return !on_device;
+}
+
+const struct be_ops *test_ops(void)
+{
+    if (!table) {
+        fprintf(stderr, "main must call test_backend_args first\n");
+        abort();
+    }
+    return table;
+}
+
+bool test_has(const char *kernels)
+{
+    if (!on_device) return be_cpu_has(kernels);
+    return strcmp(kernels, "cuda") == 0 || strcmp(kernels, "reference") == 0;
+}
+
+const char *test_engine_backend(const char *set)
+{
+    return strcmp(set, "cuda") == 0 ? "cuda" : "cpu";
+}
+
+const char *test_engine_kernels(const char *set)
+{
+    return strcmp(set, "cuda") == 0 ? NULL : set;
+}

@@ -1,0 +1,168 @@
+/* The part of cmocka that the tests of the core use, for machines that have a GPU but not cmocka: the Makefile takes this header
+ * where the library is missing (CMOCKA=none asks for it). The same names and meanings; a failed assertion leaves its test by
+ * longjmp and the next one runs; the exit status counts the failures. One thread. No mocks, no allocation checks. */
+#ifndef KVASIR_TEST_CMOCKA_H
+#define KVASIR_TEST_CMOCKA_H
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int (*CMFixtureFunction)(void **state);
+struct CMUnitTest {
+    const char *name;
+    void (*test_func)(void **state);
+    CMFixtureFunction setup_func, teardown_func;
+    void *initial_state;
+};
+#define cmocka_unit_test(f) {#f, f, NULL, NULL, NULL}
+#define cmocka_unit_test_setup_teardown(f, setup, teardown) {#f, f, setup, teardown, NULL}
+
+enum cmshim_end { CMSHIM_RUNS, CMSHIM_FAILED, CMSHIM_SKIPPED };
+struct cmshim {
+    jmp_buf leave;
+    enum cmshim_end end;
+    const char *filter;
+};
+static inline struct cmshim *cmshim_self(void)
+{
+    static struct cmshim self;
+    return &self;
+}
+
+__attribute__((noreturn)) static inline void cmshim_leave(enum cmshim_end end)
+{
+    struct cmshim *s = cmshim_self();
+    fflush(stdout);
+    s->end = end;
+    longjmp(s->leave, 1);
+}
+__attribute__((noreturn, format(printf, 3, 4))) static inline void cmshim_fail(const char *file, int line, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "[  ERROR   ] --- ");
+    vfprintf(stderr, fmt, ap);
+    fprintf(stderr, "\n[   LINE   ] --- %s:%d: error: Failure!\n", file, line);
+    va_end(ap);
+    cmshim_leave(CMSHIM_FAILED);
+}
+__attribute__((format(printf, 1, 2))) static inline void print_message(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+}
+#define fail_msg(...) cmshim_fail(__FILE__, __LINE__, __VA_ARGS__)
+#define fail()        fail_msg("fail()")
+#define skip()        cmshim_leave(CMSHIM_SKIPPED)
+
+/* Numbers are compared as cmocka does: as the widest unsigned integer. */
+static inline void cmshim_ints(uintmax_t a, uintmax_t b, int equal, const char *file, int line)
+{
+    if ((a == b) != equal) cmshim_fail(file, line, "%#" PRIxMAX " %s %#" PRIxMAX, a, equal ? "!=" : "==", b);
+}
+static inline void cmshim_memory(const void *a, const void *b, size_t n, int equal, const char *file, int line)
+{
+    const unsigned char *x = a, *y = b;
+    size_t at = 0;
+    while (at < n && x[at] == y[at]) at++;
+    if (equal && at < n) cmshim_fail(file, line, "byte %zu of %zu differs: %#04x, %#04x", at, n, x[at], y[at]);
+    if (!equal && at == n) cmshim_fail(file, line, "%zu bytes are the same", n);
+}
+static inline void cmshim_strings(const char *a, const char *b, int equal, const char *file, int line)
+{
+    if ((strcmp(a, b) == 0) != equal) cmshim_fail(file, line, "\"%s\" %s \"%s\"", a, equal ? "!=" : "==", b);
+}
+static inline void cmshim_range(uintmax_t v, uintmax_t lo, uintmax_t hi, const char *file, int line)
+{
+    if (v < lo || v > hi) cmshim_fail(file, line, "%ju is not within %ju and %ju", v, lo, hi);
+}
+#define cmshim_int(v) ((uintmax_t)(intmax_t)(v))
+#define assert_true(c)                                                                                                           \
+    do {                                                                                                                         \
+        if (!(c)) cmshim_fail(__FILE__, __LINE__, "%s", #c);                                                                     \
+    } while (0)
+#define assert_false(c)                                                                                                          \
+    do {                                                                                                                         \
+        if (c) cmshim_fail(__FILE__, __LINE__, "not: %s", #c);                                                                   \
+    } while (0)
+#define assert_null(p)                    assert_true((p) == NULL)
+#define assert_non_null(p)                assert_true((p) != NULL)
+#define assert_ptr_equal(a, b)            assert_true((const void *)(a) == (const void *)(b))
+#define assert_ptr_not_equal(a, b)        assert_true((const void *)(a) != (const void *)(b))
+#define assert_int_equal(a, b)            cmshim_ints(cmshim_int(a), cmshim_int(b), 1, __FILE__, __LINE__)
+#define assert_int_not_equal(a, b)        cmshim_ints(cmshim_int(a), cmshim_int(b), 0, __FILE__, __LINE__)
+#define assert_memory_equal(a, b, n)      cmshim_memory(a, b, n, 1, __FILE__, __LINE__)
+#define assert_memory_not_equal(a, b, n)  cmshim_memory(a, b, n, 0, __FILE__, __LINE__)
+#define assert_string_equal(a, b)         cmshim_strings(a, b, 1, __FILE__, __LINE__)
+#define assert_string_not_equal(a, b)     cmshim_strings(a, b, 0, __FILE__, __LINE__)
+#define assert_in_range(v, lo, hi)        cmshim_range(cmshim_int(v), cmshim_int(lo), cmshim_int(hi), __FILE__, __LINE__)
+
+/* Only tests whose name fits; a star at either end stands for anything. */
+static inline void cmocka_set_test_filter(const char *pattern)
+{
+    cmshim_self()->filter = pattern;
+}
+static inline int cmshim_wanted(const char *name)
+{
+    const char *f = cmshim_self()->filter;
+    char part[128];
+    if (!f) return 1;
+    int head = *f == '*';
+    snprintf(part, sizeof part, "%s", f + head);
+    size_t n = strlen(part);
+    int tail = n > 0 && part[n - 1] == '*';
+    if (tail) part[--n] = 0;
+    if (head && tail) return strstr(name, part) != NULL;
+    size_t len = strlen(name);
+    if (head) return len >= n && strcmp(name + len - n, part) == 0;
+    return tail ? strncmp(name, part, n) == 0 : strcmp(name, part) == 0;
+}
+
+static inline enum cmshim_end cmshim_run(const struct CMUnitTest *t)
+{
+    struct cmshim *s = cmshim_self();
+    void *state = t->initial_state;
+    s->end = CMSHIM_RUNS;
+    if (setjmp(s->leave) == 0) {
+        if (t->setup_func && t->setup_func(&state) != 0) cmshim_fail(t->name, 0, "setup failed");
+        t->test_func(&state);
+    }
+    enum cmshim_end end = s->end;
+    if (setjmp(s->leave) == 0 && t->teardown_func && t->teardown_func(&state) != 0) end = CMSHIM_FAILED;
+    return end;
+}
+static inline int cmshim_group(const char *group, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
+                               CMFixtureFunction teardown)
+{
+    int ran = 0, failed = 0;
+    void *state = NULL;
+    if (setup && setup(&state) != 0) return 1;
+    printf("[==========] %s: %zu test(s).\n", group, n);
+    for (size_t i = 0; i < n; i++) {
+        if (!cmshim_wanted(tests[i].name)) continue;
+        struct CMUnitTest t = tests[i];
+        if (!t.initial_state) t.initial_state = state;
+        printf("[ RUN      ] %s\n", t.name);
+        fflush(stdout);
+        enum cmshim_end end = cmshim_run(&t);
+        ran++;
+        failed += end == CMSHIM_FAILED;
+        printf("%s %s\n", end == CMSHIM_FAILED ? "[  FAILED  ]" : end == CMSHIM_SKIPPED ? "[  SKIPPED ]" : "[       OK ]", t.name);
+        fflush(stdout);
+    }
+    if (teardown && teardown(&state) != 0) failed++;
+    printf("[==========] %d test(s) run, %d failed.\n", ran, failed);
+    return failed;
+}
+#define cmocka_run_group_tests_name(name, tests, setup, teardown)                                                                \
+    cmshim_group(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
+#define cmocka_run_group_tests(tests, setup, teardown) cmocka_run_group_tests_name(#tests, tests, setup, teardown)
+
+#endif
