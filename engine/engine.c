@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* Part of the fingerprint: raised whenever the arithmetic of the engine changes for the same kernel set. */
-#define NUMERICS_REVISION 1u
+#define NUMERICS_REVISION 2u
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {

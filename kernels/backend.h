@@ -201,7 +201,9 @@ struct be_qkv_args {
     void *q;                    /* act [T, H*D] dense */
 };
 
-/* o[t,h] = softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi; query head h reads kv head h*G/H. softcap(s) = c*tanh(s/c) when c > 0.
+/* Values must be finite: a NaN or an infinity in a value that no row of a group of neighbouring rows may see can reach those of them that share
+ * its tile (0 * NaN). Keys may be anything.
+ * o[t,h] = softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi; query head h reads kv head h*G/H. softcap(s) = c*tanh(s/c) when c > 0.
  * Scores, max, exp and sums in f32; online softmax over key tiles fixed by absolute position. */
 struct be_attn_args {
     const struct be_rows *rows;

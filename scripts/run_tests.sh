@@ -22,11 +22,19 @@ fi
 out=$1
 shift
 all="$out/tests/all.log"
+list="$out/tests/list.log"
 for t in "$@"; do
     case " ${TEST_SKIP:-} " in *" $(basename "$t") "*) continue ;; esac
     printf '%s\n' "$t"
-done | xargs -P "${TEST_JOBS:-$(nproc)}" -I{} sh "$0" --one "$out" {} | tee "$all"
+done >"$list"
+want=$(grep -c . "$list")
+: >"$all"
+<"$list" xargs -P "${TEST_JOBS:-$(nproc)}" -I{} sh "$0" --one "$out" {} | tee "$all"
 pass=$(grep -c '^ok   ' "$all")
 fail=$(grep -c '^FAIL ' "$all")
+if [ $((pass + fail)) -lt "$want" ]; then # whatever happened to them: they were not seen to pass
+    echo "FAIL $((want - pass - fail)) of $want tests have not reported"
+    fail=$((want - pass))
+fi
 echo "$pass passed, $fail failed"
 [ "$fail" -eq 0 ] && [ "$pass" -gt 0 ]

@@ -431,6 +431,13 @@ static void signal_event(uv_signal_t *h, int signum)
 #define FAILED_NOTICE_US 1000000u
 #define FAILED_DRAIN_US  5000000u
 #define FAILED_LIMIT_S   15u
+#define ENDING_LIMIT_S   120u
+
+static void failed_alarm(int signum)
+{
+    (void)signum;
+    _exit(1);
+}
 
 static void failed_check(struct server *s, uint64_t now)
 {
@@ -442,6 +449,7 @@ static void failed_check(struct server *s, uint64_t now)
         s->failed_us = now;
         s->exit_code = 1;
         log_error("the engine has failed: the process ends");
+        signal(SIGALRM, failed_alarm);
         alarm(FAILED_LIMIT_S);
     }
     if (now - s->failed_us >= FAILED_NOTICE_US) phase_set(s, SRV_DRAINING);
@@ -499,9 +507,11 @@ static void server_end(struct server *s)
         _exit(s->exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
     }
     if (s->failed_us) { /* nor is the device to be tidied up */
-        fflush(NULL);
         _exit(s->exit_code);
     }
+    /* A step takes seconds at most; a device that hangs takes for ever. */
+    signal(SIGALRM, failed_alarm);
+    alarm(ENDING_LIMIT_S);
     if (s->model) sched_stop(s->model->sched, false);
     if (s->engine_thread_started) uv_thread_join(&s->engine_thread);
     /* Requests whose answer is stuck in a dead connection: wake them, so that libmicrohttpd can close. */

@@ -105,13 +105,13 @@ def test_prefill():
 def test_many():
     """More requests than run at a time: each of them is answered, those that waited too."""
     server = start(f"graph:{GRAPH_CALLS + 30}:719:sticky")
-    got = []
+    got, lost = [], []
 
     def one():
         try:
             got.append(server.post("/v1/completions", completion(100)))
-        except (ConnectionError, harness.http.client.HTTPException):  # came when the process was about to end
-            got.append((503, {"error": {"code": "engine_dead"}}))
+        except (ConnectionError, harness.http.client.HTTPException) as e:  # came when the process was about to end
+            lost.append(e)
 
     threads = [threading.Thread(target=check.run, args=(one,)) for _ in range(12)]
     for t in threads:
@@ -120,7 +120,8 @@ def test_many():
         t.join()
     began = time.monotonic()
     kinds = sorted({(status, answer["error"]["code"] if status != 200 else None) for status, answer in got}, key=str)
-    check.equal("answers", len(got), 12)
+    check.equal("answers", len(got) + len(lost), 12)
+    check.true("hardly any came too late", len(lost) <= 2, lost)
     check.true("all of them errors of the engine", set(kinds) <= {(500, "engine_error"), (503, "engine_dead")}, kinds)
     check.true("some were concerned", (500, "engine_error") in kinds, kinds)
     ends(server, began)

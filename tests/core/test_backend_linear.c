@@ -331,6 +331,42 @@ static void test_values_and_bits(void **state)
     }
 }
 
+/* Results of several megabytes leave the caches by another way (linear_amx.c): the same bits as those of few rows. */
+static void test_large_results(void **state)
+{
+    (void)state;
+    static const struct linear_case large[] = {
+        {96, 528, 1, 2140, BE_EPI_F32, true, false, BE_BF16},
+        {96, 500, 1, 4510, BE_EPI_ACT, true, false, BE_BF16},
+        {96, 528, 2, 4270, BE_EPI_GLU_SILU, false, false, BE_BF16},
+        {96, 560, 2, 4000, BE_EPI_GLU_GELU_TANH, false, false, BE_BF16},
+    };
+    for (size_t s = 0; s < SETS && BACKEND_ON_CPU; s++) {
+        if (!be_cpu_has(sets[s]) || strcmp(sets[s], "reference") == 0) continue;
+        for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+            struct fixture f;
+            fixture_init(&f, &large[i], BE_BF16);
+            struct backend *b = open_set(sets[s], BE_BF16, 2);
+            struct be_weight *w = pack(b, &f);
+            size_t row = f.ld_out * (f.f32_out ? 4 : 2);
+            uint32_t rows = large[i].t;
+            unsigned char *all = must(malloc(row * rows)), *part = must(malloc(row * rows));
+            assert_true(row * rows > (size_t)4 << 20);
+            run(b, &f, w, 0, rows, all);
+            for (uint32_t t = 0; t < rows; t += 97) {
+                uint32_t n = rows - t < 97 ? rows - t : 97;
+                run(b, &f, w, t, n, part);
+                assert_memory_equal(part, all + t * row, row * n);
+            }
+            be_cpu_ops()->weight_free(b, w);
+            be_cpu_ops()->close(b);
+            free(all);
+            free(part);
+            fixture_fini(&f);
+        }
+    }
+}
+
 /* A row with an infinity and a NaN spoils itself only, and never its padding. */
 static void test_bad_row(void **state)
 {
@@ -512,7 +548,7 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_bad_row), cmocka_unit_test(test_gate_range),
+        cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_large_results), cmocka_unit_test(test_bad_row), cmocka_unit_test(test_gate_range),
         cmocka_unit_test(test_embed),           cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("backend linear", tests, NULL, NULL);
