@@ -84,7 +84,7 @@ on_paths() {
         if [ "$path" = default ]; then
             check "$name" "$limit" "$@"
         else
-            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" "$@"
+            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" $([ "$emulated$path" = 11 ] && echo CUEMU_CC=90) "$@"
         fi
     done
 }
@@ -101,7 +101,8 @@ if [ "$emulated" -eq 1 ]; then
 else
     device=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
     if [ -z "$device" ] || [ ! -x "$nvcc" ]; then
-        echo "needs a GPU that nvidia-smi lists and nvcc (NVCC=PATH); found: device '${device:-none}', nvcc '$nvcc'"
+        [ -n "$device" ] || echo "there is no GPU that nvidia-smi lists (--emulated tries the script without one)"
+        [ -x "$nvcc" ] || echo "there is no nvcc at $nvcc (NVCC=PATH says where)"
         exit 2
     fi
     case " $paths " in # elsewhere the variable has no effect, and nobody would notice

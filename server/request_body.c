@@ -121,7 +121,10 @@ enum status request_body_parse(struct request *r, json_t **root)
     if (!st) {
         json_error_t je;
         json_t *j = p.touched ? json_loadb(p.out.data, p.out.len, JSON_ALLOW_NUL, &je) : json_loadb(text, len, JSON_ALLOW_NUL, &je);
-        if (!j) {
+        if (!j && json_error_code(&je) == json_error_numeric_overflow) {
+            st = api_fail(&r->error, 400, "invalid_json", NULL, "The body holds a number that is too large (line %d, column %d): integers go up to 2^63 - 1.", je.line,
+                          je.column);
+        } else if (!j) {
             st = api_fail(&r->error, 400, "invalid_json", NULL, "The body is not valid JSON: %.200s (line %d, column %d).", je.text, je.line, je.column);
         } else if (!json_is_object(j)) {
             st = api_fail(&r->error, 400, "invalid_json", NULL, "The body must be a JSON object.");
