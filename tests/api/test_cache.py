@@ -450,18 +450,25 @@ def test_timeout():
 def test_fair():
     """One sequence at a time: a second user's single request does not wait for all that the first one has sent, and priority goes before both."""
     s = Server(BINARY, DEMO, "--max-sequences", "1")
+
+    def seen():
+        """Sequences that the scheduler has been given, from one reading: waiting, running, ended."""
+        return sum(v for k, v in s.metrics().items() if k.startswith(("vllm:num_requests_waiting", "vllm:num_requests_running", "kvasir:sequences_ended_total")))
+
     try:
         for late, overtakes in (({"user": "a"}, False), ({"user": "b"}, True), ({"user": "a", "priority": -1}, True)):
             done = []
+            before = seen()
 
             def send(name, **fields):
-                ask(s, turn("user", "count " + name), max_tokens=120, ignore_eos=True, **fields)
+                ask(s, turn("user", "count " + name), max_tokens=300, ignore_eos=True, **fields)
                 done.append(name)
 
             threads = [threading.Thread(target=send, args=(str(i),), kwargs={"user": "a"}) for i in range(10)]
             for t in threads:
                 t.start()
-            check.true("a queue", wait_until(lambda: s.metric("vllm:num_requests_waiting") >= 6))
+            check.true("all ten arrived", wait_until(lambda: seen() - before == 10))
+            check.true("a queue", s.metric("vllm:num_requests_waiting") >= 6)
             threads.append(threading.Thread(target=send, args=("late",), kwargs=late))
             threads[-1].start()
             for t in threads:
