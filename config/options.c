@@ -30,7 +30,7 @@ static const struct row rows[] = {
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
     {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL, "kernel set of the CPU backend"},
-    {"threads", K_COUNT, AT(threads), "0", 0, 1024, NULL, "N", "compute threads; 0 = all usable cores"},
+    {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
     {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto", "memory for cached keys and values (K, M, G suffixes)"},
     {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N", "tokens of prompt and answer; 0 = the checkpoint's limit"},
     {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N", "tokens of one engine step; 0 = 2048"},
@@ -108,6 +108,18 @@ static bool number_parse(const char *s, bool suffix, uint64_t *out)
     return true;
 }
 
+/* As a person would write it: "1M". */
+static void size_text(uint64_t v, const char *before, char *to, size_t cap)
+{
+    static const char suffix[] = "KMG";
+    unsigned i = 0;
+    while (i < 3 && v && v % 1024 == 0) {
+        v /= 1024;
+        i++;
+    }
+    snprintf(to, cap, "%s%llu%.*s", before, (unsigned long long)v, i ? 1 : 0, i ? &suffix[i - 1] : "");
+}
+
 static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin, struct err *err)
 {
     char *field = (char *)o + r->at;
@@ -134,6 +146,12 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
     case K_COUNT:
         if (!number_parse(value, r->kind == K_SIZE, &v)) {
             return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a %s", origin, r->name, value, r->kind == K_SIZE ? "size" : "whole number");
+        }
+        if (r->kind == K_SIZE && (v < r->min || v > r->max)) {
+            char least[32], most[48] = "";
+            size_text(r->min, "", least, sizeof least);
+            if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
+            return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin, r->name, value, least, most);
         }
         if (v < r->min || v > r->max) {
             return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name, (unsigned long long)v,

@@ -71,7 +71,8 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
         r = e->ops->open(&params, &e->be);
     }
     if (r == BE_UNSUPPORTED)
-        return err_set(err, ST_UNSUPPORTED, "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads);
+        return opt->threads ? err_set(err, ST_UNSUPPORTED, "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads)
+                            : err_set(err, ST_UNSUPPORTED, "kernel set %s: this CPU doesn't have it (kvasir inspect --devices lists those that it has)", set);
     if (r != BE_OK) return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "the backend can't be opened");
     e->ops->caps(e->be, &e->becaps);
     snprintf(e->device, sizeof e->device, "%s", e->becaps.device);

@@ -262,7 +262,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
     p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_wanted ? room : p->kv_wanted;
     if (p->kv_bytes > p->available - used)
-        return err_set(err, ST_NOMEM, "%llu MiB for keys and values, %llu MiB are free besides weights and scratch",
+        return err_set(err, ST_NOMEM, "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides weights and scratch",
                        (unsigned long long)(p->kv_bytes >> 20), (unsigned long long)((p->available - used) >> 20));
     e->arena_units = p->kv_bytes / BE_KV_UNIT;
     if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
@@ -271,7 +271,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     uint64_t least = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
-        return err_set(err, ST_NOMEM, "%llu bytes for keys and values don't hold one block of every kind (%llu bytes)",
+        return err_set(err, ST_NOMEM, "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
                        (unsigned long long)p->kv_bytes, (unsigned long long)least);
     return ST_OK;
 }

@@ -5,6 +5,7 @@
 #include "server/bench.h"
 #include "server/server.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <limits.h>
 #include <sodium.h>
@@ -37,9 +38,18 @@ static bool is_checkpoint(const char *dir)
 static char *model_find(const struct options *o, struct err *err)
 {
     if (o->model) {
-        char *dir = strdup(o->model);
-        if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
-        return dir;
+        struct stat st;
+        if (stat(o->model, &st)) {
+            (void)err_set(err, ST_NOT_FOUND, "--model %.200s: %s", o->model, strerror(errno));
+        } else if (!is_checkpoint(o->model)) {
+            (void)err_set(err, ST_INVALID, "--model %.200s: %s; a checkpoint is a directory with config.json, tokenizer.json and safetensors files",
+                          o->model, S_ISDIR(st.st_mode) ? "there is no config.json in it" : "not a directory");
+        } else {
+            char *dir = strdup(o->model);
+            if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
+            return dir;
+        }
+        return NULL;
     }
     char exe[PATH_MAX], dir[PATH_MAX + 64];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
@@ -67,7 +77,8 @@ static int fail(const struct err *err)
 static enum status settings_check(const struct options *o, struct err *err)
 {
     if (strcmp(o->quantize, "none") != 0) return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
-    if (o->draft_model || o->draft_tokens) return err_set(err, ST_UNSUPPORTED, "--draft-model is not in this version");
+    if (o->draft_model || o->draft_tokens)
+        return err_set(err, ST_UNSUPPORTED, "--draft-%s is not in this version", o->draft_model ? "model" : "tokens");
     return ST_OK;
 }
 
@@ -115,7 +126,7 @@ int main(int argc, char **argv)
     bool serve = strcmp(command, "serve") == 0;
     if (!serve && strcmp(command, "inspect") != 0) return usage(strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ? stdout : stderr);
     for (int i = 2; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0) return usage(stdout);
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage(stdout);
         if (!serve && strcmp(argv[i], "--devices") == 0) return argc == 3 ? inspect_devices() : usage(stderr);
     }
     struct options opt;

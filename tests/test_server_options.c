@@ -79,7 +79,8 @@ static void test_bad(void **state)
         {"--kv-memory", "1Q", "kv-memory"},  {"--kv-memory", "99999999T", "kv-memory"}, {"--model", "", "model"}, {"--accept-any-model=maybe", NULL, "accept-any-model"},
         {"--max-batch-tokens", "99999999999999999999", "max-batch-tokens"},     {"--threads", "1.5", "threads"},  {"--port", NULL, "port"},
         {"--config", "/nonexistent/file", "config"}, {"--enable-admin", "maybe", "enable-admin"}, {"--encoder-cache-memory", "0", "encoder-cache-memory"},
-        {"--stream-finish", NULL, "stream-finish"},
+        {"--stream-finish", NULL, "stream-finish"}, {"--kv-memory", "10", "--kv-memory: 10 is not allowed: it must be at least 1M"},
+        {"--max-body-bytes", "1T", "at least 1K and at most 2G"}, {"--threads", "999", "--threads: 999 is outside 0..256"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;
