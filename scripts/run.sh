@@ -13,8 +13,17 @@ pipe=$(mktemp -u)
 mkfifo "$pipe"
 build/release/kvasir serve "$@" >"$pipe" &
 server=$!
-trap 'kill "$server" 2>/dev/null; wait "$server" 2>/dev/null; rm -f "$pipe"' EXIT
-trap 'exit 130' INT TERM
+trap 'kill "$server" 2>/dev/null || :; rm -f "$pipe"' EXIT
+# The server drains: running requests are finished. It knows that a Ctrl-C comes twice, from the terminal and from here.
+trap 'kill -INT "$server" 2>/dev/null || :' INT
+trap 'kill -TERM "$server" 2>/dev/null || :' TERM
+server_wait() { # until it has ended, whatever signals come meanwhile; its exit code in $code
+    code=0
+    while kill -0 "$server" 2>/dev/null; do
+        code=0
+        wait "$server" || code=$?
+    done
+}
 url=""
 while read -r line; do
     echo "$line"
@@ -22,7 +31,7 @@ while read -r line; do
     "kvasir: listening on "*) url=${line#kvasir: listening on }; break ;;
     esac
 done <"$pipe"
-[ -n "$url" ] || { wait "$server"; exit 1; }
+[ -n "$url" ] || { server_wait; exit 1; }
 cat <<TEXT
 
 Kvasir is ready. Ask it about a picture, from another terminal in this directory:
@@ -31,4 +40,5 @@ curl -s $url/v1/chat/completions -H 'Content-Type: application/json' -d '{"messa
 
 The same as a stream: put "stream":true into the body. Ctrl-C stops the server.
 TEXT
-wait "$server"
+server_wait
+exit "$code"

@@ -414,13 +414,19 @@ static void phase_set(struct server *s, enum server_phase phase)
     }
 }
 
+/* One request to end often comes as two signals: a terminal signals the whole process group, and so does `timeout`, and what has started
+ * us passes on its own. The second one that means "at once" comes from a person. */
+#define SIGNAL_TWICE_US 300000u
+
 static void signal_event(uv_signal_t *h, int signum)
 {
     struct server *s = h->data;
-    if (s->phase >= SRV_LEAVING) {
+    if (s->signal_us && now_us() - s->signal_us < SIGNAL_TWICE_US) return;
+    if (s->signal_us) {
         log_warn("second signal: ending at once");
         _exit(128 + signum);
     }
+    s->signal_us = now_us();
     log_info("signal %d", signum);
     /* At a terminal nobody waits for endpoint lists to change. */
     phase_set(s, !s->model ? SRV_ENDING : signum == SIGINT || !s->opt->shutdown_delay ? SRV_DRAINING : SRV_LEAVING);

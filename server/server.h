@@ -124,6 +124,7 @@ struct server {
     char url[300]; /* http://HOST:PORT */
     enum server_phase phase;
     uint64_t phase_us;   /* when it began */
+    uint64_t signal_us;  /* of the first SIGTERM or SIGINT; 0 = none yet */
     uint64_t failed_us;  /* when the engine was seen to have failed for good; 0 = it has not */
     bool second_signal;
 
