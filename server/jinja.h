@@ -147,5 +147,7 @@ const char *jinja_trim(const char *text, size_t *len, int sides);
  * NULL. */
 enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
                          struct jinja_error *err) KV_MUST_CHECK;
+/* After a render that failed: 1 if the innermost loop that was running is at this very dict, 2 if the one around it is ...; 0 = none. */
+uint32_t jinja_fault_loop(const struct jinja_ctx *c, struct jinja_value item);
 
 #endif

@@ -87,8 +87,9 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
     bool finished = false;
     struct jn_loop *loop = jn_alloc(&c->base, sizeof *loop);
     *loop = (struct jn_loop){
-        .items = items, .depth0 = depth0, .node = n->flag ? n : NULL, .scope = s, .changed = JN_V(JN_MISSING, i, 0)};
+        .outer = c->running, .items = items, .depth0 = depth0, .node = n->flag ? n : NULL, .scope = s, .changed = JN_V(JN_MISSING, i, 0)};
     struct jn_scope *inner = new_scope(c, s);
+    c->running = loop;
     for (uint32_t i = 0; i < items->count; i++) {
         if (++c->loops > c->base.limits.loops_max)
             jn_fail(&c->base, JINJA_LIMIT, "the template's loops ran more than %llu times",
@@ -101,6 +102,7 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
         if (flow == FLOW_BREAK) break;
         finished |= flow == FLOW_ON;
     }
+    c->running = loop->outer;
     /* The reference runs `else` when no iteration reached its end, be it because of break or continue. A `break` in it belongs to
      * the loop around. */
     return finished ? FLOW_ON : jn_exec(c, &n->orelse, new_scope(c, s));
@@ -525,6 +527,17 @@ enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, st
     }
     *err = c->base.error;
     return err->fault == JINJA_NOMEM ? ST_NOMEM : err->fault == JINJA_LIMIT ? ST_TOO_LARGE : ST_INVALID;
+}
+
+uint32_t jinja_fault_loop(const struct jinja_ctx *c, struct jinja_value item)
+{
+    uint32_t level = 1;
+    if (!c->base.error.fault || item.type != JN_DICT) return 0;
+    for (const struct jn_loop *l = c->running; l; l = l->outer, level++) {
+        const struct jinja_value *at = l->index0 < l->items->count ? &l->items->v[l->index0] : NULL;
+        if (at && at->type == JN_DICT && at->u.d == item.u.d) return level;
+    }
+    return 0;
 }
 
 void jinja_output_free(struct jinja_output *o)

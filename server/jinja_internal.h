@@ -265,6 +265,7 @@ struct jn_macro {
     struct jn_scope *scope; /* where it was defined */
 };
 struct jn_loop {
+    const struct jn_loop *outer; /* running around this one */
     struct jinja_list *items;
     uint32_t index0, depth0;
     const struct jn_node *node; /* recursive loops only */
@@ -303,6 +304,7 @@ struct jinja_ctx {
     uint32_t var_count, var_cap;
     uint32_t depth;
     uint64_t steps, loops;
+    const struct jn_loop *running; /* the innermost loop; after a fault the one that it happened in */
     struct timespec started;
     uint64_t next_clock_check;
     struct jn_sb *out;

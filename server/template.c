@@ -218,26 +218,31 @@ static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools, 
     return list;
 }
 
+bool template_reserves(const char *name)
+{
+    static const char *const reserved[] = {"messages", "tools", "documents", "add_generation_prompt"};
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        if (strcmp(name, reserved[i]) == 0) return true;
+    return false;
+}
+
 static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v, const struct template_request *rq,
-                                 struct template_final *final_text, struct template_trace *trace, struct err *err)
+                                 struct template_chat *chat, struct template_final *final_text, struct template_trace *trace, struct err *err)
 {
     uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
-    static const char *const reserved[] = {"messages", "tools", "documents", "add_generation_prompt"};
-    struct jinja_value messages;
     const char *key;
     json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not change it */
     for (size_t i = 0; i < rq->special_count; i++)
         jinja_set(c, rq->specials[i].name, jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
     json_object_foreach(kwargs, key, item)
     {
-        for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
-            if (strcmp(key, reserved[i]) == 0) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
+        if (template_reserves(key)) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
         jinja_set(c, key, template_value(c, item, from));
     }
     enum status st =
-        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, &messages, final_text, trace, err);
+        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, chat, final_text, trace, err);
     if (st) return st;
-    jinja_set(c, "messages", messages);
+    jinja_set(c, "messages", chat->list);
     jinja_set(c, "tools", tools_value(c, rq->tools, trace));
     from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_DOCUMENTS});
     jinja_set(c, "documents", template_value(c, rq->documents, from));
@@ -294,11 +299,41 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     return ST_OK;
 }
 
-static enum status render_error(enum status st, const struct jinja_error *e, struct err *err)
+static const char *role_of(const struct template_request *rq, size_t i)
 {
-    if (e->fault == JINJA_RAISED) return err_set(err, st, "%s", e->message);
-    if (e->line) return err_set(err, st, "line %u of the chat template: %.440s", e->line, e->message);
-    return err_set(err, st, "chat template: %.480s", e->message);
+    const char *role = json_string_value(json_object_get(json_array_get(rq->messages, i), "role"));
+    return role ? role : "";
+}
+
+/* The message that the template's loop was at; the number of messages if it was at none. */
+static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq, const struct template_chat *chat)
+{
+    size_t n = json_array_size(rq->messages), at = n;
+    uint32_t best = UINT32_MAX;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t level = jinja_fault_loop(c, chat->each[i]);
+        if (!level || level >= best) continue;
+        best = level;
+        at = i;
+    }
+    return at;
+}
+
+static enum status render_error(enum status st, const struct jinja_error *e, const struct template_caps *caps,
+                                const struct template_request *rq, size_t at, struct err *err)
+{
+    /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who sends results of tools. */
+    bool lost = e->fault == JINJA_RAISED && strcmp(role_of(rq, at), "tool") == 0 && !caps->tool_role && !caps->tool_responses;
+    if (e->fault == JINJA_RAISED)
+        err_set(err, st, "%.300s%s", e->message,
+                lost ? " (this model's chat template has no place for results of tools: put them into a user message)" : "");
+    else if (e->line)
+        err_set(err, st, "line %u of the chat template: %.400s", e->line, e->message);
+    else
+        err_set(err, st, "chat template: %.400s", e->message);
+    if (at >= json_array_size(rq->messages)) return st;
+    if (!at) return err_prefix(err, st, "messages[0] (role '%.20s')", role_of(rq, at));
+    return err_prefix(err, st, "messages[%zu] (role '%.20s' after '%.20s')", at, role_of(rq, at), role_of(rq, at - 1));
 }
 
 enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
@@ -311,16 +346,21 @@ enum status template_render(const struct template *t, const struct template_requ
     struct jinja_error e;
     if (rq->continue_final_message && rq->add_generation_prompt)
         return err_set(err, ST_INVALID, "continue_final_message and add_generation_prompt exclude each other");
-    struct jinja_ctx *c = jinja_ctx_create(&t->limits);
-    if (!c) return err_set(err, ST_NOMEM, "out of memory");
-    enum status st = set_variables(c, v, rq, &final_text, &trace, err);
+    struct template_chat chat = {.each = malloc((json_array_size(rq->messages) + 1) * sizeof *chat.each)};
+    struct jinja_ctx *c = chat.each ? jinja_ctx_create(&t->limits) : NULL;
+    if (!c) {
+        free(chat.each);
+        return err_set(err, ST_NOMEM, "out of memory");
+    }
+    enum status st = set_variables(c, v, rq, &chat, &final_text, &trace, err);
     if (!st) {
         st = jinja_render(v->jinja, c, &o, &e);
-        if (st) render_error(st, &e, err);
+        if (st) render_error(st, &e, &v->caps, rq, message_at_fault(c, rq, &chat), err);
     }
     if (!st && rq->continue_final_message) st = cut_at_tag(&o, &final_text, err);
     if (!st) st = to_runs(&o, rq->control_parse, &trace, out, err);
     free(trace.list);
+    free(chat.each);
     jinja_output_free(&o);
     jinja_ctx_destroy(c);
     return st;

@@ -18,6 +18,8 @@
 struct template_caps {
     bool content_list;      /* iterates over content parts: give lists; else content is handed over as one string */
     bool system_role;       /* a system message's text appears */
+    bool system_list;       /* so do all texts of one whose content is a list */
+    bool system_pictures;   /* and pictures in that list are not passed over */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
     bool tool_calls;        /* calls of earlier assistant turns appear */
@@ -93,7 +95,11 @@ struct template_result {
 };
 void template_result_free(struct template_result *r);
 
-/* Renders. err->msg is meant for the client: what raise_exception said, else "line N of the chat template: ...".
+/* Is the variable part of the request itself, so that kwargs can't set it? */
+bool template_reserves(const char *name);
+
+/* Renders. err->msg is meant for the client: what raise_exception said, else "line N of the chat template: ...",
+ * behind the message that it is about where that is known: "messages[2] (role 'user' after 'user'): ...".
  * ST_INVALID (the template refused, or the request makes no sense), ST_TOO_LARGE (a limit), ST_NOMEM. */
 enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
                             struct err *err) KV_MUST_CHECK;

@@ -26,6 +26,11 @@ struct template_final {
     const char *text;
     size_t len;
 };
+/* The messages as the template gets them: the list, and by index in the request the dict of each, or none if it went into another. */
+struct template_chat {
+    struct jinja_value list;
+    struct jinja_value *each; /* [number of messages in the request], the caller's */
+};
 /* The sources of a render, numbered from 1 as they are met. */
 struct template_trace {
     bool on, no_memory;
@@ -35,7 +40,7 @@ struct template_trace {
 /* The origin with the source's number in it; the plain origin without a trace. */
 uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source);
 enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
-                              const char *tag, struct jinja_value *out, struct template_final *final_text,
+                              const char *tag, struct template_chat *out, struct template_final *final_text,
                               struct template_trace *trace, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -12,7 +12,7 @@ struct builder {
     struct template_trace *trace;
     uint32_t at; /* index of the message at hand */
     struct err *err;
-    struct jinja_value list;
+    struct jinja_value list, *each;
     struct jinja_value lead; /* text of a system message that the template can't show: goes before the first user message */
     bool have_lead;
     const json_t *calls; /* of the assistant message before: tool results may have to go there */
@@ -130,15 +130,38 @@ static enum status content_value(struct builder *b, const json_t *content, enum 
 
 /* ---- what a template lacks ---- */
 
+/* A system message's content for a template that takes it as one string only: some show no more than the first part of a list. */
+static enum status system_string(struct builder *b, const json_t *content, bool last, struct jinja_value *out)
+{
+    struct template_caps strings = {.content_list = false};
+    const struct template_caps *saved = b->caps;
+    b->caps = &strings;
+    enum status st = content_value(b, content, JINJA_INPUT, last, false, out);
+    b->caps = saved;
+    return st;
+}
+
+static bool has_pictures(const json_t *content)
+{
+    for (size_t i = 0; i < json_array_size(content); i++)
+        if (!json_object_get(json_array_get(content, i), "text")) return true;
+    return false;
+}
+
+/* The content of a system message for a template that has them. */
+static enum status system_value(struct builder *b, const json_t *content, bool last, struct jinja_value *out)
+{
+    if (b->caps->content_list && !b->caps->system_pictures && has_pictures(content))
+        return err_set(b->err, ST_INVALID,
+                       "this model's chat template has no place for pictures in a system message: put them into a user message");
+    return b->caps->system_list ? content_value(b, content, JINJA_INPUT, last, false, out) : system_string(b, content, last, out);
+}
+
 /* A system message for a template without one. */
 static enum status hold_lead(struct builder *b, const json_t *content)
 {
     struct jinja_value v;
-    struct template_caps strings = {.content_list = false};
-    const struct template_caps *saved = b->caps;
-    b->caps = &strings;
-    enum status st = content_value(b, content, JINJA_INPUT, false, false, &v);
-    b->caps = saved;
+    enum status st = system_string(b, content, false, &v);
     if (st) return st;
     v = jinja_join2(b->c, v, jinja_string(b->c, "\n\n", 2, content_from(b, JINJA_INPUT, -1)));
     b->lead = b->have_lead ? jinja_join2(b->c, b->lead, v) : v;
@@ -198,7 +221,9 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
         if (strcmp(key, "role") == 0) {
             jinja_dict_set(b->c, d, key, strlen(key), jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, key)));
         } else if (strcmp(key, "content") == 0) {
-            enum status st = content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
+            enum status st = strcmp(role, "system") == 0 && b->caps->system_role
+                                 ? system_value(b, v, last, &content)
+                                 : content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
             if (st) return st;
             jinja_dict_set(b->c, d, key, strlen(key), content);
         } else if (strcmp(key, "reasoning_content") != 0) {
@@ -214,14 +239,16 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
         jinja_dict_set(b->c, d, "tool_responses", 14, b->responses);
     }
     jinja_list_add(b->c, b->list, d);
+    b->each[b->at] = d;
     return ST_OK;
 }
 
 enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
-                              const char *tag, struct jinja_value *out, struct template_final *final_text,
+                              const char *tag, struct template_chat *out, struct template_final *final_text,
                               struct template_trace *trace, struct err *err)
 {
-    struct builder b = {.c = c, .caps = caps, .rq = rq, .tag = tag, .final_text = final_text, .trace = trace, .err = err};
+    struct builder b = {
+        .c = c, .caps = caps, .rq = rq, .tag = tag, .each = out->each, .final_text = final_text, .trace = trace, .err = err};
     size_t n = json_array_size(rq->messages);
     const json_t *last = n ? json_array_get(rq->messages, n - 1) : NULL;
     const char *role = json_string_value(json_object_get(last, "role"));
@@ -231,9 +258,10 @@ enum status template_messages(struct jinja_ctx *c, const struct template_caps *c
     b.list = jinja_list(c, JINJA_INPUT);
     for (size_t i = 0; i < n; i++) {
         b.at = (uint32_t)i;
+        b.each[i] = jinja_none();
         enum status st = add_message(&b, json_array_get(rq->messages, i), i + 1 == n);
-        if (st) return st;
+        if (st) return err_prefix(err, st, "messages[%zu]", i);
     }
-    *out = b.list;
+    out->list = b.list;
     return ST_OK;
 }

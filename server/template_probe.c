@@ -6,6 +6,8 @@
 
 #define USER      "{\"role\":\"user\",\"content\":\"<<user>>\"}"
 #define LIST_USER "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\"}]}"
+#define LIST_SYSTEM(more_)                                                                                                       \
+    "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\",\"text\":\"<<more>>\"}" more_ "]}"
 #define CALLS(args_)                                                                                                             \
     "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":"  \
     "\"<<name>>\",\"arguments\":" args_ "}}]}"
@@ -78,6 +80,11 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
         render(&p, "[" USER "]", NULL);
         caps->system_role = !p.ok;
     }
+    render(&p, "[" LIST_SYSTEM("") "," LIST_USER "]", NULL);
+    caps->system_list = shows(&p, "<<system>>") && shows(&p, "<<more>>") && !strstr(p.out.text, "[{");
+    size_t len = p.out.len;
+    render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
+    caps->system_pictures = caps->system_list && p.ok && p.out.len > len;
     render(&p, "[" USER "]", TOOL_DECLARATION);
     caps->tools = shows(&p, "<<tool>>");
     render(&p,
