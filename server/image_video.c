@@ -178,13 +178,15 @@ static enum image_fault source_next(struct source *s, struct image_u8 *frame, st
 
 /* ---- frames ---- */
 
-/* Which frames: of a list all of them. */
-static enum image_fault choose(const struct image_config *cfg, const struct source *s, struct video_frames *v, struct err *err)
+/* Which frames: of a list all of them, of a file `fps` per second. */
+static enum image_fault choose(const struct image_config *cfg, const struct source *s, double fps, struct video_frames *v, struct err *err)
 {
     v->fps = s->fps;
     if (!s->list) {
         struct image_sample sample;
-        enum status st = image_video_sample(cfg, s->total, s->fps, &sample, err);
+        struct image_config wanted = *cfg;
+        wanted.video_fps = fps;
+        enum status st = image_video_sample(&wanted, s->total, s->fps, &sample, err);
         if (st) return st == ST_NOMEM ? IMAGE_NOMEM : IMAGE_BAD_SHAPE;
         v->indices = sample.frames;
         v->count = sample.count;
@@ -225,10 +227,10 @@ static enum image_fault draw(const struct image_config *cfg, struct source *s, s
     return f;
 }
 
-static enum image_fault make(const struct image_config *cfg, struct source *s, struct video_frames *v, struct err *err)
+static enum image_fault make(const struct image_config *cfg, struct source *s, double fps, struct video_frames *v, struct err *err)
 {
     uint32_t w, h, frames;
-    enum image_fault f = choose(cfg, s, v, err);
+    enum image_fault f = choose(cfg, s, fps, v, err);
     if (f) return f;
     if (image_target(cfg, s->width, s->height, v->count, &w, &h, err)) return IMAGE_BAD_SHAPE;
     frames = (v->count + cfg->depth - 1) / cfg->depth * cfg->depth;
@@ -246,8 +248,9 @@ enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *
 {
     struct source s = {.in = {.p = bytes, .len = len}, .limits = limits, .list = list};
     struct video_frames v = {0};
-    enum image_fault f = source_open(&s, fps > 0.0 ? fps : cfg->video_fps, err);
-    if (!f) f = make(cfg, &s, &v, err);
+    if (!(fps > 0.0)) fps = cfg->video_fps;
+    enum image_fault f = source_open(&s, fps, err);
+    if (!f) f = make(cfg, &s, fps, &v, err);
     source_close(&s);
     if (f)
         video_frames_free(&v);

@@ -224,6 +224,17 @@ static void test_limits(void **state)
     assert_int_equal(video_in_frames(&rule.config, gif, len, false, 0, &l, &v, &err), IMAGE_OK);
     assert_true(v.count == 4 && v.pixels.frames == 4);
     video_frames_free(&v);
+    /* fps: as many frames of each second as the request wants */
+    static const struct {
+        double fps;
+        uint32_t count;
+    } wanted[] = {{0.01, 4}, {2, 4}, {3, 6}, {240, 8}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        assert_int_equal(video_in_frames(&rule.config, gif, len, false, wanted[i].fps, &limits, &v, &err), IMAGE_OK);
+        assert_int_equal(v.count, wanted[i].count);
+        assert_true(v.fps == 4.0 && v.sampled_fps == wanted[i].count / 9.0 * 4.0);
+        video_frames_free(&v);
+    }
     l.encoded_bytes_max = len - 1;
     assert_int_equal(video_in_frames(&rule.config, gif, len, false, 0, &l, &v, &err), IMAGE_TOO_MANY_BYTES);
     free(gif);
