@@ -1,6 +1,8 @@
 /* See chat_messages.h. */
 #include "server/chat_messages.h"
 
+#include "server/fields.h"
+
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -96,7 +98,7 @@ static enum status add_image(struct parser *p, const json_t *url, const json_t *
     if (!json_is_string(url)) return fault(p, "invalid_type", path, "The URL of an image must be a string.");
     if (detail && !json_is_null(detail)) {
         size_t i = 0;
-        while (i < 4 && !(json_is_string(detail) && strcmp(json_string_value(detail), details[i]) == 0)) i++;
+        while (i < 4 && !json_is(detail, details[i])) i++;
         snprintf(path, sizeof path, ".content[%zu].%s", part, strchr(where, '.') ? "image_url.detail" : "detail");
         if (i == 4)
             return fault(p, json_is_string(detail) ? "invalid_value" : "invalid_type", path,
@@ -121,9 +123,7 @@ static enum status image_part(struct parser *p, const json_t *part, size_t idx)
         if (json_object_get(u, "detail")) detail = json_object_get(u, "detail");
         return add_image(p, json_object_get(u, "url"), detail, idx, "image_url.url");
     }
-    if (u || strcmp(json_string_value(json_object_get(part, "type")) ? json_string_value(json_object_get(part, "type")) : "",
-                    "image") != 0)
-        return add_image(p, u, detail, idx, "image_url");
+    if (u || !json_is(json_object_get(part, "type"), "image")) return add_image(p, u, detail, idx, "image_url");
     other = json_object_get(part, "image");
     if (json_is_object(other)) return add_image(p, json_object_get(other, "url"), detail, idx, "image.url");
     return other ? add_image(p, other, detail, idx, "image") : add_image(p, json_object_get(part, "url"), detail, idx, "url");
@@ -247,7 +247,8 @@ static enum status parse_part(struct parser *p, const json_t *part, size_t idx, 
     if (!type && json_object_get(part, "type"))
         return fault(p, "invalid_type", path, "The type of a content part must be a string.");
     if (!type) return fault(p, "missing_required_parameter", path, "The content part has no type.");
-    enum part_kind kind = kind_of_part(type, &field);
+    bool said = json_object_get(part, "type") != NULL;
+    enum part_kind kind = said && !json_is(json_object_get(part, "type"), type) ? PART_UNSUPPORTED : kind_of_part(type, &field);
     bool assistant = p->role == ROLE_ASSISTANT;
     if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !p->limits->videos_max))
         return fault(p, "unsupported_content_part", path, "Content parts of type '%.60s' are not supported.", type);
@@ -403,7 +404,7 @@ static enum status parse_role(struct parser *p, const json_t *role)
     if (!role) return fault(p, "missing_required_parameter", ".role", "The message has no role.");
     if (!json_is_string(role)) return fault(p, "invalid_type", ".role", "The role of a message must be a string.");
     size_t i = 0;
-    while (i < ROLE_OTHER && strcmp(json_string_value(role), role_names[i]) != 0) i++;
+    while (i < ROLE_OTHER && !json_is(role, role_names[i])) i++;
     if (i == ROLE_OTHER && !p->limits->allow_any_role)
         return fault(p, "invalid_value", ".role",
                      "'%.60s' is not one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
@@ -472,7 +473,7 @@ static enum status parse_list(struct parser *p, const json_t *messages)
     size_t n = json_array_size(messages), max = p->limits->messages_max ? p->limits->messages_max : 100000;
     if (!json_is_array(messages)) {
         api_error_set(p->err, 400, messages ? "invalid_type" : "missing_required_parameter", "messages",
-                      "'messages' must be an array.");
+                      messages ? "'messages' must be an array." : "'messages' is missing.");
         return ST_INVALID;
     }
     if (!n || n > max) {

@@ -3,11 +3,17 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 json_t *field(json_t *object, const char *name)
 {
     json_t *v = json_object_get(object, name);
     return v && !json_is_null(v) ? v : NULL;
+}
+
+bool json_is(const json_t *v, const char *text)
+{
+    return json_is_string(v) && json_string_length(v) == strlen(text) && memcmp(json_string_value(v), text, strlen(text)) == 0;
 }
 
 bool json_to_int(json_t *v, int64_t *out)
@@ -21,6 +27,27 @@ bool json_to_int(json_t *v, int64_t *out)
     if (d < -9.2e18 || d > 9.2e18 || d - floor(d) > 0) return false;
     *out = (int64_t)d;
     return true;
+}
+
+size_t fields_unknown(json_t *root, const char *const *known, size_t count, char *out, size_t cap)
+{
+    const char *key;
+    json_t *v;
+    size_t found = 0, at = 0;
+    out[0] = '\0';
+    json_object_foreach(root, key, v)
+    {
+        size_t i = 0;
+        while (i < count && strcmp(key, known[i]) != 0) i++;
+        if (i < count) continue;
+        size_t len = strlen(key), need = len + (found++ ? 2 : 0);
+        if (at + need >= cap) continue;
+        if (at) memcpy(out + at, ", ", 2);
+        at += at ? 2 : 0;
+        for (size_t k = 0; k < len; k++) out[at++] = key[k] > ' ' && key[k] <= '~' ? key[k] : '?';
+        out[at] = '\0';
+    }
+    return found;
 }
 
 enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out)
@@ -38,6 +65,9 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     if (has) *has = false;
     if (!v) return ST_OK;
     int64_t i;
+    /* A whole number that 64 bits don't hold comes as a double (request_body.c). */
+    bool beyond = json_is_real(v) && (json_real_value(v) < -9.2e18 || json_real_value(v) > 9.2e18);
+    if (beyond) return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min, (long long)max);
     if (!json_to_int(v, &i)) return api_fail(e, 400, "invalid_type", name, "%s must be an integer.", name);
     if (i < min || i > max) {
         return max == INT64_MAX ? api_fail(e, 400, "invalid_value", name, "%s must be at least %lld.", name, (long long)min)

@@ -10,9 +10,13 @@
 #include <stdint.h>
 
 json_t *field(json_t *object, const char *name); /* borrowed; NULL if absent, null, or `object` is no object */
+bool json_is(const json_t *v, const char *text); /* exactly this string: one with a NUL and more behind it is another */
 bool json_to_int(json_t *v, int64_t *out);       /* 5 and 5.0; not 5.5, "5", true */
 enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out);
 enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max, int64_t *out, bool *has); /* has may be NULL */
 enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max, double *out, bool *has);
+/* Writes the names of the fields of `root` that are not in known[0..count) into out, with commas between them (as many as fit; what is no printable
+ * ASCII as '?': it goes into a log); returns their number. */
+size_t fields_unknown(json_t *root, const char *const *known, size_t count, char *out, size_t cap);
 
 #endif

@@ -1,5 +1,6 @@
 /* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.7, §7; tools and reasoning: gen_tools.c). null = absent; unknown fields are ignored; what is
  * known and not offered is refused. Worker thread. Knows nothing of messages, prompts, sequences. */
+#include "config/base/log.h"
 #include "server/fields.h"
 #include "server/gen.h"
 #include "server/limits.h"
@@ -319,20 +320,20 @@ static enum status parse_format(struct gen *g, json_t *root)
         json_t *type = field(f, "type");
         if (!type) return api_fail(e, 400, "missing_required_parameter", "response_format.type", "response_format.type is missing.");
         if (!json_is_string(type)) return api_fail(e, 400, "invalid_type", "response_format.type", "response_format.type must be a string.");
-        const char *t = json_string_value(type);
-        if (strcmp(t, "json_schema") == 0) {
+        if (json_is(type, "json_schema")) {
             if (!json_is_object(field(f, "json_schema"))) {
                 return api_fail(e, 400, "missing_required_parameter", "response_format", "response_format.json_schema is missing.");
             }
             return api_fail(e, 400, "unsupported_schema", "response_format", "Output constrained to a schema is not supported by this server.");
         }
-        if (strcmp(t, "json_object") == 0) {
+        if (json_is(type, "json_object")) {
             return api_fail(e, 400, "unsupported_schema", "response_format", "Output constrained to JSON is not supported by this server.");
         }
-        if (strcmp(t, "structural_tag") == 0) {
+        if (json_is(type, "structural_tag")) {
             return api_fail(e, 400, "unsupported_value", "response_format", "structural_tag is not supported.");
         }
-        if (strcmp(t, "text") != 0) return api_fail(e, 400, "invalid_value", "response_format.type", "'%.60s' is not a response format.", t);
+        if (!json_is(type, "text")) return api_fail(e, 400, "invalid_value", "response_format.type", "'%.60s' is not a response format.",
+                                                    json_string_value(type));
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (refuse_if(g, root, names[i], "unsupported_schema", "this server does not constrain its output")) return ST_INVALID;
@@ -344,17 +345,22 @@ static enum status parse_refused(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->error;
     static const char *const unsupported[] = {"functions", "function_call", "web_search_options", "audio", "chat_template",
-                                              "media_io_kwargs", "logits_processors", "custom_logit_processor", "allowed_token_ids",
-                                              "bad_words", "logprob_token_ids", "thinking_token_budget"};
+                                              "custom_logit_processor", "allowed_token_ids", "thinking_token_budget"};
+    /* Empty, they ask for nothing: some clients send all settings that they know. */
+    static const char *const containers[] = {"media_io_kwargs", "logits_processors", "bad_words", "logprob_token_ids"};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
     }
+    for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) {
+        json_t *v = field(root, containers[i]);
+        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v))) continue;
+        if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
+    }
     if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "")) return ST_INVALID;
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
-        const char *s = json_string_value(json_array_get(m, i));
-        if (s && strcmp(s, "audio") == 0) return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
+        if (json_is(json_array_get(m, i), "audio")) return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
     }
     bool on = false;
     if (field_bool(e, root, "use_beam_search", &on)) return ST_INVALID;
@@ -375,9 +381,37 @@ static enum status parse_refused(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+/* All that the specification names, whether it does something here or not. The rest is ignored as well, many clients send fields of their own; but
+ * who wonders why a misspelt one does nothing finds it in the log. */
+static void note_unknown(const struct gen *g, json_t *root)
+{
+    static const char *const known[] = {
+        /* OpenAI's */
+        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages",
+        "metadata", "modalities", "model", "moderation", "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop",
+        "store", "stream", "stream_options", "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
+        "best_of", "echo", "prompt", "suffix",
+        /* of other servers */
+        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "cache_prompt", "cache_salt", "chat_template", "chat_template_kwargs", "continue_final_message", "custom_logit_processor", "documents", "ebnf",
+        "ec_transfer_params", "grammar", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+        "guided_whitespace_pattern", "id_slot", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "json_schema", "kv_transfer_params",
+        "length_penalty", "logits_processors", "logprob_token_ids", "lora_path", "media_io_kwargs", "min_p", "min_tokens",
+        "mm_processor_kwargs", "n_predict", "no_stop_trim", "priority", "prompt_logprobs", "reasoning", "regex", "repeat_penalty",
+        "repetition_detection", "repetition_penalty", "request_id", "return_cache_info", "return_hidden_states", "return_prompt_text",
+        "return_token_ids", "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params", "skip_special_tokens",
+        "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs", "thinking_token_budget", "timings_per_token",
+        "top_k", "truncate_prompt_tokens", "typical_p", "use_beam_search", "vllm_xargs"};
+    char names[300];
+    if (log_enabled(LOG_DEBUG) && fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
+        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->id, names);
+}
+
 enum status gen_parse(struct gen *g, json_t *root)
 {
     bool chat = g->kind == GEN_CHAT;
+    note_unknown(g, root);
     find_tenant(g, root);
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
         parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {

@@ -37,7 +37,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     const char *param = g->kind == GEN_CHAT ? "messages" : "prompt";
     bool scoring = g->p.has_max && g->p.max_tokens == 0;
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
-        unsigned long long r = g->p.max_tokens > 1000000000000ull ? 1000000000000ull : g->p.max_tokens;
+        unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
         return api_fail(&g->r->error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",

@@ -50,7 +50,7 @@ static enum status tools_check(struct api_error *e, json_t *tools)
         if (!json_is_object(t)) return api_fail(e, 400, "invalid_type", path, "A tool must be an object.");
         if (!type) return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a type.");
         if (!json_is_string(type)) return api_fail(e, 400, "invalid_type", path, "A tool's type must be a string.");
-        if (strcmp(json_string_value(type), "function") != 0) {
+        if (!json_is(type, "function")) {
             return api_fail(e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
                             json_string_value(type));
         }
@@ -73,10 +73,15 @@ static enum status choice_object(struct api_error *e, json_t *choice, json_t *to
     if (!json_array_size(tools)) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
     if (type && !t) return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
     *out = CHOICE_FORCED;
-    if (t && (strcmp(t, "allowed_tools") == 0 || strcmp(t, "custom") == 0)) {
-        return api_fail(e, 400, "unsupported_value", "tool_choice", "A tool_choice of type '%s' is not supported.", t);
+    if (json_is(type, "allowed_tools")) {
+        return api_fail(e, 400, "unsupported_value", "tool_choice",
+                        "A tool_choice of type 'allowed_tools' needs constrained decoding, which this server does not offer yet; leave out of tools "
+                        "what may not be called, with tool_choice \"auto\".");
     }
-    if (t && strcmp(t, "function") != 0)
+    if (json_is(type, "custom")) {
+        return api_fail(e, 400, "unsupported_value", "tool_choice", "Tools of type 'custom' are not supported.");
+    }
+    if (t && !json_is(type, "function"))
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", t);
     if (!json_is_string(name)) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
     for (size_t i = 0; i < json_array_size(tools); i++) {
@@ -95,8 +100,8 @@ static enum status choice_parse(struct api_error *e, json_t *choice, json_t *too
     if (!json_is_string(choice))
         return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
     const char *how = json_string_value(choice);
-    bool none = strcmp(how, "none") == 0, required = strcmp(how, "required") == 0;
-    if (!none && !required && strcmp(how, "auto") != 0)
+    bool none = json_is(choice, "none"), required = json_is(choice, "required");
+    if (!none && !required && !json_is(choice, "auto"))
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", how);
     if (required && !tools) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
     *out = none || !some ? CHOICE_NONE : required ? CHOICE_FORCED : CHOICE_AUTO;
@@ -130,9 +135,10 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
                         "This server can't read the tool calls of this model (%s); use tool_choice \"none\".", m->info->family);
     }
     if (how == CHOICE_FORCED) {
-        return api_fail(
-            e, 400, "unsupported_value", "tool_choice",
-            "Forcing a tool call needs constrained decoding, which this server does not offer yet; use \"auto\" or \"none\".");
+        return api_fail(e, 400, "unsupported_value", "tool_choice",
+                        "%s can't be kept: making the model call a tool needs constrained decoding, which this server does not offer yet. Use "
+                        "\"auto\" (the model decides) or \"none\".",
+                        json_is_string(field(root, "tool_choice")) ? "tool_choice \"required\"" : "A tool_choice that names a function");
     }
     g->p.parse_calls = true;
     return ST_OK;
@@ -146,7 +152,7 @@ static enum status effort_check(struct api_error *e, json_t *v, const char *path
     if (!v) return ST_OK;
     if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
     for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
-        if (strcmp(json_string_value(v), efforts[i]) == 0) return ST_OK;
+        if (json_is(v, efforts[i])) return ST_OK;
     }
     return api_fail(e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.", json_string_value(v));
 }
@@ -156,7 +162,7 @@ static bool variables_set(json_t *root, json_t *effort, json_t *enabled, json_t 
 {
     json_t *kwargs = field(root, "chat_template_kwargs"), *all = kwargs ? json_incref(kwargs) : json_object();
     bool ok = all != NULL;
-    bool think = enabled ? json_is_true(enabled) : effort && strcmp(json_string_value(effort), "none") != 0;
+    bool think = enabled ? json_is_true(enabled) : effort && !json_is(effort, "none");
     if (ok && (effort || enabled) && !json_object_get(all, "enable_thinking"))
         ok = !json_object_set_new(all, "enable_thinking", json_boolean(think));
     if (ok && effort && !json_object_get(all, "reasoning_effort")) ok = !json_object_set(all, "reasoning_effort", effort);
@@ -178,6 +184,13 @@ enum status gen_parse_thinking(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
     if (kwargs && !json_is_object(kwargs))
         return api_fail(e, 400, "invalid_type", "chat_template_kwargs", "chat_template_kwargs must be an object.");
+    const char *key;
+    json_t *v;
+    json_object_foreach(kwargs, key, v)
+    {
+        if (!template_reserves(key)) continue;
+        return api_fail(e, 400, "invalid_value", "chat_template_kwargs", "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
+    }
     if (reasoning && !json_is_object(reasoning))
         return api_fail(e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
     if (effort_check(e, field(reasoning, "effort"), "reasoning.effort")) return ST_INVALID;

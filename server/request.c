@@ -234,7 +234,10 @@ struct MHD_Response *request_response(struct request *r)
     header(resp, "Server", "kvasir/" KVASIR_VERSION);
     if (r->allow) header(resp, "Allow", r->allow);
     if (r->status == 401) header(resp, "WWW-Authenticate", "Bearer");
-    if (r->status == 415) header(resp, "Accept", "application/json");
+    if (r->status == 415) {
+        bool coded = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Encoding") != NULL;
+        header(resp, coded ? "Accept-Encoding" : "Accept", coded ? "identity" : "application/json");
+    }
     if (r->error.http == 429 || r->error.http == 503) {
         char text[16];
         snprintf(text, sizeof text, "%u", r->retry_after ? r->retry_after : 1);

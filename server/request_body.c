@@ -1,5 +1,6 @@
 /* A request's body as JSON: limits on depth and tokens, repair of ill-formed text (openai-api §2), parsing, and the check of the model's name.
  * Worker thread; pure but for the request that it is given. */
+#include "server/fields.h"
 #include "server/gen.h"
 #include "server/limits.h"
 
@@ -79,7 +80,21 @@ static void repair_string(struct repair *p)
     }
 }
 
-/* One pass over the text: depth, number of tokens, strings repaired. Syntax is jansson's business. */
+/* p->at is at a digit. jansson refuses integers beyond 64 bits, in JSON they are numbers like any other (the maximum of an unsigned type in a
+ * tool's schema): written with a fraction it takes them, as doubles. */
+static void repair_number(struct repair *p)
+{
+    size_t from = p->at;
+    while (p->at < p->len && isdigit((unsigned char)p->text[p->at])) p->at++;
+    size_t digits = p->at - from;
+    while (p->at < p->len && (isdigit((unsigned char)p->text[p->at]) || memchr(".eE+-", p->text[p->at], 5))) p->at++;
+    if (digits < 19 || p->at > from + digits) return;
+    bool minus = from && p->text[from - 1] == '-';
+    const char *limit = minus ? "9223372036854775808" : "9223372036854775807";
+    if (digits > 19 || memcmp(p->text + from, limit, 19) > 0) repair_put(p, 0, ".0");
+}
+
+/* One pass over the text: depth, number of tokens, strings and numbers repaired. Syntax is jansson's business. */
 static enum status repair_run(struct repair *p, struct api_error *e)
 {
     uint32_t depth = 0, tokens = 0;
@@ -89,6 +104,8 @@ static enum status repair_run(struct repair *p, struct api_error *e)
             p->at++;
             repair_string(p);
             tokens++;
+        } else if (isdigit((unsigned char)c)) {
+            repair_number(p);
         } else {
             if (c == '{' || c == '[') {
                 tokens++;
@@ -117,13 +134,12 @@ enum status request_body_parse(struct request *r, json_t **root)
     }
     struct repair p = {.text = text, .len = len};
     buf_init(&p.out, 3 * len + 16);
-    enum status st = repair_run(&p, &r->error);
+    enum status st = len ? repair_run(&p, &r->error) : api_fail(&r->error, 400, "invalid_json", NULL, "The request has no body: a JSON object is expected.");
     if (!st) {
         json_error_t je;
         json_t *j = p.touched ? json_loadb(p.out.data, p.out.len, JSON_ALLOW_NUL, &je) : json_loadb(text, len, JSON_ALLOW_NUL, &je);
         if (!j && json_error_code(&je) == json_error_numeric_overflow) {
-            st = api_fail(&r->error, 400, "invalid_json", NULL, "The body holds a number that is too large (line %d, column %d): integers go up to 2^63 - 1.", je.line,
-                          je.column);
+            st = api_fail(&r->error, 400, "invalid_json", NULL, "The body holds a number that is too large (line %d, column %d).", je.line, je.column);
         } else if (!j) {
             st = api_fail(&r->error, 400, "invalid_json", NULL, "The body is not valid JSON: %.200s (line %d, column %d).", je.text, je.line, je.column);
         } else if (!json_is_object(j)) {
@@ -144,6 +160,6 @@ enum status request_model_check(struct request *r, json_t *root)
     if (!json_is_string(m)) return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     if (!*name || r->srv->opt->accept_any_model) return ST_OK;
-    if (strcmp(name, r->srv->model_name) == 0 && json_string_length(m) == strlen(name)) return ST_OK;
+    if (json_is(m, r->srv->model_name)) return ST_OK;
     return api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", name);
 }

@@ -158,7 +158,7 @@ static bool authorised(struct request *r)
 
 struct header_scan {
     unsigned count, lengths, hosts;
-    bool lengths_differ;
+    bool lengths_differ, bad_name;
     const char *length;
 };
 
@@ -167,6 +167,8 @@ static enum MHD_Result header_seen(void *cls, enum MHD_ValueKind kind, const cha
     (void)kind;
     struct header_scan *h = cls;
     h->count++;
+    /* "Transfer-Encoding : chunked" is that header to some proxies and another one to libmicrohttpd. */
+    for (const char *s = name; *s; s++) h->bad_name = h->bad_name || *s <= ' ' || *s > '~' || strchr("\"(),/:;<=>?@[\\]{}", *s);
     if (strcasecmp(name, "Host") == 0) h->hosts++;
     if (strcasecmp(name, "Content-Length") == 0) {
         h->lengths++;
@@ -189,6 +191,7 @@ static bool framing_ok(struct request *r)
     struct header_scan h = {0};
     MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, header_seen, &h);
     const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Transfer-Encoding");
+    if (h.bad_name) return fail_close(r, 400, "invalid_request", "The name of a header holds a character that it may not.");
     if (coding && strcasecmp(coding, "chunked") != 0) return fail_close(r, 501, "unsupported_transfer_encoding", "Transfer-Encoding must be chunked.");
     if (coding && h.lengths) return fail_close(r, 400, "invalid_request", "Transfer-Encoding and Content-Length exclude each other.");
     if (h.lengths > 1 && h.lengths_differ) return fail_close(r, 400, "invalid_request", "Two Content-Length headers differ.");

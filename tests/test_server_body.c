@@ -88,6 +88,62 @@ static void test_refused(void **state)
     free(text);
 }
 
+/* Whole numbers beyond 64 bits are numbers, and what only looks like one stays as it is. */
+static void test_large_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *in;
+        bool integer;
+        double want;
+    } table[] = {
+        {"{\"a\":9223372036854775807}", true, 0},
+        {"{\"a\":-9223372036854775808}", true, 0},
+        {"{\"a\":9223372036854775808}", false, 9223372036854775808.0},
+        {"{\"a\":-9223372036854775809}", false, -9223372036854775808.0},
+        {"{\"b\":[18446744073709551615,1],\"a\":18446744073709551615}", false, 18446744073709551615.0},
+        {"{\"a\":0.12345678901234567890123456789}", false, 0.12345678901234567890123456789},
+        {"{\"a\":12345678901234567890123.5e-3}", false, 12345678901234567890123.5e-3},
+        {"{\"a\":1e0000000000000000000000000001}", false, 10},
+        {"{\"s\":\"99999999999999999999\",\"a\":1}", true, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct request r;
+        json_t *root = parse(&r, table[i].in, strlen(table[i].in));
+        if (!root) fail_msg("%s: %s", table[i].in, r.error.message);
+        json_t *a = json_object_get(root, "a");
+        assert_int_equal(json_is_integer(a), table[i].integer);
+        if (!table[i].integer) assert_true(memcmp(&(double){json_real_value(a)}, &table[i].want, sizeof(double)) == 0);
+        if (json_object_get(root, "s")) assert_string_equal(json_string_value(json_object_get(root, "s")), "99999999999999999999");
+        json_decref(root);
+    }
+    struct request r;
+    char digits[420] = "{\"a\":";
+    memset(digits + 5, '9', 400);
+    strcpy(digits + 405, "}");
+    assert_null(parse(&r, digits, strlen(digits))); /* no double either */
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    json_t *root = json_pack("{s:i,s:i,s:i,s:i}", "model", 1, "temperatur", 2, "a\n\xC3\xA9", 3, "top_p", 4), *s = json_stringn("text\0x", 6);
+    static const char *const known[] = {"model", "top_p"};
+    char names[40];
+    assert_int_equal(fields_unknown(root, known, 2, names, sizeof names), 2);
+    assert_string_equal(names, "temperatur, a???");
+    assert_int_equal(fields_unknown(root, known, 2, names, 12), 2); /* what has no room is only counted */
+    assert_string_equal(names, "temperatur");
+    assert_false(json_is(s, "text"));
+    assert_false(json_is(json_object_get(root, "model"), "1"));
+    json_decref(s);
+    s = json_string("text");
+    assert_true(json_is(s, "text"));
+    assert_false(json_is(s, "tex"));
+    json_decref(s);
+    json_decref(root);
+}
+
 static void test_fields(void **state)
 {
     (void)state;
@@ -99,7 +155,7 @@ static void test_fields(void **state)
         bool ok, has;
         const char *code;
     } ints[] = {{"i", true, true, NULL},          {"r", true, true, NULL},         {"h", false, false, "invalid_type"}, {"s", false, false, "invalid_type"},
-                {"t", false, false, "invalid_type"}, {"n", true, false, NULL},     {"absent", true, false, NULL},       {"big", false, false, "invalid_type"},
+                {"t", false, false, "invalid_type"}, {"n", true, false, NULL},     {"absent", true, false, NULL},       {"big", false, false, "invalid_value"},
                 {"neg", false, false, "invalid_value"}};
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
         struct api_error e = {0};
@@ -130,6 +186,7 @@ static void test_fields(void **state)
 int main(void)
 {
     json_object_seed(1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_fields)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers),
+                                       cmocka_unit_test(test_names), cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

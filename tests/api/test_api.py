@@ -200,6 +200,9 @@ def test_logprobs(s):
     chunks = s.stream(CHAT, chat(logprobs=True, top_logprobs=3, max_tokens=12, ignore_eos=True))
     streamed = [e for c in chunks for choice in c["choices"] if choice["logprobs"] for e in choice["logprobs"]["content"]]
     check.equal("streamed entries", streamed, entries)
+    ends = s.ok(CHAT, chat(logprobs=True, logit_bias={str(i): 100 for i in eos_ids(s)}))
+    entries = ends["choices"][0]["logprobs"]["content"]
+    check.true("the end token has an entry without bytes", len(entries) == ends["usage"]["completion_tokens"] == 1 and entries[0]["bytes"] is None, entries)
     is_error("top_logprobs alone", s.post(CHAT, chat(top_logprobs=3)), 400, "invalid_value", "top_logprobs")
     is_error("top_logprobs 21", s.post(CHAT, chat(logprobs=True, top_logprobs=21)), 400, "invalid_value", "top_logprobs")
     a = s.ok(CHAT, chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True))
@@ -301,6 +304,14 @@ def test_refused(s):
         ({"messages": "x"}, "invalid_type", "messages"),
         ({"messages": [{"role": "foo", "content": "x"}]}, "invalid_value", None),
         ({"model": 1}, "invalid_type", "model"),
+        ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"max_tokens": 1e30}, "invalid_value", "max_tokens"),
+        ({"response_format": {"type": "text\0"}}, "invalid_value", "response_format.type"),
+        ({"tool_choice": "none\0x"}, "invalid_value", "tool_choice"),
+        ({"messages": [{"role": "user\0", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text\0", "text": "x"}]}]}, "unsupported_content_part", "messages[0].content[0].type"),
+        ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
+        ({"bad_words": ["x"]}, "unsupported_parameter", "bad_words"),
     ]
     for fields, code, param in table:
         param = False if param is None else param
@@ -308,6 +319,10 @@ def test_refused(s):
     fine = {k: None for k in ("stop", "logprobs", "top_logprobs", "seed", "n", "stream", "stream_options", "tools", "tool_choice", "user", "model",
                               "top_p", "logit_bias", "response_format", "max_completion_tokens", "audio", "functions", "top_k", "metadata")}
     check.equal("nulls and unknown fields", s.post(CHAT, chat(**fine, chat_id="x", provider={"a": [1]}))[0], 200)
+    nothing = {"bad_words": [], "logits_processors": [], "logprob_token_ids": [], "media_io_kwargs": {}, "chat_template_kwargs": {}, "x": 2**64}
+    check.equal("fields that ask for nothing", s.post(CHAT, chat(**nothing))[0], 200)
+    big = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer", "maximum": 2**64 - 1}}}}}
+    check.equal("64 bits without a sign in a schema", s.post(CHAT, chat(tools=[big], tool_choice="none"))[0], 200)
     check.equal("tools with choice none", s.post(CHAT, chat(tools=[tool], tool_choice="none"))[0], 200)
     check.equal("empty tools", s.post(CHAT, chat(tools=[]))[0], 200)
     a = s.ok(CHAT, chat(service_tier="auto", user="u", seed=-1, top_k=0, top_p=0, temperature=1, repeat_penalty=1.1))
@@ -379,7 +394,14 @@ def test_messages(s):
     plain = s.ok("/tokenize", {"messages": [{"role": "user", "content": ""}]})["tokens"]
     special = s.ok("/tokenize", {"prompt": "<end_of_turn>", "add_special_tokens": False})["tokens"]
     check.true("typed control tokens stay text", typed.count(special[0]) == plain.count(special[0]), (typed, special))
-    is_error("alternation", s.request("POST", CHAT, {"messages": [{"role": "user", "content": "a"}] * 2}), 400, "chat_template_error", "messages")
+    twice = s.request("POST", CHAT, {"messages": [{"role": "user", "content": "a"}] * 2})
+    is_error("alternation", twice, 400, "chat_template_error", "messages")
+    check.true("it names the message", b"messages[1] (role 'user' after 'user'): " in twice[2], twice[2])
+    lists = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]}, conversation[1]]
+    joined = [{"role": "system", "content": "Be brief.\nBe kind."}, conversation[1]]
+    check.equal("a system message in parts is shown whole", *(s.ok("/tokenize", {"messages": m})["tokens"] for m in (lists, joined)))
+    lists[0]["content"].append(image(data_url(picture())))
+    is_error("a picture in a system message", s.request("POST", CHAT, {"messages": lists}), 400, "chat_template_error", "messages")
 
 
 def test_tokenize(s):
@@ -422,7 +444,10 @@ def test_http(s):
     is_error("text/plain", s.request("POST", CHAT, chat(), {"Content-Type": "text/plain"}), 415, "unsupported_media_type")
     is_error("no type", s.request("POST", CHAT, chat(), {"Content-Type": None}), 415, "unsupported_media_type")
     check.equal("charset", s.request("POST", CHAT, chat(), {"Content-Type": "application/json; charset=utf-8"})[0], 200)
-    is_error("gzip", s.request("POST", CHAT, chat(), {"Content-Encoding": "gzip"}), 415, "unsupported_media_type")
+    a = s.request("POST", CHAT, chat(), {"Content-Encoding": "gzip"})
+    is_error("gzip", a, 415, "unsupported_media_type")
+    check.equal("what would do", (a[1].get("accept-encoding"), a[1].get("accept")), ("identity", None))
+    is_error("no body", s.request("POST", CHAT, b""), 400, "invalid_json", None)
     a = s.request("POST", CHAT, chat(), {"X-Request-Id": "abc"})
     check.equal("request id", (a[1]["x-request-id"], json.loads(a[2])["id"]), ("abc", "chatcmpl-abc"))
     a = s.request("POST", CHAT, chat(), {"X-Request-Id": "bad id"})
@@ -451,6 +476,7 @@ def test_wire(s):
     check.true("unknown coding", status(s.raw(post + b"Transfer-Encoding: xchunked\r\n\r\n")) in (400, 501))
     check.equal("no Host", status(s.raw(b"GET /health HTTP/1.1\r\n\r\n")), 400)
     check.equal("long URL", status(s.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")), 414)
+    check.equal("a header's name with a space", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n")), 400)
     check.equal("large headers", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70000 + b"\r\n\r\n")), 431)
     check.equal("Expect: other", status(s.raw(post + b"Expect: 200-maybe\r\nContent-Length: 2\r\n\r\n")), 417)
     with socket.create_connection((s.host, s.port), timeout=10) as c:
@@ -624,6 +650,16 @@ def test_drain():
     thread.join()
     check.true("the stream completes", answers and answers[0][-1]["choices"][0]["finish_reason"] == "length")
     check.run(lambda: s.stop(send=False))
+    s = Server(BINARY, MODEL)
+    thread = threading.Thread(target=long)
+    thread.start()
+    wait_until(lambda: s.metric("vllm:num_requests_running") > 0)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # one Ctrl-C: the terminal's signal and that of a script around the server
+        s.process.send_signal(signum)
+        time.sleep(0.02)
+    thread.join()
+    check.true("the same signal twice: the stream completes", len(answers) == 2 and answers[1][-1]["choices"][0]["finish_reason"] == "length")
+    check.run(lambda: s.stop(send=False))
     s = Server(BINARY, MODEL, "--drain-timeout", "0", "--shutdown-delay", "0")
     c = s.connect()
     c.request("POST", CHAT, json.dumps(chat(max_tokens=1900, ignore_eos=True, stream=True, n=8)), {"Content-Type": "application/json"})
@@ -638,6 +674,7 @@ def test_drain():
     check.true("unready in the delay", wait_until(lambda: s.request("GET", "/ready")[0] == 503, 3))
     check.equal("alive in the delay", s.request("GET", "/live")[0], 200)
     check.equal("still serving in the delay", s.request("POST", CHAT, chat())[0], 200)
+    time.sleep(0.4)
     t = time.monotonic()
     s.process.send_signal(signal.SIGTERM)
     code = s.process.wait(10)
@@ -683,10 +720,15 @@ def test_start():
         run = subprocess.run([BINARY, "serve", "--model", empty, "--port", "0"], capture_output=True, text=True, timeout=60)
         lines = [x for x in run.stderr.splitlines() if x.startswith("kvasir: ")]
         check.true("broken checkpoint: one line, exit 1", run.returncode == 1 and len(lines) == 1 and not run.stdout, run)
+        check.true("what is wrong with it", f"--model {empty}: there is no config.json in it" in lines[0], lines)
     run = subprocess.run([BINARY, "serve", "--no-such-flag"], capture_output=True, text=True, timeout=60)
     check.true("unknown flag", run.returncode == 1 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
     check.true("bad port", run.returncode == 1 and "port" in run.stderr)
+    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"), (["--model", BINARY], "not a directory"), (["--draft-tokens", "3"], "--draft-tokens is not"),
+                         (["--model", MODEL, "--kv-memory", "10T"], "are asked for (--kv-memory)"), (["--threads", "999"], "999 is outside 0..256")):
+        run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+        check.true(f"{flags}: says what is wrong", run.returncode == 1 and words in run.stderr, run)
     run = subprocess.run([BINARY, "version"], capture_output=True, text=True, timeout=60)
     check.true("version", run.returncode == 0 and run.stdout.startswith("kvasir "))
     run = subprocess.run([BINARY, "inspect", "--model", MODEL], capture_output=True, text=True, timeout=60)
