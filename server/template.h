@@ -18,7 +18,7 @@
 struct template_caps {
     bool content_list;      /* iterates over content parts: give lists; else content is handed over as one string */
     bool system_role;       /* a system message's text appears */
-    bool system_list;       /* so do all texts of one whose content is a list */
+    bool system_list;       /* so does the first text of one whose content is a list, and not as the list that it stands in */
     bool system_pictures;   /* and pictures in that list are not passed over */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */

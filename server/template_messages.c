@@ -130,7 +130,7 @@ static enum status content_value(struct builder *b, const json_t *content, enum 
 
 /* ---- what a template lacks ---- */
 
-/* A system message's content for a template that takes it as one string only: some show no more than the first part of a list. */
+/* A system message's content for a template that takes it as one string only. */
 static enum status system_string(struct builder *b, const json_t *content, bool last, struct jinja_value *out)
 {
     struct template_caps strings = {.content_list = false};

@@ -81,7 +81,7 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
         caps->system_role = !p.ok;
     }
     render(&p, "[" LIST_SYSTEM("") "," LIST_USER "]", NULL);
-    caps->system_list = shows(&p, "<<system>>") && shows(&p, "<<more>>") && !strstr(p.out.text, "[{");
+    caps->system_list = shows(&p, "<<system>>") && !strstr(p.out.text, "[{");
     size_t len = p.out.len;
     render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
     caps->system_pictures = caps->system_list && p.ok && p.out.len > len;
