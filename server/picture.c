@@ -98,6 +98,14 @@ static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct
     return IMAGE_OK;
 }
 
+/* second_per_grid_ts of Qwen2.5's processor times tokens_per_second: a float32 each, so that where time * seconds is a whole
+ * number the same side of it is met. Qwen2 counts groups of frames. */
+static double positions_between(const struct model_image_rule *rule, double fps)
+{
+    float seconds = (float)((double)rule->config.depth / fps);
+    return rule->tokens_per_second > 0.0 ? (double)((float)rule->tokens_per_second * seconds) : 1.0;
+}
+
 static enum image_fault video(const struct model_image_rule *rule, const struct picture_ask *ask, const uint8_t *bytes,
                               size_t len, struct image_prepared *out, struct picture_parts *parts, struct err *err)
 {
@@ -122,9 +130,7 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
         const struct image_u8 *img = &out->images[i];
         struct prompt_grid *g = &parts->grids[i];
         *g = image_grid(cfg, img->width, img->height, img->frames);
-        /* second_per_grid_ts of Qwen2.5's processor; Qwen2 counts groups of frames. */
-        if (g->t > 1)
-            g->seconds = rule->tokens_per_second > 0.0 ? rule->tokens_per_second * ((double)cfg->depth / v.sampled_fps) : 1.0;
+        if (g->t > 1) g->seconds = positions_between(rule, v.sampled_fps);
     }
     video_frames_free(&v);
     return f;

@@ -166,6 +166,14 @@ static void test_lists(void **state)
     assert_memory_not_equal(parts.keys[0], key, 32);
     image_prepared_free(&p);
     picture_parts_free(&parts);
+    /* Group 6 of 2.4 frames per second and 25 positions per second is at 125 - 2^-17: 125 where only the product is rounded. */
+    struct model_image_rule fine = rule;
+    fine.tokens_per_second = 25;
+    const struct picture_ask uneven = {.video = true, .list = true, .fps = 2.4};
+    assert_int_equal(picture_from_file(&fine, "qwen2_5_vl", &uneven, list, len, &p, &parts, &err), IMAGE_OK);
+    assert_int_equal(prompt_grid_time(&parts.grids[0], 6), 124);
+    image_prepared_free(&p);
+    picture_parts_free(&parts);
     /* With timestamps: three pictures of two frames each. */
     stamps.video_stamps = stamps.config.video_volume = true;
     assert_int_equal(picture_from_file(&stamps, "qwen3_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);

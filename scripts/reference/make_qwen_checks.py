@@ -63,7 +63,7 @@ class Pictures:
             k = at[kind]
             t, h, w = (self.grid if kind == 1 else self.video_grid)[k].tolist()
             alone = kind == 2 and c.model_type.startswith("qwen3_vl")  # a group of frames stands for itself, behind its time stamp
-            pace = 0.0 if kind == 1 or alone else (self.seconds[k] * step if step else 1.0)
+            pace = 0.0 if kind == 1 or alone else float(np.float32(step) * np.float32(self.seconds[k])) if step else 1.0
             whole, t, first = t, (1 if alone else t), group
             group = group + 1 if alone and group + 1 < whole else 0
             at[kind] += group == 0
@@ -71,7 +71,7 @@ class Pictures:
             assert end - begin == t * h * w
             nxt += begin - last
             out.append(({"begin": begin, "end": end, "kind": "video" if kind == 2 else "image", "index": k, "first": first, "grid": [t, h, w],
-                         "seconds": pace, "base": nxt}, nxt + 1 + max(int((t - 1) * pace), h - 1, w - 1)))
+                         "seconds": pace, "base": nxt}, nxt + 1 + max(int(np.float32(t - 1) * np.float32(pace)), h - 1, w - 1)))
             nxt, last = out[-1][1], end
         return out
 
@@ -104,7 +104,7 @@ def positions_by_formula(model, p, count):
             nxt += 1
         (t, h, w), pace = part["grid"], part["seconds"]
         assert nxt == part["base"]
-        out += [(nxt + int(f * pace), nxt + y, nxt + x) for f in range(t) for y in range(h) for x in range(w)]
+        out += [(nxt + int(np.float32(f) * np.float32(pace)), nxt + y, nxt + x) for f in range(t) for y in range(h) for x in range(w)]
         nxt = behind
     while len(out) < count:
         out.append((nxt, nxt, nxt))
