@@ -101,6 +101,7 @@ struct settings {
     uint32_t node;
     const char *path;
     struct err *err;
+    bool size_only; /* min_pixels and max_pixels mean nothing here */
 };
 
 static enum status wrong(const struct settings *s, const char *key, const char *want)
@@ -194,7 +195,11 @@ static enum status read_areas(const struct settings *s, struct image_config *out
     struct settings size = {.doc = s->doc, .node = json_get_live(s->doc, s->node, "size"), .path = s->path, .err = s->err};
     enum status st = ST_OK;
     if (size.node != JSON_NONE) {
-        if (json_kind(s->doc, size.node) != JSON_OBJECT)
+        static const char *const known[] = {"min_pixels", "max_pixels", "shortest_edge", "longest_edge"};
+        bool any = false; /* json_get_live has nothing of what is not an object */
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            any |= json_get_live(s->doc, size.node, known[i]) != JSON_NONE;
+        if (!any)
             return err_set(s->err, ST_UNSUPPORTED,
                            "%s: size must have shortest_edge and longest_edge: this family's pictures keep their shape", s->path);
         st = read_area(&size, "min_pixels", &out->area_min);
@@ -202,8 +207,8 @@ static enum status read_areas(const struct settings *s, struct image_config *out
         if (!st) st = read_area(&size, "shortest_edge", &out->area_min);
         if (!st) st = read_area(&size, "longest_edge", &out->area_max);
     }
-    if (!st) st = read_area(s, "min_pixels", &out->area_min);
-    if (!st) st = read_area(s, "max_pixels", &out->area_max);
+    if (!st && !s->size_only) st = read_area(s, "min_pixels", &out->area_min);
+    if (!st && !s->size_only) st = read_area(s, "max_pixels", &out->area_max);
     if (!st) st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
     if (!st) st = read_count(s, "merge_size", PATCH_MAX, &out->merge);
     if (!st) st = read_count(s, "temporal_patch_size", PATCH_MAX, &out->depth);
@@ -265,8 +270,10 @@ static enum status read_settings(const struct settings *s, struct image_config *
 
 static enum status read_video_settings(const struct settings *s, struct image_config *out)
 {
-    enum status st = read_settings(s, out);
-    return st ? st : read_frames(s, out);
+    struct settings v = *s;
+    v.size_only = out->video_volume; /* Qwen3VLVideoProcessor has no such arguments, unlike Qwen2VLVideoProcessor */
+    enum status st = read_settings(&v, out);
+    return st ? st : read_frames(&v, out);
 }
 
 /* Reads dir/file, or the object under `key` in it. *found says whether there were settings. */

@@ -300,6 +300,17 @@ static void test_config(void **state)
     assert_true(cfg.area_min == 65536 && cfg.area_max == 16777216 && cfg.patch == 16 && cfg.mean[1] == 0.5f);
     assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824 && cfg.video_fps == 1.0);
     assert_true(cfg.video_frames_min == 4 && cfg.video_frames_max == 96 && !cfg.video_cap_tokens);
+    /* Qwen3's videos have their bounds in size alone, also where the file is that of the pictures. */
+    static const char both3[] = "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, "
+                                "\"min_pixels\": 5000, \"max_pixels\": 6000, \"image_mean\": 0.5, \"image_std\": 0.5}";
+    assert_int_equal(settings("qwen3_vl", NULL, picture3, both3, &cfg, &err), ST_OK);
+    assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824);
+    assert_int_equal(settings("qwen3_vl", NULL, both3, NULL, &cfg, &err), ST_OK);
+    assert_true(cfg.area_min == 5000 && cfg.area_max == 6000);
+    assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824);
+    assert_int_equal(settings("qwen2_5_vl", NULL, "{}", "{\"size\": {\"longest_edge\": 9000}, \"max_pixels\": 8000, "
+                                                        "\"min_pixels\": 7}", &cfg, &err), ST_OK);
+    assert_true(cfg.video && cfg.video_area_min == 7 && cfg.video_area_max == 8000);
     /* min_pixels and max_pixels win over size, the nested part over the flat file. */
     assert_int_equal(
         settings("qwen2_5_vl",
@@ -321,6 +332,7 @@ static void test_config(void **state)
         const char *text;
         enum status want;
     } bad[] = {{"{\"size\": 448}", ST_UNSUPPORTED},
+               {"{\"size\": {\"height\": 448, \"width\": 448}}", ST_UNSUPPORTED},
                {"{\"size\": {\"shortest_edge\": 0}}", ST_FORMAT},
                {"{\"size\": {\"shortest_edge\": 1e30}}", ST_FORMAT},
                {"{\"min_pixels\": -1}", ST_FORMAT},
