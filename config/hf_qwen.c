@@ -182,15 +182,14 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
 static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
     uint32_t type = json_get_live(r->d, dict, "rope_type");
-    double partial = 1;
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
-    hf__double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (partial != 1) hf__fault(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     /* "mrope" is what the first releases call the default type. */
     if (type == JSON_NONE || json_str_eq(r->d, type, "default") || json_str_eq(r->d, type, "mrope")) return;
     if (json_str_eq(r->d, type, "linear")) {
         p->type = HF_ROPE_LINEAR;
+        p->factor = 0;
         hf__double(r, dict, "factor", 1e-6, 1e6, &p->factor);
+        if (p->factor == 0) hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
     } else if (json_str_eq(r->d, type, "yarn")) {
         p->type = HF_ROPE_YARN;
         read_yarn(r, dict, t, p);
@@ -230,6 +229,10 @@ static void read_rope(struct hf_reader *r, const struct hf_row *row, uint32_t ob
     hf__double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
     hf__double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
     hf__double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
+    double partial = 1; /* stands beside the other keys or among them */
+    hf__double(r, obj, "partial_rotary_factor", 0, 1, &partial);
+    hf__double(r, dict, "partial_rotary_factor", 0, 1, &partial);
+    if (partial != 1) hf__fault(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     read_rope_type(r, dict, t, p);
     if (row->vision) read_sections(r, row, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */

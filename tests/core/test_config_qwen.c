@@ -361,6 +361,8 @@ static void test_hostile(void **state)
         {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1,\"beta_slow\":3}"), ST_FORMAT, "beta_fast"},
         {Q3("\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}"), ST_FORMAT, "rope_theta"},
         {Q3("\"rope_scaling\":{\"type\":\"linear\",\"factor\":-2}"), ST_FORMAT, "factor"},
+        {Q3("\"rope_scaling\":{\"type\":\"linear\"}"), ST_FORMAT, "factor: is missing"},
+        {Q3("\"partial_rotary_factor\":0.5"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {Q3("\"rope_parameters\":{\"partial_rotary_factor\":0.25}"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {Q3("\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]"), ST_FORMAT, "use_sliding_window is off"},
         {Q3("\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]"), ST_UNSUPPORTED, "layer_types"},
