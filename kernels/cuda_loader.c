@@ -2,10 +2,13 @@
 #include "kernels/cuda_loader.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LIBRARY "kvasir-cuda.so"
@@ -29,6 +32,37 @@ static bool loader__path(char *out, size_t room)
     return len > 0 && (size_t)len < room && access(out, R_OK) == 0;
 }
 
+/* Does [at, at + bytes) lie in a file of `size` bytes? */
+static bool within(uint64_t at, uint64_t bytes, uint64_t size)
+{
+    return at <= size && bytes <= size - at;
+}
+
+/* Whether the file is as long as its own headers say. dlopen maps what they say, and the first touch of a page behind the end of a
+ * file, of a copy that was cut short, kills the process. What isn't ELF of this machine's kind is left to dlopen, which says so.
+ * The section headers matter to nobody here, but stand at the end. */
+static bool loader__whole(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat sb;
+    Elf64_Ehdr h;
+    if (fd < 0) return true; /* a bare name, which dlopen looks up; or dlopen says why not */
+    bool whole = true, elf = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && pread(fd, &h, sizeof h, 0) == (ssize_t)sizeof h &&
+                             memcmp(h.e_ident, ELFMAG, SELFMAG) == 0 && h.e_ident[EI_CLASS] == ELFCLASS64;
+    uint64_t size = elf ? (uint64_t)sb.st_size : 0;
+    if (elf) {
+        whole = within(h.e_phoff, (uint64_t)h.e_phnum * sizeof(Elf64_Phdr), size) &&
+                (!h.e_shoff || within(h.e_shoff, (uint64_t)h.e_shnum * h.e_shentsize, size));
+        for (unsigned i = 0; whole && i < h.e_phnum; i++) {
+            Elf64_Phdr p;
+            whole = pread(fd, &p, sizeof p, (off_t)(h.e_phoff + i * sizeof p)) == (ssize_t)sizeof p &&
+                    (p.p_type == PT_NULL || within(p.p_offset, p.p_filesz, size));
+        }
+    }
+    close(fd);
+    return whole;
+}
+
 /* What the library exports. ISO C has no conversion of an object pointer to a function pointer; POSIX says that these bytes are
  * one. */
 struct library {
@@ -45,6 +79,10 @@ static bool loader__open(struct library *out, char *why, size_t room)
     void *symbols[4];
     if (!loader__path(path, sizeof path)) {
         snprintf(why, room, "there is no " LIBRARY " beside the program");
+        return false;
+    }
+    if (!loader__whole(path)) {
+        snprintf(why, room, "%s: cut short or damaged", path);
         return false;
     }
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);

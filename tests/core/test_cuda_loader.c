@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static const char *reason(const char *library)
@@ -33,6 +34,38 @@ static void test_missing(void **state)
     memset(text, 'x', sizeof text);
     assert_null(be_cuda_load(text, 4)); /* the reason is cut, not written beyond its room */
     assert_true(memchr(text, 0, 4) != NULL && text[4] == 'x');
+}
+
+/* A copy that was cut short: dlopen would map what its headers say, and the first touch behind the file's end is SIGBUS. */
+static void test_cut_short(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/kvasir-library-XXXXXX";
+    static char all[4 << 20];
+    FILE *own = fopen("/proc/self/exe", "rb"); /* any ELF file will do */
+    assert_non_null(own);
+    size_t n = fread(all, 1, sizeof all, own);
+    fseek(own, 0, SEEK_END);
+    size_t whole = (size_t)ftell(own);
+    fclose(own);
+    close(mkstemp(path));
+    static const size_t at[] = {64, 100, 1000, 5000, 100000};
+    for (size_t i = 0; i <= sizeof at / sizeof *at; i++) {
+        size_t len = i < sizeof at / sizeof *at ? at[i] : whole - 1 < n ? whole - 1 : n;
+        FILE *f = fopen(path, "wb");
+        assert_int_equal(fwrite(all, 1, len, f), len);
+        fclose(f);
+        assert_non_null(strstr(reason(path), "cut short"));
+    }
+    struct engine *e = NULL;
+    struct err err = {0};
+    struct engine_options opt = {.model_dir = "models/demo", .backend = "cuda", .kv_bytes = (uint64_t)8 << 20, .context_max = 256};
+    assert_int_equal(engine_open(&opt, &e, &err), ST_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "cut short"));
+    opt.backend = "auto";
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    engine_close(e);
+    unlink(path);
 }
 
 static void test_devices(void **state)
@@ -75,7 +108,7 @@ static void test_engine(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_devices),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_cut_short), cmocka_unit_test(test_devices),
                                        cmocka_unit_test(test_engine)};
     return cmocka_run_group_tests_name("CUDA loader", tests, NULL, NULL);
 }
