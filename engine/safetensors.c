@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +231,43 @@ static enum status parse_header(struct stf_files *f, uint32_t file, struct err *
     return st ? st : check_tiling(f, first, m->name, body, body_len, err);
 }
 
+/* What is mapped now, for a signal handler: fixed places, written and read without a lock. */
+static struct {
+    atomic_uintptr_t begin; /* 0 = free */
+    atomic_size_t len;      /* 0 = being filled in */
+    const char *_Atomic name;
+} mappings[FILES_MAX];
+
+static void mapping_add(const struct mapped *m)
+{
+    for (uint32_t i = 0; i < FILES_MAX; i++) {
+        uintptr_t none = 0;
+        if (!atomic_compare_exchange_strong(&mappings[i].begin, &none, (uintptr_t)m->map)) continue;
+        atomic_store(&mappings[i].name, m->name);
+        atomic_store(&mappings[i].len, m->len);
+        return;
+    }
+}
+
+static void mapping_remove(const struct mapped *m)
+{
+    for (uint32_t i = 0; i < FILES_MAX; i++) {
+        if (atomic_load(&mappings[i].begin) != (uintptr_t)m->map) continue;
+        atomic_store(&mappings[i].len, 0);
+        atomic_store(&mappings[i].begin, 0);
+        return;
+    }
+}
+
+const char *stf_file_at(const void *address)
+{
+    for (uint32_t i = 0; i < FILES_MAX; i++) {
+        uintptr_t begin = atomic_load(&mappings[i].begin), at = (uintptr_t)address;
+        if (begin && at >= begin && at - begin < atomic_load(&mappings[i].len)) return atomic_load(&mappings[i].name);
+    }
+    return NULL;
+}
+
 /* Maps the file `path` (taken: freed with the files) and reads its header. */
 static enum status add_file(struct stf_files *f, char *path, struct err *err)
 {
@@ -259,6 +297,7 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
         } else {
             m->map = p;
             m->len = (size_t)sb.st_size;
+            mapping_add(m);
             (void)madvise(p, m->len, MADV_SEQUENTIAL);
         }
     }
@@ -411,7 +450,10 @@ void stf_close(struct stf_files *f)
     for (size_t i = 0; i < f->count; i++) free((void *)(uintptr_t)f->tensors[i].name);
     free(f->tensors);
     for (uint32_t i = 0; i < f->file_count; i++) {
-        if (f->files[i].map) munmap(f->files[i].map, f->files[i].len);
+        if (f->files[i].map) {
+            mapping_remove(&f->files[i]);
+            munmap(f->files[i].map, f->files[i].len);
+        }
         free(f->files[i].name);
     }
     free(f->files);

@@ -55,6 +55,10 @@ const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t)
 const char *stf_dtype_name(enum stf_dtype d);
 uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
 
+/* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): a file that is cut short,
+ * or a disk that fails, while its bytes are read. */
+const char *stf_file_at(const void *address);
+
 /* All values as float32 into dst [elements]; false (nothing written) for a dtype other than F32, BF16 and F16. */
 bool stf_to_f32(const struct stf_tensor *t, float *dst);
 

@@ -1,8 +1,9 @@
-/* The program: sub-commands. The only file besides assert.h and loop.c's second signal that ends the process. */
+/* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed engine) that ends the process. */
 #include "config/base/log.h"
 #include "config/options.h"
 #include "engine/engine.h"
 #include "server/bench.h"
+#include "server/bus_error.h"
 #include "server/server.h"
 
 #include <errno.h>
@@ -121,6 +122,7 @@ static int inspect_devices(void)
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "help";
+    bus_error_catch();
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) return puts("kvasir " KVASIR_VERSION) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;

@@ -1,0 +1,28 @@
+/* See bus_error.h. */
+#include "server/bus_error.h"
+
+#include "engine/safetensors.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+static void on_bus_error(int signum, siginfo_t *info, void *context)
+{
+    (void)context;
+    const char *parts[] = {"kvasir: ", stf_file_at(info->si_addr), ": can't be read: it was cut short while it was being loaded, or the disk has failed\n"};
+    if (!parts[1]) {
+        signal(signum, SIG_DFL); /* it faults again on return */
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (write(STDERR_FILENO, parts[i], strlen(parts[i])) < 0) break;
+    }
+    _exit(1);
+}
+
+void bus_error_catch(void)
+{
+    struct sigaction act = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigaction(SIGBUS, &act, NULL);
+}
