@@ -111,6 +111,7 @@ struct engine_run {
     struct token_out out;     /* if sample */
     struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at position p in (position,
                                  min(position+count, prompt_count-1)] */
+    bool broken;              /* if sample: no logit is a finite number, as with damaged weights; out means nothing */
 };
 struct engine_batch {
     struct engine_run *runs; /* [run_count], caller's */

@@ -7,6 +7,7 @@
 
 #include "config/base/assert.h"
 
+#include <math.h>
 #include <string.h>
 
 #define NEVER_LOGPROB (-9999.0f) /* finite, so that JSON can say it */
@@ -331,7 +332,8 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
             out->rank = e->desc.vocab + 1;
         }
     }
-    if (w->sample && !sampler_draw(e->sampler, r->sampling, &row, &r->out)) {
+    if (w->sample) r->broken = !isfinite(row.stats.max);
+    if (w->sample && !r->broken && !sampler_draw(e->sampler, r->sampling, &row, &r->out)) {
         e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
         row.raw = e->host_row;
         bool drawn = sampler_draw(e->sampler, r->sampling, &row, &r->out);
