@@ -35,7 +35,10 @@ void jn_enter(struct jinja_ctx *c)
 
 void jn_charge(struct jinja_ctx *c, size_t bytes)
 {
-    if (bytes >= 64) spend(c, bytes / 64);
+    c->charged += bytes; /* many small pieces are work too */
+    if (c->charged < 64) return;
+    spend(c, c->charged / 64);
+    c->charged %= 64;
 }
 
 /* ---- names ---- */

@@ -307,6 +307,7 @@ struct jinja_ctx {
     const struct jn_loop *running; /* the innermost loop; after a fault the one that it happened in */
     struct timespec started;
     uint64_t next_clock_check;
+    size_t charged; /* bytes that are no whole step yet */
     struct jn_sb *out;
     struct jn_sb top;
     bool have_now;
@@ -350,7 +351,7 @@ struct jinja_value jn_replace(struct jinja_ctx *c, const struct jinja_str *s, co
 struct jinja_value jn_splitlines(struct jinja_ctx *c, const struct jinja_str *s, bool keep_ends);
 struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt, struct jinja_value args);    /* printf style */
 struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fmt, const struct jn_args *a); /* {} style */
-int jn_str_cased(const struct jinja_str *s); /* 1 only lower, 2 only upper, 0 neither (Python islower / isupper) */
+int jn_str_cased(struct jinja_ctx *c, const struct jinja_str *s); /* 1 only lower, 2 only upper, 0 neither (Python islower / isupper) */
 
 /* Unicode (jinja_unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,

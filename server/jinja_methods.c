@@ -420,7 +420,7 @@ static struct jinja_value call_string(struct jinja_ctx *c, const struct jinja_st
         return find(c, s, arg, method == M_RFIND || method == M_RINDEX, method == M_INDEX || method == M_RINDEX);
     case M_ISLOWER:
     case M_ISUPPER:
-        return JN_V(JN_BOOL, i, jn_str_cased(s) == (method == M_ISLOWER ? 1 : 2));
+        return JN_V(JN_BOOL, i, jn_str_cased(c, s) == (method == M_ISLOWER ? 1 : 2));
     case M_JOIN:
         return join(c, s, arg[0]);
     case M_STRIP:
@@ -442,6 +442,7 @@ static struct jinja_value call_string(struct jinja_ctx *c, const struct jinja_st
     case M_SPLITLINES:
         return jn_splitlines(c, s, arg[0].type != JN_MISSING && jn_truth(arg[0]));
     default:
+        jn_charge(c, s->len);
         return JN_V(JN_BOOL, i, all_chars(s, method));
     }
 }

@@ -399,7 +399,7 @@ struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, stru
     while ((sides & 1) && a < b) {
         uint32_t cp = jn_decode(a, b, &next);
         if (set ? !in_set(set, cp) : !jn_is_space(cp)) break;
-        if (set) jn_charge(c, set->len);
+        jn_charge(c, 1 + (set ? set->len : 0));
         a = next;
     }
     while ((sides & 2) && a < b) {
@@ -407,7 +407,7 @@ struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, stru
         while (q > a && ((unsigned char)*q & 0xc0) == 0x80) q--;
         uint32_t cp = jn_decode(q, b, &next);
         if (next != b || (set ? !in_set(set, cp) : !jn_is_space(cp))) break;
-        if (set) jn_charge(c, set->len);
+        jn_charge(c, 1 + (set ? set->len : 0));
         b = q;
     }
     return with_markup(c, jn_slice_bytes(c, s, (size_t)(a - s->p), (size_t)(b - s->p)), s->markup);
@@ -510,8 +510,9 @@ struct jinja_value jn_splitlines(struct jinja_ctx *c, const struct jinja_str *s,
     return out;
 }
 
-int jn_str_cased(const struct jinja_str *s)
+int jn_str_cased(struct jinja_ctx *c, const struct jinja_str *s)
 {
+    jn_charge(c, s->len);
     const char *end = s->p + s->len;
     bool lower = false, upper = false;
     for (const char *p = s->p; p < end;) {

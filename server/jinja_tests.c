@@ -163,9 +163,9 @@ static bool run_test(struct jinja_ctx *c, enum test_id id, struct jinja_value v,
     case IS_ITERABLE:
         return jn_is_iterable(v);
     case IS_LOWER:
-        return jn_str_cased(jn_to_str(c, v).u.s) == 1;
+        return jn_str_cased(c, jn_to_str(c, v).u.s) == 1;
     case IS_UPPER:
-        return jn_str_cased(jn_to_str(c, v).u.s) == 2;
+        return jn_str_cased(c, jn_to_str(c, v).u.s) == 2;
     case IS_MAPPING:
         return v.type == JN_DICT;
     case IS_NONE:

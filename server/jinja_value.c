@@ -315,8 +315,9 @@ struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
         break;
     }
     case JN_ITER:
-        *out.u.l =
-            (struct jinja_list){.v = v.u.l->v + v.u.l->pos, .count = v.u.l->count - v.u.l->pos, .cap = v.u.l->count - v.u.l->pos};
+        if (v.u.l->v) /* an empty one has no array */
+            *out.u.l =
+                (struct jinja_list){.v = v.u.l->v + v.u.l->pos, .count = v.u.l->count - v.u.l->pos, .cap = v.u.l->count - v.u.l->pos};
         v.u.l->pos = v.u.l->count;
         break;
     default:

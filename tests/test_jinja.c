@@ -283,7 +283,20 @@ static void limits_hold(void **state)
     for (size_t i = 0; i < sizeof endless / sizeof *endless; i++)
         expect_fault(endless[i], strlen(endless[i]), NULL, JINJA_LIMIT, 0);
     expect_fault("{{ '%999999999d' % 1 }}", 23, NULL, JINJA_RUNTIME, 1);
+    /* Work on long strings is counted in bytes, also where it goes character by character. */
+    static const char *const laborious[] = {
+        "{% set s = ' ' * 1000000 %}{% for i in range(20) %}{{ s.strip() }}{% endfor %}",
+        "{% set s = ' ' * 1000000 %}{% for i in range(20) %}{{ s.lstrip('x ') }}{% endfor %}",
+        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isupper() %}{% endfor %}",
+        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s.isalpha() %}{% endfor %}",
+        "{% set s = 'A' * 1000000 %}{% for i in range(20) %}{% set x = s is upper %}{% endfor %}",
+        "{% set s = 'a' * 1000000 %}{% for i in range(20) %}{% set x = s|upper|length %}{% endfor %}",
+    };
     struct jinja_limits small = JINJA_LIMITS_DEFAULT;
+    small.steps_max = 150000;
+    for (size_t i = 0; i < sizeof laborious / sizeof *laborious; i++)
+        expect_fault(laborious[i], strlen(laborious[i]), &small, JINJA_LIMIT, 0);
+    small = JINJA_LIMITS_DEFAULT;
     small.output_bytes_max = 10;
     expect_fault("0123456789a", 11, &small, JINJA_LIMIT, 0);
     small.source_bytes_max = 5;
