@@ -25,6 +25,7 @@ struct options {
     uint64_t prefill_chunk;  /* tokens of one sequence's prefill per step; 0 = the step's budget */
     char *prefix_cache;      /* on | off */
     uint64_t encoder_cache_memory; /* bytes of encoded pictures kept */
+    uint64_t picture_memory; /* bytes of decoded pictures held by requests that wait or run */
     char *draft_model;
     uint64_t draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */

@@ -15,6 +15,7 @@
 
 enum {
     LOOK_AHEAD = 4,               /* pictures of one sequence whose pixels are asked for at a time: they are decoded while others are encoded */
+    OPEN_MAX = 8,                 /* of all sequences: one picture is encoded at a time, and decoded ones are large */
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
 };
 
@@ -244,8 +245,25 @@ static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
     return sched__push_event(s, &ev);
 }
 
+/* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their sequence needs next. These
+ * are counted on their own: what is only looked ahead for may wait for them, so it can't keep them from being asked for. */
+struct open_pictures {
+    uint32_t all, next;
+};
+
+static void count_open(const struct sequence *q, struct open_pictures *open)
+{
+    for (uint32_t i = q->next_image; i < q->req.prompt->image_count && i - q->next_image < LOOK_AHEAD; i++) {
+        const struct seq_image *f = &q->features[i];
+        bool ready = f->entry && features_state(f->entry) == FEATURES_DONE; /* by somebody else */
+        if (!f->asked && (!f->pixels.rgb || ready)) continue;
+        open->all++;
+        open->next += i == q->next_image;
+    }
+}
+
 /* Holds the entries of q's next pictures and asks for the pixels that nobody has. False: out of memory. */
-static bool look_ahead(struct scheduler *s, struct sequence *q)
+static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pictures *open)
 {
     const struct prompt *p = q->req.prompt;
     for (uint32_t i = q->next_image; i < p->image_count && i - q->next_image < LOOK_AHEAD; i++) {
@@ -255,7 +273,11 @@ static bool look_ahead(struct scheduler *s, struct sequence *q)
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
         uint32_t twin = q->next_image; /* the same picture further up in the prompt is encoded before this one is wanted */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
-        if (twin == i && !ask(s, q, i)) return false;
+        bool next_one = i == q->next_image;
+        if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
+        if (!ask(s, q, i)) return false;
+        open->all++;
+        open->next += next_one;
     }
     return true;
 }
@@ -276,9 +298,11 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
 
 bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
 {
+    struct open_pictures open = {0};
+    for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
     for (struct sequence *q = s->running.head, *next; q; q = next) {
         next = q->next;
-        if (!look_ahead(s, q)) sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
+        if (!look_ahead(s, q, &open)) sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
     }
     uint32_t image;
     struct sequence *q = find_encodable(s, &image);

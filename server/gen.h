@@ -91,7 +91,7 @@ struct choice {
 };
 
 struct image_fetch;
-/* A picture of a chat whose content is known from an earlier request and that was not decoded (bytes NULL: it was, the pixels are in the prompt). */
+/* A picture of a chat whose pixels are not held: its content is known from an earlier request, or there was no room (bytes NULL: the pixels are in the prompt). */
 struct gen_picture {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
@@ -118,6 +118,7 @@ struct gen {
     uint32_t tag_id_count;
     struct gen_picture *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
     uint32_t picture_count;
+    size_t pixel_bytes; /* of decoded pictures in the prompt: its share of the server's */
     uint32_t finishes_shown; /* STREAM: choices whose finish chunk went out */
     bool head_sent, failed, prompt_ids_sent;
     bool touched; /* events of this wake-up changed it */

@@ -49,6 +49,8 @@ void gen_images_free(struct gen *g)
         image_prepared_free(&g->pictures[i].ready);
     }
     free(g->pictures);
+    atomic_fetch_sub(&g->r->srv->pixel_bytes, g->pixel_bytes);
+    g->pixel_bytes = 0;
     g->pictures = NULL;
     g->picture_count = 0;
 }

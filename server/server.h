@@ -19,6 +19,7 @@
 #include "server/error_map.h"
 
 #include <microhttpd.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
@@ -144,6 +145,7 @@ struct server {
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     size_t body_bytes;         /* request bodies held */
+    atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
     struct conn *conns;        /* open connections: loop.c */
     uint32_t conn_count;
     int exit_code;

@@ -3,9 +3,10 @@ What a request asks of the size counts, the caches never change an answer, and w
 import base64
 import os
 import sys
+import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture, png  # noqa: E402
+from harness import Checks, Server, arguments, data_url, picture, png, wait_until  # noqa: E402
 
 check = Checks()
 CHAT = "/v1/chat/completions"
@@ -91,6 +92,30 @@ def test_answers(model):
         check.true("speed counts", got["slow jpegs"]["choices"][0]["logprobs"] != got["jpegs"]["choices"][0]["logprobs"])
 
 
+def test_late(model):
+    """No room for decoded pictures, or for a few: the files wait instead and are decoded again in their turn, which changes no answer."""
+    flags = ("--kv-memory", "64M", "--prefix-cache", "off", "--max-sequences", "3")
+    usual, none, few = Server(args.binary, model, *flags), Server(args.binary, model, *flags, "--picture-memory", "1"), Server(args.binary, model, *flags, "--picture-memory", "20K")
+    got = {}
+    try:
+        for name, request in REQUESTS.items():
+            request = {**request, "n": 2} if name == "both" else request
+            got[name] = request, usual.ok(CHAT, request)["choices"]
+            check.equal(f"{name}: decoded late", none.ok(CHAT, request)["choices"], got[name][1])
+        early, late = (s.metric("kvasir:images_decoded_total") for s in (usual, none))
+        check.true("each picture twice, but the twin of another", late >= 2 * early - 1, (early, late))
+        threads = [threading.Thread(target=check.run, args=(lambda n: check.equal(f"{n}: among others", few.ok(CHAT, got[n][0])["choices"], got[n][1]), name)) for name in REQUESTS]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for s in (usual, none, few):
+            check.true("nothing is held", wait_until(lambda: s.metric("kvasir:picture_bytes") == 0, 3), s.metric("kvasir:picture_bytes"))
+    finally:
+        for s in (usual, none, few):
+            s.stop()
+
+
 def test_named(model):
     """Where two prompts part: at a video, at the picture behind it."""
     s = Server(args.binary, model, "--kv-memory", "64M")
@@ -139,7 +164,7 @@ def test_refused(model):
 
 if __name__ == "__main__":
     args = arguments(__doc__)
-    for test in [test_answers, test_named, test_refused]:
+    for test in [test_answers, test_late, test_named, test_refused]:
         if not args.only or test.__name__ in args.only:
             for folder in ["qwen2_vl_f32", "qwen2_5_vl_f32", "qwen3_vl_f32"]:
                 check.run(test, os.path.join(GOLDEN, "qwen", folder))

@@ -358,6 +358,46 @@ static void test_many_pictures(void **state)
     close_sched();
 }
 
+/* Decoded pictures are large: only some are asked for at a time, however many sequences want one, and everybody gets theirs. */
+static void test_few_at_a_time(void **state)
+{
+    (void)state;
+    open_sched((struct sched_options){.features_bytes = 1});
+    struct request *r[8];
+    uint32_t open = 0, most = 0, done = 0, answered[8][6] = {{0}};
+    for (uint8_t i = 0; i < 8; i++) {
+        r[i] = make(i, 6, 5, false);
+        for (uint8_t k = 0; k < 6; k++) {
+            r[i]->images[k].key[0] = i;
+            r[i]->images[k].key[1] = k;
+        }
+        submit(r[i]);
+    }
+    for (uint32_t turn = 0; turn < 2000 && done < 8; turn++) {
+        steps(1);
+        open = done = 0;
+        for (int i = 0; i < 8; i++) {
+            done += r[i]->ends;
+            for (int k = 0; k < 6; k++) open += r[i]->asks[k] - answered[i][k];
+        }
+        if (open > most) most = open;
+        for (uint32_t i = 8; turn % 7 == 6 && i-- > 0;) /* the last first, one each */
+            for (uint32_t k = 6; k-- > 0;) {
+                if (r[i]->asks[k] == answered[i][k]) continue;
+                supply(r[i], k, 1);
+                answered[i][k]++;
+                break;
+            }
+    }
+    assert_in_range(most, 8, 15);
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < 6; k++) assert_int_equal(r[i]->asks[k], 1);
+        check_end(r[i], END_LENGTH);
+    }
+    assert_int_equal(fake.created, 48);
+    close_sched();
+}
+
 /* Preempted before, while and after its picture is encoded: it asks again for what is gone, and only for that. */
 static void test_preemption(void **state)
 {
@@ -490,6 +530,7 @@ int main(void)
         cmocka_unit_test(test_nothing_kept),
         cmocka_unit_test(test_failures_end_one),
         cmocka_unit_test(test_many_pictures),
+        cmocka_unit_test(test_few_at_a_time),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_stale_answers),
         cmocka_unit_test(test_threads),
