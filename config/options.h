@@ -38,6 +38,7 @@ struct options {
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
     uint64_t watchdog;       /* seconds */
+    uint64_t watchdog_exit;  /* seconds after that; 0 = never */
     uint64_t request_timeout; /* seconds; 0 = none */
     char *enable_admin;      /* auto (API keys are configured, or only this machine can connect) | on | off */
     char *stream_finish;     /* separate | merged */

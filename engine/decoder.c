@@ -139,6 +139,7 @@ static void add_and_norm(struct engine *e, uint32_t t, float *resid, const float
 static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, enum be_epilogue epi, void *out)
 {
     e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
+    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
 /* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the last layer run on

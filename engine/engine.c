@@ -242,6 +242,11 @@ void engine_close(struct engine *e)
     free(e);
 }
 
+uint64_t engine_progress(const struct engine *e)
+{
+    return atomic_load_explicit(&e->progress, memory_order_relaxed);
+}
+
 void engine_caps(const struct engine *e, struct engine_caps *out)
 {
     *out = (struct engine_caps){.group_count = e->kv.group_count,

@@ -63,6 +63,8 @@ struct engine_caps {
 enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err) KV_MUST_CHECK;
 void engine_close(struct engine *e); /* NULL is fine */
 void engine_caps(const struct engine *e, struct engine_caps *out);
+/* A number that changes while a step or an encode goes on, however long it takes: a watchdog tells slow from hung by it. Any thread. */
+uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
 /* ---- image features ---- */
@@ -109,9 +111,9 @@ struct engine_run {
                            * position+count] and below prompt_count: log-prob of each given what precedes it. UINT32_MAX = none */
     /* results, valid after engine_wait */
     struct token_out out;     /* if sample */
+    bool broken;              /* if sample: no logit is a finite number, as with damaged weights; out means nothing */
     struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at position p in (position,
                                  min(position+count, prompt_count-1)] */
-    bool broken;              /* if sample: no logit is a finite number, as with damaged weights; out means nothing */
 };
 struct engine_batch {
     struct engine_run *runs; /* [run_count], caller's */

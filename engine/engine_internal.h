@@ -8,6 +8,8 @@
 #include "engine/weights.h"
 #include "kernels/backend.h"
 
+#include <stdatomic.h>
+
 #define LOGIT_ROWS_MAX 64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there is room for more */
 #define LOGIT_ROWS_DEVICE 256u
 
@@ -102,6 +104,7 @@ struct engine_graph {
 };
 
 struct engine {
+    atomic_uint_fast64_t progress; /* engine_progress; grows with every product of the decoder and the tower */
     const struct be_ops *ops;
     struct backend *be;
     struct be_caps becaps;

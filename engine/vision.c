@@ -10,6 +10,7 @@
 static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, enum be_epilogue epi, void *out)
 {
     e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
+    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
 static enum be_norm_kind norm_kind(const struct desc_vision *d)

@@ -503,6 +503,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     if (sched__images_take(s, now_us)) worked = true;
     if (atomic_load(&s->st.failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
+    atomic_store_explicit(&s->st.running, s->running.count, memory_order_relaxed); /* a watchdog sees that there is work while it is done */
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s, now_us)) worked = true;
     sched__plan(s, now_us);

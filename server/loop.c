@@ -37,10 +37,7 @@ bool server_engine_dead(const struct server *s)
     if (!s->model) return false;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
-    /* Probes look at the step loop, not only at the process: a hung engine must not look healthy. */
-    uint64_t now = now_us();
-    bool hung = st.running + st.waiting > 0 && st.heartbeat_us && now > st.heartbeat_us && now - st.heartbeat_us > s->opt->watchdog * 1000000u;
-    return st.failed || hung;
+    return st.failed || s->hung;
 }
 
 bool server_serving(const struct server *s)
@@ -433,7 +430,8 @@ static void signal_event(uv_signal_t *h, int signum)
 }
 
 /* A device that has failed once stays failed: only a new process gets it back. What ran has its error by then; for a moment the
- * others and the probes are told, then the process ends, whatever still hangs: the driver may not come back from a call. */
+ * others and the probes are told, then the process ends, whatever still hangs: the driver may not come back from a call. So it goes
+ * with an engine that hangs, --watchdog-exit after the probes were told. */
 #define FAILED_NOTICE_US 1000000u
 #define FAILED_DRAIN_US  5000000u
 #define FAILED_LIMIT_S   15u
@@ -445,16 +443,36 @@ static void failed_alarm(int signum)
     _exit(1);
 }
 
+/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is not hung: within a
+ * step and a picture, too, there is progress. Ticks are counted rather than the clock read, so that a process that was stopped for
+ * an hour has not lost an hour when it goes on. */
+#define TICK_LONGEST_US 1000000u
+static void watchdog_check(struct server *s, const struct sched_stats *st, uint64_t now)
+{
+    uint64_t passed = s->tick_us && now > s->tick_us ? now - s->tick_us : 0;
+    uint64_t progress = st->heartbeat_us + engine_progress(s->model->engine);
+    s->tick_us = now;
+    s->stalled_us += passed < TICK_LONGEST_US ? passed : TICK_LONGEST_US;
+    if (progress != s->progress || !(st->running + st->waiting)) s->stalled_us = 0;
+    s->progress = progress;
+    bool hung = s->stalled_us >= s->opt->watchdog * 1000000u;
+    if (hung && !s->hung) log_error("the engine has got on with nothing for %llu s", (unsigned long long)s->opt->watchdog);
+    if (!hung && s->hung) log_warn("the engine goes on");
+    s->hung = hung;
+}
+
 static void failed_check(struct server *s, uint64_t now)
 {
     struct sched_stats st;
     if (!s->model) return;
     if (!s->failed_us) {
         sched_stats(s->model->sched, &st);
-        if (!st.failed) return;
+        watchdog_check(s, &st, now);
+        bool lost = s->hung && s->opt->watchdog_exit && s->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
+        if (!st.failed && !lost) return;
         s->failed_us = now;
         s->exit_code = 1;
-        log_error("the engine has failed: the process ends");
+        log_error(st.failed ? "the engine has failed: the process ends" : "the engine hangs: the process ends");
         signal(SIGALRM, failed_alarm);
         alarm(FAILED_LIMIT_S);
     }
@@ -467,7 +485,7 @@ static void tick_event(uv_timer_t *t)
     uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
     conn_sweep(s, now);
     failed_check(s, now);
-    if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = FAILED_DRAIN_US;
+    if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
     uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
     if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) phase_set(s, SRV_DRAINING);
     if (s->phase == SRV_DRAINING) {
@@ -475,7 +493,8 @@ static void tick_event(uv_timer_t *t)
             phase_set(s, SRV_ENDING);
         } else if (in_phase >= drain_us) {
             for (struct request *r = s->requests; r; r = r->next) {
-                gen_abort(r, 503, "server_draining", "The server is shutting down.");
+                if (s->failed_us) gen_abort(r, 503, "engine_dead", "The engine has failed.");
+                else gen_abort(r, 503, "server_draining", "The server is shutting down.");
             }
             phase_set(s, SRV_ENDING);
         }

@@ -126,7 +126,11 @@ struct server {
     enum server_phase phase;
     uint64_t phase_us;   /* when it began */
     uint64_t signal_us;  /* of the first SIGTERM or SIGINT; 0 = none yet */
-    uint64_t failed_us;  /* when the engine was seen to have failed for good; 0 = it has not */
+    uint64_t tick_us;    /* of the last tick */
+    uint64_t progress;   /* of the engine, as the last tick saw it: any change is progress */
+    uint64_t stalled_us; /* time that the engine had work and got on with nothing */
+    bool hung;           /* that is --watchdog or more */
+    uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
     bool second_signal;
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */

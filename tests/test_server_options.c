@@ -81,7 +81,7 @@ static void test_bad(void **state)
         {"--config", "/nonexistent/file", "config"}, {"--enable-admin", "maybe", "enable-admin"}, {"--encoder-cache-memory", "0", "encoder-cache-memory"},
         {"--stream-finish", NULL, "stream-finish"}, {"--kv-memory", "10", "--kv-memory: 10 is not allowed: it must be at least 1M"},
         {"--max-body-bytes", "1T", "at least 1K and at most 2G"}, {"--threads", "999", "--threads: 999 is outside 0..256"},
-        {"--picture-memory", "auto", "picture-memory"},
+        {"--watchdog", "0", "watchdog"}, {"--watchdog-exit", "never", "watchdog-exit"}, {"--picture-memory", "auto", "picture-memory"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;

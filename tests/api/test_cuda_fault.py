@@ -137,6 +137,33 @@ def test_stuck_client():
         ends(server, began, 12)
 
 
+def test_hang():
+    """A call that never comes back: probes are told after --watchdog, and after --watchdog-exit the process ends."""
+    server = start("sync:120:0:hang", "--watchdog", "1", "--watchdog-exit", "1")
+    got = []
+    client = threading.Thread(target=lambda: got.append(server.post("/v1/completions", completion(200))))
+    client.start()
+    dead = harness.wait_until(lambda: server.request("GET", "/health")[0] == 503, 20)
+    began = time.monotonic()
+    check.true("/health", dead)
+    if dead:
+        others_told(server)
+    ends(server, began, 12)
+    client.join()
+    check.equal("who waited", [status for status, _ in got], [503])
+    error_ok("who waited", got[0][1], "engine_dead")
+
+
+def test_slow():
+    """An engine whose steps take longer than all limits is slow, not dead."""
+    server = start("launch:1:80:slow", "--watchdog", "1", "--watchdog-exit", "1", KVASIR_CUDA_GRAPHS="0")
+    began = time.monotonic()
+    check.equal("an answer", server.ok("/v1/completions", completion(1))["usage"]["completion_tokens"], 1)
+    check.true("of one step that took longer than both", time.monotonic() - began > 2.2, time.monotonic() - began)
+    check.equal("/health", server.request("GET", "/health")[0], 200)
+    server.stop()
+
+
 def run(*command, **env):
     done = subprocess.run([args.binary, *command], capture_output=True, text=True, timeout=60, env={**os.environ, **DEVICE, **env})
     return done.returncode, done.stdout, done.stderr
@@ -182,7 +209,7 @@ def test_no_device():
 if not os.path.exists(LIBRARY):
     check.true(f"{LIBRARY} is there (make cuda-host-so)", False)
     check.end()
-for function in (test_decoding, test_prefill, test_many, test_stuck_client, test_loading, test_devices, test_no_device):
+for function in (test_decoding, test_prefill, test_many, test_stuck_client, test_hang, test_slow, test_loading, test_devices, test_no_device):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()

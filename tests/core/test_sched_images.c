@@ -13,6 +13,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+static struct scheduler *s;
+
 /* ---- the fake engine ---- */
 enum { BT = 8, SOFT = 6, LAYERS = 4, ROWS = 1000 };
 struct engine_features {
@@ -42,10 +44,18 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     e->created++;
     return ST_OK;
 }
+/* Whoever looks while the engine works sees that it has work: a watchdog. */
+static void check_busy(void)
+{
+    struct sched_stats st;
+    sched_stats(s, &st);
+    ASSERT_CMP(st.running, >, 0);
+}
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
 {
     (void)e;
     (void)err;
+    check_busy();
     f->layers_left = f->layers_left > layers ? f->layers_left - layers : 0;
     *done = f->layers_left == 0;
     return ST_OK;
@@ -71,6 +81,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 {
     (void)e;
     (void)err;
+    check_busy();
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
         for (uint32_t k = 0; k < r->image_count; k++) {
@@ -102,7 +113,6 @@ struct request {
     enum seq_end end;
     char message[160];
 };
-static struct scheduler *s;
 
 static void open_sched(struct sched_options opt)
 {

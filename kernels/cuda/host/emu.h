@@ -59,7 +59,7 @@
  * CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a random legal order), CUEMU_GUARD=1,
  *        CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB,
  * CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
- * CUEMU_FAIL=WHAT:N[:ERROR[:sticky]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT. Exit status 97: stopped by a
+ * CUEMU_FAIL=WHAT:N[:ERROR[:sticky|hang|slow]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT. Exit status 97: stopped by a
  * report. 98: the access checker reported something. */
 #ifndef KVASIR_CUEMU_H
 #define KVASIR_CUEMU_H

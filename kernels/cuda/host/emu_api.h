@@ -9,7 +9,8 @@
  *
  * Fault injection: cuemu_fail_at(CUEMU_FAIL_LAUNCH, 5, cudaErrorLaunchFailure, true) makes the fifth kernel launch from now fail,
  * and with it everything after. The environment says the same: CUEMU_FAIL=launch:5:719:sticky. WHAT is malloc, host, launch,
- * copy, sync, graph or blas.
+ * copy, sync, graph or blas. CUEMU_FAIL=sync:5:0:hang: the fifth such call never comes back; launch:5:40:slow: from the fifth on
+ * each takes 40 milliseconds more.
  */
 #ifndef KVASIR_CUEMU_API_H
 #define KVASIR_CUEMU_API_H

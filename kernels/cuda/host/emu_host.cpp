@@ -64,6 +64,7 @@ static struct {
     cudaError_t error;
     bool sticky;
 } faults[CUEMU_FAIL_KINDS];
+static int slow_ms[CUEMU_FAIL_KINDS]; /* each such call takes so long; -1: once its countdown is over, it never comes back */
 static unsigned long count_allocations, count_launches, count_syncs, count_graphs;
 
 static cudaError_t fail(cudaError_t e)
@@ -85,9 +86,10 @@ static void faults_from_env()
     for (int k = 0; k < CUEMU_FAIL_KINDS; k++)
         if (fields >= 2 && !strcmp(what, names[k])) {
             cuemu_fail_at(static_cast<cuemu_fail_kind>(k), n, error, !strcmp(tail, "sticky"));
+            slow_ms[k] = !strcmp(tail, "hang") ? -1 : !strcmp(tail, "slow") ? error : 0;
             return;
         }
-    fatal("CUEMU_FAIL=%s is not WHAT:N[:ERROR[:sticky]]", s);
+    fatal("CUEMU_FAIL=%s is not WHAT:N[:ERROR[:sticky]], WHAT:N:0:hang or WHAT:N:MILLISECONDS:slow", s);
 }
 /* First line of every call that can fail: the error that was injected, or the sticky one. */
 static cudaError_t gate(cuemu_fail_kind kind)
@@ -95,7 +97,13 @@ static cudaError_t gate(cuemu_fail_kind kind)
     faults_from_env();
     if (sticky_error) return sticky_error;
     auto &f = faults[kind];
+    if (slow_ms[kind] > 0) {
+        if (f.countdown > 1) f.countdown--;
+        else usleep(static_cast<useconds_t>(slow_ms[kind]) * 1000);
+        return cudaSuccess;
+    }
     if (!f.countdown || --f.countdown) return cudaSuccess;
+    while (slow_ms[kind] < 0) pause();
     if (f.sticky) sticky_error = f.error;
     return fail(f.error);
 }
