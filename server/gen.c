@@ -165,10 +165,16 @@ static enum status output_run(struct choice *c)
     return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE) : ST_OK;
 }
 
+/* Does the text leave this token out because it ended the answer? */
+static bool is_hidden_stop(const struct choice *c, uint32_t id)
+{
+    return is_stop_id(c, id) && !c->gen->p.include_stop;
+}
+
 static enum status token_text(struct choice *c, uint32_t id)
 {
     const struct gen *g = c->gen;
-    if (is_stop_id(c, id) && !g->p.include_stop) return ST_OK;
+    if (is_hidden_stop(c, id)) return ST_OK;
     bool tag = false;
     for (uint32_t i = 0; i < g->tag_id_count; i++) tag = tag || g->tag_ids[i] == id;
     c->detok->skip_special = g->p.skip_special && !tag;
@@ -182,6 +188,7 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     enum reasoning_state reasoning = c->out ? c->out->reasoning_parse.state : REASON_AFTER;
     enum status st = ids_add(c, t->id);
     if (!st && g->p.logprobs) st = gen_prompt_logprobs(c);
+    c->logprobs.special_bytes = !g->p.skip_special && !is_hidden_stop(c, t->id);
     if (!st && g->p.logprobs) st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
     if (st) return st;
     st = token_text(c, t->id);

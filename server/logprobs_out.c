@@ -32,7 +32,7 @@ static void token_text(const struct logprobs_acc *a, struct json_out *o, uint32_
 
 static void token_bytes(const struct logprobs_acc *a, struct json_out *o, uint32_t id)
 {
-    if (tok_is_special(a->tok, id) || !tok_exists(a->tok, id)) {
+    if ((tok_is_special(a->tok, id) && !a->special_bytes) || !tok_exists(a->tok, id)) {
         jo_text(o, "null");
         return;
     }

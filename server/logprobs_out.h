@@ -10,6 +10,7 @@
 struct logprobs_acc {
     const struct tokenizer *tok; /* borrowed */
     bool legacy, as_ids;         /* as_ids: "token_id:42" instead of the text */
+    bool special_bytes;          /* chat: special tokens have their bytes too, since the text shows them; may change from token to token */
     uint32_t top;                /* alternatives per token */
     struct buf part[4];          /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
     uint32_t count;

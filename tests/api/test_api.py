@@ -203,6 +203,14 @@ def test_logprobs(s):
     ends = s.ok(CHAT, chat(logprobs=True, logit_bias={str(i): 100 for i in eos_ids(s)}))
     entries = ends["choices"][0]["logprobs"]["content"]
     check.true("the end token has an entry without bytes", len(entries) == ends["usage"]["completion_tokens"] == 1 and entries[0]["bytes"] is None, entries)
+    # A special token that the text shows has bytes, one that it leaves out has none; so they always make the text.
+    special = s.ok("/tokenize", {"prompt": "<mask>", "add_special_tokens": False})["tokens"]
+    check.equal("<mask> is one token", len(special), 1)
+    for skip, seen in ((False, "<mask>"), (True, "")):
+        c = s.ok(CHAT, chat(logit_bias={str(special[0]): 100}, max_tokens=3, skip_special_tokens=skip, logprobs=True, top_logprobs=1))["choices"][0]
+        entries = c["logprobs"]["content"]
+        check.equal(f"special token, skip {skip}", (c["message"]["content"] or "", [e["token"] for e in entries]), (seen * 3, ["<mask>"] * 3))
+        check.equal(f"its bytes, skip {skip}", [e["bytes"] for e in entries], [list(seen.encode()) or None] * 3)
     is_error("top_logprobs alone", s.post(CHAT, chat(top_logprobs=3)), 400, "invalid_value", "top_logprobs")
     is_error("top_logprobs 21", s.post(CHAT, chat(logprobs=True, top_logprobs=21)), 400, "invalid_value", "top_logprobs")
     a = s.ok(CHAT, chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True))
