@@ -449,7 +449,14 @@ def bmp_files(files):
     files["bmp_8_offset_at_palette.bmp"] = bmp(w, h, 8, low, palette=short, colors=10, offset=54)
     files["bmp_8_offset0.bmp"] = bmp(w, h, 8, low, palette=short, colors=10, offset=0)
     gray = bytes(v for i in range(256) for v in (i, i, i, 0))
+
+    def row(nibbles):  # the same pixels in three bytes each, padded to 4 bytes
+        values = [v for b in nibbles for v in (b >> 4, b & 15)][:w]
+        return bytes(v for v in values for _ in range(3)) + bytes(-3 * w % 4)
+
     files["bmp_8_gray.bmp"] = bmp(w, h, 8, low, palette=gray)
+    files["ours_bmp_4_gray.bmp"] = bmp(w, h, 4, low[:12 * h], palette=gray[:64])
+    files["bmp_4_gray_as_24.bmp"] = bmp(w, h, 24, b"".join(row(low[12 * y:12 * y + 12]) for y in range(h)))
     files["bmp_1_black_white.bmp"] = bmp(w, h, 1, low[:4 * h], palette=bytes([0, 0, 0, 0, 255, 255, 255, 0]))
     pal = bytes(r.integers(0, 256, 1024, dtype=np.uint8))
     rle8 = b"".join(bytes([5, y, 3, y + 1]) + bytes([0, 5]) + bytes([1, 2, 3, 4, 5, 0]) + bytes([6, 9]) + b"\0\0" for y in range(h)) + b"\0\1"
@@ -475,6 +482,7 @@ def reference(data):
 OURS = {
     "ours_jpeg_exif_bad_magic.jpg": ("jpeg_exif0.jpg", "broken EXIF is ignored; Pillow raises SyntaxError"),
     "ours_gif_gray_local.gif": ("gif_gray_only_local.gif", "Pillow shows the frame's gray palette in the colours of the global one"),
+    "ours_bmp_4_gray.bmp": ("bmp_4_gray_as_24.bmp", "Pillow takes 16 shades of gray for bytes: an error, or the shades of other pixels"),
     "ours_png_one_row.png": (None, "Pillow leaves the missing rows black when the stream ends at a row's end"),
     "ours_png_text_bomb.png": ("png_split_idat.png", "text without a meaning for us is not inflated; Pillow raises ValueError"),
 }
