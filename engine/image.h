@@ -49,6 +49,9 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
+    /* Transparent places show white (Qwen: its own tools and processor do so); false: transparency is dropped, and the colours under
+     * it are seen (Gemma 3: what the reference's loader leaves of a picture is RGB). */
+    bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
     bool video_volume;                       /* Qwen3-VL's rules: areas over all frames, its way of choosing frames */

@@ -11,12 +11,13 @@ enum { FILE_HEADER = 14, RAW = 0, RLE8 = 1, RLE4 = 2, BITFIELDS = 3 };
 struct layout {
     uint32_t masks[4]; /* r, g, b, a as in the file */
     uint8_t r, g, b;
+    int8_t a; /* -1 = none */
 };
 static const struct layout layouts32[] = {
-    {{0xFF0000, 0xFF00, 0xFF, 0}, 2, 1, 0},          {{0xFF000000, 0xFF0000, 0xFF00, 0}, 3, 2, 1},
-    {{0xFF000000, 0xFF00, 0xFF, 0}, 3, 1, 0},        {{0xFF000000, 0xFF0000, 0xFF00, 0xFF}, 3, 2, 1},
-    {{0xFF, 0xFF00, 0xFF0000, 0xFF000000}, 0, 1, 2}, {{0xFF0000, 0xFF00, 0xFF, 0xFF000000}, 2, 1, 0},
-    {{0xFF000000, 0xFF00, 0xFF, 0xFF0000}, 3, 1, 0}, {{0, 0, 0, 0}, 2, 1, 0}};
+    {{0xFF0000, 0xFF00, 0xFF, 0}, 2, 1, 0, -1},         {{0xFF000000, 0xFF0000, 0xFF00, 0}, 3, 2, 1, -1},
+    {{0xFF000000, 0xFF00, 0xFF, 0}, 3, 1, 0, -1},       {{0xFF000000, 0xFF0000, 0xFF00, 0xFF}, 3, 2, 1, 0},
+    {{0xFF, 0xFF00, 0xFF0000, 0xFF000000}, 0, 1, 2, 3}, {{0xFF0000, 0xFF00, 0xFF, 0xFF000000}, 2, 1, 0, 3},
+    {{0xFF000000, 0xFF00, 0xFF, 0xFF0000}, 3, 1, 0, 2}, {{0, 0, 0, 0}, 2, 1, 0, 3}};
 
 struct bmp {
     struct image_bytes in;
@@ -75,7 +76,7 @@ static enum image_fault read_head(struct bmp *b)
     if (!known || header > b->in.len - FILE_HEADER) return bad(b, "unknown or truncated header");
     size_t after = FILE_HEADER + (size_t)header;
     b->data = image__le32(b->in.p + 10);
-    b->layout = (struct layout){.r = 2, .g = 1, .b = 0};
+    b->layout = (struct layout){.r = 2, .g = 1, .b = 0, .a = -1};
     if (header == 12) {
         b->width = image__le16(h + 4);
         b->height = image__le16(h + 6);
@@ -133,10 +134,12 @@ static void raw_row(const struct bmp *b, const uint8_t *in, uint8_t *out)
         }
     } else {
         uint32_t step = b->bits / 8;
+        bool alpha = b->limits->on_white && b->layout.a >= 0;
         for (uint32_t x = 0; x < b->width; x++, in += step, out += 3) {
             out[0] = in[b->layout.r];
             out[1] = in[b->layout.g];
             out[2] = in[b->layout.b];
+            for (int c = 0; alpha && c < 3; c++) out[c] = image__over_white(out[c], in[b->layout.a]);
         }
     }
 }

@@ -27,6 +27,13 @@ enum image_fault image__check_size(uint64_t width, uint64_t height, const struct
 /* Allocates the pixels of a checked size; zeroed (black) when asked. */
 enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err);
 
+/* Colour c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
+static inline uint8_t image__over_white(uint32_t c, uint32_t a)
+{
+    uint32_t t = 128 * (c * a + 255 * (255 - a)) + (128 << 7);
+    return (uint8_t)(((t >> 8) + t) >> 15);
+}
+
 /* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's transparent pixels leave what is there;
  * the first one's are as in image__gif. */
 struct image__gif_info {

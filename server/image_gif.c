@@ -240,6 +240,7 @@ enum image_fault image__gif(struct image_bytes in, const struct image_limits *li
     if (!f) f = image__check_size(g.width, g.height, limits, err);
     if (!f) f = image__new(g.width, g.height, false, &img, err);
     if (f) return f;
+    if (limits->on_white && g.transparent >= 0) memset(g.palette + 3 * (size_t)g.transparent, 255, 3);
     if (g.w != g.width || g.h != g.height) fill_canvas(&g, &img);
     struct lzw *t = calloc(1, sizeof *t);
     if (!t)

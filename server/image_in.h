@@ -1,6 +1,7 @@
 /* Pictures as they come from clients: data: URIs, encoded files, limits, and the content key. Runs on worker threads; pure, no globals.
  * Formats: JPEG (libjpeg-turbo), PNG (stb_image inflates, the rest is ours), GIF and BMP (ours), WebP (libwebp); first frame of an
- * animation. Result = what exif_transpose + convert("RGB") of Pillow 13 give, bit for bit; the few deliberate exceptions are listed in
+ * animation. Result = what exif_transpose + convert("RGB") of Pillow 13 give, or convert("RGBA") and alpha_composite over white where
+ * image_limits asks for it, bit for bit; the few deliberate exceptions are listed in
  * scripts/reference/make_images.py (OURS). */
 #ifndef KVASIR_IMAGE_IN_H
 #define KVASIR_IMAGE_IN_H
@@ -9,6 +10,7 @@
 #include "engine/image.h"
 #include "engine/prompt.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +18,7 @@ struct image_limits {
     size_t encoded_bytes_max; /* per image; default 20 MiB */
     uint64_t pixels_max;      /* width*height from the header, before anything is allocated; default 64 M */
     uint32_t side_max;        /* default 32768 */
+    bool on_white;            /* no limit, but for all decoders too: transparent places over white, else transparency is dropped */
 };
 #define IMAGE_LIMITS_DEFAULT ((struct image_limits){.encoded_bytes_max = 20u << 20, .pixels_max = 64000000u, .side_max = 32768})
 

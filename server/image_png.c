@@ -1,5 +1,5 @@
 /* PNG: chunks, filters, Adam7, and the conversion to RGB that Pillow does (16-bit gray is clipped, other 16-bit samples lose their low byte,
- * transparency of any kind is ignored). Inflation is image_inflate.c. stb_image's own PNG reader is not used: it scales 16-bit gray, has no
+ * transparency of any kind is ignored, or shows white where image_limits says so). Inflation is image_inflate.c. stb_image's own PNG reader is not used: it scales 16-bit gray, has no
  * ceiling on what it inflates, and checks no CRC. Any thread. */
 #include "server/image_codec.h"
 
@@ -28,6 +28,9 @@ struct png {
     bool interlaced;
     uint32_t bits; /* per pixel */
     uint8_t palette[256 * 3];
+    struct image_bytes trns; /* the tRNS chunk: alpha of palette entries, or the samples that are transparent; len 0 = none */
+    bool keyed;              /* pixels of these 8-bit samples show white */
+    uint8_t key[3];
     uint8_t *zlib; /* all IDAT data in one piece and 4 zero bytes, owned */
     size_t zlib_len;
     struct image_bytes exif, xmp;
@@ -229,6 +232,8 @@ static enum image_fault read_head(struct png *p, size_t *at)
             have_ihdr = true;
         } else if (strcmp(c.type, "PLTE") == 0) {
             f = read_palette(p, &c);
+        } else if (strcmp(c.type, "tRNS") == 0) {
+            p->trns = c.data;
         } else if (strcmp(c.type, "IEND") == 0) {
             f = bad(p, "no pixel data");
         } else if (strcmp(c.type, "fcTL") == 0) {
@@ -316,6 +321,44 @@ static bool unfilter(uint8_t kind, uint8_t *row, const uint8_t *prior, size_t le
         }
         return true;
     default: return false;
+    }
+}
+
+/* What tRNS says, over white: in the palette, or as a key. Few bits of gray have a palette by now. */
+static void read_transparency(struct png *p)
+{
+    const uint8_t *t = p->trns.p;
+    if (p->color == PALETTE) {
+        for (size_t i = 0; i < p->trns.len && i < 256; i++)
+            for (size_t c = 0; c < 3; c++) p->palette[3 * i + c] = image__over_white(p->palette[3 * i + c], t[i]);
+    } else if (p->color == GRAY && p->depth < 8 && p->trns.len >= 2) {
+        /* Pillow holds the key against values that are spread to 0..255 already, so that of 2 and 4 bits only 0 can be met. */
+        uint32_t v = image__be16(t), top = (1u << p->depth) - 1;
+        if (p->depth == 1 && v) v = 255;
+        for (uint32_t i = 0; i <= top; i++)
+            if (p->palette[3 * i] == v) memset(p->palette + 3 * i, 255, 3);
+    } else if (p->color == GRAY || p->color == RGB) {
+        /* 16-bit samples, too, are held against the key as what they became. */
+        size_t samples = p->color == RGB ? 3 : 1;
+        p->keyed = p->trns.len >= 2 * samples;
+        for (size_t c = 0; p->keyed && c < 3; c++) {
+            uint32_t v = image__be16(t + 2 * (c < samples ? c : 0));
+            p->key[c] = (uint8_t)v;
+            if (v > 255) p->keyed = false;
+        }
+    }
+}
+
+/* What to_rgb has written of the row, over white. */
+static void whiten(const struct png *p, const uint8_t *row, uint32_t pixels, uint8_t *out, uint32_t dx)
+{
+    size_t stride = (size_t)dx * 3, step = p->bits / 8, alpha = step - p->depth / 8;
+    if (p->color == GRAY_ALPHA || p->color == RGB_ALPHA) {
+        for (uint32_t i = 0; i < pixels; i++, out += stride, row += step)
+            for (int c = 0; c < 3; c++) out[c] = image__over_white(out[c], row[alpha]);
+    } else if (p->keyed) {
+        for (uint32_t i = 0; i < pixels; i++, out += stride)
+            if (memcmp(out, p->key, 3) == 0) memset(out, 255, 3);
     }
 }
 
@@ -407,6 +450,7 @@ static enum image_fault decode_rows(struct png *p, struct image_u8 *out)
             }
             size_t at = (size_t)(passes[i].y0 + y * passes[i].dy) * p->width + passes[i].x0;
             to_rgb(p, row + 1, w, img.rgb + at * 3, passes[i].dx);
+            if (p->limits->on_white) whiten(p, row + 1, w, img.rgb + at * 3, passes[i].dx);
         }
     }
     free(raw);
@@ -429,6 +473,7 @@ enum image_fault image__png(struct image_bytes in, const struct image_limits *li
         uint32_t top = (1u << p->depth) - 1;
         for (uint32_t v = 0; v <= top; v++) memset(p->palette + 3 * v, (int)(v * 255 / top), 3);
     }
+    if (!f && limits->on_white) read_transparency(p);
     if (!f) f = read_data(p, at);
     if (!f) f = decode_rows(p, out);
     if (!f) *orientation = image__orientation(p->exif, p->xmp);

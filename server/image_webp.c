@@ -1,7 +1,8 @@
-/* WebP through libwebp: a still picture, or the first frame of an animation on its canvas (black where the frame leaves it free, as Pillow
- * has it once alpha is dropped). Any thread. */
+/* WebP through libwebp: a still picture, or the first frame of an animation on its canvas (where the frame leaves it free: black, as Pillow
+ * has it once alpha is dropped, or white if transparency shows white and the file has some). Any thread. */
 #include "server/image_codec.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include <webp/decode.h>
@@ -23,6 +24,15 @@ static int read_orientation(const WebPDemuxer *demux)
     return o;
 }
 
+static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig *config, struct err *err)
+{
+    VP8StatusCode rc = WebPDecode(frame->fragment.bytes, frame->fragment.size, config);
+    WebPFreeDecBuffer(&config->output);
+    if (rc == VP8_STATUS_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (rc != VP8_STATUS_OK) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: the pixel data is truncated or corrupt");
+    return IMAGE_OK;
+}
+
 static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
     /* Alpha is not even decoded: colours under it stay as they are in the file. */
@@ -35,11 +45,30 @@ static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 
     config.output.u.RGBA.rgba = img->rgb + at;
     config.output.u.RGBA.stride = (int)stride;
     config.output.u.RGBA.size = stride * img->height - at;
-    VP8StatusCode rc = WebPDecode(frame->fragment.bytes, frame->fragment.size, &config);
-    WebPFreeDecBuffer(&config.output);
-    if (rc == VP8_STATUS_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
-    if (rc != VP8_STATUS_OK) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: the pixel data is truncated or corrupt");
-    return IMAGE_OK;
+    return decode_into(frame, &config, err);
+}
+
+static enum image_fault decode_over_white(const WebPIterator *frame, struct image_u8 *img, struct err *err)
+{
+    WebPDecoderConfig config;
+    if (!WebPInitDecoderConfig(&config)) return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
+    size_t w = (size_t)frame->width, h = (size_t)frame->height;
+    uint8_t *rgba = malloc(w * h * 4); /* within the checked size of the canvas */
+    if (!rgba) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    config.output.colorspace = MODE_RGBA;
+    config.output.is_external_memory = 1;
+    config.output.u.RGBA.rgba = rgba;
+    config.output.u.RGBA.stride = (int)(w * 4);
+    config.output.u.RGBA.size = w * h * 4;
+    enum image_fault f = decode_into(frame, &config, err);
+    const uint8_t *from = rgba;
+    for (size_t y = 0; !f && y < h; y++) {
+        uint8_t *to = img->rgb + (((size_t)frame->y_offset + y) * img->width + (size_t)frame->x_offset) * 3;
+        for (size_t x = 0; x < w; x++, from += 4, to += 3)
+            for (int c = 0; c < 3; c++) to[c] = image__over_white(from[c], from[3]);
+    }
+    free(rgba);
+    return f;
 }
 
 static enum image_fault decode(const WebPDemuxer *demux, const struct image_limits *limits, struct image_u8 *out, struct err *err)
@@ -59,7 +88,9 @@ static enum image_fault decode(const WebPDemuxer *demux, const struct image_limi
         features.height != frame.height)
         f = image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: the first frame does not fit its canvas");
     if (!f) f = image__new(width, height, !whole, &img, err);
-    if (!f) f = decode_frame(&frame, &img, err);
+    bool white = limits->on_white && (WebPDemuxGetI(demux, WEBP_FF_FORMAT_FLAGS) & ALPHA_FLAG) != 0;
+    if (!f && white && !whole) memset(img.rgb, 255, image_u8_bytes(&img));
+    if (!f) f = white ? decode_over_white(&frame, &img, err) : decode_frame(&frame, &img, err);
     WebPDemuxReleaseIterator(&frame);
     if (f)
         image_u8_free(&img);

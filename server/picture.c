@@ -70,8 +70,9 @@ static enum image_fault fault_of(enum status st)
 static enum image_fault still(const struct image_config *cfg, const uint8_t *bytes, size_t len, struct image_prepared *out,
                               struct picture_parts *parts, struct err *err)
 {
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+    struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     struct image_u8 whole = {0};
+    limits.on_white = cfg->on_white;
     enum image_fault f = image_in_decode(bytes, len, &limits, &whole, err);
     if (f) return f;
     enum status st = image_prep(cfg, &whole, out, err);
@@ -110,8 +111,9 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
                               size_t len, struct image_prepared *out, struct picture_parts *parts, struct err *err)
 {
     const struct image_config *cfg = &rule->config;
-    const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
+    struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     struct video_frames v = {0};
+    limits.on_white = cfg->on_white;
     enum image_fault f = video_in_frames(cfg, bytes, len, ask->list, ask->fps, &limits, &v, err);
     if (f) return f;
     uint32_t count = rule->video_stamps ? v.pixels.frames / cfg->depth : 1;

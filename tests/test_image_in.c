@@ -33,6 +33,7 @@ struct file {
     size_t len;
     uint32_t width, height; /* of the expected picture */
     char sha256[65];        /* "" when it must be refused */
+    char white[65];         /* of the picture over white */
 };
 static struct file *files;
 static size_t file_count;
@@ -93,6 +94,8 @@ static int load_files(void **state)
         char path[160];
         if (!json_str_copy(&d, json_get(&d, node, "file"), f->name, sizeof f->name - 1, &n)) return -1;
         json_str_copy(&d, json_get(&d, node, "sha256"), f->sha256, 64, &n);
+        memcpy(f->white, f->sha256, sizeof f->white);
+        if (json_get(&d, node, "white") != JSON_NONE) json_str_copy(&d, json_get(&d, node, "white"), f->white, 64, &n);
         json_uint(&d, json_get(&d, node, "width"), &w);
         json_uint(&d, json_get(&d, node, "height"), &h);
         f->width = (uint32_t)w;
@@ -116,18 +119,21 @@ static int free_files(void **state)
     return 0;
 }
 
-static void test_golden(void **state)
+static void check_golden(bool on_white, size_t *transparent)
 {
-    (void)state;
+    struct image_limits l = limits;
     size_t taken = 0, wrong = 0;
+    l.on_white = on_white;
+    *transparent = 0;
     for (size_t i = 0; i < file_count; i++) {
         const struct file *f = &files[i];
         struct image_u8 img;
         struct err err;
-        enum image_fault fault = decode(f->bytes, f->len, &limits, &img, &err);
+        enum image_fault fault = decode(f->bytes, f->len, &l, &img, &err);
         char got[65] = "";
         if (!fault) hex_of(&img, got);
-        bool ok = strcmp(got, f->sha256) == 0 && (fault || (img.width == f->width && img.height == f->height));
+        *transparent += strcmp(f->sha256, f->white) != 0;
+        bool ok = strcmp(got, on_white ? f->white : f->sha256) == 0 && (fault || (img.width == f->width && img.height == f->height));
         if (!ok) print_error("%s: %s, %u x %u\n", f->name, fault ? err.msg : "other pixels", img.width, img.height);
         if (fault && strcmp(f->name, "bad_text.bin") != 0) ok = ok && fault == IMAGE_BAD_DATA;
         wrong += !ok;
@@ -137,6 +143,21 @@ static void test_golden(void **state)
     assert_int_equal(wrong, 0);
     assert_true(taken > 180 && file_count - taken > 30);
     assert_true(file_count > 250);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    size_t transparent;
+    check_golden(false, &transparent);
+}
+
+static void test_golden_on_white(void **state)
+{
+    (void)state;
+    size_t transparent;
+    check_golden(true, &transparent);
+    assert_true(transparent > 25);
 }
 
 static void test_type_by_content(void **state)
@@ -637,7 +658,8 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),     cmocka_unit_test(test_type_by_content), cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_golden_on_white),     cmocka_unit_test(test_type_by_content), cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_limits),     cmocka_unit_test(test_bombs),           cmocka_unit_test(test_uri),
         cmocka_unit_test(test_uri_round_trip), cmocka_unit_test(test_key),         cmocka_unit_test(test_mutations),
     };

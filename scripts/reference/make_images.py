@@ -5,7 +5,8 @@ checksums of torchvision's and Pillow's resizes and of Gemma 3's pixel_values.
 
 Files:
     files/*            encoded pictures
-    expected.json      per file: size and SHA-256 of the RGB bytes after exif_transpose and convert("RGB"), or null where Pillow refuses it
+    expected.json      per file: size and SHA-256 of the RGB bytes after exif_transpose and convert("RGB"), or null where Pillow refuses it;
+                       "white": that of the picture over white, where this is another one
     resize.json        [source width, height, width, height, PIL filter, crc32 by torchvision, crc32 by Pillow]; the source is `noise`
     prep.json          settings, source sizes, and the crc32 of each pixel_values [3, S, S] float32 that Gemma3ImageProcessor makes
 
@@ -128,6 +129,11 @@ def png_files(files):
             files[f"png_{name}{'_adam7' if interlace else ''}.png"] = png(s, depth, color, interlace, palette=palette)
         if trns:
             files[f"png_{name}_trns.png"] = png(s, depth, color, palette=palette, before=chunk(b"tRNS", trns))
+        if color in (0, 2):  # the key is a pixel's value, which two pixels have; as it stands, and its high bytes
+            s[7, 5] = s[3, 4]
+            for what, key in (("key", s[3, 4]), ("key_high", s[3, 4] >> (depth - 8 if depth > 8 else 0))):
+                if what == "key" or depth > 8:
+                    files[f"png_{name}_{what}.png"] = png(s, depth, color, before=chunk(b"tRNS", b"".join(struct.pack(">H", v) for v in key)))
     pix = picture(17, 9).astype(int)
     one = np.array([[[200, 100, 50]]])
     files["png_1x1.png"] = png(one, 8, 2)
@@ -478,6 +484,14 @@ def reference(data):
     return img, ""
 
 
+def on_white(data):
+    """What HF's processors make of a picture that Pillow gives them (transformers.image_transforms.convert_to_rgb), where transparency shows."""
+    img = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if "A" not in img.getbands() and img.info.get("transparency") is None:
+        return None
+    return Image.alpha_composite(Image.new("RGBA", img.size, (255, 255, 255, 255)), img.convert("RGBA")).convert("RGB")
+
+
 # Where we differ from Pillow on purpose: name -> (another file whose pixels are expected, or None for a refusal; why).
 OURS = {
     "ours_jpeg_exif_bad_magic.jpg": ("jpeg_exif0.jpg", "broken EXIF is ignored; Pillow raises SyntaxError"),
@@ -507,14 +521,19 @@ def write_files():
         entry = {"file": name}
         if name.startswith("ours_"):
             same_as, entry["ours"] = OURS[name]
-            img = reference(files[same_as])[0] if same_as else None
+            data = files[same_as] if same_as else None
+            img = reference(data)[0] if same_as else None
         else:
-            img, why = reference(files[name])
+            data = files[name]
+            img, why = reference(data)
             assert (img is None) == name.startswith("bad_"), (name, why)
         if img is None:
             entry["sha256"] = None
         else:
             entry |= {"width": img.width, "height": img.height, "sha256": hashlib.sha256(img.tobytes()).hexdigest()}
+            white = on_white(data)
+            if white and white.tobytes() != img.tobytes():
+                entry["white"] = hashlib.sha256(white.tobytes()).hexdigest()
         expected.append(entry)
     dump("expected.json", expected)
     return len(expected), sum(len(v) for v in files.values())

@@ -131,14 +131,14 @@ def stream_text(chunks, index=0, key="delta"):
     return "".join(parts)
 
 
-def png(width, height, pixel, claim=None):
-    """A PNG; pixel(x, y) -> (r, g, b). claim: (width, height) that the header states instead."""
+def png(width, height, pixel, claim=None, alpha=False):
+    """A PNG; pixel(x, y) -> (r, g, b), or (r, g, b, a) with alpha. claim: (width, height) that the header states instead."""
     rows = b"".join(b"\0" + bytes(v for x in range(width) for v in pixel(x, y)) for y in range(height))
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", *(claim or (width, height)), 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", *(claim or (width, height)), 8, 6 if alpha else 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def data_url(data, kind="image/png"):

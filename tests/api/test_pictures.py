@@ -162,10 +162,34 @@ def test_refused(model):
         s.stop()
 
 
+def test_transparent(_):
+    """Transparent places are white for Qwen; Gemma 3 sees the colours under them. The demo models, whose prefix caches compare pictures by
+    their content: the same one as the other file's."""
+    def pixel(x, y):
+        return (x * 6 % 256, y * 5, 90)
+
+    def over_white(x, y):
+        return pixel(x, y) if x < 20 else (255, 255, 255)
+
+    half = png(40, 40, lambda x, y: (*pixel(x, y), 255 if x < 20 else 0), alpha=True)
+    for demo, same in (("demo-qwen3-vl", over_white), ("demo", pixel)):
+        s = Server(args.binary, os.path.join(os.path.dirname(GOLDEN), "..", "models", demo))
+        try:
+            s.ok(CHAT, body(image(half)))
+            s.ok(CHAT, body(image(png(40, 40, same))))
+            check.equal(f"{demo}: encoded once", s.metric("kvasir:images_encoded_total"), 1)
+            s.ok(CHAT, body(image(png(40, 40, pixel if same is over_white else over_white))))
+            check.equal(f"{demo}: the other is another", s.metric("kvasir:images_encoded_total"), 2)
+        finally:
+            s.stop()
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
     for test in [test_answers, test_late, test_named, test_refused]:
         if not args.only or test.__name__ in args.only:
             for folder in ["qwen2_vl_f32", "qwen2_5_vl_f32", "qwen3_vl_f32"]:
                 check.run(test, os.path.join(GOLDEN, "qwen", folder))
+    if not args.only or "test_transparent" in args.only:
+        check.run(test_transparent, None)
     check.end()
