@@ -1,4 +1,4 @@
-/* Attention for AVX2 + FMA: bf16 widened by shifts, two fused multiply-adds per pair. See attn_driver.h. */
+/* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once for all. See attn_driver.h. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
@@ -84,13 +84,66 @@ static inline void vf_store_bf16(uint16_t *p, __m256 v)
     r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
     _mm_storeu_si128((__m128i *)(void *)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
-/* Even halves first, then odd ones. */
-static inline __m256 vf_mac_bf16(__m256 acc, uint32_t pair, const void *b)
+static inline __m256 vf_round_bf16(__m256 v)
 {
-    __m256i v = _mm256_loadu_si256((const __m256i *)b);
-    __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)), odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));
-    acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_set1_epi32((int)(pair << 16))), even, acc);
-    return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_set1_epi32((int)(pair & 0xffff0000))), odd, acc);
+    __m256i u = _mm256_castps_si256(v), lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_and_si256(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), _mm256_set1_epi32((int)0xffff0000));
+    return _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+static inline __m256 vf_load_bf16(const uint16_t *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+
+#define ATTN_WIDE 1
+#define ATTN_OWN_PRODUCTS
+/* Rows a power of two apart would share a few sets of the first-level cache. */
+#define ATTN_STRIDE (ATTN_KEYS + 16)
+#include "kernels/cpu/attn_driver.h"
+#include "kernels/cpu/mul_avx2.h"
+
+/* 32, 16 and 8 columns: keys of a block (32 or 16 at a time), dimensions of the values. */
+MUL_TABLE(y__scores_f32, mul__32, false, false)
+MUL_TABLE(y__scores_bf16, mul__32, true, false)
+MUL_TABLE(y__values32_f32, mul__32, false, true)
+MUL_TABLE(y__values32_bf16, mul__32, true, true)
+MUL_TABLE(y__values16_f32, mul__some, false, true, true)
+MUL_TABLE(y__values16_bf16, mul__some, true, true, true)
+MUL_TABLE(y__values8_f32, mul__some, false, true, false)
+MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
+
+/* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values are asked for meanwhile. */
+ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
+{
+    const char *b = k;
+    uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad, lines = bf16 ? (d + 1) / 2 : d;
+    struct mul_avx2 m = {.lda = dpad, .b = &b, .parts = 1, .b_step = bf16 ? 64 : KV_SLOTS * 4, .b_next = bf16 ? (size_t)dpad * 32 : 64, .lines = lines, .ldc = ATTN_STRIDE};
+    m.ask_more = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
+    for (uint32_t row = 0, rows; row < w->rows; row += rows, m.ask_more = 0) {
+        rows = mul_group(w->rows - row);
+        m.a = (const float *)(const void *)w->q + (size_t)row * dpad;
+        m.c = s + (size_t)row * ATTN_STRIDE;
+        (bf16 ? y__scores_bf16 : y__scores_f32)[rows - 1](&m);
+    }
+}
+
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
+{
+    uint32_t dpad = w->j->dpad, used = (w->j->a->kv.head_dim + VL - 1) / VL * VL, n;
+    const char *at[ATTN_TILE];
+    for (uint32_t b = b0; b < b1; b++) at[b - b0] = v[b];
+    struct mul_avx2 m = {.lda = ATTN_STRIDE, .b = at, .parts = b1 - b0, .b_step = (size_t)dpad * 4, .b_next = 64, .lines = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .ldc = dpad};
+    for (uint32_t c = 0; c < used; c += n) {
+        n = used - c >= 32 ? 32 : used - c >= 16 ? 16 : 8;
+        mul_fn *const *mul = n == 32 ? (bf16 ? y__values32_bf16 : y__values32_f32) : n == 16 ? (bf16 ? y__values16_bf16 : y__values16_f32) : bf16 ? y__values8_bf16 : y__values8_f32;
+        m.b_at = (size_t)c * 4;
+        for (uint32_t row = 0, rows; row < w->rows; row += rows) {
+            rows = mul_group(w->rows - row);
+            m.a = (const float *)(const void *)w->p + (size_t)row * ATTN_STRIDE + (size_t)b0 * KV_SLOTS;
+            m.c = w->o + (size_t)row * dpad + c;
+            mul[rows - 1](&m);
+        }
+    }
 }
 
 #include "kernels/cpu/attn_vec.h"

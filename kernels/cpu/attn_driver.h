@@ -7,6 +7,8 @@
  *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample before rounding to bf16
  *   vf_tanh(v)
  *   vf_store_bf16(p, v)         VL values rounded to nearest even
+ *   ATTN_WIDE                   optional: the set multiplies f32, so in a piece queries and probabilities are f32 too, of bf16 values. Then also
+ *   vf_load_bf16(p), vf_round_bf16(v)
  *   attn__walk                  see the prototype below; attn_vec.h has the plain one
  *
  * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head. The keys are walked in tiles of ATTN_TILE blocks whose
@@ -29,6 +31,12 @@
 #ifndef ATTN_TILE
 #define ATTN_TILE 8u                         /* blocks; a file may choose another size */
 #endif
+#ifndef ATTN_WIDE
+#define ATTN_WIDE 0
+#endif
+#ifndef ATTN_STRIDE
+#define ATTN_STRIDE ATTN_KEYS                /* from one row's scores and probabilities to the next's; a file may choose a larger one */
+#endif
 #define ATTN_FEW_ROWS 256u
 #define ATTN_KEYS (ATTN_TILE * KV_SLOTS)     /* 256 keys */
 #define ATTN_INLINE static inline __attribute__((always_inline))
@@ -50,12 +58,17 @@ struct attn_piece {
     uint32_t lo_min, hi_max;
     float max[ATTN_ROWS]; /* largest score so far times scale * log2(e); -infinity at first */
     float *sum;           /* [ATTN_ROWS][VL]: lane i holds the probabilities of keys at positions i mod VL */
-    char *q;              /* act [ATTN_ROWS][dpad], zero padded */
-    float *s;             /* f32 [2][ATTN_GROUP][ATTN_KEYS] scores of a tile; the second half is for a walk that works ahead */
-    char *p;              /* act [2][ATTN_GROUP][ATTN_KEYS] probabilities */
+    char *q;              /* [ATTN_ROWS][dpad], zero padded; act, or f32 if ATTN_WIDE */
+    float *s;             /* f32 [2][ATTN_GROUP][ATTN_STRIDE] scores of a tile; the second half is for a walk that works ahead */
+    char *p;              /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o;             /* f32 [ATTN_ROWS][o_stride] */
 };
 
+/* Bytes of an element of q and p. */
+ATTN_INLINE size_t attn__elem(const struct attn_job *j)
+{
+    return ATTN_WIDE ? 4 : be_dtype_bytes(j->act);
+}
 /* Walks all keys that the piece's rows see; leaves max, sum and o. `table` is the sequence's block table. */
 static void attn__walk(struct attn_piece *w, const uint32_t *table);
 /* The sum of a row's probabilities after the walk; floats of a row of o. */
@@ -89,12 +102,25 @@ ATTN_INLINE void attn__ask_row(const void *row, size_t bytes, const bool write)
     }
 }
 
+ATTN_INLINE void attn__load_row(const struct attn_job *j, char *q, const char *src, size_t d)
+{
+#if ATTN_WIDE
+    if (j->act == BE_BF16) {
+        size_t i = 0;
+        for (; i + VL <= d; i += VL) vf_store((float *)(void *)q + i, vf_load_bf16((const uint16_t *)(const void *)src + i));
+        for (; i < d; i++) ((float *)(void *)q)[i] = bf16_to_f32(((const uint16_t *)(const void *)src)[i]);
+        return;
+    }
+#endif
+    memcpy(q, src, d * be_dtype_bytes(j->act));
+}
+
 /* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see nothing. */
 static void attn__load(struct attn_piece *w)
 {
     const struct attn_job *j = w->j;
     const struct be_attn_args *a = j->a;
-    size_t e = be_dtype_bytes(j->act), d = a->kv.head_dim, bytes = d * e;
+    size_t e = attn__elem(j), d = a->kv.head_dim, bytes = d * be_dtype_bytes(j->act);
     uint32_t all = (w->rows + 15) / 16 * 16;
     struct attn_at at = attn__first(w), ahead = at;
     w->lo_min = UINT32_MAX;
@@ -102,8 +128,8 @@ static void attn__load(struct attn_piece *w)
     for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
         for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead)) attn__ask_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes, false);
         char *q = w->q + r * j->dpad * e;
-        memcpy(q, (const char *)a->q + ((size_t)at.t * a->heads + at.h) * bytes, bytes);
-        memset(q + bytes, 0, (j->dpad - d) * e);
+        attn__load_row(j, q, (const char *)a->q + ((size_t)at.t * a->heads + at.h) * bytes, d);
+        memset(q + d * e, 0, (j->dpad - d) * e);
         w->lo[r] = a->rows->lo[at.t];
         w->hi[r] = a->rows->hi[at.t];
         w->lo_min = u32_min(w->lo_min, w->lo[r]);
@@ -152,13 +178,13 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     const struct attn_job *j = ctx;
     const struct be_attn_args *a = j->a;
     const struct be_rows *r = a->rows;
-    size_t e = be_dtype_bytes(j->act);
+    size_t e = attn__elem(j);
     char *scratch = cpu_thread_scratch(b, worker);
     uint32_t rows = (j->piece_rows + 15) / 16 * 16;
     struct attn_piece w = {.j = j};
     w.s = (float *)(void *)scratch;
-    w.p = scratch + 2 * sizeof(float) * ATTN_GROUP * ATTN_KEYS;
-    w.q = w.p + 2 * e * ATTN_GROUP * ATTN_KEYS;
+    w.p = scratch + 2 * sizeof(float) * ATTN_GROUP * ATTN_STRIDE;
+    w.q = w.p + 2 * e * ATTN_GROUP * ATTN_STRIDE;
     w.o = (float *)(void *)(w.q + e * rows * j->dpad);
     w.sum = w.o + (size_t)rows * j->o_stride;
     KN_ASSERT((char *)(w.sum + (size_t)rows * VL) <= scratch + b->thread_scratch_bytes);

@@ -1,4 +1,5 @@
-/* The walk of the vector attention files (AVX2, AVX-512). One product serves scores and values alike:
+/* The walk of the vector attention files (AVX2, AVX-512). Unless ATTN_OWN_PRODUCTS says that the file brings attn__vec_scores and attn__vec_values itself,
+ * one product serves both:
  *
  *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair of bf16), broadcast; b: VL lanes
  *
@@ -24,6 +25,7 @@ ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
     return ATTN_ROWS;
 }
 
+#ifndef ATTN_OWN_PRODUCTS
 struct attn_mul {
     const char *a;       /* row stride a_stride bytes */
     size_t a_stride;
@@ -71,7 +73,7 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
 ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
 {
     uint32_t dpad = w->j->dpad;
-    struct attn_mul m = {.a = w->q, .a_stride = dpad * (bf16 ? 2u : 4u), .steps = bf16 ? dpad / 2 : dpad, .c = s, .c_stride = ATTN_KEYS};
+    struct attn_mul m = {.a = w->q, .a_stride = dpad * (bf16 ? 2u : 4u), .steps = bf16 ? dpad / 2 : dpad, .c = s, .c_stride = ATTN_STRIDE};
     m.b_step = bf16 ? 64 : KV_SLOTS * 4;
     for (uint32_t v = 0; v < KV_SLOTS / VL; v++) {
         uint32_t group = v * VL / 16, in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
@@ -83,7 +85,7 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, flo
 ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
     uint32_t dpad = w->j->dpad, e = bf16 ? 2 : 4, used = (w->j->a->kv.head_dim + VL - 1) / VL;
-    struct attn_mul m = {.a_stride = ATTN_KEYS * e, .b_step = (size_t)dpad * 4, .steps = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .c_stride = dpad};
+    struct attn_mul m = {.a_stride = ATTN_STRIDE * e, .b_step = (size_t)dpad * 4, .steps = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .c_stride = dpad};
     for (uint32_t b = b0; b < b1; b++) {
         m.a = w->p + (size_t)b * KV_SLOTS * e;
         for (uint32_t c = 0; c < used;) {
@@ -96,6 +98,7 @@ ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const 
         }
     }
 }
+#endif
 ATTN_INLINE void attn__rescale(struct attn_piece *w, uint32_t r, float factor)
 {
     vf f = vf_set1(factor);
@@ -108,10 +111,10 @@ ATTN_INLINE void attn__rescale(struct attn_piece *w, uint32_t r, float factor)
 ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t base, uint32_t b0, uint32_t b1, bool fine)
 {
     const struct be_attn_args *a = w->j->a;
-    float *s = w->s + (size_t)r * ATTN_KEYS;
+    float *s = w->s + (size_t)r * ATTN_STRIDE;
     uint32_t lo = w->lo[r], hi = w->hi[r], i0 = b0 * KV_SLOTS, i1 = b1 * KV_SLOTS;
-    size_t p_bytes = be_dtype_bytes(w->j->act);
-    char *p = w->p + (size_t)r * ATTN_KEYS * p_bytes;
+    size_t p_bytes = attn__elem(w->j);
+    char *p = w->p + (size_t)r * ATTN_STRIDE * p_bytes;
     if (hi < base + i0 || lo > base + i1 - 1) {
         memset(p + i0 * p_bytes, 0, (i1 - i0) * p_bytes);
         return;
@@ -145,11 +148,17 @@ ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t ba
     for (uint32_t i = i0; i < i1; i += VL) {
         vf v = vf_exp2(vf_fmadd(vf_load(s + i), vc, neg), fine);
         sum = vf_add(sum, v);
-        if (p_bytes == 4) {
+        if (w->j->act == BE_F32) {
             vf_store((float *)(void *)p + i, v);
+#if ATTN_WIDE
+        } else {
+            vf_store((float *)(void *)p + i, vf_round_bf16(v));
+        }
+#else
         } else {
             vf_store_bf16((uint16_t *)(void *)p + i, v);
         }
+#endif
     }
     vf_store(w->sum + r * VL, sum);
 }

@@ -1,12 +1,11 @@
 /* Linear in AVX2 with fused multiply-add. bf16 weights become f32 by a shift or a mask (the upper half of an f32 is the bf16), bf16 rows are
  * widened once per call. A sum is one lane of one register over all of K, k ascending, for every number of rows. */
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/mul_avx2.h"
 #include "kernels/cpu/vmath_avx2.h"
 
 #define Y_INLINE static inline __attribute__((always_inline))
-/* Registers: ROWS_MAX x 2 sums, 2 weights, 1 broadcast. */
-#define ROWS_MAX 6u
-#define AHEAD    2048u
+#define AHEAD    2048u /* bytes */
 
 /* ---- epilogue of 32 packed sums of one row */
 
@@ -29,6 +28,13 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
     if (e == BE_EPI_F32 || e == BE_EPI_ADD_F32) {
         bool scaled = e == BE_EPI_ADD_F32 && j->add_row;
         float *out = linear_out_f32(j, scaled ? j->add_row[row] : row, pair), weight = scaled ? j->add_weight[row] : 1.0f;
+        if (cols == 32 && !scaled) {
+            for (uint32_t c = 0; c < 32; c += 8) {
+                __m256 s = _mm256_load_ps(v + c);
+                _mm256_storeu_ps(out + c, e == BE_EPI_ADD_F32 ? _mm256_add_ps(s, _mm256_loadu_ps(out + c)) : s);
+            }
+            return;
+        }
         for (uint32_t c = 0; scaled && c < cols; c++) v[c] *= weight;
         for (uint32_t c = 0; e == BE_EPI_ADD_F32 && c < cols; c++) v[c] += out[c];
         memcpy(out, v, cols * sizeof(float));
@@ -45,79 +51,25 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
 
 /* ---- the sums */
 
-/* 8 columns of the panel at p, their even or odd k. */
-Y_INLINE __m256 y__weights(bool bf16, const char *p, bool odd)
-{
-    if (!bf16) return _mm256_loadu_ps((const float *)(const void *)p);
-    __m256i two = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return _mm256_castsi256_ps(odd ? _mm256_and_si256(two, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(two, 16));
-}
-
-/* `rows` rows (a constant) of one panel of 16 columns, all of K, into sums (row stride 32). x: f32 rows, stride ld. */
-Y_INLINE void y__panel(const struct be_weight *w, uint32_t panel, const float *x, const uint32_t rows, bool bf16, bool fetch, float *sums)
-{
-    const char *b = (const char *)w->data + (size_t)panel * w->panel_bytes;
-    size_t ld = w->kpad;
-    uint32_t steps = (uint32_t)(w->panel_bytes / 64);
-    __m256 s0[ROWS_MAX], s1[ROWS_MAX];
-    for (uint32_t r = 0; r < rows; r++) s0[r] = s1[r] = _mm256_setzero_ps();
-    for (uint32_t i = 0; i < steps; i++, b += 64) {
-        if (fetch) _mm_prefetch(b + AHEAD, _MM_HINT_T0);
-        for (uint32_t odd = 0; odd < (bf16 ? 2u : 1u); odd++, x++) {
-            __m256 w0 = y__weights(bf16, b, odd), w1 = y__weights(bf16, b + 32, odd);
-#pragma GCC unroll 6
-            for (uint32_t r = 0; r < rows; r++) {
-                __m256 v = _mm256_broadcast_ss(x + r * ld);
-                s0[r] = _mm256_fmadd_ps(v, w0, s0[r]);
-                s1[r] = _mm256_fmadd_ps(v, w1, s1[r]);
-            }
-        }
-    }
-    for (uint32_t r = 0; r < rows; r++) {
-        _mm256_store_ps(sums + r * 32, s0[r]);
-        _mm256_store_ps(sums + r * 32 + 8, s1[r]);
-    }
-}
-
-/* One row of a whole pair or two: more chains of additions at once. */
-Y_INLINE void y__one_row(const struct be_weight *w, uint32_t pair, const float *x, bool bf16, float *sums)
-{
-    size_t panel = w->panel_bytes;
-    const char *b = (const char *)w->data + (size_t)2 * pair * panel;
-    uint32_t steps = (uint32_t)(panel / 64);
-    __m256 s[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t i = 0; i < steps; i++, b += 64) {
-        _mm_prefetch(b + AHEAD, _MM_HINT_T0);
-        _mm_prefetch(b + panel + AHEAD, _MM_HINT_T0);
-        for (uint32_t odd = 0; odd < (bf16 ? 2u : 1u); odd++, x++) {
-            __m256 v = _mm256_broadcast_ss(x);
-#pragma GCC unroll 4
-            for (uint32_t c = 0; c < 4; c++) s[c] = _mm256_fmadd_ps(v, y__weights(bf16, b + c / 2 * panel + c % 2 * 32, odd), s[c]);
-        }
-    }
-    for (uint32_t c = 0; c < 4; c++) _mm256_store_ps(sums + 8 * c, s[c]);
-}
-
-Y_INLINE void y__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows, bool bf16, enum be_epilogue e)
-{
-    float sums[ROWS_MAX * 32] __attribute__((aligned(64)));
-    const float *x = (const float *)(const void *)(j->packed ? j->packed : j->x) + (size_t)row * j->w->kpad;
-    if (rows == 1) {
-        y__one_row(j->w, pair, x, bf16, sums);
-    } else {
-        y__panel(j->w, 2 * pair, x, rows, bf16, row == 0, sums);
-        y__panel(j->w, 2 * pair + 1, x, rows, bf16, row == 0, sums + 16);
-    }
-    for (uint32_t r = 0; r < rows; r++) y__epilogue(j, e, pair, row + r, sums + r * 32);
-}
+MUL_TABLE(y__mul_f32, mul__32, false, false)
+MUL_TABLE(y__mul_bf16, mul__32, true, false)
 
 Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16, enum be_epilogue e)
 {
+    const struct be_weight *w = j->w;
+    float sums[MUL_ROWS * 32] __attribute__((aligned(64)));
+    struct mul_avx2 m = {.lda = w->kpad, .b_step = 64, .b_next = w->panel_bytes, .lines = (uint32_t)(w->panel_bytes / 64), .parts = 1, .c = sums, .ldc = 32};
+    const float *x = (const float *)(const void *)(j->packed ? j->packed : j->x);
     for (uint32_t pair = begin; pair < end; pair++) {
-        uint32_t row = 0;
-        for (; row + 6 <= j->m; row += 6) y__rows(j, pair, row, 6, bf16, e);
-        for (; row + 3 <= j->m; row += 3) y__rows(j, pair, row, 3, bf16, e);
-        for (; row < j->m; row++) y__rows(j, pair, row, 1, bf16, e);
+        const char *b = (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
+        m.b = &b;
+        for (uint32_t row = 0, rows; row < j->m; row += rows) {
+            rows = mul_group(j->m - row);
+            m.a = x + (size_t)row * w->kpad;
+            m.ask = row == 0 ? AHEAD : 0;
+            (bf16 ? y__mul_bf16 : y__mul_f32)[rows - 1](&m);
+            for (uint32_t r = 0; r < rows; r++) y__epilogue(j, e, pair, row + r, sums + r * 32);
+        }
     }
 }
 
