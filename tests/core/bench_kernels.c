@@ -1,4 +1,4 @@
-/* Speed of linear by kernel set, shape and number of rows, as a share of what the machine can do (be_ops.ceiling): the better of matrix peak and
+/* Speed of linear and of attention by kernel set, shape and number of rows, as a share of what the machine can do (be_ops.ceiling): the better of matrix peak and
  * read bandwidth that the shape could reach. Not a test: nothing here fails.
  *
  *   bench_kernels [set|all] [bf16|f32] [threads] [only rows, 0 = all] [only shape, substring]
@@ -40,7 +40,7 @@ static const struct shape shapes[] = {
     {"vit fc2", 4304, 1152, false, BE_EPI_ADD_F32},
     {"head", 640, 262144, false, BE_EPI_F32},
 };
-static const uint32_t row_counts[] = {1, 8, 16, 32, 64, 128, 512, 2048};
+static const uint32_t row_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 64, 128, 512, 2048};
 
 static clockid_t bench_clock = CLOCK_MONOTONIC;
 static double now(void)
@@ -128,6 +128,93 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
     free(src);
 }
 
+/* ---- attention: `t` queries at the end of `keys` keys, or (decode) `seqs` sequences of one query each */
+
+static const struct attention {
+    const char *name;
+    uint32_t heads, kv_heads, dim, seqs, t, keys, window; /* window 0 = all keys before */
+    bool causal;
+} attentions[] = {
+    {"attn 270m prefill 512", 4, 1, 256, 1, 512, 512, 0, true},
+    {"attn 270m prefill 2048 window 512", 4, 1, 256, 1, 2048, 2048, 512, true},
+    {"attn 0.6b prefill 2048", 16, 8, 128, 1, 2048, 2048, 0, true},
+    {"attn vit 4096 of 72", 16, 16, 72, 1, 4096, 4096, 0, false},
+    {"attn vit 1024 of 64", 16, 16, 64, 1, 1024, 1024, 0, false},
+    {"attn vit 64 of 80", 16, 16, 80, 1, 64, 64, 0, false},
+    {"attn 270m decode 8192", 4, 1, 256, 1, 1, 8192, 0, true},
+    {"attn 0.6b decode 8192", 16, 8, 128, 1, 1, 8192, 0, true},
+    {"attn 3b decode 8192", 16, 2, 128, 1, 1, 8192, 0, true},
+    {"attn 270m decode 8 x 1024", 4, 1, 256, 8, 1, 1024, 0, true},
+};
+
+static uint32_t *numbers(struct backend *b, uint32_t count)
+{
+    void *p = NULL;
+    if (be_cpu_ops()->alloc(b, (size_t)count * sizeof(uint32_t), &p) != BE_OK) must(NULL);
+    return p; /* the CPU's memory is ours to write */
+}
+
+static void bench_attention(struct backend *b, enum be_dtype act, const struct attention *s, const struct be_ceiling *ceil)
+{
+    const struct be_ops *ops = be_cpu_ops();
+    size_t layer = ops->kv_layer_bytes(b, s->kv_heads, s->dim), unit = (layer + BE_KV_UNIT - 1) / BE_KV_UNIT;
+    uint32_t blocks = (s->keys + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, all = s->heads + 2 * s->kv_heads, most = s->keys > s->seqs ? s->keys : s->seqs;
+    uint32_t copies = (uint32_t)(BENCH_BYTES / 4 / (layer * blocks * s->seqs)) + 1; /* layers in turn, so that a decode step finds nothing in the caches */
+    if (s->t > 1) copies = 1;
+    void *arena = NULL, *q = NULL, *out = NULL, *qkv = NULL;
+    if (ops->alloc(b, unit * BE_KV_UNIT * blocks * s->seqs * copies, &arena) != BE_OK || ops->alloc(b, (size_t)most * all * s->dim * 4, &qkv) != BE_OK ||
+        ops->alloc(b, (size_t)most * s->heads * s->dim * 4, &q) != BE_OK || ops->alloc(b, (size_t)most * be_ld((size_t)s->heads * s->dim) * 4, &out) != BE_OK)
+        must(NULL);
+    uint64_t rng = 1;
+    for (size_t i = 0; i < (size_t)most * all * s->dim; i++) {
+        rng = rng * 6364136223846793005u + 1442695040888963407u;
+        ((float *)qkv)[i] = (float)(int32_t)(rng >> 32) * 0x1p-31f;
+    }
+    uint32_t *tables = numbers(b, blocks * s->seqs * copies), *pos = numbers(b, most), *lo = numbers(b, most), *hi = numbers(b, most);
+    uint32_t *seq_row = numbers(b, s->seqs + 1), *seq_table = numbers(b, s->seqs);
+    struct be_kv kv = {.arena = arena, .kv_heads = s->kv_heads, .head_dim = s->dim};
+    for (uint32_t i = 0; i < blocks * s->seqs * copies; i++) tables[i] = (uint32_t)(i * unit);
+    struct be_rows rows = {.t = s->keys, .seq_count = 1, .seq_row = seq_row, .seq_table = seq_table, .pos = pos, .lo = lo, .hi = hi};
+    seq_row[1] = s->keys;
+    for (uint32_t i = 0; i < s->keys; i++) pos[i] = i;
+    for (uint32_t c = 0; c < copies * s->seqs; c++) {
+        rows.tables = tables + (size_t)c * blocks;
+        ops->qkv(b, &(struct be_qkv_args){.rows = &rows, .heads = s->heads, .kv = kv, .qkv = qkv, .q = q});
+    }
+    double pairs = 0;
+    rows.t = s->t * s->seqs;
+    rows.seq_count = s->seqs;
+    for (uint32_t i = 0; i < rows.t; i++) {
+        uint32_t p = s->keys - s->t + i % s->t;
+        pos[i] = p;
+        hi[i] = s->causal ? p : s->keys - 1;
+        lo[i] = s->window && p + 1 > s->window ? p + 1 - s->window : 0;
+        pairs += hi[i] - lo[i] + 1;
+    }
+    for (uint32_t i = 0; i < s->seqs; i++) {
+        seq_row[i + 1] = (i + 1) * s->t;
+        seq_table[i] = i * blocks;
+    }
+    static double times[BENCH_RUNS];
+    double spent = 0;
+    int runs = 0;
+    while (runs < 5 || (spent < BENCH_SECONDS && runs < BENCH_RUNS)) {
+        rows.tables = tables + (size_t)((uint32_t)runs % copies) * blocks * s->seqs;
+        double start = now();
+        ops->attn(b, &(struct be_attn_args){.rows = &rows, .heads = s->heads, .kv = kv, .q = q, .scale = 0.0625f, .out = out});
+        times[runs] = now() - start;
+        spent += times[runs++];
+    }
+    qsort(times, (size_t)runs, sizeof *times, by_value);
+    double median = times[runs / 2], best = times[0], flops = 4.0 * pairs * s->heads * s->dim;
+    double bytes = (s->t > 1 ? s->keys : pairs) * s->kv_heads * s->dim * 2.0 * (double)be_dtype_bytes(act);
+    printf("%-34s %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)\n", s->name, median * 1e6, bytes / median * 1e-9,
+           100 * bytes / median / ceil->read_bytes_per_s, 100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
+           100 * flops / median / ceil->matrix_flops, 100 * flops / best / ceil->matrix_flops);
+    void *used[] = {arena, q, out, qkv, tables, pos, lo, hi, seq_row, seq_table};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) ops->free(b, used[i]);
+}
+
 int main(int argc, char **argv)
 {
     static const char *sets[] = {"amx", "avx512", "avx2", "reference"};
@@ -147,6 +234,8 @@ int main(int argc, char **argv)
                ceil.read_bytes_per_s * 1e-9);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             if (argc <= 5 || strstr(shapes[s].name, argv[5])) bench_shape(b, act, &shapes[s], only, &ceil);
+        for (size_t s = 0; s < sizeof attentions / sizeof *attentions; s++)
+            if (argc <= 5 || strstr(attentions[s].name, argv[5])) bench_attention(b, act, &attentions[s], &ceil);
         be_cpu_ops()->close(b);
     }
     return 0;
