@@ -111,7 +111,8 @@ struct engine_run {
                            * position+count] and below prompt_count: log-prob of each given what precedes it. UINT32_MAX = none */
     /* results, valid after engine_wait */
     struct token_out out;     /* if sample */
-    bool broken;              /* if sample: no logit is a finite number, as with damaged weights; out means nothing */
+    bool broken;              /* logits that were wanted, of this or a scored token, are not all numbers, as with damaged weights: out and
+                               * scores mean nothing */
     struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at position p in (position,
                                  min(position+count, prompt_count-1)] */
 };

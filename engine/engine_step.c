@@ -332,7 +332,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
             out->rank = e->desc.vocab + 1;
         }
     }
-    if (w->sample) r->broken = !isfinite(row.stats.max);
+    if (!isfinite(row.stats.lse)) r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
     if (w->sample && !r->broken && !sampler_draw(e->sampler, r->sampling, &row, &r->out)) {
         e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
         row.raw = e->host_row;
@@ -367,6 +367,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
 {
     ASSERT(e->in_flight == b);
     enum status st = ST_OK;
+    for (uint32_t i = 0; i < b->run_count; i++) b->runs[i].broken = false;
     for (uint32_t first = 0; first < e->step.wanted_count && !st; first += e->plan.logit_rows) {
         uint32_t left = e->step.wanted_count - first;
         st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);

@@ -415,7 +415,7 @@ static bool append_token(struct sequence *q, uint32_t id)
 static void finish_run(struct scheduler *s, struct sequence *q, const struct engine_run *r, uint64_t now_us)
 {
     static const char *no_memory = "out of memory";
-    if (r->sample && r->broken) { /* the position stays: what this step wrote is not kept for others, it may have been a fault of the moment */
+    if (r->broken) { /* the position stays: what this step wrote is not kept for others, it may have been a fault of the moment */
         sched__end(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }

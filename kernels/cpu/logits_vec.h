@@ -8,7 +8,7 @@
 #define STATS_PIECES 4096u /* most pieces of one row */
 
 struct piece_stats {
-    float max, sum; /* sum of exp(x - max) */
+    float max, sum; /* sum of exp(x - max); where nothing is a number or all is -infinity: whether there is a NaN, as NaN or 0 */
     uint32_t argmax, before; /* ids that rank before the target */
 };
 
@@ -65,6 +65,9 @@ static struct piece_stats stats__piece_of(const float *x, uint32_t from, uint32_
         }
         for (; i < to; i += VL) s0 = vf_add(s0, vf_first_n(vf_exp(vf_sub(vf_load_n(x + i, to - i), top)), vf_set1(0), to - i));
         s.sum = vf_sum(vf_add(s0, s1));
+    } else {
+        for (i = from; i < to; i++)
+            if (x[i] != x[i]) s.sum = x[i];
     }
     if (target == UINT32_MAX) return s;
     struct vf want = vf_set1(x[target]);
@@ -116,7 +119,7 @@ static void stats__combine(const struct vec_stats *j, uint32_t row)
     }
     double sum = 0;
     for (uint32_t i = 0; i < j->pieces; i++) {
-        if (p[i].max == -INFINITY) continue;
+        if (p[i].max == -INFINITY && p[i].sum == 0) continue;
         float scale[VL];
         vf_store(scale, vf_exp(vf_set1(p[i].max - out.max)));
         sum += (double)p[i].sum * (double)scale[0];

@@ -16,7 +16,7 @@ check = harness.Checks()
 
 
 def copy(to, name, value=None):
-    """The small checkpoint with the first two bytes of tensor `name` replaced."""
+    """The small checkpoint with the first bytes of tensor `name` replaced."""
     shutil.copytree(args.model, to)
     path = os.path.join(to, "model.safetensors")
     with open(path, "r+b") as f:
@@ -27,7 +27,7 @@ def copy(to, name, value=None):
 
 
 def test_no_numbers():
-    """A NaN in the last layer: nothing that the model computes is a number."""
+    """A NaN in the last layer, and nothing that the model computes is a number; or in a row of the head."""
     with open(os.path.join(args.model, "model.safetensors"), "rb") as f:
         names = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
     norm = next(n for n in names if n.endswith("model.norm.weight"))
@@ -41,8 +41,18 @@ def test_no_numbers():
                 check.equal(f"{value} {temperature}", (status, answer.get("error", {}).get("code")), (500, "engine_error"))
                 data = server.request("POST", "/v1/completions", {**request, "stream": True})
                 check.true(f"{value} {temperature}: streamed", data[0] == 500 or b"engine_error" in data[2], data)
+            scores = server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 0, "echo": True, "logprobs": 1})
+            check.equal(f"{value}: the prompt's scores", (scores[0], scores[1].get("error", {}).get("code")), (500, "engine_error"))
             check.equal("/health", server.request("GET", "/health")[0], 200)
             server.stop()
+    embedding = next(n for n in names if n.endswith("embed_tokens.weight"))  # also the head: token 0's logit is NaN
+    with tempfile.TemporaryDirectory() as folder:
+        copy(os.path.join(folder, "m"), embedding, b"\0\0\xc0\x7f")
+        server = harness.Server(args.binary, os.path.join(folder, "m"), "--kv-memory", "16M", "--log-level", "error")
+        for what in ({"temperature": 0}, {"temperature": 1, "top_p": 0.9}, {"temperature": 0, "logit_bias": {"9": 1}}, {"temperature": 0, "logprobs": 1}):
+            status, answer = server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, **what})
+            check.equal(f"one of the logits is no number, {what}", (status, answer.get("error", {}).get("code")), (500, "engine_error"))
+        server.stop()
 
 
 def test_one_line():

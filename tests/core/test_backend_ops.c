@@ -708,6 +708,30 @@ static void test_logit_stats(void **state)
     }
 }
 
+/* One that is no number, wherever it stands and whatever else there is, shows in the sum: the engine goes by that. */
+static void test_logit_stats_nan(void **state)
+{
+    (void)state;
+    enum { V = 20011 };
+    static const uint32_t bad[][2] = {{0, 1}, {5, 6}, {V - 1, V}, {8192, 16384}, {0, 8192}, {16384, V}, {0, V - 1}};
+    float *x = must(malloc(V * sizeof *x));
+    FOR_SETS(set, act)
+    {
+        if (act != BE_F32) continue;
+        struct backend *b = open_set(set, act, 2);
+        for (size_t n = 0; n < 2 * (sizeof bad / sizeof *bad); n++) {
+            const uint32_t *range = bad[n / 2];
+            struct be_logit_stats got = {0};
+            for (uint32_t i = 0; i < V; i++) x[i] = i >= range[0] && i < range[1] ? NAN : (float)(i % 7);
+            be_cpu_ops()->logit_stats(b, &(struct be_logits_args){.logits = x, .r = 1, .v = V, .softcap = n % 2 ? 30.0f : 0.0f, .stats = &got});
+            assert_true(isfinite(got.max));
+            if (!isnan(got.lse)) fail_msg("%s: NaN in %u..%u of %u, lse is %g", set, range[0], range[1], V, (double)got.lse);
+        }
+        be_cpu_ops()->close(b);
+    }
+    free(x);
+}
+
 struct ranked {
     float v;
     uint32_t id;
@@ -767,7 +791,7 @@ int main(int argc, char **argv)
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_norm),   cmocka_unit_test(test_rope),        cmocka_unit_test(test_qkv),  cmocka_unit_test(test_patchify), cmocka_unit_test(test_interpolate_pack), cmocka_unit_test(test_pool_gather), 
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_logit_stats), cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_logit_stats), cmocka_unit_test(test_logit_stats_nan), cmocka_unit_test(test_topk),
     };
     return cmocka_run_group_tests_name("backend ops", tests, NULL, NULL);
 }
