@@ -415,7 +415,11 @@ static bool append_token(struct sequence *q, uint32_t id)
 static void finish_run(struct scheduler *s, struct sequence *q, const struct engine_run *r, uint64_t now_us)
 {
     static const char *no_memory = "out of memory";
-    if (r->broken) { /* the position stays: what this step wrote is not kept for others, it may have been a fault of the moment */
+    if (r->broken) {
+        /* It may have been a fault of the moment, which must not outlive the request. The position stays, so what this step wrote is not
+         * published; but steps before whose logits nobody saw, or a picture's features, may be where it began. */
+        sched_reset_prefix_cache(s);
+        sched_reset_features(s);
         sched__end(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }

@@ -23,7 +23,7 @@ struct engine_features {
 };
 struct engine {
     uint32_t live, created;
-    bool full;
+    bool full, broken;
 };
 static struct engine fake;
 
@@ -94,9 +94,8 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 }
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    (void)e;
-    (void)b;
     (void)err;
+    for (uint32_t i = 0; i < b->run_count; i++) b->runs[i].broken = e->broken && b->runs[i].sample;
     return ST_OK;
 }
 
@@ -408,6 +407,24 @@ static void test_few_at_a_time(void **state)
     close_sched();
 }
 
+/* Logits that are no numbers end a request; nothing that it may have got them from is there for the next one: neither its picture nor
+ * the KV of its steps before. */
+static void test_broken_is_not_kept(void **state)
+{
+    (void)state;
+    open_sched((struct sched_options){.prefill_chunk = BT});
+    for (int turn = 0; turn < 3; turn++) {
+        struct request *r = submit(make(1, 3, 5, true));
+        fake.broken = turn == 0;
+        steps(30);
+        if (fake.broken) assert_non_null(strstr(r->message, "no finite logits"));
+        check_end(r, fake.broken ? END_ERROR : END_LENGTH);
+        assert_int_equal(fake.created, turn == 0 ? 1 : 2);
+        assert_int_equal(stats().cache_hit_tokens > 0, turn == 2);
+    }
+    close_sched();
+}
+
 /* Preempted before, while and after its picture is encoded: it asks again for what is gone, and only for that. */
 static void test_preemption(void **state)
 {
@@ -541,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_failures_end_one),
         cmocka_unit_test(test_many_pictures),
         cmocka_unit_test(test_few_at_a_time),
+        cmocka_unit_test(test_broken_is_not_kept),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_stale_answers),
         cmocka_unit_test(test_threads),
