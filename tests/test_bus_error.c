@@ -70,6 +70,11 @@ static void read_other_mapping(void)
     _exit(p[4096] ? 3 : 4);
 }
 
+static void be_sent_one(void)
+{
+    kill(getpid(), SIGBUS);
+}
+
 static void test_cut_short(void **state)
 {
     (void)state;
@@ -84,6 +89,8 @@ static void test_cut_short(void **state)
     status = run(read_other_mapping, said);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
     assert_string_equal(said, "");
+    status = run(be_sent_one, said);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
 static void test_which_file(void **state)
