@@ -27,7 +27,7 @@ static void root_trim(json_t *root)
     void *next;
     json_object_foreach_safe(root, next, key, value) {
         bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
-        if (strcmp(key, "stop") == 0 || (id && json_string_length(value) <= 128)) continue;
+        if (strcmp(key, "stop") == 0 || (id && json_is_string(value) && json_string_length(value) <= 128)) continue;
         json_object_del(root, key);
     }
 }

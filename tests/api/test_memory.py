@@ -75,21 +75,22 @@ def test_memory_returns():
 
 
 def test_waiting():
-    """What a waiting request has no more use for is gone: 24 bodies of 300,000 numbers would take some 400 MiB as parsed JSON."""
+    """What a waiting request has no more use for is gone: 24 bodies of 600,000 numbers would take some 800 MiB as parsed JSON."""
     server = harness.Server(args.binary, args.demo, "--kv-memory", "24M", "--max-sequences", "1")
-    body = json.dumps({"prompt": "red", "max_tokens": 1, "unknown": [5] * 300_000, "rid": "x" * 100_000, "stop": ["green"]}).encode()
-    first = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "blue", "max_tokens": 2000, "ignore_eos": True}))
-    first.start()
+    body = json.dumps({"prompt": "red", "max_tokens": 1, "unknown": [5] * 300_000, "request_id": [5] * 300_000, "rid": "x" * 100_000, "stop": ["green"]}).encode()
+    first = server.connect()  # has choices for longer than it takes until all others wait
+    first.request("POST", "/v1/completions", json.dumps({"prompt": "blue", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 64}), {"Content-Type": "application/json"})
     check.true("one runs", harness.wait_until(lambda: server.metric("vllm:num_requests_running") == 1))
     before = resident(server)
     threads = [threading.Thread(target=check.run, args=(lambda: check.equal("an answer", server.request("POST", "/v1/completions", body, timeout=120)[0], 200),)) for _ in range(24)]
     for t in threads:
         t.start()
-    check.true("all wait", harness.wait_until(lambda: server.metric("vllm:num_requests_waiting") == 24, 30), server.metric("vllm:num_requests_waiting"))
+    check.true("all wait", harness.wait_until(lambda: server.metric("vllm:generation_tokens_total") // 2000 + server.metric("vllm:num_requests_waiting") == 63 + 24, 60), server.metric("vllm:num_requests_waiting"))
     grown = resident(server) - before
     check.true("waiting requests are small", grown < 200 << 20, f"{grown >> 20} MiB for 24")
     print(f"resident MiB for 24 waiting requests with large bodies: {grown >> 20}")
-    for t in [first, *threads]:
+    first.close()
+    for t in threads:
         t.join()
     server.stop()
 
