@@ -131,7 +131,6 @@ struct server {
     uint64_t stalled_us; /* time that the engine had work and got on with nothing */
     bool hung;           /* that is --watchdog or more */
     uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
-    bool second_signal;
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */
     bool engine_thread_started, engine_thread_ended;
