@@ -24,7 +24,7 @@ bool json_to_int(json_t *v, int64_t *out)
     }
     if (!json_is_real(v)) return false;
     double d = json_real_value(v);
-    if (d < -9.2e18 || d > 9.2e18 || d - floor(d) > 0) return false;
+    if (!(d >= -0x1p63 && d < 0x1p63) || d - floor(d) > 0) return false;
     *out = (int64_t)d;
     return true;
 }
@@ -66,7 +66,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     if (!v) return ST_OK;
     int64_t i;
     /* A whole number that 64 bits don't hold comes as a double (request_body.c). */
-    bool beyond = json_is_real(v) && (json_real_value(v) < -9.2e18 || json_real_value(v) > 9.2e18);
+    bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
     if (beyond) return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min, (long long)max);
     if (!json_to_int(v, &i)) return api_fail(e, 400, "invalid_type", name, "%s must be an integer.", name);
     if (i < min || i > max) {

@@ -148,7 +148,7 @@ static void test_fields(void **state)
 {
     (void)state;
     json_error_t je;
-    json_t *root = json_loads("{\"i\":5,\"r\":5.0,\"h\":5.5,\"s\":\"5\",\"t\":true,\"n\":null,\"big\":1e300,\"neg\":-3}", 0, &je);
+    json_t *root = json_loads("{\"i\":5,\"r\":5.0,\"h\":5.5,\"s\":\"5\",\"t\":true,\"n\":null,\"big\":1e300,\"neg\":-3,\"far\":9.2100000000000000e18,\"low\":-9223372036854775808.0,\"edge\":9223372036854775808.0}", 0, &je);
     assert_non_null(root);
     static const struct {
         const char *name;
@@ -171,6 +171,14 @@ static void test_fields(void **state)
         }
     }
     struct api_error e = {0};
+    int64_t all = 0;
+    assert_int_equal(field_int(&e, root, "far", INT64_MIN, INT64_MAX, &all, NULL), ST_OK);
+    assert_true(all == 9210000000000000000);
+    assert_int_equal(field_int(&e, root, "low", INT64_MIN, INT64_MAX, &all, NULL), ST_OK);
+    assert_true(all == INT64_MIN);
+    assert_int_equal(field_int(&e, root, "edge", INT64_MIN, INT64_MAX, &all, NULL), ST_INVALID);
+    assert_string_equal(e.code, "invalid_value");
+    e = (struct api_error){0};
     bool b = false;
     double d = 0;
     assert_int_equal(field_bool(&e, root, "t", &b), ST_OK);
