@@ -2,6 +2,7 @@
 #include "engine/sampler.h"
 
 #include "config/base/assert.h"
+#include "engine/sampler_weights.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 
 struct sampler {
     uint32_t vocab;
+    sampler__weights_fn *weigh;
     float *logits;          /* [V] copy with penalties and bias */
     float *weights;         /* [V] exp of scaled logits */
     uint32_t *order;        /* [V] ids under selection */
@@ -17,7 +19,7 @@ struct sampler {
     double *bucket_sum;     /* [BUCKETS] and the sum of their weights */
 };
 #define BUCKETS (1u << 14)
-#define BLOCK   1024u /* ids whose weights are summed before the sums are */
+#define BLOCK   SAMPLER__BLOCK
 #define SEEN    0x80000000u
 
 enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err)
@@ -25,6 +27,8 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
     struct sampler *s = calloc(1, sizeof *s);
     if (s) {
         s->vocab = vocab;
+        s->weigh = sampler__weights_avx2();
+        if (!s->weigh) s->weigh = sampler__weights_c;
         s->logits = malloc(vocab * sizeof *s->logits);
         s->weights = malloc(vocab * sizeof *s->weights);
         s->order = malloc(vocab * sizeof *s->order);
@@ -70,31 +74,6 @@ float sampling_uniform(uint64_t seed, uint64_t position)
         k1 += 0xBB67AE85u;
     }
     return (float)(c[0] >> 8) * 0x1p-24f;
-}
-
-/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. Float arithmetic and
- * integer masks only, no branch: loops over it become vector code, and its bits are the same on every machine. */
-static inline float weight_of(float x, float max, float inv_temperature)
-{
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    float z = (x - max) * inv_temperature, scale, out;
-    uint32_t bits, alive;
-    memcpy(&bits, &z, 4);
-    alive = (int32_t)(bits & 0x7fffffffu) < 0x42ae0000 ? UINT32_MAX : 0; /* |z| < 87 */
-    bits &= alive;
-    memcpy(&z, &bits, 4);
-    float shifted = z * 1.44269504f + magic, n = shifted - magic;
-    float r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p =
-        1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
-    memcpy(&bits, &shifted, 4);
-    bits = (bits - 0x4b400000u + 127u) << 23;
-    memcpy(&scale, &bits, 4);
-    out = p * scale;
-    memcpy(&bits, &out, 4);
-    bits &= alive;
-    memcpy(&out, &bits, 4);
-    return out;
 }
 
 /* Finite, so that the largest logit keeps weight 1 however cold it is. */
@@ -257,26 +236,15 @@ static double sum_of(const float *w, uint32_t n)
     return sum;
 }
 
-/* Sum of one block in a fixed order of eight lanes, so that it isn't one long chain of additions. */
-static double block_sum(const float *w, uint32_t n)
+double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights)
 {
-    double lane[8] = {0};
-    uint32_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (uint32_t k = 0; k < 8; k++) lane[k] += (double)w[i + k];
-    for (; i < n; i++) lane[0] += (double)w[i];
-    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+    return weights_body(l, vocab, max, inv_temperature, weights);
 }
 
 /* Weights of a whole row in order of id; their sum, block by block. */
 static double row_weights(struct sampler *s, const float *l, float max, float temperature)
 {
-    float inv = inverse(temperature);
-    double total = 0;
-    for (uint32_t i = 0; i < s->vocab; i++) s->weights[i] = weight_of(l[i], max, inv);
-    for (uint32_t i = 0; i < s->vocab; i += BLOCK)
-        total += block_sum(s->weights + i, s->vocab - i < BLOCK ? s->vocab - i : BLOCK);
-    return total;
+    return s->weigh(l, s->vocab, max, inverse(temperature), s->weights);
 }
 
 /* The draw in order of id: first the block, then the id in it. */

@@ -1,6 +1,7 @@
 /* The sampler against a naive one (full sort, one rule after the other), its short cuts against the long way, frequencies,
  * penalties, ties. */
 #include "engine/sampler.h"
+#include "engine/sampler_weights.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -320,9 +321,33 @@ static void test_greedy_ties(void **state)
     sampler_destroy(s);
 }
 
+/* The wide walk over a row has the bits of the plain one, whatever stands in it. */
+static void test_weights(void **state)
+{
+    (void)state;
+    sampler__weights_fn *wide = sampler__weights_avx2();
+    if (!wide) skip();
+    enum { MOST = 3 * SAMPLER__BLOCK };
+    static float l[MOST], a[MOST], b[MOST];
+    static const float odd[] = {NAN, -INFINITY, -1e30f, -87.0f, -86.99f, -0.0f, 0.0f, -1e-30f};
+    uint64_t bits = 5;
+    for (uint32_t n = 1; n < MOST; n += n < 40 ? 1 : 251) {
+        for (uint32_t i = 0; i < n; i++) {
+            bits = bits * 6364136223846793005u + 1442695040888963407u;
+            l[i] = bits >> 60 ? -90.0f * (float)(bits >> 40) * 0x1p-24f : odd[bits >> 50 & 7];
+        }
+        for (uint32_t t = 0; t < 3; t++) {
+            float inv = t == 0 ? 1.0f : t == 1 ? 1.4285714f : 1e30f;
+            double x = sampler__weights_c(l, n, 0.0f, inv, a), y = wide(l, n, 0.0f, inv, b);
+            assert_memory_equal(&x, &y, sizeof x);
+            assert_memory_equal(a, b, n * sizeof *a);
+        }
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights),       cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
                                        cmocka_unit_test(test_frequencies), cmocka_unit_test(test_odd_rows),
                                        cmocka_unit_test(test_greedy_ties)};
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
