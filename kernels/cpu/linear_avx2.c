@@ -162,8 +162,10 @@ uint64_t avx2_read(const void *p, size_t bytes)
         s0 = _mm256_add_epi64(s0, _mm256_add_epi64(y__read_line(q + i), y__read_line(q + part + i)));
         s1 = _mm256_add_epi64(s1, _mm256_add_epi64(y__read_line(q + 2 * part + i), y__read_line(q + 3 * part + i)));
     }
-    s0 = _mm256_add_epi64(s0, s1);
-    return (uint64_t)(_mm256_extract_epi64(s0, 0) + _mm256_extract_epi64(s0, 1) + _mm256_extract_epi64(s0, 2) + _mm256_extract_epi64(s0, 3));
+    uint64_t lane[4], sum = 0;
+    _mm256_storeu_si256((__m256i *)(void *)lane, _mm256_add_epi64(s0, s1));
+    for (int i = 0; i < 4; i++) sum += lane[i];
+    return sum;
 }
 
 /* ---- packing: 8 x 8 words at a time */
