@@ -485,7 +485,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (st) log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
 }
 
-static void publish_gauges(struct scheduler *s, uint64_t now_us)
+static void publish_gauges(struct scheduler *s)
 {
     atomic_store_explicit(&s->st.running, s->running.count, memory_order_relaxed);
     atomic_store_explicit(&s->st.waiting, s->waiting.count, memory_order_relaxed);
@@ -496,7 +496,6 @@ static void publish_gauges(struct scheduler *s, uint64_t now_us)
         atomic_store_explicit(&s->st.live_blocks[g], kvb_live_blocks(s->blocks, g), memory_order_relaxed);
     sched__cache_gauges(s);
     sched__images_publish(s);
-    atomic_store_explicit(&s->st.heartbeat, now_us, memory_order_relaxed);
 }
 
 bool sched_step(struct scheduler *s, uint64_t now_us)
@@ -507,7 +506,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     if (sched__images_take(s, now_us)) worked = true;
     if (atomic_load(&s->st.failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
-    atomic_store_explicit(&s->st.running, s->running.count, memory_order_relaxed); /* a watchdog sees that there is work while it is done */
+    publish_gauges(s); /* a watchdog sees that there is work while it is done; all at once, so that the numbers agree during a long step */
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s, now_us)) worked = true;
     sched__plan(s, now_us);
@@ -516,7 +515,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         worked = true;
     }
     if (!s->running.head && s->waiting.head) worked = true; /* the only one gave its blocks back: it is admitted anew at once */
-    publish_gauges(s, now_us);
+    publish_gauges(s);
+    atomic_store_explicit(&s->st.heartbeat, now_us, memory_order_relaxed);
     if (s->events_pushed) {
         s->events_pushed = false;
         if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
@@ -543,7 +543,7 @@ void sched_run(struct scheduler *s)
         if (abort_now) {
             take_inbox(s);
             end_all(s, END_CANCELLED, NULL, clock_us());
-            publish_gauges(s, clock_us());
+            publish_gauges(s);
             if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
             return;
         }

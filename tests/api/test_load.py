@@ -93,22 +93,23 @@ def test_kill(s, count):
     running = s.metric("vllm:num_requests_running")
     if not check.true("all run", running > count * 3 // 4, running):
         return
+    # Long enough that blocks are what a sequence holds, not the one it has begun: what is live falls by whole blocks.
+    check.true("all have written four blocks", wait_until(lambda: s.metric("vllm:generation_tokens_total") - begin >= 64 * count, 60))
     keep, results = clients[1::2], []
     readers = [threading.Thread(target=lambda c=c: results.append(read_all(c))) for c in keep]
     for t in readers:
         t.start()
-    before, tokens = units(s), s.metric("vllm:generation_tokens_total")
+    before = units(s)
     start = time.monotonic()
     for c in clients[0::2]:
         c.close()
     freed = wait_until(lambda: s.metric("vllm:num_requests_running") <= len(keep), 1.0)
     took = time.monotonic() - start
-    after, later = units(s), s.metric("vllm:generation_tokens_total")
+    after = units(s)
     check.true("half of the sequences are gone within a second", freed, f"{s.metric('vllm:num_requests_running')} run after {took:.2f} s")
-    # The others went on meanwhile, and share what they have in common: little of what was held then is theirs.
-    length = (tokens - begin) / count + 20
-    grown = (length + (later - tokens) / len(keep)) / length
-    check.true("their KV is free", after <= before * grown * 0.8, (before, after, grown))
+    # Those that live write the same and share it: theirs is one sequence and the block that each of them has begun. The killed ones shared
+    # nothing, so half of what was held would already be too much, were it not for what the others wrote meanwhile.
+    check.true("their KV is free", after <= before * 0.6, (before, after))
     print(f"{count // 2} clients killed: {before:.0f} -> {after:.0f} units of KV after {took * 1000:.0f} ms")
     for t in readers:
         t.join()
