@@ -295,7 +295,7 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
 {
     uint32_t k = 0;
     if (w->sample) {
-        k = sampler_top_wanted(r->sampling);
+        k = sampler_top_wanted(r->sampling, r->banned_count);
         if (r->sampling->logprobs != SAMPLING_NO_LOGPROBS && r->sampling->logprobs > k) k = r->sampling->logprobs;
     }
     if (w->score && r->sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && r->sampling->prompt_logprobs > k)

@@ -11,16 +11,22 @@
 struct sampler {
     uint32_t vocab;
     sampler__weights_fn *weigh;
-    float *logits;          /* [V] copy with penalties and bias */
-    float *weights;         /* [V] exp of scaled logits */
-    uint32_t *order;        /* [V] ids under selection */
-    uint32_t *counts;       /* [V] all zero between calls: bit 31 = stands in the history, the rest = times generated */
+    float *logits;    /* [V] copy with penalties and bias */
+    float *weights;   /* [V] exp of scaled logits; before that the logits of changed ids, and only those */
+    uint32_t *order;  /* [V] ids under selection; before that the changed ones */
+    uint32_t *counts; /* [V] all zero between calls: SEEN = stands in the history, CHANGED = by bias or ban, the rest = times
+                         generated */
     uint32_t *bucket_count; /* [BUCKETS] logits by size */
+    double *block_sums;     /* [ceil(V / BLOCK)] of the weights of a whole row */
     double *bucket_sum;     /* [BUCKETS] and the sum of their weights */
 };
-#define BUCKETS (1u << 14)
-#define BLOCK   SAMPLER__BLOCK
-#define SEEN    0x80000000u
+#define BUCKETS       (1u << 14)
+#define BLOCK         SAMPLER__BLOCK
+#define SEEN          0x80000000u
+#define CHANGED       0x40000000u
+#define CHANGED_SPARE 64u  /* entries of the list beyond those that are drawn from: so many best ones may be changed away */
+#define NUCLEUS       128u /* entries in which top_p mostly ends */
+#define LIST_MAX      (4 * BE_TOPK_MAX) /* best ids after changes that are looked at before the whole row is */
 
 enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err)
 {
@@ -33,10 +39,11 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
         s->weights = malloc(vocab * sizeof *s->weights);
         s->order = malloc(vocab * sizeof *s->order);
         s->counts = calloc(vocab, sizeof *s->counts);
+        s->block_sums = malloc((vocab / BLOCK + 1) * sizeof *s->block_sums);
         s->bucket_count = malloc(BUCKETS * sizeof *s->bucket_count);
         s->bucket_sum = malloc(BUCKETS * sizeof *s->bucket_sum);
     }
-    if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->bucket_count || !s->bucket_sum) {
+    if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->block_sums || !s->bucket_count || !s->bucket_sum) {
         sampler_destroy(s);
         return err_set(err, ST_NOMEM, "out of memory for a sampler of %u ids", vocab);
     }
@@ -51,6 +58,7 @@ void sampler_destroy(struct sampler *s)
     free(s->weights);
     free(s->order);
     free(s->counts);
+    free(s->block_sums);
     free(s->bucket_count);
     free(s->bucket_sum);
     free(s);
@@ -89,38 +97,56 @@ static bool penalises_repetition(const struct sampling_params *p)
     return p->repetition_penalty > 0.0f && p->repetition_penalty != 1.0f;
 }
 
-static bool modifies(const struct sampling_params *p, const struct sampler_row *row)
+static bool modifies(const struct sampling_params *p, uint32_t banned_count)
 {
     return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f || p->bias_count > 0 ||
-           row->banned_count > 0;
+           banned_count > 0;
 }
 
-static void penalise(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
+/* Ids whose logits this request changes, into s->order, and what becomes of them, into s->weights at the id. Returns how many;
+ * the marks in s->counts stay until unmark(). */
+static uint32_t change(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
 {
-    for (uint32_t i = 0; i < row->history_count; i++)
-        if (row->history[i] < s->vocab)
-            s->counts[row->history[i]] = (s->counts[row->history[i]] + (i >= row->prompt_count)) | SEEN;
-    for (uint32_t i = 0; i < row->history_count; i++) {
+    uint32_t n = 0, *ids = s->order;
+    bool penalties = penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+    for (uint32_t i = 0; penalties && i < row->history_count; i++) {
         uint32_t id = row->history[i];
-        if (id >= s->vocab || !s->counts[id]) continue;
-        uint32_t n = s->counts[id] & ~SEEN;
-        float l = s->logits[id];
-        if (penalises_repetition(p)) l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
-        if (n) l -= p->frequency_penalty * (float)n + p->presence_penalty;
-        s->logits[id] = l;
-        s->counts[id] = 0; /* done; and clean for the next call */
+        if (id >= s->vocab) continue;
+        if (!s->counts[id]) ids[n++] = id;
+        s->counts[id] = (s->counts[id] + (i >= row->prompt_count)) | SEEN;
     }
-}
-
-static const float *modified_row(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
-{
-    memcpy(s->logits, row->raw, s->vocab * sizeof *s->logits);
-    if (penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f) penalise(s, p, row);
+    for (uint32_t i = 0; i < p->bias_count + row->banned_count; i++) {
+        uint32_t id = i < p->bias_count ? p->bias[i].id : row->banned[i - p->bias_count];
+        if (id >= s->vocab) continue;
+        if (!s->counts[id]) ids[n++] = id;
+        s->counts[id] |= CHANGED;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = ids[i], count = s->counts[id];
+        float l = row->raw[id];
+        if (count & SEEN && penalises_repetition(p)) l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
+        count &= ~(SEEN | CHANGED);
+        if (count) l -= p->frequency_penalty * (float)count + p->presence_penalty;
+        s->weights[id] = l;
+    }
     for (uint32_t i = 0; i < p->bias_count; i++)
         if (p->bias[i].id < s->vocab)
-            s->logits[p->bias[i].id] = p->bias[i].bias <= -100.0f ? -INFINITY : s->logits[p->bias[i].id] + p->bias[i].bias;
+            s->weights[p->bias[i].id] = p->bias[i].bias <= -100.0f ? -INFINITY : s->weights[p->bias[i].id] + p->bias[i].bias;
     for (uint32_t i = 0; i < row->banned_count; i++)
-        if (row->banned[i] < s->vocab) s->logits[row->banned[i]] = -INFINITY;
+        if (row->banned[i] < s->vocab) s->weights[row->banned[i]] = -INFINITY;
+    return n;
+}
+
+static void unmark(struct sampler *s, uint32_t changed)
+{
+    for (uint32_t i = 0; i < changed; i++) s->counts[s->order[i]] = 0;
+}
+
+/* After change(): the whole row. */
+static const float *modified_row(struct sampler *s, const struct sampler_row *row, uint32_t changed)
+{
+    memcpy(s->logits, row->raw, s->vocab * sizeof *s->logits);
+    for (uint32_t i = 0; i < changed; i++) s->logits[s->order[i]] = s->weights[s->order[i]];
     return s->logits;
 }
 
@@ -186,6 +212,30 @@ static void select_top(const float *l, uint32_t v, uint32_t k, uint32_t *h)
     drain(l, h, k);
 }
 
+/* The best ids of the row, in order, as far as they are certain: `n` entries of the backend's list, and what change() made of the
+ * changed ones. Whatever stands in neither comes behind the list's last entry, so those that come before that are the best of
+ * all. Their logits are at s->weights[id] then. 0 when there is nothing certain, or more than LIST_MAX. */
+static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32_t n, uint32_t changed, uint32_t *ids)
+{
+    if (!n || n > row->top_count) return 0;
+    uint32_t m = 0, last_id = n == s->vocab ? UINT32_MAX : row->top_ids[n - 1];
+    float last = n == s->vocab ? -INFINITY : row->top_values[n - 1];
+    for (uint32_t i = 0; i < changed; i++) {
+        uint32_t id = s->order[i];
+        if (!(s->weights[id] > last || (s->weights[id] == last && id <= last_id))) continue;
+        if (m == LIST_MAX - BE_TOPK_MAX) return 0;
+        ids[m++] = id;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = row->top_ids[i];
+        if (s->counts[id]) continue;
+        s->weights[id] = row->top_values[i];
+        ids[m++] = id;
+    }
+    if (changed) sort_ids(s->weights, ids, m);
+    return m && isfinite(s->weights[ids[0]]) ? m : 0;
+}
+
 /* ---- the draw ---- */
 
 /* Candidates are sorted: ids[i] with value(i). Cuts by top_p of `total` (the weight of everything before top_p) and min_p.
@@ -236,15 +286,15 @@ static double sum_of(const float *w, uint32_t n)
     return sum;
 }
 
-double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights)
+double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights, double *sums)
 {
-    return weights_body(l, vocab, max, inv_temperature, weights);
+    return weights_body(l, vocab, max, inv_temperature, weights, sums);
 }
 
 /* Weights of a whole row in order of id; their sum, block by block. */
 static double row_weights(struct sampler *s, const float *l, float max, float temperature)
 {
-    return s->weigh(l, s->vocab, max, inverse(temperature), s->weights);
+    return s->weigh(l, s->vocab, max, inverse(temperature), s->weights, s->block_sums);
 }
 
 /* The draw in order of id: first the block, then the id in it. */
@@ -253,8 +303,7 @@ static uint32_t walk_row(const struct sampler *s, double total, float u)
     double target = (double)u * total, sum = 0;
     uint32_t last = 0;
     for (uint32_t i = 0; i < s->vocab; i += BLOCK) {
-        uint32_t n = s->vocab - i < BLOCK ? s->vocab - i : BLOCK;
-        double block = block_sum(s->weights + i, n);
+        double block = s->block_sums[i / BLOCK];
         if (block > 0) last = i;
         if (sum + block > target) break;
         sum += block;
@@ -320,29 +369,28 @@ static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t k
     return walk(w, keep, sum_of(w, keep), sampling_uniform(p->seed, position));
 }
 
-/* From the backend's list, when that is enough and the row is unmodified. */
-static bool draw_from_top(const struct sampling_params *p, const struct sampler_row *row, uint32_t n, struct drawn *out)
+/* From the best n ids of a row in their order (all: there are no others), with values[i] the logit of the i-th. False when they
+ * are not enough to tell. */
+static bool draw_from_list(const struct sampling_params *p, const float *values, uint32_t n, bool all, uint64_t position,
+                           uint32_t *idx)
 {
-    float w[BE_TOPK_MAX];
+    float w[LIST_MAX];
     float inv = inverse(p->temperature);
-    double total;
-    for (uint32_t i = 0; i < n; i++) w[i] = weight_of(row->top_values[i], row->stats.max, inv);
-    bool all = p->top_k > 0 && p->top_k <= n;
-    if (all)
-        total = sum_of(w, n);
-    else if (p->top_p >= 1.0f)
-        total = 0; /* min_p alone needs no total */
-    else
-        return false;
-    uint32_t keep = cut(p, w, n, total, all);
+    bool limited = p->top_k > 0 && p->top_k <= n;
+    if (!limited && p->top_p < 1.0f) return false; /* of the weight of all */
+    if (!limited && p->min_p <= 0.0f) return false;
+    if (limited && p->top_k < n) n = p->top_k;
+    for (uint32_t i = 0; i < n; i++) w[i] = weight_of(values[i], values[0], inv);
+    uint32_t keep = cut(p, w, n, limited ? sum_of(w, n) : 0, limited || all); /* min_p alone needs no total */
     if (!keep) return false;
-    out->top_idx = pick(p, w, keep, row->position);
-    out->id = row->top_ids[out->top_idx];
+    *idx = pick(p, w, keep, position);
     return true;
 }
 
-/* From a whole row in host memory, whose largest is `top`: exact for every setting. */
-static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint32_t top, uint64_t position)
+/* From a whole row in host memory, whose largest is `top` and whose best are known as far as best[count]: exact for every
+ * setting. */
+static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint32_t top,
+                              const uint32_t *best, uint32_t count, uint64_t position)
 {
     uint32_t v = s->vocab;
     float max = l[top];
@@ -351,6 +399,12 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
     float inv = inverse(p->temperature), u = sampling_uniform(p->seed, position);
     double total = limited ? 0 : row_weights(s, l, max, p->temperature);
     if (!limited && p->top_p >= 1.0f && p->min_p <= 0.0f) return walk_row(s, total, u);
+    if (!limited && count) {
+        float w[LIST_MAX];
+        for (uint32_t i = 0; i < count; i++) w[i] = s->weights[best[i]];
+        uint32_t keep = cut(p, w, count, total, count == v);
+        if (keep) return best[pick(p, w, keep, position)];
+    }
     uint32_t n = p->top_k;
     if (limited)
         select_top(l, v, n, s->order);
@@ -364,11 +418,31 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
     return s->order[pick(p, s->weights, cut(p, s->weights, n, total, true), position)];
 }
 
-uint32_t sampler_top_wanted(const struct sampling_params *p)
+/* A draw from a row that is changed first. */
+static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, uint32_t n)
 {
-    if (p->temperature <= 0.0f) return 0;
-    if (p->top_k > 0 && p->top_k <= BE_TOPK_MAX) return p->top_k;
-    return p->min_p > 0.0f && p->top_k == 0 && p->top_p >= 1.0f ? BE_TOPK_MAX : 0;
+    uint32_t ids[LIST_MAX], idx = 0, changed = change(s, p, row), m = best_of(s, row, n, changed, ids);
+    unmark(s, changed);
+    if (m) {
+        float values[LIST_MAX];
+        for (uint32_t i = 0; i < m; i++) values[i] = s->weights[ids[i]];
+        if (p->temperature <= 0.0f || draw_from_list(p, values, m, m == s->vocab, row->position, &idx)) return ids[idx];
+    }
+    const float *l = modified_row(s, row, changed);
+    return draw_from_row(s, p, l, m ? ids[0] : argmax(l, s->vocab), ids, m, row->position);
+}
+
+uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count)
+{
+    bool changes = modifies(p, banned_count);
+    if (p->temperature <= 0.0f) return changes ? CHANGED_SPARE : 0;
+    if (p->top_k > 0 && p->top_k <= BE_TOPK_MAX) {
+        uint32_t n = changes ? p->top_k + CHANGED_SPARE : p->top_k;
+        return n < BE_TOPK_MAX ? n : BE_TOPK_MAX;
+    }
+    if (p->top_k > 0) return 0;
+    if (p->top_p < 1.0f) return NUCLEUS;
+    return p->min_p > 0.0f ? BE_TOPK_MAX : 0;
 }
 
 /* Rank among raw logits: from the list where it stands there, else by counting. */
@@ -400,17 +474,20 @@ void sampler_score(uint32_t id, uint32_t top_n, const struct sampler_row *row, s
 bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, struct token_out *out)
 {
     struct drawn d = {row->stats.argmax < s->vocab ? row->stats.argmax : 0, UINT32_MAX};
-    bool modified = modifies(p, row), greedy = p->temperature <= 0.0f && !modified, raw_needed = false;
+    bool modified = modifies(p, row->banned_count), greedy = p->temperature <= 0.0f && !modified;
     if (!greedy) {
-        uint32_t n = sampler_top_wanted(p);
+        uint32_t n = sampler_top_wanted(p, row->banned_count);
         if (n > s->vocab) n = s->vocab;
-        if (modified || n == 0 || n > row->top_count || !isfinite(row->stats.max) || !draw_from_top(p, row, n, &d))
-            raw_needed = true;
-    }
-    if (raw_needed && !row->raw) return false;
-    if (raw_needed) {
-        const float *l = modified ? modified_row(s, p, row) : row->raw;
-        d.id = draw_from_row(s, p, l, modified ? argmax(l, s->vocab) : d.id, row->position);
+        if (n > row->top_count || !isfinite(row->stats.max)) n = 0;
+        if (!modified && n && draw_from_list(p, row->top_values, n, n == s->vocab, row->position, &d.top_idx)) {
+            d.id = row->top_ids[d.top_idx];
+        } else if (!row->raw) {
+            return false;
+        } else if (modified) {
+            d.id = draw_changed(s, p, row, n);
+        } else {
+            d.id = draw_from_row(s, p, row->raw, d.id, row->top_ids, n, row->position);
+        }
     }
     *out = (struct token_out){.id = d.id};
     if (p->logprobs == SAMPLING_NO_LOGPROBS) return true;

@@ -1,5 +1,6 @@
-/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: the same source compiled twice, so that the wider one
- * has the same bits. That holds because each float is computed by itself, sums have a fixed order of lanes, and nothing is contracted
+/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: the same source compiled twice, so that
+ * the wider one has the same bits. That holds because each float is computed by itself, sums have a fixed order of lanes, and
+ * nothing is contracted
  * (-ffp-contract=off). */
 #ifndef KVASIR_SAMPLER_WEIGHTS_H
 #define KVASIR_SAMPLER_WEIGHTS_H
@@ -10,8 +11,10 @@
 #define SAMPLER_INLINE __attribute__((always_inline)) static inline
 #define SAMPLER__BLOCK 1024u /* ids whose weights are summed before the sums are */
 
-/* weights[i] = exp((l[i] - max) * inv_temperature) for i < vocab; returns their sum, block by block. */
-typedef double sampler__weights_fn(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights);
+/* weights[i] = exp((l[i] - max) * inv_temperature) for i < vocab; sums[j] is the sum of the j-th block of them; returns the sum
+ * of the sums. */
+typedef double sampler__weights_fn(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights,
+                                   double *sums);
 sampler__weights_fn sampler__weights_c;
 sampler__weights_fn *sampler__weights_avx2(void); /* NULL where the machine has no AVX2 */
 
@@ -51,13 +54,14 @@ SAMPLER_INLINE double block_sum(const float *w, uint32_t n)
     return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
 }
 
-SAMPLER_INLINE double weights_body(const float *restrict l, uint32_t vocab, float max, float inv, float *restrict weights)
+SAMPLER_INLINE double weights_body(const float *restrict l, uint32_t vocab, float max, float inv, float *restrict weights,
+                                   double *restrict sums)
 {
     double total = 0;
     for (uint32_t n; vocab; vocab -= n, l += n, weights += n) {
         n = vocab < SAMPLER__BLOCK ? vocab : SAMPLER__BLOCK;
         for (uint32_t i = 0; i < n; i++) weights[i] = weight_of(l[i], max, inv);
-        total += block_sum(weights, n);
+        total += *sums++ = block_sum(weights, n);
     }
     return total;
 }

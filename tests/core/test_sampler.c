@@ -155,15 +155,15 @@ static void test_against_naive(void **state)
     for (uint32_t round = 0; round < 1200; round++) {
         struct sampling_bias bias[4];
         struct sampling_params p = random_params(bias);
-        uint32_t history[50], banned[3] = {rnd(V), rnd(V), 0};
+        uint32_t history[400], length = round % 4 ? 50 : 400, banned[3] = {rnd(V), rnd(V), 0};
         random_row(w.l, round % 3 == 0 ? 2.0f : 8.0f);
         describe(&w);
-        for (uint32_t i = 0; i < 50; i++) history[i] = rnd(2) ? w.order[rnd(30)] : rnd(V);
+        for (uint32_t i = 0; i < length; i++) history[i] = rnd(2) ? w.order[rnd(length == 50 ? 30 : 100)] : rnd(V);
         banned[2] = w.order[0];
         w.r.history = history;
-        w.r.history_count = 50;
+        w.r.history_count = length;
         w.r.prompt_count = 20;
-        w.r.position = 50;
+        w.r.position = length;
         w.r.banned = banned;
         w.r.banned_count = rnd(3) ? 0 : 3;
         struct token_out a, b;
@@ -322,6 +322,57 @@ static void test_greedy_ties(void **state)
 }
 
 /* The wide walk over a row has the bits of the plain one, whatever stands in it. */
+/* What is changed is penalised, biased or banned; the rest of the row isn't looked at where the list and the changed ids are
+ * enough: here it would win. And where the changes take the whole list away, the row decides. */
+static void test_changed_rows(void **state)
+{
+    static const struct sampling_params ways[] = {
+        {.temperature = 0, .top_p = 1, .repetition_penalty = 1.3f},
+        {.temperature = 0.7f, .top_p = 0.8f, .top_k = 20, .repetition_penalty = 1.05f},
+        {.temperature = 0.7f, .top_p = 0.8f, .top_k = 20, .repetition_penalty = 1, .presence_penalty = 1.5f},
+        {.temperature = 1, .top_p = 1, .min_p = 0.6f, .repetition_penalty = 1, .frequency_penalty = 0.5f},
+    };
+    static struct row w, poisoned;
+    struct sampler *s;
+    struct err err;
+    (void)state;
+    assert_int_equal(sampler_create(V, &s, &err), ST_OK);
+    for (uint32_t round = 0; round < 200; round++) {
+        struct sampling_params p = ways[round % 4];
+        uint32_t history[60];
+        struct token_out a, b;
+        p.logprobs = SAMPLING_NO_LOGPROBS;
+        p.seed = round;
+        random_row(w.l, 8.0f);
+        describe(&w);
+        for (uint32_t i = 0; i < 60; i++) history[i] = w.order[rnd(i < 30 ? 40 : V)];
+        w.r.history = history;
+        w.r.history_count = 60;
+        w.r.position = 60;
+        w.r.prompt_count = 10;
+        poisoned = w;
+        poisoned.r.raw = poisoned.l;
+        poisoned.r.top_ids = poisoned.top_ids;
+        poisoned.r.top_values = poisoned.top_values;
+        bool known[V] = {false};
+        for (uint32_t i = 0; i < 60; i++) known[history[i]] = true;
+        for (uint32_t i = 0; i < sampler_top_wanted(&p, 0); i++) known[w.top_ids[i]] = true;
+        for (uint32_t i = 0; i < V; i++)
+            if (!known[i]) poisoned.l[i] = 1000;
+        assert_true(sampler_draw(s, &p, &w.r, &a) && sampler_draw(s, &p, &poisoned.r, &b));
+        assert_int_equal(a.id, b.id);
+        /* All of the list banned. */
+        w.r.banned = w.top_ids;
+        w.r.banned_count = BE_TOPK_MAX;
+        assert_true(sampler_draw(s, &p, &w.r, &a));
+        w.r.top_count = 0;
+        assert_true(sampler_draw(s, &p, &w.r, &b));
+        assert_int_equal(a.id, b.id);
+        for (uint32_t i = 0; i < BE_TOPK_MAX; i++) assert_true(a.id != w.top_ids[i]);
+    }
+    sampler_destroy(s);
+}
+
 static void test_weights(void **state)
 {
     (void)state;
@@ -329,6 +380,7 @@ static void test_weights(void **state)
     if (!wide) skip();
     enum { MOST = 3 * SAMPLER__BLOCK };
     static float l[MOST], a[MOST], b[MOST];
+    double a_sums[3], b_sums[3];
     static const float odd[] = {NAN, -INFINITY, -1e30f, -87.0f, -86.99f, -0.0f, 0.0f, -1e-30f};
     uint64_t bits = 5;
     for (uint32_t n = 1; n < MOST; n += n < 40 ? 1 : 251) {
@@ -338,17 +390,19 @@ static void test_weights(void **state)
         }
         for (uint32_t t = 0; t < 3; t++) {
             float inv = t == 0 ? 1.0f : t == 1 ? 1.4285714f : 1e30f;
-            double x = sampler__weights_c(l, n, 0.0f, inv, a), y = wide(l, n, 0.0f, inv, b);
+            double x = sampler__weights_c(l, n, 0.0f, inv, a, a_sums), y = wide(l, n, 0.0f, inv, b, b_sums);
             assert_memory_equal(&x, &y, sizeof x);
             assert_memory_equal(a, b, n * sizeof *a);
+            assert_memory_equal(a_sums, b_sums, (n + SAMPLER__BLOCK - 1) / SAMPLER__BLOCK * sizeof *a_sums);
         }
     }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights),       cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
-                                       cmocka_unit_test(test_frequencies), cmocka_unit_test(test_odd_rows),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_changed_rows),  cmocka_unit_test(test_weights),
+                                       cmocka_unit_test(test_against_naive), cmocka_unit_test(test_uniform),
+                                       cmocka_unit_test(test_frequencies),   cmocka_unit_test(test_odd_rows),
                                        cmocka_unit_test(test_greedy_ties)};
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }
