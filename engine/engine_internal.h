@@ -98,6 +98,7 @@ struct step {
 
 /* A step of so many sequences with a row each, recorded (engine_graph.c). */
 #define ENGINE_GRAPHS_MAX 16u
+#define ENGINE_SAMPLERS_MAX 16u /* threads that draw: each has 16 bytes for every id of the vocabulary */
 struct engine_graph {
     uint32_t rows;
     struct be_graph *graph;
@@ -124,7 +125,8 @@ struct engine {
     struct decoder_scratch s;
     struct vision_scratch v;
     struct model_info info;
-    struct sampler *sampler;
+    struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each thread that draws */
+    uint32_t sampler_count;
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct wanted *wanted; /* [batch_tokens_max] */

@@ -262,7 +262,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
     p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_wanted ? room : p->kv_wanted;
     if (p->kv_bytes > p->available - used)
-        return err_set(err, ST_NOMEM, "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides weights and scratch",
+        return err_set(err, ST_NOMEM,
+                       "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides weights and scratch",
                        (unsigned long long)(p->kv_bytes >> 20), (unsigned long long)((p->available - used) >> 20));
     e->arena_units = p->kv_bytes / BE_KV_UNIT;
     if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
@@ -271,7 +272,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     uint64_t least = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
-        return err_set(err, ST_NOMEM, "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
+        return err_set(err, ST_NOMEM,
+                       "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
                        (unsigned long long)p->kv_bytes, (unsigned long long)least);
     return ST_OK;
 }
@@ -427,7 +429,11 @@ enum status engine__alloc(struct engine *e, struct err *err)
     }
     if (!st && e->desc.has_vision) st = alloc_vision(e, err);
     if (!st) st = take(e, p->kv_bytes, &e->arena, "keys and values", err);
-    if (!st) st = sampler_create(e->desc.vocab, &e->sampler, err);
+    uint32_t samplers = !e->ops->host_each                        ? 1
+                        : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
+                                                                  : ENGINE_SAMPLERS_MAX;
+    for (; !st && e->sampler_count < samplers; e->sampler_count += !st)
+        st = sampler_create(e->desc.vocab, &e->samplers[e->sampler_count], err);
     if (st) return st;
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
     e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
@@ -456,7 +462,7 @@ void engine__release(struct engine *e)
         weights_free(&e->w, &e->desc, e->ops, e->be);
         e->ops->close(e->be);
     }
-    sampler_destroy(e->sampler);
+    for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
     free(e->host_step);
     free(e->wanted);
     free(e->host_row);

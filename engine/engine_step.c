@@ -306,7 +306,8 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
 
 /* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not enough to draw from:
  * then the row has been fetched, and the device's word on that is still out. */
-static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k, const struct wanted *w)
+static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k, const struct wanted *w,
+                       struct sampler *sampler)
 {
     struct engine_run *r = &b->runs[w->run];
     const float *logits = e->s.logits + (size_t)i * e->desc.vocab;
@@ -333,14 +334,52 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
         }
     }
     if (!isfinite(row.stats.lse)) r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
-    if (w->sample && !r->broken && !sampler_draw(e->sampler, r->sampling, &row, &r->out)) {
+    if (w->sample && !r->broken && !sampler_draw(sampler, r->sampling, &row, &r->out)) {
         e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
         row.raw = e->host_row;
-        bool drawn = sampler_draw(e->sampler, r->sampling, &row, &r->out);
+        bool drawn = sampler_draw(sampler, r->sampling, &row, &r->out);
         ASSERT(drawn);
         return true;
     }
     return false;
+}
+
+/* Rows of a chunk in slices, one for each sampler; all rows of a run lie in one. */
+struct finish_slices {
+    struct engine *e;
+    struct engine_batch *b;
+    const struct wanted *wanted; /* [count] */
+    uint32_t count, k;
+    uint32_t start[ENGINE_SAMPLERS_MAX + 1];
+};
+
+static void finish_slice(void *ctx, uint32_t slice)
+{
+    const struct finish_slices *f = ctx;
+    for (uint32_t i = f->start[slice]; i < f->start[slice + 1]; i++) {
+        bool fetched = finish_row(f->e, f->b, i, f->count, f->k, &f->wanted[i], f->e->samplers[slice]);
+        ASSERT(!fetched); /* memory is the host's */
+    }
+}
+
+/* Draws that walk a row or a history take longer than waking threads does. */
+static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, uint32_t k)
+{
+    uint32_t walks = 0, n = e->sampler_count;
+    struct finish_slices f = {.e = e, .b = b, .wanted = e->wanted + first, .count = count, .k = k};
+    for (uint32_t i = 0; i < count; i++) {
+        const struct engine_run *r = &b->runs[f.wanted[i].run];
+        walks += f.wanted[i].sample && sampler_walks(r->sampling, r->banned_count);
+    }
+    if (!e->becaps.host_memory || n < 2 || walks < 2) return false;
+    for (uint32_t s = 1; s <= n; s++) {
+        uint32_t at = (uint32_t)((uint64_t)count * s / n);
+        if (at < f.start[s - 1]) at = f.start[s - 1];
+        while (at > 0 && at < count && f.wanted[at].run == f.wanted[at - 1].run) at++;
+        f.start[s] = at;
+    }
+    e->ops->host_each(e->be, n, finish_slice, &f);
+    return true;
 }
 
 /* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
@@ -357,8 +396,9 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->s.stats;
     e->ops->download(e->be, e->host_results, e->s.stats, stats + (size_t)count * k * 8);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (finish_together(e, b, first, count, k)) return ST_OK;
     bool fetched = false;
-    for (uint32_t i = 0; i < count; i++) fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i]);
+    for (uint32_t i = 0; i < count; i++) fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
     if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;
 }

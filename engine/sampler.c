@@ -445,6 +445,12 @@ uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_cou
     return p->min_p > 0.0f ? BE_TOPK_MAX : 0;
 }
 
+bool sampler_walks(const struct sampling_params *p, uint32_t banned_count)
+{
+    if (modifies(p, banned_count)) return true;
+    return p->temperature > 0.0f && !(p->top_k > 0 && p->top_k <= BE_TOPK_MAX);
+}
+
 /* Rank among raw logits: from the list where it stands there, else by counting. */
 static uint32_t rank_of(const struct sampler *s, const struct sampler_row *row, uint32_t id)
 {

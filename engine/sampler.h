@@ -41,6 +41,8 @@ struct sampler_row {
 /* How many of the row's largest entries a draw with these parameters looks at (0..BE_TOPK_MAX). A row uses exactly these, even
  * when more are given: what it draws must not depend on its neighbours' wishes. */
 uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count);
+/* True when a draw may walk the row or the history: worth a thread of its own. */
+bool sampler_walks(const struct sampling_params *p, uint32_t banned_count);
 
 /* False: row->raw was NULL and is needed; nothing was drawn, call again with it. */
 bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, struct token_out *out);

@@ -327,6 +327,10 @@ struct be_ops {
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
 
+    /* fn(ctx, i) for each i < count on the backend's own host threads, in any order and several at once; returns when all are done. NULL where
+     * memory isn't the host's (host_memory): the device has no use for host threads. */
+    void (*host_each)(struct backend *b, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
+
     enum be_result (*ceiling)(struct backend *b, struct be_ceiling *out); /* takes about a second */
 
     /* All four are NULL where the backend has no graphs. Between begin and end operations are recorded instead of run; alloc, free, upload,

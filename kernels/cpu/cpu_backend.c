@@ -332,6 +332,24 @@ static void cpu__topk(struct backend *b, const struct be_topk_args *a)
     b->kern->topk(b, a);
 }
 
+struct cpu_each {
+    void (*fn)(void *ctx, uint32_t i);
+    void *ctx;
+};
+
+static void cpu__each_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct cpu_each *e = ctx;
+    for (uint32_t i = begin; i < end; i++) e->fn(e->ctx, i);
+}
+
+static void cpu__host_each(struct backend *b, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
+{
+    struct cpu_each e = {fn, ctx};
+    cpu_pool_run(b->pool, count, 1, cpu__each_range, &e);
+}
+
 /* ---- moving bytes: the same for every set */
 
 struct cpu_copy {
@@ -488,6 +506,7 @@ const struct be_ops *be_cpu_ops(void)
         .experts = cpu__experts,
         .logit_stats = cpu__logit_stats,
         .topk = cpu__topk,
+        .host_each = cpu__host_each,
         .ceiling = cpu__ceiling,
     };
     return &ops;
