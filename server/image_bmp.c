@@ -1,5 +1,5 @@
 /* BMP: the kinds that Pillow reads (1, 4, 8, 16, 24, 32 bits, the usual bit fields, RLE4 and RLE8, OS/2 headers), with its conversion of
- * 16-bit pixels and its reading of RLE. Own reader: stb_image's has no RLE and treats alpha and odd masks otherwise. Any thread. */
+ * 16-bit pixels and its reading of RLE. Own reader: common ones treat alpha and odd masks otherwise. Any thread. */
 #include "server/image_codec.h"
 
 #include <stdlib.h>

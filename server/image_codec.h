@@ -56,15 +56,14 @@ int image__xmp_orientation(struct image_bytes xmp);
 /* What both together say, EXIF first: 1..8. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
-/* Inflates a zlib stream into out[0..cap), which must be zeroed. Stops quietly at the end of the stream, at a fault (the bytes of the faulty
- * block don't count) and at the end of the buffer (the last 257 bytes may not count). The checksum is left to the caller. */
+/* Inflates a zlib stream into out[0..cap): up to its end, a fault, or the end of the input or of the buffer. A stream that ends just where the
+ * buffer does is read to its checksum, if that is there. */
 struct image_inflated {
-    size_t bytes; /* good bytes in out */
-    bool ended;   /* the stream came to its end... */
-    size_t used;  /* ...after this many bytes of input; the Adler-32 follows. Exact when 4 more bytes than the stream were given */
+    size_t bytes;   /* good bytes in out */
+    bool fault;     /* what follows those is no zlib stream, or its checksum is wrong... */
+    bool no_memory; /* ...or there was no memory to read it with */
 };
-struct image_inflated image__inflate(struct image_bytes zlib, uint8_t *out, size_t cap);
-enum { IMAGE__INFLATE_SLACK = 258 };
+struct image_inflated image__inflate(struct image_bytes in, uint8_t *out, size_t cap);
 
 static inline uint32_t image__be16(const uint8_t *p)
 {

@@ -1,5 +1,5 @@
 /* GIF: the frames of an animation, and the first frame on its canvas, as Pillow shows it: pixels that the frame leaves out have the transparent index's colour, or that of
- * index 0. Own reader: stb_image's fills with the background colour instead, and its GIF code has had memory faults. Any thread. */
+ * index 0. Own reader: common ones fill with the background colour instead. Any thread. */
 #include "server/image_codec.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* PNG: chunks, filters, Adam7, and the conversion to RGB that Pillow does (16-bit gray is clipped, other 16-bit samples lose their low byte,
- * transparency of any kind is ignored, or shows white where image_limits says so). Inflation is image_inflate.c. stb_image's own PNG reader is not used: it scales 16-bit gray, has no
- * ceiling on what it inflates, and checks no CRC. Any thread. */
+ * transparency of any kind is ignored, or shows white where image_limits says so). Inflation is image_inflate.c. Own reader: what
+ * Pillow makes of 16-bit gray, of faults and of checksums is its own. Any thread. */
 #include "server/image_codec.h"
 
 #include <stdio.h>
@@ -14,7 +14,6 @@ enum {
     PALETTE = 3,
     GRAY_ALPHA = 4,
     RGB_ALPHA = 6,
-    ADLER = 4, /* bytes of the checksum at the end of a zlib stream */
     TEXT_MAX = 1 << 20,   /* inflated bytes of a compressed text that may hold the orientation */
     DEFLATE_RATIO = 1032, /* no deflate stream inflates to more than this many times its size */
 };
@@ -141,10 +140,12 @@ static struct image_bytes take_text(struct image_bytes text, bool compressed, ui
     struct image_bytes out = {0};
     *owned = calloc(1, compressed ? TEXT_MAX + 1 : text.len + 1);
     if (!*owned) return out;
-    if (compressed)
-        out.len = image__inflate(text, *owned, TEXT_MAX).bytes;
-    else if (text.len)
+    if (compressed) {
+        struct image_inflated got = image__inflate(text, *owned, TEXT_MAX);
+        out.len = got.fault ? 0 : got.bytes;
+    } else if (text.len) {
         memcpy(*owned, text.p, out.len = text.len);
+    }
     out.p = *owned;
     return out;
 }
@@ -258,7 +259,7 @@ static enum image_fault read_data(struct png *p, size_t at)
         total += c.data.len;
         after = at;
     }
-    p->zlib = calloc(1, total + ADLER);
+    p->zlib = malloc(total + 1);
     if (!p->zlib) return image__fail(p->err, IMAGE_NOMEM, "out of memory");
     for (at = start; at < after;) {
         if (!next_chunk(p, &at, &c)) break;
@@ -392,37 +393,15 @@ static void to_rgb(const struct png *p, const uint8_t *row, uint32_t pixels, uin
     }
 }
 
-static uint32_t adler32_of(const uint8_t *p, size_t len)
-{
-    enum { PRIME = 65521, RUN = 5552 }; /* so many bytes can be summed before 32 bits run over */
-    uint32_t a = 1, b = 0;
-    while (len) {
-        size_t n = len < RUN ? len : RUN;
-        len -= n;
-        while (n--) {
-            a += *p++;
-            b += a;
-        }
-        a %= PRIME;
-        b %= PRIME;
-    }
-    return b << 16 | a;
-}
-
 /* Inflates all rows. The buffer that comes back holds `need` good bytes. */
 static enum image_fault inflate_rows(struct png *p, size_t need, uint8_t **raw)
 {
     if (need / DEFLATE_RATIO > p->zlib_len) return bad(p, "the pixel data is too short for the size of the picture");
-    /* Rows beyond the last one are ignored, as everywhere; the slack keeps them from hiding how many were good. */
-    *raw = calloc(1, need + IMAGE__INFLATE_SLACK);
+    *raw = malloc(need); /* rows beyond the last one are ignored, as everywhere, and what is wrong with them too */
     if (!*raw) return image__fail(p->err, IMAGE_NOMEM, "out of memory");
-    struct image_bytes z = {.p = p->zlib, .len = p->zlib_len + ADLER};
-    struct image_inflated got = image__inflate(z, *raw, need + IMAGE__INFLATE_SLACK);
-    /* Nor may the zeros behind a truncated stream have been read as codes. */
-    if (got.bytes < need || got.used > p->zlib_len) return bad(p, "the pixel data is truncated or corrupt");
-    /* A missing checksum is no fault, and that of a stream that goes on behind the picture is never reached. */
-    bool summed = got.ended && got.bytes == need && got.used + ADLER <= p->zlib_len;
-    if (summed && adler32_of(*raw, got.bytes) != image__be32(p->zlib + got.used)) return bad(p, "the checksum of the pixel data is wrong");
+    struct image_inflated got = image__inflate((struct image_bytes){.p = p->zlib, .len = p->zlib_len}, *raw, need);
+    if (got.no_memory) return image__fail(p->err, IMAGE_NOMEM, "out of memory");
+    if (got.bytes < need || got.fault) return bad(p, "the pixel data is truncated or corrupt");
     return IMAGE_OK;
 }
 
