@@ -125,8 +125,9 @@ struct engine_batch {
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
-/* Copies one block of a group inside the arena (copy on write of a shared, partly filled block). */
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit);
+/* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly filled block). What the original
+ * holds behind them is another request's, not even finite perhaps: the copy has zeros there. */
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens);
 
 /* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`. Takes a second. */
 struct engine_costs {

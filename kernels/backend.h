@@ -308,6 +308,8 @@ struct be_ops {
 
     /* Bytes that one layer's keys and values take in one block; a multiple of 64. 0 = shape not supported. */
     size_t (*kv_layer_bytes)(const struct backend *b, uint32_t kv_heads, uint32_t head_dim);
+    /* Zeroes what a layer keeps in the slots from `first` on of the block `unit`: behind what is taken over of a copied block. */
+    void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);
 
     void (*linear)(struct backend *b, const struct be_linear_args *a);
     void (*embed)(struct backend *b, const struct be_embed_args *a);

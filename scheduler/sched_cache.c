@@ -64,7 +64,7 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
         if (!need[g]) continue;
         uint32_t shared = t->units[partial], own = kvb_allocate(s->blocks, g);
         ASSERT(own != ENGINE_NO_BLOCK);
-        engine_kv_copy(s->engine, g, shared, own);
+        engine_kv_copy(s->engine, g, shared, own, hit->length % s->caps.block_tokens);
         kvb_release(s->blocks, g, shared, KVB_LIVE);
         t->units[partial] = own;
         atomic_fetch_add_explicit(&s->st.copied_blocks, 1, memory_order_relaxed);

@@ -204,6 +204,13 @@ static size_t cpu__kv_layer_bytes(const struct backend *b, uint32_t kv_heads, ui
     return kv_heads * kv_head_bytes(b->act, head_dim);
 }
 
+static void cpu__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+{
+    uint32_t d = kv->head_dim;
+    void *layer = kv_layer(kv, unit);
+    for (uint32_t g = 0; g < kv->kv_heads; g++) kv_clear_head(kv_k(layer, b->act, d, g), kv_v(layer, b->act, d, g), b->act, kv_dpad(b->act, d), first);
+}
+
 /* ---- launchers */
 
 static bool cpu__aligned(const void *p)
@@ -490,6 +497,7 @@ const struct be_ops *be_cpu_ops(void)
         .weight_free = cpu_weight_free,
         .weight_bytes = cpu__weight_bytes,
         .kv_layer_bytes = cpu__kv_layer_bytes,
+        .kv_clear = cpu__kv_clear,
         .linear = cpu__linear,
         .embed = cpu__embed,
         .norm = cpu__norm,

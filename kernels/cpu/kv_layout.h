@@ -21,12 +21,14 @@
  * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the element; and zero where D <= d < dpad, but that
  * element D of V is one where D is no multiple of 16, in bf16: it makes the tile product of probabilities and values yield their sum too (kv_v_ones).
  * Slots that nobody has written yet hold zeros or another finite value, never NaN or infinity: the writer of slot 0 clears what follows the last row
- * of its own call (a block is reused without being cleared, and a block that starts as a copy was cleared when its original began). So a
- * kernel may multiply a masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
+ * of its own call (a block is reused without being cleared), and a block that starts as a copy is cleared behind what was taken over of it
+ * (kv_clear). So a kernel may multiply a masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
 #ifndef KVASIR_CPU_KV_LAYOUT_H
 #define KVASIR_CPU_KV_LAYOUT_H
 
 #include "kernels/backend.h"
+
+#include <string.h>
 
 #define KV_SLOTS BE_BLOCK_TOKENS
 _Static_assert(KV_SLOTS == 32, "two groups of 16 keys");
@@ -72,6 +74,26 @@ static inline size_t kv_v_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, u
 {
     if (act == BE_F32) return (size_t)slot * dpad + d;
     return ((size_t)(slot / 2) * dpad + d) * 2 + slot % 2;
+}
+/* Zeroes the slots from `first` on of one head. */
+static inline void kv_clear_head(void *k, void *v, enum be_dtype act, uint32_t dpad, uint32_t first)
+{
+    if (first >= KV_SLOTS) return;
+    if (act == BE_F32) {
+        float *keys = (float *)k, *values = (float *)v;
+        for (uint32_t i = 0; i < dpad; i++) memset(keys + (size_t)i * KV_SLOTS + first, 0, (KV_SLOTS - first) * sizeof *keys);
+        memset(values + (size_t)first * dpad, 0, (size_t)(KV_SLOTS - first) * dpad * sizeof *values);
+        return;
+    }
+    uint32_t *words = (uint32_t *)k;
+    for (uint32_t s = first / 16 * 16; s < KV_SLOTS; s += 16) {
+        uint32_t keep = s < first ? first - s : 0;
+        for (uint32_t i = 0; i < dpad / 2; i++) memset(words + ((size_t)(s / 16) * (dpad / 2) + i) * 16 + keep, 0, (16 - keep) * sizeof *words);
+    }
+    uint16_t *values = (uint16_t *)v;
+    for (uint32_t i = 0; first % 2 && i < dpad; i++) values[kv_v_idx(act, dpad, first, i)] = 0;
+    uint32_t even = (first + 1) / 2 * 2;
+    memset(values + (size_t)even * dpad, 0, (size_t)(KV_SLOTS - even) * dpad * sizeof *values);
 }
 
 #endif

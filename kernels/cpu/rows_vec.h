@@ -215,26 +215,8 @@ static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const
 /* Clears the slots after `last` of a block that begins with this call (kv_layout.h tells why). */
 static void vec__clear_rest(const struct vec_qkv *j, void *layer, uint32_t last)
 {
-    static const float zero[VEC_HEAD_MAX];
     uint32_t d = j->a->kv.head_dim, dpad = kv_dpad(j->act, d);
-    for (uint32_t g = 0; g < j->a->kv.kv_heads; g++) {
-        void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
-        if (last == 0 && j->act == BE_BF16) { /* a decode step that opens a block: clear all but slot 0 in whole words */
-            uint32_t *kw = k, *vw = v;
-            for (uint32_t i = 0; i < dpad / 2; i++) memset(kw + i * 16 + 1, 0, 60);
-            memset(kw + dpad / 2 * 16, 0, (size_t)dpad * 32);
-            for (uint32_t i = 0; i < dpad; i++) vw[i] &= 0xffff;
-            memset(vw + dpad, 0, (size_t)dpad * 60);
-            continue;
-        }
-        for (uint32_t s = last + 1; s < KV_SLOTS; s++) {
-            if (j->act == BE_BF16) {
-                vec__put_bf16(k, v, dpad, s, (const uint16_t *)(const void *)zero, (const uint16_t *)(const void *)zero);
-            } else {
-                vec__put_f32(k, v, dpad, s, zero, zero);
-            }
-        }
-    }
+    for (uint32_t g = 0; g < j->a->kv.kv_heads; g++) kv_clear_head(kv_k(layer, j->act, d, g), kv_v(layer, j->act, d, g), j->act, dpad, last + 1);
 }
 
 static void vec__to_bf16(uint16_t *dst, const float *src, uint32_t n)

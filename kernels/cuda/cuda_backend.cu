@@ -317,6 +317,11 @@ static void cuda__qkv(struct backend *b, const struct be_qkv_args *a)
     if (a->rows->t && !b->failed) cuda_qkv(b, a);
 }
 
+static void cuda__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+{
+    if (!b->failed) cuda_kv_clear(b, kv, unit, first);
+}
+
 static void cuda__attn(struct backend *b, const struct be_attn_args *a)
 {
     cuda__check_rows(b, a->rows, &a->kv, a->heads);
@@ -464,6 +469,7 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.weight_free = cuda_weight_free;
     ops.weight_bytes = cuda__weight_bytes;
     ops.kv_layer_bytes = cuda__kv_layer_bytes;
+    ops.kv_clear = cuda__kv_clear;
     ops.linear = cuda__linear;
     ops.embed = cuda__embed;
     ops.norm = cuda__norm;

@@ -114,6 +114,7 @@ void cuda_embed(struct backend *b, const struct be_embed_args *a);
 void cuda_norm(struct backend *b, const struct be_norm_args *a);
 void cuda_rope(struct backend *b, const struct be_rope_args *a);
 void cuda_qkv(struct backend *b, const struct be_qkv_args *a);
+void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);
 void cuda_attn(struct backend *b, const struct be_attn_args *a);
 void cuda_patchify(struct backend *b, const struct be_patchify_args *a);
 void cuda_pool(struct backend *b, const struct be_pool_args *a);

@@ -105,10 +105,10 @@ struct qkv_job {
     size_t head_bytes;
 };
 
-/* Zeros slots (first, 31] of one head's K or V. */
+/* Zeros slots [first, 31] of one head's K or V. */
 template <bool BF> static __device__ void qkv_clear(void *part, uint32_t dpad, uint32_t first)
 {
-    for (uint32_t i = (first + 1) * dpad + threadIdx.x % 32; i < CUDA_KV_SLOTS * dpad; i += 32) cu_act_put<BF>(part, i, 0.0f);
+    for (uint32_t i = first * dpad + threadIdx.x % 32; i < CUDA_KV_SLOTS * dpad; i += 32) cu_act_put<BF>(part, i, 0.0f);
 }
 
 template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
@@ -142,7 +142,7 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
         at = (size_t)slot * j.dpad;
         if (lane < j.dpad - d) cu_act_put<BF>(out, at + d + lane, 0.0f);
         uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call behind this one */
-        if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last);
+        if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last + 1);
     }
     const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs, *sn = cs ? j.sin + (size_t)t * pairs : nullptr;
     CU_UNROLL
@@ -167,6 +167,25 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
     else
         CU_LAUNCH((qkv_k<false>), grid, 128, 0, b->stream, j);
     cuda_launched(b, "qkv");
+}
+
+/* One warp for each head's K or V. */
+template <bool BF> __global__ __launch_bounds__(32) void kv_clear_k(void *layer, size_t part, uint32_t dpad, uint32_t first)
+{
+    qkv_clear<BF>(static_cast<char *>(layer) + blockIdx.x * part, dpad, first);
+}
+
+void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+{
+    void *layer = static_cast<char *>(kv->arena) + (size_t)unit * BE_KV_UNIT + kv->layer_offset;
+    uint32_t dpad = cuda_kv_dpad(b->act, kv->head_dim);
+    size_t part = cuda_kv_head_bytes(b->act, kv->head_dim) / 2;
+    if (first >= CUDA_KV_SLOTS) return;
+    if (b->act == BE_BF16)
+        CU_LAUNCH((kv_clear_k<true>), 2 * kv->kv_heads, 32, 0, b->stream, layer, part, dpad, first);
+    else
+        CU_LAUNCH((kv_clear_k<false>), 2 * kv->kv_heads, 32, 0, b->stream, layer, part, dpad, first);
+    cuda_launched(b, "kv_clear");
 }
 
 /* ---- embed */

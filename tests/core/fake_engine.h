@@ -278,13 +278,14 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     return ST_OK;
 }
 
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit)
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
 {
     (void)group;
     e->copies++;
     if (!e->slots || e->faults & FAKE_NO_COPY) return;
     uint32_t bt = e->caps.block_tokens;
-    memcpy(&e->slots[(size_t)to_unit * bt], &e->slots[(size_t)from_unit * bt], bt * sizeof *e->slots);
+    memcpy(&e->slots[(size_t)to_unit * bt], &e->slots[(size_t)from_unit * bt], tokens * sizeof *e->slots);
+    memset(&e->slots[(size_t)to_unit * bt + tokens], 0, (bt - tokens) * sizeof *e->slots);
 }
 
 /* ---- the oracle: what a request answers, from the request alone ---- */

@@ -406,6 +406,26 @@ static void test_qkv(void **state)
             }
             guarded_check(mem, arena);
             guarded_check(q, q_bytes);
+            b = open_set(set, act, 1);
+            for (uint32_t from = 32; from > 0; from--) { /* what stands behind the first slots of a block is cleared, and nothing else is touched */
+                struct be_kv kv = {.arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
+                uint32_t unit = (uint32_t)units * q_block[0], dpad = t_dpad(act, s->d);
+                memcpy(mem, first, arena);
+                memset((char *)kv_layer(&kv, unit), 0xff, layer);
+                be_cpu_ops()->kv_clear(b, &kv, unit, from);
+                for (uint32_t g = 0; g < s->groups; g++)
+                    for (uint32_t slot = 0; slot < 32; slot++)
+                        for (uint32_t i = 0; i < dpad; i++) {
+                            float k = get(t_k(kv_layer(&kv, unit), act, s->d, g), act, t_k_idx(act, dpad, slot, i));
+                            float v = get(t_v(kv_layer(&kv, unit), act, s->d, g), act, t_v_idx(act, dpad, slot, i));
+                            assert_true(slot < from ? isnan(k) && isnan(v) : k == 0.0f && v == 0.0f);
+                        }
+                memset((char *)kv_layer(&kv, unit), 0xff, layer);
+                memset(first + ((char *)kv_layer(&kv, unit) - (char *)mem), 0xff, layer);
+                assert_memory_equal(first, mem, arena);
+            }
+            be_cpu_ops()->close(b);
+            guarded_check(mem, arena);
             guarded_free(first);
             guarded_free(mem);
             guarded_free(q1);

@@ -1,8 +1,9 @@
 /* Opening, inspecting, limits, block copies, made-up weights: engine.h apart from the numbers of a step. */
-#include "engine/engine.h"
+#include "engine/engine_internal.h"
 #include "engine/model_desc.h"
 #include "engine/model_info.h"
 #include "engine/safetensors.h"
+#include "kernels/cpu/kv_layout.h"
 #include "tests/lib/golden.h"
 
 #include <setjmp.h>
@@ -219,7 +220,27 @@ static void test_caps_and_inspect(void **state)
     engine_close(NULL);
 }
 
-/* Blocks copied to another place serve the same sequence: the rest of its tokens come out bit for bit. */
+/* What a block holds behind the first `filled` tokens becomes NaN, as if a request with damaged weights had gone on there. */
+static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t filled)
+{
+    assert_true(e->becaps.host_memory && filled > 0 && filled < KV_SLOTS);
+    for (uint32_t n = 0; n < e->desc.layer_count; n++) {
+        const struct desc_layer *l = &e->desc.layers[n];
+        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
+        uint32_t d = l->head_dim, dpad = kv_dpad(e->plan.act, d);
+        for (uint32_t h = 0; h < l->kv_heads && e->kv.layer_group[n] == group; h++)
+            for (uint32_t slot = filled; slot < KV_SLOTS; slot++)
+                for (uint32_t i = 0; i < dpad; i++)
+                    for (int v = 0; v < 2; v++) {
+                        void *part = v ? kv_v(kv_layer(&kv, unit), e->plan.act, d, h) : kv_k(kv_layer(&kv, unit), e->plan.act, d, h);
+                        size_t at = v ? kv_v_idx(e->plan.act, dpad, slot, i) : kv_k_idx(e->plan.act, dpad, slot, i), size = be_dtype_bytes(e->plan.act);
+                        memset((char *)part + at * size, 0xff, size);
+                    }
+    }
+}
+
+/* Blocks copied to another place serve the same sequence: the rest of its tokens come out bit for bit. So they do when another request's
+ * follow in the original. */
 static void test_kv_copy(void **state)
 {
     char dir[600];
@@ -243,8 +264,10 @@ static void test_kv_copy(void **state)
             uint32_t to = (uint32_t)m.next_unit;
             m.next_unit += m.caps.groups[g].block_units;
             assert_true(m.next_unit <= m.caps.arena_units);
-            engine_kv_copy(e, g, b.tables[g][k], to);
-            engine_kv_copy(e, g, (uint32_t)m.next_unit, b.tables[g][k]); /* the old place is overwritten */
+            uint32_t filled = b.done - k * m.caps.block_tokens;
+            if (k + 1 == (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens) spoil(e, g, b.tables[g][k], filled);
+            engine_kv_copy(e, g, b.tables[g][k], to, filled < m.caps.block_tokens ? filled : m.caps.block_tokens);
+            engine_kv_copy(e, g, (uint32_t)m.next_unit, b.tables[g][k], m.caps.block_tokens); /* the old place is overwritten */
             b.tables[g][k] = to;
         }
     }

@@ -70,9 +70,10 @@ void engine_features_free(struct engine *e, struct engine_features *f)
     e->live--;
     free(f);
 }
-void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit)
+void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
 {
     (void)e;
+    (void)tokens;
     (void)group;
     assert_int_not_equal(from_unit, to_unit);
 }

@@ -190,6 +190,14 @@ static void st_copy(struct backend *b, void *dst, const void *src, size_t bytes)
     g.s->ops->copy(g.s->b, d, s, bytes);
     stage_end(&g);
 }
+static void st_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
+{
+    struct stage g = {.s = of(b)};
+    size_t at = (size_t)unit * BE_KV_UNIT + kv->layer_offset, layer = g.s->ops->kv_layer_bytes(g.s->b, kv->kv_heads, kv->head_dim);
+    struct be_kv d = {stage(&g, (char *)kv->arena + at, layer, STAGE_IN | STAGE_OUT), 0, kv->kv_heads, kv->head_dim};
+    g.s->ops->kv_clear(g.s->b, &d, 0, first);
+    stage_end(&g);
+}
 static void st_zero(struct backend *b, void *dst, size_t bytes)
 {
     struct stage g = {.s = of(b)};
@@ -480,6 +488,7 @@ const struct be_ops *staged_ops(const struct be_ops *ops)
         .weight_free = st_weight_free,
         .weight_bytes = st_weight_bytes,
         .kv_layer_bytes = st_kv_layer_bytes,
+        .kv_clear = st_kv_clear,
         .linear = st_linear,
         .embed = st_embed,
         .norm = st_norm,
