@@ -326,9 +326,7 @@ static enum status set_arguments(struct parser *p, json_t *function, const json_
     if (p->limits->arguments_as_text) return set_new(p, function, "arguments", args ? share(args) : json_string(""));
     if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
         return set_new(p, function, "arguments", json_object());
-    json_t *parsed = json_is_string(args)
-                         ? json_loadb(json_string_value(args), json_string_length(args), JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL)
-                         : NULL;
+    json_t *parsed = json_is_string(args) ? json_from_text(json_string_value(args), json_string_length(args)) : NULL;
     if (parsed && !json_is_object(parsed)) {
         json_decref(parsed);
         parsed = NULL;

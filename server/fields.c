@@ -50,6 +50,14 @@ size_t fields_unknown(json_t *root, const char *const *known, size_t count, char
     return found;
 }
 
+const char *json_big_int(const json_t *v)
+{
+    const json_t *text = json_is_object(v) && json_object_size(v) == 1 ? json_object_get(v, JSON_BIG_INT) : NULL;
+    const char *s = json_string_value(text);
+    size_t minus = s && *s == '-', digits = s ? strspn(s + minus, "0123456789") : 0;
+    return digits && minus + digits == json_string_length(text) ? s : NULL;
+}
+
 enum status field_bool(struct api_error *e, json_t *root, const char *name, bool *out)
 {
     json_t *v = field(root, name);

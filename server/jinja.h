@@ -9,7 +9,8 @@
  * refuse control tokens that a client typed, and an explanation can name the message that a token stands for. Concatenation,
  * slicing, trimming, splitting, replacing, case mapping, formatting and tojson keep origins.
  *
- * Known distance from the reference: integers are 64 bit (overflow is an error); case mapping is per character (plus ß and final
+ * Known distance from the reference: integers are 64 bit (overflow is an error), but for those of the request and of from_json, which print and
+ * compare whatever their size; case mapping is per character (plus ß and final
  * sigma); generators are evaluated eagerly; a variable of the request stays visible to an inner scope where the reference hides
  * it because the outer scope assigns that name later on; slicing a constant that can't be sliced is always an error; `include
  * import extends block do autoescape` are refused at parse time; the filters filesizeformat pprint random striptags urlencode
@@ -110,6 +111,7 @@ struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
 struct jinja_value jinja_int(int64_t i);
 struct jinja_value jinja_float(double f);
+struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len, uint32_t origin); /* decimal, perhaps a minus; of any size; copied */
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin);

@@ -334,7 +334,7 @@ struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
 
 /* One construction, as data: constructors run outside of a render and must catch their own faults, in one place. */
 struct making {
-    enum { MAKE_STRING, MAKE_COPY, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
+    enum { MAKE_STRING, MAKE_COPY, MAKE_INT, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
     uint32_t origin;
     const char *text;
     size_t len;
@@ -373,6 +373,9 @@ static void make(struct jinja_ctx *c, struct making *m)
     case MAKE_STRING:
     case MAKE_COPY:
         m->out = make_string(c, m);
+        break;
+    case MAKE_INT:
+        m->out = jn_int_digits(c, m->text, m->len, m->origin);
         break;
     case MAKE_LIST:
         m->out = jn_new_list(c, JN_LIST, 0);
@@ -422,6 +425,11 @@ struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t le
 struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
 {
     return make_guarded(c, &(struct making){.what = MAKE_COPY, .text = text, .len = len, .origin = origin});
+}
+
+struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len, uint32_t origin)
+{
+    return make_guarded(c, &(struct making){.what = MAKE_INT, .text = digits, .len = len, .origin = origin});
 }
 
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin)

@@ -84,6 +84,14 @@ static void put_int(struct jinja_ctx *c, struct jn_sb *sb, int64_t v, const stru
     put_number(c, sb, buf + at, v < 0, prefix, f, origin);
 }
 
+/* Digits of an int of any size, in base 10 only. */
+static void put_big(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct spec *f)
+{
+    bool minus = *v.u.s->p == '-';
+    if (f->type && !strchr("dn", f->type)) jn_error(c, "integer overflow");
+    put_number(c, sb, v.u.s->p + minus, minus, "", f, v.origin);
+}
+
 static void put_float(struct jinja_ctx *c, struct jn_sb *sb, double v, const struct spec *f, uint32_t origin)
 {
     char fmt[16], type = f->type == '%' ? 'f' : f->type;
@@ -149,7 +157,7 @@ static int star_or_number(struct percent *x, const char **p, const char *end)
 static void percent_number(struct percent *x, struct jn_sb *sb, struct jinja_value v, struct spec *f)
 {
     double d;
-    int64_t i;
+    int64_t i = 0;
     if (v.type == JN_UNDEF) jn_fail_undef(x->c, v);
     if (strchr("eEfFgG", f->type)) {
         if (!jn_as_num(v, &d)) jn_error(x->c, "must be real number, not %s", jn_type_name(v));
@@ -159,18 +167,21 @@ static void percent_number(struct percent *x, struct jn_sb *sb, struct jinja_val
     if (v.type == JN_FLOAT && (f->type == 'd' || f->type == 'i' || f->type == 'u')) {
         if (!(v.u.f > -9.2e18 && v.u.f < 9.2e18)) jn_error(x->c, "cannot convert float to integer");
         i = (int64_t)v.u.f;
-    } else if (!jn_as_int(v, &i)) {
+    } else if (v.type != JN_BIG && !jn_as_int(v, &i)) {
         jn_error(x->c, "%%%c format: a number is required, not %s", f->type, jn_type_name(v));
     }
     if (f->type == 'i' || f->type == 'u') f->type = 'd';
     if (f->precision > 0) { /* digits, not width */
         f->zero = f->precision > f->width || f->zero;
         if (f->precision >= f->width) {
-            f->width = f->precision + (i < 0 || f->sign ? 1 : 0);
+            f->width = f->precision + (i < 0 || (v.type == JN_BIG && *v.u.s->p == '-') || f->sign ? 1 : 0);
             f->align = 0;
         }
     }
-    put_int(x->c, sb, i, f, v.origin);
+    if (v.type == JN_BIG)
+        put_big(x->c, sb, v, f);
+    else
+        put_int(x->c, sb, i, f, v.origin);
 }
 
 static void percent_field(struct percent *x, struct jn_sb *sb, struct jinja_value v, struct spec *f)
@@ -314,7 +325,7 @@ static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_val
         if ((f.type && f.type != 's') || f.sign || f.align == '=') jn_error(c, "invalid format specifier for str");
         if (f.zero && !f.align) f.fill = '0';
         put_text(c, sb, v, &f, '<');
-    } else if (v.type == JN_FLOAT || ((v.type == JN_INT || v.type == JN_BOOL) && f.type && strchr("eEfFgG%", f.type))) {
+    } else if (v.type == JN_FLOAT || ((v.type == JN_INT || v.type == JN_BIG || v.type == JN_BOOL) && f.type && strchr("eEfFgG%", f.type))) {
         if (f.type && !strchr("eEfFgG%", f.type)) jn_error(c, "unknown format code '%c' for float", f.type);
         jn_as_num(v, &d);
         put_float(c, sb, d, &f, v.origin);
@@ -330,6 +341,9 @@ static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_val
         if (f.precision >= 0) jn_error(c, "precision not allowed in integer format specifier");
         if (f.type && !strchr("dnboxX", f.type)) jn_error(c, "unknown format code '%c' for int", f.type);
         put_int(c, sb, v.u.i, &f, v.origin);
+    } else if (v.type == JN_BIG) {
+        if (f.precision >= 0) jn_error(c, "precision not allowed in integer format specifier");
+        put_big(c, sb, v, &f);
     } else {
         jn_error(c, "unsupported format string passed to %s.__format__", jn_type_name(v));
     }

@@ -58,6 +58,7 @@ enum jn_type {
     JN_METHOD,  /* u.p = struct jn_bound */
     JN_LOOP,    /* u.p = struct jn_loop */
     JN_CYCLER,  /* u.p = struct jn_cycler: cycler() and joiner() */
+    JN_BIG,     /* an int beyond 64 bits: u.s = its digits, with a minus where it is negative, and a NUL behind */
     JN_MISSING, /* no value at all: an argument that was not given. Never visible to a template. */
 };
 enum jn_undef { JN_U_NAME, JN_U_ATTR, JN_U_ITEM, JN_U_TEXT, JN_U_UNSAFE };
@@ -393,7 +394,7 @@ struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text);
 _Noreturn void jn_fail_undef(struct jinja_ctx *c, struct jinja_value undef);
 const char *jn_type_name(struct jinja_value v);
 bool jn_as_int(struct jinja_value v, int64_t *out); /* ints and bools */
-bool jn_as_num(struct jinja_value v, double *out);  /* and floats */
+bool jn_as_num(struct jinja_value v, double *out);  /* and floats, and ints beyond 64 bits */
 struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, size_t byte);
 
 /* attributes, items, calls (jinja_attr.c, jinja_methods.c, jinja_globals.c, jinja_eval.c) */
@@ -412,6 +413,12 @@ void jn_define_globals(struct jinja_ctx *c);
 void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names, uint32_t count,
              uint32_t required, struct jinja_value *out);
 int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v);
+
+/* ints of any size (jinja_big.c) */
+struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin); /* decimal digits, copied; -N too. JN_INT or JN_BIG */
+struct jinja_value jn_big_negate(struct jinja_ctx *c, struct jinja_value v);
+int jn_big_compare(struct jinja_value big, struct jinja_value other); /* with a number that is not NaN: below 0, 0, above 0 */
+struct jinja_value jn_big_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, int64_t b); /* remainders; else an overflow */
 const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
 /* filters and tests (jinja_filters.c, jinja_filters_seq.c, jinja_tests.c) */

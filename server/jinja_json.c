@@ -2,7 +2,6 @@
  * of the request, punctuation has the origin of its container. */
 #include "server/jinja_internal.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +47,8 @@ static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k
         text[jn_float_repr(k.u.f, text)] = '\0';
     else if (k.type == JN_INT)
         snprintf(text, sizeof text, "%lld", (long long)k.u.i);
+    else if (k.type == JN_BIG)
+        p = k.u.s->p;
     else if (k.type == JN_BOOL)
         p = k.u.i ? "true" : "false";
     else if (k.type == JN_NONE)
@@ -141,6 +142,9 @@ static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value
         break;
     case JN_DICT:
         json_dict(c, sb, v, st, level);
+        break;
+    case JN_BIG:
+        jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin);
         break;
     case JN_UNDEF:
         jn_error(c, "Object of type Undefined is not JSON serializable");
@@ -255,14 +259,15 @@ static struct jinja_value read_number(struct reader *r)
         real |= *r->p == '.' || *r->p == 'e' || *r->p == 'E';
         r->p++;
     }
-    size_t n = (size_t)(r->p - from);
-    if (!n || n >= sizeof text) bad_json(r);
+    size_t n = (size_t)(r->p - from), sign = n && *from == '-', digits = sign;
+    while (digits < n && from[digits] >= '0' && from[digits] <= '9') digits++;
+    if (digits == n && n > sign) return jn_int_digits(r->c, from, n, JINJA_TEMPLATE);
+    if (!n || !real || n >= sizeof text) bad_json(r);
     memcpy(text, from, n);
     text[n] = '\0';
     char *stop;
-    errno = 0;
-    struct jinja_value v = real ? JN_V(JN_FLOAT, f, strtod(text, &stop)) : JN_V(JN_INT, i, strtoll(text, &stop, 10));
-    if (*stop || text[0] == '+' || (errno && !real)) bad_json(r);
+    struct jinja_value v = JN_V(JN_FLOAT, f, strtod(text, &stop));
+    if (*stop || text[0] == '+') bad_json(r);
     return v;
 }
 

@@ -310,6 +310,9 @@ void jn_print(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v)
         n = snprintf(text, sizeof text, "%lld", (long long)v.u.i);
         jn_sb_bytes(c, sb, text, (size_t)n, v.origin);
         return;
+    case JN_BIG:
+        jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin);
+        return;
     case JN_FLOAT:
         jn_sb_bytes(c, sb, text, jn_float_repr(v.u.f, text), v.origin);
         return;

@@ -101,6 +101,7 @@ static bool same_object(struct jinja_value a, struct jinja_value b)
         return true;
     case JN_UNDEF:
         return false;
+    case JN_BIG:
     case JN_STR:
         return jn_str_cmp(a.u.s, b.u.s) == 0; /* the reference answers by interning: not something to rely on */
     case JN_FLOAT:
@@ -159,7 +160,7 @@ static bool run_test(struct jinja_ctx *c, enum test_id id, struct jinja_value v,
     case IS_IN:
         return jn_contains(c, arg, v);
     case IS_INTEGER:
-        return v.type == JN_INT;
+        return v.type == JN_INT || v.type == JN_BIG;
     case IS_ITERABLE:
         return jn_is_iterable(v);
     case IS_LOWER:
@@ -171,7 +172,7 @@ static bool run_test(struct jinja_ctx *c, enum test_id id, struct jinja_value v,
     case IS_NONE:
         return v.type == JN_NONE;
     case IS_NUMBER:
-        return v.type == JN_INT || v.type == JN_FLOAT || v.type == JN_BOOL;
+        return v.type == JN_INT || v.type == JN_BIG || v.type == JN_FLOAT || v.type == JN_BOOL;
     case IS_SAMEAS:
         return same_object(v, arg);
     case IS_SEQUENCE:

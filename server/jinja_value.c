@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- lists ---- */
 
@@ -58,6 +59,8 @@ static uint32_t hash_value(struct jinja_value v)
     case JN_FLOAT:
         if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f)) return mix((uint64_t)(int64_t)v.u.f);
         return mix((uint64_t)(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7));
+    case JN_BIG:
+        return mix(7); /* as the float that may equal it */
     case JN_TUPLE:
         for (uint32_t i = 0; i < v.u.l->count; i++) h = mix(h * 31u + hash_value(v.u.l->v[i]));
         return h;
@@ -157,7 +160,7 @@ const char *jn_type_name(struct jinja_value v)
     static const char *const names[] = {
         "None",        "Undefined", "bool",   "int",       "float",     "str",   "list",     "tuple",
         "dict",        "Namespace", "range",  "generator", "dict view", "Macro", "function", "builtin_function_or_method",
-        "LoopContext", "Cycler",    "missing"};
+        "LoopContext", "Cycler",    "int",    "missing"};
     return v.type == JN_STR && v.u.s->markup ? "Markup" : names[v.type];
 }
 
@@ -205,6 +208,8 @@ bool jn_as_num(struct jinja_value v, double *out)
         *out = v.u.f;
     else if (v.type == JN_INT || v.type == JN_BOOL)
         *out = (double)v.u.i;
+    else if (v.type == JN_BIG)
+        *out = strtod(v.u.s->p, NULL);
     else
         return false;
     return true;
@@ -358,6 +363,8 @@ bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
     if (na && nb) return ia == ib;
     if (na && b.type == JN_FLOAT) return int_equals_float(ia, b.u.f);
     if (nb && a.type == JN_FLOAT) return int_equals_float(ib, a.u.f);
+    if (a.type == JN_BIG && (b.type == JN_BIG || (b.type == JN_FLOAT && !isnan(b.u.f)))) return jn_big_compare(a, b) == 0;
+    if (b.type == JN_BIG && a.type == JN_FLOAT && !isnan(a.u.f)) return jn_big_compare(b, a) == 0;
     if (a.type != b.type) return false;
     jn_enter(c);
     switch (a.type) {
@@ -415,6 +422,8 @@ bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct
     if (a.type == JN_UNDEF) jn_fail_undef(c, a);
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return by_sign(op, (ia > ib) - (ia < ib));
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb) && (a.type == JN_BIG || b.type == JN_BIG) && !isnan(fa) && !isnan(fb))
+        return by_sign(op, a.type == JN_BIG ? jn_big_compare(a, b) : -jn_big_compare(b, a));
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb))
         return op == OP_LT ? fa < fb : op == OP_LE ? fa <= fb : op == OP_GT ? fa > fb : fa >= fb;
     if (a.type == JN_STR && b.type == JN_STR) return by_sign(op, jn_str_cmp(a.u.s, b.u.s));
@@ -591,6 +600,8 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (op == OP_MOD && a.type == JN_STR) return jn_str_mod(c, a.u.s, b);
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
+    if (op != OP_DIV && a.type == JN_BIG && jn_as_int(b, &ib)) return jn_big_binary(c, op, a, ib);
+    if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia))) jn_error(c, "integer overflow");
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) return float_op(c, op, fa, fb);
     bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,
          seq_b = b.type == JN_STR || b.type == JN_LIST || b.type == JN_TUPLE;

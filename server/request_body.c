@@ -14,6 +14,8 @@ struct repair {
     const char *text;
     size_t len, at, plain; /* plain = start of the stretch not yet copied */
     struct buf out;
+    uint32_t depth;
+    bool numbers_only; /* ill-formed strings are left for jansson to refuse */
     bool touched;
     enum status st;
 };
@@ -43,6 +45,11 @@ static bool hex4(const struct repair *p, size_t at, unsigned *out)
 /* p->at is behind an opening quote; leaves it behind the closing one, or at the end. */
 static void repair_string(struct repair *p)
 {
+    while (p->numbers_only && p->at < p->len) {
+        char c = p->text[p->at++];
+        if (c == '"') return;
+        if (c == '\\' && p->at < p->len) p->at++;
+    }
     while (p->at < p->len && !p->st) {
         unsigned char c = (unsigned char)p->text[p->at];
         if (c == '"') {
@@ -81,7 +88,8 @@ static void repair_string(struct repair *p)
 }
 
 /* p->at is at a digit. jansson refuses integers beyond 64 bits, in JSON they are numbers like any other (the maximum of an unsigned type in a
- * tool's schema): written with a fraction it takes them, as doubles. */
+ * tool's schema, an id among a call's arguments). The body's own fields have none: written with a fraction jansson takes them, as doubles, to be
+ * refused by their range. Further inside a template may print them, as they were written (fields.h). */
 static void repair_number(struct repair *p)
 {
     size_t from = p->at;
@@ -91,13 +99,22 @@ static void repair_number(struct repair *p)
     if (digits < 19 || p->at > from + digits) return;
     bool minus = from && p->text[from - 1] == '-';
     const char *limit = minus ? "9223372036854775808" : "9223372036854775807";
-    if (digits > 19 || memcmp(p->text + from, limit, 19) > 0) repair_put(p, 0, ".0");
+    if (p->text[from] == '0' || (digits == 19 && memcmp(p->text + from, limit, 19) <= 0)) return;
+    if (p->depth < 2) {
+        repair_put(p, 0, ".0");
+        return;
+    }
+    size_t end = p->at;
+    p->at = from - minus;
+    repair_put(p, 0, "{\"" JSON_BIG_INT "\":\"");
+    p->at = end;
+    repair_put(p, 0, "\"}");
 }
 
 /* One pass over the text: depth, number of tokens, strings and numbers repaired. Syntax is jansson's business. */
 static enum status repair_run(struct repair *p, struct api_error *e)
 {
-    uint32_t depth = 0, tokens = 0;
+    uint32_t tokens = 0;
     while (p->at < p->len && !p->st) {
         char c = p->text[p->at];
         if (c == '"') {
@@ -109,9 +126,9 @@ static enum status repair_run(struct repair *p, struct api_error *e)
         } else {
             if (c == '{' || c == '[') {
                 tokens++;
-                if (++depth > LIMIT_JSON_DEPTH) return api_fail(e, 400, "invalid_json", NULL, "The JSON body is nested deeper than %u levels.", LIMIT_JSON_DEPTH);
+                if (++p->depth > LIMIT_JSON_DEPTH) return api_fail(e, 400, "invalid_json", NULL, "The JSON body is nested deeper than %u levels.", LIMIT_JSON_DEPTH);
             } else if (c == '}' || c == ']') {
-                if (depth) depth--;
+                if (p->depth) p->depth--;
             } else if (c == ',') {
                 tokens++;
             }
@@ -151,6 +168,17 @@ enum status request_body_parse(struct request *r, json_t **root)
     }
     buf_fini(&p.out);
     return st;
+}
+
+json_t *json_from_text(const char *text, size_t len)
+{
+    struct api_error ignored;
+    struct repair p = {.text = text, .len = len, .depth = 1, .numbers_only = true};
+    buf_init(&p.out, 3 * len + 16);
+    bool fine = repair_run(&p, &ignored) == ST_OK;
+    json_t *j = !fine ? NULL : json_loadb(p.touched ? p.out.data : text, p.touched ? p.out.len : len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    buf_fini(&p.out);
+    return j;
 }
 
 enum status request_model_check(struct request *r, json_t *root)

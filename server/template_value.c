@@ -1,4 +1,5 @@
 /* JSON of a request -> values of the template interpreter. Borrowed strings, no copies of texts. */
+#include "server/fields.h"
 #include "server/template.h"
 
 #include <string.h>
@@ -27,7 +28,8 @@ static struct jinja_value convert(struct jinja_ctx *c, const json_t *v, uint32_t
             jinja_list_add(c, out, convert(c, json_array_get(v, i), origin, depth + 1));
         return out;
     case JSON_OBJECT: {
-        const char *key;
+        const char *key, *digits = json_big_int(v);
+        if (digits) return jinja_int_digits(c, digits, strlen(digits), origin);
         json_t *item, *object = (json_t *)(uintptr_t)v; /* iteration does not change it; jansson's signature lacks the const */
         out = jinja_dict(c, origin);
         json_object_foreach(object, key, item) jinja_dict_set(c, out, key, strlen(key), convert(c, item, origin, depth + 1));

@@ -117,11 +117,48 @@ static void test_large_numbers(void **state)
         if (json_object_get(root, "s")) assert_string_equal(json_string_value(json_object_get(root, "s")), "99999999999999999999");
         json_decref(root);
     }
+    /* Inside of other values they keep their digits. */
+    static const struct {
+        const char *in, *want; /* NULL: refused */
+    } inner[] = {
+        {"{\"a\":[9223372036854775808]}", "9223372036854775808"},
+        {"{\"a\":[-9223372036854775809 ,1]}", "-9223372036854775809"},
+        {"{\"a\":[123456789012345678901234567890],\"b\":\"\xFF\"}", "123456789012345678901234567890"},
+        {"{\"a\":[1234567890123456789012e0]}", ""},
+        {"{\"a\":[9223372036854775807]}", ""},
+        {"{\"a\":[\"123456789012345678901234567890\"]}", ""},
+        {"{\"a\":[00000000000000000000000000001]}", NULL},
+        {"{\"a\":[--123456789012345678901]}", NULL},
+        {"{\"a\":[+123456789012345678901]}", NULL},
+        {"{\"a\":[123456789012345678901x]}", NULL},
+        {"{\"a\":{123456789012345678901:1}}", NULL},
+    };
+    for (size_t i = 0; i < sizeof inner / sizeof *inner; i++) {
+        struct request one;
+        json_t *root = parse(&one, inner[i].in, strlen(inner[i].in));
+        if (!root != !inner[i].want) fail_msg("%s", inner[i].in);
+        const char *got = json_big_int(json_array_get(json_object_get(root, "a"), 0));
+        if (inner[i].want) assert_string_equal(got ? got : "", inner[i].want);
+        json_decref(root);
+    }
     struct request r;
     char digits[420] = "{\"a\":";
     memset(digits + 5, '9', 400);
     strcpy(digits + 405, "}");
     assert_null(parse(&r, digits, strlen(digits))); /* no double either */
+}
+
+/* The arguments of a call are JSON in a text. */
+static void test_inner_text(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"id\":18446744073709551616,\"s\":\"\\\"99999999999999999999\"}";
+    json_t *j = json_from_text(text, sizeof text - 1);
+    assert_string_equal(json_big_int(json_object_get(j, "id")), "18446744073709551616");
+    assert_string_equal(json_string_value(json_object_get(j, "s")), "\"99999999999999999999");
+    json_decref(j);
+    static const char *const none[] = {"", "{", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xFF\"}", "{\"a", "{\"a\\"};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_null(json_from_text(none[i], strlen(none[i])));
 }
 
 static void test_names(void **state)
@@ -194,7 +231,7 @@ static void test_fields(void **state)
 int main(void)
 {
     json_object_seed(1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text),
                                        cmocka_unit_test(test_names), cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
