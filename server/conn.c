@@ -48,12 +48,41 @@ void conn_notify(void *cls, struct MHD_Connection *c, void **context, enum MHD_C
     }
 }
 
-void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase)
+void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase, struct request *r)
 {
     struct conn *n = conn_of(c);
     if (!n) return;
+    /* libmicrohttpd would close without a word; its own clock stays behind ours. */
+    unsigned seconds = (unsigned)n->srv->opt->keep_alive_timeout;
+    if ((phase == CONN_BODY) != (n->phase == CONN_BODY))
+        MHD_set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, phase == CONN_BODY ? seconds + LIMIT_BODY_SILENCE : seconds);
     n->phase = phase;
-    n->phase_us = now_us();
+    n->phase_us = n->data_us = now_us();
+    n->request = r;
+}
+
+void conn_data(struct MHD_Connection *c)
+{
+    struct conn *n = conn_of(c);
+    if (n) n->data_us = now_us();
+}
+
+/* A response can be queued in front of a body or behind it, not in the middle (MHD_queue_response). But nothing else is being written to such a
+ * connection, so the answer goes out beside libmicrohttpd, which then finds the connection closed. */
+static void body_overdue(struct conn *n)
+{
+    struct request *r = n->request;
+    struct buf text, head;
+    if (!r || r->queued || r->cancelled) return;
+    request_overdue(r);
+    buf_init(&text, 1u << 16);
+    buf_init(&head, 1u << 16);
+    error_json(&r->error, &text);
+    bool ok = !buf_addf(&head, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nServer: kvasir/" KVASIR_VERSION "\r\n%sContent-Length: %zu\r\n\r\n",
+                          r->status, MHD_get_reason_phrase_for((unsigned)r->status), r->id, r->has_origin ? "Access-Control-Allow-Origin: *\r\n" : "", text.len);
+    if (ok && !buf_add(&head, text.data, text.len)) (void)!send(n->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    buf_fini(&text);
+    buf_fini(&head);
 }
 
 void conn_sweep(struct server *s, uint64_t now)
@@ -63,10 +92,13 @@ void conn_sweep(struct server *s, uint64_t now)
                          [CONN_IDLE] = s->opt->keep_alive_timeout,
                          [CONN_BODY] = LIMIT_BODY_SECONDS,
                          [CONN_BUSY] = 0};
+    uint64_t silence = s->opt->keep_alive_timeout < LIMIT_BODY_SILENCE ? s->opt->keep_alive_timeout : LIMIT_BODY_SILENCE;
     for (struct conn *n = s->conns; n; n = n->next) {
         uint64_t limit = limits[n->phase];
-        if (limit && now - n->phase_us > limit * 1000000u) {
-            n->phase_us = now;
+        bool silent = n->phase == CONN_BODY && now > n->data_us && now - n->data_us > silence * 1000000u;
+        if (silent || (limit && now > n->phase_us && now - n->phase_us > limit * 1000000u)) {
+            if (n->phase == CONN_BODY) body_overdue(n);
+            n->phase_us = n->data_us = now;
             shutdown(n->fd, SHUT_RDWR);
         }
     }

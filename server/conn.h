@@ -11,14 +11,16 @@ enum conn_phase { CONN_FRESH = 0, CONN_IDLE, CONN_BODY, CONN_BUSY };
 struct conn {
     struct server *srv;
     struct conn *prev, *next;
-    int fd; /* libmicrohttpd's; only for shutdown(2) and dup(2) */
+    int fd; /* libmicrohttpd's; only for shutdown(2), dup(2), and the answer to a body that doesn't come */
     enum conn_phase phase;
-    uint64_t phase_us;
+    uint64_t phase_us, data_us; /* when the phase began; when a part of the body came last */
+    struct request *request;    /* in CONN_BODY: whose body it is */
 };
 
 void conn_notify(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code);
-void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase);
-void conn_sweep(struct server *s, uint64_t now); /* cuts connections that are over a deadline */
+void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase, struct request *r); /* r: of CONN_BODY, else NULL */
+void conn_data(struct MHD_Connection *c); /* a part of the body has come */
+void conn_sweep(struct server *s, uint64_t now); /* cuts connections that are over a deadline; one whose body doesn't come is told so */
 
 /* Calls request_client_gone when the peer hangs up. Errors are ignored: then the next write notices. */
 void watch_start(struct request *r);

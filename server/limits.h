@@ -23,6 +23,7 @@
 #define LIMIT_SMALL_BODY 65536u          /* an unwanted body of at most this size is read away to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u         /* first request of a connection: header complete */
 #define LIMIT_BODY_SECONDS 300u          /* a body must be complete */
+#define LIMIT_BODY_SILENCE 60u           /* seconds without a byte of it; --keep-alive-timeout where that is less */
 #define LIMIT_CONNECTION_MEMORY (160u << 10) /* libmicrohttpd's pool: header block, one chunk */
 
 #endif

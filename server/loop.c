@@ -156,7 +156,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         r = request_create(s, c);
         if (!r) return MHD_NO;
         *context = r;
-        conn_phase_set(c, CONN_BODY);
+        conn_phase_set(c, CONN_BODY, r);
         r->http10 = strcmp(version, "HTTP/1.0") == 0;
         r->method = strcmp(method, "GET") == 0     ? M_GET
                     : strcmp(method, "HEAD") == 0  ? M_HEAD
@@ -167,7 +167,9 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         if (!r->path) return MHD_NO;
         return routes_admit(r) ? MHD_YES : refuse(r);
     }
+    if (r->state == RQ_ANSWER && r->queued) return MHD_NO; /* its body was overdue, and is here after all */
     if (*len) {
+        conn_data(c);
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
         return ok;
@@ -175,7 +177,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     if (r->state == RQ_SWALLOW) {
         request_fail(r);
     } else if (r->state == RQ_BODY) {
-        conn_phase_set(c, CONN_BUSY);
+        conn_phase_set(c, CONN_BUSY, NULL);
         request_start(r);
     }
     if (r->cancelled) return MHD_NO;
@@ -202,7 +204,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context, en
     if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
         log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status, seconds * 1e3);
     }
-    conn_phase_set(c, CONN_IDLE);
+    conn_phase_set(c, CONN_IDLE, NULL);
     watch_stop(r);
     r->mhd = NULL;
     r->suspended = false;

@@ -123,6 +123,15 @@ void request_fail(struct request *r)
     request_answer(r, r->error.http);
 }
 
+void request_overdue(struct request *r)
+{
+    if (!r->error.http) api_fail(&r->error, 408, "request_timeout", NULL, "The request's body did not arrive in time."); /* else refused by its headers */
+    metrics_rejected(r->srv->metrics, r->error.http);
+    r->status = r->error.http;
+    r->state = RQ_ANSWER;
+    r->queued = true;
+}
+
 void request_stream_open(struct request *r)
 {
     r->status = 200;

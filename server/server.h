@@ -177,6 +177,7 @@ void request_start(struct request *r);  /* body complete */
 /* Each ends the request's way: the connection is woken and sends what r holds. */
 void request_answer(struct request *r, int status); /* body in r->out */
 void request_fail(struct request *r);               /* r->error is filled */
+void request_overdue(struct request *r);            /* its body doesn't come: r->error is filled, conn.c sends it */
 void request_stream_open(struct request *r);        /* first bytes are in r->out */
 void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
 /* Runs job on a worker, then done on the loop (done decides by r->error). */

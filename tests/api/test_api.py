@@ -722,6 +722,32 @@ def test_loading():
         s.process.stdout.close()
 
 
+def test_overdue():
+    """Bodies that don't come are answered, whatever of them is there; slow ones are waited for."""
+    s = Server(BINARY, MODEL, "--keep-alive-timeout", "1")
+    try:
+        post = b"POST %s HTTP/1.1\r\nHost: x\r\nOrigin: http://y\r\nContent-Type: application/json\r\n"
+        body = json.dumps(chat()).encode()
+        for what, path, rest, want in (("nothing", CHAT, b"Content-Length: 100\r\n\r\n", (408, "request_timeout")), ("a part", CHAT, b"Content-Length: 100\r\n\r\n{", (408, "request_timeout")),
+                                       ("a chunk", CHAT, b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", (408, "request_timeout")),
+                                       ("what was refused", "/nope", b"Content-Length: 100\r\n\r\n{", (404, "unknown_url"))):
+            t = time.monotonic()
+            head, _, text = s.raw(post % path.encode() + rest).partition(b"\r\n\r\n")
+            answer = json.loads(text or b"{}")
+            check.equal(f"{what}: answer", (int(head[9:12] or 0), answer.get("error", {}).get("code")), want)
+            check.true(f"{what}: headers", b"Connection: close" in head and b"Access-Control-Allow-Origin: *" in head and b"Content-Length: %d" % len(text) in head, head)
+            check.true(f"{what}: time", 0.9 < time.monotonic() - t < 5)
+        with socket.create_connection((s.host, s.port), timeout=10) as c:
+            c.sendall(post % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
+            for i in range(4):
+                time.sleep(0.4)
+                c.sendall(body[i:i + 1] if i < 3 else body[3:])
+            check.true("slow, but it comes", c.recv(1000).startswith(b"HTTP/1.1 200"))
+        check.true("counted", s.metric("kvasir:requests_rejected_total") >= 4)
+    finally:
+        s.stop()
+
+
 def test_start():
     import subprocess
     with tempfile.TemporaryDirectory() as empty:
@@ -762,7 +788,7 @@ if __name__ == "__main__":
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
               test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
-    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_start]
+    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_overdue, test_start]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)
