@@ -158,7 +158,7 @@ static bool authorised(struct request *r)
 
 struct header_scan {
     unsigned count, lengths, hosts;
-    bool lengths_differ, bad_name;
+    bool lengths_differ, bad_name, bad_value;
     const char *length;
 };
 
@@ -168,6 +168,8 @@ static enum MHD_Result header_seen(void *cls, enum MHD_ValueKind kind, const cha
     struct header_scan *h = cls;
     h->count++;
     /* "Transfer-Encoding : chunked" is that header to some proxies and another one to libmicrohttpd. */
+    /* A carriage return alone ends a line for some. */
+    for (const char *s = value ? value : ""; *s; s++) h->bad_value = h->bad_value || ((unsigned char)*s < ' ' && *s != '\t') || *s == 0x7f;
     for (const char *s = name; *s; s++) h->bad_name = h->bad_name || *s <= ' ' || *s > '~' || strchr("\"(),/:;<=>?@[\\]{}", *s);
     if (strcasecmp(name, "Host") == 0) h->hosts++;
     if (strcasecmp(name, "Content-Length") == 0) {
@@ -192,6 +194,9 @@ static bool framing_ok(struct request *r)
     MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, header_seen, &h);
     const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Transfer-Encoding");
     if (h.bad_name) return fail_close(r, 400, "invalid_request", "The name of a header holds a character that it may not.");
+    if (h.bad_value) return fail_close(r, 400, "invalid_request", "The value of a header holds a control character.");
+    if (r->spaced_target) return fail_close(r, 400, "invalid_request", "The request target holds a space.");
+    if (!h.hosts && !r->http10) return fail_close(r, 400, "invalid_request", "The request has no Host header.");
     if (coding && strcasecmp(coding, "chunked") != 0) return fail_close(r, 501, "unsupported_transfer_encoding", "Transfer-Encoding must be chunked.");
     if (coding && h.lengths) return fail_close(r, 400, "invalid_request", "Transfer-Encoding and Content-Length exclude each other.");
     if (h.lengths > 1 && h.lengths_differ) return fail_close(r, 400, "invalid_request", "Two Content-Length headers differ.");

@@ -76,6 +76,7 @@ struct request {
     enum method method;
     enum request_state state;
     bool suspended, working, http10, queued, cancelled;
+    bool spaced_target; /* the request line has more than three words */
     bool close_after; /* the answer says Connection: close */
     char id[132];     /* X-Request-Id, also the base of the object's id */
     bool id_from_client;

@@ -482,7 +482,13 @@ def test_wire(s):
     check.equal("TE and CL", status(s.raw(post + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n")), 400)
     check.equal("two lengths", status(s.raw(post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}    ")), 400)
     check.true("unknown coding", status(s.raw(post + b"Transfer-Encoding: xchunked\r\n\r\n")) in (400, 501))
-    check.equal("no Host", status(s.raw(b"GET /health HTTP/1.1\r\n\r\n")), 400)
+    for what, request in (("no Host", b"GET /health HTTP/1.1\r\nX: y\r\n\r\n"), ("a space in the target", b"GET /hea lth HTTP/1.1\r\nHost: x\r\n\r\n"),
+                          ("a space behind it", b"GET /health?a HTTP/1.1 HTTP/1.1\r\nHost: x\r\n\r\n"), ("a carriage return in a header", b"GET /health HTTP/1.1\r\nHost: x\r\nX: y\rZ: z\r\n\r\n"),
+                          ("a control character", b"GET /health HTTP/1.1\r\nHost: x\r\nX: \x01\r\n\r\n")):
+        raw = s.raw(request)
+        check.true(what, status(raw) == 400 and raw.count(b"HTTP/1.1") == 1 and b'"code":"invalid_request"' in raw, raw)
+    check.equal("HTTP/1.0 needs no Host", s.raw(b"GET /health HTTP/1.0\r\n\r\n").split(b" ")[1], b"200")
+    check.equal("tabs, letters, arguments", status(s.raw(b"GET /health?a=b+c%20d HTTP/1.1\r\nHost: x\r\nX: \xc3\xa4\ty\r\n\r\n")), 200)
     check.equal("long URL", status(s.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")), 414)
     check.equal("a header's name with a space", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n")), 400)
     check.equal("large headers", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70000 + b"\r\n\r\n")), 431)
