@@ -213,7 +213,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!e) return err_set(err, ST_NOMEM, "out of memory");
     enum status st = engine__prepare(opt, e, &files, err);
     if (!st && e->survey.ignored)
-        log_info("%s: %u tensors are not used, the first is %s", e->dir, e->survey.ignored, e->survey.first_ignored);
+        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->survey.ignored, e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
     if (!st)
         st = weights_load(files, &e->desc, &e->survey, e->ops, e->be, (struct weights_progress){opt->progress, opt->progress_arg},
                           &e->w, &identity, err);

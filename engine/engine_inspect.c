@@ -130,7 +130,7 @@ static enum status say_all(struct buf *b, const struct engine *e)
     if (!st && active_parameters(e) != e->survey.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
     if (!st && e->survey.ignored)
-        st = buf_addf(b, "unused     %u tensors, the first is %s\n", e->survey.ignored, e->survey.first_ignored);
+        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->survey.ignored, e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
     if (!st) st = say_vision(b, e);
     if (!st) st = say_layers(b, e);
     if (!st) st = say_kv(b, e);

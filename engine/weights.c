@@ -13,6 +13,7 @@
 
 #define READ_AHEAD_BYTES (UINT64_C(256) << 20)
 #define SAMPLE_BYTES     4096u
+#define NAMED_IGNORED    3u /* how many are named in the warning */
 
 struct named {
     char name[DESC_NAME_MAX]; /* canonical */
@@ -75,6 +76,29 @@ static int by_canonical(const void *a, const void *b)
     return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
 }
 
+/* What checkpoints carry along and no version of the model reads: tables that can be computed, and the pooling head of SigLIP's own tower. (A copy
+ * of the embedding as the tied head is no surprise either.) */
+static bool carried_along(const char *name)
+{
+    static const char *const ends[] = {"inv_freq", "position_ids"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < 2; i++) {
+        size_t n = strlen(ends[i]);
+        if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.')) return true;
+    }
+    return strstr(name, "vision_tower.vision_model.head.") != NULL;
+}
+
+static void note_ignored(struct weights_survey *s, const char *name)
+{
+    size_t at = strlen(s->ignored_names), room = sizeof s->ignored_names - at;
+    if (carried_along(name)) return;
+    if (s->ignored++ >= NAMED_IGNORED) return;
+    snprintf(s->ignored_names + at, room, "%s%.120s", at ? ", " : "", name);
+    for (char *p = s->ignored_names + at; *p; p++)
+        if (*p < ' ' || *p > '~') *p = '?'; /* it goes into a line of the log */
+}
+
 static enum status build_map(struct loader *ld)
 {
     size_t n = ld->files ? stf_count(ld->files) : 0;
@@ -86,8 +110,8 @@ static enum status build_map(struct loader *ld)
         if (ld->desc->canonical(t->name, m->name)) {
             m->t = t;
             ld->map_count++;
-        } else if (ld->survey && ld->survey->ignored++ == 0) {
-            snprintf(ld->survey->first_ignored, sizeof ld->survey->first_ignored, "%s", t->name);
+        } else if (ld->survey) {
+            note_ignored(ld->survey, t->name);
         }
     }
     if (ld->map_count) qsort(ld->map, ld->map_count, sizeof *ld->map, by_canonical);
@@ -536,8 +560,7 @@ enum status weights_survey(const struct stf_files *files, const struct model_des
         out->slab_floats = ld.slab_used;
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
-            if (!ld.map[i].used && out->ignored++ == 0)
-                snprintf(out->first_ignored, sizeof out->first_ignored, "%s", ld.map[i].t->name);
+            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0)) note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);
     free(none.vision.layers);

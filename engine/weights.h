@@ -54,8 +54,8 @@ struct weights_survey {
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
     size_t count;
-    uint32_t ignored; /* tensors of the files that nothing asks for */
-    char first_ignored[DESC_NAME_MAX];
+    uint32_t ignored;        /* tensors of the files that nothing asks for, though they may have been meant to count */
+    char ignored_names[400]; /* of the first few, with commas between them */
 };
 /* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
  * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT names the tensor. */

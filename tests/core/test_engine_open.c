@@ -145,6 +145,61 @@ static void test_tie(void **state)
     }
 }
 
+/* Adds a tensor of f32 to a header. */
+static void add_tensor(char *header, size_t cap, const char *name, const char *shape, size_t bytes, size_t *at)
+{
+    size_t n = strlen(header);
+    snprintf(header + n, cap - n, "%c\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", n ? ',' : '{', name, shape, *at, *at + bytes);
+    *at += bytes;
+}
+
+/* Tensors that nothing asks for are counted and named, but for what checkpoints carry along. */
+static void test_unused(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_attention_heads\":1,\"intermediate_size\":2,"
+                                 "\"num_key_value_heads\":1,\"vocab_size\":2,\"tie_word_embeddings\":true}";
+    static const char *const square[] = {"model.embed_tokens", "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
+                                         "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"};
+    static const char *const flat[] = {"model.norm.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight",
+                                       "model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_proj.bias", "model.layers.0.self_attn.v_proj.bias"};
+    static const struct {
+        const char *more[6];
+        uint32_t count;
+        const char *names;
+    } cases[] = {
+        {{NULL}, 0, ""},
+        {{"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.position_ids", "vision_tower.vision_model.head.probe"}, 0, ""},
+        {{"model.layers.0.self_attn.o_proj.bias"}, 1, "model.layers.0.self_attn.o_proj.bias"},
+        {{"my_position_ids", "a\\nb", "model.layers.1.x", "model.layers.2.x", "model.layers.3.x"}, 5, "a?b, my_position_ids, model.layers.1.x"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char header[4000] = "", name[100];
+        struct hf_config c = {0};
+        struct model_desc d = {0};
+        struct stf_files *files = NULL;
+        struct weights_survey s;
+        struct err err = {""};
+        size_t bytes = 0;
+        for (size_t k = 0; k < sizeof square / sizeof *square; k++) {
+            snprintf(name, sizeof name, "%s.weight", square[k]);
+            add_tensor(header, sizeof header, name, "2,2", 16, &bytes);
+        }
+        for (size_t k = 0; k < sizeof flat / sizeof *flat; k++) add_tensor(header, sizeof header, flat[k], "2", 8, &bytes);
+        for (size_t k = 0; k < 6 && cases[i].more[k]; k++) add_tensor(header, sizeof header, cases[i].more[k], "2", 8, &bytes);
+        strcat(header, "}");
+        write_header(header, bytes);
+        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) || model_describe(&c, &d, &err) || stf_open(scratch, &files, &err) ||
+            weights_survey(files, &d, BE_F32, &s, &err))
+            fail_msg("case %zu: %s", i, err.msg);
+        assert_int_equal(s.ignored, cases[i].count);
+        assert_string_equal(s.ignored_names, cases[i].names);
+        weights_survey_free(&s);
+        stf_close(files);
+        model_desc_free(&d);
+    }
+}
+
 struct heard {
     uint64_t last, total;
     uint32_t calls;
@@ -323,7 +378,7 @@ static void test_made_up_weights(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_tie),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_tie), cmocka_unit_test(test_unused),
                                        cmocka_unit_test(test_caps_and_inspect), cmocka_unit_test(test_kv_copy),
                                        cmocka_unit_test(test_made_up_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
