@@ -51,6 +51,7 @@ static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowe
     double factor = 0;
     hf__double(r, dict, "factor", 1e-6, 1e6, &factor);
     if (factor > 0) rope->factor = factor;
+    if (type != JSON_NONE && rope->type == HF_ROPE_LINEAR && factor <= 0) hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
 }
 
 /* Both spellings, and the mixed files that have per-type dicts without rope_theta beside the flat keys. */
@@ -72,6 +73,11 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention", r->file);
         read_rope_dict(r, params, true, &t->rope[HF_FULL]);
     }
+    /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old spelling "type" is ignored without a word; vLLM
+     * goes by it. Which one a checkpoint was made for can't be told: refused. (Released files have rope_type. In the Qwen families "type" counts.) */
+    uint32_t old = json_get_live(r->d, scaling, "type");
+    if (json_kind(r->d, scaling) == JSON_OBJECT && json_get_live(r->d, scaling, "rope_type") == JSON_NONE && old != JSON_NONE && !json_str_eq(r->d, old, "default"))
+        hf__fault(r, ST_UNSUPPORTED, "rope_scaling", "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the entry out");
     if (scaling != JSON_NONE) read_rope_dict(r, scaling, true, &t->rope[HF_FULL]);
     for (int k = 0; k < 2; k++)
         if (t->rope[k].type == HF_ROPE_DEFAULT) t->rope[k].factor = 1;

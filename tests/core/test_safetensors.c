@@ -283,6 +283,13 @@ static void test_config_defaults(void **state)
     assert_true(c.text.rope[HF_FULL].theta == 5e5 && c.text.rope[HF_FULL].factor == 4.0 && c.text.rope[HF_SLIDING].theta == 2e4);
     assert_false(c.has_vision);
     assert_int_equal(c.eos_count, 0);
+    /* The old spelling "type" counts where rope_type stands beside it, says "default", or is in an entry per layer type. */
+    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"default\",\"factor\":4}}", &c, &err), ST_OK);
+    assert_true(c.text.rope[HF_FULL].type == HF_ROPE_DEFAULT && c.text.rope[HF_FULL].factor == 1.0);
+    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"default\",\"factor\":4}}", &c, &err), ST_OK);
+    assert_true(c.text.rope[HF_FULL].type == HF_ROPE_DEFAULT && c.text.rope[HF_FULL].factor == 1.0);
+    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"full_attention\":{\"type\":\"linear\",\"factor\":4}}}", &c, &err), ST_OK);
+    assert_true(c.text.rope[HF_FULL].type == HF_ROPE_LINEAR && c.text.rope[HF_FULL].factor == 4.0);
     assert_int_equal(parse("{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":null}", &c, &err), ST_OK);
     assert_false(c.has_vision);
 }
@@ -313,7 +320,9 @@ static void test_config_hostile(void **state)
          "layer_types"},
         {"{\"model_type\":\"gemma3_text\",\"sliding_window_pattern\":0}", ST_FORMAT, "sliding_window_pattern"},
         {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}", ST_UNSUPPORTED, "rope_type"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", ST_FORMAT, "factor"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", ST_FORMAT, "factor"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\"}}", ST_FORMAT, "factor: is missing"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}}", ST_UNSUPPORTED, "which transformers ignores for Gemma 3"},
         {"{\"model_type\":\"gemma3_text\",\"rope_theta\":-1}", ST_FORMAT, "rope_theta"},
         {"{\"model_type\":\"gemma3_text\",\"rms_norm_eps\":1e999}", ST_FORMAT, "rms_norm_eps"},
         {"{\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":0}", ST_FORMAT, "query_pre_attn_scalar"},
