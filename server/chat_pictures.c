@@ -54,6 +54,12 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     const char *key;
     if (!kwargs) return ST_OK;
     if (!json_is_object(kwargs)) return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
+    if (!g->r->srv->model->info->image.present || !cfg->dynamic) {
+        if (!json_object_size(kwargs)) return ST_OK;
+        return api_fail(e, 400, "unsupported_parameter", all, "%s", json_object_get(kwargs, "do_pan_and_scan")
+                            ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's preprocessor_config.json says it."
+                            : "mm_processor_kwargs is not supported: this model's images have no variable size.");
+    }
     if (size && !json_is_object(size))
         return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size", "mm_processor_kwargs.size must be an object.");
     json_object_foreach(kwargs, key, v)
@@ -70,11 +76,6 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
                         "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in pixels), not '%.60s'.",
                         key);
     }
-    if (!g->r->srv->model->info->image.present || !cfg->dynamic)
-        return json_object_size(kwargs)
-                   ? api_fail(e, 400, "unsupported_parameter", all,
-                              "mm_processor_kwargs is not supported: this model's images have no variable size.")
-                   : ST_OK;
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
     if (parse_area(g, size, "shortest_edge", "mm_processor_kwargs.size.shortest_edge", 1, &b->area_min) ||
         parse_area(g, size, "longest_edge", "mm_processor_kwargs.size.longest_edge", unit, &b->area_max) ||
