@@ -40,6 +40,7 @@ static const struct row rows[] = {
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE", "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE", "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in their turn"},
+    {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE", "answers that are being made or read, with their log-probs; beyond it the request that holds most gets 429"},
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", "drafter checkpoint (not in this version)"},
     {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", "tokens drafted per step (not in this version)"},
     {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL, "compute type; auto = the checkpoint's"},

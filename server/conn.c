@@ -104,6 +104,12 @@ void conn_sweep(struct server *s, uint64_t now)
     }
 }
 
+void conn_cut(struct request *r)
+{
+    if (r->mhd) shutdown(fd_of(r->mhd), SHUT_RDWR);
+    request_client_gone(r);
+}
+
 /* ---- a client that leaves ---- */
 
 struct watch {

@@ -22,6 +22,8 @@ void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase, struct requ
 void conn_data(struct MHD_Connection *c); /* a part of the body has come */
 void conn_sweep(struct server *s, uint64_t now); /* cuts connections that are over a deadline; one whose body doesn't come is told so */
 
+/* Ends a connection whose answer is being written. */
+void conn_cut(struct request *r);
 /* Calls request_client_gone when the peer hangs up. Errors are ignored: then the next write notices. */
 void watch_start(struct request *r);
 void watch_stop(struct request *r);

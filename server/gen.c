@@ -30,21 +30,44 @@ bool gen_create(struct request *r, enum gen_kind kind)
     return true;
 }
 
-void gen_free(struct gen *g)
+/* ---- the memory of answers ---- */
+
+static void book_choice(struct choice *c)
+{
+    size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
+    for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
+    if (c->out) bytes += sizeof *c->out + 2 * c->text.cap; /* the text once more, in parts; buffers double */
+    answer_book(c->gen->r, &c->booked, bytes);
+}
+
+void gen_shed(struct gen *g)
 {
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
-        free(c->detok);
         free(c->ids);
+        c->ids = NULL;
+        c->id_cap = 0; /* the count is for the metrics */
         buf_fini(&c->text);
         if (c->out) chat_output_fini(c->out);
         free(c->out);
+        c->out = NULL;
         logprobs_fini(&c->logprobs);
+        answer_book(g->r, &c->booked, 0);
     }
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        free(g->prompts[i].scores);
+        g->prompts[i].scores = NULL;
+        answer_book(g->r, &g->prompts[i].booked, 0);
+    }
+}
+
+void gen_free(struct gen *g)
+{
+    gen_shed(g);
+    for (uint32_t i = 0; i < g->choice_count; i++) free(g->choices[i].detok);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
-        free(g->prompts[i].scores);
         cache_places_free(&g->prompts[i].places);
     }
     gen_images_free(g);
@@ -245,6 +268,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         return;
     }
     c->dirty = true;
+    book_choice(c);
     touch(g, touched);
     if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
 }
@@ -253,7 +277,8 @@ static void on_scores(struct choice *c, struct sched_event *ev)
 {
     struct gen_prompt *p = c->prompt;
     uint32_t total = p->prompt.token_count;
-    if (!p->scores) p->scores = calloc(total, sizeof *p->scores);
+    if (!p->scores && !c->gen->failed) p->scores = calloc(total, sizeof *p->scores);
+    if (p->scores) answer_book(c->gen->r, &p->booked, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
         if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
     }
@@ -322,7 +347,10 @@ static void gen_flush(struct gen *g)
     g->touched = false;
     if (r->cancelled || g->failed || !r->mhd) return;
     if (!g->p.stream) {
-        if (!g->choices_open && r->state == RQ_RUNNING) gen_write_answer(g);
+        if (g->choices_open || r->state != RQ_RUNNING) return;
+        gen_write_answer(g);
+        gen_shed(g);
+        answer_book(r, &r->out_booked, r->out.cap);
         return;
     }
     stream_head(g);
@@ -346,6 +374,7 @@ static void gen_flush(struct gen *g)
         r->out_end = true;
     }
     request_stream_more(r);
+    answer_book(r, &r->out_booked, r->out.cap);
 }
 
 void gen_events(struct server *s)
@@ -373,6 +402,7 @@ void gen_events(struct server *s)
         gen_flush(g);
         request_release(r);
     }
+    answers_check(s);
 }
 
 /* ---- start ---- */
@@ -522,5 +552,8 @@ void gen_submit(struct request *r)
         c->submitted = true;
         r->sequences_alive++;
     }
-    if (!g->choices_open) gen_flush(g);
+    if (!g->choices_open) {
+        gen_flush(g);
+        answers_check(s);
+    }
 }

@@ -58,6 +58,7 @@ struct gen_prompt {
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out *scores; /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+    size_t booked;            /* their share of the request's answer_bytes */
 };
 
 /* One answer: sample j of prompt i is choice i * n + j. */
@@ -88,6 +89,7 @@ struct choice {
     uint32_t id_count, id_cap, ids_shown;
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
+    size_t booked;              /* its share of the request's answer_bytes */
 };
 
 struct image_fetch;
@@ -155,6 +157,9 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
 
 /* gen.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */
+
+/* Frees what makes up the answer, once that is written or will never be. */
+void gen_shed(struct gen *g);
 
 /* gen_images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */

@@ -34,6 +34,44 @@ struct image_fetch {
     double seconds;
 };
 
+/* A decode that comes late makes all parts of a video, which are wanted a few at a time. The others are kept as far as decoded pictures have room,
+ * else a few of those that come next: a running request must get on, but there may be many. */
+#define READY_SHARE 64u /* of --picture-memory, to each video where there is no room */
+
+static void ready_book(struct gen *g, size_t bytes, bool more)
+{
+    if (more) atomic_fetch_add(&g->r->srv->pixel_bytes, bytes);
+    else atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);
+    g->pixel_bytes += more ? bytes : 0 - bytes;
+}
+
+static void ready_free(struct gen *g, struct gen_picture *p)
+{
+    for (uint32_t i = 0; i < p->ready.count; i++)
+        if (p->ready.images[i].rgb) ready_book(g, image_u8_bytes(&p->ready.images[i]), false);
+    image_prepared_free(&p->ready);
+}
+
+/* from: the part that was asked for last. */
+static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all, uint32_t from)
+{
+    size_t held = atomic_load(&g->r->srv->pixel_bytes), most = g->r->srv->opt->picture_memory, room = most > held ? most - held : 0, kept = 0;
+    if (room < most / READY_SHARE) room = most / READY_SHARE;
+    for (uint32_t i = 1; i <= all->count; i++) { /* those that were passed last: another choice may be behind */
+        struct image_u8 *part = &all->images[(from + i) % all->count];
+        if (!part->rgb) continue;
+        size_t bytes = image_u8_bytes(part);
+        if (bytes <= room - kept) {
+            kept += bytes;
+            continue;
+        }
+        room = kept; /* nothing behind a gap: the file would be decoded anyway */
+        image_u8_free(part);
+    }
+    p->ready = *all;
+    ready_book(g, kept, true);
+}
+
 size_t gen_images_bytes(const struct gen *g)
 {
     size_t bytes = 0;
@@ -105,8 +143,10 @@ static void fetch_done(uv_work_t *w, int status)
         log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
         image_alias_remove(s->aliases, p->alias);
     }
+    uint32_t last = 0;
     for (uint32_t i = 0; i < f->waiter_count; i++) {
         struct image_u8 pixels;
+        if (f->waiters[i].image - p->first > last) last = f->waiters[i].image - p->first;
         if (ok && pixels_take(f, i, p->first, &pixels)) {
             sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
         } else {
@@ -115,8 +155,8 @@ static void fetch_done(uv_work_t *w, int status)
         }
     }
     if (ok && p->ask.video && p->count > 1) {
-        image_prepared_free(&p->ready);
-        p->ready = f->out;
+        ready_free(f->g, p);
+        ready_keep(f->g, p, &f->out, last);
     } else {
         image_prepared_free(&f->out);
     }
@@ -165,6 +205,7 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     bool known = k < g->picture_count && g->pictures[k].bytes;
     uint32_t part = known ? ev->index - g->pictures[k].first : 0;
     if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
+        ready_book(g, image_u8_bytes(&g->pictures[k].ready.images[part]), false);
         sched_supply_image(r->srv->model->sched, ev->id, ev->index, &g->pictures[k].ready.images[part]); /* takes the pixels */
         return;
     }

@@ -381,6 +381,7 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
     single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.", (double)st->images_encoded);
     single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.", (double)w->m->images_decoded);
     single(w, "kvasir:picture_bytes", "gauge", "Decoded pictures held by requests.", (double)atomic_load(&s->pixel_bytes));
+    single(w, "kvasir:answer_bytes", "gauge", "Answers held, in the making or being read.", (double)s->answer_bytes);
     single(w, "kvasir:image_alias_queries_total", "counter", "Picture files looked up among those that were decoded before.", (double)a.queries);
     single(w, "kvasir:image_alias_hits_total", "counter", "Picture files found among those that were decoded before.", (double)a.hits);
     single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.", (double)a.entries);

@@ -63,6 +63,7 @@ void request_release(struct request *r)
         gen_free(r->gen);
     }
     s->body_bytes -= r->body.len + r->body_kept;
+    s->answer_bytes -= r->answer_bytes;
     buf_fini(&r->body);
     buf_fini(&r->out);
     free(r->path);
@@ -93,8 +94,13 @@ void request_start(struct request *r)
 
 void request_answer(struct request *r, int status)
 {
+    bool generated = r->state == RQ_RUNNING; /* then gen.c counts it, when it has freed what the text was made of */
     r->status = status;
     r->state = RQ_ANSWER;
+    if (!generated) {
+        answer_book(r, &r->out_booked, r->out.cap);
+        answers_check(r->srv);
+    }
     wake(r);
 }
 

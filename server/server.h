@@ -101,6 +101,9 @@ struct request {
     struct buf out;           /* body of the answer, or, streaming, the events that wait */
     size_t out_at;            /* STREAM: bytes of out already taken by the connection */
     bool out_end;             /* STREAM: nothing follows */
+    size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
+    size_t out_booked;        /* of it, out */
+    bool gave_way;            /* it was ended because answers took too much; nothing more is counted */
 
     /* work on the pool */
     uv_work_t job;
@@ -149,6 +152,7 @@ struct server {
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     size_t body_bytes;         /* request bodies held */
+    size_t answer_bytes;       /* answers held, in the making or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
     struct conn *conns;        /* open connections: loop.c */
     uint32_t conn_count;
@@ -184,6 +188,9 @@ void request_stream_more(struct request *r);        /* r->out grew, or r->out_en
 /* Runs job on a worker, then done on the loop (done decides by r->error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 struct MHD_Response *request_response(struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
+/* answers.c (loop): r holds `now` bytes of its answer where it held *was; and: while answers take more than they may, one ends. */
+void answer_book(struct request *r, size_t *was, size_t now);
+void answers_check(struct server *s);
 void error_json(const struct api_error *e, struct buf *out); /* the error object */
 
 /* api_*.c: start functions of the routes */

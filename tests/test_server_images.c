@@ -81,6 +81,7 @@ static void told_clear(void)
  * with the request. */
 struct world {
     struct server srv;
+    struct options opt;
     struct model model;
     struct model_info info;
     struct request r;
@@ -123,6 +124,8 @@ static void world_open(struct world *w)
                                                  .pan_min_ratio = 1.2};
     w->model.info = &w->info;
     w->srv.model = &w->model;
+    w->opt.picture_memory = 1u << 20;
+    w->srv.opt = &w->opt;
     w->srv.aliases = image_alias_create(8);
     w->r.srv = &w->srv;
     w->r.gen = &w->g;
@@ -323,6 +326,27 @@ static void test_video(void **state)
     want(&w, 2, 1); /* was given away: decoded again */
     run(&w, 1);
     assert_supplied(&w, 0, 2, 0, 1);
+    size_t part = image_u8_bytes(&w.want[0].images[0]);
+    assert_int_equal(w.srv.pixel_bytes, 2 * part); /* the other two count among the decoded pictures */
+    want(&w, 1, 2);
+    want(&w, 1, 0);
+    assert_int_equal(w.srv.pixel_bytes, 0);
+    /* Where there is no room, what comes next is kept as far as a small share goes, and the rest decoded again. */
+    for (int share = 0; share < 2; share++) {
+        uint32_t decoded = 0;
+        w.opt.picture_memory = share ? 64 * part : 1;
+        w.srv.pixel_bytes += w.opt.picture_memory;
+        for (uint32_t k = 0; k < 3; k++) {
+            told_clear();
+            want(&w, 1, k);
+            run(&w, w.r.fetches);
+            assert_supplied(&w, 0, 1, 0, k);
+            decoded += told.decoded;
+        }
+        assert_int_equal(decoded, share ? 2 : 3);
+        w.srv.pixel_bytes -= w.opt.picture_memory;
+    }
+    assert_int_equal(w.srv.pixel_bytes, w.g.pixel_bytes);
     image_prepared_free(&p->ready);
     world_close(&w);
 }

@@ -82,6 +82,7 @@ static void test_bad(void **state)
         {"--stream-finish", NULL, "stream-finish"}, {"--kv-memory", "10", "--kv-memory: 10 is not allowed: it must be at least 1M"},
         {"--max-body-bytes", "1T", "at least 1K and at most 2G"}, {"--threads", "999", "--threads: 999 is outside 0..256"},
         {"--watchdog", "0", "watchdog"}, {"--watchdog-exit", "never", "watchdog-exit"}, {"--picture-memory", "auto", "picture-memory"},
+        {"--answer-memory", "0", "answer-memory"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct options o;

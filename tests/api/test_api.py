@@ -730,6 +730,40 @@ def test_loading():
         s.process.stdout.close()
 
 
+def test_answer_memory():
+    """Answers have a budget together: beyond it the largest gives way, one that nobody reads too, and small ones go on."""
+    scored = lambda prompts: {"prompt": [[5 + i % 50 for i in range(1500)]] * prompts, "max_tokens": 1, "prompt_logprobs": 20}
+    s = Server(BINARY, MODEL, "--answer-memory", "16M")
+    try:
+        body = json.dumps(scored(4)).encode()
+        with socket.create_connection((s.host, s.port), timeout=10) as c:
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:answer_bytes") > 8 << 20, 20), s.metric("kvasir:answer_bytes"))
+            check.equal("it makes room for one that is read", s.request("POST", "/v1/completions", scored(3))[0], 200)
+            check.true("and is gone", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+        a = s.request("POST", "/v1/completions", scored(14))
+        is_error("too much", a, 429, "rate_limit_exceeded", None)
+        check.equal("Retry-After", a[1].get("retry-after"), "5")
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+    finally:
+        s.stop()
+    s = Server(BINARY, MODEL, "--answer-memory", "64K")
+    try:
+        large, small = {"prompt": [5, 6], "max_tokens": 900, "n": 16, "ignore_eos": True}, {"prompt": [5, 6], "max_tokens": 5, "ignore_eos": True}
+        want = s.ok("/v1/completions", {**small, "seed": 1})["choices"]
+        got = []
+        t = threading.Thread(target=lambda: got.append(s.request("POST", "/v1/completions", {**large, "stream": True})[2]))
+        t.start()
+        while t.is_alive():
+            check.equal("a small one meanwhile", s.ok("/v1/completions", {**small, "seed": 1})["choices"], want)
+        t.join()
+        check.true("an error ends the stream", b'"code":"rate_limit_exceeded"' in got[0] and got[0].endswith(b"data: [DONE]\n\n"), got[0][-300:])
+        check.equal("the large one", s.request("POST", "/v1/completions", large)[0], 429)
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+    finally:
+        s.stop()
+
+
 def test_overdue():
     """Bodies that don't come are answered, whatever of them is there; slow ones are waited for."""
     s = Server(BINARY, MODEL, "--keep-alive-timeout", "1")
@@ -796,7 +830,7 @@ if __name__ == "__main__":
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
               test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
-    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_overdue, test_start]
+    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)
