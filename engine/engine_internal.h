@@ -130,7 +130,7 @@ struct engine {
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct wanted *wanted; /* [batch_tokens_max] */
-    float *host_row;       /* [V], when the backend's memory can't be read by the host */
+    float *host_row;       /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
     void *host_results;    /* statistics and largest logits as they lie in decoder_scratch */
     struct step step;
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */

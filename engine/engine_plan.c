@@ -437,7 +437,8 @@ enum status engine__alloc(struct engine *e, struct err *err)
     if (st) return st;
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
     e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
-    e->host_row = e->becaps.host_memory ? NULL : malloc(e->desc.vocab * sizeof *e->host_row);
+    size_t longest = e->desc.vocab > e->desc.hidden ? e->desc.vocab : e->desc.hidden;
+    e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
     e->host_results = malloc(p->logit_rows * (sizeof *e->s.stats + BE_TOPK_MAX * 8));
     if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_set(err, ST_NOMEM, "out of memory for step arrays");

@@ -403,6 +403,28 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     return ST_OK;
 }
 
+/* Of a run whose logits nobody wants the last row tells whether there still are numbers: it has seen all others. A part of a prompt that has none
+ * must not be kept for others, who may share the beginning alone. */
+static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    uint32_t row = 0, hidden = e->desc.hidden;
+    bool fetched = false;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        struct engine_run *r = &b->runs[i];
+        row += r->count;
+        if (r->sample || r->score_first != UINT32_MAX) continue;
+        const float *x = e->s.resid + (size_t)(row - 1) * hidden;
+        if (!e->becaps.host_memory) {
+            e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);
+            x = e->host_row;
+            fetched = true;
+        }
+        for (uint32_t k = 0; k < hidden; k++) r->broken |= !isfinite(x[k]);
+    }
+    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    return ST_OK;
+}
+
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
     ASSERT(e->in_flight == b);
@@ -413,6 +435,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
         st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
     }
     if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (!st) st = check_unseen(e, b, err);
     e->in_flight = NULL;
     return st;
 }

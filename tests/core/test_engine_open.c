@@ -336,6 +336,43 @@ static void test_kv_copy(void **state)
     engine_close(e);
 }
 
+/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step is not touched. */
+static void test_unseen(void **state)
+{
+    char dir[600];
+    uint32_t prompt[100];
+    struct engine *e;
+    struct err err;
+    struct mini_sched m;
+    (void)state;
+    golden_dir(dir, sizeof dir, "gemma3", "text_f32");
+    struct engine_options opt = {.model_dir = dir, .threads = 2, .kv_bytes = 8u << 20, .batch_tokens_max = 128, .sequences_max = 4};
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    for (uint32_t i = 0; i < 100; i++) prompt[i] = 10 + i * 37 % 400;
+    mini_init(&m, e);
+    struct mini_seq seqs[2] = {{.prompt = prompt, .prompt_count = 100, .generate = 1, .sampling = mini_greedy()}};
+    seqs[1] = seqs[0];
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        struct engine_run runs[2];
+        for (uint32_t i = 0; i < 2; i++) {
+            if (turn == 0) mini_add(&m, &seqs[i]);
+            runs[i] = (struct engine_run){.position = turn ? 40 : 0, .count = turn ? 20 : 40, .tokens = seqs[i].tokens, .token_count = 100, .prompt_count = 100,
+                                          .sampling = &seqs[i].sampling, .score_first = UINT32_MAX};
+            for (uint32_t g = 0; g < m.caps.group_count; g++) runs[i].tables[g] = seqs[i].tables[g];
+        }
+        struct engine_batch b = {runs, 2};
+        assert_int_equal(engine_submit(e, &b, &err), ST_OK);
+        assert_int_equal(engine_wait(e, &b, &err), ST_OK);
+        assert_int_equal(runs[0].broken, turn == 1);
+        assert_false(runs[1].broken);
+        for (uint32_t g = 0; g < m.caps.group_count; g++) spoil(e, g, seqs[0].tables[g][1], 4);
+    }
+    mini_drop(&m, &seqs[0]);
+    mini_drop(&m, &seqs[1]);
+    mini_fini(&m);
+    engine_close(e);
+}
+
 static void test_made_up_weights(void **state)
 {
     struct engine *e;
@@ -379,7 +416,7 @@ static void test_made_up_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_tie), cmocka_unit_test(test_unused),
-                                       cmocka_unit_test(test_caps_and_inspect), cmocka_unit_test(test_kv_copy),
+                                       cmocka_unit_test(test_caps_and_inspect), cmocka_unit_test(test_kv_copy), cmocka_unit_test(test_unseen),
                                        cmocka_unit_test(test_made_up_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }
