@@ -1,4 +1,4 @@
-/* See event_queue.h. A linked list with a dummy node: the producer publishes with a release store of `next`, the consumer takes with an
+/* See event_queue.h. A linked list with a dummy node: the producer publishes a chain of nodes with a release store of `next`, the consumer takes with an
  * acquire load; neither ever waits for the other. */
 #include "scheduler/event_queue.h"
 
@@ -18,9 +18,18 @@ enum status eventq_init(struct event_queue *q)
 void eventq_push(struct event_queue *q, struct event_node *node)
 {
     atomic_store_explicit(&node->next, NULL, memory_order_relaxed);
-    struct event_node *last = q->tail;
-    q->tail = node;
-    atomic_store_explicit(&last->next, node, memory_order_release);
+    if (q->last) atomic_store_explicit(&q->last->next, node, memory_order_relaxed);
+    else q->first = node;
+    q->last = node;
+}
+
+void eventq_publish(struct event_queue *q)
+{
+    if (!q->first) return;
+    struct event_node *tail = q->tail;
+    q->tail = q->last;
+    atomic_store_explicit(&tail->next, q->first, memory_order_release);
+    q->first = q->last = NULL;
 }
 
 bool eventq_pop(struct event_queue *q, struct sched_event *ev)
@@ -37,6 +46,7 @@ void eventq_fini(struct event_queue *q)
 {
     struct sched_event ev;
     if (!q->head) return;
+    eventq_publish(q);
     while (eventq_pop(q, &ev)) free(ev.scores);
     free(q->head);
     q->head = q->tail = NULL;

@@ -1,4 +1,5 @@
-/* Events from the engine thread to one consumer: an unbounded lock-free queue with one producer and one consumer. */
+/* Events from the engine thread to one consumer: an unbounded lock-free queue with one producer and one consumer. What is pushed shows when
+ * it is published. */
 #ifndef KVASIR_EVENT_QUEUE_H
 #define KVASIR_EVENT_QUEUE_H
 
@@ -10,16 +11,18 @@ struct event_node {
     _Atomic(struct event_node *) next;
     struct sched_event ev;
 };
-/* head is the consumer's: the node whose successor is the oldest event. tail is the producer's. */
+/* head is the consumer's: the node whose successor is the oldest event. tail is the producer's, as are the pushed ones behind it. */
 struct event_queue {
     struct event_node *head;
     struct event_node *tail;
+    struct event_node *first, *last; /* pushed and not yet published, or NULL */
 };
 
 enum status eventq_init(struct event_queue *q) KV_MUST_CHECK;
 void eventq_fini(struct event_queue *q); /* frees what was not taken, scores included */
 struct event_node *eventq_node(void);    /* malloc'd; NULL when out of memory */
 void eventq_push(struct event_queue *q, struct event_node *node); /* takes the node; producer thread */
+void eventq_publish(struct event_queue *q);                       /* producer thread */
 bool eventq_pop(struct event_queue *q, struct sched_event *ev);   /* consumer thread */
 
 #endif

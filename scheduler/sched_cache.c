@@ -23,16 +23,16 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q)
 {
     if (q->looked) return; /* resumed after preemption: its own prompt once more */
     q->looked = true;
-    atomic_fetch_add_explicit(&s->st.cache_stops[q->cache.stop], 1, memory_order_relaxed);
+    s->now.cache_stops[q->cache.stop]++;
     if (q->cache.stop == CACHE_STOP_DISABLED) return;
-    atomic_fetch_add_explicit(&s->st.cache_queries, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->st.cache_query_tokens, q->req.prompt->token_count, memory_order_relaxed);
+    s->now.cache_queries++;
+    s->now.cache_query_tokens += q->req.prompt->token_count;
     if (!q->cache.reused) return;
-    atomic_fetch_add_explicit(&s->st.cache_hits, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->st.cache_hit_tokens, q->cache.reused, memory_order_relaxed);
+    s->now.cache_hits++;
+    s->now.cache_hit_tokens += q->cache.reused;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         uint32_t w = s->caps.groups[g].window, reach = w && w - 1 < q->cache.reused ? w - 1 : q->cache.reused;
-        atomic_fetch_add_explicit(&s->st.hit_tokens[g], reach, memory_order_relaxed);
+        s->now.groups[g].hit_tokens += reach;
     }
 }
 
@@ -67,7 +67,7 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
         engine_kv_copy(s->engine, g, shared, own, hit->length % s->caps.block_tokens);
         kvb_release(s->blocks, g, shared, KVB_LIVE);
         t->units[partial] = own;
-        atomic_fetch_add_explicit(&s->st.copied_blocks, 1, memory_order_relaxed);
+        s->now.cache_copied_blocks++;
     }
     return true;
 }
@@ -183,7 +183,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         q->waits = true;
         q->waits_for = r->id;
         q->wait_until = common;
-        atomic_fetch_add_explicit(&s->st.waits, 1, memory_order_relaxed);
+        s->now.cache_waits++;
         return true;
     }
     return false;
@@ -212,27 +212,9 @@ void sched__cache_gauges(struct scheduler *s)
     if (!s->cache) return;
     struct radix_stats r;
     radix_stats(s->cache, &r);
-    atomic_store_explicit(&s->st.cache_nodes, r.nodes, memory_order_relaxed);
-    atomic_store_explicit(&s->st.cache_evictions, r.evicted_nodes, memory_order_relaxed);
-    for (uint32_t g = 0; g < s->caps.group_count; g++) atomic_store_explicit(&s->st.evicted_blocks[g], r.evicted_blocks[g], memory_order_relaxed);
-}
-
-void sched__cache_stats(const struct scheduler *s, struct sched_stats *out)
-{
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        out->groups[g].hit_tokens = atomic_load_explicit(&s->st.hit_tokens[g], memory_order_relaxed);
-        out->groups[g].evicted_blocks = atomic_load_explicit(&s->st.evicted_blocks[g], memory_order_relaxed);
-    }
-    out->cache_queries = atomic_load_explicit(&s->st.cache_queries, memory_order_relaxed);
-    out->cache_query_tokens = atomic_load_explicit(&s->st.cache_query_tokens, memory_order_relaxed);
-    out->cache_hits = atomic_load_explicit(&s->st.cache_hits, memory_order_relaxed);
-    out->cache_hit_tokens = atomic_load_explicit(&s->st.cache_hit_tokens, memory_order_relaxed);
-    out->cache_recomputed_tokens = atomic_load_explicit(&s->st.cache_recomputed, memory_order_relaxed);
-    out->cache_nodes = atomic_load_explicit(&s->st.cache_nodes, memory_order_relaxed);
-    out->cache_evictions = atomic_load_explicit(&s->st.cache_evictions, memory_order_relaxed);
-    out->cache_waits = atomic_load_explicit(&s->st.waits, memory_order_relaxed);
-    out->cache_copied_blocks = atomic_load_explicit(&s->st.copied_blocks, memory_order_relaxed);
-    for (int i = 0; i <= CACHE_STOP_DISABLED; i++) out->cache_stops[i] = atomic_load_explicit(&s->st.cache_stops[i], memory_order_relaxed);
+    s->now.cache_nodes = r.nodes;
+    s->now.cache_evictions = r.evicted_nodes;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].evicted_blocks = r.evicted_blocks[g];
 }
 
 /* ---- invariants ---- */

@@ -33,8 +33,6 @@ struct images {
     /* under the scheduler's lock */
     struct image_reply *first, *last;
     bool reset;
-
-    atomic_uint_fast64_t queries, hits, evictions, bytes;
 };
 
 enum status sched__images_create(struct scheduler *s, struct err *err)
@@ -316,10 +314,10 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
         image_u8_free(&q->features[image].pixels);
     }
     if (!st) st = features_encode(c, f, s->opt.encode_layers, &err);
-    if (!st && features_state(f) == FEATURES_DONE) atomic_fetch_add_explicit(&s->st.images, 1, memory_order_relaxed);
+    if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
     if (st) {
         /* Others who hold the picture begin anew with their own pixels. */
-        if (st == ST_DEVICE) atomic_store(&s->st.failed, true);
+        if (st == ST_DEVICE) atomic_store(&s->failed, true);
         sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "encoding the image failed", now_us);
     }
     return true;
@@ -327,24 +325,14 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
 
 /* ---- figures ---- */
 
-void sched__images_publish(struct scheduler *s)
+void sched__images_gauges(struct scheduler *s)
 {
-    struct images *im = s->images;
     struct features_stats st;
-    features_stats(im->cache, &st);
-    atomic_store_explicit(&im->queries, st.queries, memory_order_relaxed);
-    atomic_store_explicit(&im->hits, st.hits, memory_order_relaxed);
-    atomic_store_explicit(&im->evictions, st.evictions, memory_order_relaxed);
-    atomic_store_explicit(&im->bytes, st.bytes, memory_order_relaxed);
-}
-
-void sched__images_stats(const struct scheduler *s, struct sched_stats *out)
-{
-    const struct images *im = s->images;
-    out->feature_queries = atomic_load_explicit(&im->queries, memory_order_relaxed);
-    out->feature_hits = atomic_load_explicit(&im->hits, memory_order_relaxed);
-    out->feature_evictions = atomic_load_explicit(&im->evictions, memory_order_relaxed);
-    out->feature_bytes = atomic_load_explicit(&im->bytes, memory_order_relaxed);
+    features_stats(s->images->cache, &st);
+    s->now.feature_queries = st.queries;
+    s->now.feature_hits = st.hits;
+    s->now.feature_evictions = st.evictions;
+    s->now.feature_bytes = st.bytes;
 }
 
 void sched__images_check(const struct scheduler *s)

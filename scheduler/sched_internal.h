@@ -100,6 +100,7 @@ struct scheduler {
     bool poked;           /* a cancel arrived, or something else to look after */
     bool reset_cache;
     uint64_t arrivals;
+    struct sched_stats seen; /* `now`, as it was published last */
 
     /* engine thread only */
     struct seq_list waiting, running;
@@ -111,18 +112,10 @@ struct scheduler {
     struct sequence **run_seqs;      /* [sequences_max] */
     uint32_t run_count, step_tokens;
     bool events_pushed, skip_decodes;
-    atomic_uint backlog;             /* sequences submitted and not yet running */
+    struct sched_stats now;          /* without `waiting` and `failed` */
 
-    struct {
-        atomic_uint running, waiting, last_tokens, last_sequences;
-        atomic_uint_fast64_t used_units, blocks[ENGINE_GROUPS_MAX];
-        atomic_uint_fast64_t steps, prompt_tokens, generated_tokens, preemptions, images, step_us, heartbeat;
-        atomic_uint_fast64_t ended[SEQ_ENDS];
-        atomic_uint_fast64_t live_blocks[ENGINE_GROUPS_MAX], hit_tokens[ENGINE_GROUPS_MAX], evicted_blocks[ENGINE_GROUPS_MAX];
-        atomic_uint_fast64_t cache_queries, cache_query_tokens, cache_hits, cache_hit_tokens, cache_recomputed, cache_nodes, cache_evictions;
-        atomic_uint_fast64_t waits, copied_blocks, cache_stops[CACHE_STOP_DISABLED + 1];
-        atomic_bool failed;
-    } st;
+    atomic_uint backlog;             /* sequences submitted and not yet running */
+    atomic_bool failed;              /* the engine reported ST_DEVICE */
 };
 
 /* seq_list.c: doubly linked, O(1) removal; `by order` keeps (priority, arrival) ascending. */
@@ -157,7 +150,6 @@ void sched__cache_defer(struct scheduler *s);
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_gauges(struct scheduler *s);
-void sched__cache_stats(const struct scheduler *s, struct sched_stats *out);
 void sched__cache_check(const struct scheduler *s);
 
 /* sched_fair.c: of those that wait and aren't deferred, who is next; NULL: nobody. */
@@ -180,8 +172,7 @@ bool sched__image_ready(const struct sequence *q, uint32_t image);
 const struct engine_features *sched__image_features(const struct sequence *q, uint32_t image); /* of a ready one */
 void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
 void sched__features_free(struct sequence *q);                      /* with the sequence itself, after a drop */
-void sched__images_publish(struct scheduler *s);                    /* counters for other threads */
-void sched__images_stats(const struct scheduler *s, struct sched_stats *out);
+void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s, struct sequence *q); /* releases pictures that lie wholly before position */
 

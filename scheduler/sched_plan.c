@@ -23,7 +23,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     q->run_tokens = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
-    atomic_fetch_add_explicit(&s->st.preemptions, 1, memory_order_relaxed);
+    s->now.preemptions++;
 }
 
 /* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks count as free: they give way. */

@@ -19,6 +19,8 @@ static uint64_t clock_us(void)
     return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
 }
 
+static void publish(struct scheduler *s);
+
 enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out, struct err *err)
 {
     struct scheduler *s = calloc(1, sizeof *s);
@@ -53,6 +55,10 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
         return st;
     }
     for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
+    s->now.arena_units = s->caps.arena_units;
+    s->now.group_count = s->caps.group_count;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].window = s->caps.groups[g].window;
+    publish(s);
     *out = s;
     return ST_OK;
 }
@@ -179,7 +185,7 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
     q->submitted_us = clock_us();
     pthread_mutex_lock(&s->lock);
     if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");
-    else if (atomic_load(&s->st.failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
+    else if (atomic_load(&s->failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
     else if (atomic_load(&s->backlog) >= s->opt.queue_max || s->slots_used == s->slot_count)
         st = err_set(err, ST_AGAIN, "the queue is full (%u requests wait)", s->opt.queue_max);
     if (!st) {
@@ -233,7 +239,7 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
         atomic_fetch_sub(&s->backlog, 1);
     }
     if (q->features) sched__features_drop(s, q);
-    if (q->running && !atomic_load(&s->st.failed)) sched__cache_publish(s, q, true);
+    if (q->running && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
     sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
@@ -253,7 +259,7 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
     s->slots[q->id.slot].seq = NULL;
     s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
     pthread_mutex_unlock(&s->lock);
-    atomic_fetch_add_explicit(&s->st.ended[end], 1, memory_order_relaxed);
+    s->now.ended[end]++;
     sequence_free(q);
     eventq_push(&s->events, node);
     s->events_pushed = true;
@@ -429,9 +435,9 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
     if (q->features) sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {
         uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
-        atomic_fetch_add_explicit(&s->st.prompt_tokens, end - r->position, memory_order_relaxed);
+        s->now.prompt_tokens += end - r->position;
         if (r->position < q->cache.equal)
-            atomic_fetch_add_explicit(&s->st.cache_recomputed, (q->cache.equal < end ? q->cache.equal : end) - r->position, memory_order_relaxed);
+            s->now.cache_recomputed_tokens += (q->cache.equal < end ? q->cache.equal : end) - r->position;
     }
     if (r->score_first != UINT32_MAX && !push_scores(s, q, r)) {
         sched__end(s, q, END_ERROR, 0, no_memory, now_us);
@@ -450,7 +456,7 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
     }
     q->generated++;
     tenants_charge(s->tenants, q->req.tenant, 1);
-    atomic_fetch_add_explicit(&s->st.generated_tokens, 1, memory_order_relaxed);
+    s->now.generated_tokens++;
     if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count)) sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
     else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count)) sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
     else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
@@ -472,11 +478,11 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (!st) st = engine_wait(s->engine, &batch, &err);
     uint64_t spent = clock_us() - start;
     now_us += spent;
-    atomic_fetch_add_explicit(&s->st.steps, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&s->st.step_us, spent, memory_order_relaxed);
-    atomic_store_explicit(&s->st.last_tokens, s->step_tokens, memory_order_relaxed);
-    atomic_store_explicit(&s->st.last_sequences, n, memory_order_relaxed);
-    if (st == ST_DEVICE) atomic_store(&s->st.failed, true); /* before anybody hears of it and comes again */
+    s->now.steps++;
+    s->now.step_us_total += spent;
+    s->now.last_batch_tokens = s->step_tokens;
+    s->now.last_batch_sequences = n;
+    if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before anybody hears of it and comes again */
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->run_seqs[i];
         if (st) sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
@@ -485,17 +491,26 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (st) log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
 }
 
-static void publish_gauges(struct scheduler *s)
+/* What others see of the state, and the events that tell of it, in this order: whoever has seen an event finds it counted. All at once, so
+ * that the numbers of one reading agree, during a long step too. */
+static void publish(struct scheduler *s)
 {
-    atomic_store_explicit(&s->st.running, s->running.count, memory_order_relaxed);
-    atomic_store_explicit(&s->st.waiting, s->waiting.count, memory_order_relaxed);
-    atomic_store_explicit(&s->st.used_units, kvb_used_units(s->blocks), memory_order_relaxed);
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        atomic_store_explicit(&s->st.blocks[g], kvb_used_blocks(s->blocks, g), memory_order_relaxed);
-    for (uint32_t g = 0; g < s->caps.group_count; g++)
-        atomic_store_explicit(&s->st.live_blocks[g], kvb_live_blocks(s->blocks, g), memory_order_relaxed);
+    struct sched_stats *st = &s->now;
+    st->running = s->running.count;
+    st->used_units = kvb_used_units(s->blocks);
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        uint64_t used = kvb_used_blocks(s->blocks, g), live = kvb_live_blocks(s->blocks, g);
+        st->groups[g].blocks_used = used;
+        st->groups[g].bytes_used = used * s->caps.groups[g].block_bytes;
+        st->groups[g].blocks_live = live;
+        st->groups[g].blocks_cached = used > live ? used - live : 0;
+    }
     sched__cache_gauges(s);
-    sched__images_publish(s);
+    sched__images_gauges(s);
+    pthread_mutex_lock(&s->lock);
+    s->seen = *st;
+    pthread_mutex_unlock(&s->lock);
+    eventq_publish(&s->events);
 }
 
 bool sched_step(struct scheduler *s, uint64_t now_us)
@@ -504,9 +519,9 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     bool worked = end_cancelled(s, now_us);
     if (sched__cache_reset_wanted(s)) worked = true;
     if (sched__images_take(s, now_us)) worked = true;
-    if (atomic_load(&s->st.failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
+    if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
-    publish_gauges(s); /* a watchdog sees that there is work while it is done; all at once, so that the numbers agree during a long step */
+    publish(s); /* a watchdog sees that there is work while it is done */
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s, now_us)) worked = true;
     sched__plan(s, now_us);
@@ -515,8 +530,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
         worked = true;
     }
     if (!s->running.head && s->waiting.head) worked = true; /* the only one gave its blocks back: it is admitted anew at once */
-    publish_gauges(s);
-    atomic_store_explicit(&s->st.heartbeat, now_us, memory_order_relaxed);
+    s->now.heartbeat_us = now_us;
+    publish(s);
     if (s->events_pushed) {
         s->events_pushed = false;
         if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
@@ -543,7 +558,7 @@ void sched_run(struct scheduler *s)
         if (abort_now) {
             take_inbox(s);
             end_all(s, END_CANCELLED, NULL, clock_us());
-            publish_gauges(s);
+            publish(s);
             if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
             return;
         }
@@ -564,32 +579,13 @@ void sched_check(const struct scheduler *s)
     ASSERT_CMP(s->running.count, <=, s->caps.sequences_max);
 }
 
-void sched_stats(const struct scheduler *s, struct sched_stats *out)
+void sched_stats(struct scheduler *s, struct sched_stats *out)
 {
-    *out = (struct sched_stats){0};
-    out->running = atomic_load_explicit(&s->st.running, memory_order_relaxed);
-    out->waiting = atomic_load_explicit(&s->backlog, memory_order_relaxed);
-    out->arena_units = s->caps.arena_units;
-    out->used_units = atomic_load_explicit(&s->st.used_units, memory_order_relaxed);
-    out->group_count = s->caps.group_count;
-    for (uint32_t g = 0; g < s->caps.group_count; g++) {
-        out->groups[g].blocks_used = atomic_load_explicit(&s->st.blocks[g], memory_order_relaxed);
-        out->groups[g].bytes_used = out->groups[g].blocks_used * s->caps.groups[g].block_bytes;
-        out->groups[g].blocks_live = atomic_load_explicit(&s->st.live_blocks[g], memory_order_relaxed);
-        out->groups[g].blocks_cached = out->groups[g].blocks_used > out->groups[g].blocks_live ? out->groups[g].blocks_used - out->groups[g].blocks_live : 0;
-        out->groups[g].window = s->caps.groups[g].window;
-    }
-    sched__images_stats(s, out);
-    out->steps = atomic_load_explicit(&s->st.steps, memory_order_relaxed);
-    out->prompt_tokens = atomic_load_explicit(&s->st.prompt_tokens, memory_order_relaxed);
-    out->generated_tokens = atomic_load_explicit(&s->st.generated_tokens, memory_order_relaxed);
-    out->preemptions = atomic_load_explicit(&s->st.preemptions, memory_order_relaxed);
-    out->images_encoded = atomic_load_explicit(&s->st.images, memory_order_relaxed);
-    out->step_us_total = atomic_load_explicit(&s->st.step_us, memory_order_relaxed);
-    for (int i = 0; i < SEQ_ENDS; i++) out->ended[i] = atomic_load_explicit(&s->st.ended[i], memory_order_relaxed);
-    out->last_batch_tokens = atomic_load_explicit(&s->st.last_tokens, memory_order_relaxed);
-    out->last_batch_sequences = atomic_load_explicit(&s->st.last_sequences, memory_order_relaxed);
-    sched__cache_stats(s, out);
-    out->heartbeat_us = atomic_load_explicit(&s->st.heartbeat, memory_order_relaxed);
-    out->failed = atomic_load_explicit(&s->st.failed, memory_order_relaxed);
+    pthread_mutex_lock(&s->lock);
+    *out = s->seen;
+    uint64_t gone = out->running;
+    for (int i = 0; i < SEQ_ENDS; i++) gone += out->ended[i];
+    out->waiting = (uint32_t)(s->arrivals - gone);
+    pthread_mutex_unlock(&s->lock);
+    out->failed = atomic_load(&s->failed);
 }

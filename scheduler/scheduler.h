@@ -142,7 +142,8 @@ bool sched_step(struct scheduler *s, uint64_t now_us);
 /* Invariants of block accounting; aborts with a message when broken. For tests. */
 void sched_check(const struct scheduler *s);
 
-/* Counters and gauges for /metrics; a consistent-enough snapshot of atomics. */
+/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is one of those that wait, run or have ended.
+ * And they are never behind the events: what sched_poll has given is counted. */
 struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_units, used_units;
@@ -167,6 +168,6 @@ struct sched_stats {
     uint64_t heartbeat_us;       /* monotonic time of the last turn of the engine thread: readiness probes look at it */
     bool failed;                 /* the engine reported ST_DEVICE; nothing runs any more */
 };
-void sched_stats(const struct scheduler *s, struct sched_stats *out);
+void sched_stats(struct scheduler *s, struct sched_stats *out);
 
 #endif
