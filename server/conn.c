@@ -4,6 +4,7 @@
 #include "config/base/log.h"
 #include "server/limits.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -58,6 +59,7 @@ void conn_phase_set(struct MHD_Connection *c, enum conn_phase phase, struct requ
         MHD_set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, phase == CONN_BODY ? seconds + LIMIT_BODY_SILENCE : seconds);
     n->phase = phase;
     n->phase_us = n->data_us = now_us();
+    n->ended = false;
     n->request = r;
 }
 
@@ -85,6 +87,16 @@ static void body_overdue(struct conn *n)
     buf_fini(&head);
 }
 
+/* libmicrohttpd asks for edges, and takes a read that leaves room in its buffer for the last: an end that came together with the bytes before it
+ * is never read. All that the client sent is read by now, and it is no whole request. Two ticks in a row, so that libmicrohttpd has had its turn. */
+static bool left(struct conn *n)
+{
+    char c;
+    bool before = n->ended;
+    n->ended = n->phase != CONN_BUSY && recv(n->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+    return n->ended && before;
+}
+
 void conn_sweep(struct server *s, uint64_t now)
 {
     /* libmicrohttpd's own timeout is about silence; a client that sends one byte now and then is caught here. */
@@ -96,9 +108,11 @@ void conn_sweep(struct server *s, uint64_t now)
     for (struct conn *n = s->conns; n; n = n->next) {
         uint64_t limit = limits[n->phase];
         bool silent = n->phase == CONN_BODY && now > n->data_us && now - n->data_us > silence * 1000000u;
-        if (silent || (limit && now > n->phase_us && now - n->phase_us > limit * 1000000u)) {
-            if (n->phase == CONN_BODY) body_overdue(n);
+        bool gone = left(n);
+        if (gone || silent || (limit && now > n->phase_us && now - n->phase_us > limit * 1000000u)) {
+            if (n->phase == CONN_BODY && !gone) body_overdue(n);
             n->phase_us = n->data_us = now;
+            n->ended = false;
             shutdown(n->fd, SHUT_RDWR);
         }
     }
@@ -167,8 +181,11 @@ void watch_stop(struct request *r)
 struct lingering {
     uv_poll_t poll;
     uv_timer_t timer;
+    uint64_t until; /* by the loop's clock */
     int fd, closed;
 };
+#define LINGER_SILENT_MS 2000u
+#define LINGER_MS 30000u
 
 static void linger_closed(uv_handle_t *h)
 {
@@ -197,8 +214,8 @@ static void linger_event(uv_poll_t *h, int status, int events)
     static char waste[65536];
     struct lingering *l = h->data;
     ssize_t n = status ? -1 : recv(l->fd, waste, sizeof waste, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && !status)) linger_end(l);
-    if (status) linger_end(l);
+    if (n > 0 && uv_now(h->loop) < l->until) uv_timer_start(&l->timer, linger_timeout, LINGER_SILENT_MS, 0);
+    else if (n >= 0 || status || (errno != EAGAIN && errno != EINTR)) linger_end(l);
 }
 
 void linger_start(struct request *r)
@@ -216,5 +233,6 @@ void linger_start(struct request *r)
     l->poll.data = l->timer.data = l;
     /* libmicrohttpd stopped reading this connection, so the bytes are ours to throw away. */
     uv_poll_start(&l->poll, UV_READABLE | UV_DISCONNECT, linger_event);
-    uv_timer_start(&l->timer, linger_timeout, 2000, 0);
+    l->until = uv_now(&r->srv->loop) + LINGER_MS;
+    uv_timer_start(&l->timer, linger_timeout, LINGER_SILENT_MS, 0);
 }
