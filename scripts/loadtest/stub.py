@@ -91,6 +91,8 @@ class Stub:
             self.bodies.append(body)
         number = next(self.asked)
         broken = self.opts.fail if self.opts.fail and number > 1 and number % self.opts.every == 0 else None
+        if self.opts.hang_from and number >= self.opts.hang_from:
+            broken = "hang"
         if broken == "429":
             return self.whole(writer, "429 Too Many Requests", {"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "rate_limit_exceeded"}})
         return await self.stream(path.endswith("chat/completions"), body, broken, writer)
@@ -101,7 +103,7 @@ class Stub:
         answer = [f"w{(len(tokens) * 7 + i) % 97}" for i in range(body.get("max_tokens", 16))]
         await asyncio.sleep(self.opts.first + self.opts.prefill * (len(tokens) - cached))
         if broken == "hang":
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         due = time.perf_counter() + (random.random() * self.opts.interval if self.opts.spread else 0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 
@@ -153,6 +155,7 @@ def main():
     parser.add_argument("--spread", action="store_true", help="streams start at a random part of the interval, so that events don't come in step")
     parser.add_argument("--fail", choices=("429", "cut", "error", "garbage", "hang"), help="what goes wrong")
     parser.add_argument("--every", type=int, default=5, help="with which requests: each whose number is a multiple of this")
+    parser.add_argument("--hang-from", type=int, default=0, help="this request and all that follow it are never answered")
     parser.add_argument("--key", help="the API key that is needed")
     parser.add_argument("--drop", action="store_true", help="close a kept connection when its second request comes, as a server does whose idle time is just over")
     parser.add_argument("--no-tokenize", action="store_true", help="no /tokenize")

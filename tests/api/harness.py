@@ -1,15 +1,21 @@
-"""Starts a kvasir server and talks to it with the standard library only. Used by the scripts in this folder."""
+"""Starts a kvasir server and talks to it with the standard library only. Used by the scripts in this folder.
+
+No test may fail because the machine is slow or busy: a test waits for the condition itself (wait_until, which gives up late), keeps the server busy for
+as long as it needs with a request that does not end by itself (endless), and where something is promised in time, asks soon()."""
 import argparse
+import atexit
 import base64
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 
@@ -29,10 +35,10 @@ class Server:
             raise SystemExit(f"the server did not start: {line!r}, exit {self.process.poll()}")
         self.port = int(match[2])
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=120):
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
 
-    def request(self, method, path, body=None, headers=None, timeout=20):
+    def request(self, method, path, body=None, headers=None, timeout=120):
         """-> (status, headers with lower-case names, bytes)"""
         connection = self.connect(timeout)
         send = dict(headers or {})
@@ -46,24 +52,24 @@ class Server:
         connection.close()
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
 
-    def post(self, path, body, headers=None, timeout=60):
+    def post(self, path, body, headers=None, timeout=120):
         status, head, data = self.request("POST", path, body, headers, timeout)
         return status, json.loads(data)
 
-    def ok(self, path, body, timeout=60):
+    def ok(self, path, body, timeout=120):
         status, answer = self.post(path, body, timeout=timeout)
         if status != 200:
             raise AssertionError(f"{path} answered {status}: {answer}")
         return answer
 
-    def stream(self, path, body, timeout=60):
+    def stream(self, path, body, timeout=120):
         """-> list of the JSON chunks; checks the framing of every line."""
         status, head, data = self.request("POST", path, {**body, "stream": True}, timeout=timeout)
         if status != 200:
             raise AssertionError(f"{path} answered {status}: {data[:300]}")
         return parse_stream(data)
 
-    def raw(self, data, timeout=10, half_close=False):
+    def raw(self, data, timeout=60, half_close=False):
         """Sends bytes, returns everything until the server closes or is silent for a while."""
         with socket.create_connection((self.host, self.port), timeout=timeout) as s:
             s.sendall(data)
@@ -83,7 +89,40 @@ class Server:
         """Sum over all series of a family."""
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
-    def stop(self, expect=0, timeout=60, send=True):
+    def held(self):
+        """KV blocks that sequences hold, sequences that run, sequences that wait: from one reading."""
+        return self.sums("kvasir:kv_blocks_live", "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def sums(self, *names):
+        """Of one reading: for each name the sum over its series, which begin with it."""
+        m = self.metrics()
+        return tuple(sum(v for k, v in m.items() if k.split("{")[0] == name or ("{" in name and k.startswith(name))) for name in names)
+
+    def soon(self, condition, seconds=1.0):
+        """For what is promised within a time. The measure of a slow or busy machine is the server itself: it has at least as long as 25 readings of
+        its metrics, one after the other, and three steps of its engine take."""
+        name = "kvasir:engine_steps_total"
+        begin, first, readings = time.monotonic(), self.metric(name), 0
+        while not condition():
+            readings += 1
+            passed = time.monotonic() - begin
+            if passed > 60 * seconds or (passed > seconds and readings >= 25 and self.metric(name) >= first + 3):
+                return False
+            time.sleep(0.02)
+        return True
+
+    def pause(self):
+        """Stops the process; what is sent to it until resume() comes all at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        while True:
+            with open(f"/proc/{self.process.pid}/stat") as f:
+                if f.read().rsplit(")", 1)[1].split()[0] == "T":
+                    return
+
+    def resume(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, expect=0, timeout=120, send=True):
         if send and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -93,6 +132,26 @@ class Server:
             raise AssertionError("the server did not end after SIGTERM") from None
         self.process.stdout.close()
         assert code == expect, f"exit code {code}"
+
+
+def endless(model):
+    """The checkpoint with a context so long that no request comes to its end while a test looks on: a folder that is removed at exit."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, True)
+    folder = os.path.join(folder, os.path.basename(os.path.abspath(model)))
+    os.mkdir(folder)
+    for name in os.listdir(model):
+        if name != "config.json":
+            os.symlink(os.path.abspath(os.path.join(model, name)), os.path.join(folder, name))
+    with open(os.path.join(model, "config.json")) as f:
+        config = json.load(f)
+    config.get("text_config", config)["max_position_embeddings"] = 2 * ENDLESS
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config, f)
+    return folder
+
+
+ENDLESS = 500_000  # max_tokens of a request that only its client ends
 
 
 def read_all(s):
@@ -193,8 +252,8 @@ class Checks:
         sys.exit(1 if self.failed else 0)
 
 
-def wait_until(condition, seconds=10.0, step=0.02):
-    """True as soon as condition() is; False after `seconds`."""
+def wait_until(condition, seconds=120.0, step=0.02):
+    """True as soon as condition() is; False after `seconds`, which no machine takes."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if condition():

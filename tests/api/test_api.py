@@ -5,13 +5,14 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, parse_stream, picture, png, stream_text, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, parse_stream, picture, png, read_all, stream_text, wait_until  # noqa: E402
 
 check = Checks()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -490,16 +491,15 @@ def test_wire(s):
         raw = s.raw(request)
         check.true(what, status(raw) == 400 and raw.count(b"HTTP/1.1") == 1 and b'"code":"invalid_request"' in raw, raw)
     check.equal("HTTP/1.0 needs no Host", s.raw(b"GET /health HTTP/1.0\r\n\r\n").split(b" ")[1], b"200")
-    check.equal("tabs, letters, arguments", status(s.raw(b"GET /health?a=b+c%20d HTTP/1.1\r\nHost: x\r\nX: \xc3\xa4\ty\r\n\r\n")), 200)
+    check.equal("tabs, letters, arguments", status(s.raw(b"GET /health?a=b+c%20d HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: \xc3\xa4\ty\r\n\r\n")), 200)
     check.equal("long URL", status(s.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")), 414)
     check.equal("a header's name with a space", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n")), 400)
     check.equal("large headers", status(s.raw(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70000 + b"\r\n\r\n")), 431)
     check.equal("Expect: other", status(s.raw(post + b"Expect: 200-maybe\r\nContent-Length: 2\r\n\r\n")), 417)
-    with socket.create_connection((s.host, s.port), timeout=10) as c:
+    with socket.create_connection((s.host, s.port), timeout=60) as c:
         c.sendall(post + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
-        t = time.monotonic()
-        first = c.recv(1000)
-        check.true("100 Continue at once", first.startswith(b"HTTP/1.1 100") and time.monotonic() - t < 0.5, first)
+        first = c.recv(1000)  # before there is any body
+        check.true("100 Continue", first.startswith(b"HTTP/1.1 100"), first)
         c.sendall(body)
         check.equal("then 200", status(c.recv(1000)), 200)
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (body[:10], body[10:])) + b"0\r\n\r\n"
@@ -519,6 +519,36 @@ def test_wire(s):
     connection.request("GET", "/health")
     check.equal("and used again", connection.getresponse().status, 200)
     connection.close()
+    # Clients that leave in the middle of a request, so that their end comes together with what they sent.
+    for sent in (b"", post[:40], post + b"Content-Length: 100\r\n\r\n{"):
+        for reset in (False, True):
+            s.pause()
+            c = socket.create_connection((s.host, s.port))
+            c.sendall(sent)
+            if reset:
+                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            c.close()
+            s.resume()
+    check.true("who left is forgotten", wait_until(lambda: s.metric("kvasir_open_connections") == 1), s.metric("kvasir_open_connections"))
+    # A body that is too large, which the client sends all the same, for longer than the server bears silence.
+    for _ in range(5):
+        pause = 0
+        with socket.create_connection((s.host, s.port), timeout=60) as c:
+            c.sendall(post + b"Content-Length: 68157441\r\n\r\n")
+            start = last = time.monotonic()
+            try:
+                while last - start < 2.6:
+                    time.sleep(0.05)
+                    c.sendall(b" " * 4096)
+                    now = time.monotonic()
+                    pause, last = max(pause, now - last), now
+                c.shutdown(socket.SHUT_WR)
+                got = status(read_all(c))
+            except OSError as fault:
+                got = fault
+        if got == 413 or pause < 1:  # else this machine has kept us from sending
+            break
+    check.equal("413 is not torn away", got, 413)
 
 
 def test_metrics(s):
@@ -560,24 +590,26 @@ def test_metrics(s):
     check.equal("tokens counted", s.metric("vllm:generation_tokens_total") - before, 5)
 
 
-def idle(s):
-    m = s.metrics()
-    return all(v == 0 for k, v in m.items() if k.split("{")[0] in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"))
+def test_disconnect():
+    s = Server(BINARY, endless(MODEL))
+    try:
+        for stream in (True, False):
+            def aborted():
+                return sum(v for k, v in s.metrics().items() if k.startswith('vllm:request_success_total{engine="0",finished_reason="abort",'))
 
-
-def test_disconnect(s):
-    for stream in (True, False):
-        aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",'
-        before = sum(v for k, v in s.metrics().items() if k.startswith(aborted))
-        body = json.dumps(chat(stream=stream, max_tokens=1900, ignore_eos=True, temperature=1, n=4)).encode()
-        c = socket.create_connection((s.host, s.port))
-        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        if stream:
-            c.recv(100)
-        check.true("it runs", wait_until(lambda: s.metric("vllm:num_requests_running") > 0, 10))
-        c.close()
-        check.true(f"KV freed within a second (stream={stream})", wait_until(lambda: idle(s), 1.0))
-        check.equal("counted as aborted", sum(v for k, v in s.metrics().items() if k.startswith(aborted)) - before, 4)
+            before = aborted()
+            body = json.dumps(chat(stream=stream, max_tokens=ENDLESS, ignore_eos=True, temperature=1, n=4)).encode()
+            c = socket.create_connection((s.host, s.port))
+            c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            if stream:
+                c.recv(100)
+            check.true("it runs", wait_until(lambda: s.held()[1] == 4), s.held())
+            c.close()
+            check.true(f"KV freed within a second (stream={stream})", s.soon(lambda: s.held() == (0, 0, 0)), s.held())
+            check.equal("no KV counts as used", s.metric("vllm:kv_cache_usage_perc"), 0)
+            check.true("counted as aborted", wait_until(lambda: aborted() - before == 4), aborted() - before)
+    finally:
+        s.stop()
 
 
 def test_keys():
@@ -617,84 +649,109 @@ def test_small_arena():
         s.stop()
 
 
+def hold(s, **fields):
+    """A sequence that runs until its connection is closed; returns that. No stream: of one that nobody reads so much may wait, then it is ended."""
+    c = s.connect()
+    c.request("POST", CHAT, json.dumps(chat(max_tokens=ENDLESS, ignore_eos=True, **fields)), {"Content-Type": "application/json"})
+    check.true("it runs", wait_until(lambda: s.held()[1] == 1), s.held())
+    return c
+
+
 def test_queue():
-    s = Server(BINARY, MODEL, "--max-queue", "2", "--max-sequences", "1")
+    s = Server(BINARY, endless(MODEL), "--max-queue", "2", "--max-sequences", "1")
     try:
-        statuses, retry, threads = [], [], []
+        holder, answers = hold(s), []
 
         def one():
-            status, head, data = s.request("POST", CHAT, chat(max_tokens=400, ignore_eos=True), timeout=120)
-            statuses.append(status)
-            if status == 429:
-                retry.append(head.get("retry-after"))
-                is_error("queue full", (status, head, data), 429, "rate_limit_exceeded", None)
+            answers.append(s.post(CHAT, chat())[0])
 
-        for _ in range(12):
+        threads = []
+        for waiting in (1, 2):
             threads.append(threading.Thread(target=one))
             threads[-1].start()
+            check.true("it waits", wait_until(lambda: s.held()[1:] == (1, waiting)), s.held())
+        for _ in range(3):
+            status, head, data = s.request("POST", CHAT, chat())
+            is_error("queue full", (status, head, data), 429, "rate_limit_exceeded", None)
+            retry = head.get("retry-after", "")
+            check.true("Retry-After", retry.isdigit() and 1 <= int(retry) <= 30, retry)
+        holder.close()
         for t in threads:
             t.join()
-        check.true("some were refused", statuses.count(429) > 0 and statuses.count(200) >= 1 and set(statuses) <= {200, 429}, statuses)
-        check.true("Retry-After", all(r and r.isdigit() and 1 <= int(r) <= 30 for r in retry), retry)
+        check.equal("those that waited are answered", answers, [200, 200])
         check.equal("and it still answers", s.post(CHAT, chat())[0], 200)
     finally:
         s.stop()
 
 
 def test_drain():
-    s = Server(BINARY, MODEL)
+    patient = ("--drain-timeout", "600")
     answers = []
 
     def long():
-        answers.append(s.stream(CHAT, chat(max_tokens=1500, ignore_eos=True, n=6), timeout=120))
+        answers.append(s.stream(CHAT, chat(max_tokens=500, ignore_eos=True, n=6), timeout=300))
 
-    probe = s.connect()
-    probe.connect()
-    late = s.connect()
-    late.connect()
-    thread = threading.Thread(target=long)
-    thread.start()
-    wait_until(lambda: s.metric("vllm:num_requests_running") > 0)
+    def running():
+        thread, before = threading.Thread(target=long), len(answers)
+        thread.start()
+        check.true("the stream has begun", wait_until(lambda: s.held()[1] > 1 or len(answers) > before))  # beside the one that holds
+        return thread
+
+    s = Server(BINARY, endless(MODEL), *patient)
+    open_before = [s.connect() for _ in range(2)]
+    for c in open_before:  # used once: a connection without any request is closed after ten seconds
+        c.request("GET", "/live")
+        c.getresponse().read()
+    holder, thread = hold(s), running()
     s.process.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
-    if thread.is_alive():
-        probe.request("GET", "/ready")
-        check.equal("unready while draining", probe.getresponse().status, 503)
-        late.request("POST", CHAT, json.dumps(chat()), {"Content-Type": "application/json"})
-        a = late.getresponse()
-        is_error("new requests while draining", (a.status, {k.lower(): v for k, v in a.getheaders()}, a.read()), 503, "server_draining")
+
+    def draining():
+        """New connections are refused; that comes before the answer on those that are open."""
+        try:
+            s.connect().connect()
+            return False
+        except OSError:
+            return True
+
+    check.true("no new connections while draining", wait_until(draining))
+    probe, late = open_before
+    probe.request("GET", "/ready")
+    check.equal("unready while draining", probe.getresponse().status, 503)
+    late.request("POST", CHAT, json.dumps(chat()), {"Content-Type": "application/json"})
+    a = late.getresponse()
+    is_error("new requests while draining", (a.status, {k.lower(): v for k, v in a.getheaders()}, a.read()), 503, "server_draining")
     thread.join()
     check.true("the stream completes", answers and answers[0][-1]["choices"][0]["finish_reason"] == "length")
+    check.equal("the process waits for another", s.process.poll(), None)
+    holder.close()
     check.run(lambda: s.stop(send=False))
-    s = Server(BINARY, MODEL)
-    thread = threading.Thread(target=long)
-    thread.start()
-    wait_until(lambda: s.metric("vllm:num_requests_running") > 0)
+    s = Server(BINARY, endless(MODEL), *patient)
+    holder, thread = hold(s), running()
+    s.pause()
     for signum in (signal.SIGINT, signal.SIGTERM):  # one Ctrl-C: the terminal's signal and that of a script around the server
         s.process.send_signal(signum)
-        time.sleep(0.02)
+    s.resume()
     thread.join()
-    check.true("the same signal twice: the stream completes", len(answers) == 2 and answers[1][-1]["choices"][0]["finish_reason"] == "length")
+    check.true("two signals at once: the stream completes", len(answers) == 2 and answers[1][-1]["choices"][0]["finish_reason"] == "length")
+    holder.close()
     check.run(lambda: s.stop(send=False))
-    s = Server(BINARY, MODEL, "--drain-timeout", "0", "--shutdown-delay", "0")
+    s = Server(BINARY, endless(MODEL), "--drain-timeout", "0", "--shutdown-delay", "0")
     c = s.connect()
-    c.request("POST", CHAT, json.dumps(chat(max_tokens=1900, ignore_eos=True, stream=True, n=8)), {"Content-Type": "application/json"})
+    c.request("POST", CHAT, json.dumps(chat(max_tokens=ENDLESS, ignore_eos=True, stream=True, n=8)), {"Content-Type": "application/json"})
     a = c.getresponse()
     a.read(10)
     s.process.send_signal(signal.SIGTERM)
     rest = a.read()
-    check.true("drain limit: error in the stream", rest.endswith(b"data: [DONE]\n\n") and (b"server_draining" in rest or b'"finish_reason":"length"' in rest), rest[-300:])
+    check.true("drain limit: error in the stream", rest.endswith(b"data: [DONE]\n\n") and b"server_draining" in rest, rest[-300:])
     check.run(lambda: s.stop(send=False))
-    s = Server(BINARY, MODEL, "--shutdown-delay", "30")
+    s = Server(BINARY, MODEL, "--shutdown-delay", "600")
     s.process.send_signal(signal.SIGTERM)
-    check.true("unready in the delay", wait_until(lambda: s.request("GET", "/ready")[0] == 503, 3))
+    check.true("unready in the delay", wait_until(lambda: s.request("GET", "/ready")[0] == 503))
     check.equal("alive in the delay", s.request("GET", "/live")[0], 200)
     check.equal("still serving in the delay", s.request("POST", CHAT, chat())[0], 200)
-    time.sleep(0.4)
-    t = time.monotonic()
+    time.sleep(0.4)  # later than what counts as the same signal
     s.process.send_signal(signal.SIGTERM)
-    code = s.process.wait(10)
-    check.true("the second signal ends at once", code != 0 and time.monotonic() - t < 2, code)
+    check.true("the second signal ends at once, not after the delay", s.process.wait(120) != 0)
     s.process.stdout.close()
 
 
@@ -706,9 +763,9 @@ def test_loading():
                 os.symlink(os.path.join(os.path.abspath(MODEL), name), os.path.join(folder, name))
         pipe = os.path.join(folder, "tokenizer.json")
         os.mkfifo(pipe)
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # stays bound, so that nobody else is given the port; the server may listen on it
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        free.close()
         s = Server(BINARY, folder, "--port", str(port), wait=False)
         s.port = port
 
@@ -725,7 +782,7 @@ def test_loading():
         check.true("Retry-After", a[1].get("retry-after", "").isdigit())
         with open(pipe, "wb"):
             pass
-        check.equal("a pipe is no tokenizer: exit", s.process.wait(20), 1)
+        check.equal("a pipe is no tokenizer: exit", s.process.wait(120), 1)
         check.equal("nothing on stdout", s.process.stdout.read(), "")
         s.process.stdout.close()
 
@@ -738,13 +795,13 @@ def test_answer_memory():
         body = json.dumps(scored(4)).encode()
         with socket.create_connection((s.host, s.port), timeout=10) as c:
             c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:answer_bytes") > 8 << 20, 20), s.metric("kvasir:answer_bytes"))
+            check.true("an answer that nobody reads is held", wait_until(lambda: s.metric("kvasir:answer_bytes") > 8 << 20), s.metric("kvasir:answer_bytes"))
             check.equal("it makes room for one that is read", s.request("POST", "/v1/completions", scored(3))[0], 200)
-            check.true("and is gone", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+            check.true("and is gone", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
         a = s.request("POST", "/v1/completions", scored(14))
         is_error("too much", a, 429, "rate_limit_exceeded", None)
         check.equal("Retry-After", a[1].get("retry-after"), "5")
-        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
     finally:
         s.stop()
     s = Server(BINARY, MODEL, "--answer-memory", "64K")
@@ -759,7 +816,7 @@ def test_answer_memory():
         t.join()
         check.true("an error ends the stream", b'"code":"rate_limit_exceeded"' in got[0] and got[0].endswith(b"data: [DONE]\n\n"), got[0][-300:])
         check.equal("the large one", s.request("POST", "/v1/completions", large)[0], 429)
-        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0, 5), s.metric("kvasir:answer_bytes"))
+        check.true("nothing is held", wait_until(lambda: s.metric("kvasir:answer_bytes") == 0), s.metric("kvasir:answer_bytes"))
     finally:
         s.stop()
 
@@ -778,7 +835,7 @@ def test_overdue():
             answer = json.loads(text or b"{}")
             check.equal(f"{what}: answer", (int(head[9:12] or 0), answer.get("error", {}).get("code")), want)
             check.true(f"{what}: headers", b"Connection: close" in head and b"Access-Control-Allow-Origin: *" in head and b"Content-Length: %d" % len(text) in head, head)
-            check.true(f"{what}: time", 0.9 < time.monotonic() - t < 5)
+            check.true(f"{what}: time", 0.9 < time.monotonic() - t < 30)
         with socket.create_connection((s.host, s.port), timeout=10) as c:
             c.sendall(post % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
             for i in range(4):
@@ -829,8 +886,8 @@ if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
-              test_tokenize, test_http, test_wire, test_metrics, test_disconnect]
-    alone = [test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start]
+               test_tokenize, test_http, test_wire, test_metrics]
+    alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)

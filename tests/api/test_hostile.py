@@ -81,10 +81,10 @@ def fuzz_bodies(s, seed, seconds):
     rng = random.Random(seed)
     pictures = [picture(i, 8 + i) for i in range(3)] + [b"\xff\xd8\xff\xe0" + bytes(64), b"RIFF\x10\0\0\0WEBPVP8 " + bytes(40), b"GIF89a" + bytes(30), b"BM" + bytes(60)]
     limit, counts = time.monotonic() + seconds, {}
-    while time.monotonic() < limit:
+    while time.monotonic() < limit or (not (counts.get(400) and counts.get(200)) and time.monotonic() < limit + 120):
         data = body(rng, pictures)
         try:
-            status, head, answer = s.request("POST", rng.choice(PATHS), data, timeout=60)
+            status, head, answer = s.request("POST", rng.choice(PATHS), data)
         except Exception as fault:
             check.true(f"seed {seed}: an answer", False, f"{fault!r} {data[:600]!r}")
             return
@@ -124,7 +124,8 @@ def rude(s, seed, seconds):
     whole = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
     limit, silent = time.monotonic() + seconds, []
     while time.monotonic() < limit:
-        c = socket.create_connection((s.host, s.port), timeout=5)
+        c = socket.create_connection((s.host, s.port), timeout=60)
+        c.settimeout(2)  # what was sent may be no whole request
         try:
             c.sendall(whole[: rng.randrange(1, len(whole) + 1)] if rng.random() < 0.5 else whole)
             if rng.random() < 0.3:
@@ -146,32 +147,31 @@ def rude(s, seed, seconds):
 
 def slow_loris(s):
     """Headers byte by byte: cut off after the header time; others are served meanwhile."""
-    held = []
+    held, start = [], time.monotonic()
     for _ in range(50):
-        c = socket.create_connection((s.host, s.port), timeout=30)
+        c = socket.create_connection((s.host, s.port), timeout=60)
         c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        c.setblocking(False)
         held.append(c)
-    start, served, cut = time.monotonic(), 0, 0
-    while time.monotonic() - start < 14:
-        for c in held:
+    asked = served = 0
+    while held and time.monotonic() - start < 120:
+        for c in list(held):
             try:
-                c.sendall(b"X")
+                c.send(b"X")
+                c.recv(1000)  # the end, or an answer before it
+            except BlockingIOError:
+                continue
             except OSError:
                 pass
+            held.remove(c)
+            c.close()
+        asked += 1
         served += s.request("GET", "/health")[0] == 200
         time.sleep(0.5)
-    for c in held:
-        try:
-            c.settimeout(0.2)
-            if c.recv(1000) == b"" or True:
-                cut += 1
-        except (ConnectionResetError, BrokenPipeError):
-            cut += 1
-        except TimeoutError:
-            pass
-        c.close()
-    check.equal("slow headers are cut off", cut, 50)
-    check.true("others are served", served > 20, served)
+    took = time.monotonic() - start
+    check.equal("slow headers are cut off", len(held), 0)
+    check.true("not before their time", took > 9.9, took)
+    check.true("others are served", served == asked > 0, (served, asked))
 
 
 if __name__ == "__main__":
@@ -188,9 +188,9 @@ if __name__ == "__main__":
     for t in threads:
         t.join()
     check.true("the process lives", server.process.poll() is None)
-    check.true("idle again", wait_until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0, 5))
-    check.true("all KV free", wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0, 2))
-    check.true("no request hangs", wait_until(lambda: server.metric("kvasir_requests_in_flight") == 0, 3), server.metric("kvasir_requests_in_flight"))
+    check.true("idle again", wait_until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0))
+    check.true("all KV free", wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0))
+    check.true("no request hangs", wait_until(lambda: server.metric("kvasir_requests_in_flight") == 0), server.metric("kvasir_requests_in_flight"))
     check.equal("it answers", server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0], 200)
     check.run(server.stop)
     check.end()

@@ -8,7 +8,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Checks, Server, arguments, data_url, picture, read_all, parse_stream, stream_text, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, read_all, parse_stream, stream_text, wait_until  # noqa: E402
 
 check = Checks()
 CHAT = "/v1/chat/completions"
@@ -70,61 +70,63 @@ def test_whole(s, count):
         check.equal(f"mixed {i}", results[i], answer(s.stream(CHAT, body(i)))[0])
 
 
-def units(s):
-    return s.metric("kvasir:kv_blocks_live")
+def send(s, **fields):
+    """A streamed request on a connection of its own, which is returned."""
+    data = json.dumps({"ignore_eos": True, "temperature": 1, "seed": 1, "stream": True, **fields}).encode()
+    c = socket.create_connection((s.host, s.port), timeout=300)
+    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return c
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
 
 
 def test_kill(s, count):
-    """Endless streams; every second client is killed."""
-    room = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["max_model_len"] - 100
-    endless, clients, begin = None, [], s.metric("vllm:generation_tokens_total")
+    """Half of the streams would never end; their clients are killed."""
+    clients = []
     for i in range(count):
-        # Those that live are short enough for a slow build.
         # Those that are killed differ from each other: what sequences have in common is held once by all of them.
-        request = {"messages": [{"role": "user", "content": "go on" if i % 2 else f"{i} go on"}], "max_tokens": min(room, 500 if i % 2 else 1900), "ignore_eos": True, "temperature": 1,
-                   "seed": 1, "stream": True}
-        data = json.dumps(request).encode()
-        endless = data if i % 2 == 0 else endless
-        c = socket.create_connection((s.host, s.port), timeout=300)
-        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-        clients.append(c)
-    for c in clients:
+        clients.append(send(s, messages=user("go on"), max_tokens=500) if i % 2 else send(s, messages=user(f"{i} go on"), max_tokens=ENDLESS))
+    keep, killed, results = clients[1::2], clients[0::2], []
+    for c in keep:
         c.recv(1)
-    running = s.metric("vllm:num_requests_running")
-    if not check.true("all run", running > count * 3 // 4, running):
-        return
     # Long enough that blocks are what a sequence holds, not the one it has begun: what is live falls by whole blocks.
-    check.true("all have written four blocks", wait_until(lambda: s.metric("vllm:generation_tokens_total") - begin >= 64 * count, 60))
-    keep, results = clients[1::2], []
+    for c in killed:
+        events = 0
+        while events < 128:
+            events += c.recv(65536).count(b"data: ")
     readers = [threading.Thread(target=lambda c=c: results.append(read_all(c))) for c in keep]
     for t in readers:
         t.start()
-    before = units(s)
+    names = ("kvasir:kv_blocks_live", "vllm:num_requests_running", 'kvasir:sequences_ended_total{engine="0",end="cancelled"')
+    before = after = s.sums(*names)
+    check.true("all that are to be killed run", before[1] >= len(killed), before)
     start = time.monotonic()
-    for c in clients[0::2]:
+    for c in killed:
         c.close()
-    freed = wait_until(lambda: s.metric("vllm:num_requests_running") <= len(keep), 1.0)
+
+    def gone():
+        nonlocal after
+        after = s.sums(*names)
+        return after[2] - before[2] == len(killed)
+
+    check.true("half of the sequences are gone within a second", s.soon(gone), after)
     took = time.monotonic() - start
-    after = units(s)
-    check.true("half of the sequences are gone within a second", freed, f"{s.metric('vllm:num_requests_running')} run after {took:.2f} s")
     # Those that live write the same and share it: theirs is one sequence and the block that each of them has begun. The killed ones shared
     # nothing, so half of what was held would already be too much, were it not for what the others wrote meanwhile.
-    check.true("their KV is free", after <= before * 0.6, (before, after))
-    print(f"{count // 2} clients killed: {before:.0f} -> {after:.0f} units of KV after {took * 1000:.0f} ms")
+    check.true("their KV is free", after[0] <= before[0] * 0.6, (before, after))
+    print(f"{len(killed)} clients killed: {before[0]:.0f} -> {after[0]:.0f} blocks of KV after {took * 1000:.0f} ms")
     for t in readers:
         t.join()
     texts = {stream_text(parse_stream(unchunk(r))) for r in results}
     check.equal("the others finish alike", (len(results), len(texts)), (len(keep), 1))
-    check.true("all KV free at the end", wait_until(lambda: units(s) == 0, 1.0), units(s))
-    clients = []
-    for _ in range(count):
-        c = socket.create_connection((s.host, s.port), timeout=300)
-        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(endless) + endless)
-        clients.append(c)
-    check.true("all run again", wait_until(lambda: s.metric("vllm:num_requests_running") > count * 3 // 4, 10))
+    check.true("all KV free at the end", s.soon(lambda: s.held()[0] == 0), s.held())
+    clients = [send(s, messages=user("go on"), max_tokens=ENDLESS) for _ in range(count)]
+    check.true("all run again", wait_until(lambda: s.held()[1] == count), s.held())
     for c in clients:
         c.close()
-    check.true("all killed: no KV in use within a second", wait_until(lambda: units(s) == 0, 1.0), units(s))
+    check.true("all killed: no KV in use within a second", s.soon(lambda: s.held() == (0, 0, 0)), s.held())
 
 
 def unchunk(raw):
@@ -150,32 +152,38 @@ def test_slow_picture(s):
     row = b"\0" + bytes((x * 7) % 256 for x in range(3 * size))
     large = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(row * size, 1)) + chunk(b"IEND", b"")
     request = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(large)}}]}], "max_tokens": 1}
-    took = []
+    def attempt():
+        """-> how long the picture took, and the longest gap meanwhile"""
+        took = []
 
-    def one():
-        t = time.monotonic()
-        s.ok(CHAT, request, timeout=120)
-        took.append(time.monotonic() - t)
+        def one():
+            t = time.monotonic()
+            s.ok(CHAT, request, timeout=300)
+            took.append(time.monotonic() - t)
 
-    room = json.loads(s.request("GET", "/v1/models")[2])["data"][0]["max_model_len"] - 100
-    text = json.dumps({"messages": [{"role": "user", "content": "go on"}], "max_tokens": min(room, 1900), "ignore_eos": True, "stream": True}).encode()
-    c = socket.create_connection((s.host, s.port), timeout=60)
-    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
-    c.recv(100)
-    thread = threading.Thread(target=one)
-    thread.start()
-    gaps, last, count = [], time.monotonic(), 0
-    while c.recv(65536):
-        now = time.monotonic()
-        gaps.append(now - last)
-        last, count = now, count + 1
-        if not thread.is_alive() and count > 10:
+        c = send(s, messages=user("go on"), max_tokens=ENDLESS)
+        c.recv(100)
+        thread = threading.Thread(target=one)
+        thread.start()
+        longest, last = 0, time.monotonic()
+        while thread.is_alive():
+            c.recv(65536)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        thread.join()
+        c.close()
+        check.true("20 MP picture answered", bool(took))
+        print(f"20 MP picture: {took[0]:.2f} s; longest gap of the stream beside it {longest:.3f} s")
+        return took[0], longest
+
+    # The machine may make us wait as long as that, but hardly five times; decoding in the wrong thread would each time.
+    for _ in range(5):
+        took, longest = attempt()
+        if longest < 0.7 * took or longest < 0.3:
             break
-    thread.join()
-    c.close()
-    check.true("20 MP picture answered", bool(took))
-    print(f"20 MP picture: {took[0]:.2f} s; longest gap of the stream beside it {max(gaps):.3f} s")
-    check.true("the stream goes on", max(gaps) < 0.7 * took[0] or max(gaps) < 0.3, (max(gaps), took))
+        s.request("POST", "/reset_mm_cache")
+        s.request("POST", "/reset_prefix_cache")
+    check.true("the stream goes on", longest < 0.7 * took or longest < 0.3, (longest, took))
 
 
 if __name__ == "__main__":
@@ -183,7 +191,7 @@ if __name__ == "__main__":
     models = [args.model] + ([args.demo] if os.path.exists(os.path.join(args.demo, "config.json")) else [])
     for model in models:
         print(os.path.basename(model), flush=True)
-        server = Server(args.binary, model)
+        server = Server(args.binary, endless(model))
         wanted = [(test_equal, args.streams), (test_whole, args.streams), (test_kill, args.streams), (test_slow_picture,)]
         for test, *more in wanted:
             if not args.only or test.__name__ in args.only:

@@ -3,12 +3,12 @@ Afterwards all blocks in use are cached ones, nothing runs or waits, and the pro
 import json
 import random
 import threading
-import time
 
 import harness
 
 args = harness.arguments(__doc__, requests=2000, seed=1)
 check = harness.Checks()
+GROWTH_MAX = 6 << 20
 WORDS = "red blue green circle square what where how many are there is it the same picture go on and then".split()
 
 
@@ -44,7 +44,7 @@ def run(server, first, count):
             if number is None:
                 return
             rng = random.Random(f"{args.seed}:{number}")
-            server.ok("/v1/chat/completions", body(rng, number), timeout=120)
+            server.ok("/v1/chat/completions", body(rng, number), timeout=300)
 
     threads = [threading.Thread(target=check.run, args=(client,)) for _ in range(8)]
     for t in threads:
@@ -55,37 +55,37 @@ def run(server, first, count):
 
 def test_memory_returns():
     server = harness.Server(args.binary, args.demo, "--kv-memory", "24M", "--encoder-cache-memory", "1M", "--max-images", "8")
-    sizes, parts = [], 8
-    for part in range(parts):
-        run(server, part * (args.requests // parts), args.requests // parts)
-        time.sleep(0.2)
+    sizes, parts, last = [], 8, 6
+    # The first parts fill caches and the allocator's pools. How many it takes depends on how the threads meet, so what still grows is given more
+    # of them; what leaks grows on.
+    while len(sizes) < parts or (sizes[-1] - sizes[-1 - last] >= GROWTH_MAX and len(sizes) < 3 * parts):
+        run(server, len(sizes) * (args.requests // parts), args.requests // parts)
+        check.true("nothing is held", harness.wait_until(lambda: server.held() == (0, 0, 0) and server.metric("kvasir_requests_in_flight") == 0), server.held())
         sizes.append(resident(server))
-        check.true("nothing is held", harness.wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0, 2), server.metric("kvasir:kv_blocks_live"))
     m = server.metrics()
     total = lambda name: sum(v for k, v in m.items() if k.split("{")[0] == name)
     check.equal("nothing runs or waits", total("vllm:num_requests_running") + total("vllm:num_requests_waiting"), 0)
     check.true("blocks in use are blocks cached", total("kvasir:kv_blocks_cached") > 0)
     check.true("the cache had to evict", total("kvasir:prefix_cache_evicted_nodes_total") > 50 or total("kvasir:prefix_cache_evictions_total") > 50,
                [k for k in m if "evict" in k])
-    # The first quarter fills caches and the allocator's pools.
-    grown = sizes[-1] - sizes[parts // 4 - 1]
+    grown = sizes[-1] - sizes[-1 - last]
     print("resident MiB after each part: " + ", ".join(f"{s / 2**20:.1f}" for s in sizes))
-    check.true("the process stopped growing", grown < 6 << 20, f"{grown} bytes more in the last three quarters")
+    check.true("the process stopped growing", grown < GROWTH_MAX, f"{grown} bytes more in the last {last} parts of {len(sizes)}")
     server.stop()
 
 
 def test_waiting():
     """What a waiting request has no more use for is gone: 24 bodies of 600,000 numbers would take some 800 MiB as parsed JSON."""
-    server = harness.Server(args.binary, args.demo, "--kv-memory", "24M", "--max-sequences", "1")
+    server = harness.Server(args.binary, harness.endless(args.demo), "--max-sequences", "1")
     body = json.dumps({"prompt": "red", "max_tokens": 1, "unknown": [5] * 300_000, "request_id": [5] * 300_000, "rid": "x" * 100_000, "stop": ["green"]}).encode()
-    first = server.connect()  # has choices for longer than it takes until all others wait
-    first.request("POST", "/v1/completions", json.dumps({"prompt": "blue", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 64}), {"Content-Type": "application/json"})
-    check.true("one runs", harness.wait_until(lambda: server.metric("vllm:num_requests_running") == 1))
+    first = server.connect()
+    first.request("POST", "/v1/completions", json.dumps({"prompt": "blue", "max_tokens": harness.ENDLESS, "ignore_eos": True}), {"Content-Type": "application/json"})
+    check.true("one runs", harness.wait_until(lambda: server.held()[1] == 1))
     before = resident(server)
-    threads = [threading.Thread(target=check.run, args=(lambda: check.equal("an answer", server.request("POST", "/v1/completions", body, timeout=120)[0], 200),)) for _ in range(24)]
+    threads = [threading.Thread(target=check.run, args=(lambda: check.equal("an answer", server.request("POST", "/v1/completions", body, timeout=300)[0], 200),)) for _ in range(24)]
     for t in threads:
         t.start()
-    check.true("all wait", harness.wait_until(lambda: server.metric("vllm:generation_tokens_total") // 2000 + server.metric("vllm:num_requests_waiting") == 63 + 24, 60), server.metric("vllm:num_requests_waiting"))
+    check.true("all wait", harness.wait_until(lambda: server.held()[1:] == (1, 24)), server.held())
     grown = resident(server) - before
     check.true("waiting requests are small", grown < 200 << 20, f"{grown >> 20} MiB for 24")
     print(f"resident MiB for 24 waiting requests with large bodies: {grown >> 20}")

@@ -114,7 +114,7 @@ def test_late(model):
         for t in threads:
             t.join()
         for s in (usual, none, few):
-            check.true("nothing is held", wait_until(lambda: s.metric("kvasir:picture_bytes") == 0, 3), s.metric("kvasir:picture_bytes"))
+            check.true("nothing is held", wait_until(lambda: s.metric("kvasir:picture_bytes") == 0), s.metric("kvasir:picture_bytes"))
     finally:
         for s in (usual, none, few):
             s.stop()

@@ -341,7 +341,7 @@ def test_sdk(s):
     except ImportError:
         print("the package openai is not there: its part is skipped")
         return
-    client = openai.OpenAI(base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=f"http://{s.host}:{s.port}/v1", api_key="none", max_retries=0, timeout=300)
     model = client.models.list().data[0].id
 
     def body(script):

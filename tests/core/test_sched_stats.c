@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-enum { REQUESTS = 4000, AT_ONCE = 12, TOKENS_MAX = 5 };
+enum { REQUESTS = 1000, AT_ONCE = 12, TOKENS_MAX = 5 };
 
 static void *run_thread(void *s)
 {
