@@ -511,6 +511,9 @@ static void publish(struct scheduler *s)
     s->seen = *st;
     pthread_mutex_unlock(&s->lock);
     eventq_publish(&s->events);
+    if (!s->events_pushed) return;
+    s->events_pushed = false;
+    if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
 }
 
 bool sched_step(struct scheduler *s, uint64_t now_us)
@@ -525,6 +528,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s, now_us)) worked = true;
     sched__plan(s, now_us);
+    if (s->events_pushed) publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
     if (s->run_count > 0) {
         run_step(s, now_us);
         worked = true;
@@ -532,10 +536,6 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     if (!s->running.head && s->waiting.head) worked = true; /* the only one gave its blocks back: it is admitted anew at once */
     s->now.heartbeat_us = now_us;
     publish(s);
-    if (s->events_pushed) {
-        s->events_pushed = false;
-        if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
-    }
     return worked;
 }
 
