@@ -79,7 +79,7 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         from = o->reasoning_parse.at;
     }
     if (!o->content_begun) {
-        tool_parse_init(&o->tool_parse, from, o->rules.single_call);
+        tool_parse_init(&o->tool_parse, from, o->rules.calls, o->rules.types, o->rules.single_call);
         o->content_begun = true;
     }
     if (o->rules.calls) {

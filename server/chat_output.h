@@ -21,7 +21,8 @@ enum reasoning_use {
 struct chat_output_rules {
     enum reasoning_use reasoning;
     bool inside;      /* the prompt ends within the reasoning */
-    bool calls;       /* calls are looked for */
+    enum tool_form calls; /* calls of this form are looked for */
+    const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     bool single_call; /* one at most */
 };
 

@@ -8,6 +8,7 @@
 #include "engine/tokenizer.h"
 #include "server/fields.h"
 #include "server/limits.h"
+#include "server/tool_types.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,7 @@ void gen_free(struct gen *g)
     stop_set_free(g->stops);
     free(g->p.stops);
     free(g->p.stop_ids);
+    tool_types_destroy(g->p.tool_types);
     free((void *)(uintptr_t)g->p.sampling.bias); /* ours: gen_parse.c made it */
     json_decref(g->root);
     free(g);
@@ -442,7 +444,7 @@ static void tags_find(struct gen *g)
 {
     static const char *const tags[] = {TOOL_OPEN, TOOL_CLOSE, THINK_OPEN, THINK_CLOSE};
     const struct tokenizer *tok = g->r->srv->model->tok;
-    for (size_t i = g->p.parse_calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
+    for (size_t i = g->p.calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
         uint32_t id;
         if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id)) g->tag_ids[g->tag_id_count++] = id;
     }
@@ -451,13 +453,14 @@ static void tags_find(struct gen *g)
 static bool output_create(struct choice *c)
 {
     const struct gen *g = c->gen;
-    if (g->kind != GEN_CHAT || (!g->p.parse_calls && g->p.reasoning == REASONING_NONE)) return true;
+    if (g->kind != GEN_CHAT || (!g->p.calls && g->p.reasoning == REASONING_NONE)) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
                      &(struct chat_output_rules){.reasoning = g->p.reasoning,
                                                  .inside = g->inside_reasoning,
-                                                 .calls = g->p.parse_calls,
+                                                 .calls = g->p.calls,
+                                                 .types = g->p.tool_types,
                                                  .single_call = !g->p.parallel_calls},
                      TEXT_MAX);
     return true;

@@ -41,7 +41,8 @@ struct gen_params {
     uint64_t tenant;   /* hash of API key and `user`; 0 = nobody's */
     uint8_t salt[32];  /* hash of cache_salt; all zero without one */
     bool return_cache_info;
-    bool parse_calls;          /* chat: tools are offered, and their calls are looked for in the answer */
+    enum tool_form calls;      /* chat: tools are offered, and calls of this form are looked for in the answer */
+    struct tool_types *tool_types; /* owned; NULL where the form needs none */
     bool parallel_calls;       /* chat: more than one call may be returned */
     enum reasoning_use reasoning; /* chat: what becomes of it where the template knows it */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */

@@ -4,6 +4,7 @@
 #include "server/gen.h"
 #include "server/limits.h"
 #include "server/template.h"
+#include "server/tool_types.h"
 
 #include "engine/model_info.h"
 
@@ -130,7 +131,7 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
                         "The chat template of this model (%s) has no place for tools; use tool_choice \"none\".",
                         m->info->family);
     }
-    if (!caps->hermes_calls) {
+    if (!caps->calls) {
         return api_fail(e, 400, "tools_unsupported", "tools",
                         "This server can't read the tool calls of this model (%s); use tool_choice \"none\".", m->info->family);
     }
@@ -140,7 +141,9 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
                         "\"auto\" (the model decides) or \"none\".",
                         json_is_string(field(root, "tool_choice")) ? "tool_choice \"required\"" : "A tool_choice that names a function");
     }
-    g->p.parse_calls = true;
+    g->p.calls = caps->calls;
+    if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools)))
+        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_OK;
 }
 

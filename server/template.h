@@ -8,6 +8,7 @@
 #include "config/base/status.h"
 #include "engine/tokenizer.h"
 #include "server/jinja.h"
+#include "server/tool_parse.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -26,7 +27,7 @@ struct template_caps {
     bool arguments_as_text; /* wants function arguments as the JSON text, not as an object */
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* wants results folded into the assistant's message (`tool_responses`) */
-    bool hermes_calls;      /* teaches calls of the form <tool_call>{"name", "arguments"}</tool_call> (tool_parse.h) */
+    enum tool_form calls;   /* the form of calls that it teaches (tool_parse.h) */
     bool think;             /* knows <think>...</think> (reasoning_parse.h) */
     bool uses_time;         /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
 };

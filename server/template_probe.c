@@ -104,8 +104,9 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
-    /* Some templates put calls of another form between the same tags: <function=NAME>. */
-    caps->hermes_calls = caps->tools && mentions(t, "<tool_call>") && !mentions(t, "<function=");
+    /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them with <parameter=NAME>. */
+    if (caps->tools && mentions(t, "<tool_call>"))
+        caps->calls = !mentions(t, "<function=") ? TOOL_FORM_JSON : mentions(t, "<parameter=") ? TOOL_FORM_XML : TOOL_FORM_NONE;
     caps->think = mentions(t, "</think>");
     jinja_output_free(&p.out);
 }

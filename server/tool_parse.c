@@ -1,37 +1,12 @@
 /* See tool_parse.h. */
-#include "server/tool_parse.h"
+#include "server/tool_parse_internal.h"
 
 #include <jansson.h>
 #include <string.h>
 
-#define DEPTH_MAX 127u
-#define OPEN_LEN  (sizeof TOOL_OPEN - 1)
-#define CLOSE_LEN (sizeof TOOL_CLOSE - 1)
-
-enum {
-    J_VALUE = 0,
-    J_FIRST_ITEM,
-    J_FIRST_KEY,
-    J_KEY,
-    J_COLON,
-    J_AFTER,
-    J_STRING,
-    J_ESCAPE,
-    J_HEX,
-    J_LITERAL,
-    J_MINUS,
-    J_ZERO,
-    J_INT,
-    J_POINT,
-    J_FRACTION,
-    J_E,
-    J_E_SIGN,
-    J_EXPONENT,
-    J_DONE
-};
 enum { FIELD_OTHER = 0, FIELD_NAME, FIELD_ARGUMENTS };
 
-static bool is_space(char c)
+bool tool__is_space(char c)
 {
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
@@ -44,150 +19,18 @@ size_t tag_prefix(const char *text, size_t len, const char *tag)
     return n;
 }
 
-/* ---- JSON, byte by byte ---- */
-
-static bool in_object(const struct tool_json *j)
+int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final)
 {
-    return j->depth && (j->objects[j->depth / 64] >> (j->depth % 64) & 1);
-}
-
-static bool json_push(struct tool_json *j, bool object)
-{
-    if (j->depth >= DEPTH_MAX) return false;
-    j->depth++;
-    uint64_t bit = (uint64_t)1 << (j->depth % 64), *word = &j->objects[j->depth / 64];
-    *word = object ? *word | bit : *word & ~bit;
-    j->state = object ? J_FIRST_KEY : J_FIRST_ITEM;
-    return true;
-}
-
-static bool json_pop(struct tool_json *j, bool object)
-{
-    if (!j->depth || in_object(j) != object) return false;
-    j->depth--;
-    j->state = j->depth ? J_AFTER : J_DONE;
-    return true;
-}
-
-static bool json_value(struct tool_json *j, char c)
-{
-    static const char *const literals[] = {"true", "false", "null"};
-    if (c == '{' || c == '[') return json_push(j, c == '{');
-    if (c == '"') {
-        j->key = false;
-        j->state = J_STRING;
-        return true;
-    }
-    if (c == '-' || (c >= '0' && c <= '9')) {
-        j->state = c == '-' ? J_MINUS : c == '0' ? J_ZERO : J_INT;
-        return true;
-    }
-    for (size_t i = 0; i < 3; i++) {
-        if (c != literals[i][0]) continue;
-        j->state = J_LITERAL;
-        j->literal = literals[i] + 1;
-        return true;
-    }
-    return false;
-}
-
-static bool json_number(struct tool_json *j, char c, bool *more)
-{
-    bool digit = c >= '0' && c <= '9', e = c == 'e' || c == 'E';
-    *more = true;
-    switch (j->state) {
-    case J_MINUS:
-        j->state = c == '0' ? J_ZERO : J_INT;
-        return digit;
-    case J_ZERO:
-    case J_INT:
-        if (digit && j->state == J_INT) return true;
-        *more = c == '.' || e;
-        if (*more) j->state = e ? J_E : J_POINT;
-        return true;
-    case J_POINT:
-        j->state = J_FRACTION;
-        return digit;
-    case J_FRACTION:
-        if (digit) return true;
-        *more = e;
-        if (e) j->state = J_E;
-        return true;
-    case J_E:
-        j->state = c == '+' || c == '-' ? J_E_SIGN : J_EXPONENT;
-        return digit || c == '+' || c == '-';
-    case J_E_SIGN:
-        j->state = J_EXPONENT;
-        return digit;
-    default: /* J_EXPONENT */
-        *more = digit;
-        return true;
-    }
-}
-
-static bool json_string_byte(struct tool_json *j, char c)
-{
-    if (j->state == J_HEX) {
-        if (--j->left == 0) j->state = J_STRING;
-        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-    }
-    if (j->state == J_ESCAPE) {
-        j->state = c == 'u' ? J_HEX : J_STRING;
-        j->left = 4;
-        return c && strchr("\"\\/bfnrtu", c);
-    }
-    if (c == '\\') j->state = J_ESCAPE;
-    if (c == '"') j->state = j->key ? J_COLON : j->depth ? J_AFTER : J_DONE;
-    return (unsigned char)c >= 0x20;
-}
-
-/* One more byte; false: this is no JSON. */
-static bool json_step(struct tool_json *j, char c)
-{
-    if (j->state >= J_STRING && j->state <= J_HEX) return json_string_byte(j, c);
-    if (j->state == J_LITERAL) {
-        if (c != *j->literal) return false;
-        if (!*++j->literal) j->state = j->depth ? J_AFTER : J_DONE;
-        return true;
-    }
-    if (j->state >= J_MINUS && j->state <= J_EXPONENT) {
-        bool more;
-        if (!json_number(j, c, &more)) return false;
-        if (more) return true;
-        j->state = j->depth ? J_AFTER : J_DONE; /* c stands behind the number */
-    }
-    if (is_space(c)) return true;
-    switch (j->state) {
-    case J_VALUE:
-        return json_value(j, c);
-    case J_FIRST_ITEM:
-        return c == ']' ? json_pop(j, false) : json_value(j, c);
-    case J_FIRST_KEY:
-        if (c == '}') return json_pop(j, true);
-        /* fallthrough */
-    case J_KEY:
-        j->key = true;
-        j->state = J_STRING;
-        return c == '"';
-    case J_COLON:
-        j->state = J_VALUE;
-        return c == ':';
-    case J_AFTER:
-        if (c == ',') {
-            j->state = in_object(j) ? J_KEY : J_VALUE;
-            return true;
-        }
-        return (c == '}' || c == ']') && json_pop(j, c == '}');
-    default:
-        return false; /* J_DONE */
-    }
+    size_t tag_len = strlen(tag), n = len - i < tag_len ? len - i : tag_len;
+    if (memcmp(text + i, tag, n) != 0) return 0;
+    return n == tag_len ? 1 : final ? 0 : -1;
 }
 
 /* ---- content ---- */
 
 static bool all_space(const char *text, size_t from, size_t to)
 {
-    while (from < to && is_space(text[from])) from++;
+    while (from < to && tool__is_space(text[from])) from++;
     return from >= to;
 }
 
@@ -208,16 +51,25 @@ static void text_start(struct tool_parse *p, size_t from)
     p->blank = true;
 }
 
+/* As tool__xml_find. */
+static const char *json_find(const char *text, size_t from, size_t len, size_t *keep)
+{
+    size_t n = len > from ? len - from : 0;
+    *keep = tag_prefix(text + from, n, TOOL_OPEN);
+    return n ? memmem(text + from, n, TOOL_OPEN, OPEN_LEN) : NULL;
+}
+
 /* In TOOL_TEXT. *more: a block began. */
 static enum status text_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
                             bool *more)
 {
-    const char *hit = len > p->search ? memmem(text + p->search, len - p->search, TOOL_OPEN, OPEN_LEN) : NULL;
-    size_t end = len;
+    size_t end = len, keep;
+    const char *hit =
+        p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep) : json_find(text, p->search, len, &keep);
     if (hit) {
         end = (size_t)(hit - text);
     } else if (!final) {
-        end = len - tag_prefix(text + p->search, len - p->search, TOOL_OPEN);
+        end = len - keep;
     }
     size_t next = end;
     if ((hit || !final) && end > p->at && text[end - 1] == '\n') end--;
@@ -243,11 +95,10 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     return ST_OK;
 }
 
-/* The block is no call: its text is content, beginning with what waited in front of it. */
-static void block_refuse(struct tool_parse *p)
+void tool__block_refuse(struct tool_parse *p)
 {
     p->state = TOOL_TEXT;
-    p->search = p->open + OPEN_LEN;
+    p->search = p->open + 1;
 }
 
 /* ---- calls ---- */
@@ -258,6 +109,13 @@ static json_t *unpack(const char *text, size_t from, size_t to)
     return json_loadb(text + from, to - from, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 }
 
+enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink)
+{
+    p->calls++;
+    p->arguments_open = true;
+    return sink->begin(sink->user, name, len);
+}
+
 static enum status call_begin(struct tool_parse *p, const char *text, const struct tool_sink *sink)
 {
     json_t *name = unpack(text, p->name_at, p->name_end);
@@ -265,15 +123,13 @@ static enum status call_begin(struct tool_parse *p, const char *text, const stru
         json_decref(name);
         return ST_NOMEM;
     }
-    p->calls++;
-    p->arguments_open = true;
     p->state = TOOL_REST;
-    enum status st = sink->begin(sink->user, json_string_value(name), json_string_length(name));
+    enum status st = tool__call_begin(p, json_string_value(name), json_string_length(name), sink);
     json_decref(name);
     return st;
 }
 
-static enum status call_end(struct tool_parse *p, const struct tool_sink *sink)
+enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink)
 {
     p->arguments_open = false;
     return sink->end(sink->user);
@@ -285,11 +141,11 @@ static enum status call_packed(struct tool_parse *p, const char *text, const str
     json_t *inner = p->has_args && text[p->args_at] == '"' ? unpack(text, p->args_at, p->args_end) : NULL;
     const char *s = inner ? json_string_value(inner) : "";
     size_t len = inner ? json_string_length(inner) : 0, skip = 0;
-    while (skip < len && is_space(s[skip])) skip++;
+    while (skip < len && tool__is_space(s[skip])) skip++;
     *ok = !(p->has_args && text[p->args_at] == '"' && !inner) && (skip == len || s[skip] == '{');
     enum status st = *ok ? call_begin(p, text, sink) : ST_OK;
     if (*ok && !st) st = skip < len ? sink->arguments(sink->user, s + skip, len - skip) : sink->arguments(sink->user, "{}", 2);
-    if (*ok && !st) st = call_end(p, sink);
+    if (*ok && !st) st = tool__call_end(p, sink);
     json_decref(inner);
     return st;
 }
@@ -320,7 +176,7 @@ static bool value_begins(struct tool_parse *p, const char *text, size_t i)
 static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8_t before, uint32_t depth)
 {
     const struct tool_json *j = &p->json;
-    if (!depth) return text[i] == '{' || is_space(text[i]);
+    if (!depth) return text[i] == '{' || tool__is_space(text[i]);
     if (depth != 1 && j->depth != 1) return true;
     if ((before == J_KEY || before == J_FIRST_KEY) && j->state == J_STRING) p->key_at = i;
     if (before == J_STRING && j->state == J_COLON) {
@@ -345,7 +201,7 @@ static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8
     return true;
 }
 
-/* In TOOL_BLOCK: nothing of the block was reported yet. */
+/* In TOOL_BLOCK, TOOL_FORM_JSON: nothing of the block was reported yet. */
 static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
                              bool *more)
 {
@@ -353,13 +209,13 @@ static enum status block_run(struct tool_parse *p, const char *text, size_t len,
         size_t i = p->scan++;
         uint8_t before = p->json.state;
         uint32_t depth = p->json.depth;
-        bool ok = json_step(&p->json, text[i]) && block_notice(p, text, i, before, depth);
+        bool ok = tool_json_step(&p->json, text[i]) && block_notice(p, text, i, before, depth);
         bool object = ok && p->has_args && text[p->args_at] == '{', over = ok && p->json.state == J_DONE;
         enum status st = ST_OK;
         if (ok && p->has_name && object) {
             st = call_begin(p, text, sink);
             if (!st && p->args_end) st = arguments_emit(p, text, p->args_end, sink);
-            if (!st && p->args_end) st = call_end(p, sink);
+            if (!st && p->args_end) st = tool__call_end(p, sink);
         } else if (ok && p->has_name && (p->args_end || (over && !p->has_args))) {
             st = call_packed(p, text, sink, &ok);
         } else if (over) {
@@ -367,9 +223,9 @@ static enum status block_run(struct tool_parse *p, const char *text, size_t len,
         }
         if (st) return st;
         if (ok && over) p->state = TOOL_END;
-        if (!ok) block_refuse(p);
+        if (!ok) tool__block_refuse(p);
     }
-    if (p->state == TOOL_BLOCK && final) block_refuse(p);
+    if (p->state == TOOL_BLOCK && final) tool__block_refuse(p);
     *more = p->state != TOOL_BLOCK;
     return ST_OK;
 }
@@ -380,7 +236,7 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
     enum status st = ST_OK;
     while (p->scan < len && p->state == TOOL_REST && !st) {
         uint8_t before = p->json.state;
-        bool ok = json_step(&p->json, text[p->scan]);
+        bool ok = tool_json_step(&p->json, text[p->scan]);
         if (!ok && p->arguments_open) { /* the byte is looked at once more, by looser rules */
             p->state = TOOL_LOOSE;
             p->loose_string = before >= J_STRING && before <= J_HEX;
@@ -394,21 +250,13 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
         p->scan++;
         if (p->arguments_open && p->json.depth == 1 && p->json.state == J_AFTER) {
             st = arguments_emit(p, text, p->scan, sink);
-            if (!st) st = call_end(p, sink);
+            if (!st) st = tool__call_end(p, sink);
         }
         if (p->json.state == J_DONE) p->state = TOOL_END;
     }
     if (!st && p->arguments_open) st = arguments_emit(p, text, p->scan, sink);
     *more = p->state != TOOL_REST;
     return st;
-}
-
-/* 1: tag stands at i; 0: it doesn't; -1: the text is too short to tell. */
-static int tag_at(const char *text, size_t len, size_t i, const char *tag, size_t tag_len, bool final)
-{
-    size_t n = len - i < tag_len ? len - i : tag_len;
-    if (memcmp(text + i, tag, n) != 0) return 0;
-    return n == tag_len ? 1 : final ? 0 : -1;
 }
 
 /* In TOOL_LOOSE: arguments that are no JSON. Strings and brackets are still told apart. */
@@ -418,7 +266,7 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
     bool over = false;
     while (p->scan < len && !over) {
         char c = text[p->scan];
-        int tag = c == '<' ? tag_at(text, len, p->scan, TOOL_CLOSE, CLOSE_LEN, final) : 0;
+        int tag = c == '<' ? tool__tag_at(text, len, p->scan, TOOL_CLOSE, final) : 0;
         if (tag < 0) break;
         over = tag > 0;
         if (over) break;
@@ -436,7 +284,7 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
         p->scan++;
     }
     enum status st = arguments_emit(p, text, p->scan, sink);
-    if (!st && over) st = call_end(p, sink);
+    if (!st && over) st = tool__call_end(p, sink);
     if (over) p->state = TOOL_END;
     *more = over;
     return st;
@@ -445,9 +293,11 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
 /* In TOOL_END: white space and superfluous brackets, then the end tag, or content. */
 static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
 {
-    while (p->scan < len && (is_space(text[p->scan]) || strchr("}],", text[p->scan] ? text[p->scan] : ' '))) p->scan++;
+    bool json = p->form == TOOL_FORM_JSON;
+    while (p->scan < len && (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
+        p->scan++;
     if (p->scan == len) return;
-    int tag = tag_at(text, len, p->scan, TOOL_CLOSE, CLOSE_LEN, final);
+    int tag = tool__tag_at(text, len, p->scan, TOOL_CLOSE, final);
     if (tag < 0) return;
     text_start(p, p->scan + (tag ? CLOSE_LEN : 0));
     *more = true;
@@ -455,9 +305,9 @@ static void end_run(struct tool_parse *p, const char *text, size_t len, bool fin
 
 /* ---- the whole ---- */
 
-void tool_parse_init(struct tool_parse *p, size_t from, bool single)
+void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types, bool single)
 {
-    *p = (struct tool_parse){.single = single};
+    *p = (struct tool_parse){.form = form, .types = types, .single = single};
     text_start(p, from);
 }
 
@@ -472,13 +322,20 @@ enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, b
             st = text_run(p, text, len, final, sink, &more);
             break;
         case TOOL_BLOCK:
-            st = block_run(p, text, len, final, sink, &more);
+            st = p->form == TOOL_FORM_XML ? tool__xml_block(p, text, len, final, sink, &more)
+                                          : block_run(p, text, len, final, sink, &more);
             break;
         case TOOL_REST:
             st = rest_run(p, text, len, sink, &more);
             break;
         case TOOL_LOOSE:
             st = loose_run(p, text, len, final, sink, &more);
+            break;
+        case TOOL_PARAMETERS:
+            st = tool__xml_parameters(p, text, len, final, sink, &more);
+            break;
+        case TOOL_VALUE:
+            st = tool__xml_value(p, text, len, final, sink, &more);
             break;
         case TOOL_END:
             end_run(p, text, len, final, &more);

@@ -1,8 +1,13 @@
-/* Function calls in a model's text, in the Hermes form that Qwen2.5 and Qwen3 templates teach:
+/* Function calls in a model's text, in one of two forms: JSON, as the templates of Qwen2.5, Qwen3 and Qwen3-VL teach it (after
+ * Hermes), or a tag for every parameter, as Qwen3-Coder's:
  *
- *     <tool_call>
- *     {"name": "get_weather", "arguments": {"city": "Paris"}}
- *     </tool_call>
+ *     <tool_call>                                                    <tool_call>
+ *     {"name": "get_weather", "arguments": {"city": "Paris"}}        <function=get_weather>
+ *     </tool_call>                                                   <parameter=city>
+ *                                                                    Paris
+ *                                                                    </parameter>
+ *                                                                    </function>
+ *                                                                    </tool_call>
  *
  * The text grows; the parser is run over it again and again and goes on where it stopped. What comes out depends on the text
  * alone, never on how it was cut: a caller that streams and one that waits for the end get the same content and the same calls.
@@ -13,16 +18,27 @@
  * back), and stretches of nothing but white space next to calls are dropped.
  * - A call begins when its name and the beginning of its arguments are known; then it is reported and can't be taken back. A
  * block that goes wrong before that (no JSON, no name, arguments that are no object) is content, to the letter, tags and all.
+ * - At the end of the text, arguments that are not complete stay as they are (tool_parse_open tells).
+ * JSON
  * - Arguments that are an object are handed over as they were written, byte for byte, as they come. Where they are not valid JSON
  * they end at the brace that closes them or at the end tag, whichever is first: the client gets what the model wrote, as the
  * API's contract says.
  * - Arguments that are a string holding an object are unpacked; missing or null arguments are "{}".
  * - The end tag may be missing; superfluous closing brackets in front of it are skipped. Unknown keys are ignored.
- * - At the end of the text, arguments that are not complete stay as they are (tool_parse_open tells). */
+ * Tags
+ * - The arguments are one object, its keys in the order of the tags (a name that comes twice stands in it twice). A line break
+ * behind a parameter's tag and one before its end tag are the template's.
+ * - The function's schema says what a value is (tool_types.h): where it may be nothing but text, or the schema doesn't tell, the
+ * text to the letter, and it is handed over as it comes. Else JSON of such a type stays as it stands (Python's True, False and
+ * None are read too, for the template writes them), and what isn't is a string.
+ * - A value ends at </parameter>; where that is missing, at the beginning of a line with the tag of another of the function's
+ * parameters or with </function> and </tool_call>. Text between the parameters is dropped.
+ * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is enough behind it. */
 #ifndef KVASIR_TOOL_PARSE_H
 #define KVASIR_TOOL_PARSE_H
 
 #include "config/base/status.h"
+#include "server/tool_json.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,19 +57,25 @@ struct tool_sink {
     enum status (*end)(void *user);                                     /* its arguments are complete */
 };
 
-/* Incremental check of JSON (RFC 8259), byte by byte. */
-struct tool_json {
-    uint8_t state, left; /* left: bytes of a literal or hex digits to come */
-    const char *literal;
-    uint32_t depth;
-    uint64_t objects[2]; /* bit d: the container at depth d is an object */
-    bool key;            /* the string at hand is a key */
+enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML };
+
+enum tool_state {
+    TOOL_TEXT = 0,
+    TOOL_BLOCK,
+    TOOL_REST,       /* JSON: behind the beginning of the arguments */
+    TOOL_LOOSE,      /* JSON: the same, and it is none */
+    TOOL_PARAMETERS, /* tags: between parameters */
+    TOOL_VALUE,      /* tags: within one */
+    TOOL_END,
+    TOOL_DONE
 };
 
-enum tool_state { TOOL_TEXT = 0, TOOL_BLOCK, TOOL_REST, TOOL_LOOSE, TOOL_END, TOOL_DONE };
+struct tool_types;
 
 struct tool_parse {
-    bool single; /* only the first call counts: all that follows is dropped */
+    enum tool_form form;
+    const struct tool_types *types; /* TOOL_FORM_XML; borrowed, may be NULL */
+    bool single;                    /* only the first call counts: all that follows is dropped */
     enum tool_state state;
     uint32_t calls; /* begun */
     bool arguments_open;
@@ -70,9 +92,13 @@ struct tool_parse {
     bool has_name, has_args;
     size_t args_out; /* arguments before it were reported */
     bool loose_string, loose_escape;
+    /* tags: args_at is where the value begins, args_out what was reported of it; has_args: a parameter was */
+    uint8_t value_types; /* TYPE_* */
+    bool value_begun;
 };
 
-void tool_parse_init(struct tool_parse *p, size_t from, bool single); /* content begins at offset `from` of the text */
+/* Content begins at offset `from` of the text. form: not TOOL_FORM_NONE. */
+void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types, bool single);
 /* Goes on in `text`, which begins with what earlier runs saw. final: nothing will follow. ST_NOMEM, or what a sink said. */
 enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final,
                            const struct tool_sink *sink) KV_MUST_CHECK;

@@ -1,6 +1,7 @@
 /* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way of cutting it, and
  * no crash and nothing lost on random ones. */
 #include "server/chat_output.h"
+#include "server/tool_types.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -14,12 +15,27 @@
 
 #define MAX ((size_t)1 << 24)
 
-static const struct chat_output_rules tools = {.calls = true}, one_tool = {.calls = true, .single_call = true},
-                                      plain = {.calls = false}, think = {.reasoning = REASONING_FIELD, .calls = true},
-                                      inside = {.reasoning = REASONING_FIELD, .inside = true, .calls = true},
+static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON}, one_tool = {.calls = TOOL_FORM_JSON, .single_call = true},
+                                      plain = {.calls = TOOL_FORM_NONE}, think = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON},
+                                      inside = {.reasoning = REASONING_FIELD, .inside = true, .calls = TOOL_FORM_JSON},
                                       drop = {.reasoning = REASONING_DROP, .inside = true},
-                                      keep = {.reasoning = REASONING_CONTENT, .calls = true},
-                                      keep_inside = {.reasoning = REASONING_CONTENT, .inside = true, .calls = true};
+                                      keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_FORM_JSON},
+                                      keep_inside = {.reasoning = REASONING_CONTENT, .inside = true, .calls = TOOL_FORM_JSON};
+
+/* Calls with a tag for every parameter; .types is set by main. */
+static struct chat_output_rules xml = {.calls = TOOL_FORM_XML}, one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
+                                think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_XML};
+static const char *const schemas =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":[\"red\",3]},\"loop\":{\"$ref\":"
+    "\"#/$defs/loop\"},\"point\":{\"type\":\"object\"}},\"type\":\"object\",\"properties\":{"
+    "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},\"b\":{\"type\":\"boolean\"},"
+    "\"o\":{\"type\":\"object\"},\"a\":{\"type\":\"array\"},\"z\":{\"type\":\"null\"},\"si\":{\"type\":[\"string\",\"integer\"]},"
+    "\"sz\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"oz\":{\"oneOf\":[{\"$ref\":\"#/$defs/point\"},{\"type\":\"null\"}]},"
+    "\"all\":{\"allOf\":[{\"title\":\"x\"},{\"$ref\":\"#/$defs/color\"}]},\"loop\":{\"$ref\":\"#/$defs/loop\"},\"no\":{\"$ref\":\"#/$defs/no\"},"
+    "\"c\":{\"const\":true},\"any\":{},\"yes\":true}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":"
+    "\"string\"}},\"additionalProperties\":{\"type\":\"integer\"}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"bare\"}}]";
 
 static uint64_t rng_state = 0x9e3779b97f4a7c15u;
 static uint32_t rnd(uint32_t below)
@@ -95,6 +111,10 @@ static void same(const char *what, const char *text, size_t len, char *got, cons
 #define CALL(json_) "<tool_call>\n" json_ "\n</tool_call>"
 #define PARIS       "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}"
 #define GOT_PARIS   "[get_weather {\"city\": \"Paris\"}]"
+#define P(name_, value_) "<parameter=" name_ ">\n" value_ "\n</parameter>\n"
+#define F(name_, parameters_) "<function=" name_ ">\n" parameters_ "</function>"
+#define XML(name_, parameters_) CALL(F(name_, parameters_))
+#define XPARIS XML("get_weather", P("city", "Paris"))
 
 static const struct {
     const struct chat_output_rules *rules;
@@ -236,6 +256,66 @@ static const struct {
     {&keep, "<think>\nhm\n</think>\n\nYes.\n" CALL(PARIS), "<think>\nhm\n</think>\n\nYes." GOT_PARIS},
     {&keep_inside, "\nhm " CALL(PARIS) "\n</think>\n\nYes.", "\nhm " CALL(PARIS) "\n</think>\n\nYes."},
     {&keep_inside, "hm\n\n", "hm\n\n"},
+    /* a tag for every parameter */
+    {&xml, XPARIS, GOT_PARIS},
+    {&xml, "\n\n" XPARIS "\n", GOT_PARIS},
+    {&xml, "Let me see.\n" XPARIS "\n" XPARIS, "Let me see." GOT_PARIS GOT_PARIS},
+    {&xml, XPARIS "\nand\n" XPARIS "\nthen", "\nand\nthen" GOT_PARIS GOT_PARIS},
+    {&xml, CALL(F("get_weather", P("city", "Paris")) "\n" F("bare", "")), GOT_PARIS "[bare {}]"},
+    {&xml, "<tool_call><function=get_weather><parameter=city>Paris</parameter></function></tool_call>", GOT_PARIS},
+    {&xml, XML("unknown", P("x", "5")), "[unknown {\"x\": \"5\"}]"},
+    {&xml, XML("bare", ""), "[bare {}]"},
+    {&xml, XML("bare", P("x", "[5]")), "[bare {\"x\": \"[5]\"}]"},
+    {&xml, XML("f", P("s", "5") P("i", "5") P("n", "5.5") P("b", "true") P("o", "{\"a\": [1, 2]}") P("a", "[\n 1\n]") P("z", "null")),
+     "[f {\"s\": \"5\", \"i\": 5, \"n\": 5.5, \"b\": true, \"o\": {\"a\": [1, 2]}, \"a\": [\n 1\n], \"z\": null}]"},
+    {&xml, XML("f", P("b", "True") P("b", " False ") P("z", "None") P("i", " -7\n") P("s", " x ") P("s", "")),
+     "[f {\"b\": true, \"b\": false, \"z\": null, \"i\": -7, \"s\": \" x \", \"s\": \"\"}]"},
+    {&xml, XML("f", P("s", "null") P("sz", "null") P("sz", "None") P("sz", "5") P("sz", "\"q\"")),
+     "[f {\"s\": \"null\", \"sz\": null, \"sz\": null, \"sz\": \"5\", \"sz\": \"\\\"q\\\"\"}]"},
+    {&xml, XML("f", P("si", "5") P("si", "5.5") P("si", "x") P("si", "true") P("si", "[5]")),
+     "[f {\"si\": 5, \"si\": \"5.5\", \"si\": \"x\", \"si\": \"true\", \"si\": \"[5]\"}]"},
+    {&xml, XML("f", P("i", "five") P("i", "5.5") P("i", "NaN") P("i", "05") P("o", "{'a': 1}") P("a", "\"t\"") P("i", "")),
+     "[f {\"i\": \"five\", \"i\": 5.5, \"i\": \"NaN\", \"i\": \"05\", \"o\": \"{'a': 1}\", \"a\": \"t\", \"i\": \"\"}]"},
+    {&xml, XML("f", P("all", "red") P("all", "3") P("oz", "{}") P("oz", "null") P("loop", "5") P("no", "5") P("c", "true") P("any", "5") P("yes", "{}") P("new", "5")),
+     "[f {\"all\": \"red\", \"all\": 3, \"oz\": {}, \"oz\": null, \"loop\": \"5\", \"no\": \"5\", \"c\": true, \"any\": \"5\", \"yes\": \"{}\", \"new\": \"5\"}]"},
+    {&xml, XML("get_weather", P("city", "x") P("days", "3")), "[get_weather {\"city\": \"x\", \"days\": 3}]"}, /* additionalProperties */
+    {&xml, XML("f", P("s", "\"\\\t\x01\r\né 北京 😀\n\n</tool_call> <function=f> a </b>")),
+     "[f {\"s\": \"\\\"\\\\\\t\\u0001\\r\\né 北京 😀\\n\\n</tool_call> <function=f> a </b>\"}]"},
+    {&xml, XML("f", P("s", "if a <parameter=x> b:\n  </function>\n<tool_call>")), "[f {\"s\": \"if a <parameter=x> b:\\n  </function>\\n<tool_call>\"}]"},
+    {&xml, XML("f", P("a\"\\b", "x")), "[f {\"a\\\"\\\\b\": \"x\"}]"},
+    /* tags are missing */
+    {&xml, F("get_weather", P("city", "Paris")), GOT_PARIS},
+    {&xml, "So:\n" F("get_weather", P("city", "Paris")) "\n</tool_call>\nDone.", "So:\nDone." GOT_PARIS},
+    {&xml, "<tool_call>\n<function=get_weather>\n" P("city", "Paris") "</tool_call>", GOT_PARIS},
+    {&xml, "<tool_call>\n" F("get_weather", P("city", "Paris")), GOT_PARIS},
+    {&xml, XML("f", "<parameter=s>\nx\n<parameter=i>\n5\n"), "[f {\"s\": \"x\", \"i\": 5}]"},
+    {&xml, XML("f", "<parameter=s>\n<parameter=i>\n5</parameter>"), "[f {\"s\": \"\", \"i\": 5}]"},
+    {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</tool_call>y", "[f {\"s\": \"x\\n</tool_call>y"},
+    {&xml, XML("f", "no\n" P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")), "<tool_call>\n<function=f>\nno\n"
+     "<parameter=s>\nx\n</parameter>\n<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5") "</function>\n</tool_call>"},
+    {&xml, XML("f", P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")), "[f {\"s\": \"x\", \"i\": 5}]"},
+    /* the end comes early */
+    {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</param", "[f {\"s\": \"x\\n</param"},
+    {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n", "[f {\"s\": \"x\\n"},
+    {&xml, "<tool_call>\n<function=f>\n<parameter=i>\n5\n", "[f {\"i\": "},
+    {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n", "[f {\"s\": \"x\""},
+    {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n<param", "[f {\"s\": \"x\""},
+    {&xml, "<tool_call>\n<function=f>\n<param", "<tool_call>\n<function=f>\n<param"},
+    {&xml, "Oh\n<tool_call>\n<func", "Oh\n<tool_call>\n<func"},
+    {&xml, "Oh\n<func", "Oh\n<func"},
+    /* no calls */
+    {&xml, "", ""},
+    {&xml, " \n ", " \n "},
+    {&xml, CALL(PARIS), CALL(PARIS)},
+    {&xml, "Write <function=NAME> and <tool_call>, <function=f> too.", "Write <function=NAME> and <tool_call>, <function=f> too."},
+    {&xml, F("unknown", P("s", "x")), F("unknown", P("s", "x"))},
+    {&xml, CALL("<function=>\n</function>"), CALL("<function=>\n</function>")},
+    {&xml, CALL("<function=a b>\n</function>"), CALL("<function=a b>\n</function>")},
+    {&xml, "x\n" CALL("no") "\n" XPARIS, "x\n" CALL("no") GOT_PARIS},
+    {&xml, "<tool_call>\n" XPARIS, "<tool_call>" GOT_PARIS},
+    {&one_xml, "Hm\n" XPARIS "\n" XPARIS "x", "Hm" GOT_PARIS},
+    {&one_xml, CALL(F("get_weather", P("city", "Paris")) "\n" F("bare", "")), GOT_PARIS},
+    {&think_xml, "<think>\n" XPARIS "\n</think>\n\n" XPARIS, "(" XPARIS ")" GOT_PARIS},
 };
 
 static void test_table(void **state)
@@ -473,6 +553,70 @@ static void test_random_calls(void **state)
     }
 }
 
+/* Arguments written as the template writes them, cut at random, come back as what they were. */
+static void test_random_parameters(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"s", "i", "b", "o", "a", "sz", "n"};
+    for (int round = 0; round < 20000; round++) {
+        struct buf text;
+        buf_init(&text, MAX);
+        json_t *args = json_object();
+        assert_int_equal(buf_adds(&text, "<tool_call>\n<function=f>\n"), ST_OK);
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            if (!rnd(3)) continue;
+            json_t *v = random_value(*names[k] == 'o' || *names[k] == 'a' ? 0 : 3);
+            bool fits = *names[k] == 's' ? json_is_string(v) && !strstr(json_string_value(v), "None") : *names[k] == 'i' ? json_is_integer(v)
+                      : *names[k] == 'b' ? json_is_boolean(v) : *names[k] == 'o' ? json_is_object(v) : *names[k] == 'a' ? json_is_array(v) : json_is_number(v);
+            if (names[k][1] && rnd(2)) {
+                json_decref(v);
+                v = json_null();
+                fits = true;
+            }
+            char *dump = fits ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
+            const char *shown_as = json_is_string(v) ? json_string_value(v) : json_is_true(v) ? "True" : json_is_false(v) ? "False" : json_is_null(v) ? "None" : dump;
+            if (fits) assert_int_equal(buf_addf(&text, "<parameter=%s>\n%s\n</parameter>\n", names[k], shown_as), ST_OK);
+            if (fits) json_object_set(args, names[k], v);
+            free(dump);
+            json_decref(v);
+        }
+        assert_int_equal(buf_adds(&text, "</function>\n</tool_call>"), ST_OK);
+        size_t cuts[16], count = rnd(17), at = 0;
+        for (size_t i = 0; i < count; i++) cuts[i] = at += rnd((uint32_t)(text.len - at) / 2 + 1);
+        char *got = run_cut(&xml, text.data, text.len, cuts, count, rnd(2));
+        json_t *back = got && strncmp(got, "[f ", 3) == 0 ? json_loadb(got + 3, strlen(got) - 4, 0, NULL) : NULL;
+        if (!back || !json_equal(back, args)) fail_msg("of \"%s\" got %s", text.data, got ? got : "");
+        json_decref(back);
+        json_decref(args);
+        free(got);
+        buf_fini(&text);
+    }
+}
+
+/* Schemas that refer to themselves or multiply are read in bounded time, and are no reason to fail. */
+static void test_schemas_bounded(void **state)
+{
+    (void)state;
+    struct buf b;
+    buf_init(&b, MAX);
+    assert_int_equal(buf_adds(&b, "[{\"function\": {\"name\": \"f\", \"parameters\": {\"d\": {\"anyOf\": ["), ST_OK);
+    for (int i = 0; i < 1000; i++) assert_int_equal(buf_addf(&b, "%s{\"$ref\": \"#/d\"}", i ? "," : ""), ST_OK);
+    assert_int_equal(buf_adds(&b, "]}, \"properties\": {\"x\": {\"$ref\": \"#/d\"}, \"y\": {\"$ref\": \"#/d/anyOf/0\"}, \"z\": 5}}}}, {\"function\": {}}]"), ST_OK);
+    json_t *json = json_loads(b.data, 0, NULL);
+    assert_non_null(json);
+    assert_null(tool_types_create(json)); /* a function without a name: the request is checked before */
+    json_array_remove(json, 1);
+    struct tool_types *t = tool_types_create(json);
+    assert_non_null(t);
+    assert_true(tool_types_knows(t, "f", 1) && !tool_types_knows(t, "g", 1) && !tool_types_knows(NULL, "f", 1));
+    assert_int_equal(tool_types_of(t, "f", 1, "x", 1), TYPE_STRING);
+    assert_int_equal(tool_types_of(t, "f", 1, "w", 1), 0);
+    assert_int_equal(tool_types_of(t, "g", 1, "z", 1), 0);
+    tool_types_destroy(t);
+    json_decref(json);
+    buf_fini(&b);
+}
+
 /* Pieces that mean something, thrown together: every cut gives the same; without calls the content is the text. */
 static void test_random_pieces(void **state)
 {
@@ -509,14 +653,25 @@ static void test_random_pieces(void **state)
                                          "\"a\": 1",
                                          "true",
                                          "\x01",
-                                         "'"};
-    static const struct chat_output_rules *const all[] = {&tools, &one_tool, &plain, &think, &inside, &drop, &keep, &keep_inside};
+                                         "'",
+                                         "<function=f>\n",
+                                         "<function=",
+                                         "</function>",
+                                         "<parameter=s>\n",
+                                         "<parameter=i>",
+                                         "<parameter=",
+                                         "\n</parameter>\n",
+                                         "<tool_call>\n<function=f>\n<parameter=si>\n",
+                                         ">",
+                                         "True"};
+    static const struct chat_output_rules *const all[] = {&tools, &one_tool, &plain, &think, &inside, &drop, &keep, &keep_inside,
+                                                          &xml, &one_xml, &xml, &think_xml};
     for (int round = 0; round < 60000; round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)
             assert_int_equal(buf_adds(&text, pieces[rnd(sizeof pieces / sizeof *pieces)]), ST_OK);
-        const struct chat_output_rules *rules = all[rnd(8)];
+        const struct chat_output_rules *rules = all[rnd(12)];
         char *want = run_whole(rules, text.data, text.len);
         if (rules->reasoning == REASONING_NONE) {
             struct chat_output o;
@@ -543,16 +698,18 @@ static void test_linear(void **state)
     enum { LEN = 400000 };
     static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n"};
     static const char *const heads[] = {"", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
-                                        "<tool_call>{\"arguments\": {\"a\": \"", "<think>", "<tool_call>{"};
+                                        "<tool_call>{\"arguments\": {\"a\": \"", "<think>", "<tool_call>{",
+                                        "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=s>",
+                                        "<tool_call>\n<function=f>\n<parameter=i>"};
     char *text = malloc(LEN + 64);
     assert_non_null(text);
-    for (size_t h = 0; h < 5; h++) {
+    for (size_t h = 0; h < 8; h++) {
         for (size_t f = 0; f < 5; f++) {
             size_t len = strlen(heads[h]), n = strlen(fills[f]);
             memcpy(text, heads[h], len);
             for (; len < LEN; len += n) memcpy(text + len, fills[f], n);
             struct chat_output o;
-            chat_output_init(&o, &think, MAX);
+            chat_output_init(&o, h < 5 ? &think : &think_xml, MAX);
             for (size_t at = 0; at < len; at++) assert_int_equal(chat_output_run(&o, text, at, false), ST_OK);
             assert_int_equal(chat_output_run(&o, text, len, true), ST_OK);
             chat_output_fini(&o);
@@ -563,6 +720,11 @@ static void test_linear(void **state)
 
 int main(void)
 {
+    json_t *json = json_loads(schemas, 0, NULL);
+    struct tool_types *types = tool_types_create(json);
+    json_decref(json);
+    if (!types) return 1;
+    xml.types = one_xml.types = think_xml.types = types;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_all_cuts),
@@ -572,8 +734,12 @@ int main(void)
         cmocka_unit_test(test_reasoning_tokens),
         cmocka_unit_test(test_ceilings),
         cmocka_unit_test(test_random_calls),
+        cmocka_unit_test(test_random_parameters),
+        cmocka_unit_test(test_schemas_bounded),
         cmocka_unit_test(test_random_pieces),
         cmocka_unit_test(test_linear),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tool_types_destroy(types);
+    return failed;
 }

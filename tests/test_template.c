@@ -187,8 +187,8 @@ static void capabilities(void **state)
     } t[] = {
         {"gemma3", {.content_list = true, .system_role = true, .system_list = true}},
         {"qwen2-vl", {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tool_role = true}},
-        {"qwen3-vl", {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true}},
-        {"qwen2.5", {.system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true}},
+        {"qwen3-vl", {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON}},
+        {"qwen2.5", {.system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON}},
         {"gemma4",
          {.content_list = true,
           .system_list = true,
@@ -200,21 +200,21 @@ static void capabilities(void **state)
         {"plain", {.system_role = false}},
         {"thinking", {.system_role = true, .tool_role = true, .think = true}},
         {"qwen3",
-         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true, .think = true}},
+         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON, .think = true}},
         {"qwen3-thinking",
-         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .hermes_calls = true, .think = true}},
+         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON, .think = true}},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct template *tpl = family(t[i].name);
         const struct template_caps *c = template_caps(tpl, false), *w = &t[i].want;
         if (c->content_list != w->content_list || c->system_role != w->system_role || c->developer_role != w->developer_role ||
             c->tools != w->tools || c->tool_calls != w->tool_calls || c->arguments_as_text != w->arguments_as_text ||
-            c->tool_role != w->tool_role || c->hermes_calls != w->hermes_calls || c->think != w->think ||
+            c->tool_role != w->tool_role || c->calls != w->calls || c->think != w->think ||
             c->tool_responses != w->tool_responses || c->uses_time != w->uses_time || c->system_list != w->system_list ||
             c->system_pictures != w->system_pictures)
-            fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d tool %d responses %d hermes %d think %d time %d", t[i].name,
+            fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d tool %d responses %d form %d think %d time %d", t[i].name,
                      c->content_list, c->system_role, c->system_list, c->system_pictures, c->developer_role, c->tools, c->tool_calls, c->arguments_as_text,
-                     c->tool_role, c->tool_responses, c->hermes_calls, c->think, c->uses_time);
+                     c->tool_role, c->tool_responses, c->calls, c->think, c->uses_time);
         template_free(tpl);
     }
     struct template *tpl = from_text("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.arguments "

@@ -36,6 +36,15 @@ TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- if script == 'inside' %}{{- '<think>' }}{%- elif script %}{{- '<<' + script + '>>' }}{%- endif %}
 {%- if enable_thinking is defined %}{{- '[thinking ' ~ enable_thinking ~ ']' }}{%- endif %}"""
 
+# The same with a tag for every parameter, as Qwen3-Coder's template has it.
+TAGS_TEMPLATE = TEMPLATE.replace('{"name": <name>, "arguments": <object>}', "<function=name>\\n<parameter=name>\\nvalue\\n</parameter>\\n</function>").replace(
+    """{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}""",
+    """{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '<parameter=' + name + '>\\n' }}{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}{{- '\\n</parameter>\\n' }}
+{%- endfor %}{{- '</function>\\n</tool_call>' }}""")
+assert "<parameter=' + name" in TAGS_TEMPLATE and "</parameter>\\n</function>" in TAGS_TEMPLATE
+
 
 def byte_names():
     """The printable stand-ins of byte-level BPE for the 256 bytes."""

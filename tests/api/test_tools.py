@@ -335,6 +335,58 @@ def test_other_form(binary, folder):
     s.stop()
 
 
+FORECAST = {"type": "function", "function": {"name": "forecast", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "hourly": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "where": {"$ref": "#/$defs/place"}},
+    "$defs": {"place": {"type": "object", "properties": {"at": {"type": "array"}}}}}}}
+TAGGED = "<tool_call>\n<function=forecast>\n<parameter=city>\nZürich \"HB\"\n\\o/ 😀\n</parameter>\n<parameter=days>\n5\n</parameter>\n%s</function>\n</tool_call>"
+TAGS = {
+    "one": (TAGGED % "", made(calls=[("forecast", '{"city": "Zürich \\"HB\\"\\n\\\\o/ 😀", "days": 5}')])),
+    "two": ("Both.\n" + TAGGED % "<parameter=hourly>\nTrue\n</parameter>\n" + "\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+            made("Both.", [("forecast", '{"city": "Zürich \\"HB\\"\\n\\\\o/ 😀", "days": 5, "hourly": true}'), ("clock", "{}")])),
+    "typed": ('<tool_call>\n<function=forecast>\n<parameter=where>\n{"at": [1.5, {"b": null}]}\n</parameter>\n<parameter=hourly>\nNone\n</parameter>\n<parameter=city>\n5\n</parameter>\n</function>\n</tool_call>',
+              made(calls=[("forecast", '{"where": {"at": [1.5, {"b": null}]}, "hourly": null, "city": "5"}')])),
+    "tag": ("{TAG}\n<function=clock>\n</function>\n</tool_call>", made(calls=[("clock", "{}")])),
+    "bare": ("I look.\n<function=clock>\n</function>\n</tool_call>", made("I look.", [("clock", "{}")])),
+    "prose": ("Write <function=NAME> within <tool_call>.", made("Write <function=NAME> within <tool_call>.")),
+    "long": ("<tool_call>\n<function=forecast>\n<parameter=city>\n" + " ".join(f"w{k}" for k in range(150)) + "\n</parameter>\n</function>\n</tool_call>",
+             made(calls=[("forecast", '{"city": "' + " ".join(f"w{k}" for k in range(150)) + '"}')])),
+}
+
+
+def test_tags(binary, folder):
+    """Calls with a tag for every parameter: the schema tells 5 from "5", values are streamed, and the history is written back as it was."""
+    scripted.write(folder, {name: text for name, (text, _) in TAGS.items()}, template=scripted.TAGS_TEMPLATE)
+    s = Server(binary, folder)
+    tools = (FORECAST, CLOCK)
+    for name, (text, made_of) in TAGS.items():
+        choice = s.ok(CHAT, ask(name, tools))["choices"][0]
+        check.equal(name, (shape(choice["message"]), choice["finish_reason"]), (wanted(made_of), "tool_calls" if made_of["calls"] else "stop"))
+        message, finish, _ = accumulate(s.stream(CHAT, ask(name, tools)))
+        check.equal(name + ", streamed", (shape(message), finish), (wanted(made_of), choice["finish_reason"]))
+        check.equal(name + " without tools", shape(s.ok(CHAT, ask(name, None))["choices"][0]["message"]), made(text.replace("{TAG}", "<tool_call>")))
+        if name == "bare":
+            continue
+        body = ask(name, tools, return_token_ids=True)
+        a = s.ok(CHAT, body)
+        before = s.ok("/detokenize", {"tokens": a["prompt_token_ids"]})["prompt"].removesuffix(f"<<{name}>>")
+        turn = body["messages"] + [a["choices"][0]["message"], {"role": "tool", "tool_call_id": "x", "content": "r"}]
+        _, again = rendered(s, {**ask("one", tools), "messages": turn})
+        check.true(name + ", sent back", again.startswith(before + text.replace("{TAG}", "<tool_call>") + "<|im_end|>\n"), again)
+    for name in ("one", "two", "typed"):
+        for n in range(1, s.ok(CHAT, ask(name, tools))["usage"]["completion_tokens"]):
+            whole = s.ok(CHAT, ask(name, tools, max_tokens=n))["choices"][0]
+            message, finish, _ = accumulate(s.stream(CHAT, ask(name, tools, max_tokens=n)))
+            if shape(message) != shape(whole["message"]) or (finish, whole["finish_reason"]) != ("length", "length"):
+                check.equal(f"{name} cut at {n}", (shape(message), finish), (shape(whole["message"]), whole["finish_reason"]))
+                break
+        else:
+            check.true(name, True)
+    pieces = [d for d in (c["choices"][0]["delta"] for c in s.stream(CHAT, ask("long", tools))) if d.get("tool_calls") and "name" not in d["tool_calls"][0]["function"]]
+    check.true("a text comes as it is written", len(pieces) > 50, len(pieces))
+    check.equal("one call", shape(s.ok(CHAT, ask("two", tools, parallel_tool_calls=False))["choices"][0]["message"]), made("Both.", TAGS["two"][1]["calls"][:1]))
+    s.stop()
+
+
 def test_sdk(s):
     try:
         import openai
@@ -366,14 +418,15 @@ def test_sdk(s):
 if __name__ == "__main__":
     args = arguments(__doc__)
     with tempfile.TemporaryDirectory() as top:
-        main, other, bare_folder, form = (os.path.join(top, n) for n in ("scripted", "special", "bare", "form"))
+        main, other, bare_folder, form, tags = (os.path.join(top, n) for n in ("scripted", "special", "bare", "form", "tags"))
         token_ids = scripted.write(main, {name: text for name, (text, _) in SCRIPTS.items()} | {"wide": WIDE})
         plain_template = "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}{% endfor %}{{ '<<' + script + '>>' }}"
         scripted.write(bare_folder, {"plain": SCRIPTS["plain"][0]}, template=plain_template)
         server, bare_server, merged = Server(args.binary, main), Server(args.binary, bare_folder), Server(args.binary, main, "--stream-finish", "merged")
         for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server), "merged": (test_merged, merged),
                                "prompt": (test_prompt, server, token_ids), "round_trip": (test_round_trip, server), "refused": (test_refused, server, bare_server),
-                               "special_tags": (test_special_tags, args.binary, other), "other_form": (test_other_form, args.binary, form), "sdk": (test_sdk, server)}.items():
+                               "special_tags": (test_special_tags, args.binary, other), "other_form": (test_other_form, args.binary, form),
+                               "tags": (test_tags, args.binary, tags), "sdk": (test_sdk, server)}.items():
             if not args.only or name in args.only:
                 check.run(*function)
         check.run(server.stop)
