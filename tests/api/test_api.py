@@ -836,12 +836,18 @@ def test_overdue():
             check.equal(f"{what}: answer", (int(head[9:12] or 0), answer.get("error", {}).get("code")), want)
             check.true(f"{what}: headers", b"Connection: close" in head and b"Access-Control-Allow-Origin: *" in head and b"Content-Length: %d" % len(text) in head, head)
             check.true(f"{what}: time", 0.9 < time.monotonic() - t < 30)
-        with socket.create_connection((s.host, s.port), timeout=10) as c:
-            c.sendall(post % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
-            for i in range(4):
-                time.sleep(0.4)
-                c.sendall(body[i:i + 1] if i < 3 else body[3:])
-            check.true("slow, but it comes", c.recv(1000).startswith(b"HTTP/1.1 200"))
+        for _ in range(10):
+            with socket.create_connection((s.host, s.port), timeout=10) as c:
+                c.sendall(post % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
+                t, longest = time.monotonic(), 0
+                for i in range(4):
+                    time.sleep(0.4)
+                    c.sendall(body[i:i + 1] if i < 3 else body[3:])
+                    t, longest = time.monotonic(), max(longest, time.monotonic() - t)
+                answer = c.recv(1000)
+            if longest < 0.8:  # else this side was held up: no fault of the server's
+                break
+        check.true("slow, but it comes", answer.startswith(b"HTTP/1.1 200"), (longest, answer))
         check.true("counted", s.metric("kvasir:requests_rejected_total") >= 4)
     finally:
         s.stop()
