@@ -325,6 +325,7 @@ static uint32_t walk_row(const struct sampler *s, double total, float u)
 static uint32_t bucket_of(float x)
 {
     uint32_t u;
+    x += 0.0f; /* -0 is equal to 0, and stands in its bucket */
     memcpy(&u, &x, 4);
     u = u & 0x80000000u ? ~u : u | 0x80000000u; /* unsigned order is float order */
     return u >> 18;

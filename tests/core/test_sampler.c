@@ -291,6 +291,19 @@ static void test_odd_rows(void **state)
     struct token_out out;
     assert_true(sampler_draw(s, &(struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1}, &w.r, &out));
     assert_true(out.id < V);
+    /* -0 is equal to 0: which of them is the first is told by the ids, with the list and without. */
+    for (uint32_t i = 0; i < V; i++) w.l[i] = i % 2 ? 0.0f : i < 100 ? -0.0f : -3;
+    describe(&w);
+    for (uint32_t round = 0; round < 40; round++) {
+        struct sampling_params p = {.temperature = 1, .top_p = round % 2 ? 0.02f : 1e-6f, .repetition_penalty = 1, .seed = round};
+        struct token_out long_way;
+        w.r.top_count = BE_TOPK_MAX;
+        assert_true(sampler_draw(s, &p, &w.r, &out));
+        w.r.top_count = 0;
+        assert_true(sampler_draw(s, &p, &w.r, &long_way));
+        assert_int_equal(out.id, long_way.id);
+        assert_true(out.id <= 40);
+    }
     sampler_destroy(s);
 }
 
