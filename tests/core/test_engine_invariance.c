@@ -1,8 +1,9 @@
 /* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures (of two
- * sizes, and one of them a video, where the family has these), greedy and sampled, is run alone and whole; then cut into chunks
- * of 1, 7, 33, 64 tokens (through the pictures, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
- * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and generated
- * position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
+ * sizes, and one of them a video, where the family has these), greedy, sampled from the best and from whole rows with penalties,
+ * is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens (through the pictures, where the family allows it), beside
+ * 16 others that come and go, with 1, 2 and 3 threads, with the tower in slices. Every log-prob (of the token and of 20
+ * alternatives, at every prompt and generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32
+ * and in bf16. */
 #include "engine/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
@@ -48,7 +49,20 @@ static void make_pictures(struct request *r, const struct model_info *m, uint64_
     }
 }
 
-static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, bool sampled)
+/* How tokens are drawn. WALKED: each draw looks at the whole row or at the history, so that several of a step share the backend's threads. */
+enum draw { GREEDY, SAMPLED, WALKED, DRAWS };
+
+static void set_walked(struct sampling_params *p, uint64_t seed)
+{
+    p->temperature = 1.1f;
+    p->seed = seed;
+    if (seed % 4 < 2) p->top_p = 0.95f;
+    if (seed % 4 > 0) p->repetition_penalty = 1.1f;
+    if (seed % 4 == 1) p->frequency_penalty = 0.4f;
+    if (seed % 4 == 3) p->presence_penalty = 0.7f;
+}
+
+static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, enum draw draw)
 {
     uint64_t rng = seed * 77 + 5;
     *r = (struct request){0};
@@ -70,7 +84,8 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
                              .image_count = count,
                              .sampling = mini_greedy()};
     r->s.sampling.logprobs = r->s.sampling.prompt_logprobs = SAMPLING_TOP_MAX;
-    if (sampled) {
+    if (draw == WALKED) set_walked(&r->s.sampling, seed);
+    if (draw == SAMPLED) {
         r->s.sampling.temperature = 0.9f;
         r->s.sampling.top_k = 40;
         r->s.sampling.top_p = 0.95f;
@@ -123,7 +138,7 @@ static void run_mixed(struct mini_sched *m, struct request *mine, struct request
     }
 }
 
-static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, bool sampled,
+static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, enum draw draw,
                     uint32_t encode_layers, struct result *out)
 {
     static struct request mine, others[OTHERS];
@@ -131,10 +146,10 @@ static void run_one(const struct variant *v, const char *set, uint32_t threads, 
     struct mini_sched m;
     mini_init(&m, e);
     m.encode_layers = encode_layers;
-    make_request(&mine, engine_model(e), 1, PROMPT, sampled);
+    make_request(&mine, engine_model(e), 1, PROMPT, draw);
     mine.s.chunk = chunk;
     for (uint32_t i = 0; i < n; i++) {
-        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i, i % 2);
+        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i, draw == WALKED ? WALKED : i % 2 ? SAMPLED : GREEDY);
         others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
     }
     run_mixed(&m, &mine, others, n, chunk + 31u * threads);
@@ -173,14 +188,15 @@ static void check_set(const struct variant *v, const char *set)
         uint32_t threads, chunk, others, encode_layers;
     } ways[] = {{1, 0, 0, 1}, {2, 1, 0, 0}, {2, 7, OTHERS, 1}, {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
     static struct result base, other;
-    for (int sampled = 0; sampled < 2; sampled++) {
-        run_one(v, set, 2, 0, 0, sampled, 0, &base);
+    static const char *const draws[DRAWS] = {"greedy", "sampled", "walked"};
+    for (enum draw draw = GREEDY; draw < DRAWS; draw++) {
+        run_one(v, set, 2, 0, 0, draw, 0, &base);
         assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
-        for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        for (size_t w = draw == WALKED ? 3 : 0; w < sizeof ways / sizeof ways[0]; w++) {
             char what[160];
-            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set, sampled ? "sampled" : "greedy",
+            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set, draws[draw],
                      ways[w].threads, ways[w].chunk, ways[w].others);
-            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, sampled, ways[w].encode_layers, &other);
+            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, draw, ways[w].encode_layers, &other);
             compare(&base, &other, what);
         }
     }
