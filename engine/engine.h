@@ -111,8 +111,8 @@ struct engine_run {
                            * position+count] and below prompt_count: log-prob of each given what precedes it. UINT32_MAX = none */
     /* results, valid after engine_wait */
     struct token_out out;     /* if sample */
-    bool broken;              /* logits that were wanted, of this or a scored token, or without any what the last layer gets of the run's last
-                               * token, are not all numbers, as with damaged weights: out and scores mean nothing, nor does the KV */
+    bool broken;              /* logits that were wanted, of this or a scored token, or, when the last token's were not, what the last
+                               * layer gets of it, are not all numbers, as with damaged weights: out and scores mean nothing, nor does the KV */
     struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at position p in (position,
                                  min(position+count, prompt_count-1)] */
 };

@@ -403,8 +403,8 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     return ST_OK;
 }
 
-/* Of a run whose logits nobody wants the last row tells whether there still are numbers: it has seen all others. A part of a prompt that has none
- * must not be kept for others, who may share the beginning alone. */
+/* Where nobody wants the logits of a run's last row, that row tells whether there still are numbers: it has seen all others. A
+ * part of a prompt that has none must not be kept for others, who may share the beginning alone. */
 static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t row = 0, hidden = e->desc.hidden;
@@ -412,7 +412,7 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
         row += r->count;
-        if (r->sample || r->score_first != UINT32_MAX) continue;
+        if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count)) continue; /* its last row was seen */
         const float *x = e->s.resid + (size_t)(row - 1) * hidden;
         if (!e->becaps.host_memory) {
             e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);

@@ -1,9 +1,11 @@
 /* Decode steps played back from graphs against the same steps launched one operation at a time, through the whole engine: tokens,
  * log-probs, ranks and every byte of the cache must be equal, at every size of a graph, between two, and beyond the largest; and
- * the graphs must really have run. Then what a step may not do: allocate, or wait for anything but its results. And a device that
- * can't record, or fails while it plays back. Where the backend has no graphs (the CPU's) there is nothing to run. */
+ * the graphs must really have run. Then what a step may not do: allocate, or wait for anything but its results; blocks of the
+ * cache that hold no numbers; a device that can't record, or fails while it plays back. Where the backend has no graphs (the
+ * CPU's) there is nothing to run. */
 #include "engine/engine_internal.h"
 #include "engine/model_info.h"
+#include "kernels/cuda/kv.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/pictures.h"
@@ -303,6 +305,75 @@ static void test_picture_waits_once(void **state)
     engine_close(e);
 }
 
+/* ---- blocks that are not numbers */
+
+static void spoil(struct engine *e, uint32_t group, uint32_t unit)
+{
+    char bytes[BE_KV_UNIT];
+    memset(bytes, 0xff, sizeof bytes);
+    for (uint32_t i = 0; i < e->kv.groups[group].block_units; i++)
+        e->ops->upload(e->be, (char *)e->arena + (size_t)(unit + i) * BE_KV_UNIT, bytes, sizeof bytes);
+}
+
+/* A copy of a block has zeros behind what is taken over, in all layers. */
+static void check_copy(struct engine *e, uint32_t group, uint32_t from, uint32_t to, uint32_t tokens)
+{
+    size_t size = be_dtype_bytes(e->plan.act);
+    engine_kv_copy(e, group, from, to, tokens);
+    for (uint32_t n = 0; n < e->desc.layer_count; n++) {
+        const struct desc_layer *l = &e->desc.layers[n];
+        size_t row = cuda_kv_dpad(e->plan.act, l->head_dim) * size, bytes = l->kv_heads * cuda_kv_head_bytes(e->plan.act, l->head_dim);
+        unsigned char *layer = malloc(bytes);
+        assert_non_null(layer);
+        e->ops->download(e->be, layer, (char *)e->arena + (size_t)to * BE_KV_UNIT + e->kv.layer_offset[n], bytes);
+        for (size_t i = 0; e->kv.layer_group[n] == group && i < bytes; i++) /* K and V of each head: [slot][dpad] */
+            assert_int_equal(layer[i], i / row % CUDA_KV_SLOTS < tokens ? 0xff : 0);
+        free(layer);
+    }
+}
+
+/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step is not touched. */
+static void test_unseen(void **state)
+{
+    (void)state;
+    static const char *const variants[] = {"text_f32", "text_bf16"};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct engine *e = engine_with("gemma3", variants[i], true, 4);
+        struct mini_seq seqs[2];
+        struct engine_run runs[2];
+        struct engine_batch b = {runs, 2};
+        struct mini_sched m;
+        struct err err;
+        uint32_t prompt[100];
+        if (e->becaps.host_memory) { /* the CPU's: test_engine_open */
+            engine_close(e);
+            skip();
+        }
+        for (uint32_t k = 0; k < 100; k++) prompt[k] = 4 + k * 37 % 200;
+        mini_init(&m, e);
+        for (uint32_t turn = 0; turn < 2; turn++) {
+            for (uint32_t k = 0; k < 2; k++) {
+                if (!turn) seqs[k] = (struct mini_seq){.prompt = prompt, .prompt_count = 100, .sampling = mini_greedy()};
+                if (!turn) mini_add(&m, &seqs[k]);
+                seqs[k].done = turn ? 40 : 0;
+                run_of(&m, &seqs[k], &runs[k]);
+                runs[k].count = turn ? 20 : 40;
+                runs[k].sample = false;
+            }
+            assert_int_equal(engine_submit(e, &b, &err), ST_OK);
+            assert_int_equal(engine_wait(e, &b, &err), ST_OK);
+            assert_int_equal(runs[0].broken, turn == 1);
+            assert_false(runs[1].broken);
+            for (uint32_t g = 0; g < m.caps.group_count; g++) spoil(e, g, seqs[0].tables[g][1]);
+        }
+        for (uint32_t g = 0; g < m.caps.group_count; g++)
+            for (uint32_t tokens = 1; tokens <= CUDA_KV_SLOTS; tokens++) check_copy(e, g, seqs[0].tables[g][1], seqs[0].tables[g][2], tokens);
+        for (uint32_t k = 0; k < 2; k++) mini_drop(&m, &seqs[k]);
+        mini_fini(&m);
+        engine_close(e);
+    }
+}
+
 /* ---- faults */
 
 /* The nth call about graphs fails: while they are made the engine goes on without; later the step is lost, and said to be. */
@@ -357,6 +428,7 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_pictures),
                                        cmocka_unit_test(test_step_waits_once),
                                        cmocka_unit_test(test_picture_waits_once),
+                                       cmocka_unit_test(test_unseen),
                                        cmocka_unit_test(test_faults)};
     return cmocka_run_group_tests_name("CUDA graphs", tests, NULL, NULL);
 }
