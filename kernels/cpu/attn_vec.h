@@ -34,6 +34,7 @@ struct attn_mul {
     uint32_t steps;
     float *c;            /* row stride c_stride floats, column v at v * VL */
     size_t c_stride;
+    size_t ask;          /* distance from b to bytes that will be needed, asked for by the first rows; 0 = none */
 };
 
 ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows, const uint32_t cols, const bool bf16, const bool add)
@@ -43,6 +44,7 @@ ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const ui
         for (uint32_t v = 0; v < cols; v++) acc[r][v] = add ? vf_load(m->c + (row + r) * m->c_stride + v * VL) : vf_set1(0);
     const char *a = m->a + row * m->a_stride;
     for (uint32_t i = 0; i < m->steps; i++) {
+        for (uint32_t v = 0; m->ask && row == 0 && v < cols; v++) __builtin_prefetch(m->b[v] + i * m->b_step + m->ask, 0, 2);
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t raw;
             memcpy(&raw, a + r * m->a_stride + (size_t)i * 4, 4);
@@ -66,15 +68,18 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
 {
     uint32_t r = 0;
     for (; r + 4 <= rows; r += 4) attn__mul_rows(m, r, 4, cols, bf16, add);
+    for (; r + 2 <= rows; r += 2) attn__mul_rows(m, r, 2, cols, bf16, add);
     for (; r < rows; r++) attn__mul_rows(m, r, 1, cols, bf16, add);
 }
 
-/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. */
+/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. The block's values are asked for meanwhile. */
 ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
 {
     uint32_t dpad = w->j->dpad;
     struct attn_mul m = {.a = w->q, .a_stride = dpad * (bf16 ? 2u : 4u), .steps = bf16 ? dpad / 2 : dpad, .c = s, .c_stride = ATTN_STRIDE};
     m.b_step = bf16 ? 64 : KV_SLOTS * 4;
+    /* With more rows the arithmetic takes longer than the memory. */
+    if (w->rows <= 8) m.ask = kv_part_elems(w->j->act, w->j->a->kv.head_dim) * be_dtype_bytes(w->j->act);
     for (uint32_t v = 0; v < KV_SLOTS / VL; v++) {
         uint32_t group = v * VL / 16, in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
         m.b[v] = (const char *)k + (bf16 ? (size_t)group * (dpad / 2) * 64 + in * 4 : (size_t)v * VL * 4);
