@@ -335,18 +335,14 @@ static void read_transparency(struct png *p)
     } else if (p->color == GRAY && p->depth < 8 && p->trns.len >= 2) {
         /* Pillow holds the key against values that are spread to 0..255 already, so that of 2 and 4 bits only 0 can be met. */
         uint32_t v = image__be16(t), top = (1u << p->depth) - 1;
-        if (p->depth == 1 && v) v = 255;
+        v = p->depth == 1 && v ? 255 : v & 255;
         for (uint32_t i = 0; i <= top; i++)
             if (p->palette[3 * i] == v) memset(p->palette + 3 * i, 255, 3);
     } else if (p->color == GRAY || p->color == RGB) {
-        /* 16-bit samples, too, are held against the key as what they became. */
+        /* 16-bit samples, too, are held against the key as what they became, and it is the key's low byte that counts. */
         size_t samples = p->color == RGB ? 3 : 1;
         p->keyed = p->trns.len >= 2 * samples;
-        for (size_t c = 0; p->keyed && c < 3; c++) {
-            uint32_t v = image__be16(t + 2 * (c < samples ? c : 0));
-            p->key[c] = (uint8_t)v;
-            if (v > 255) p->keyed = false;
-        }
+        for (size_t c = 0; p->keyed && c < 3; c++) p->key[c] = t[2 * (c < samples ? c : 0) + 1];
     }
 }
 

@@ -134,6 +134,11 @@ def png_files(files):
             for what, key in (("key", s[3, 4]), ("key_high", s[3, 4] >> (depth - 8 if depth > 8 else 0))):
                 if what == "key" or depth > 8:
                     files[f"png_{name}_{what}.png"] = png(s, depth, color, before=chunk(b"tRNS", b"".join(struct.pack(">H", v) for v in key)))
+            wide = s.copy()  # a key of more bits than the samples have: its low byte counts
+            if depth > 8:
+                wide[3, 4] = 7 if color == 0 else 0x0742
+            key = [0x1207] * ch if depth > 8 else s[3, 4] | 0x0500
+            files[f"png_{name}_key_wide.png"] = png(wide, depth, color, before=chunk(b"tRNS", b"".join(struct.pack(">H", v) for v in key)))
     pix = picture(17, 9).astype(int)
     one = np.array([[[200, 100, 50]]])
     files["png_1x1.png"] = png(one, 8, 2)
