@@ -25,6 +25,13 @@ struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t l
     return jinja_with_origin(JN_V(JN_BIG, s, s), origin);
 }
 
+struct jinja_value jn_float_digits(struct jinja_ctx *c, struct jinja_value v)
+{
+    char text[400]; /* a double has up to 309 digits */
+    int n = snprintf(text, sizeof text, "%.0f", trunc(v.u.f));
+    return jn_int_digits(c, text, (size_t)n, v.origin);
+}
+
 struct jinja_value jn_big_negate(struct jinja_ctx *c, struct jinja_value v)
 {
     const struct jinja_str *s = v.u.s;

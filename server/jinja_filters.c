@@ -273,13 +273,6 @@ static bool parse_int(struct jinja_ctx *c, const struct jinja_str *s, int64_t ba
     return true;
 }
 
-static bool whole(double f, int64_t *out)
-{
-    if (!(f > -9.2e18 && f < 9.2e18)) return false;
-    *out = (int64_t)f;
-    return true;
-}
-
 static struct jinja_value f_int(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
 {
     static const char *const names[] = {"default", "base"};
@@ -292,9 +285,9 @@ static struct jinja_value f_int(struct jinja_ctx *c, struct jinja_value v, const
     if (jn_as_int(v, &i)) return JN_V(JN_INT, i, i);
     if (v.type == JN_BIG) return v;
     if (v.type == JN_FLOAT && isinf(v.u.f)) jn_error(c, "cannot convert float infinity to integer");
-    if (v.type == JN_FLOAT && whole(v.u.f, &i)) return JN_V(JN_INT, i, i);
-    if (v.type == JN_STR && (parse_int(c, v.u.s, base, &i) || (parse_float(v.u.s, &f) && whole(f, &i))))
-        return JN_V(JN_INT, i, i);
+    if (v.type == JN_STR && parse_int(c, v.u.s, base, &i)) return JN_V(JN_INT, i, i);
+    if (v.type == JN_STR && parse_float(v.u.s, &f) && isfinite(f)) v = JN_V(JN_FLOAT, f, f);
+    if (v.type == JN_FLOAT && isfinite(v.u.f)) return jn_float_digits(c, v);
     return GIVEN(arg[0]) ? arg[0] : JN_V(JN_INT, i, 0);
 }
 
@@ -305,6 +298,7 @@ static struct jinja_value f_float(struct jinja_ctx *c, struct jinja_value v, con
     double f;
     jn_bind(c, "float", a, names, 1, 0, &arg);
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
+    if (jn_as_num(v, &f) && v.type == JN_BIG && isinf(f)) jn_error(c, "int too large to convert to float");
     if (jn_as_num(v, &f) || (v.type == JN_STR && parse_float(v.u.s, &f))) return JN_V(JN_FLOAT, f, f);
     return GIVEN(arg) ? arg : JN_V(JN_FLOAT, f, 0.0);
 }

@@ -165,9 +165,10 @@ static void percent_number(struct percent *x, struct jn_sb *sb, struct jinja_val
         return;
     }
     if (v.type == JN_FLOAT && (f->type == 'd' || f->type == 'i' || f->type == 'u')) {
-        if (!(v.u.f > -9.2e18 && v.u.f < 9.2e18)) jn_error(x->c, "cannot convert float to integer");
-        i = (int64_t)v.u.f;
-    } else if (v.type != JN_BIG && !jn_as_int(v, &i)) {
+        if (!isfinite(v.u.f)) jn_error(x->c, "cannot convert float to integer");
+        v = jn_float_digits(x->c, v);
+    }
+    if (v.type != JN_BIG && !jn_as_int(v, &i)) {
         jn_error(x->c, "%%%c format: a number is required, not %s", f->type, jn_type_name(v));
     }
     if (f->type == 'i' || f->type == 'u') f->type = 'd';

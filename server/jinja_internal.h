@@ -416,6 +416,7 @@ int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v)
 
 /* ints of any size (jinja_big.c) */
 struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin); /* decimal digits, copied; -N too. JN_INT or JN_BIG */
+struct jinja_value jn_float_digits(struct jinja_ctx *c, struct jinja_value v); /* a finite float without its fraction */
 struct jinja_value jn_big_negate(struct jinja_ctx *c, struct jinja_value v);
 int jn_big_compare(struct jinja_value big, struct jinja_value other); /* with a number that is not NaN: below 0, 0, above 0 */
 struct jinja_value jn_big_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, int64_t b); /* remainders; else an overflow */

@@ -602,7 +602,10 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
     if (op != OP_DIV && a.type == JN_BIG && jn_as_int(b, &ib)) return jn_big_binary(c, op, a, ib);
     if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia))) jn_error(c, "integer overflow");
-    if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) return float_op(c, op, fa, fb);
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) {
+        if ((a.type == JN_BIG && isinf(fa)) || (b.type == JN_BIG && isinf(fb))) jn_error(c, "int too large to convert to float");
+        return float_op(c, op, fa, fb);
+    }
     bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,
          seq_b = b.type == JN_STR || b.type == JN_LIST || b.type == JN_TUPLE;
     if (op == OP_ADD && a.type == JN_STR && b.type == JN_STR) return add_strings(c, a, b);

@@ -206,6 +206,10 @@ static const struct {
     {"{{ -m }} {{ -(-m) }} {{ m }} {{ -b }}", "-9223372036854775808 9223372036854775808 9223372036854775808 -123456789012345678901234567890"},
     {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, -b]|sort }} {{ [3, b]|max }} {{ 1 if b else 2 }} {{ [b, b]|unique|list }}", "True 7 7 [-123456789012345678901234567890, 1, 123456789012345678901234567890] 123456789012345678901234567890 1 [123456789012345678901234567890]"},
     {"{{ [1][b] }}", ""},
+    {"{{ 1e19|int }} {{ -1e25|int }} {{ '1e20'|int }} {{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d %d'|format(1e19, -9.9) }}", "10000000000000000000 -10000000000000000905969664 100000000000000000000 2 0 3 10000000000000000000 -9"},
+    {"{{ w < 1 }} {{ w > 1e308 }}", "False True"},
+    {"{{ w|float }}", NULL},
+    {"{{ w / 2 }}", NULL},
     {"{{ b|length }}", NULL},
     {"{{ 'a' * b }}", NULL},
     {"{{ range(b) }}", NULL},
@@ -220,8 +224,10 @@ static const struct {
 static void ints_of_any_size(void **state)
 {
     (void)state;
-    static const char *const numbers[][2] = {{"b", "123456789012345678901234567890"}, {"c", "123456789012345678901234567891"}, {"u", "18446744073709551616"},
-                                             {"v", "18446744073709551617"},           {"m", "9223372036854775808"}};
+    static char huge[401];
+    memset(huge, '9', 400);
+    const char *const numbers[][2] = {{"b", "123456789012345678901234567890"}, {"c", "123456789012345678901234567891"}, {"u", "18446744073709551616"},
+                                             {"v", "18446744073709551617"},           {"m", "9223372036854775808"}, {"w", huge}};
     size_t bad = 0;
     for (size_t i = 0; i < sizeof big_ints / sizeof *big_ints; i++) {
         struct jinja_template *t = NULL;
@@ -229,7 +235,7 @@ static void ints_of_any_size(void **state)
         struct jinja_output o = {0};
         assert_int_equal(jinja_parse(big_ints[i].src, strlen(big_ints[i].src), NULL, &t, &err), ST_OK);
         struct jinja_ctx *c = jinja_ctx_create(NULL);
-        for (size_t k = 0; k < 5; k++) {
+        for (size_t k = 0; k < 6; k++) {
             json_t *v = json_pack("{s:s}", JSON_BIG_INT, numbers[k][1]);
             jinja_set(c, numbers[k][0], template_value(c, v, JINJA_INPUT));
             json_decref(v);
