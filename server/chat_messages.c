@@ -327,7 +327,7 @@ static enum status set_arguments(struct parser *p, json_t *function, const json_
     if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
         return set_new(p, function, "arguments", json_object());
     json_t *parsed = json_is_string(args) ? json_from_text(json_string_value(args), json_string_length(args)) : NULL;
-    if (parsed && !json_is_object(parsed)) {
+    if (parsed && (!json_is_object(parsed) || json_big_int(parsed))) {
         json_decref(parsed);
         parsed = NULL;
     }
@@ -344,7 +344,7 @@ static enum status parse_function(struct parser *p, const json_t *f, const char 
     if (!name) return fault(p, "missing_required_parameter", where, "The function call has no name.");
     if (!json_is_string(name)) return fault(p, "invalid_type", where, "The name of a function must be a string.");
     snprintf(where, sizeof where, "%s.arguments", path);
-    if (args && !json_is_string(args) && !json_is_object(args) && !json_is_null(args))
+    if (args && ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
         return fault(p, "invalid_type", where, "The arguments of a function must be a string.");
     json_t *copy = json_copy((json_t *)(uintptr_t)f);
     if (!copy) return oom(p);

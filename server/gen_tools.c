@@ -27,7 +27,7 @@ static enum status function_check(struct api_error *e, json_t *f, const char *pa
     if (!json_is_string(name)) return api_fail(e, 400, "invalid_type", path, "A function's name must be a string.");
     if (!name_ok(json_string_value(name)))
         return api_fail(e, 400, "invalid_value", path, "A function's name must match [A-Za-z0-9_-]{1,64}.");
-    if (parameters && !json_is_object(parameters)) {
+    if (parameters && (!json_is_object(parameters) || json_big_int(parameters))) {
         return api_fail(e, 400, "invalid_type", path, "A function's parameters must be an object: a JSON schema.");
     }
     if (description && !json_is_string(description))

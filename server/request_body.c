@@ -14,7 +14,7 @@ struct repair {
     const char *text;
     size_t len, at, plain; /* plain = start of the stretch not yet copied */
     struct buf out;
-    uint32_t depth;
+    uint32_t depth, tokens;
     bool numbers_only; /* ill-formed strings are left for jansson to refuse */
     bool touched;
     enum status st;
@@ -104,6 +104,7 @@ static void repair_number(struct repair *p)
         repair_put(p, 0, ".0");
         return;
     }
+    p->tokens += 3; /* as the object that it becomes: they bound the memory */
     size_t end = p->at;
     p->at = from - minus;
     repair_put(p, 0, "{\"" JSON_BIG_INT "\":\"");
@@ -114,27 +115,26 @@ static void repair_number(struct repair *p)
 /* One pass over the text: depth, number of tokens, strings and numbers repaired. Syntax is jansson's business. */
 static enum status repair_run(struct repair *p, struct api_error *e)
 {
-    uint32_t tokens = 0;
     while (p->at < p->len && !p->st) {
         char c = p->text[p->at];
         if (c == '"') {
             p->at++;
             repair_string(p);
-            tokens++;
+            p->tokens++;
         } else if (isdigit((unsigned char)c)) {
             repair_number(p);
         } else {
             if (c == '{' || c == '[') {
-                tokens++;
+                p->tokens++;
                 if (++p->depth > LIMIT_JSON_DEPTH) return api_fail(e, 400, "invalid_json", NULL, "The JSON body is nested deeper than %u levels.", LIMIT_JSON_DEPTH);
             } else if (c == '}' || c == ']') {
                 if (p->depth) p->depth--;
             } else if (c == ',') {
-                tokens++;
+                p->tokens++;
             }
             p->at++;
         }
-        if (tokens > LIMIT_JSON_TOKENS) return api_fail(e, 400, "invalid_json", NULL, "The JSON body has too many values.");
+        if (p->tokens > LIMIT_JSON_TOKENS) return api_fail(e, 400, "invalid_json", NULL, "The JSON body has too many values.");
     }
     if (p->touched && !p->st) p->st = buf_add(&p->out, p->text + p->plain, p->len - p->plain);
     if (p->st) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");

@@ -141,6 +141,16 @@ static void test_large_numbers(void **state)
         if (inner[i].want) assert_string_equal(got ? got : "", inner[i].want);
         json_decref(root);
     }
+    /* They count as the objects that they become. */
+    struct request many;
+    size_t count = 1100000, at = 6;
+    char *list = malloc(count * 20 + 16);
+    memcpy(list, "{\"a\":[", 6);
+    for (size_t i = 0; i < count; i++, at += 20) memcpy(list + at, "9223372036854775808,", 20);
+    memcpy(list + at - 1, "]}", 2);
+    assert_null(parse(&many, list, at + 1));
+    assert_string_equal(many.error.message, "The JSON body has too many values.");
+    free(list);
     struct request r;
     char digits[420] = "{\"a\":";
     memset(digits + 5, '9', 400);

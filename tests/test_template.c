@@ -493,11 +493,11 @@ static void good_messages(void **state)
          "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
          "\"f\",\"arguments\":{\"a\":[1,1.0]}}}]},{\"role\":\"tool\",\"content\":\"x\\ny\",\"tool_call_id\":\"c\"}]"},
         {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{bad\"}},{\"function\":{"
-         "\"name\":\"g\",\"arguments\":\"\"}},{\"function\":{\"name\":\"h\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"5\"}}"
+         "\"name\":\"g\",\"arguments\":\"\"}},{\"function\":{\"name\":\"h\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"99999999999999999999\"}}"
          "]}]",
          "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{bad\"}},{"
          "\"function\":{\"name\":\"g\",\"arguments\":{}}},{\"function\":{\"name\":\"h\",\"arguments\":{}}},{\"function\":{"
-         "\"name\":\"i\",\"arguments\":\"5\"}}]}]"},
+         "\"name\":\"i\",\"arguments\":\"99999999999999999999\"}}]}]"},
         {"[{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}},{\"role\":\"function\",\"name\":"
          "\"f\",\"content\":null}]",
          "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","

@@ -283,6 +283,8 @@ def test_refused(s):
         ({"tools": [tool]}, "tools_unsupported", "tools"),
         ({"tools": [tool, tool], "tool_choice": "none"}, "invalid_value", "tools[1]"),
         ({"tools": [{"type": "custom"}]}, "unsupported_value", "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 2**70}}], "tool_choice": "none"}, "invalid_type", "tools[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 2**70}}]}]}, "invalid_type", "messages[0].tool_calls[0].function.arguments"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tool_choice": "maybe"}, "invalid_value", "tool_choice"),
         ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "invalid_value", "tool_choice"),
