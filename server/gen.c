@@ -374,6 +374,7 @@ static void gen_flush(struct gen *g)
     if (!g->choices_open && !r->out_end) {
         gen_write_tail(g);
         r->out_end = true;
+        gen_shed(g);
     }
     request_stream_more(r);
     answer_book(r, &r->out_booked, r->out.cap);

@@ -147,7 +147,10 @@ void request_stream_open(struct request *r)
 
 void request_stream_more(struct request *r)
 {
-    if (r->out.len - r->out_at > LIMIT_OUT_BYTES && !r->cancelled) {
+    if (r->out.len - r->out_told > r->out_burst) r->out_burst = r->out.len - r->out_told;
+    r->out_told = r->out.len;
+    /* What came at once nobody could have read yet: the log-probs of a long prompt are one event. */
+    if (r->out.len - r->out_at > r->out_burst + LIMIT_OUT_BYTES && !r->cancelled) {
         log_info("req=%s the client reads too slowly: aborted", r->id);
         request_client_gone(r);
         return;
@@ -204,7 +207,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
     size_t n = sse_whole_events(r->out.data + r->out_at, waiting, max);
     memcpy(to, r->out.data + r->out_at, n);
     r->out_at += n;
-    if (r->out_at == r->out.len) r->out_at = r->out.len = 0;
+    if (r->out_at == r->out.len) r->out_at = r->out.len = r->out_told = 0;
     return (ssize_t)n;
 }
 

@@ -100,6 +100,8 @@ struct request {
     const char *allow;        /* value of the Allow header, or NULL */
     struct buf out;           /* body of the answer, or, streaming, the events that wait */
     size_t out_at;            /* STREAM: bytes of out already taken by the connection */
+    size_t out_told;          /* STREAM: bytes of out when it was last looked at */
+    size_t out_burst;         /* STREAM: the largest that came at once */
     bool out_end;             /* STREAM: nothing follows */
     size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
     size_t out_booked;        /* of it, out */
