@@ -179,6 +179,7 @@ void watch_stop(struct request *r)
 /* ---- lingering ---- */
 
 struct lingering {
+    struct lingering **head, *prev, *next; /* the server's list */
     uv_poll_t poll;
     uv_timer_t timer;
     uint64_t until; /* by the loop's clock */
@@ -198,6 +199,9 @@ static void linger_closed(uv_handle_t *h)
 static void linger_end(struct lingering *l)
 {
     if (uv_is_closing((uv_handle_t *)&l->poll)) return;
+    if (l->prev) l->prev->next = l->next;
+    else *l->head = l->next;
+    if (l->next) l->next->prev = l->prev;
     uv_poll_stop(&l->poll);
     uv_close((uv_handle_t *)&l->poll, linger_closed);
     uv_close((uv_handle_t *)&l->timer, linger_closed);
@@ -229,10 +233,19 @@ void linger_start(struct request *r)
         return;
     }
     l->fd = fd;
+    l->head = &r->srv->lingering;
+    l->next = *l->head;
+    if (l->next) l->next->prev = l;
+    *l->head = l;
     uv_timer_init(&r->srv->loop, &l->timer);
     l->poll.data = l->timer.data = l;
     /* libmicrohttpd stopped reading this connection, so the bytes are ours to throw away. */
     uv_poll_start(&l->poll, UV_READABLE | UV_DISCONNECT, linger_event);
     l->until = uv_now(&r->srv->loop) + LINGER_MS;
     uv_timer_start(&l->timer, linger_timeout, LINGER_SILENT_MS, 0);
+}
+
+void linger_stop(struct server *s)
+{
+    while (s->lingering) linger_end(s->lingering);
 }

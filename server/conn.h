@@ -32,5 +32,6 @@ void watch_stop(struct request *r);
 /* Reads on after libmicrohttpd closed the socket, until the client has sent all, or nothing for two seconds, or for half a minute: so an answer
  * sent before the body was read is not torn away by a reset. */
 void linger_start(struct request *r);
+void linger_stop(struct server *s); /* of all, at the end */
 
 #endif

@@ -569,6 +569,7 @@ static void server_end(struct server *s)
         uv_poll_stop(&s->mhd_poll);
         MHD_stop_daemon(s->mhd);
     }
+    linger_stop(s);
     uv_walk(&s->loop, handle_close, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);

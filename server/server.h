@@ -157,6 +157,7 @@ struct server {
     size_t answer_bytes;       /* answers held, in the making or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
     struct conn *conns;        /* open connections: loop.c */
+    struct lingering *lingering; /* closed ones that are still read from: conn.c */
     uint32_t conn_count;
     int exit_code;
 };

@@ -867,8 +867,12 @@ def test_overdue():
                 break
         check.true("slow, but it comes", answer.startswith(b"HTTP/1.1 200"), (longest, answer))
         check.true("counted", s.metric("kvasir:requests_rejected_total") >= 4)
+        refused = socket.create_connection((s.host, s.port), timeout=10)
+        refused.sendall(post % b"/nope" + b"Content-Length: 1000000\r\n\r\n{")
+        check.true("an answer before the body's end", refused.recv(1000).startswith(b"HTTP/1.1 404"))
     finally:
-        s.stop()
+        s.stop()  # while the rest of that body is still waited for
+    refused.close()
 
 
 def test_start():
