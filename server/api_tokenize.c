@@ -53,7 +53,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
     tok_ids_free(&ids);
 }
 
-static void tokenize_job(struct request *r)
+static void tokenize(struct request *r)
 {
     struct gen *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
@@ -68,7 +68,7 @@ static void tokenize_job(struct request *r)
     }
 }
 
-static void detokenize_job(struct request *r)
+static void detokenize(struct request *r)
 {
     struct gen *g = r->gen;
     if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
@@ -106,6 +106,18 @@ static void detokenize_job(struct request *r)
     jo_text(&o, "}");
     if (o.st) (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
     buf_fini(&text);
+}
+
+static void tokenize_job(struct request *r)
+{
+    tokenize(r);
+    request_body_trim(r, r->gen->root, false);
+}
+
+static void detokenize_job(struct request *r)
+{
+    detokenize(r);
+    request_body_trim(r, r->gen->root, false);
 }
 
 static void job_end(struct request *r)

@@ -135,6 +135,8 @@ bool gen_create(struct request *r, enum gen_kind kind);
 
 /* request_body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller owns. */
 enum status request_body_parse(struct request *r, json_t **root);
+/* Drops what of the body isn't needed any more; stops: the stop strings still are. NULL is fine. */
+void request_body_trim(struct request *r, json_t *root, bool stops);
 /* Model name check of openai-api §3.1. */
 enum status request_model_check(struct request *r, json_t *root);
 

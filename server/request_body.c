@@ -5,9 +5,11 @@
 #include "server/limits.h"
 
 #include <ctype.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define TRIM_VALUES 250000u /* of a body: some 10 to 50 MiB */
 #define REPLACEMENT "\xEF\xBF\xBD"
 
 struct repair {
@@ -166,6 +168,7 @@ enum status request_body_parse(struct request *r, json_t **root)
             *root = j;
         }
     }
+    r->body_values = p.tokens;
     buf_fini(&p.out);
     return st;
 }
@@ -179,6 +182,21 @@ json_t *json_from_text(const char *text, size_t len)
     json_t *j = !fine ? NULL : json_loadb(p.touched ? p.out.data : text, p.touched ? p.out.len : len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     buf_fini(&p.out);
     return j;
+}
+
+/* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large, goes before the request waits its
+ * turn, and here, not on the loop: millions of values take a while, of a refused request too. */
+void request_body_trim(struct request *r, json_t *root, bool stops)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(root, next, key, value) {
+        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
+        if ((stops && strcmp(key, "stop") == 0) || (id && json_is_string(value) && json_string_length(value) <= 128)) continue;
+        json_object_del(root, key);
+    }
+    if (r->body_values > TRIM_VALUES) malloc_trim(0); /* the allocator would keep them, for each worker */
 }
 
 enum status request_model_check(struct request *r, json_t *root)

@@ -167,9 +167,9 @@ static enum MHD_Result header_seen(void *cls, enum MHD_ValueKind kind, const cha
     (void)kind;
     struct header_scan *h = cls;
     h->count++;
-    /* "Transfer-Encoding : chunked" is that header to some proxies and another one to libmicrohttpd. */
     /* A carriage return alone ends a line for some. */
     for (const char *s = value ? value : ""; *s; s++) h->bad_value = h->bad_value || ((unsigned char)*s < ' ' && *s != '\t') || *s == 0x7f;
+    /* "Transfer-Encoding : chunked" is that header to some proxies and another one to libmicrohttpd. */
     for (const char *s = name; *s; s++) h->bad_name = h->bad_name || *s <= ' ' || *s > '~' || strchr("\"(),/:;<=>?@[\\]{}", *s);
     if (strcasecmp(name, "Host") == 0) h->hosts++;
     if (strcasecmp(name, "Content-Length") == 0) {

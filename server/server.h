@@ -105,6 +105,7 @@ struct request {
     bool out_end;             /* STREAM: nothing follows */
     size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
     size_t out_booked;        /* of it, out */
+    uint32_t body_values;     /* of the body's JSON, about */
     bool gave_way;            /* it was ended because answers took too much; nothing more is counted */
 
     /* work on the pool */

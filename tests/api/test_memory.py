@@ -95,7 +95,24 @@ def test_waiting():
     server.stop()
 
 
-for function in (test_memory_returns, test_waiting):
+def test_large_bodies():
+    """Parsed bodies of many values, of good requests and of refused ones, are given back: each worker's takes some 300 MiB."""
+    server = harness.Server(args.binary, args.demo)
+    values = b",".join([b"{}"] * 1_500_000)
+    good, refused = b'{"prompt":"red","max_tokens":1,"unknown":[%s]}' % values, b'{"prompt":"red","max_tokens":1,"model":"none","unknown":[%s]}' % values
+    before = resident(server)
+    for path, body, status in (("/v1/completions", good, 200), ("/v1/completions", refused, 404), ("/tokenize", good, 200)):
+        threads = [threading.Thread(target=check.run, args=(lambda: check.equal("status", server.request("POST", path, body, timeout=300)[0], status),)) for _ in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        grown = resident(server) - before
+        check.true(f"{path} {status}: the memory is given back", grown < 200 << 20, f"{grown >> 20} MiB")
+    server.stop()
+
+
+for function in (test_memory_returns, test_waiting, test_large_bodies):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()
