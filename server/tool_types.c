@@ -1,6 +1,8 @@
 /* See tool_types.h. Of JSON Schema: type, enum, const, anyOf, oneOf, allOf, local $ref, additionalProperties. */
 #include "server/tool_types.h"
 
+#include "server/fields.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +40,7 @@ static uint8_t type_of(const json_t *v)
     case JSON_NULL:
         return TYPE_NULL;
     case JSON_OBJECT:
-        return TYPE_OBJECT;
+        return json_big_int(v) ? TYPE_INTEGER : TYPE_OBJECT;
     case JSON_ARRAY:
         return TYPE_ARRAY;
     default:
