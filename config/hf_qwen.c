@@ -405,6 +405,7 @@ static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t 
     hf__u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
     hf__activation(r, obj, "hidden_act", v->activation);
     if (row->family == HF_QWEN2_5_VL) hf__double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);
+    hf__double(r, obj, "rope_theta", 1, 1e12, &v->rope_theta); /* the spelling before transformers 5, as in the text */
     hf__double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
     read_position(r, obj, v);
     read_windows_of_tower(r, obj, v);

@@ -305,6 +305,13 @@ static void test_defaults_of_towers(void **state)
     load(VL2("\"embed_dim\":640,\"mlp_ratio\":3.5,\"num_heads\":8,\"patch_size\":[12,12]"));
     assert_true(d.vision.ff == 2240 && d.vision.patch == 12);
     model_desc_free(&d);
+    /* Both spellings of the tower's theta; among the parameters it counts. */
+    load(VL2("\"rope_theta\":500"));
+    assert_true(d.vision.rope_theta == 500);
+    model_desc_free(&d);
+    load(VL2("\"rope_theta\":500,\"rope_parameters\":{\"rope_type\":\"axial\",\"rope_theta\":200}"));
+    assert_true(d.vision.rope_theta == 200);
+    model_desc_free(&d);
     load(VL25("\"fullatt_block_indexes\":[]"));
     assert_true(d.vision.hidden == 3584 && d.vision.full_layers[0] == 0 && d.image.tokens_per_second == 4);
     model_desc_free(&d);
