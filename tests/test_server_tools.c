@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -598,6 +599,30 @@ static void test_schemas_bounded(void **state)
 {
     (void)state;
     struct buf b;
+    /* One large definition, which thousands refer to. */
+    char *place = malloc(1000003);
+    assert_non_null(place);
+    memset(place, 'x', 1000002);
+    memcpy(place, "#/", 2);
+    place[1000002] = '\0';
+    json_t *list = json_array(), *refs = json_array();
+    for (int i = 0; i < 200000; i++) json_array_append_new(list, json_integer(i));
+    for (int i = 0; i < 20000; i++) json_array_append_new(refs, json_pack("{s:s}", "$ref", "#/large"));
+    json_t *large[] = {json_pack("{s:O}", "enum", list), json_pack("{s:O}", "allOf", list), json_pack("{s:s}", "$ref", place)};
+    for (size_t i = 0; i < 3; i++) {
+        json_t *f = json_pack("{s:o, s:{s:{s:O}, s:{s:s}}}", "large", large[i], "properties", "x", "anyOf", refs, "y", "$ref", "#/large");
+        json_t *one = json_pack("[{s:{s:s, s:o}}]", "function", "name", "f", "parameters", f);
+        clock_t start = clock();
+        struct tool_types *t = tool_types_create(one);
+        assert_non_null(t);
+        assert_true(clock() - start < CLOCKS_PER_SEC);
+        assert_true(tool_types_of(t, "f", 1, "x", 1) & TYPE_STRING);
+        tool_types_destroy(t);
+        json_decref(one);
+    }
+    json_decref(list);
+    json_decref(refs);
+    free(place);
     buf_init(&b, MAX);
     assert_int_equal(buf_adds(&b, "[{\"function\": {\"name\": \"f\", \"parameters\": {\"d\": {\"anyOf\": ["), ST_OK);
     for (int i = 0; i < 1000; i++) assert_int_equal(buf_addf(&b, "%s{\"$ref\": \"#/d\"}", i ? "," : ""), ST_OK);
