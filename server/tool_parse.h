@@ -33,7 +33,8 @@
  * None are read too, for the template writes them), and what isn't is a string.
  * - A value ends at </parameter>; where that is missing, at the beginning of a line with the tag of another of the function's
  * parameters or with </function> and </tool_call>. Text between the parameters is dropped.
- * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is enough behind it. */
+ * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is enough behind it, and
+ * behind its parameters the beginning of another call. */
 #ifndef KVASIR_TOOL_PARSE_H
 #define KVASIR_TOOL_PARSE_H
 

@@ -37,15 +37,27 @@ static int tag_next(const char *text, size_t len, size_t *i, const char *tag, bo
     return found;
 }
 
-/* A name that ends at '>': 1 and where it ends, 0: this is none, -1: the text is too short to tell. */
-static int name_at(const char *text, size_t len, size_t from, bool final, size_t *end)
+/* A name that ends at '>': 1 and where it ends, 0: this is none, -1: the text is too short to tell. blanks: it may hold some. */
+static int name_at(const char *text, size_t len, size_t from, bool blanks, bool final, size_t *end)
 {
     for (size_t i = from; i < len && i - from <= NAME_MAX_LEN; i++) {
         *end = i;
         if (text[i] == '>') return i > from;
-        if (tool__is_space(text[i]) || text[i] == '<') return 0;
+        if ((tool__is_space(text[i]) && !(blanks && text[i] == ' ')) || text[i] == '<') return 0;
     }
     return len - from > NAME_MAX_LEN || final ? 0 : -1;
+}
+
+/* As name_at, a parameter's. known: it must be one of the function's, as must one with blanks, else some prose would be one. */
+static int parameter_at(const struct tool_parse *p, const char *text, size_t len, size_t from, bool known, bool final, size_t *end)
+{
+    int found = name_at(text, len, from, false, final, end);
+    if (!found) {
+        known = true;
+        found = name_at(text, len, from, true, final, end);
+    }
+    if (found <= 0 || !known) return found;
+    return tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, *end - from) != 0;
 }
 
 /* 1: a call, its name is noted; 0: none; -1: the text is too short to tell. */
@@ -57,7 +69,7 @@ static int head_read(struct tool_parse *p, const char *text, size_t len, bool fi
     int found = bare ? 1 : tag_next(text, len, &i, FUNCTION_OPEN, final);
     if (found <= 0) return found;
     p->name_at = i + sizeof FUNCTION_OPEN - 1;
-    found = name_at(text, len, p->name_at, final, &p->name_end);
+    found = name_at(text, len, p->name_at, false, final, &p->name_end);
     if (found <= 0) return found;
     /* Some models forget <tool_call>: fine for a function that there is. */
     if (bare && !tool_types_knows(p->types, text + p->name_at, p->name_end - p->name_at)) return 0;
@@ -137,17 +149,19 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
         size_t i = p->scan = hit ? (size_t)(hit - text) : len, end = 0;
         if (!hit) break;
         int function = tool__tag_at(text, len, i, FUNCTION_CLOSE, final), block = tool__tag_at(text, len, i, TOOL_CLOSE, final);
+        /* The end tags are missing where another call begins: its parameters are not this one's. */
+        int another = tool__tag_at(text, len, i, TOOL_OPEN, final), bare = tool__tag_at(text, len, i, FUNCTION_OPEN, final);
         int parameter = tool__tag_at(text, len, i, PARAMETER_OPEN, final);
         size_t from = i + sizeof PARAMETER_OPEN - 1;
-        if (parameter > 0) parameter = name_at(text, len, from, final, &end);
-        if (function > 0 || block > 0) {
+        if (parameter > 0) parameter = parameter_at(p, text, len, from, false, final, &end);
+        if (function > 0 || block > 0 || another > 0 || bare > 0) {
             if (function > 0) p->scan = i + sizeof FUNCTION_CLOSE - 1;
             p->state = TOOL_END;
             st = say(sink, p->has_args ? "}" : "{}");
             if (!st) st = tool__call_end(p, sink);
         } else if (parameter > 0) {
             st = parameter_begin(p, text, from, end, sink);
-        } else if (function < 0 || block < 0 || parameter < 0) {
+        } else if (function < 0 || block < 0 || another < 0 || bare < 0 || parameter < 0) {
             break;
         } else {
             p->scan = i + 1; /* nothing that belongs here: dropped */
@@ -217,8 +231,7 @@ static int value_cut(const struct tool_parse *p, const char *text, size_t len, s
 {
     size_t from = i + sizeof PARAMETER_OPEN - 1, end;
     int found = tool__tag_at(text, len, i, PARAMETER_OPEN, final);
-    if (found > 0) found = name_at(text, len, from, final, &end);
-    if (found > 0) found = tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, end - from) != 0;
+    if (found > 0) found = parameter_at(p, text, len, from, true, final, &end);
     if (found) return found;
     found = tool__tag_at(text, len, i, FUNCTION_CLOSE, final);
     i += sizeof FUNCTION_CLOSE - 1;

@@ -33,7 +33,7 @@ static const char *const schemas =
     "\"o\":{\"type\":\"object\"},\"a\":{\"type\":\"array\"},\"z\":{\"type\":\"null\"},\"si\":{\"type\":[\"string\",\"integer\"]},"
     "\"sz\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"oz\":{\"oneOf\":[{\"$ref\":\"#/$defs/point\"},{\"type\":\"null\"}]},"
     "\"all\":{\"allOf\":[{\"title\":\"x\"},{\"$ref\":\"#/$defs/color\"}]},\"loop\":{\"$ref\":\"#/$defs/loop\"},\"no\":{\"$ref\":\"#/$defs/no\"},"
-    "\"c\":{\"const\":true},\"any\":{},\"yes\":true}}}},"
+    "\"c\":{\"const\":true},\"any\":{},\"yes\":true,\"two words\":{\"type\":\"integer\"}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":"
     "\"string\"}},\"additionalProperties\":{\"type\":\"integer\"}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"bare\"}}]";
@@ -283,6 +283,8 @@ static const struct {
     {&xml, XML("f", P("s", "\"\\\t\x01\r\né 北京 😀\n\n</tool_call> <function=f> a </b>")),
      "[f {\"s\": \"\\\"\\\\\\t\\u0001\\r\\né 北京 😀\\n\\n</tool_call> <function=f> a </b>\"}]"},
     {&xml, XML("f", P("s", "if a <parameter=x> b:\n  </function>\n<tool_call>")), "[f {\"s\": \"if a <parameter=x> b:\\n  </function>\\n<tool_call>\"}]"},
+    {&xml, XML("f", P("two words", "5") P("s", "x") P("two words", "6")), "[f {\"two words\": 5, \"s\": \"x\", \"two words\": 6}]"},
+    {&xml, XML("f", "<parameter=s>\nx\n" P("two words", "6")), "[f {\"s\": \"x\", \"two words\": 6}]"},
     {&xml, XML("f", P("a\"\\b", "x")), "[f {\"a\\\"\\\\b\": \"x\"}]"},
     /* tags are missing */
     {&xml, F("get_weather", P("city", "Paris")), GOT_PARIS},
@@ -291,6 +293,9 @@ static const struct {
     {&xml, "<tool_call>\n" F("get_weather", P("city", "Paris")), GOT_PARIS},
     {&xml, XML("f", "<parameter=s>\nx\n<parameter=i>\n5\n"), "[f {\"s\": \"x\", \"i\": 5}]"},
     {&xml, XML("f", "<parameter=s>\n<parameter=i>\n5</parameter>"), "[f {\"s\": \"\", \"i\": 5}]"},
+    {&xml, "<tool_call>\n<function=f>\n" P("s", "x") XPARIS, "[f {\"s\": \"x\"}]" GOT_PARIS},
+    {&xml, "<tool_call>\n<function=f>\n" P("s", "x") F("bare", "") "\n</tool_call>", "[f {\"s\": \"x\"}][bare {}]"},
+    {&one_xml, "<tool_call>\n<function=f>\n" P("s", "x") XPARIS, "[f {\"s\": \"x\"}]"},
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</tool_call>y", "[f {\"s\": \"x\\n</tool_call>y"},
     {&xml, XML("f", "no\n" P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")), "<tool_call>\n<function=f>\nno\n"
      "<parameter=s>\nx\n</parameter>\n<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5") "</function>\n</tool_call>"},
@@ -687,6 +692,7 @@ static void test_random_pieces(void **state)
                                          "<parameter=",
                                          "\n</parameter>\n",
                                          "<tool_call>\n<function=f>\n<parameter=si>\n",
+                                         "<parameter=two words>",
                                          ">",
                                          "True"};
     static const struct chat_output_rules *const all[] = {&tools, &one_tool, &plain, &think, &inside, &drop, &keep, &keep_inside,
