@@ -52,11 +52,11 @@ EPI_INLINE void z__one_row(const struct linear_job *j, uint32_t pair, uint32_t r
     size_t panel = w->panel_bytes;
     const char *b = (const char *)w->data + (size_t)2 * pair * panel;
     const char *x = j->x + (size_t)row * w->kpad * be_dtype_bytes(w->type);
-    __m512 s[6];
+    __m512 s[4];
     for (uint32_t c = 0; c < 2 * pairs; c++) s[c] = _mm512_setzero_ps();
     uint32_t steps = (uint32_t)(panel / 64);
     for (uint32_t i = 0; i < steps; i++, b += 64, x += 4) {
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (uint32_t c = 0; c < 2 * pairs; c++) {
             s[c] = z__step(bf16, s[c], x, _mm512_loadu_ps(b + c * panel));
             _mm_prefetch(b + c * panel + AHEAD, _MM_HINT_T0);
@@ -72,8 +72,8 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
 {
     if (j->m == 1) {
         uint32_t pair = begin;
-        /* Not four: panels mostly lie a multiple of 4 KiB apart, so eight of them fill all ways of a first-level cache of 32 KiB with what is fetched ahead. */
-        for (; pair + 3 <= end; pair += 3) z__one_row(j, pair, 0, 3, bf16, e);
+        /* Not more than two: panels mostly lie a multiple of 4 KiB apart, so with what is fetched ahead more of them crowd the ways of a first-level
+         * cache of 32 KiB (Zen 4, one thread: of the shapes of bench_kernels three are up to 9 % slower, four up to 28 %; only a head's is 2 % faster). */
         for (; pair + 2 <= end; pair += 2) z__one_row(j, pair, 0, 2, bf16, e);
         for (; pair < end; pair++) z__one_row(j, pair, 0, 1, bf16, e);
         return;
