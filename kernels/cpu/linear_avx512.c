@@ -73,7 +73,8 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
     if (j->m == 1) {
         uint32_t pair = begin;
         /* Not more than two: panels mostly lie a multiple of 4 KiB apart, so with what is fetched ahead more of them crowd the ways of a first-level
-         * cache of 32 KiB (Zen 4, one thread: of the shapes of bench_kernels three are up to 9 % slower, four up to 28 %; only a head's is 2 % faster). */
+         * cache of 32 KiB (Zen 4, one thread, shapes of bench_kernels: three are up to 8 % slower, four up to 37 %; three are 2 % faster on a head and 5 % on
+         * 270M's qkv). */
         for (; pair + 2 <= end; pair += 2) z__one_row(j, pair, 0, 2, bf16, e);
         for (; pair < end; pair++) z__one_row(j, pair, 0, 1, bf16, e);
         return;
