@@ -19,9 +19,14 @@ EPI_INLINE __m512 z__step(bool bf16, __m512 acc, const char *x, __m512 w)
     return _mm512_fmadd_ps(_mm512_set1_ps(one), w, acc);
 }
 
-/* `rows` rows (a constant) of one pair, all of K. One step is 4 bytes of a row (2 bf16 or 1 f32) and 64 bytes of each panel, in both types. */
-EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows, bool bf16, bool fetch, const struct epi_dest *d,
-                        enum be_epilogue e)
+/* What a pass over a pair's weights fetches: nothing; ahead of itself, what it reads itself; the pair behind it, for which the passes over the
+ * second rows have time. */
+enum fetch { FETCH_NONE, FETCH_AHEAD, FETCH_NEXT };
+
+/* `rows` rows (a constant) of one pair, all of K; the first `done` of them were stored before. One step is 4 bytes of a row (2 bf16 or 1 f32) and
+ * 64 bytes of each panel, in both types. */
+EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows, uint32_t done, bool bf16,
+                        enum fetch fetch, const struct epi_dest *d, enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     const char *b = (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
@@ -32,9 +37,12 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
     uint32_t steps = (uint32_t)(panel / 64);
     for (uint32_t i = 0; i < steps; i++, b += 64, x += 4) {
         __m512 w0 = _mm512_loadu_ps(b), w1 = _mm512_loadu_ps(b + panel);
-        if (fetch) {
+        if (fetch == FETCH_AHEAD) {
             _mm_prefetch(b + AHEAD, _MM_HINT_T0);
             _mm_prefetch(b + panel + AHEAD, _MM_HINT_T0);
+        } else if (fetch == FETCH_NEXT) {
+            _mm_prefetch(b + 2 * panel, _MM_HINT_T1);
+            _mm_prefetch(b + 3 * panel, _MM_HINT_T1);
         }
 #pragma GCC unroll 12
         for (uint32_t r = 0; r < rows; r++) {
@@ -42,7 +50,8 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
             s1[r] = z__step(bf16, s1[r], x + r * stride, w1);
         }
     }
-    for (uint32_t r = 0; r < rows; r++) epi_row(d, e, row + r, s0[r], s1[r]);
+    for (uint32_t r = 0; r < rows; r++)
+        if (r >= done) epi_row(d, e, row + r, s0[r], s1[r]);
 }
 
 /* One row of several pairs at once, so that the chains of additions overlap. */
@@ -82,9 +91,21 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
     for (uint32_t pair = begin; pair < end; pair++) {
         struct epi_dest d = epi_dest_of(j, pair);
         uint32_t row = 0;
-        for (; row + 12 <= j->m; row += 12) z__rows(j, pair, row, 12, bf16, row == 0, &d, e);
-        for (; row + 4 <= j->m; row += 4) z__rows(j, pair, row, 4, bf16, row == 0, &d, e);
-        for (; row < j->m; row++) z__rows(j, pair, row, 1, bf16, row == 0, &d, e);
+        bool next = pair + 1 < end;
+        for (; row + 12 <= j->m; row += 12) {
+            if (row == 0) z__rows(j, pair, row, 12, 0, bf16, FETCH_AHEAD, &d, e);
+            else if (row == 12 && next) z__rows(j, pair, row, 12, 0, bf16, FETCH_NEXT, &d, e);
+            else z__rows(j, pair, row, 12, 0, bf16, FETCH_NONE, &d, e);
+        }
+        for (; row + 4 <= j->m; row += 4) {
+            if (row == 0) z__rows(j, pair, row, 4, 0, bf16, FETCH_AHEAD, &d, e);
+            else if ((row == 4 || row == 12) && next) z__rows(j, pair, row, 4, 0, bf16, FETCH_NEXT, &d, e);
+            else z__rows(j, pair, row, 4, 0, bf16, FETCH_NONE, &d, e);
+        }
+        /* Up to three more: the last four once more, for one pass instead of three. */
+        if (row < j->m && j->m >= 4) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
+        else
+            for (; row < j->m; row++) z__rows(j, pair, row, 1, 0, bf16, row == 0 ? FETCH_AHEAD : FETCH_NONE, &d, e);
     }
 }
 
