@@ -37,6 +37,7 @@ static const struct row rows[] = {
     {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N", "sequences of one engine step; 0 = 64"},
     {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N", "sequences waiting; beyond it requests get 429"},
     {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N", "prompt tokens of one sequence per step; 0 = what the step allows"},
+    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS", "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE", "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE", "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in their turn"},

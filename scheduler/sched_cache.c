@@ -149,12 +149,15 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 
 void sched__cache_defer(struct scheduler *s)
 {
+    for (struct sequence *q = s->running.head; q; q = q->next) q->wanted_until = 0;
     pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots anew */
     for (struct sequence *q = s->waiting.head; q; q = q->next) {
         if (q->waits) {
             const struct slot *at = &s->slots[q->waits_for.slot];
-            const struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
+            struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
             q->waits = r && r->running && r->position < q->wait_until;
+            /* It stands where the shortest that waits for it would. */
+            if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until)) r->wanted_until = q->wait_until;
         }
         q->deferred = q->waits;
     }

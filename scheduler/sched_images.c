@@ -294,8 +294,26 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
     return NULL;
 }
 
+/* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to slice, and guessed of a picture of
+ * another size from its patches, that each see the others. */
+static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
+{
+    if (s->opt.encode_layers) return s->opt.encode_layers;
+    if (!s->opt.step_us) return 2;
+    if (begun) {
+        uint64_t pixels = (uint64_t)begun->width * begun->height;
+        double times = s->layer_pixels ? (double)pixels / (double)s->layer_pixels : 1;
+        s->layer_us *= times * times;
+        s->layer_pixels = pixels;
+    }
+    if (s->layer_us <= 0) return 1;
+    double n = (double)s->opt.step_us / 2 / s->layer_us;
+    return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
+}
+
 bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
 {
+    s->slice_us = 0;
     struct open_pictures open = {0};
     for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
     for (struct sequence *q = s->running.head, *next; q; q = next) {
@@ -309,11 +327,16 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
     struct feature_entry *f = q->features[image].entry;
     struct err err = {{0}};
     enum status st = ST_OK;
-    if (features_state(f) == FEATURES_EMPTY) {
+    uint64_t start = sched__clock(s);
+    bool begins = features_state(f) == FEATURES_EMPTY;
+    uint32_t layers = slice_layers(s, begins ? pixels_of(q, image) : NULL);
+    if (begins) {
         st = features_begin(c, f, pixels_of(q, image), &err);
         image_u8_free(&q->features[image].pixels);
     }
-    if (!st) st = features_encode(c, f, s->opt.encode_layers, &err);
+    if (!st) st = features_encode(c, f, layers, &err);
+    s->slice_us = (double)(sched__clock(s) - start);
+    s->layer_us = s->slice_us / layers;
     if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
     if (st) {
         /* Others who hold the picture begin anew with their own pixels. */

@@ -13,6 +13,7 @@
 #include "scheduler/kv_blocks.h"
 #include "scheduler/radix_cache.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/step_cost.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -70,6 +71,21 @@ struct sequence {
     struct event_node *end_event;       /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
     uint32_t run_tokens;                /* tokens of the run planned for this step; 0 = none */
+    uint32_t wanted_until;              /* others wait for its prefill to reach this; 0 = none does */
+    uint64_t prefill_turn;              /* the turn in which it was prefilled last; later: it stands back until then */
+};
+
+/* sched_prefill.c: one that wants to be prefilled in this step, and one tenant's share of it. Costs in microseconds, or in tokens where a
+ * step has no time budget. */
+struct prefill {
+    struct sequence *q;
+    double left, need; /* of all that is left to prefill; of what can go into one step */
+    bool done;         /* it was given a run, or could take none */
+};
+struct prefill_share {
+    uint64_t tenant, turn; /* turn: when it was served last */
+    double need;
+    bool served;
 };
 
 struct seq_list {
@@ -111,6 +127,14 @@ struct scheduler {
     struct engine_run *runs;         /* [sequences_max] */
     struct sequence **run_seqs;      /* [sequences_max] */
     uint32_t run_count, step_tokens;
+    uint32_t step_rows;              /* tokens that prefills may fill the step up to */
+    struct step_cost cost;           /* what steps take, as learnt so far */
+    struct prefill *prefills;        /* [sequences_max] */
+    struct prefill_share *shares;    /* [sequences_max] */
+    uint64_t turn;                   /* steps planned */
+    double slice_us;                 /* what this turn's slice of a picture took; 0 = there was none */
+    double layer_us;                 /* what one more layer of such a slice takes, as seen last; 0 = not known */
+    uint64_t layer_pixels;           /* of a picture of so many pixels */
     bool events_pushed, skip_decodes;
     struct sched_stats now;          /* without `waiting` and `failed` */
 
@@ -159,6 +183,12 @@ struct sequence *sched__pick_waiting(struct scheduler *s);
 void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
 void sched__preempt(struct scheduler *s, struct sequence *q);
+bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for a picture */
+/* Plans a prefill run of about so many tokens for q; how many it became: a picture goes whole, where there is room. May preempt, q too. */
+uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens);
+
+/* sched_prefill.c: runs for those that want to be prefilled, within the budget (microseconds, or tokens without --step-ms). */
+void sched__plan_prefills(struct scheduler *s, double budget);
 
 /* sched_images.c: encoded pictures. */
 enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
@@ -177,6 +207,7 @@ void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s, struct sequence *q); /* releases pictures that lie wholly before position */
 
 /* scheduler.c */
+uint64_t sched__clock(const struct scheduler *s); /* microseconds; the tests' virtual one, or monotonic */
 bool sched__push_event(struct scheduler *s, const struct sched_event *ev); /* false: out of memory */
 void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id, const char *message, uint64_t now_us);
 

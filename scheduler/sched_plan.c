@@ -1,12 +1,14 @@
-/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill chunks in order of (priority,
- * arrival), a picture's tokens whole, preemption of the youngest when the arena is full. See sched_internal.h. */
+/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill chunks (sched_prefill.c) of what is
+ * left of the step's time, a picture's tokens whole, preemption of the youngest when the arena is full. See sched_internal.h. */
 #include "scheduler/sched_internal.h"
 
 #include "config/base/assert.h"
 #include "scheduler/tenants.h"
 
-/* While others decode, one step prefills at most about this many tokens, so that their next token isn't long in coming. */
-enum { PREFILL_BESIDE_DECODES = 512 };
+#include <math.h>
+
+/* However much time the decodes take: the part of a step's time that prefills get. */
+#define PREFILL_PART 4
 /* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
 
@@ -147,30 +149,53 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
     return true;
 }
 
-static void plan_pass(struct scheduler *s, bool decodes, uint32_t prefill_max)
+/* Adds q's run of n tokens to the step. False: q had to give its blocks to older ones instead. */
+static bool add_run(struct scheduler *s, struct sequence *q, uint32_t n)
 {
-    for (struct sequence *q = s->running.head; q;) {
-        uint32_t hard = s->caps.batch_tokens_max - s->step_tokens;
-        bool decode = q->count - q->position == 1 && q->generated > 0;
-        if (s->run_count == s->caps.sequences_max || hard == 0) return;
-        uint32_t n = 0;
-        if (decode == decodes) {
-            n = 1;
-            if (!decode) {
-                uint32_t soft = prefill_max > s->step_tokens ? prefill_max - s->step_tokens : 0;
-                if (s->opt.prefill_chunk && soft > s->opt.prefill_chunk) soft = s->opt.prefill_chunk;
-                if (q->alone && soft > s->caps.block_tokens) soft = s->caps.block_tokens; /* what sched__blocks_worst counts on */
-                n = soft > 0 ? prefill_length(s, q, soft, hard) : 0;
-            }
-        }
-        if (n > 0 && !make_room(s, q, n)) return; /* q was the youngest: nobody stands after it */
-        if (n > 0) {
-            q->run_tokens = n;
-            s->run_seqs[s->run_count++] = q;
-            s->step_tokens += n;
-        }
-        q = q->next;
+    if (!make_room(s, q, n)) return false;
+    q->run_tokens = n;
+    s->run_seqs[s->run_count++] = q;
+    s->step_tokens += n;
+    return true;
+}
+
+bool sched__prefill_ready(const struct sequence *q)
+{
+    uint32_t span;
+    return chunk_of(q, UINT32_MAX, &span) > 0 || span > 0;
+}
+
+uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens)
+{
+    if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
+    if (q->alone && tokens > s->caps.block_tokens) tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
+    uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
+    return n && add_run(s, q, n) ? n : 0;
+}
+
+static void plan_decodes(struct scheduler *s)
+{
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
+        if (q->count - q->position != 1 || !q->generated) continue;
+        if (!add_run(s, q, 1)) return; /* q was the youngest: nobody stands after it */
     }
+}
+
+/* What prefills may take of the step beside what is planned already, in microseconds; in tokens without a time budget. */
+static double prefill_budget(struct scheduler *s)
+{
+    uint32_t rows = s->caps.batch_tokens_max - s->step_tokens;
+    s->step_rows = s->caps.batch_tokens_max;
+    if (!s->opt.step_us) return rows;
+    struct step_load l = {{0}};
+    for (uint32_t i = 0; i < s->run_count; i++) step_load_add(&s->cost, &l, s->run_seqs[i]->position, 1, true);
+    if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
+    /* What a step costs before the first token is worth as much prefill at least: weights that are read for one row serve more. */
+    double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
+    double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
+    left = fmax(left, fmax(step / PREFILL_PART, fixed));
+    return fmin(left, fmax(1, rows * s->cost.us[STEP_ROWS])); /* so that what rows end is divided, too */
 }
 
 void sched__plan(struct scheduler *s, uint64_t now_us)
@@ -178,13 +203,9 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
-    uint32_t prefill_max = UINT32_MAX;
-    /* A picture larger than what the decodes leave of the budget gets one step without them. */
+    /* A picture larger than what the decodes leave of the step's tokens gets one step without them. */
     bool skip = s->skip_decodes;
     s->skip_decodes = false;
-    if (!skip) {
-        plan_pass(s, true, 0);
-        if (s->run_count > 0) prefill_max = s->step_tokens + PREFILL_BESIDE_DECODES;
-    }
-    plan_pass(s, false, prefill_max);
+    if (!skip) plan_decodes(s);
+    sched__plan_prefills(s, prefill_budget(s));
 }

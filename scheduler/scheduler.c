@@ -10,13 +10,18 @@
 #include <string.h>
 #include <time.h>
 
-enum { QUEUE_DEFAULT = 1024, ENCODE_LAYERS_DEFAULT = 2, IDLE_HEARTBEAT_S = 1 };
+enum { QUEUE_DEFAULT = 1024, IDLE_HEARTBEAT_S = 1 };
 
 static uint64_t clock_us(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+uint64_t sched__clock(const struct scheduler *s)
+{
+    return s->opt.clock ? s->opt.clock(s->opt.clock_arg) : clock_us();
 }
 
 static void publish(struct scheduler *s);
@@ -31,7 +36,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.image_tokens_max);
     if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
-    if (!s->opt.encode_layers) s->opt.encode_layers = ENCODE_LAYERS_DEFAULT;
+    step_cost_init(&s->cost, &s->caps);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -43,12 +48,14 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
     s->runs = calloc(s->caps.sequences_max, sizeof *s->runs);
     s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
+    s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
+    s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
-    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || eventq_init(&s->events)))
+    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares || eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
         sched_destroy(s);
@@ -98,6 +105,8 @@ void sched_destroy(struct scheduler *s)
     free(s->free_slots);
     free(s->runs);
     free(s->run_seqs);
+    free(s->prefills);
+    free(s->shares);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
     free(s);
@@ -473,10 +482,13 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (n == 0) return;
     struct engine_batch batch = {.runs = s->runs, .run_count = n};
     struct err err = {{0}};
-    uint64_t start = clock_us();
+    struct step_load load = {{0}};
+    for (uint32_t i = 0; i < n; i++) step_load_add(&s->cost, &load, s->runs[i].position, s->runs[i].count, s->runs[i].sample);
+    uint64_t start = sched__clock(s);
     enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);
-    uint64_t spent = clock_us() - start;
+    uint64_t spent = sched__clock(s) - start;
+    if (!st) step_cost_learn(&s->cost, &load, (double)spent);
     now_us += spent;
     s->now.steps++;
     s->now.step_us_total += spent;

@@ -25,7 +25,11 @@ struct seq_id {
 struct sched_options {
     uint32_t queue_max;        /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
     uint32_t prefill_chunk;    /* tokens of one sequence's prefill in one step at most; 0 = what the step's budget leaves */
-    uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = 2 */
+    uint32_t step_us;          /* what a step may take, its slice of a picture included: prefills share what decodes leave of it. Not kept by a
+                                * model whose single rows take longer, nor by pictures that go whole. 0 = no limit but tokens */
+    uint64_t (*clock)(void *arg); /* microseconds, for measuring steps; NULL = the monotonic clock */
+    void *clock_arg;
+    uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = what fits into half of step_us, or 2 */
     bool no_prefix_cache;      /* compute every prompt */
     uint64_t features_bytes;   /* encoded pictures, in use or kept for later requests, as long as idle ones can give way; 0 = 256 MiB */
     uint64_t hash_seed;        /* of the tables' hash functions: random in a server, fixed in tests */

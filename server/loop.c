@@ -346,6 +346,7 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     engine_caps(m->engine, &m->caps);
     struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
                                .prefill_chunk = (uint32_t)o->prefill_chunk,
+                               .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
                                .features_bytes = o->encoder_cache_memory,
                                .wake = wake_loop,

@@ -43,6 +43,11 @@ struct engine {
     uint64_t random;
     uint32_t live_features;
     uint64_t encodes, copies, rows, steps;
+    /* What a step takes on a clock of its own, in microseconds: for scheduling by time. All 0: nothing takes any. */
+    struct {
+        double fixed, row, sampled, pair, layer, noise; /* noise: up to so much of it more or less */
+    } takes;
+    double clock_us;
     void (*on_run)(const struct engine_run *r); /* may be NULL */
 };
 
@@ -118,6 +123,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 }
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
 {
+    e->clock_us += e->takes.layer * (layers && layers < f->layers_left ? layers : f->layers_left);
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     f->layers_left = layers && f->layers_left > layers ? f->layers_left - layers : 0;
     *done = f->layers_left == 0;
@@ -244,9 +250,26 @@ static void fake_check_writes(struct engine *e, const struct engine_batch *b)
     }
 }
 
+/* What the run adds to a step. */
+static inline double fake_run_us(const struct engine *e, uint32_t position, uint32_t count, bool sample)
+{
+    return e->takes.row * count + e->takes.sampled * sample + e->takes.pair * count * (position + (count + 1) / 2.0);
+}
+static inline uint64_t fake_clock(void *engine)
+{
+    return (uint64_t)((const struct engine *)engine)->clock_us;
+}
+
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t tokens = 0;
+    double us = e->takes.fixed;
+    for (uint32_t i = 0; i < b->run_count; i++) us += fake_run_us(e, b->runs[i].position, b->runs[i].count, b->runs[i].sample);
+    if (e->takes.noise > 0) {
+        e->random = fake_mix(e->random);
+        us *= 1 + e->takes.noise * ((double)(e->random >> 40) / (1 << 23) - 1);
+    }
+    e->clock_us += us;
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         ASSERT_CMP(r->count, >, 0);

@@ -413,13 +413,22 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     c->sequences_max = 1 + rnd(12);
     c->batch_tokens_max = c->image_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
     c->arena_units = tight ? least_arena(c) : 80 + rnd(rnd(2) ? 120 : rnd(2) ? 600 : 4000);
+    e->takes.fixed = rnd(500);
+    e->takes.row = rnd(200);
+    e->takes.sampled = rnd(100);
+    e->takes.pair = rnd(100) * 0.01;
+    e->takes.layer = rnd(3000);
+    e->takes.noise = rnd(80) * 0.01;
     fake_open(e, true);
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
     struct sched_options opt = {.queue_max = 4 + rnd(40),
                                 .prefill_chunk = rnd(2) ? 1 + rnd(30) : 0,
-                                .encode_layers = 1 + rnd(3),
+                                .step_us = rnd(2) ? 1 + rnd(rnd(2) ? 300 : 20000) : 0,
+                                .clock = fake_clock,
+                                .clock_arg = e,
+                                .encode_layers = rnd(4),
                                 .no_prefix_cache = !m->lenient && rnd(12) == 0,
                                 .features_bytes = (1 + rnd(8)) * (uint64_t)FAKE_FEATURE_BYTES,
                                 .hash_seed = seed,

@@ -725,9 +725,11 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
 static void open_warm(struct run *r)
 {
     static const uint32_t rooms[] = {10, 12, 15, 22, 45, 150}, more_rows[] = {0, 0, 9, 40, 150};
-    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = 1 + rnd(3), features = chance(40) ? 1 + rnd(60000) : 0,
+    uint32_t step_us = chance(60) ? 1 + rnd(chance(50) ? 300 : 20000) : 0; /* from one row a step to all that is there */
+    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = rnd(4), features = chance(40) ? 1 + rnd(60000) : 0,
              off = chance(6);
     struct sched_options opt = {.queue_max = 2 * PER_INSTANCE,
+                                .step_us = step_us,
                                 .prefill_chunk = chunk,
                                 .encode_layers = layers,
                                 .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
