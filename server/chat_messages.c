@@ -29,7 +29,7 @@ struct parser {
 
 static enum status oom(struct parser *p)
 {
-    api_error_set(p->err, 500, "internal_error", NULL, "Out of memory.");
+    api_error_set(p->err, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_NOMEM;
 }
 
@@ -58,6 +58,15 @@ static enum status set_new(struct parser *p, json_t *object, const char *key, js
 static json_t *share(const json_t *v)
 {
     return json_incref((json_t *)(uintptr_t)v);
+}
+
+/* json_copy, but NULL where it would leave members out for lack of memory. */
+static json_t *copy_of(const json_t *object)
+{
+    json_t *copy = json_copy((json_t *)(uintptr_t)object);
+    if (copy && json_object_size(copy) == json_object_size(object)) return copy;
+    json_decref(copy);
+    return NULL;
 }
 
 static json_t *text_part(const json_t *text)
@@ -326,7 +335,8 @@ static enum status set_arguments(struct parser *p, json_t *function, const json_
     if (p->limits->arguments_as_text) return set_new(p, function, "arguments", args ? share(args) : json_string(""));
     if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
         return set_new(p, function, "arguments", json_object());
-    json_t *parsed = json_is_string(args) ? json_from_text(json_string_value(args), json_string_length(args)) : NULL;
+    json_t *parsed = NULL;
+    if (json_is_string(args) && json_from_text(json_string_value(args), json_string_length(args), &parsed) == ST_NOMEM) return oom(p);
     if (parsed && (!json_is_object(parsed) || json_big_int(parsed))) {
         json_decref(parsed);
         parsed = NULL;
@@ -346,7 +356,7 @@ static enum status parse_function(struct parser *p, const json_t *f, const char 
     snprintf(where, sizeof where, "%s.arguments", path);
     if (args && ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
         return fault(p, "invalid_type", where, "The arguments of a function must be a string.");
-    json_t *copy = json_copy((json_t *)(uintptr_t)f);
+    json_t *copy = copy_of(f);
     if (!copy) return oom(p);
     enum status st = set_arguments(p, copy, args);
     if (st) {
@@ -372,7 +382,7 @@ static enum status parse_tool_calls(struct parser *p, const json_t *calls, json_
         snprintf(path, sizeof path, ".tool_calls[%zu].function", i);
         enum status st = parse_function(p, json_object_get(call, "function"), path, &function);
         if (st) return st;
-        json_t *copy = json_copy(call);
+        json_t *copy = copy_of(call);
         if (!copy || json_object_set_new(copy, "function", function)) {
             if (!copy) json_decref(function);
             json_decref(copy);

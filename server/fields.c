@@ -73,7 +73,7 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     if (has) *has = false;
     if (!v) return ST_OK;
     int64_t i;
-    /* A whole number that 64 bits don't hold comes as a double (request_body.c). */
+    /* A whole number that 64 bits don't hold comes as a double (json_in.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
     if (beyond) return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min, (long long)max);
     if (!json_to_int(v, &i)) return api_fail(e, 400, "invalid_type", name, "%s must be an integer.", name);

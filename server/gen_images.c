@@ -30,7 +30,8 @@ struct image_fetch {
     /* the worker's, then the loop's */
     struct image_prepared out;
     struct err err;
-    bool failed, differs;
+    enum image_fault fault;
+    bool differs;
     double seconds;
 };
 
@@ -104,15 +105,21 @@ static void fetch_run(uv_work_t *w)
     const struct model_info *mi = g->r->srv->model->info;
     struct picture_parts parts = {0};
     uint64_t t0 = now_us();
-    f->failed = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err) != IMAGE_OK;
+    f->fault = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
     /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
-    if (!f->failed) f->differs = parts.count != p->count;
-    for (uint32_t i = 0; !f->failed && !f->differs && i < p->count; i++) f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
+    if (!f->fault) f->differs = parts.count != p->count;
+    for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++) f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
     picture_parts_free(&parts);
     f->seconds = (double)(now_us() - t0) * 1e-6;
 }
 
 /* ---- loop ---- */
+
+/* The scheduler calls every refused picture the engine's fault. */
+static void no_memory(struct request *r)
+{
+    gen_abort(r, 503, "out_of_memory", "The server is out of memory.");
+}
 
 /* The pixels for waiter i: moved to the last who wants them, copied for the others. False: out of memory. */
 static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struct image_u8 *out)
@@ -137,19 +144,21 @@ static void fetch_done(uv_work_t *w, int status)
     struct server *s = r->srv;
     struct gen_picture *p = &f->g->pictures[f->picture];
     p->fetch = NULL;
-    bool ok = !status && !f->failed && !f->differs;
-    if (!status && !f->failed) metrics_image(s->metrics, f->seconds);
+    bool ok = !status && !f->fault && !f->differs;
+    if (!status && !f->fault) metrics_image(s->metrics, f->seconds);
     if (f->differs) {
         log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
         image_alias_remove(s->aliases, p->alias);
     }
     uint32_t last = 0;
+    if (f->fault == IMAGE_NOMEM) no_memory(r);
     for (uint32_t i = 0; i < f->waiter_count; i++) {
         struct image_u8 pixels;
         if (f->waiters[i].image - p->first > last) last = f->waiters[i].image - p->first;
         if (ok && pixels_take(f, i, p->first, &pixels)) {
             sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
         } else {
+            if (ok) no_memory(r);
             sched_refuse_image(s->model->sched, f->waiters[i].id, f->waiters[i].image,
                                f->differs ? "the image could not be read again" : f->err.msg[0] ? f->err.msg : "out of memory for an image");
         }
@@ -210,6 +219,7 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
         return;
     }
     if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) || !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
+        if (known) no_memory(r);
         sched_refuse_image(r->srv->model->sched, ev->id, ev->index, known ? "out of memory for an image" : "the image's file is gone");
     }
 }

@@ -7,6 +7,7 @@
 #define LIMIT_HEADERS 256u
 #define LIMIT_JSON_DEPTH 128u
 #define LIMIT_JSON_TOKENS 4000000u
+#define LIMIT_ILL_FORMED 65536u         /* bytes and surrogates of a body that U+FFFD stands for */
 #define LIMIT_MESSAGES 65536u
 #define LIMIT_PROMPTS 2048u
 #define LIMIT_STOPS 16u

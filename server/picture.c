@@ -138,6 +138,17 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
     return f;
 }
 
+/* libwebp calls a file corrupt when an allocation fails, mostly. True if it may have been that, and a second try may tell; *f is set if it was. */
+static bool webp_again(const uint8_t *bytes, size_t len, bool list, enum image_fault *f, struct err *err)
+{
+    size_t at = list ? 4 : 0; /* behind the first file's length */
+    if (*f != IMAGE_BAD_DATA || len < at + 4 || memcmp(bytes + at, "RIFF", 4) != 0) return false;
+    void *volatile some = malloc(1u << 20);
+    free(some);
+    if (!some) *f = image__fail(err, IMAGE_NOMEM, "out of memory");
+    return some != NULL;
+}
+
 enum image_fault picture_from_file(const struct model_image_rule *rule, const char *family, const struct picture_ask *ask,
                                    const uint8_t *bytes, size_t len, struct image_prepared *out, struct picture_parts *parts,
                                    struct err *err)
@@ -146,7 +157,13 @@ enum image_fault picture_from_file(const struct model_image_rule *rule, const ch
     struct image_prepared made = {0};
     struct picture_parts p = {0};
     image_config_bound(&cfg, &ask->bounds);
-    enum image_fault f = ask->video ? video(rule, ask, bytes, len, &made, &p, err) : still(&cfg, bytes, len, &made, &p, err);
+    enum image_fault f;
+    int tries = 0;
+    do {
+        image_prepared_free(&made);
+        picture_parts_free(&p);
+        f = ask->video ? video(rule, ask, bytes, len, &made, &p, err) : still(&cfg, bytes, len, &made, &p, err);
+    } while (webp_again(bytes, len, ask->list, &f, err) && !tries++);
     for (uint32_t i = 0; !f && i < made.count; i++) image_in_key(&made.images[i], &rule->config, family, &p.grids[i], p.keys[i]);
     if (f) {
         image_prepared_free(&made);

@@ -1,6 +1,8 @@
 /* See tool_parse.h. */
 #include "server/tool_parse_internal.h"
 
+#include "server/fields.h"
+
 #include <jansson.h>
 #include <string.h>
 
@@ -106,7 +108,9 @@ void tool__block_refuse(struct tool_parse *p)
 /* A string of the text, quotes and all, without its escapes. Owned; NULL: no memory, or a lone surrogate. */
 static json_t *unpack(const char *text, size_t from, size_t to)
 {
-    return json_loadb(text + from, to - from, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    json_t *v = NULL;
+    (void)json_from_text(text + from, to - from, &v);
+    return v;
 }
 
 enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink)

@@ -149,7 +149,7 @@ static void test_large_numbers(void **state)
     for (size_t i = 0; i < count; i++, at += 20) memcpy(list + at, "9223372036854775808,", 20);
     memcpy(list + at - 1, "]}", 2);
     assert_null(parse(&many, list, at + 1));
-    assert_string_equal(many.error.message, "The JSON body has too many values.");
+    assert_non_null(strstr(many.error.message, "too many values"));
     free(list);
     struct request r;
     char digits[420] = "{\"a\":";
@@ -163,12 +163,13 @@ static void test_inner_text(void **state)
 {
     (void)state;
     static const char text[] = "{\"id\":18446744073709551616,\"s\":\"\\\"99999999999999999999\"}";
-    json_t *j = json_from_text(text, sizeof text - 1);
+    json_t *j = NULL;
+    assert_int_equal(json_from_text(text, sizeof text - 1, &j), ST_OK);
     assert_string_equal(json_big_int(json_object_get(j, "id")), "18446744073709551616");
     assert_string_equal(json_string_value(json_object_get(j, "s")), "\"99999999999999999999");
     json_decref(j);
     static const char *const none[] = {"", "{", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xFF\"}", "{\"a", "{\"a\\"};
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_null(json_from_text(none[i], strlen(none[i])));
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_int_equal(json_from_text(none[i], strlen(none[i]), &j), ST_FORMAT);
 }
 
 static void test_names(void **state)
