@@ -172,6 +172,40 @@ static void test_inner_text(void **state)
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_int_equal(json_from_text(none[i], strlen(none[i]), &j), ST_FORMAT);
 }
 
+/* What jansson makes of a text, with memory. */
+static void test_as_jansson(void **state)
+{
+    (void)state;
+    static const char seed[] = "{\"a\":[1,-0.5e+3,true,false,null,{}],\"b\\u00e9\":\"x\\n\\/\xC3\xA9\\ud83d\\ude00\", \"\":[[],{\"a\":0E-1}]}";
+    static const char bytes[] = "{}[]\",:\\ue+-.019 \tnt\xC3\xA9\xFF\x1F";
+    uint64_t rng = 1, taken = 0;
+    for (int round = 0; round < 300000; round++) {
+        char text[sizeof seed + 8];
+        size_t len = sizeof seed - 1;
+        memcpy(text, seed, sizeof seed);
+        for (int k = round % 4; k >= 0; k--) {
+            rng = rng * 6364136223846793005u + 1442695040888963407u;
+            size_t at = (rng >> 33) % len;
+            char c = bytes[(rng >> 20) % (sizeof bytes - 1)];
+            if (rng >> 60 < 6) {
+                text[at] = c;
+            } else if (rng >> 60 < 12) {
+                memmove(text + at, text + at + 1, --len - at);
+            } else {
+                memmove(text + at + 1, text + at, len++ - at);
+                text[at] = c;
+            }
+        }
+        json_t *want = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL), *got = NULL;
+        if (json_from_text(text, len, &got) != (want ? ST_OK : ST_FORMAT)) fail_msg("%.*s", (int)len, text);
+        if (want && !json_equal(want, got)) fail_msg("%.*s", (int)len, text);
+        taken += want != NULL;
+        json_decref(want);
+        json_decref(got);
+    }
+    assert_in_range(taken, 3000, 200000);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -265,7 +299,7 @@ static void test_slow_reader(void **state)
 int main(void)
 {
     json_object_seed(1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text), cmocka_unit_test(test_slow_reader),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text), cmocka_unit_test(test_as_jansson), cmocka_unit_test(test_slow_reader),
                                        cmocka_unit_test(test_names), cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
