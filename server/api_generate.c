@@ -19,9 +19,8 @@ static void generate_done(struct request *r)
 static void generate_job(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root)) return;
     /* Pictures in it may be large, and gen_images has copies of what it needs. */
-    if (!request_model_check(r, g->root) && !gen_parse(g, g->root))
+    if (!request_body_parse(r, &g->root) && !request_model_check(r, g->root) && !gen_parse(g, g->root))
         (void)(g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root));
     request_body_trim(r, g->root, !r->error.http);
 }

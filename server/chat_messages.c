@@ -2,6 +2,7 @@
 #include "server/chat_messages.h"
 
 #include "server/fields.h"
+#include "server/limits.h"
 
 #include <stdarg.h>
 #include <stdint.h>
@@ -20,7 +21,7 @@ struct parser {
     const struct chat_limits *limits;
     struct api_error *err;
     struct image_ref *images;
-    size_t image_count, image_cap, video_count;
+    size_t image_count, image_cap, video_count, pieces;
     json_t *list;
     size_t at; /* message being parsed */
     enum role role;
@@ -46,6 +47,13 @@ static enum status fault(struct parser *p, const char *code, const char *suffix,
     snprintf(path, sizeof path, "messages[%zu]%s", p->at, suffix);
     api_error_set(p->err, 400, code, path, "%s", text);
     return ST_INVALID;
+}
+
+/* One more content part or tool call: each becomes several values. */
+static enum status count_piece(struct parser *p, const char *suffix)
+{
+    if (++p->pieces <= LIMIT_PARTS) return ST_OK;
+    return fault(p, "invalid_value", suffix, "There are more than %u content parts and tool calls.", LIMIT_PARTS);
 }
 
 /* Sets a fresh reference; consumes value also on failure. */
@@ -247,6 +255,7 @@ static enum status parse_part(struct parser *p, const json_t *part, size_t idx, 
     const char *type, *field;
     const json_t *text;
     snprintf(path, sizeof path, ".content[%zu]", idx);
+    if (count_piece(p, path)) return ST_INVALID;
     if (json_is_string(part)) return append_part(p, parts, text_part(part)); /* some clients send bare strings */
     if (!json_is_object(part)) return fault(p, "invalid_type", path, "A content part must be an object.");
     type = json_string_value(json_object_get(part, "type"));
@@ -378,6 +387,7 @@ static enum status parse_tool_calls(struct parser *p, const json_t *calls, json_
         char path[64];
         json_t *call = json_array_get(calls, i), *function = NULL;
         snprintf(path, sizeof path, ".tool_calls[%zu]", i);
+        if (count_piece(p, path)) return ST_INVALID;
         if (!json_is_object(call)) return fault(p, "invalid_type", path, "A tool call must be an object.");
         snprintf(path, sizeof path, ".tool_calls[%zu].function", i);
         enum status st = parse_function(p, json_object_get(call, "function"), path, &function);

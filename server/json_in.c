@@ -197,6 +197,7 @@ static enum status member(struct json_in *p, json_t *object)
     const char *text;
     size_t len;
     if (next(p) != '"') return expected(p, "a key");
+    if (json_object_size(object) >= LIMIT_JSON_MEMBERS) return fault(p, "an object with too many members");
     enum status st = string(p, &text, &len);
     if (st) return st;
     if (memchr(text, '\0', len)) return fault(p, "a key with a NUL in it");

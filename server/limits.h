@@ -8,7 +8,9 @@
 #define LIMIT_JSON_DEPTH 128u
 #define LIMIT_JSON_TOKENS 4000000u
 #define LIMIT_ILL_FORMED 65536u         /* bytes and surrogates of a body that U+FFFD stands for */
+#define LIMIT_JSON_MEMBERS 65536u        /* of one object: beyond, its table costs a microsecond for each */
 #define LIMIT_MESSAGES 65536u
+#define LIMIT_PARTS 65536u               /* of all messages' contents, tool calls counted */
 #define LIMIT_PROMPTS 2048u
 #define LIMIT_STOPS 16u
 #define LIMIT_STOP_BYTES 1024u
@@ -21,6 +23,8 @@
 #define LIMIT_OUT_BYTES (4u << 20)       /* answer bytes that a slow reader may leave waiting, beside the most that came at once; beyond: abort */
 #define LIMIT_ANSWER_BYTES (512u << 20)  /* one whole JSON answer */
 #define LIMIT_BODIES_BYTES (1ull << 30)  /* request bodies held at once, all connections */
+#define LIMIT_PARSE_BYTES (512u << 20)   /* what the bodies being read may take; one that takes more is read alone */
+#define LIMIT_PARSE_FREE (8u << 20)      /* a body that takes less is not counted and never waits */
 #define LIMIT_SMALL_BODY 65536u          /* an unwanted body of at most this size is read away to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u         /* first request of a connection: header complete */
 #define LIMIT_BODY_SECONDS 300u          /* a body must be complete */

@@ -143,6 +143,7 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         return r->body_seen > 2 * s->opt->max_body_bytes + LIMIT_SMALL_BODY ? MHD_NO : MHD_YES;
     }
     if (buf_add(&r->body, data, len)) return MHD_NO;
+    for (size_t i = 0; i < len; i++) r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
     s->body_bytes += len;
     return MHD_YES;
 }

@@ -166,13 +166,51 @@ static void job_run(uv_work_t *w)
     r->job_run(r);
 }
 
+/* Measured: a string takes its bytes once more, or twice; a value up to 150 bytes, for each mark. */
+static size_t parse_cost(const struct request *r)
+{
+    size_t cost = 3 * r->body.len + 150 * r->body_marks;
+    return cost < LIMIT_PARSE_FREE ? 0 : cost;
+}
+
+static bool parse_fits(const struct server *s, size_t cost)
+{
+    return !cost || !s->parse_bytes || s->parse_bytes + cost <= LIMIT_PARSE_BYTES;
+}
+
+/* Those that gave up or were answered meanwhile have lost their turn. */
+static struct request *parse_next(const struct server *s)
+{
+    struct request *oldest = NULL;
+    for (struct request *r = s->requests; r; r = r->next)
+        if (r->parse_waits && r->state == RQ_WORKING && !r->cancelled) oldest = r;
+    return oldest;
+}
+
+static void job_done(uv_work_t *w, int status);
+
+static void job_start(struct request *r)
+{
+    r->parse_waits = false;
+    r->working = true;
+    r->srv->parse_bytes += r->parse_cost;
+    if (!uv_queue_work(&r->srv->loop, &r->job, job_run, job_done)) return;
+    r->working = false;
+    r->srv->parse_bytes -= r->parse_cost;
+    api_fail(&r->error, 500, "internal_error", NULL, "The server can't start work on the request.");
+    request_fail(r);
+}
+
 static void job_done(uv_work_t *w, int status)
 {
-    struct request *r = w->data;
+    struct request *r = w->data, *next;
+    struct server *s = r->srv;
     (void)status;
     r->working = false;
+    s->parse_bytes -= r->parse_cost;
     if (!r->cancelled && r->mhd) r->job_done(r);
     request_release(r);
+    while ((next = parse_next(s)) && parse_fits(s, next->parse_cost)) job_start(next);
 }
 
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r))
@@ -181,12 +219,9 @@ void request_work(struct request *r, void (*job)(struct request *r), void (*done
     r->job_done = done;
     r->job.data = r;
     r->state = RQ_WORKING;
-    r->working = true;
-    if (uv_queue_work(&r->srv->loop, &r->job, job_run, job_done)) {
-        r->working = false;
-        api_fail(&r->error, 500, "internal_error", NULL, "The server can't start work on the request.");
-        request_fail(r);
-    }
+    r->parse_cost = parse_cost(r);
+    r->parse_waits = r->parse_cost && (!parse_fits(r->srv, r->parse_cost) || parse_next(r->srv));
+    if (!r->parse_waits) job_start(r);
 }
 
 /* ---- answers as libmicrohttpd objects ---- */

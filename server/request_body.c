@@ -7,7 +7,7 @@
 #include <malloc.h>
 #include <string.h>
 
-#define TRIM_VALUES 250000u /* of a body: some 10 to 50 MiB */
+#define TRIM_COST (32u << 20)
 
 static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
 {
@@ -28,7 +28,6 @@ enum status request_body_parse(struct request *r, json_t **root)
     if (!p.len) return api_fail(&r->error, 400, "invalid_json", NULL, "The request has no body: a JSON object is expected.");
     json_t *j;
     enum status st = json_in_parse(&p, &j);
-    r->body_values = p.tokens;
     if (st) return parse_fail(r, &p, st);
     *root = j;
     if (json_is_object(j)) return ST_OK;
@@ -55,7 +54,7 @@ void request_body_trim(struct request *r, json_t *root, bool stops)
         if ((stops && strcmp(key, "stop") == 0) || (id && json_is_string(value) && json_string_length(value) <= 128)) continue;
         json_object_del(root, key);
     }
-    if (r->body_values > TRIM_VALUES) malloc_trim(0); /* the allocator would keep them, for each worker */
+    if (r->parse_cost > TRIM_COST) malloc_trim(0); /* the allocator would keep them, for each worker */
 }
 
 enum status request_model_check(struct request *r, json_t *root)

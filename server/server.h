@@ -85,6 +85,9 @@ struct request {
     bool has_origin;
     struct buf body;
     uint64_t body_seen;      /* bytes, including those thrown away */
+    size_t body_marks;       /* of its bytes, those that stand between JSON values: a bound on how many there are */
+    size_t parse_cost;       /* memory for reading it; 0 = too little to count */
+    bool parse_waits;        /* until others give back theirs */
     size_t body_kept;        /* bytes of encoded pictures that outlive the body: they count among the server's body_bytes */
     bool has_key, one_key;   /* came with a valid API key; the server knows no other */
     uint8_t key[32];         /* its SHA-256 */
@@ -105,7 +108,6 @@ struct request {
     bool out_end;             /* STREAM: nothing follows */
     size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
     size_t out_booked;        /* of it, out */
-    uint32_t body_values;     /* of the body's JSON, about */
     bool gave_way;            /* it was ended because answers took too much; nothing more is counted */
 
     /* work on the pool */
@@ -155,6 +157,7 @@ struct server {
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     size_t body_bytes;         /* request bodies held */
+    size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t answer_bytes;       /* answers held, in the making or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
     struct conn *conns;        /* open connections: loop.c */
