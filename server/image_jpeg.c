@@ -11,13 +11,15 @@
 #include <jpeglib.h>
 
 enum {
+    MARKER_EOI = 0xD9,
     MARKER_SOS = 0xDA,
     MARKER_APP1 = 0xE1,
     SCANS_MAX = 500,
-    SCANS_MIN = 50,
 };
-/* A scan may cost a few bytes of file and a pass over all blocks: this many block visits in all. */
-#define BLOCK_VISITS_MAX (1u << 28)
+/* A scan may cost a few bytes of file and a pass over all blocks of its components, some 50 ns for each. So many in all, about a second, or so many
+ * to each block: usual files have 5. */
+#define BLOCK_VISITS_MAX (1u << 24)
+#define BLOCK_VISITS_EACH 16u
 
 struct decoder {
     struct jpeg_decompress_struct j;
@@ -25,7 +27,7 @@ struct decoder {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf escape;
-    int scans_max;
+    int scans_max; /* as the markers have it */
     bool too_many_scans;
     uint8_t *row; /* one row of gray or CMYK samples, owned */
     struct image_u8 img;
@@ -129,7 +131,46 @@ static enum image_fault truncated(struct err *err)
     return image__fail(err, IMAGE_BAD_DATA, "the JPEG file is truncated");
 }
 
-static enum image_fault read_header(struct decoder *d, const struct image_limits *limits, struct err *err)
+/* The blocks that the scan visits whose segment begins at s. */
+static uint64_t scan_visits(const struct decoder *d, const uint8_t *s, size_t len)
+{
+    uint64_t visits = 0;
+    for (size_t i = 0; len > 2 && i < s[2] && 4 + 2 * i < len; i++) {
+        for (int c = 0; c < d->j.num_components; c++) {
+            const jpeg_component_info *info = &d->j.comp_info[c];
+            if (info->component_id == s[3 + 2 * i]) visits += (uint64_t)info->width_in_blocks * info->height_in_blocks;
+        }
+    }
+    return visits;
+}
+
+/* Counts the scans before any is read. */
+static enum image_fault check_scans(struct decoder *d, struct image_bytes in, struct err *err)
+{
+    uint64_t blocks = 0, visits = 0;
+    const uint8_t *at = in.p + 2, *end = in.p + in.len;
+    for (int c = 0; c < d->j.num_components; c++) {
+        blocks += (uint64_t)d->j.comp_info[c].width_in_blocks * d->j.comp_info[c].height_in_blocks;
+    }
+    while (at < end && (at = memchr(at, 0xFF, (size_t)(end - at)))) {
+        while (at < end && *at == 0xFF) at++;
+        if (at == end || *at == MARKER_EOI) break;
+        uint8_t marker = *at++;
+        if (marker <= 1 || (marker >= 0xD0 && marker <= 0xD8)) continue; /* no length follows */
+        size_t n = end - at < 2 ? 0 : image__be16(at);
+        if (n < 2 || n > (size_t)(end - at)) break;
+        if (marker == MARKER_SOS) {
+            d->scans_max++;
+            visits += scan_visits(d, at, n);
+        }
+        at += n;
+    }
+    if (d->scans_max > SCANS_MAX || (visits > BLOCK_VISITS_MAX && visits > BLOCK_VISITS_EACH * blocks))
+        return image__fail(err, IMAGE_BAD_DATA, "the JPEG file has too many scans: %d", d->scans_max);
+    return IMAGE_OK;
+}
+
+static enum image_fault read_header(struct decoder *d, struct image_bytes in, const struct image_limits *limits, struct err *err)
 {
     int rc;
     do rc = jpeg_read_header(&d->j, FALSE);
@@ -138,10 +179,8 @@ static enum image_fault read_header(struct decoder *d, const struct image_limits
     if (d->j.num_components != 1 && d->j.num_components != 3 && d->j.num_components != 4)
         return image__fail(err, IMAGE_BAD_DATA, "JPEG files with %d components are not supported", d->j.num_components);
     enum image_fault f = image__check_size(d->j.image_width, d->j.image_height, limits, err);
+    if (!f) f = check_scans(d, in, err);
     if (f) return f;
-    uint64_t blocks = ((uint64_t)d->j.image_width * d->j.image_height / 64 + 1) * (uint64_t)d->j.num_components;
-    uint64_t scans = BLOCK_VISITS_MAX / blocks;
-    d->scans_max = scans < SCANS_MIN ? SCANS_MIN : scans > SCANS_MAX ? SCANS_MAX : (int)scans;
     d->j.out_color_space = d->j.num_components == 1 ? JCS_GRAYSCALE : d->j.num_components == 3 ? JCS_RGB : JCS_CMYK;
     d->j.dct_method = JDCT_ISLOW;
     d->j.do_fancy_upsampling = TRUE;
@@ -192,7 +231,7 @@ static enum image_fault decode(struct decoder *d, struct image_bytes in, const s
     d->j.src = &d->source;
     d->progress.progress_monitor = on_progress;
     d->j.progress = &d->progress;
-    enum image_fault f = read_header(d, limits, err);
+    enum image_fault f = read_header(d, in, limits, err);
     return f ? f : read_rows(d, err);
 }
 
