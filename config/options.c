@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum kind { K_STRING, K_CHOICE, K_COUNT, K_SIZE, K_BOOL };
 
@@ -25,7 +26,7 @@ struct row {
 #define U32_TOP 0xffffffffull
 static const struct row rows[] = {
     {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR", "checkpoint directory (default: the bundled demo model)"},
-    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME", "model name in the API (default: the directory's name)"},
+    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]", "model names in the API (default: the directory's name)"},
     {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
@@ -230,15 +231,34 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
+/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the load tool's key; and what Kubernetes
+ * sets in every pod beside a service that is called kvasir. */
+static bool env_known(const char *entry, size_t len)
+{
+    static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY", "TEMPLATE_CASES"};
+    static const char *const begin[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
+    char name[64];
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
+        if (strlen(exact[i]) == len && memcmp(entry, exact[i], len) == 0) return true;
+    for (size_t i = 0; i < sizeof begin / sizeof *begin; i++)
+        if (strncmp(entry, begin[i], strlen(begin[i])) == 0) return true;
+    for (size_t i = 0; i < len && i < sizeof name; i++) name[i] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
+    return len <= sizeof name && row_find(name, len);
+}
+
 static enum status env_read(struct options *o, struct err *err)
 {
+    for (char **e = environ; *e; e++) {
+        if (strncmp(*e, "KVASIR_", 7) == 0 && !env_known(*e + 7, strcspn(*e + 7, "=")))
+            return err_set(err, ST_INVALID, "environment: unknown name '%.*s'", (int)strcspn(*e, "="), *e);
+    }
     for (size_t i = 0; i < ROW_COUNT; i++) {
         char name[64] = "KVASIR_";
         size_t n = strlen(name);
         for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++) name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         name[n] = '\0';
         const char *v = getenv(name);
-        if (!v || !*v) continue;
+        if (!v || !*v || (strcmp(rows[i].name, "port") == 0 && strncmp(v, "tcp://", 6) == 0)) continue; /* Kubernetes again */
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
         if (st) return st;
     }

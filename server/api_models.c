@@ -6,10 +6,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void card(struct json_out *o, const struct server *s)
+const char *model_names_split(char *names)
+{
+    char *to = names;
+    for (const char *at = names, *next; *at; at = next) {
+        size_t n = strcspn(at, ",");
+        next = at + n + (at[n] == ',');
+        for (; n && *at == ' '; n--) at++;
+        while (n && at[n - 1] == ' ') n--;
+        if (!n) continue;
+        memmove(to, at, n);
+        to += n;
+        *to++ = '\0'; /* at the comma, or before it */
+    }
+    return to > names ? to : strchr(names, '\0') + 1;
+}
+
+const char *model_name_find(const struct server *s, const char *name, size_t len)
+{
+    for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1)
+        if (strlen(n) == len && memcmp(n, name, len) == 0) return n;
+    return NULL;
+}
+
+static void card(struct json_out *o, const struct server *s, const char *name)
 {
     jo_text(o, "{\"id\":");
-    jo_cstring(o, s->model_name);
+    jo_cstring(o, name);
     jo_text(o, ",\"object\":\"model\",\"created\":");
     jo_int(o, s->started);
     jo_text(o, ",\"owned_by\":\"local\",\"root\":");
@@ -27,7 +50,10 @@ void api_models_start(struct request *r)
 {
     struct json_out o = {.buf = &r->out};
     jo_text(&o, "{\"object\":\"list\",\"data\":[");
-    card(&o, r->srv);
+    for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
+        if (n != r->srv->model_name) jo_text(&o, ",");
+        card(&o, r->srv, n);
+    }
     jo_text(&o, "]}");
     request_answer(r, o.st ? 500 : 200);
 }
@@ -53,9 +79,10 @@ void api_model_start(struct request *r)
         }
     }
     *to = '\0';
-    if (strcmp(id, r->srv->model_name) == 0 && strlen(id) == (size_t)(to - id)) {
+    const char *name = model_name_find(r->srv, id, (size_t)(to - id));
+    if (name) {
         struct json_out o = {.buf = &r->out};
-        card(&o, r->srv);
+        card(&o, r->srv, name);
         request_answer(r, o.st ? 500 : 200);
     } else {
         (void)api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", id);

@@ -86,9 +86,10 @@ static json_t *text_part(const json_t *text)
 
 static enum status new_ref(struct parser *p, size_t part, const char *where, struct image_ref **out)
 {
+    char path[96];
+    snprintf(path, sizeof path, ".content[%zu]", part);
+    if (p->limits->text_only) return fault(p, "too_many_images", path, "This model takes no pictures.");
     if (p->image_count >= p->limits->images_max) {
-        char path[96];
-        snprintf(path, sizeof path, ".content[%zu]", part);
         return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.", p->limits->images_max);
     }
     if (p->image_count == p->image_cap) {

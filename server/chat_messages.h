@@ -27,9 +27,10 @@ struct image_ref {
 
 struct chat_limits {
     size_t messages_max;    /* 0 = 100000 */
-    size_t images_max;      /* images and videos; 0 = a text-only model: any image is too many */
+    size_t images_max;      /* images and videos */
     size_t videos_max;      /* of them videos; 0 = the model takes none */
     bool arguments_as_text; /* leave function arguments as JSON text (template_caps.arguments_as_text) */
+    bool text_only;         /* the model takes no pictures, however few */
     bool allow_any_role;    /* pass unknown roles to the template */
 };
 #define CHAT_LIMITS_DEFAULT ((struct chat_limits){.messages_max = 100000, .images_max = 16})

@@ -21,7 +21,7 @@ static void preamble(struct json_out *o, const struct gen *g, bool chunk)
     jo_text(o, ",\"created\":");
     jo_int(o, r->created);
     jo_text(o, ",\"model\":");
-    jo_cstring(o, s->model_name);
+    jo_cstring(o, r->model_name ? r->model_name : s->model_name);
     jo_text(o, ",\"system_fingerprint\":");
     jo_cstring(o, s->model->info->fingerprint);
     if (g->p.service_tier) jo_text(o, ",\"service_tier\":\"default\"");

@@ -599,6 +599,7 @@ int server_run(const struct options *opt, char *model_dir)
     s->started = (int64_t)time(NULL);
     s->phase_us = now_us();
     s->model_name = opt->served_model_name ? strdup(opt->served_model_name) : last_component(model_dir);
+    if (s->model_name) s->model_names_end = opt->served_model_name ? model_names_split(s->model_name) : strchr(s->model_name, '\0') + 1;
     s->metrics = metrics_create();
     s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
     signal(SIGPIPE, SIG_IGN);

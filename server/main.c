@@ -126,7 +126,11 @@ int main(int argc, char **argv)
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) return puts("kvasir " KVASIR_VERSION) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;
-    if (!serve && strcmp(command, "inspect") != 0) return usage(strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ? stdout : stderr);
+    if (!serve && strcmp(command, "inspect") != 0) {
+        if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) return usage(stdout);
+        fprintf(stderr, "kvasir: unknown command '%.60s' (see kvasir --help)\n", command);
+        return 2;
+    }
     for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return usage(stdout);
         if (!serve && strcmp(argv[i], "--devices") == 0) return argc == 3 ? inspect_devices() : usage(stderr);

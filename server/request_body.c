@@ -63,7 +63,8 @@ enum status request_model_check(struct request *r, json_t *root)
     if (!m || json_is_null(m)) return ST_OK;
     if (!json_is_string(m)) return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
-    if (!*name || r->srv->opt->accept_any_model) return ST_OK;
-    if (json_is(m, r->srv->model_name)) return ST_OK;
+    size_t len = json_string_length(m);
+    r->model_name = model_name_find(r->srv, name, len);
+    if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
     return api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", name);
 }

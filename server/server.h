@@ -116,6 +116,7 @@ struct request {
     void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
 
     struct gen *gen; /* generating endpoints; owned */
+    const char *model_name; /* by which it was asked for; NULL = none, or one that we don't have */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* pictures being decoded for them */
 };
@@ -148,7 +149,8 @@ struct server {
     struct err load_err;
     const struct model *model; /* NULL until loaded */
 
-    char *model_dir, *model_name;
+    char *model_dir, *model_name; /* the first name; the others stand behind its NUL */
+    const char *model_names_end;
     int64_t started;           /* Unix seconds */
     struct auth *auth;         /* NULL = open */
     struct metrics *metrics;
@@ -199,6 +201,11 @@ struct MHD_Response *request_response(struct request *r); /* for loop.c: respons
 void answer_book(struct request *r, size_t *was, size_t now);
 void answers_check(struct server *s);
 void error_json(const struct api_error *e, struct buf *out); /* the error object */
+
+/* api_models.c */
+/* "a, b" -> "a\0b\0", in place; returns its end. */
+const char *model_names_split(char *names);
+const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: we have no such name */
 
 /* api_*.c: start functions of the routes */
 void api_chat_start(struct request *r);

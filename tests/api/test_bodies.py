@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments, data_url, picture  # noqa: E402
@@ -117,8 +118,116 @@ def test_no_memory():
     s.server.stop()
 
 
+def megabytes(server, name):
+    with open(f"/proc/{server.process.pid}/status") as f:
+        return int(f.read().split(name + ":")[1].split()[0]) >> 10
+
+
+def seconds(server):
+    """Of all processors: what a slow or busy machine does not change much."""
+    with open(f"/proc/{server.process.pid}/stat") as f:
+        return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def many(count, open, one, close):
+    return open + b",".join([one] * count) + close
+
+
+def scans(side, count):
+    """A progressive JPEG of side x side pixels, as its header has it, whose last scan comes again and again."""
+    data = file("files/jpeg_420_33x21_prog.jpg")
+    frame, last = data.index(b"\xff\xc2"), data.rindex(b"\xff\xda")
+    size = struct.pack(">HH", side, side) if side else data[frame + 5:frame + 9]
+    return data[:frame + 5] + size + data[frame + 9:-2] + data[last:-2] * count + data[-2:]
+
+
+HEAD = b'{"prompt":"red","max_tokens":1,"x":'
+TURN = b'{"max_tokens":1,"messages":[{"role":"user","content":'
+BIG = many(1_900_000, HEAD + b"[", b"{}", b"]}")
+COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
+    "ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * (60 << 20) + b'"}', 400, 250, 2),
+    "some ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * 60_000 + b'"}', 200, 100, 2),
+    "one long string": (TEXT, HEAD + b'"' + b"a" * (60 << 20) + b'"}', 200, 250, 3),
+    "many values": (TEXT, BIG, 200, 600, 6),
+    "many members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(1_300_000)) + b"}}", 400, 150, 2),
+    "members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(65_000)) + b"}}", 200, 100, 2),
+    "many parts": (CHAT, many(990_000, TURN + b"[", b'{"text":"x"}', b"]}]}"), 400, 600, 6),
+    "many calls": (CHAT, many(300_000, TURN + b'"x"},{"role":"assistant","tool_calls":[', b'{"function":{"name":"f"}}', b"]}]}"), 400, 500, 4),
+    "many scans": (CHAT, json.dumps(chat(image(scans(5000, 400)))).encode(), 400, 150, 1),
+    "scans": (CHAT, json.dumps(chat(image(scans(0, 40)))).encode(), 200, 100, 2),
+}
+
+
+def test_cost():
+    """Of one body, in memory and in time."""
+    for name, (path, body, want, memory, time) in COSTLY.items():
+        server = Server(args.binary, args.demo)
+        status, _, answer = server.request("POST", path, body)
+        check.true(f"{name}: answer", status == want, (status, answer[:300]))
+        peak, spent = megabytes(server, "VmHWM"), seconds(server)
+        check.true(f"{name}: at most {memory} MB and {time} s", peak <= memory and spent <= time, (peak, spent))
+        print(f"{name}: {len(body) >> 20} MB, {peak} MB at the peak, {spent:.2f} s")
+        server.stop()
+
+
+def test_together():
+    """Large bodies are read in turn, and small ones beside them; who leaves loses his turn."""
+    server = Server(args.binary, args.demo, env={"UV_THREADPOOL_SIZE": "4"})
+    sent, done, counts = threading.Barrier(9), [], []
+
+    def client(number):
+        connection = server.connect()
+        connection.request("POST", TEXT, BIG, {"Content-Type": "application/json"})
+        sent.wait()
+        if number % 4 == 3:
+            return connection.close()
+        check.equal("a large one", connection.getresponse().status, 200)
+        done.append(number)
+
+    threads = [threading.Thread(target=check.run, args=(client, i)) for i in range(8)]
+    for t in threads:
+        t.start()
+    sent.wait()
+    while len(done) < 3:
+        counts.append(len(done))
+        server.ok(TEXT, {"prompt": "red", "max_tokens": 1})
+    check.true("small ones don't wait", counts.count(0) + counts.count(1) + counts.count(2) >= 4, counts)
+    for t in threads:
+        t.join()
+    peak = megabytes(server, "VmHWM")
+    check.true("one at a time", peak <= 700, peak)
+    check.equal("all were answered", len(done), 6)
+    print(f"eight large bodies at once: {peak} MB at the peak, {len(counts)} small requests meanwhile")
+    server.stop()
+
+
+def test_names():
+    """Models' names, settings' names, and what is said about pictures."""
+    s = Server(args.binary, args.demo, "--served-model-name", "first, other")
+    for name, status in (("first", 200), ("other", 200), ("", 200), ("first, other", 404), ("\0", 404), ("first\0", 404), ("first\0other", 404), ("firs", 404)):
+        got, answer = s.post(TEXT, {"prompt": "red", "max_tokens": 1, "model": name})
+        check.equal(f"model {name!r}", (got, answer.get("model") or answer["error"]["code"]), (status, (name or "first") if status == 200 else "model_not_found"))
+    check.equal("no model", s.ok(TEXT, {"prompt": "red", "max_tokens": 1})["model"], "first")
+    check.equal("listed", [m["id"] for m in json.loads(s.request("GET", "/v1/models")[2])["data"]], ["first", "other"])
+    check.equal("each", [s.request("GET", "/v1/models/" + name)[0] for name in ("first", "other", "firs", "first%00other")], [200, 200, 404, 404])
+    s.stop()
+    for env, command, want in (({"KVASIR_PROT": "1"}, "serve", "unknown name 'KVASIR_PROT'"), ({}, "serv", "unknown command 'serv'"),
+                               ({"KVASIR_PORT": "tcp://10.0.0.1:80", "KVASIR_SERVICE_HOST": "10.0.0.1", "KVASIR_MAX_N": "x"}, "serve", "max-n: 'x'")):
+        end = subprocess.run([args.binary, command], env={**os.environ, **env}, stderr=subprocess.PIPE, text=True, timeout=60)
+        check.true(f"{command} {env}", end.returncode and want in end.stderr, end.stderr)
+    s = Server(args.binary, os.path.join(GOLDEN, "gemma3/text_f32"))
+    status, answer = s.post(CHAT, chat(image(picture())))
+    check.equal("a text-only model", (status, answer["error"]["code"], answer["error"]["message"]), (400, "too_many_images", "This model takes no pictures."))
+    s.stop()
+    s = Server(args.binary, os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"))
+    for url in ("http://x/y.mp4", "https://x/y.mp4", "file:///y.mp4", "x"):
+        status, answer = s.post(CHAT, chat({"type": "video_url", "video_url": {"url": url}}))
+        check.true(f"{url} is no image", status == 400 and "image" not in answer["error"]["message"], answer)
+    s.stop()
+
+
 args = arguments(__doc__)
-for function in (test_no_memory,):
+for function in (test_no_memory, test_cost, test_together, test_names):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()
