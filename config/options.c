@@ -26,7 +26,8 @@ struct row {
 #define U32_TOP 0xffffffffull
 static const struct row rows[] = {
     {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR", "checkpoint directory (default: the bundled demo model)"},
-    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]", "model names in the API (default: the directory's name)"},
+    {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
+     "model names in the API (default: the directory's name)"},
     {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
@@ -231,18 +232,20 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the load tool's key; and what Kubernetes
- * sets in every pod beside a service that is called kvasir. */
+/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults,
+ * the load tool's key; and what Kubernetes sets in every pod beside a service that is called kvasir. */
 static bool env_known(const char *entry, size_t len)
 {
-    static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY", "TEMPLATE_CASES"};
+    static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY",
+                                        "TEMPLATE_CASES"};
     static const char *const begin[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
     char name[64];
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
         if (strlen(exact[i]) == len && memcmp(entry, exact[i], len) == 0) return true;
     for (size_t i = 0; i < sizeof begin / sizeof *begin; i++)
         if (strncmp(entry, begin[i], strlen(begin[i])) == 0) return true;
-    for (size_t i = 0; i < len && i < sizeof name; i++) name[i] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
+    for (size_t i = 0; i < len && i < sizeof name; i++)
+        name[i] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
     return len <= sizeof name && row_find(name, len);
 }
 
@@ -258,7 +261,8 @@ static enum status env_read(struct options *o, struct err *err)
         for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++) name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         name[n] = '\0';
         const char *v = getenv(name);
-        if (!v || !*v || (strcmp(rows[i].name, "port") == 0 && strncmp(v, "tcp://", 6) == 0)) continue; /* Kubernetes again */
+        if (!v || !*v) continue;
+        if (strcmp(name, "KVASIR_PORT") == 0 && strncmp(v, "tcp://", 6) == 0) continue; /* Kubernetes again */
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
         if (st) return st;
     }

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *model_names_split(char *names)
+const char *model_names_split(char *names, bool list)
 {
     char *to = names;
-    for (const char *at = names, *next; *at; at = next) {
+    for (const char *at = names, *next; list && *at; at = next) {
         size_t n = strcspn(at, ",");
         next = at + n + (at[n] == ',');
         for (; n && *at == ' '; n--) at++;

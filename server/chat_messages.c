@@ -53,7 +53,8 @@ static enum status fault(struct parser *p, const char *code, const char *suffix,
 static enum status count_piece(struct parser *p, const char *suffix)
 {
     if (++p->pieces <= LIMIT_PARTS) return ST_OK;
-    return fault(p, "invalid_value", suffix, "There are more than %u content parts and tool calls.", LIMIT_PARTS);
+    return fault(p, "invalid_value", suffix, "There are more than %u content parts and tool calls.",
+                 LIMIT_PARTS);
 }
 
 /* Sets a fresh reference; consumes value also on failure. */
@@ -346,7 +347,8 @@ static enum status set_arguments(struct parser *p, json_t *function, const json_
     if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
         return set_new(p, function, "arguments", json_object());
     json_t *parsed = NULL;
-    if (json_is_string(args) && json_from_text(json_string_value(args), json_string_length(args), &parsed) == ST_NOMEM) return oom(p);
+    const char *text = json_string_value(args);
+    if (text && json_from_text(text, json_string_length(args), &parsed) == ST_NOMEM) return oom(p);
     if (parsed && (!json_is_object(parsed) || json_big_int(parsed))) {
         json_decref(parsed);
         parsed = NULL;

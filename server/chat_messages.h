@@ -44,7 +44,8 @@ struct chat_messages {
     size_t image_count;
 };
 
-/* ST_INVALID and a filled err (not NULL) when the client is wrong; ST_NOMEM (err says 503). out is untouched then. */
+/* ST_INVALID and a filled err (not NULL) when the client is wrong; ST_NOMEM (err says 503). out is untouched
+ * then. */
 enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits, struct chat_messages *out,
                                 struct api_error *err) KV_MUST_CHECK;
 void chat_messages_free(struct chat_messages *m);

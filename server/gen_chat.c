@@ -122,7 +122,9 @@ static enum status chat_build(struct chat *c, json_t *root)
     const struct server *s = c->r->srv;
     const struct model *m = s->model;
     json_t *tools = field(root, "tools");
-    struct chat_limits limits = {.messages_max = LIMIT_MESSAGES, .images_max = (size_t)s->opt->max_images, .text_only = !m->info->image.present};
+    struct chat_limits limits = {.messages_max = LIMIT_MESSAGES,
+                                 .images_max = (size_t)s->opt->max_images,
+                                 .text_only = !m->info->image.present};
     if (!m->tmpl) {
         return api_fail(&c->r->error, 400, "chat_template_error", "messages", "This model has no chat template; use /v1/completions.");
     }

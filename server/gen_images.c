@@ -108,7 +108,8 @@ static void fetch_run(uv_work_t *w)
     f->fault = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
     /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
     if (!f->fault) f->differs = parts.count != p->count;
-    for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++) f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
+    for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++)
+        f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
     picture_parts_free(&parts);
     f->seconds = (double)(now_us() - t0) * 1e-6;
 }

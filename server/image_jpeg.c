@@ -16,8 +16,8 @@ enum {
     MARKER_APP1 = 0xE1,
     SCANS_MAX = 500,
 };
-/* A scan may cost a few bytes of file and a pass over all blocks of its components, some 50 ns for each. So many in all, about a second, or so many
- * to each block: usual files have 5. */
+/* A scan may cost a few bytes of file and a pass over all blocks of its components, some 50 ns for each.
+ * So many in all, about a second, or so many to each block: usual files have 5. */
 #define BLOCK_VISITS_MAX (1u << 24)
 #define BLOCK_VISITS_EACH 16u
 
@@ -138,7 +138,8 @@ static uint64_t scan_visits(const struct decoder *d, const uint8_t *s, size_t le
     for (size_t i = 0; len > 2 && i < s[2] && 4 + 2 * i < len; i++) {
         for (int c = 0; c < d->j.num_components; c++) {
             const jpeg_component_info *info = &d->j.comp_info[c];
-            if (info->component_id == s[3 + 2 * i]) visits += (uint64_t)info->width_in_blocks * info->height_in_blocks;
+            if (info->component_id != s[3 + 2 * i]) continue;
+            visits += (uint64_t)info->width_in_blocks * info->height_in_blocks;
         }
     }
     return visits;
@@ -170,7 +171,8 @@ static enum image_fault check_scans(struct decoder *d, struct image_bytes in, st
     return IMAGE_OK;
 }
 
-static enum image_fault read_header(struct decoder *d, struct image_bytes in, const struct image_limits *limits, struct err *err)
+static enum image_fault read_header(struct decoder *d, struct image_bytes in,
+                                    const struct image_limits *limits, struct err *err)
 {
     int rc;
     do rc = jpeg_read_header(&d->j, FALSE);

@@ -142,8 +142,10 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
     enum { BASE64 = sizeof base64 - 1 };
     if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
         return image__fail(err, IMAGE_REMOTE, "http(s) URLs are not fetched: send a data: URL");
-    if (starts_with(url, url_len, "file:")) return image__fail(err, IMAGE_REMOTE, "file: URLs are not read: send a data: URL");
-    if (!starts_with(url, url_len, "data:")) return image__fail(err, IMAGE_BAD_URL, "the URL must be a data: URL");
+    if (starts_with(url, url_len, "file:"))
+        return image__fail(err, IMAGE_REMOTE, "file: URLs are not read: send a data: URL");
+    if (!starts_with(url, url_len, "data:"))
+        return image__fail(err, IMAGE_BAD_URL, "the URL must be a data: URL");
     const char *comma = memchr(url, ',', url_len);
     if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
     size_t head = (size_t)(comma - url);

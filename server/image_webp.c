@@ -26,7 +26,8 @@ static int read_orientation(const WebPDemuxer *demux)
 
 static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig *config, struct err *err)
 {
-    /* Version 1.2.4 uses some small tables of a lossless file without looking whether it got them: what it needs in all is asked for before. */
+    /* Version 1.2.4 uses some small tables of a lossless file without looking whether it got them: what it
+     * needs in all is asked for before. */
     void *volatile all = malloc((size_t)frame->width * (size_t)frame->height * 4 + (1u << 20));
     free(all);
     if (!all) return image__fail(err, IMAGE_NOMEM, "out of memory");

@@ -72,7 +72,8 @@ static enum status replace(struct json_in *p, uint32_t *cp)
 {
     *cp = 0xFFFD;
     if (p->strict) return fault(p, "not UTF-8");
-    return ++p->replaced > LIMIT_ILL_FORMED ? fault(p, "it is not UTF-8: too many bytes and surrogates that mean nothing") : ST_OK;
+    if (++p->replaced <= LIMIT_ILL_FORMED) return ST_OK;
+    return fault(p, "it is not UTF-8: too many bytes and surrogates that mean nothing");
 }
 
 /* At a backslash. */
@@ -146,14 +147,16 @@ static bool digits(struct json_in *p)
     return p->at > from;
 }
 
-/* jansson has no integers beyond 64 bits, in JSON they are numbers like any other (the maximum of an unsigned type in a tool's schema, an id among a
- * call's arguments). The body's own fields have none: those become doubles, to be refused by their range. Further inside a template may print
- * them, as they were written (fields.h). */
+/* jansson has no integers beyond 64 bits, in JSON they are numbers like any other (the maximum of an
+ * unsigned type in a tool's schema, an id among a call's arguments). The body's own fields have none:
+ * those become doubles, to be refused by their range. Further inside a template may print them, as they
+ * were written (fields.h). */
 static enum status large(struct json_in *p, const char *text, size_t len, json_t **out)
 {
     json_t *o = json_object();
     enum status st = count(p, 3);
-    if (!st && (!o || json_object_set_new_nocheck(o, JSON_BIG_INT, json_stringn_nocheck(text, len)))) st = ST_NOMEM;
+    if (!st && (!o || json_object_set_new_nocheck(o, JSON_BIG_INT, json_stringn_nocheck(text, len))))
+        st = ST_NOMEM;
     if (!st) return made(o, out);
     json_decref(o);
     return st;

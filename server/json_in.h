@@ -1,5 +1,6 @@
-/* JSON text -> jansson's values. Its own parser is not used for what clients send: with a failed allocation in the wrong place it reads beyond its
- * buffer, drops bytes of strings, or calls the text ill-formed, and it holds four times the text. Any thread. */
+/* JSON text -> jansson's values. Its own parser is not used for what clients send: with a failed
+ * allocation in the wrong place it reads beyond its buffer, drops bytes of strings, or calls the text
+ * ill-formed, and it holds four times the text. Any thread. */
 #ifndef KVASIR_JSON_IN_H
 #define KVASIR_JSON_IN_H
 
@@ -14,14 +15,15 @@ struct json_in {
     const char *text;
     size_t len, at;
     uint32_t depth;    /* of values around it */
-    bool strict;       /* ill-formed strings are faults; else U+FFFD stands for each ill-formed byte and lone surrogate */
+    bool strict;       /* ill-formed bytes and lone surrogates are faults; else U+FFFD stands for each */
     uint32_t tokens;   /* about as many values, keys counted; they bound the memory */
     uint32_t replaced; /* bytes and surrogates */
     char fault[80];    /* of ST_FORMAT: what is wrong at `at` */
     struct buf scratch;
 };
 
-/* The whole text is one value -> *out, which the caller owns. p: text, len, depth and strict are set. ST_FORMAT, ST_NOMEM. */
+/* The whole text is one value -> *out, which the caller owns. p: text, len, depth and strict are set.
+ * ST_FORMAT, ST_NOMEM. */
 enum status json_in_parse(struct json_in *p, json_t **out);
 
 #endif

@@ -23,7 +23,7 @@
 #define LIMIT_OUT_BYTES (4u << 20)       /* answer bytes that a slow reader may leave waiting, beside the most that came at once; beyond: abort */
 #define LIMIT_ANSWER_BYTES (512u << 20)  /* one whole JSON answer */
 #define LIMIT_BODIES_BYTES (1ull << 30)  /* request bodies held at once, all connections */
-#define LIMIT_PARSE_BYTES (512u << 20)   /* what the bodies being read may take; one that takes more is read alone */
+#define LIMIT_PARSE_BYTES (512u << 20) /* memory for the bodies being read; one that takes more is read alone */
 #define LIMIT_PARSE_FREE (8u << 20)      /* a body that takes less is not counted and never waits */
 #define LIMIT_SMALL_BODY 65536u          /* an unwanted body of at most this size is read away to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u         /* first request of a connection: header complete */

@@ -143,7 +143,8 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         return r->body_seen > 2 * s->opt->max_body_bytes + LIMIT_SMALL_BODY ? MHD_NO : MHD_YES;
     }
     if (buf_add(&r->body, data, len)) return MHD_NO;
-    for (size_t i = 0; i < len; i++) r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
+    for (size_t i = 0; i < len; i++)
+        r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
     s->body_bytes += len;
     return MHD_YES;
 }
@@ -599,7 +600,7 @@ int server_run(const struct options *opt, char *model_dir)
     s->started = (int64_t)time(NULL);
     s->phase_us = now_us();
     s->model_name = opt->served_model_name ? strdup(opt->served_model_name) : last_component(model_dir);
-    if (s->model_name) s->model_names_end = opt->served_model_name ? model_names_split(s->model_name) : strchr(s->model_name, '\0') + 1;
+    if (s->model_name) s->model_names_end = model_names_split(s->model_name, opt->served_model_name != NULL);
     s->metrics = metrics_create();
     s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
     signal(SIGPIPE, SIG_IGN);

@@ -127,7 +127,9 @@ int main(int argc, char **argv)
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;
     if (!serve && strcmp(command, "inspect") != 0) {
-        if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) return usage(stdout);
+        static const char *const help[] = {"help", "--help", "-h"};
+        for (size_t i = 0; i < 3; i++)
+            if (strcmp(command, help[i]) == 0) return usage(stdout);
         fprintf(stderr, "kvasir: unknown command '%.60s' (see kvasir --help)\n", command);
         return 2;
     }

@@ -138,7 +138,8 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
     return f;
 }
 
-/* libwebp calls a file corrupt when an allocation fails, mostly. True if it may have been that, and a second try may tell; *f is set if it was. */
+/* libwebp calls a file corrupt when an allocation fails, mostly. True if it may have been that, and a
+ * second try may tell; *f is set if it was. */
 static bool webp_again(const uint8_t *bytes, size_t len, bool list, enum image_fault *f, struct err *err)
 {
     size_t at = list ? 4 : 0; /* behind the first file's length */
@@ -162,7 +163,8 @@ enum image_fault picture_from_file(const struct model_image_rule *rule, const ch
     do {
         image_prepared_free(&made);
         picture_parts_free(&p);
-        f = ask->video ? video(rule, ask, bytes, len, &made, &p, err) : still(&cfg, bytes, len, &made, &p, err);
+        f = ask->video ? video(rule, ask, bytes, len, &made, &p, err)
+                       : still(&cfg, bytes, len, &made, &p, err);
     } while (webp_again(bytes, len, ask->list, &f, err) && !tries++);
     for (uint32_t i = 0; !f && i < made.count; i++) image_in_key(&made.images[i], &rule->config, family, &p.grids[i], p.keys[i]);
     if (f) {

@@ -1,4 +1,4 @@
-/* A request's body as JSON (openai-api §2), what becomes of it when it was read, and the check of the model's name.
+/* A request's body as JSON (openai-api §2), what is kept of it, and the check of the model's name.
  * Worker thread; pure but for the request that it is given. */
 #include "server/fields.h"
 #include "server/gen.h"
@@ -11,13 +11,15 @@
 
 static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
 {
-    if (st == ST_NOMEM) return api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    struct api_error *e = &r->error;
+    if (st == ST_NOMEM) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     unsigned line = 1, column = 1;
     for (const char *s = p->text; s < p->text + p->at; s++) {
         column = *s == '\n' ? 1 : column + (((unsigned char)*s & 0xC0) != 0x80);
         line += *s == '\n';
     }
-    return api_fail(&r->error, 400, "invalid_json", NULL, "The body is not valid JSON: %s (line %u, column %u).", p->fault, line, column);
+    return api_fail(e, 400, "invalid_json", NULL, "The body is not valid JSON: %s (line %u, column %u).",
+                    p->fault, line, column);
 }
 
 enum status request_body_parse(struct request *r, json_t **root)
@@ -25,8 +27,10 @@ enum status request_body_parse(struct request *r, json_t **root)
     const char *text = r->body.data ? r->body.data : "";
     size_t bom = r->body.len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     struct json_in p = {.text = text + bom, .len = r->body.len - bom};
-    if (!p.len) return api_fail(&r->error, 400, "invalid_json", NULL, "The request has no body: a JSON object is expected.");
     json_t *j;
+    if (!p.len)
+        return api_fail(&r->error, 400, "invalid_json", NULL,
+                        "The request has no body: a JSON object is expected.");
     enum status st = json_in_parse(&p, &j);
     if (st) return parse_fail(r, &p, st);
     *root = j;

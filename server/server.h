@@ -85,7 +85,7 @@ struct request {
     bool has_origin;
     struct buf body;
     uint64_t body_seen;      /* bytes, including those thrown away */
-    size_t body_marks;       /* of its bytes, those that stand between JSON values: a bound on how many there are */
+    size_t body_marks;       /* of its bytes, those that stand between JSON values: a bound on their number */
     size_t parse_cost;       /* memory for reading it; 0 = too little to count */
     bool parse_waits;        /* until others give back theirs */
     size_t body_kept;        /* bytes of encoded pictures that outlive the body: they count among the server's body_bytes */
@@ -203,9 +203,9 @@ void answers_check(struct server *s);
 void error_json(const struct api_error *e, struct buf *out); /* the error object */
 
 /* api_models.c */
-/* "a, b" -> "a\0b\0", in place; returns its end. */
-const char *model_names_split(char *names);
-const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: we have no such name */
+/* "a, b" -> "a\0b\0", in place; returns its end. Not a list: one name, whatever is in it. */
+const char *model_names_split(char *names, bool list);
+const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: none */
 
 /* api_*.c: start functions of the routes */
 void api_chat_start(struct request *r);

@@ -169,14 +169,16 @@ static void test_inner_text(void **state)
     assert_string_equal(json_string_value(json_object_get(j, "s")), "\"99999999999999999999");
     json_decref(j);
     static const char *const none[] = {"", "{", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xFF\"}", "{\"a", "{\"a\\"};
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++) assert_int_equal(json_from_text(none[i], strlen(none[i]), &j), ST_FORMAT);
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        assert_int_equal(json_from_text(none[i], strlen(none[i]), &j), ST_FORMAT);
 }
 
 /* What jansson makes of a text, with memory. */
 static void test_as_jansson(void **state)
 {
     (void)state;
-    static const char seed[] = "{\"a\":[1,-0.5e+3,true,false,null,{}],\"b\\u00e9\":\"x\\n\\/\xC3\xA9\\ud83d\\ude00\", \"\":[[],{\"a\":0E-1}]}";
+    static const char seed[] = "{\"a\":[1,-0.5e+3,true,false,null,{}],"
+                               "\"b\\u00e9\":\"x\\n\\/\xC3\xA9\\ud83d\\ude00\", \"\":[[],{\"a\":0E-1}]}";
     static const char bytes[] = "{}[]\",:\\ue+-.019 \tnt\xC3\xA9\xFF\x1F";
     uint64_t rng = 1, taken = 0;
     for (int round = 0; round < 300000; round++) {

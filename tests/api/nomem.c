@@ -1,5 +1,5 @@
-/* Preloaded into a server by test_bodies.py: an allocation of a worker fails. Workers are the threads that parse bodies: those that have made
- * a JSON object. The file that NOMEM names is shared with the test. */
+/* Preloaded into a server by test_bodies.py: an allocation of a worker fails. Workers are the threads that
+ * parse bodies: those that have made a JSON object. The file that NOMEM names is shared with the test. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

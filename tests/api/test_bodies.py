@@ -1,5 +1,7 @@
 """What one request's body may cost, and who is to blame: python3 test_bodies.py [--binary B] [test ...]
-A failed allocation is the server's fault (503) and never gives another prompt; memory and time of any body are bounded."""
+A failed allocation is the server's fault (503) and never gives another prompt; memory and time of any body
+are bounded."""
+
 import base64
 import json
 import mmap
@@ -25,7 +27,12 @@ def file(name):
 
 
 def chat(*parts, **fields):
-    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "red?"}, *parts]}], "max_tokens": 1, "temperature": 0, **fields}
+    return {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "red?"}, *parts]}],
+        "max_tokens": 1,
+        "temperature": 0,
+        **fields,
+    }
 
 
 def image(data):
@@ -37,13 +44,23 @@ class Starved:
 
     def __init__(self, model, *flags):
         self.folder = tempfile.TemporaryDirectory()
-        library, control = os.path.join(self.folder.name, "nomem.so"), os.path.join(self.folder.name, "control")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, os.path.join(HERE, "nomem.c"), "-ldl"], check=True)
+        library, control = os.path.join(self.folder.name, "nomem.so"), os.path.join(
+            self.folder.name, "control"
+        )
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O1", "-o", library, os.path.join(HERE, "nomem.c"), "-ldl"],
+            check=True,
+        )
         with open(control, "wb") as f:
             f.write(struct.pack("llll", 0, -1, 0, 0))
         with open(control, "r+b") as f:
             self.control = mmap.mmap(f.fileno(), 0)
-        self.server = Server(args.binary, model, *flags, env={"LD_PRELOAD": library, "NOMEM": control, "UV_THREADPOOL_SIZE": "1"})
+        self.server = Server(
+            args.binary,
+            model,
+            *flags,
+            env={"LD_PRELOAD": library, "NOMEM": control, "UV_THREADPOOL_SIZE": "1"},
+        )
 
     def failed(self):
         return struct.unpack("llll", self.control)[3]
@@ -70,7 +87,12 @@ def sweep(s, name, path, body):
         n, failed = 0, 1
         while failed and len(bad) < 5:
             status, answer, failed = s.post(path, body, n, forever)
-            fine = status == 200 and sense(answer) == want or status == 503 and answer["error"]["code"] == "out_of_memory"
+            fine = (
+                status == 200
+                and sense(answer) == want
+                or status == 503
+                and answer["error"]["code"] == "out_of_memory"
+            )
             counts[status] = counts.get(status, 0) + 1
             if not fine:
                 bad.append((n, forever, status, answer.get("error", "another answer")))
@@ -79,22 +101,82 @@ def sweep(s, name, path, body):
     print(f"{name}: {n} allocations, {counts}")
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": ["integer", "string"]}}}}}
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 123456789012345678901234567890}'}}]}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"type": ["integer", "string"]}}},
+    },
+}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "f", "arguments": '{"a": 123456789012345678901234567890}'},
+        }
+    ],
+}
 REQUESTS = {
-    "text": (TEXT, {"prompt": ["red", [5, 6]], "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1, "stop": ["zz"], "stop_token_ids": [3], "logit_bias": {"5": 1},
-                    "return_token_ids": True, "x": 123456789012345678901234567890, "user": "\ud800"}),
+    "text": (
+        TEXT,
+        {
+            "prompt": ["red", [5, 6]],
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": True,
+            "logprobs": 1,
+            "stop": ["zz"],
+            "stop_token_ids": [3],
+            "logit_bias": {"5": 1},
+            "return_token_ids": True,
+            "x": 123456789012345678901234567890,
+            "user": "\ud800",
+        },
+    ),
     "tokenize": ("/tokenize", {"prompt": "red \ud800 green " * 50, "return_token_strs": True}),
     "tokenize chat": ("/tokenize", {"messages": [{"role": "user", "content": "red"}]}),
     "detokenize": ("/detokenize", {"tokens": [5, 6, 7] * 100}),
-    "chat": (CHAT, chat(return_token_ids=True, return_cache_info=True, seed=1, n=2, metadata={"a": [1, {}, None, 1.5, "x"]})),
-    "reasoning": (CHAT, {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "red"}, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]}],
-                         "max_tokens": 1, "temperature": 0, "return_token_ids": True, "continue_final_message": True, "echo": True,
-                         "reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}),
+    "chat": (
+        CHAT,
+        chat(
+            return_token_ids=True,
+            return_cache_info=True,
+            seed=1,
+            n=2,
+            metadata={"a": [1, {}, None, 1.5, "x"]},
+        ),
+    ),
+    "reasoning": (
+        CHAT,
+        {
+            "messages": [
+                {"role": "system", "content": "S"},
+                {"role": "user", "content": "red"},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}],
+                },
+            ],
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_token_ids": True,
+            "continue_final_message": True,
+            "echo": True,
+            "reasoning_effort": "low",
+            "chat_template_kwargs": {"x": 1},
+        },
+    ),
 }
 PICTURES = {
-    "png": file("files/png_pal4_adam7.png"), "jpeg progressive": file("files/jpeg_420_33x21_prog.jpg"), "jpeg": file("files/jpeg_420_33x21.jpg"),
-    "gif": file("videos/delta.gif"), "bmp": file("files/bmp_8.bmp"), "webp": file("videos/lossy.webp"),
+    "png": file("files/png_pal4_adam7.png"),
+    "jpeg progressive": file("files/jpeg_420_33x21_prog.jpg"),
+    "jpeg": file("files/jpeg_420_33x21.jpg"),
+    "gif": file("videos/delta.gif"),
+    "bmp": file("files/bmp_8.bmp"),
+    "webp": file("videos/lossy.webp"),
 }  # no lossless WebP: libwebp 1.2.4 crashes where a small table of such a file fails
 
 
@@ -106,15 +188,42 @@ def test_no_memory():
     for name, data in PICTURES.items():
         sweep(s, name, CHAT, chat(image(data), return_token_ids=True))
     s.server.stop()
-    s = Starved(args.demo, "--prefix-cache", "off", "--picture-memory", "1")  # decoded once more, for the scheduler
+    s = Starved(
+        args.demo, "--prefix-cache", "off", "--picture-memory", "1"
+    )  # decoded once more, for the scheduler
     sweep(s, "late picture", CHAT, chat(image(picture()), return_token_ids=True))
     s.server.stop()
     s = Starved(os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"), "--prefix-cache", "off")
-    tools = {"messages": [{"role": "user", "content": "red"}, CALL, {"role": "tool", "tool_call_id": "1", "content": "[1]"}], "tools": [TOOL], "max_tokens": 1, "temperature": 0}
+    tools = {
+        "messages": [
+            {"role": "user", "content": "red"},
+            CALL,
+            {"role": "tool", "tool_call_id": "1", "content": "[1]"},
+        ],
+        "tools": [TOOL],
+        "max_tokens": 1,
+        "temperature": 0,
+    }
     sweep(s, "tools", CHAT, {**tools, "return_token_ids": True})
     for name in ("delta.gif", "lossy.webp"):
-        sweep(s, "video " + name, CHAT, chat({"type": "video_url", "video_url": {"url": data_url(file("videos/" + name), "image/" + name[-4:].strip("."))}}, return_token_ids=True))
-    sweep(s, "video of pictures", CHAT, chat({"type": "video", "video": [data_url(picture())] * 2, "fps": 1}, return_token_ids=True))
+        sweep(
+            s,
+            "video " + name,
+            CHAT,
+            chat(
+                {
+                    "type": "video_url",
+                    "video_url": {"url": data_url(file("videos/" + name), "image/" + name[-4:].strip("."))},
+                },
+                return_token_ids=True,
+            ),
+        )
+    sweep(
+        s,
+        "video of pictures",
+        CHAT,
+        chat({"type": "video", "video": [data_url(picture())] * 2, "fps": 1}, return_token_ids=True),
+    )
     s.server.stop()
 
 
@@ -134,26 +243,41 @@ def many(count, open, one, close):
 
 
 def scans(side, count):
-    """A progressive JPEG of side x side pixels, as its header has it, whose last scan comes again and again."""
+    """A progressive JPEG of side x side pixels, by its header, whose last scan comes again and again."""
     data = file("files/jpeg_420_33x21_prog.jpg")
     frame, last = data.index(b"\xff\xc2"), data.rindex(b"\xff\xda")
-    size = struct.pack(">HH", side, side) if side else data[frame + 5:frame + 9]
-    return data[:frame + 5] + size + data[frame + 9:-2] + data[last:-2] * count + data[-2:]
+    size = struct.pack(">HH", side, side) if side else data[frame + 5 : frame + 9]
+    return data[: frame + 5] + size + data[frame + 9 : -2] + data[last:-2] * count + data[-2:]
 
 
 HEAD = b'{"prompt":"red","max_tokens":1,"x":'
 TURN = b'{"max_tokens":1,"messages":[{"role":"user","content":'
 BIG = many(1_900_000, HEAD + b"[", b"{}", b"]}")
+SCANS = json.dumps(chat(image(scans(5000, 400)))).encode()
 COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
     "ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * (60 << 20) + b'"}', 400, 250, 2),
     "some ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * 60_000 + b'"}', 200, 100, 2),
     "one long string": (TEXT, HEAD + b'"' + b"a" * (60 << 20) + b'"}', 200, 250, 3),
     "many values": (TEXT, BIG, 200, 600, 6),
-    "many members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(1_300_000)) + b"}}", 400, 150, 2),
+    "many members": (
+        TEXT,
+        HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(1_300_000)) + b"}}",
+        400,
+        150,
+        2,
+    ),
     "members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(65_000)) + b"}}", 200, 100, 2),
     "many parts": (CHAT, many(990_000, TURN + b"[", b'{"text":"x"}', b"]}]}"), 400, 600, 6),
-    "many calls": (CHAT, many(300_000, TURN + b'"x"},{"role":"assistant","tool_calls":[', b'{"function":{"name":"f"}}', b"]}]}"), 400, 500, 4),
-    "many scans": (CHAT, json.dumps(chat(image(scans(5000, 400)))).encode(), 400, 150, 1),
+    "many calls": (
+        CHAT,
+        many(
+            300_000, TURN + b'"x"},{"role":"assistant","tool_calls":[', b'{"function":{"name":"f"}}', b"]}]}"
+        ),
+        400,
+        500,
+        4,
+    ),
+    "many scans": (CHAT, SCANS, 400, 50, 1),
     "scans": (CHAT, json.dumps(chat(image(scans(0, 40)))).encode(), 200, 100, 2),
 }
 
@@ -165,7 +289,9 @@ def test_cost():
         status, _, answer = server.request("POST", path, body)
         check.true(f"{name}: answer", status == want, (status, answer[:300]))
         peak, spent = megabytes(server, "VmHWM"), seconds(server)
-        check.true(f"{name}: at most {memory} MB and {time} s", peak <= memory and spent <= time, (peak, spent))
+        check.true(
+            f"{name}: at most {memory} MB and {time} s", peak <= memory and spent <= time, (peak, spent)
+        )
         print(f"{name}: {len(body) >> 20} MB, {peak} MB at the peak, {spent:.2f} s")
         server.stop()
 
@@ -204,20 +330,52 @@ def test_together():
 def test_names():
     """Models' names, settings' names, and what is said about pictures."""
     s = Server(args.binary, args.demo, "--served-model-name", "first, other")
-    for name, status in (("first", 200), ("other", 200), ("", 200), ("first, other", 404), ("\0", 404), ("first\0", 404), ("first\0other", 404), ("firs", 404)):
+    for name, status in (
+        ("first", 200),
+        ("other", 200),
+        ("", 200),
+        ("first, other", 404),
+        ("\0", 404),
+        ("first\0", 404),
+        ("first\0other", 404),
+        ("firs", 404),
+    ):
         got, answer = s.post(TEXT, {"prompt": "red", "max_tokens": 1, "model": name})
-        check.equal(f"model {name!r}", (got, answer.get("model") or answer["error"]["code"]), (status, (name or "first") if status == 200 else "model_not_found"))
+        check.equal(
+            f"model {name!r}",
+            (got, answer.get("model") or answer["error"]["code"]),
+            (status, (name or "first") if status == 200 else "model_not_found"),
+        )
     check.equal("no model", s.ok(TEXT, {"prompt": "red", "max_tokens": 1})["model"], "first")
-    check.equal("listed", [m["id"] for m in json.loads(s.request("GET", "/v1/models")[2])["data"]], ["first", "other"])
-    check.equal("each", [s.request("GET", "/v1/models/" + name)[0] for name in ("first", "other", "firs", "first%00other")], [200, 200, 404, 404])
+    check.equal(
+        "listed", [m["id"] for m in json.loads(s.request("GET", "/v1/models")[2])["data"]], ["first", "other"]
+    )
+    check.equal(
+        "each",
+        [s.request("GET", "/v1/models/" + name)[0] for name in ("first", "other", "firs", "first%00other")],
+        [200, 200, 404, 404],
+    )
     s.stop()
-    for env, command, want in (({"KVASIR_PROT": "1"}, "serve", "unknown name 'KVASIR_PROT'"), ({}, "serv", "unknown command 'serv'"),
-                               ({"KVASIR_PORT": "tcp://10.0.0.1:80", "KVASIR_SERVICE_HOST": "10.0.0.1", "KVASIR_MAX_N": "x"}, "serve", "max-n: 'x'")):
-        end = subprocess.run([args.binary, command], env={**os.environ, **env}, stderr=subprocess.PIPE, text=True, timeout=60)
+    for env, command, want in (
+        ({"KVASIR_PROT": "1"}, "serve", "unknown name 'KVASIR_PROT'"),
+        ({}, "serv", "unknown command 'serv'"),
+        (
+            {"KVASIR_PORT": "tcp://10.0.0.1:80", "KVASIR_SERVICE_HOST": "10.0.0.1", "KVASIR_MAX_N": "x"},
+            "serve",
+            "max-n: 'x'",
+        ),
+    ):
+        end = subprocess.run(
+            [args.binary, command], env={**os.environ, **env}, stderr=subprocess.PIPE, text=True, timeout=60
+        )
         check.true(f"{command} {env}", end.returncode and want in end.stderr, end.stderr)
     s = Server(args.binary, os.path.join(GOLDEN, "gemma3/text_f32"))
     status, answer = s.post(CHAT, chat(image(picture())))
-    check.equal("a text-only model", (status, answer["error"]["code"], answer["error"]["message"]), (400, "too_many_images", "This model takes no pictures."))
+    check.equal(
+        "a text-only model",
+        (status, answer["error"]["code"], answer["error"]["message"]),
+        (400, "too_many_images", "This model takes no pictures."),
+    )
     s.stop()
     s = Server(args.binary, os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"))
     for url in ("http://x/y.mp4", "https://x/y.mp4", "file:///y.mp4", "x"):
