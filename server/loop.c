@@ -136,13 +136,17 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         r->state = RQ_SWALLOW;
         r->close_after = true;
     }
+    if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
+        api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        r->state = RQ_SWALLOW;
+        r->close_after = true;
+    }
     if (r->state == RQ_SWALLOW) {
         s->body_bytes -= r->body.len;
         buf_fini(&r->body);
         /* An answer can't be sent before the body's end; a client that never ends it is cut off. */
         return r->body_seen > 2 * s->opt->max_body_bytes + LIMIT_SMALL_BODY ? MHD_NO : MHD_YES;
     }
-    if (buf_add(&r->body, data, len)) return MHD_NO;
     for (size_t i = 0; i < len; i++)
         r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
     s->body_bytes += len;

@@ -6,6 +6,7 @@ import base64
 import json
 import mmap
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -227,6 +228,20 @@ def test_no_memory():
     s.server.stop()
 
 
+def test_no_room():
+    """A body that the process has no memory for."""
+    server = Server(args.binary, args.demo, env={"UV_THREADPOOL_SIZE": "1"})
+    server.ok(TEXT, {"prompt": "red", "max_tokens": 1})
+    most = (megabytes(server, "VmSize") << 20) + (16 << 20)
+    resource.prlimit(server.process.pid, resource.RLIMIT_AS, (most, most))
+    for size in (1, 40, 1):
+        status, _, answer = server.request("POST", TEXT, HEAD + b'"' + b"a" * (size << 20) + b'"}')
+        want = (200, None) if size == 1 else (503, "out_of_memory")
+        got = json.loads(answer)
+        check.equal(f"{size} MB", (status, got["error"]["code"] if "error" in got else None), want)
+    server.stop()
+
+
 def megabytes(server, name):
     with open(f"/proc/{server.process.pid}/status") as f:
         return int(f.read().split(name + ":")[1].split()[0]) >> 10
@@ -385,7 +400,7 @@ def test_names():
 
 
 args = arguments(__doc__)
-for function in (test_no_memory, test_cost, test_together, test_names):
+for function in (test_no_memory, test_no_room, test_cost, test_together, test_names):
     if not args.only or function.__name__ in args.only:
         check.run(function)
 check.end()
