@@ -232,18 +232,19 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults,
- * the load tool's key; and what Kubernetes sets in every pod beside a service that is called kvasir. */
+/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the load
+ * tool's key; and what Kubernetes sets in every pod for a service that is called kvasir or kvasir-something. */
 static bool env_known(const char *entry, size_t len)
 {
     static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY",
                                         "TEMPLATE_CASES"};
-    static const char *const begin[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
+    static const char *const within[] = {"TEST_", "FUZZ_", "SERVICE_", "PORT_"};
     char name[64];
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
         if (strlen(exact[i]) == len && memcmp(entry, exact[i], len) == 0) return true;
-    for (size_t i = 0; i < sizeof begin / sizeof *begin; i++)
-        if (strncmp(entry, begin[i], strlen(begin[i])) == 0) return true;
+    for (size_t i = 0; i < sizeof within / sizeof *within; i++)
+        if (memmem(entry, len, within[i], strlen(within[i]))) return true;
+    if (strncmp(entry + len, "=tcp://", 7) == 0 || strncmp(entry + len, "=udp://", 7) == 0) return true;
     for (size_t i = 0; i < len && i < sizeof name; i++)
         name[i] = entry[i] == '_' ? '-' : (char)tolower((unsigned char)entry[i]);
     return len <= sizeof name && row_find(name, len);

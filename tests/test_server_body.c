@@ -208,6 +208,32 @@ static void test_as_jansson(void **state)
     assert_in_range(taken, 3000, 200000);
 }
 
+static size_t left;
+static void *scarce(size_t size)
+{
+    return left && left-- ? malloc(size) : NULL;
+}
+
+/* Whichever allocation of a value fails; the leak checker looks on. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"a\":[1,2.5,true,null,\"\\u0041\",18446744073709551616],\"b\":{\"c\":{}},\"b\":[[]]}";
+    enum status st = ST_NOMEM;
+    size_t n = 0;
+    json_set_alloc_funcs(scarce, free);
+    for (; st; n++) {
+        json_t *j = NULL;
+        left = n;
+        st = json_from_text(text, sizeof text - 1, &j);
+        assert_true(st == ST_OK || st == ST_NOMEM);
+        assert_int_equal(st == ST_OK, j != NULL);
+        json_decref(j);
+    }
+    json_set_alloc_funcs(malloc, free);
+    assert_in_range(n, 20, 200);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -301,7 +327,7 @@ static void test_slow_reader(void **state)
 int main(void)
 {
     json_object_seed(1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text), cmocka_unit_test(test_as_jansson), cmocka_unit_test(test_slow_reader),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text), cmocka_unit_test(test_as_jansson), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_slow_reader),
                                        cmocka_unit_test(test_names), cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -375,7 +375,13 @@ def test_names():
         ({"KVASIR_PROT": "1"}, "serve", "unknown name 'KVASIR_PROT'"),
         ({}, "serv", "unknown command 'serv'"),
         (
-            {"KVASIR_PORT": "tcp://10.0.0.1:80", "KVASIR_SERVICE_HOST": "10.0.0.1", "KVASIR_MAX_N": "x"},
+            {
+                "KVASIR_PORT": "tcp://10.0.0.1:80",
+                "KVASIR_QWEN_PORT": "tcp://10.0.0.1:80",
+                "KVASIR_QWEN_PORT_80_TCP": "x",
+                "KVASIR_SERVICE_HOST": "x",
+                "KVASIR_MAX_N": "x",
+            },
             "serve",
             "max-n: 'x'",
         ),
