@@ -3,13 +3,13 @@
 # Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
 set -eu
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev zlib1g-dev libcmocka-dev curl"
-[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++"
+[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx"
 missing=""
 for p in $need; do
     dpkg-query -W -f='${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' && continue
     # A virtual package (libjpeg-dev) or a tool that came another way counts too.
     case $p in
-    gcc | g++ | make | pkg-config | curl | python3) command -v "$p" >/dev/null 2>&1 && continue ;;
+    gcc | g++ | make | pkg-config | curl | python3 | haproxy | nginx) command -v "$p" >/dev/null 2>&1 && continue ;;
     libjpeg-dev) dpkg-query -W -f='${db:Status-Abbrev}' libjpeg62-turbo-dev 2>/dev/null | grep -q '^ii' && continue ;;
     python3-venv) python3 -c 'import ensurepip, venv' >/dev/null 2>&1 && continue ;;
     esac
@@ -27,5 +27,19 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 $as_root apt-get update -q
+# The tests start their own proxies: those that come with the packages stay off.
+policy=/usr/sbin/policy-rc.d
+case "$missing " in
+*" haproxy "* | *" nginx "*)
+    if [ ! -e $policy ]; then
+        printf '#!/bin/sh\nexit 101\n' | $as_root tee $policy >/dev/null
+        $as_root chmod 755 $policy
+        trap '$as_root rm -f $policy' EXIT
+    fi
+    ;;
+esac
 # shellcheck disable=SC2086
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+for p in haproxy nginx; do
+    case "$missing " in *" $p "*) $as_root systemctl disable -q "$p" 2>/dev/null || true ;; esac
+done
