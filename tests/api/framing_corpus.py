@@ -1,11 +1,11 @@
 """Malformed and ambiguous requests, as bytes on the wire: the table of test_proxies.py and scripts/attack.py.
 
-An entry is one outer request, which says what it is by X-Request-Id (`o-TAG`). In its body many hide an inner
-one, whole and well-formed (`smuggled-TAG`): who takes the body for shorter than it is answers it. Behind the
-outer request goes the marker (`marker-TAG`). TAG stands in the table as six @; render() puts in six characters of
-the caller's, so no length changes.
+An entry is one outer request, which says what it is by X-Request-Id (`o-TAG`). In its body many hide an
+inner one, whole and well-formed (`smuggled-TAG`): who takes the body for shorter than it is answers it.
+Behind the outer request goes the marker (`marker-TAG`). TAG stands in the table as six @; render() puts in
+six characters of the caller's, so no length changes.
 
-`reading` says what a strict server makes of the bytes (RFC 9112), and so which answers may come in which order:
+`reading` says what a strict server makes of the bytes (RFC 9112), and so which answers may come, in order:
     one     a whole request; the marker's answer comes behind its answer
     two     a whole request, then the inner one as a request of its own, then the marker
     last    a whole request after which the connection ends; the marker is not looked at
@@ -15,8 +15,8 @@ the caller's, so no length changes.
     broken  the head is well, the body's framing is not: an error answer or none, and the connection ends
     waits   the body goes on behind all that is sent: at most an error answer
 `named` ones must be answered 400 with `Connection: close` and a JSON error. `inner` is "agreed" where a proxy
-may read the bytes so that the inner request stands alone (Transfer-Encoding over Content-Length, a header that is
-dropped): then proxy and server must both see it so; else it is "never"."""
+may read the bytes so that the inner request stands alone (Transfer-Encoding over Content-Length, a header
+that is dropped): then proxy and server must both see it so; else it is "never"."""
 
 import dataclasses
 

@@ -3,10 +3,10 @@ python3 test_proxies.py [--binary B] [--model DIR] [--report 1] [WORD...]
 
 Each entry of framing_corpus.py is sent to Kvasir itself, through HAProxy and twice through nginx (which reads
 bodies first, and which passes them on as they come), all with connections to Kvasir that are kept and shared.
-In the same write follows a well-formed request, the marker. From outside it is judged whether all take the bytes
-apart in the same way: by the answers that come back, their order and their ids, by the requests that Kvasir
-logs, and by a well-formed probe behind each, which must get its own answer. WORD: only entries whose name holds
-it; --report 1 prints what came back for each."""
+In the same write follows a well-formed request, the marker. From outside it is judged whether all take the
+bytes apart in the same way: by the answers that come back, their order and their ids, by the requests that
+Kvasir logs, and by a well-formed probe behind each, which must get its own answer. WORD: only entries whose
+name holds it; --report 1 prints what came back for each."""
 
 import collections
 import json
@@ -28,8 +28,8 @@ check = Checks()
 SILENCE = {"waits": 0.3}  # seconds without a byte after which one that waits for more is left;
 SILENCE_MOST = 5.0  # the others end by themselves
 FAR = 60_000  # bytes; of what is longer the answer may be lost, as the server closes while they come
-# What may come back from Kvasir itself, one letter for each answer: o, i, m = of the outer, the inner, the marker;
-# k = an id that the server drew; e = no id; x = an id of another entry.
+# What may come back from Kvasir itself, one letter for each answer: o, i, m = of the outer, the inner, the
+# marker; k = an id that the server drew; e = no id; x = an id of another entry.
 DIRECT = {
     "one": "[ok]m",
     "two": "[ok]im",
@@ -197,8 +197,8 @@ class Answer:
 
 
 def answers(data, headless):
-    """All answers in what came back. headless: the first is to a HEAD. What is no HTTP/1 (nginx answers 0.9 in its
-    own way, HAProxy knows HTTP/2's preface) counts as one answer of status 0."""
+    """All answers in what came back. headless: the first is to a HEAD. What is no HTTP/1 (nginx answers 0.9
+    in its own way, HAProxy knows HTTP/2's preface) counts as one answer of status 0."""
     out = []
     while data:
         head, found, rest = data.partition(b"\r\n\r\n")
@@ -327,8 +327,8 @@ def judge_direct(name, entry, got, end, letters, answered):
 
 
 def judge_framing(name, entry, tag, letters, logged, direct):
-    """Whether the one in front and the server took the same bytes for the same requests. logged: what the server
-    ended, in its order."""
+    """Whether the one in front and the server took the same bytes for the same requests. logged: what the
+    server ended, in its order."""
     mine = {f"smuggled-{tag}": "i", f"marker-{tag}": "m"}
     served = "".join(mine[i] for i, status in logged if i in mine and status != 499)
     shown = "".join(x for x in letters if x in "im")
@@ -380,9 +380,8 @@ def entry_run(stand, way, number, entry, report):
     got, end = talk(way.port, render(entry.data + MARKER, tag), SILENCE.get(entry.reading, SILENCE_MOST))
     answered = answers(got, entry.head_only())
     letters = "".join(a.letter(tag) for a in answered)
-    report.append(
-        f"{way.name} {letters or '-'} {'/'.join(str(a.status) for a in answered)} {end.replace('closed', '')}".strip()
-    )
+    statuses = "/".join(str(a.status) for a in answered)
+    report.append(f"{way.name} {letters or '-'} {statuses} {end.replace('closed', '')}".strip())
     wrong = probe(way.port, f"probe-{tag}")
     logged = stand.log.until(f"probe-{tag}") if not wrong else None
     if logged is None or stand.server.process.poll() is not None:
