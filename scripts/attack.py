@@ -7,9 +7,10 @@ Python 3.11, standard library only.
   attack.py --only loris-head,unread  some kinds of attack alone (--list names them)
   attack.py --seed 7                  another order; each attacker does the same things with the same seed
 
-Starts the server twice. First with its default limit on connections: hostile clients do what they do, ordinary
-ones chat (kept and new connections, streams and whole answers), and /health is asked every 0.25 s. Then with 200
-connections: all are taken at once and let go at once, again and again; new ones must be served within 2 s.
+Starts the server twice. First with its default limit on connections: hostile clients do what they do,
+ordinary ones chat (kept and new connections, streams and whole answers), and /health is asked every 0.25 s.
+Then with 200 connections: all are taken at once and let go at once, again and again; new ones must be served
+within 2 s.
 
 Prints, and counts as a limit (exit status 1 when one is broken, 2 for wrong flags):
   ordinary requests     every one is answered 200, and whole
@@ -19,7 +20,7 @@ Prints, and counts as a limit (exit status 1 when one is broken, 2 for wrong fla
 A server that doesn't answer /health for --hang seconds (20) counts as hung: it is killed, and the run ends.
 
 Times are those of this machine: hostile clients run here too, with less right to the processor (nice 10), but
-with few cores the slowest /health says more about the cores than about the server. Everything goes to 127.0.0.1.
+with few cores the slowest /health says more about the cores than about it. Everything goes to 127.0.0.1.
 """
 
 import argparse
@@ -50,7 +51,7 @@ WORDS = "red blue green circle square triangle two three many small large left r
 
 
 class Attacker:
-    """One hostile client. Each method is a kind of attack, of a few seconds; what comes back is not judged."""
+    """One hostile client. Each method is a kind of attack, a few seconds long; answers are not judged."""
 
     def __init__(self, port, seed, until, stop):
         self.port, self.rng, self.until, self.stop = port, random.Random(seed), until, stop
