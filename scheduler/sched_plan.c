@@ -8,7 +8,7 @@
 #include <math.h>
 
 /* However much time the decodes take: the part of a step's time that prefills get. */
-#define PREFILL_PART 4
+#define PREFILL_PART 3
 /* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
 
