@@ -1,5 +1,6 @@
 /* Sequences of a generating request: submitting them, taking their events, ending them. Event loop's thread. What an answer looks like is
  * gen_write.c; what was asked is gen_parse.c. */
+#include "server/conn.h"
 #include "server/gen.h"
 
 #include "config/base/assert.h"
@@ -113,7 +114,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
         jo_text(&o, "\n\ndata: [DONE]\n\n");
         r->out_end = true;
         request_stream_more(r);
-    } else {
+    } else if (!conn_answer_early(r)) {
         request_fail(r);
     }
 }

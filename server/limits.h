@@ -5,6 +5,7 @@
 #define LIMIT_URL_BYTES 8192u
 #define LIMIT_HEADER_BYTES 65536u
 #define LIMIT_HEADERS 256u
+#define LIMIT_CHUNK_LINE 512u            /* size and extensions of one chunk of a body */
 #define LIMIT_JSON_DEPTH 128u
 #define LIMIT_JSON_TOKENS 4000000u
 #define LIMIT_ILL_FORMED 65536u         /* bytes and surrogates of a body that U+FFFD stands for */
@@ -29,6 +30,9 @@
 #define LIMIT_HEADER_SECONDS 10u         /* first request of a connection: header complete */
 #define LIMIT_BODY_SECONDS 300u          /* a body must be complete */
 #define LIMIT_BODY_SILENCE 60u           /* seconds without a byte of it; --keep-alive-timeout where that is less */
+#define LIMIT_WRITE_SECONDS 60u          /* a client that takes no byte of its answer for so long is cut off */
+#define LIMIT_LINGER_SILENCE 2u          /* a connection that has its last answer is read on until it is silent for so long ... */
+#define LIMIT_LINGER_SECONDS 30u         /* ... or for so long in all */
 #define LIMIT_CONNECTION_MEMORY (160u << 10) /* libmicrohttpd's pool: header block, one chunk */
 
 #endif

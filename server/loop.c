@@ -47,27 +47,29 @@ bool server_serving(const struct server *s)
 
 /* ---- libmicrohttpd inside libuv ---- */
 
-static void mhd_pump(struct server *s);
+static void mhd_again(uv_idle_t *h);
 
-static void mhd_timer_event(uv_timer_t *t)
-{
-    mhd_pump(t->data);
-}
-
+/* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then it runs again in the loop's next
+ * round, between which everything else has its turn: a timer of 0 ms, started in a timer, would run before the round ends, and so for ever. */
 static void mhd_pump(struct server *s)
 {
-    MHD_run(s->mhd);
     MHD_UNSIGNED_LONG_LONG ms;
-    if (MHD_get_timeout(s->mhd, &ms) == MHD_YES) {
-        uv_timer_start(&s->mhd_timer, mhd_timer_event, ms > 60000 ? 60000 : ms, 0);
-    } else {
-        uv_timer_stop(&s->mhd_timer);
-    }
+    MHD_run(s->mhd);
+    bool ready = MHD_get_timeout(s->mhd, &ms) == MHD_YES && ms == 0;
+    if (!ready) uv_idle_stop(&s->mhd_idle);
+    else server_kick(s);
+    if (!ready || s->moved != s->moved_seen) s->stuck_us = now_us();
+    s->moved_seen = s->moved;
+}
+
+static void mhd_again(uv_idle_t *h)
+{
+    mhd_pump(h->data);
 }
 
 void server_kick(struct server *s)
 {
-    uv_timer_start(&s->mhd_timer, mhd_timer_event, 0, 0);
+    uv_idle_start(&s->mhd_idle, mhd_again);
 }
 
 static void mhd_readable(uv_poll_t *p, int status, int events)
@@ -84,6 +86,7 @@ static void mhd_log(void *cls, const char *fmt, va_list ap)
     if (!log_enabled(LOG_DEBUG)) return;
     char line[512];
     vsnprintf(line, sizeof line, fmt, ap);
+    if (strstr(line, "TCP_") || strstr(line, "push the data")) return; /* its end of the pair has no TCP to tune */
     log_debug("http %s", line);
 }
 
@@ -117,7 +120,6 @@ static enum MHD_Result refuse(struct request *r)
     if (!body || (small && !expect && !r->close_after)) return MHD_YES;
     r->close_after = true;
     request_fail(r);
-    linger_start(r);
     return queue_answer(r);
 }
 
@@ -128,24 +130,17 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
     if (r->state == RQ_BODY && r->body_seen > s->opt->max_body_bytes) {
         api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
                  (unsigned long long)s->opt->max_body_bytes);
-        r->state = RQ_SWALLOW;
-        r->close_after = true;
-    }
-    if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
+    } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
         api_fail(&r->error, 503, "out_of_memory", NULL, "The server holds too many request bodies; try again.");
-        r->state = RQ_SWALLOW;
-        r->close_after = true;
-    }
-    if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
+    } else if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
         api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
-        r->state = RQ_SWALLOW;
-        r->close_after = true;
     }
-    if (r->state == RQ_SWALLOW) {
+    if (r->error.http) {
         s->body_bytes -= r->body.len;
         buf_fini(&r->body);
-        /* An answer can't be sent before the body's end; a client that never ends it is cut off. */
-        return r->body_seen > 2 * s->opt->max_body_bytes + LIMIT_SMALL_BODY ? MHD_NO : MHD_YES;
+        if (r->state == RQ_BODY && conn_answer_early(r)) return MHD_NO;
+        r->state = RQ_SWALLOW;
+        return MHD_YES;
     }
     for (size_t i = 0; i < len; i++)
         r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
@@ -153,32 +148,16 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
     return MHD_YES;
 }
 
-/* What "strict" means to the library of Debian 12 (0.9.75) is in routes.c, with answers in our form: it answers a missing Host with a broken page
- * (its header comes twice) and a space in the target with silence. Later ones also refuse bare line feeds and folded headers, which can't be seen
- * from here. Other requests that are malformed get the library's own pages in every version: there is no option for that. */
-#define CLIENT_STRICT (MHD_VERSION > 0x00097500)
-
-/* The target as it was sent; later its arguments are split off and decoded. */
-static char spaced_target;
-static void *uri_seen(void *cls, const char *target, struct MHD_Connection *c)
-{
-    (void)cls;
-    (void)c;
-    return strchr(target, ' ') ? &spaced_target : NULL;
-}
-
 static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version,
                                   const char *data, size_t *len, void **context)
 {
     struct server *s = cls;
     struct request *r = *context;
-    if (!r || *context == &spaced_target) {
-        bool spaced = r != NULL;
+    if (!r) {
         r = request_create(s, c);
         *context = r;
         if (!r) return MHD_NO;
-        r->spaced_target = spaced;
-        conn_phase_set(c, CONN_BODY, r);
+        conn_request(r);
         r->http10 = strcmp(version, "HTTP/1.0") == 0;
         r->method = strcmp(method, "GET") == 0     ? M_GET
                     : strcmp(method, "HEAD") == 0  ? M_HEAD
@@ -189,9 +168,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         if (!r->path) return MHD_NO;
         return routes_admit(r) ? MHD_YES : refuse(r);
     }
-    if (r->state == RQ_ANSWER && r->queued) return MHD_NO; /* its body was overdue, and is here after all */
+    if (r->state == RQ_ANSWER && r->queued) return MHD_NO; /* the gate has answered */
     if (*len) {
-        conn_data(c);
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
         return ok;
@@ -199,14 +177,12 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     if (r->state == RQ_SWALLOW) {
         request_fail(r);
     } else if (r->state == RQ_BODY) {
-        conn_phase_set(c, CONN_BUSY, NULL);
         request_start(r);
     }
     if (r->cancelled) return MHD_NO;
     if (r->state == RQ_ANSWER || r->state == RQ_STREAM) return queue_answer(r);
     MHD_suspend_connection(c);
     r->suspended = true;
-    watch_start(r);
     return MHD_YES;
 }
 
@@ -214,7 +190,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context, en
 {
     struct server *s = cls;
     struct request *r = *context;
-    if (!r || *context == &spaced_target) return; /* refused before on_request */
+    if (!r) return; /* refused before on_request */
     *context = NULL;
     bool gone = !r->queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
     double seconds = (double)(now_us() - r->arrived_us) * 1e-6;
@@ -226,8 +202,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context, en
     if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
         log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status, seconds * 1e3);
     }
-    conn_phase_set(c, CONN_IDLE, NULL);
-    watch_stop(r);
+    conn_completed(c);
     r->mhd = NULL;
     r->suspended = false;
     if (gone) request_client_gone(r);
@@ -270,27 +245,42 @@ static enum status listen_open(struct server *s, struct err *err)
     return ST_OK;
 }
 
-static enum status mhd_open(struct server *s, struct err *err)
+/* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while it is loaded. */
+#define FILES_KEPT 28u
+
+static enum status connections_max(struct server *s, struct err *err)
 {
-    /* Each answer in progress holds a second descriptor of its connection. */
     struct rlimit rl;
-    if (!getrlimit(RLIMIT_NOFILE, &rl) && rl.rlim_cur < rl.rlim_max) {
+    s->conn_max = (uint32_t)s->opt->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &rl)) return ST_OK;
+    if (rl.rlim_cur < rl.rlim_max) {
         rl.rlim_cur = rl.rlim_max;
         setrlimit(RLIMIT_NOFILE, &rl);
     }
-    s->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, on_request, s,
-                              MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)s->listen_fd,
-                              MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->opt->max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                              (size_t)LIMIT_CONNECTION_MEMORY, MHD_OPTION_CONNECTION_TIMEOUT,
-                              (unsigned)s->opt->keep_alive_timeout, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
-                              MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s, MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL,
-                              MHD_OPTION_STRICT_FOR_CLIENT, CLIENT_STRICT, MHD_OPTION_URI_LOG_CALLBACK, uri_seen, s, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+    if (rl.rlim_cur < FILES_KEPT + 6)
+        return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed", (unsigned long long)rl.rlim_cur, FILES_KEPT + 6);
+    uint64_t most = (rl.rlim_cur - FILES_KEPT) / 3;
+    if (most < s->conn_max) {
+        log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)", (unsigned long long)most, s->conn_max,
+                 (unsigned long long)rl.rlim_cur);
+        s->conn_max = (uint32_t)most;
+    }
+    return ST_OK;
+}
+
+static enum status mhd_open(struct server *s, struct err *err)
+{
+    s->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL,
+                              on_request, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
+                              (unsigned)s->conn_max + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_MEMORY,
+                              MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
+                              MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     if (!s->mhd) return err_set(err, ST_IO, "can't start the HTTP server");
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     if (!info || uv_poll_init(&s->loop, &s->mhd_poll, info->epoll_fd)) return err_set(err, ST_IO, "can't poll the HTTP server");
-    s->mhd_poll.data = s->mhd_timer.data = s;
+    s->mhd_poll.data = s;
     uv_poll_start(&s->mhd_poll, UV_READABLE, mhd_readable);
-    return ST_OK;
+    return conn_listen(s, err);
 }
 
 /* ---- the engine thread: load, then run ---- */
@@ -429,11 +419,7 @@ static void phase_set(struct server *s, enum server_phase phase)
     s->phase = phase;
     s->phase_us = now_us();
     if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", s->load);
-    if (phase >= SRV_DRAINING && s->listen_fd >= 0) {
-        MHD_socket fd = MHD_quiesce_daemon(s->mhd);
-        close(fd == MHD_INVALID_SOCKET ? s->listen_fd : fd);
-        s->listen_fd = -1;
-    }
+    if (phase >= SRV_DRAINING) conn_listen_stop(s);
 }
 
 /* One request to end often comes as two signals: a terminal signals the whole process group, and so does `timeout`, and what has started
@@ -504,11 +490,33 @@ static void failed_check(struct server *s, uint64_t now)
     if (now - s->failed_us >= FAILED_NOTICE_US) phase_set(s, SRV_DRAINING);
 }
 
+/* How late the tick is: what waited in the loop waited as long. The longest of the last ten seconds is shown. */
+#define TICK_US 100000u
+#define LAG_WINDOW_US 10000000u
+static void lag_check(struct server *s, uint64_t now)
+{
+    uint64_t late = s->round_us && now > s->round_us + TICK_US ? now - s->round_us - TICK_US : 0;
+    if (late >= s->lag_us || now - s->lag_seen_us > LAG_WINDOW_US) {
+        s->lag_us = late;
+        s->lag_seen_us = now;
+    }
+    s->round_us = now;
+}
+
+/* Nothing that libmicrohttpd does takes so long without a byte that comes or goes. */
+#define STUCK_US 1000000u
+
 static void tick_event(uv_timer_t *t)
 {
     struct server *s = t->data;
     uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
+    lag_check(s, now);
     conn_sweep(s, now);
+    if (now > s->stuck_us && now - s->stuck_us > STUCK_US && uv_is_active((uv_handle_t *)&s->mhd_idle)) {
+        log_error("libmicrohttpd is busy with nothing: connections that it may be about are cut");
+        conn_unstick(s);
+        s->stuck_us = now;
+    }
     failed_check(s, now);
     if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
     uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
@@ -525,7 +533,7 @@ static void tick_event(uv_timer_t *t)
         }
     }
     /* Two seconds for the last bytes to leave. */
-    if (s->phase == SRV_ENDING && (!s->request_count || now_us() - s->phase_us > 2000000u)) uv_stop(&s->loop);
+    if (s->phase == SRV_ENDING && ((!s->request_count && !conn_pending(s)) || now_us() - s->phase_us > 2000000u)) uv_stop(&s->loop);
 }
 
 static void handle_close(uv_handle_t *h, void *arg)
@@ -538,17 +546,36 @@ static int loop_open(struct server *s)
 {
     int rc = uv_loop_init(&s->loop);
     if (rc) return rc;
-    uv_timer_init(&s->loop, &s->mhd_timer);
+    uv_idle_init(&s->loop, &s->mhd_idle);
     uv_timer_init(&s->loop, &s->tick);
     uv_async_init(&s->loop, &s->wake, wake_event);
     uv_async_init(&s->loop, &s->loaded, loaded_event);
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
-    s->tick.data = s->wake.data = s->loaded.data = s->sigterm.data = s->sigint.data = s;
+    s->mhd_idle.data = s->tick.data = s->wake.data = s->loaded.data = s->sigterm.data = s->sigint.data = s;
     uv_signal_start(&s->sigterm, signal_event, SIGTERM);
     uv_signal_start(&s->sigint, signal_event, SIGINT);
-    uv_timer_start(&s->tick, tick_event, 100, 100);
+    uv_timer_start(&s->tick, tick_event, TICK_US / 1000, TICK_US / 1000);
     return 0;
+}
+
+/* libuv starts its worker threads with the first job, and aborts where one can't be: better now than in service. */
+static void nothing_to_do(uv_work_t *w)
+{
+    (void)w;
+}
+static void pool_started(uv_work_t *w, int status)
+{
+    (void)status;
+    *(bool *)w->data = true;
+}
+static enum status pool_start(struct server *s, struct err *err)
+{
+    bool done = false;
+    uv_work_t job = {.data = &done};
+    if (uv_queue_work(&s->loop, &job, nothing_to_do, pool_started)) return err_set(err, ST_IO, "can't start worker threads");
+    while (!done) uv_run(&s->loop, UV_RUN_ONCE);
+    return ST_OK;
 }
 
 static void server_end(struct server *s)
@@ -573,10 +600,10 @@ static void server_end(struct server *s)
     }
     if (s->request_count) _exit(s->exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
     if (s->mhd) {
+        conn_stop(s);
         uv_poll_stop(&s->mhd_poll);
         MHD_stop_daemon(s->mhd);
     }
-    linger_stop(s);
     uv_walk(&s->loop, handle_close, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
@@ -614,7 +641,9 @@ int server_run(const struct options *opt, char *model_dir)
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
     }
+    if (!st) st = connections_max(s, &err);
     if (!st && loop_open(s)) st = err_set(&err, ST_IO, "can't make the event loop");
+    if (!st) st = pool_start(s, &err);
     if (!st) st = listen_open(s, &err);
     if (!st) st = mhd_open(s, &err);
     if (st) {

@@ -7,9 +7,9 @@
 #include "server/server.h"
 #include "server/sse.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 static bool id_ok(const char *s)
@@ -18,17 +18,15 @@ static bool id_ok(const char *s)
     return n >= 1 && n <= 128 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
 }
 
-static void id_set(struct request *r)
+void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
 {
-    const char *given = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "X-Request-Id");
+    unsigned char raw[16];
     if (given && id_ok(given)) {
-        snprintf(r->id, sizeof r->id, "%s", given);
-        r->id_from_client = true;
+        snprintf(id, REQUEST_ID_BYTES, "%s", given);
         return;
     }
-    unsigned char raw[16] = {0};
-    if (getrandom(raw, sizeof raw, 0) != (ssize_t)sizeof raw) memcpy(raw, &r->arrived_us, sizeof r->arrived_us);
-    for (size_t i = 0; i < sizeof raw; i++) snprintf(r->id + 2 * i, 3, "%02x", raw[i]);
+    randombytes_buf(raw, sizeof raw);
+    sodium_bin2hex(id, REQUEST_ID_BYTES, raw, sizeof raw);
 }
 
 struct request *request_create(struct server *s, struct MHD_Connection *c)
@@ -41,7 +39,9 @@ struct request *request_create(struct server *s, struct MHD_Connection *c)
     r->created = (int64_t)time(NULL);
     buf_init(&r->body, s->opt->max_body_bytes);
     buf_init(&r->out, LIMIT_ANSWER_BYTES);
-    id_set(r);
+    const char *given = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "X-Request-Id");
+    r->id_from_client = given && id_ok(given);
+    request_id_make(r->id, given);
     r->next = s->requests;
     if (r->next) r->next->prev = r;
     s->requests = r;
@@ -53,7 +53,6 @@ void request_release(struct request *r)
 {
     if (r->mhd || r->working || r->sequences_alive || r->fetches) return;
     struct server *s = r->srv;
-    watch_stop(r);
     if (r->prev) r->prev->next = r->next;
     else s->requests = r->next;
     if (r->next) r->next->prev = r->prev;
@@ -127,15 +126,6 @@ void request_fail(struct request *r)
     metrics_rejected(r->srv->metrics, r->error.http);
     if (r->error.http >= 500) log_warn("req=%s status=%d code=%s %s", r->id, r->error.http, r->error.code ? r->error.code : "-", r->error.message);
     request_answer(r, r->error.http);
-}
-
-void request_overdue(struct request *r)
-{
-    if (!r->error.http) api_fail(&r->error, 408, "request_timeout", NULL, "The request's body did not arrive in time."); /* else refused by its headers */
-    metrics_rejected(r->srv->metrics, r->error.http);
-    r->status = r->error.http;
-    r->state = RQ_ANSWER;
-    r->queued = true;
 }
 
 void request_stream_open(struct request *r)
@@ -236,7 +226,6 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
         if (r->out_end) return MHD_CONTENT_READER_END_OF_STREAM;
         MHD_suspend_connection(r->mhd);
         r->suspended = true;
-        watch_start(r);
         return 0;
     }
     size_t n = sse_whole_events(r->out.data + r->out_at, waiting, max);

@@ -1,5 +1,5 @@
-/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1, §2, §12, §13): framing, key,
- * route, method, life cycle, queue, content type, size, in this order. Event loop's thread. */
+/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1, §2, §12, §13): key, route, method,
+ * life cycle, queue, content type, size, in this order. Framing was checked before (http_in.c). Event loop's thread. */
 #include "server/limits.h"
 #include "server/server.h"
 
@@ -156,62 +156,6 @@ static bool authorised(struct request *r)
 
 /* ---- headers ---- */
 
-struct header_scan {
-    unsigned count, lengths, hosts;
-    bool lengths_differ, bad_name, bad_value;
-    const char *length;
-};
-
-static enum MHD_Result header_seen(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
-{
-    (void)kind;
-    struct header_scan *h = cls;
-    h->count++;
-    /* A carriage return alone ends a line for some. */
-    for (const char *s = value ? value : ""; *s; s++) h->bad_value = h->bad_value || ((unsigned char)*s < ' ' && *s != '\t') || *s == 0x7f;
-    /* "Transfer-Encoding : chunked" is that header to some proxies and another one to libmicrohttpd. */
-    for (const char *s = name; *s; s++) h->bad_name = h->bad_name || *s <= ' ' || *s > '~' || strchr("\"(),/:;<=>?@[\\]{}", *s);
-    if (strcasecmp(name, "Host") == 0) h->hosts++;
-    if (strcasecmp(name, "Content-Length") == 0) {
-        h->lengths++;
-        if (h->length && value && strcmp(h->length, value) != 0) h->lengths_differ = true;
-        h->length = value;
-    }
-    return MHD_YES;
-}
-
-static bool fail_close(struct request *r, int http, const char *code, const char *message)
-{
-    r->close_after = true;
-    (void)api_fail(&r->error, http, code, NULL, "%s", message);
-    return false;
-}
-
-/* Framing that could be understood in two ways is refused: request smuggling lives there. */
-static bool framing_ok(struct request *r)
-{
-    struct header_scan h = {0};
-    MHD_get_connection_values(r->mhd, MHD_HEADER_KIND, header_seen, &h);
-    const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Transfer-Encoding");
-    if (h.bad_name) return fail_close(r, 400, "invalid_request", "The name of a header holds a character that it may not.");
-    if (h.bad_value) return fail_close(r, 400, "invalid_request", "The value of a header holds a control character.");
-    if (r->spaced_target) return fail_close(r, 400, "invalid_request", "The request target holds a space.");
-    if (!h.hosts && !r->http10) return fail_close(r, 400, "invalid_request", "The request has no Host header.");
-    if (coding && strcasecmp(coding, "chunked") != 0) return fail_close(r, 501, "unsupported_transfer_encoding", "Transfer-Encoding must be chunked.");
-    if (coding && h.lengths) return fail_close(r, 400, "invalid_request", "Transfer-Encoding and Content-Length exclude each other.");
-    if (h.lengths > 1 && h.lengths_differ) return fail_close(r, 400, "invalid_request", "Two Content-Length headers differ.");
-    if (h.length && (strspn(h.length, "0123456789") != strlen(h.length) || !*h.length)) {
-        return fail_close(r, 400, "invalid_request", "Content-Length is not a number.");
-    }
-    if (h.hosts > 1) return fail_close(r, 400, "invalid_request", "More than one Host header.");
-    if (strlen(r->path) > LIMIT_URL_BYTES) return fail_close(r, 414, "uri_too_long", "The request URI is too long.");
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(r->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    if (h.count > LIMIT_HEADERS || (info && info->header_size > LIMIT_HEADER_BYTES)) {
-        return fail_close(r, 431, "headers_too_large", "The request has too many or too large headers.");
-    }
-    return true;
-}
-
 static bool gate_ok(struct request *r)
 {
     struct server *s = r->srv;
@@ -273,8 +217,6 @@ static bool size_ok(struct request *r)
                        (unsigned long long)r->srv->opt->max_body_bytes);
         return false;
     }
-    const char *expect = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Expect");
-    if (expect && strcasecmp(expect, "100-continue") != 0) return fail_close(r, 417, "expectation_failed", "Only Expect: 100-continue is supported.");
     return true;
 }
 
@@ -310,7 +252,6 @@ static bool options_admit(struct request *r)
 bool routes_admit(struct request *r)
 {
     r->has_origin = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Origin") != NULL;
-    if (!framing_ok(r)) return false;
     path_normalise(r->path);
     if (r->method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->path, strlen(r->path));

@@ -66,7 +66,7 @@ struct route {
 
 enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
 
-struct watch; /* notices that the client went away while its connection sleeps */
+#define REQUEST_ID_BYTES 132u
 
 struct request {
     struct server *srv;
@@ -76,9 +76,8 @@ struct request {
     enum method method;
     enum request_state state;
     bool suspended, working, http10, queued, cancelled;
-    bool spaced_target; /* the request line has more than three words */
     bool close_after; /* the answer says Connection: close */
-    char id[132];     /* X-Request-Id, also the base of the object's id */
+    char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
     bool id_from_client;
     char *path;       /* normalised, still percent-encoded */
     char *cors;       /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
@@ -93,7 +92,6 @@ struct request {
     uint8_t key[32];         /* its SHA-256 */
     uint64_t arrived_us;     /* monotonic */
     int64_t created;         /* Unix seconds */
-    struct watch *watch;
 
     /* the answer */
     struct api_error error;  /* http != 0: this is the answer */
@@ -125,7 +123,9 @@ struct server {
     const struct options *opt; /* borrowed */
     uv_loop_t loop;
     uv_poll_t mhd_poll;
-    uv_timer_t mhd_timer, tick;
+    uv_idle_t mhd_idle;  /* active while libmicrohttpd has something to do at once */
+    uv_timer_t tick;
+    uv_poll_t listen_poll;
     uv_async_t wake;   /* events wait in the scheduler's queue */
     uv_async_t loaded; /* the loader thread is done: model or load_err */
     uv_signal_t sigterm, sigint;
@@ -162,9 +162,13 @@ struct server {
     size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t answer_bytes;       /* answers held, in the making or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
-    struct conn *conns;        /* open connections: loop.c */
-    struct lingering *lingering; /* closed ones that are still read from: conn.c */
-    uint32_t conn_count;
+    struct conn *conns;        /* open connections, their number and its bound: conn.c */
+    struct conn *adding;       /* that libmicrohttpd is being told of */
+    uint32_t conn_count, conn_max;
+    bool listening, accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
+    uint64_t moved, moved_seen; /* grows with all that connections and libmicrohttpd get done */
+    uint64_t stuck_us;         /* since when libmicrohttpd has been ready and nothing moved */
+    uint64_t round_us, lag_us, lag_seen_us; /* the last tick; how late a tick came at most of late, and when */
     int exit_code;
 };
 
@@ -184,6 +188,7 @@ struct auth *auth_load(const char *file, struct err *err); /* NULL with err set 
 void auth_free(struct auth *a);
 
 /* request.c */
+void request_id_make(char id[REQUEST_ID_BYTES], const char *given); /* the client's (may be NULL) if it is fit, else a new one */
 struct request *request_create(struct server *s, struct MHD_Connection *c);
 void request_release(struct request *r); /* frees it if nobody needs it any more */
 void request_client_gone(struct request *r); /* cancels; safe to call twice */
@@ -191,7 +196,6 @@ void request_start(struct request *r);  /* body complete */
 /* Each ends the request's way: the connection is woken and sends what r holds. */
 void request_answer(struct request *r, int status); /* body in r->out */
 void request_fail(struct request *r);               /* r->error is filled */
-void request_overdue(struct request *r);            /* its body doesn't come: r->error is filled, conn.c sends it */
 void request_stream_open(struct request *r);        /* first bytes are in r->out */
 void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
 /* Runs job on a worker, then done on the loop (done decides by r->error). */
