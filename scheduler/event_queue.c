@@ -32,6 +32,12 @@ void eventq_publish(struct event_queue *q)
     q->first = q->last = NULL;
 }
 
+const struct sched_event *eventq_peek(const struct event_queue *q)
+{
+    const struct event_node *first = atomic_load_explicit(&q->head->next, memory_order_acquire);
+    return first ? &first->ev : NULL;
+}
+
 bool eventq_pop(struct event_queue *q, struct sched_event *ev)
 {
     struct event_node *first = atomic_load_explicit(&q->head->next, memory_order_acquire);

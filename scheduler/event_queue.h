@@ -23,6 +23,7 @@ void eventq_fini(struct event_queue *q); /* frees what was not taken, scores inc
 struct event_node *eventq_node(void);    /* malloc'd; NULL when out of memory */
 void eventq_push(struct event_queue *q, struct event_node *node); /* takes the node; producer thread */
 void eventq_publish(struct event_queue *q);                       /* producer thread */
+const struct sched_event *eventq_peek(const struct event_queue *q); /* what eventq_pop would take, or NULL; consumer thread */
 bool eventq_pop(struct event_queue *q, struct sched_event *ev);   /* consumer thread */
 
 #endif

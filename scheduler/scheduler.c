@@ -228,6 +228,12 @@ bool sched_poll(struct scheduler *s, struct sched_event *ev)
     return eventq_pop(&s->events, ev);
 }
 
+uint64_t sched_poll_since(const struct scheduler *s)
+{
+    const struct sched_event *ev = eventq_peek(&s->events);
+    return ev ? ev->pushed_us : 0;
+}
+
 void sched_stop(struct scheduler *s, bool drain)
 {
     pthread_mutex_lock(&s->lock);
@@ -255,7 +261,7 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
     struct event_node *node = q->end_event;
     q->end_event = NULL;
     node->ev = (struct sched_event){.kind = EV_END, .id = q->id, .user = q->req.user, .end = end, .stop_id = stop_id, .generated = q->generated,
-                                    .cache = q->cache};
+                                    .cache = q->cache, .pushed_us = clock_us()};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
@@ -388,6 +394,7 @@ bool sched__push_event(struct scheduler *s, const struct sched_event *ev)
     struct event_node *node = eventq_node();
     if (!node) return false;
     node->ev = *ev;
+    node->ev.pushed_us = clock_us();
     eventq_push(&s->events, node);
     s->events_pushed = true;
     return true;
@@ -598,6 +605,7 @@ void sched_stats(struct scheduler *s, struct sched_stats *out)
     uint64_t gone = out->running;
     for (int i = 0; i < SEQ_ENDS; i++) gone += out->ended[i];
     out->waiting = (uint32_t)(s->arrivals - gone);
+    out->inbox_us = s->inbox.head ? clock_us() - s->inbox.head->submitted_us : 0;
     pthread_mutex_unlock(&s->lock);
     out->failed = atomic_load(&s->failed);
 }

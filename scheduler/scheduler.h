@@ -104,6 +104,7 @@ struct sched_event {
     enum event_kind kind;
     struct seq_id id;
     void *user;
+    uint64_t pushed_us;         /* when it was made, monotonic */
     struct token_out token;     /* EV_TOKEN */
     uint32_t index;             /* EV_TOKEN: number of generated tokens before it. EV_PROMPT_SCORES: prompt position of scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores;   /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
@@ -136,6 +137,7 @@ void sched_reset_prefix_cache(struct scheduler *s);
 void sched_reset_features(struct scheduler *s);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
+uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0 = there is none. The consumer's thread */
 
 /* Runs the step loop on the calling thread until sched_stop; parks when there is nothing to do. */
 void sched_run(struct scheduler *s);
@@ -169,6 +171,7 @@ struct sched_stats {
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
     uint64_t ended[SEQ_ENDS];    /* by enum seq_end */
     uint32_t last_batch_tokens, last_batch_sequences;
+    uint64_t inbox_us;           /* how long the oldest submission has been waiting for the engine thread to take it; 0 = none is */
     uint64_t heartbeat_us;       /* monotonic time of the last turn of the engine thread: readiness probes look at it */
     bool failed;                 /* the engine reported ST_DEVICE; nothing runs any more */
 };

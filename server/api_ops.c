@@ -14,13 +14,19 @@ static const char *state_name(const struct server *s)
 {
     if (server_engine_dead(s) || s->exit_code) return "failed"; /* load_status is the loader thread's until it has ended */
     if (!s->model || s->phase == SRV_LOADING) return "loading";
+    if (!server_handing_over(s)) return "stalled";
     return s->phase == SRV_READY ? "ready" : "draining";
+}
+
+static bool ready(const struct server *s)
+{
+    return s->phase == SRV_READY && server_serving(s) && server_handing_over(s);
 }
 
 void api_health_start(struct request *r)
 {
     r->content_type = "text/plain; charset=utf-8";
-    request_answer(r, r->srv->phase == SRV_READY && server_serving(r->srv) ? 200 : 503);
+    request_answer(r, ready(r->srv) ? 200 : 503);
 }
 
 void api_ready_start(struct request *r)
@@ -29,7 +35,7 @@ void api_ready_start(struct request *r)
     jo_text(&o, "{\"status\":");
     jo_cstring(&o, state_name(r->srv));
     jo_text(&o, "}");
-    request_answer(r, r->srv->phase == SRV_READY && server_serving(r->srv) ? 200 : 503);
+    request_answer(r, ready(r->srv) ? 200 : 503);
 }
 
 void api_live_start(struct request *r)

@@ -290,6 +290,8 @@ static void take(struct conn *n, const char *data, size_t len)
 static void client_ended(struct conn *n)
 {
     n->ended = true;
+    if (n->phase == CONN_HEAD) pump_down(n); /* the last answer may be there, just now */
+    if (n->tcp < 0 || n->down.len > n->down_at) return;
     if (n->phase != CONN_BUSY) drop(n);
     /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep). */
     else if (n->request && n->request->suspended) request_client_gone(n->request);

@@ -45,6 +45,23 @@ bool server_serving(const struct server *s)
     return s->model && (s->phase == SRV_READY || s->phase == SRV_LEAVING) && !server_engine_dead(s);
 }
 
+#define HANDOVER_US 5000000u
+bool server_handing_over(const struct server *s)
+{
+    uint64_t now = now_us(), since = s->model ? sched_poll_since(s->model->sched) : 0;
+    struct sched_stats st = {0};
+    if (s->model) sched_stats(s->model->sched, &st);
+    bool round = !s->round_us || now < s->round_us + HANDOVER_US, taken = !since || now < since + HANDOVER_US;
+    return round && taken && st.inbox_us < s->opt->watchdog * 1000000u;
+}
+
+#define PEAK_WINDOW_US 10000000u
+void peak_note(struct peak *p, uint64_t us, uint64_t now)
+{
+    if (us < p->us && now < p->seen_us + PEAK_WINDOW_US) return;
+    *p = (struct peak){us, now};
+}
+
 /* ---- libmicrohttpd inside libuv ---- */
 
 static void mhd_again(uv_idle_t *h);
@@ -58,8 +75,7 @@ static void mhd_pump(struct server *s)
     bool ready = MHD_get_timeout(s->mhd, &ms) == MHD_YES && ms == 0;
     if (!ready) uv_idle_stop(&s->mhd_idle);
     else server_kick(s);
-    if (!ready || s->moved != s->moved_seen) s->stuck_us = now_us();
-    s->moved_seen = s->moved;
+    s->mhd_ready = ready;
 }
 
 static void mhd_again(uv_idle_t *h)
@@ -490,32 +506,24 @@ static void failed_check(struct server *s, uint64_t now)
     if (now - s->failed_us >= FAILED_NOTICE_US) phase_set(s, SRV_DRAINING);
 }
 
-/* How late the tick is: what waited in the loop waited as long. The longest of the last ten seconds is shown. */
 #define TICK_US 100000u
-#define LAG_WINDOW_US 10000000u
-static void lag_check(struct server *s, uint64_t now)
-{
-    uint64_t late = s->round_us && now > s->round_us + TICK_US ? now - s->round_us - TICK_US : 0;
-    if (late >= s->lag_us || now - s->lag_seen_us > LAG_WINDOW_US) {
-        s->lag_us = late;
-        s->lag_seen_us = now;
-    }
-    s->round_us = now;
-}
 
-/* Nothing that libmicrohttpd does takes so long without a byte that comes or goes. */
-#define STUCK_US 1000000u
+/* libmicrohttpd is ready in each of so many ticks, and no byte comes or goes. */
+#define STUCK_TICKS 10u
 
 static void tick_event(uv_timer_t *t)
 {
     struct server *s = t->data;
     uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
-    lag_check(s, now);
+    peak_note(&s->lag, s->round_us && now > s->round_us + TICK_US ? now - s->round_us - TICK_US : 0, now);
+    peak_note(&s->handed, 0, now);
+    s->round_us = now;
     conn_sweep(s, now);
-    if (now > s->stuck_us && now - s->stuck_us > STUCK_US && uv_is_active((uv_handle_t *)&s->mhd_idle)) {
+    s->stuck_ticks = s->mhd_ready && s->moved == s->moved_seen ? s->stuck_ticks + 1 : 0;
+    s->moved_seen = s->moved;
+    if (s->stuck_ticks == STUCK_TICKS) {
         log_error("libmicrohttpd is busy with nothing: connections that it may be about are cut");
         conn_unstick(s);
-        s->stuck_us = now;
     }
     failed_check(s, now);
     if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */

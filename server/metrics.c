@@ -478,6 +478,12 @@ static void process_text(struct writer *w, const struct server *s)
     if (!getrlimit(RLIMIT_NOFILE, &rl)) process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
     process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.", (double)s->started);
     process_one(w, "kvasir_open_connections", "gauge", "Client connections.", s->conn_count);
+    struct sched_stats st = {0};
+    if (s->model) sched_stats(s->model->sched, &st);
+    process_one(w, "kvasir_loop_lag_seconds", "gauge", "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
+    process_one(w, "kvasir_engine_to_loop_seconds", "gauge", "How long events of the engine waited for the event loop, the worst of ten seconds.",
+                (double)s->handed.us * 1e-6);
+    process_one(w, "kvasir_loop_to_engine_seconds", "gauge", "How long the oldest submission has waited for the engine's thread.", (double)st.inbox_us * 1e-6);
     process_one(w, "kvasir_requests_in_flight", "gauge", "Generating requests in flight.", s->load);
     process_one(w, "kvasir_queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
     process_one(w, "kvasir_draining", "gauge", "1 while the process is shutting down.", s->phase >= SRV_LEAVING);

@@ -119,6 +119,11 @@ struct request {
     uint32_t fetches;         /* pictures being decoded for them */
 };
 
+/* The largest of the last ten seconds. */
+struct peak {
+    uint64_t us, seen_us;
+};
+
 struct server {
     const struct options *opt; /* borrowed */
     uv_loop_t loop;
@@ -167,8 +172,10 @@ struct server {
     uint32_t conn_count, conn_max;
     bool listening, accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
     uint64_t moved, moved_seen; /* grows with all that connections and libmicrohttpd get done */
-    uint64_t stuck_us;         /* since when libmicrohttpd has been ready and nothing moved */
-    uint64_t round_us, lag_us, lag_seen_us; /* the last tick; how late a tick came at most of late, and when */
+    bool mhd_ready;            /* libmicrohttpd wants to run again at once */
+    uint32_t stuck_ticks;      /* ticks in a row in which it was, and nothing moved */
+    uint64_t round_us;         /* the last tick */
+    struct peak lag, handed;   /* how late ticks come; how long events of the engine wait for the loop */
     int exit_code;
 };
 
@@ -178,6 +185,9 @@ int server_run(const struct options *opt, char *model_dir);
 uint64_t now_us(void); /* monotonic */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
 void server_kick(struct server *s); /* libmicrohttpd runs soon: a connection was resumed */
+/* Do the loop and the engine take what they hand each other? Not if a round of the loop takes five seconds. */
+bool server_handing_over(const struct server *s);
+void peak_note(struct peak *p, uint64_t us, uint64_t now);
 bool server_engine_dead(const struct server *s);
 
 /* routes.c */
