@@ -24,16 +24,20 @@ DEPS     := -I. -MMD -MP
 STAMP    := $(CC) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE)
 $(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags || printf '%s\n' '$(STAMP)' > $(OUT)/flags)
 
-CORE_SRC := $(wildcard config/base/*.c config/*.c kernels/*.c kernels/cpu/*.c engine/*.c engine/models/*.c scheduler/*.c)
+CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kernels/cpu/*/*.c engine/*.c engine/*/*.c scheduler/*.c scheduler/*/*.c)
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
-NEEDS_LIBS := $(wildcard engine/tokenizer*.c engine/prompt*.c)
+NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
-SRV_SRC  := $(filter-out server/main.c,$(wildcard server/*.c)) $(NEEDS_LIBS)
+SRV_SRC  := $(filter-out server/main.c,$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
-# A test is tests/test_NAME.c. Tests of the core stand in tests/core/, all others may use everything.
-CORE_TESTS := $(patsubst tests/core/%.c,$(OUT)/tests/%,$(wildcard tests/core/test_*.c tests/core/sim_*.c tests/core/bench_*.c))
-FULL_TESTS := $(patsubst tests/%.c,$(OUT)/tests/%,$(wildcard tests/test_*.c tests/fuzz_*.c))
+# Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not the server's is linked with the core
+# alone. Their names are unique: test_NAME, sim_NAME, bench_NAME.
+CORE_TEST_SRC := $(wildcard $(addprefix tests/,$(addsuffix /*.c,unit/config unit/kernels unit/engine unit/scheduler sim bench)))
+FULL_TEST_SRC := $(wildcard tests/unit/server/*.c)
+CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
+FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
+test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TEST_SRC)))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
 
@@ -41,14 +45,14 @@ all: $(OUT)/kvasir
 core: $(CORE_TESTS)
 tests: all $(CORE_TESTS) $(FULL_TESTS)
 
-$(OUT)/kernels/cpu/%_avx2.c.o:   ISA := -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%_avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%_amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
-$(OUT)/tests/test_%.c.o: EXTRA = $(LIB_CFLAGS)
+$(OUT)/tests/unit/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 
 $(OUT)/%.c.o: %.c $(OUT)/flags
 	@mkdir -p $(@D)
@@ -57,19 +61,20 @@ $(OUT)/%.c.o: %.c $(OUT)/flags
 # Objects go into archives so that a test links only what it uses; $(file) keeps the command line short.
 $(OUT)/libcore.a: $(CORE_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	ar qcs $@ $^
 $(OUT)/libserver.a: $(SRV_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	ar qcs $@ $^
 $(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
 $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | check-libs
 	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
-$(CORE_TESTS): $(OUT)/tests/%: $(OUT)/tests/core/%.c.o $(TEST_LIB) $(OUT)/libcore.a
+.SECONDEXPANSION:
+$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
-$(FULL_TESTS): $(OUT)/tests/%: $(OUT)/tests/%.c.o $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
+$(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 
 check-libs:
@@ -144,7 +149,7 @@ test-cuda-emu: $(HOST_SELFTEST)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_faults test_engine_golden test_engine_invariance test_cuda_graphs test_cuda_cpu)
 define HOST_TEST_RULES
-$(HOST_OUT)/$(1)/tests/%: $(OUT)/tests/core/%.c.o $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
+$(HOST_OUT)/$(1)/tests/%: $$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
 	@mkdir -p $$(@D)
 	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $$@
 endef

@@ -1,10 +1,10 @@
-/* Opening a checkpoint, and the small calls of engine.h. See engine_step.c for a step, engine_plan.c for memory. Engine thread.
+/* Opening a checkpoint, and the small calls of engine.h. See engine/step.c for a step, engine/plan.c for memory. Engine thread.
  */
-#include "engine/engine_internal.h"
+#include "engine/internal.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
-#include "engine/image_prep.h"
+#include "engine/prompt/image_prep.h"
 #include "kernels/cuda_loader.h"
 
 #include <stdio.h>

@@ -5,9 +5,9 @@
 #define KVASIR_ENGINE_H
 
 #include "config/base/status.h"
-#include "engine/image.h"
-#include "engine/prompt.h"
-#include "engine/sampling.h"
+#include "engine/prompt/image.h"
+#include "engine/prompt/prompt.h"
+#include "engine/sample/sampling.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 #define ENGINE_NO_BLOCK   UINT32_MAX
 
 struct engine;
-struct model_info; /* what the server needs to build prompts: engine/model_info.h */
+struct model_info; /* what the server needs to build prompts: engine/model/model_info.h */
 
 struct engine_options {
     const char *model_dir;

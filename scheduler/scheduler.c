@@ -1,6 +1,6 @@
 /* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See scheduler.h; planning is
- * sched_plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures sched_images.c. */
-#include "scheduler/sched_internal.h"
+ * scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures scheduler/images.c. */
+#include "scheduler/internal.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"

@@ -1,5 +1,5 @@
-/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See sched_internal.h. */
-#include "scheduler/sched_internal.h"
+/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See scheduler/internal.h. */
+#include "scheduler/internal.h"
 
 #include "config/base/assert.h"
 

@@ -1,5 +1,5 @@
-/* Doubly linked lists of sequences. See sched_internal.h. */
-#include "scheduler/sched_internal.h"
+/* Doubly linked lists of sequences. See scheduler/internal.h. */
+#include "scheduler/internal.h"
 
 #include <stddef.h>
 

@@ -2,7 +2,7 @@
  * Pure data structure: knows ids and numbers, no sequences, no clock.
  *
  * A tenant with live sequences (waiting or running) has a virtual time that advances by the tokens served to it; of those that wait, the one
- * with the smallest time is served next (sched_fair.c), so all advance alike. The virtual clock follows that smallest time and is a floor
+ * with the smallest time is served next (scheduler/fair.c), so all advance alike. The virtual clock follows that smallest time and is a floor
  * under all: being away, slow, or outranked by priority earns nothing. A tenant that left ahead of the clock is remembered until the clock
  * has passed it (or the table is full of such): leaving and coming back forgets no debt. When nobody is left at all, all is forgotten.
  *

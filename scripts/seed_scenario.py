@@ -26,7 +26,7 @@ import json
 import os
 import sys
 
-import seed_t16
+import second_picture
 
 RULES = {"cold": "nothing cached", "warm": "A cached, this server's rule", "naive": "A cached, positions from the token count",
          "delta": "A cached, positions counted on, one number kept", "anew": "A cached, positions begin at 0 again"}
@@ -50,18 +50,18 @@ def both_turns(server, pair, name, cold=False):
     messages = first + [{"role": "assistant", "content": one["choices"][0]["message"]["content"]}, last]
     two = server.chat(messages, cache_salt=name)
     done = {"kind": kind, "expected": expected, "question": question_of(last), "first_question": question_of(first[-1]),
-            "first": seed_t16.outcome(one), "second": seed_t16.outcome(two), "text": text_of(two), "first_text": text_of(one),
-            "cached": seed_t16.cached(two), "first_prompt": len(one["prompt_token_ids"]), "prompt": len(two["prompt_token_ids"])}
+            "first": second_picture.outcome(one), "second": second_picture.outcome(two), "text": text_of(two), "first_text": text_of(one),
+            "cached": second_picture.cached(two), "first_prompt": len(one["prompt_token_ids"]), "prompt": len(two["prompt_token_ids"])}
     if cold:
         alone = server.chat(messages, cache_salt=name + " cold")
-        done["cold"], done["cold_text"], done["cold_cached"] = seed_t16.outcome(alone), text_of(alone), seed_t16.cached(alone)
+        done["cold"], done["cold_text"], done["cold_cached"] = second_picture.outcome(alone), text_of(alone), second_picture.cached(alone)
     return done
 
 
 def run(args, mutation, cold):
-    with seed_t16.started(args.binary, args.model, env={"KVASIR_TEST_MUTATION": mutation}) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
-        server = seed_t16.Server(url, args.timeout)
-        pairs = seed_t16.pairs_of(args.seed, args.pairs)
+    with second_picture.started(args.binary, args.model, env={"KVASIR_TEST_MUTATION": mutation}) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+        server = second_picture.Server(url, args.timeout)
+        pairs = second_picture.pairs_of(args.seed, args.pairs)
         return list(pool.map(lambda i: both_turns(server, pairs[i], f"pair {i}", cold), range(len(pairs))))
 
 
@@ -126,7 +126,7 @@ def report(r, examples):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", default=os.path.join(ROOT, "models/demo-qwen3-vl"))
-    p.add_argument("--binary", default=seed_t16.BINARY)
+    p.add_argument("--binary", default=second_picture.BINARY)
     p.add_argument("--pairs", type=int, default=100)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--examples", type=int, default=4, help="pairs to print; the most telling ones")

@@ -4,7 +4,7 @@
 
 #include "config/base/log.h"
 #include "engine/engine.h"
-#include "engine/model_info.h"
+#include "engine/model/model_info.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -1,7 +1,7 @@
 /* See bus_error.h. */
 #include "server/bus_error.h"
 
-#include "engine/safetensors.h"
+#include "engine/checkpoint/safetensors.h"
 
 #include <signal.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Gemma 3 (text 270M, 1B; text and pictures 4B, 12B, 27B; their fine-tunes): config.json -> description. Formulas and names:
  * transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside the line that gets it right. */
-#include "engine/model_desc.h"
+#include "engine/model/model_desc.h"
 
 #include <math.h>
 #include <stdio.h>

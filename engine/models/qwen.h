@@ -2,7 +2,7 @@
 #ifndef KVASIR_MODELS_QWEN_H
 #define KVASIR_MODELS_QWEN_H
 
-#include "engine/model_desc.h"
+#include "engine/model/model_desc.h"
 
 /* The decoder of every generation: d is overwritten; d->layers is the caller's (model_desc_free). ST_NOMEM. */
 enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *d, struct err *err) KV_MUST_CHECK;

@@ -11,7 +11,7 @@
  *
  * A decode step is then two runs of the pool, whatever the number of experts. Each output element is added to by one thread, in
  * ascending order of experts; and a row's sums do not depend on how rows are grouped, because linear's do not. */
-#include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear/linear.h"
 
 /* Bytes that a piece should move to be worth waking a thread for. */
 #define EXPERTS_PIECE ((size_t)128 << 10)

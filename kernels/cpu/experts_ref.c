@@ -1,6 +1,6 @@
 /* Routing and experts in plain C: the oracle of the vector files. One row after the other, its experts in ascending order, by the
  * plain linear. */
-#include "kernels/cpu/cpu_internal.h"
+#include "kernels/cpu/internal.h"
 #include "kernels/cpu/route.h"
 
 /* ---- route */

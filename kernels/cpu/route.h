@@ -3,7 +3,7 @@
 #ifndef KVASIR_CPU_ROUTE_H
 #define KVASIR_CPU_ROUTE_H
 
-#include "kernels/cpu/cpu_internal.h"
+#include "kernels/cpu/internal.h"
 
 #include <math.h>
 

@@ -113,7 +113,7 @@ def main():
 
     # Added tokens beyond ASCII decode to their content here; the library pushes them through the byte-level alphabet.
     odd = {i for i, t in tok.get_added_tokens_decoder().items() if byte_level and not t.content.isascii()}
-    # Decoding: what was encoded, and random ids. Broken UTF-8 is compared for byte-level only: see the header of engine/tokenizer.h.
+    # Decoding: what was encoded, and random ids. Broken UTF-8 is compared for byte-level only: see the header of engine/tokenizer/tokenizer.h.
     ids = [e.ids for e in tok.encode_batch(texts, add_special_tokens=False)]
     top = tok.get_vocab_size() + 20
     ids += [[rng.randrange(top) for _ in range(rng.randrange(1, 20))] for _ in range(args.texts // 4)]

@@ -27,7 +27,7 @@ OUT = Path(__file__).resolve().parent.parent.parent / "tests" / "golden" / "imag
 
 
 def noise(width, height):
-    """Rows of RGB bytes from a linear congruential generator, the same as in tests/core/test_image.c."""
+    """Rows of RGB bytes from a linear congruential generator, the same as in tests/unit/engine/test_image.c."""
     n = width * height * 3
     x, out = 1, bytearray(n)
     for i in range(n):

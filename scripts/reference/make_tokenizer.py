@@ -140,7 +140,7 @@ def golden(tok, seed):
     byte_tokens = [i for t, i in tok.get_vocab().items() if t.startswith("<0x")]
     for k in range(40):
         ids = [rng.randrange(tok.get_vocab_size()) for _ in range(rng.randrange(1, 8))] if k else tok.encode("a é 👍 b", add_special_tokens=True).ids
-        ids = [i for i in ids if (i not in byte_tokens and i not in odd) or k == 0]  # broken bytes: our rule differs, see engine/tokenizer.h
+        ids = [i for i in ids if (i not in byte_tokens and i not in odd) or k == 0]  # broken bytes: our rule differs, see engine/tokenizer/tokenizer.h
         decode.append({"ids": ids, "text": tok.decode(ids, skip_special_tokens=False), "skipped": tok.decode(ids, skip_special_tokens=True)})
     return {"encode": encode, "decode": decode}
 

@@ -2,7 +2,7 @@
 #include "tests/lib/bench_steps.h"
 
 #include "engine/engine.h"
-#include "engine/model_info.h"
+#include "engine/model/model_info.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What tests/core/bench_device.c measures with: the report (a table on stdout, JSON in a file) and whole steps of an engine with
+/* What tests/bench/bench_device.c measures with: the report (a table on stdout, JSON in a file) and whole steps of an engine with
  * random weights. */
 #ifndef KVASIR_TEST_BENCH_STEPS_H
 #define KVASIR_TEST_BENCH_STEPS_H

@@ -2,8 +2,8 @@
 #ifndef KVASIR_TEST_GOLDEN_H
 #define KVASIR_TEST_GOLDEN_H
 
-#include "engine/image_prep.h"
-#include "engine/safetensors.h"
+#include "engine/prompt/image_prep.h"
+#include "engine/checkpoint/safetensors.h"
 #include "tests/lib/mini_sched.h"
 
 #define GOLDEN_IMAGES_MAX 8u

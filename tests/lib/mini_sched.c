@@ -1,7 +1,7 @@
 /* See mini_sched.h. */
 #include "tests/lib/mini_sched.h"
 
-#include "engine/model_info.h"
+#include "engine/model/model_info.h"
 
 #include <stdio.h>
 #include <stdlib.h>

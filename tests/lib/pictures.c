@@ -1,7 +1,7 @@
 /* See pictures.h. */
 #include "tests/lib/pictures.h"
 
-#include "engine/image_prep.h"
+#include "engine/prompt/image_prep.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
 #ifndef KVASIR_TEST_PICTURES_H
 #define KVASIR_TEST_PICTURES_H
 
-#include "engine/model_info.h"
-#include "engine/prompt.h"
+#include "engine/model/model_info.h"
+#include "engine/prompt/prompt.h"
 
 struct test_picture {
     uint32_t content;        /* number of the bytes that it was made from */

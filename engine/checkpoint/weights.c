@@ -1,0 +1,709 @@
+/* See weights.h. One walk over the description serves both passes: the survey (names, shapes and sizes from the headers; records
+ * the reading order) and the load (packs, in that order, with read-ahead in front and released pages behind). */
+#include "engine/checkpoint/weights.h"
+
+#include "config/base/assert.h"
+#include "config/base/checked.h"
+#include "config/base/log.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define READ_AHEAD_BYTES (UINT64_C(256) << 20)
+#define SAMPLE_BYTES     4096u
+#define NAMED_IGNORED    3u /* how many are named in the warning */
+
+struct named {
+    char name[DESC_NAME_MAX]; /* canonical */
+    const struct stf_tensor *t;
+    bool used;
+};
+struct loader {
+    const struct stf_files *files;
+    const struct model_desc *desc;
+    struct named *map; /* sorted by name */
+    size_t map_count;
+    struct weights_survey *survey; /* survey pass only; NULL while loading */
+    enum be_dtype act;
+    enum status st; /* first fault; everything after it does nothing */
+    struct err *err;
+    /* load pass */
+    const struct be_ops *ops;
+    struct backend *be;
+    const struct weights_survey *plan;
+    struct weights_progress progress;
+    size_t ahead, at; /* next tensor of the plan to ask for; next to be read */
+    uint64_t ahead_bytes, done_bytes, digest;
+    uint16_t *made_up;         /* [made_up_count] bf16 values that every tensor is taken from when there are no files */
+    struct stf_tensor made[6]; /* the tensors of one weight */
+    uint32_t made_count;
+    float *host;        /* [slab_floats] image of the slab */
+    float *slab;        /* backend address */
+    uint64_t slab_used; /* floats, both passes */
+};
+
+/* ---- small conversions ---- */
+
+float weights_round_bf16(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    u = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+float weights_round_f16(float x)
+{
+    int e;
+    (void)frexpf(x, &e);
+    if (e < -13) e = -13; /* subnormal: fixed step */
+    float step = ldexpf(1.0f, e - 11);
+    return nearbyintf(x / step) * step;
+}
+
+static enum be_dtype be_type(enum stf_dtype d)
+{
+    return d == STF_F32 ? BE_F32 : d == STF_BF16 ? BE_BF16 : BE_F16;
+}
+
+/* ---- names ---- */
+
+static int by_canonical(const void *a, const void *b)
+{
+    return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
+}
+
+/* What checkpoints carry along and no version of the model reads: tables that can be computed, and the pooling head of SigLIP's own tower. (A copy
+ * of the embedding as the tied head is no surprise either.) */
+static bool carried_along(const char *name)
+{
+    static const char *const ends[] = {"inv_freq", "position_ids"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < 2; i++) {
+        size_t n = strlen(ends[i]);
+        if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.')) return true;
+    }
+    return strstr(name, "vision_tower.vision_model.head.") != NULL;
+}
+
+static void note_ignored(struct weights_survey *s, const char *name)
+{
+    size_t at = strlen(s->ignored_names), room = sizeof s->ignored_names - at;
+    if (carried_along(name)) return;
+    if (s->ignored++ >= NAMED_IGNORED) return;
+    snprintf(s->ignored_names + at, room, "%s%.120s", at ? ", " : "", name);
+    for (char *p = s->ignored_names + at; *p; p++)
+        if (*p < ' ' || *p > '~') *p = '?'; /* it goes into a line of the log */
+}
+
+static enum status build_map(struct loader *ld)
+{
+    size_t n = ld->files ? stf_count(ld->files) : 0;
+    ld->map = calloc(n ? n : 1, sizeof *ld->map);
+    if (!ld->map) return err_set(ld->err, ST_NOMEM, "out of memory for %zu tensor names", n);
+    for (size_t i = 0; i < n; i++) {
+        const struct stf_tensor *t = stf_at(ld->files, i);
+        struct named *m = &ld->map[ld->map_count];
+        if (ld->desc->canonical(t->name, m->name)) {
+            m->t = t;
+            ld->map_count++;
+        } else if (ld->survey) {
+            note_ignored(ld->survey, t->name);
+        }
+    }
+    if (ld->map_count) qsort(ld->map, ld->map_count, sizeof *ld->map, by_canonical);
+    for (size_t i = 1; i < ld->map_count; i++)
+        if (strcmp(ld->map[i - 1].name, ld->map[i].name) == 0)
+            return err_set(ld->err, ST_FORMAT, "tensors %s and %s are the same part of the model (%s)", ld->map[i - 1].t->name,
+                           ld->map[i].t->name, ld->map[i].name);
+    return ST_OK;
+}
+
+/* "text.layers.#.mlp.up_proj", 7, ".weight" -> "text.layers.7.mlp.up_proj.weight"; a second '#' is the expert. */
+static void expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix, char out[DESC_NAME_MAX])
+{
+    size_t at = 0;
+    uint32_t number = layer;
+    for (const char *s = stem; *s; s++) {
+        int n =
+            *s == '#' ? snprintf(out + at, DESC_NAME_MAX - at, "%u", number) : snprintf(out + at, DESC_NAME_MAX - at, "%c", *s);
+        ASSERT(n > 0 && (size_t)n < DESC_NAME_MAX - at);
+        at += (size_t)n;
+        if (*s == '#') number = expert;
+    }
+    int n = snprintf(out + at, DESC_NAME_MAX - at, "%s", suffix);
+    ASSERT(n >= 0 && (size_t)n < DESC_NAME_MAX - at);
+}
+
+static void shape_text(const uint64_t *shape, uint32_t rank, char *out, size_t cap)
+{
+    size_t at = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < rank; i++) {
+        int n = snprintf(out + at, cap - at, "%s%llu", i ? "," : "", (unsigned long long)shape[i]);
+        if (n < 0 || (size_t)n >= cap - at) return;
+        at += (size_t)n;
+    }
+}
+
+static void count_tensor(struct weights_survey *s, const struct stf_tensor *t)
+{
+    s->parameters += t->bytes / (t->dtype == STF_F32 ? 4 : 2);
+    s->read_bytes += t->bytes;
+    if (t->bytes > s->tensor_bytes_max) s->tensor_bytes_max = t->bytes;
+}
+
+/* A bf16 tensor of the wanted shape whose values are a stretch of the made-up ones. */
+static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const uint64_t *shape)
+{
+    struct stf_tensor *t = &ld->made[ld->made_count++ % 6];
+    *t = (struct stf_tensor){.name = "(made up)", .dtype = STF_BF16, .rank = rank, .bytes = 2};
+    for (uint32_t i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
+    t->data = ld->made_up;
+    if (ld->survey) count_tensor(ld->survey, t);
+    return t;
+}
+
+/* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a fault. */
+static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
+                                     uint32_t rank, const uint64_t *shape)
+{
+    if (ld->st) return NULL;
+    if (!ld->files) return make_up(ld, rank, shape);
+    struct named key;
+    expand(stem, layer, expert, suffix, key.name);
+    struct named *m = ld->map_count ? bsearch(&key, ld->map, ld->map_count, sizeof *ld->map, by_canonical) : NULL;
+    if (!m) {
+        ld->st = err_set(ld->err, ST_FORMAT, "the checkpoint has no tensor %s (in any known layout)", key.name);
+        return NULL;
+    }
+    const struct stf_tensor *t = m->t;
+    if (t->rank != rank || memcmp(t->shape, shape, rank * sizeof *shape) != 0) {
+        char have[96], want[96];
+        shape_text(t->shape, t->rank, have, sizeof have);
+        shape_text(shape, rank, want, sizeof want);
+        ld->st = err_set(ld->err, ST_FORMAT, "tensor %s has shape [%s], config.json implies [%s]", t->name, have, want);
+        return NULL;
+    }
+    if (t->dtype != STF_F32 && t->dtype != STF_BF16 && t->dtype != STF_F16) {
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s is stored as %s; F32, BF16 and F16 are served", t->name,
+                         stf_dtype_name(t->dtype));
+        return NULL;
+    }
+    if (ld->survey) {
+        struct weights_survey *s = ld->survey;
+        m->used = true;
+        s->order[s->count++] = t;
+        count_tensor(s, t);
+    }
+    return t;
+}
+
+/* ---- reading order, progress ---- */
+
+static void digest_bytes(struct loader *ld, const void *p, size_t n)
+{
+    const uint8_t *b = p;
+    for (size_t i = 0; i < n; i++) ld->digest = (ld->digest ^ b[i]) * UINT64_C(0x100000001b3);
+}
+
+static void before_read(struct loader *ld)
+{
+    while (ld->ahead < ld->plan->count && ld->ahead_bytes < ld->done_bytes + READ_AHEAD_BYTES) {
+        const struct stf_tensor *t = ld->plan->order[ld->ahead++];
+        stf_willneed(ld->files, t);
+        ld->ahead_bytes += t->bytes;
+    }
+}
+
+static void after_read(struct loader *ld, const struct stf_tensor *t)
+{
+    size_t n = t->bytes < SAMPLE_BYTES ? (size_t)t->bytes : SAMPLE_BYTES;
+    digest_bytes(ld, t->name, strlen(t->name) + 1);
+    digest_bytes(ld, t->shape, t->rank * sizeof t->shape[0]);
+    digest_bytes(ld, &t->dtype, sizeof t->dtype);
+    digest_bytes(ld, t->data, n);
+    digest_bytes(ld, (const char *)t->data + (t->bytes - n), n);
+    if (ld->files) stf_done(ld->files, t);
+    ld->done_bytes += t->bytes;
+    if (ld->progress.fn) ld->progress.fn(ld->progress.arg, ld->done_bytes, ld->plan->read_bytes);
+}
+
+/* ---- one weight, one vector ---- */
+
+/* f32 vector of n values (any shape), in the slab; `plus` is added to each. NULL for a stem of NULL: the family has none. */
+static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t rank,
+                           const uint64_t *shape, float plus)
+{
+    if (!stem) return NULL;
+    const struct stf_tensor *t = take(ld, stem, layer, 0, suffix, rank, shape);
+    if (!t) return NULL;
+    size_t n = 1;
+    for (uint32_t i = 0; i < rank; i++) n *= (size_t)shape[i];
+    uint64_t at = ld->slab_used;
+    ld->slab_used += (n + 15) / 16 * 16; /* 64-byte alignment */
+    if (ld->survey) return NULL;
+    before_read(ld);
+    (void)stf_to_f32(t, ld->host + at); /* take() checked the dtype */
+    for (size_t i = 0; i < n && plus != 0; i++) ld->host[at + i] += plus;
+    after_read(ld, t);
+    return ld->slab + at;
+}
+
+static const float *vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n, float plus)
+{
+    uint64_t shape[1] = {n};
+    return vector(ld, stem, layer, suffix, 1, shape, plus);
+}
+
+struct part {
+    const char *stem;
+    uint32_t n;
+};
+struct linear_spec {
+    uint32_t layer, expert, k, part_count;
+    struct part part[3];
+    bool glu, bias;
+    bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
+    uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
+    uint64_t shape[STF_RANK_MAX];
+};
+
+static void finish_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t, uint32_t count,
+                        struct be_weight **out)
+{
+    enum be_result r = ld->ops->weight_pack(ld->be, d, out);
+    if (r == BE_NOMEM)
+        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+    else if (r == BE_UNSUPPORTED)
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: no kernel for its shape", t[0]->name);
+    else if (r != BE_OK)
+        ld->st = err_set(ld->err, ST_DEVICE, "tensor %s: %s", t[0]->name, ld->ops->last_error(ld->be));
+    for (uint32_t i = 0; i < count && !ld->st; i++) after_read(ld, t[i]);
+}
+
+static void linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
+{
+    const struct stf_tensor *t[6] = {NULL};
+    uint32_t total = 0, count = 0;
+    struct be_weight_desc d = {.k = s->k, .src_count = s->part_count, .glu = s->glu};
+    for (uint32_t i = 0; i < s->part_count; i++) {
+        uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
+        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight", s->rank ? s->rank : 2,
+                        s->rank ? s->shape : plain);
+        if (!t[count]) return;
+        d.src[i] = (struct be_weight_src){t[count]->data, be_type(t[count]->dtype), s->transposed, s->part[i].n};
+        total += s->part[i].n;
+        count++;
+    }
+    for (uint32_t i = 0; i < s->part_count && s->bias; i++) {
+        uint64_t shape[1] = {s->part[i].n};
+        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, ".bias", 1, shape);
+        if (!t[count]) return;
+        count++;
+    }
+    if (ld->survey) {
+        ld->survey->memory_bytes += (uint64_t)total * be_ld(s->k) * be_dtype_bytes(ld->act) + (s->bias ? 4ull * total : 0);
+        return;
+    }
+    float *bias = NULL;
+    if (s->bias) {
+        bias = malloc(total * sizeof *bias);
+        if (!bias) {
+            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+            return;
+        }
+        uint32_t at = 0;
+        for (uint32_t i = 0; i < s->part_count; at += s->part[i].n, i++) (void)stf_to_f32(t[s->part_count + i], bias + at);
+    }
+    d.bias = bias;
+    before_read(ld);
+    void *moved[3] = {NULL};
+    for (uint32_t i = 0; i < s->part_count && !ld->st; i++) {
+        /* The format does not align tensors; files almost always do. */
+        if ((uintptr_t)t[i]->data % be_dtype_bytes(d.src[i].dtype) == 0) continue;
+        moved[i] = malloc(t[i]->bytes ? (size_t)t[i]->bytes : 1);
+        if (!moved[i])
+            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[i]->name);
+        else
+            d.src[i].data = memcpy(moved[i], t[i]->data, (size_t)t[i]->bytes);
+    }
+    if (!ld->st) finish_pack(ld, &d, t, count, out);
+    for (uint32_t i = 0; i < 3; i++) free(moved[i]);
+    free(bias);
+}
+
+/* ---- experts ---- */
+
+/* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs first) is a stretch
+ * of every row, which weight_pack can't step over: it is copied out. */
+struct fused {
+    const struct stf_tensor *t;
+    const char *slice; /* of the expert */
+    uint32_t k, width; /* columns of a stored row when inputs come first */
+    size_t elem;
+    bool in_out;
+};
+
+static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t first, uint32_t n, void **copy)
+{
+    size_t row = (size_t)n * f->elem;
+    const char *from = f->slice + (f->in_out ? (size_t)first * f->elem : (size_t)first * f->k * f->elem);
+    *copy = NULL;
+    if ((!f->in_out || n == f->width) && (uintptr_t)from % f->elem == 0) return from;
+    size_t bytes = row * f->k;
+    if (!(*copy = malloc(bytes ? bytes : 1))) {
+        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", f->t->name);
+        return NULL;
+    }
+    if (!f->in_out)
+        memcpy(*copy, from, bytes);
+    else
+        for (uint32_t r = 0; r < f->k; r++) memcpy((char *)*copy + r * row, from + (size_t)r * f->width * f->elem, row);
+    return *copy;
+}
+
+/* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
+static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k, uint32_t parts,
+                       uint32_t n, struct be_weight **out)
+{
+    bool in_out = ld->desc->expert_layout == EXPERTS_IN_OUT;
+    uint64_t wide = (uint64_t)parts * n, shape[3] = {experts, in_out ? k : wide, in_out ? wide : k};
+    const struct stf_tensor *t = take(ld, name, layer, 0, "", 3, shape);
+    if (!t) return;
+    if (ld->survey) {
+        ld->survey->memory_bytes += experts * wide * be_ld(k) * be_dtype_bytes(ld->act);
+        return;
+    }
+    before_read(ld);
+    size_t elem = be_dtype_bytes(be_type(t->dtype));
+    for (uint32_t e = 0; e < experts && !ld->st; e++) {
+        struct fused f = {t, (const char *)t->data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
+        struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
+        void *copies[2] = {NULL};
+        for (uint32_t p = 0; p < parts && !ld->st; p++)
+            d.src[p] = (struct be_weight_src){fused_part(ld, &f, p * n, n, &copies[p]), be_type(t->dtype), in_out, n};
+        if (!ld->st) finish_pack(ld, &d, &t, 0, &out[e]);
+        free(copies[0]);
+        free(copies[1]);
+    }
+    if (!ld->st) after_read(ld, t);
+}
+
+static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden;
+    linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}}, &w->router);
+    if (!ld->survey && !ld->st) {
+        w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
+        w->expert_down = calloc(l->experts, sizeof *w->expert_down);
+        if (!w->expert_glu || !w->expert_down) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
+    }
+    if (ld->desc->expert_layout != EXPERTS_EACH) {
+        walk_fused(ld, n, a->expert_gate_up, l->experts, c, 2, l->ff, w->expert_glu);
+        walk_fused(ld, n, a->expert_down_all, l->experts, l->ff, 1, c, w->expert_down);
+        return;
+    }
+    for (uint32_t e = 0; e < l->experts && !ld->st; e++) {
+        struct be_weight *none = NULL;
+        linear(ld,
+               &(struct linear_spec){.layer = n,
+                                     .expert = e,
+                                     .k = c,
+                                     .part_count = 2,
+                                     .part = {{a->expert_gate, l->ff}, {a->expert_up, l->ff}},
+                                     .glu = true},
+               ld->survey ? &none : &w->expert_glu[e]);
+        linear(ld, &(struct linear_spec){.layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
+               ld->survey ? &none : &w->expert_down[e]);
+    }
+}
+
+/* ---- the walk ---- */
+
+static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    const struct desc_names *a = &d->names;
+    const struct desc_layer *l = &d->layers[n];
+    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim;
+    float plus = d->norm_plus_one ? 1.0f : 0.0f;
+    w->input_norm = vector1(ld, a->input_norm, n, ".weight", c, plus);
+    linear(ld,
+           &(struct linear_spec){
+               .layer = n, .k = c, .part_count = 3, .part = {{a->q, q}, {a->k, kv}, {a->v, kv}}, .bias = l->qkv_bias},
+           &w->qkv);
+    w->q_norm = vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
+    w->k_norm = vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
+    linear(ld, &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias}, &w->o);
+    w->post_attn_norm = vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
+    w->pre_mlp_norm = vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
+    if (l->experts) {
+        walk_experts(ld, n, w);
+    } else {
+        linear(
+            ld,
+            &(struct linear_spec){.layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
+            &w->glu);
+        linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}}, &w->down);
+    }
+    w->post_mlp_norm = vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
+}
+
+static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2, uint32_t norm_width,
+                        struct vision_merger_weights *m)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t wide = v->hidden * v->merge * v->merge;
+    m->norm = vector1(ld, norm, n, ".weight", norm_width, 0);
+    m->norm_bias = v->rms ? NULL : vector1(ld, norm, n, ".bias", norm_width, 0);
+    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true}, &m->fc1);
+    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
+           &m->fc2);
+}
+
+static void walk_vision(struct loader *ld, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, side = v->position_side ? v->position_side : v->image_size / v->patch;
+    struct linear_spec patch = {.k = 3 * v->depth * v->patch * v->patch,
+                                .part_count = 1,
+                                .part = {{v->names.patch, c}},
+                                .bias = v->patch_bias,
+                                .rank = 4,
+                                .shape = {c, 3, v->patch, v->patch}};
+    if (v->depth > 1 || v->end == VISION_MERGE) {
+        patch.rank = 5;
+        memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
+    }
+    linear(ld, &patch, &w->patch);
+    if (v->position) w->position = vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
+    for (uint32_t n = 0; n < v->layers; n++) {
+        struct vision_layer_weights *l = &w->layers[n];
+        struct linear_spec qkv = {
+            .layer = n, .k = c, .part_count = 3, .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}}, .bias = true};
+        if (v->qkv_fused) {
+            qkv.part_count = 1;
+            qkv.part[0].n = 3 * c;
+        }
+        l->norm1 = vector1(ld, v->names.norm1, n, ".weight", c, 0);
+        l->norm1_bias = v->rms ? NULL : vector1(ld, v->names.norm1, n, ".bias", c, 0);
+        linear(ld, &qkv, &l->qkv);
+        linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c}}, .bias = true}, &l->o);
+        l->norm2 = vector1(ld, v->names.norm2, n, ".weight", c, 0);
+        l->norm2_bias = v->rms ? NULL : vector1(ld, v->names.norm2, n, ".bias", c, 0);
+        struct linear_spec fc1 = {.layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true};
+        if (v->mlp == VISION_GLU_SILU) {
+            fc1.part_count = 2;
+            fc1.part[1] = (struct part){v->names.up, v->ff};
+            fc1.glu = true;
+        }
+        linear(ld, &fc1, &l->fc1);
+        linear(ld, &(struct linear_spec){.layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c}}, .bias = true},
+               &l->fc2);
+    }
+    if (v->end == VISION_MERGE) {
+        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
+        for (uint32_t k = 0; k < v->tap_count; k++)
+            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge, &w->taps[k]);
+        return;
+    }
+    w->post_norm = vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
+    w->post_norm_bias = vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
+    w->soft_norm = vector1(ld, v->names.soft_norm, 0, ".weight", c, ld->desc->norm_plus_one ? 1.0f : 0.0f);
+    linear(
+        ld,
+        &(struct linear_spec){
+            .k = c, .part_count = 1, .part = {{v->names.projection, ld->desc->hidden}}, .whole_name = true, .transposed = true},
+        &w->projection);
+}
+
+static void walk(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}}, &w->embed);
+    for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
+    w->final_norm = vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
+    if (d->tied)
+        w->head = w->embed;
+    else
+        linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}}, &w->head);
+    if (d->has_vision) walk_vision(ld, &w->vision);
+}
+
+static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
+{
+    w->layers = calloc(d->layer_count, sizeof *w->layers);
+    w->vision.layers = d->has_vision ? calloc(d->vision.layers, sizeof *w->vision.layers) : NULL;
+    if (!w->layers || (d->has_vision && !w->vision.layers)) return err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    return ST_OK;
+}
+
+enum status weights_survey(const struct stf_files *files, const struct model_desc *desc, enum be_dtype act,
+                           struct weights_survey *out, struct err *err)
+{
+    *out = (struct weights_survey){0};
+    struct weights none = {0};
+    struct loader ld = {.files = files, .desc = desc, .survey = out, .act = act, .err = err};
+    /* A name is asked for once, so the order has at most as many entries as there are tensors. */
+    out->order = calloc(files && stf_count(files) ? stf_count(files) : 1, sizeof *out->order);
+    ld.st = out->order ? build_map(&ld) : err_set(err, ST_NOMEM, "out of memory");
+    if (!ld.st) ld.st = alloc_layers(desc, &none, err);
+    if (!ld.st) walk(&ld, &none);
+    if (!ld.st) {
+        out->stored = files ? out->order[0]->dtype : STF_BF16;
+        out->slab_floats = ld.slab_used;
+        out->memory_bytes += 4 * ld.slab_used;
+        for (size_t i = 0; i < ld.map_count; i++)
+            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0)) note_ignored(out, ld.map[i].t->name);
+    }
+    free(none.layers);
+    free(none.vision.layers);
+    free(ld.map);
+    if (ld.st) weights_survey_free(out);
+    return ld.st;
+}
+
+void weights_survey_free(struct weights_survey *s)
+{
+    free(s->order);
+    *s = (struct weights_survey){0};
+}
+
+/* Uniform in about +-0.03, seeded; a period of 65,537 values so that rows differ. */
+static enum status make_values(struct loader *ld)
+{
+    size_t n = (size_t)ld->plan->tensor_bytes_max / 2, period = 65537;
+    ld->made_up = malloc(n * sizeof *ld->made_up);
+    if (!ld->made_up) return err_set(ld->err, ST_NOMEM, "out of memory for made-up weights");
+    uint64_t x = 88172645463325252ull;
+    for (size_t i = 0; i < n && i < period; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        float v = ((float)(uint32_t)(x >> 40) * 0x1p-24f - 0.5f) * 0.06f;
+        uint32_t bits;
+        memcpy(&bits, &v, 4);
+        ld->made_up[i] = (uint16_t)(bits >> 16);
+    }
+    for (size_t i = period; i < n; i += period)
+        memcpy(ld->made_up + i, ld->made_up, (n - i < period ? n - i : period) * sizeof *ld->made_up);
+    return ST_OK;
+}
+
+enum status weights_load(const struct stf_files *files, const struct model_desc *desc, const struct weights_survey *survey,
+                         const struct be_ops *ops, struct backend *be, struct weights_progress progress, struct weights *out,
+                         uint64_t *identity, struct err *err)
+{
+    struct weights w = {0};
+    struct loader ld = {.files = files,
+                        .desc = desc,
+                        .err = err,
+                        .ops = ops,
+                        .be = be,
+                        .plan = survey,
+                        .progress = progress,
+                        .digest = UINT64_C(0xcbf29ce484222325)};
+    size_t slab_bytes = (size_t)survey->slab_floats * sizeof(float);
+    ld.st = build_map(&ld);
+    if (!ld.st) ld.st = alloc_layers(desc, &w, err);
+    enum be_result r = ld.st || !(ld.host = malloc(slab_bytes)) ? BE_NOMEM : ops->alloc(be, slab_bytes, &w.slab);
+    if (!ld.st && r == BE_DEVICE) ld.st = err_set(err, ST_DEVICE, "%s", ops->last_error(be));
+    if (!ld.st && r != BE_OK) ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
+    if (!ld.st && !files) ld.st = make_values(&ld);
+    if (!ld.st) {
+        memset(ld.host, 0, slab_bytes);
+        ld.slab = w.slab;
+        walk(&ld, &w);
+    }
+    if (!ld.st) {
+        ASSERT_CMP(ld.slab_used, ==, survey->slab_floats);
+        ops->upload(be, w.slab, ld.host, slab_bytes);
+    }
+    free(ld.made_up);
+    free(ld.host);
+    free(ld.map);
+    if (ld.st) {
+        weights_free(&w, desc, ops, be);
+        return ld.st;
+    }
+    *out = w;
+    *identity = ld.digest;
+    return ST_OK;
+}
+
+/* ---- all packed weights, for release and for counting ---- */
+
+static void each_weight(const struct weights *w, const struct model_desc *d, void (*fn)(void *arg, struct be_weight *), void *arg)
+{
+    if (w->embed) fn(arg, w->embed);
+    if (w->head && w->head != w->embed) fn(arg, w->head);
+    for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
+        const struct layer_weights *l = &w->layers[n];
+        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router};
+        for (int i = 0; i < 5; i++)
+            if (all[i]) fn(arg, all[i]);
+        for (uint32_t k = 0; k < d->layers[n].experts; k++) {
+            if (l->expert_glu && l->expert_glu[k]) fn(arg, l->expert_glu[k]);
+            if (l->expert_down && l->expert_down[k]) fn(arg, l->expert_down[k]);
+        }
+    }
+    for (uint32_t n = 0; w->vision.layers && n < d->vision.layers; n++) {
+        struct be_weight *all[] = {w->vision.layers[n].qkv, w->vision.layers[n].o, w->vision.layers[n].fc1,
+                                   w->vision.layers[n].fc2};
+        for (int i = 0; i < 4; i++)
+            if (all[i]) fn(arg, all[i]);
+    }
+    const struct vision_merger_weights *m[1 + DESC_TAPS_MAX] = {&w->vision.merger};
+    for (uint32_t k = 0; k < DESC_TAPS_MAX; k++) m[1 + k] = &w->vision.taps[k];
+    for (uint32_t k = 0; k < 1 + DESC_TAPS_MAX; k++) {
+        if (m[k]->fc1) fn(arg, m[k]->fc1);
+        if (m[k]->fc2) fn(arg, m[k]->fc2);
+    }
+    if (w->vision.patch) fn(arg, w->vision.patch);
+    if (w->vision.projection) fn(arg, w->vision.projection);
+}
+
+struct visit {
+    const struct be_ops *ops;
+    struct backend *be;
+    uint64_t bytes;
+};
+
+static void free_one(void *arg, struct be_weight *w)
+{
+    struct visit *v = arg;
+    v->ops->weight_free(v->be, w);
+}
+
+static void count_one(void *arg, struct be_weight *w)
+{
+    struct visit *v = arg;
+    v->bytes += v->ops->weight_bytes(w);
+}
+
+void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops, struct backend *be)
+{
+    struct visit v = {ops, be, 0};
+    each_weight(w, desc, free_one, &v);
+    for (uint32_t n = 0; w->layers && n < desc->layer_count; n++) {
+        free(w->layers[n].expert_glu);
+        free(w->layers[n].expert_down);
+    }
+    free(w->layers);
+    free(w->vision.layers);
+    if (w->slab) ops->free(be, w->slab);
+    *w = (struct weights){0};
+}
+
+uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops, uint64_t slab_floats)
+{
+    struct visit v = {ops, NULL, slab_floats * sizeof(float)};
+    each_weight(w, desc, count_one, &v);
+    return v.bytes;
+}

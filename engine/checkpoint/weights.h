@@ -1,0 +1,81 @@
+/* A checkpoint's tensors, packed through the backend as a description wants them. Used by engine.c at load, read by decoder.c and
+ * vision.c. Knows no family: names come from the description. Engine thread only. */
+#ifndef KVASIR_WEIGHTS_H
+#define KVASIR_WEIGHTS_H
+
+#include "engine/model/model_desc.h"
+#include "engine/checkpoint/safetensors.h"
+#include "kernels/backend.h"
+
+/* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description says so). */
+struct layer_weights {
+    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v */
+    struct be_weight *o;                          /* [C, H D] */
+    struct be_weight *glu;                        /* gate and up, [2 ff, C]; NULL with experts */
+    struct be_weight *down;                       /* [C, ff] */
+    struct be_weight *router;                     /* [E, C]; NULL without experts */
+    struct be_weight **expert_glu, **expert_down; /* [E] of [2 ff, C] and [C, ff]; the lists are owned */
+    const float *input_norm, *post_attn_norm, *pre_mlp_norm, *post_mlp_norm; /* [C]; the post ones may be NULL */
+    const float *q_norm, *k_norm;                                            /* [D] or NULL */
+};
+struct vision_layer_weights {
+    struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases; fc1 of a GLU: gate and up */
+    const float *norm1, *norm1_bias, *norm2, *norm2_bias; /* [Cv]; RMS: no biases */
+};
+/* Patches merged into tokens: fc2(gelu_erf(fc1(norm(...)))). */
+struct vision_merger_weights {
+    const float *norm, *norm_bias; /* [Cv], of a tap [merge merge Cv]; RMS: no bias */
+    struct be_weight *fc1, *fc2;   /* [merge merge Cv, same], [C, same], with biases */
+};
+struct vision_weights {
+    struct be_weight *patch;      /* [Cv, 3 depth p p] */
+    struct be_weight *projection; /* [C, Cv] */
+    struct vision_merger_weights merger, taps[DESC_TAPS_MAX];
+    const float *position;                               /* [patches or table rows, Cv] */
+    const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */
+    struct vision_layer_weights *layers;                 /* [desc.vision.layers] */
+};
+struct weights {
+    struct be_weight *embed;      /* [V, C] */
+    struct be_weight *head;       /* [V, C]; == embed when tied */
+    const float *final_norm;      /* [C] */
+    struct layer_weights *layers; /* [desc.layer_count] */
+    struct vision_weights vision;
+    void *slab; /* backend memory behind all f32 vectors */
+};
+
+/* What a checkpoint needs, from its headers alone. */
+struct weights_survey {
+    enum stf_dtype stored; /* of the embedding: decides the compute type */
+    uint64_t parameters;   /* elements of all tensors that are used */
+    uint64_t read_bytes;   /* in the files */
+    uint64_t memory_bytes; /* estimate of what they take once loaded with the given compute type */
+    uint64_t slab_floats;
+    uint64_t tensor_bytes_max;       /* of the largest one */
+    const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
+    size_t count;
+    uint32_t ignored;        /* tensors of the files that nothing asks for, though they may have been meant to count */
+    char ignored_names[400]; /* of the first few, with commas between them */
+};
+/* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
+ * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT names the tensor. */
+enum status weights_survey(const struct stf_files *files, const struct model_desc *desc, enum be_dtype act,
+                           struct weights_survey *out, struct err *err) KV_MUST_CHECK;
+void weights_survey_free(struct weights_survey *s);
+
+struct weights_progress {
+    void (*fn)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
+    void *arg;
+};
+/* *identity is a 64-bit digest of names, shapes and samples of the contents. On error *out is released. */
+enum status weights_load(const struct stf_files *files, const struct model_desc *desc, const struct weights_survey *survey,
+                         const struct be_ops *ops, struct backend *be, struct weights_progress progress, struct weights *out,
+                         uint64_t *identity, struct err *err) KV_MUST_CHECK;
+void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops, struct backend *be);
+uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops, uint64_t slab_floats);
+
+/* a float as bf16 and back, round to nearest even; as f16 and back for finite values in range */
+float weights_round_bf16(float x);
+float weights_round_f16(float x);
+
+#endif

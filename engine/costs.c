@@ -1,0 +1,82 @@
+/* Arithmetic and traffic of a loaded model, for `kvasir bench`. Multiply and add count as 2. */
+#include "engine/internal.h"
+
+#include <math.h>
+
+#define SIDE_TYPICAL 1024.0 /* pixels: what a tower that takes any size is measured with */
+
+static uint32_t picture_side(const struct desc_vision *v)
+{
+    double unit = (double)v->patch * v->merge, n = rint(SIDE_TYPICAL / unit);
+    if (v->image_size) return v->image_size;
+    return (uint32_t)((n > 1 ? n : 1) * unit);
+}
+
+/* Pairs of patches that see each other in a layer with windows of `window` tokens per side; a frame has side x side tokens. */
+static double windowed_pairs(const struct desc_vision *v, uint32_t side)
+{
+    double per_axis = 0, patches = (double)v->merge * v->merge;
+    for (uint32_t at = 0; at < side; at += v->window) {
+        double n = side - at < v->window ? side - at : v->window;
+        per_axis += n * n;
+    }
+    return per_axis * per_axis * patches * patches;
+}
+
+static double vision_flops(const struct model_desc *m, uint32_t pixels)
+{
+    const struct desc_vision *v = &m->vision;
+    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = v->mlp == VISION_GLU_SILU ? 3 : 2, pairs = 0;
+    for (uint32_t n = 0; n < v->layers; n++)
+        pairs += v->window && !(v->full_layers[n / 8] >> n % 8 & 1) ? windowed_pairs(v, pixels / v->patch / v->merge) : s * s;
+    double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
+    flops += v->layers * s * 2 * (4 * c * c + mats * c * v->ff) + pairs * 4 * c;
+    if (v->end == VISION_POOL) return flops + (double)v->tokens * 2 * c * m->hidden;
+    double wide = c * v->merge * v->merge, tokens = s / ((double)v->merge * v->merge);
+    return flops + (1 + v->tap_count) * tokens * 2 * (wide * wide + wide * m->hidden);
+}
+
+static double layer_bytes(const struct engine *e, const struct layer_weights *w)
+{
+    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router};
+    double n = 0;
+    for (int i = 0; i < 5; i++)
+        if (all[i]) n += (double)e->ops->weight_bytes(all[i]);
+    return n;
+}
+
+enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err)
+{
+    const struct model_desc *d = &e->desc;
+    struct engine_costs c = {.group_count = e->kv.group_count, .threads = e->becaps.threads};
+    struct be_ceiling ceiling;
+    for (uint32_t g = 0; g < c.group_count; g++) c.groups[g].window = e->kv.groups[g].window;
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        const struct desc_layer *l = &d->layers[n];
+        const struct layer_weights *w = &e->w.layers[n];
+        double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim;
+        double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff;
+        c.linear_flops_per_token += 2 * (double)d->hidden * (q + 2 * kv + q + mlp);
+        c.weight_bytes += layer_bytes(e, w);
+        for (uint32_t k = 0; k < l->experts; k++)
+            c.expert_bytes += (double)(e->ops->weight_bytes(w->expert_glu[k]) + e->ops->weight_bytes(w->expert_down[k]));
+        if (l->experts) {
+            c.experts = l->experts;
+            c.experts_used = l->experts_used;
+        }
+        c.groups[e->kv.layer_group[n]].flops_per_pair += 4 * q;
+        c.groups[e->kv.layer_group[n]].bytes_per_key += 2 * kv * (double)be_dtype_bytes(e->plan.act);
+    }
+    c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
+    c.weight_bytes += (double)e->ops->weight_bytes(e->w.head);
+    if (d->has_vision) {
+        c.vision_side = picture_side(&d->vision);
+        c.vision_flops = vision_flops(d, c.vision_side);
+    }
+    if (e->ops->ceiling(e->be, &ceiling) != BE_OK)
+        return err_set(err, ST_DEVICE, "the machine's ceilings can't be measured: %s", e->ops->last_error(e->be));
+    c.matrix_flops = ceiling.matrix_flops;
+    c.read_bytes_per_s = ceiling.read_bytes_per_s;
+    *out = c;
+    return ST_OK;
+}

@@ -1,0 +1,109 @@
+/* Dispatch from a configuration to the file of its family; what only the checkpoint's tensors can tell. See model_desc.h. */
+#include "engine/model/model_desc.h"
+
+#include "config/base/log.h"
+#include "engine/checkpoint/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fits");
+
+enum status model_describe(const struct hf_config *config, struct model_desc *out, struct err *err)
+{
+    switch (config->family) {
+    case HF_GEMMA3:
+        return gemma3_describe(config, out, err);
+    case HF_QWEN2:
+    case HF_QWEN3:
+        return qwen_text_describe(config, out, err);
+    case HF_QWEN2_VL:
+        return qwen2_vl_describe(config, out, err);
+    case HF_QWEN2_5_VL:
+        return qwen2_5_vl_describe(config, out, err);
+    case HF_QWEN3_VL:
+        return qwen3_vl_describe(config, out, err);
+    }
+    return err_set(err, ST_UNSUPPORTED, "model_type %s: no such family", config->model_type);
+}
+
+void model_desc_free(struct model_desc *d)
+{
+    free(d->layers);
+    *d = (struct model_desc){0};
+}
+
+/* name is `pattern` with some layer's (and some expert's) number for each '#'. */
+static bool matches(const char *name, const char *pattern, const char *suffix)
+{
+    for (; *pattern; pattern++) {
+        size_t digits = *pattern == '#' ? strspn(name, "0123456789") : 0;
+        if (*pattern == '#' ? digits == 0 : *name != *pattern) return false;
+        name += digits ? digits : 1;
+    }
+    return strcmp(name, suffix) == 0;
+}
+
+bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,
+                        enum desc_experts *layout)
+{
+    uint64_t c = d->hidden, i = 0;
+    for (uint32_t n = 0; n < d->layer_count; n++)
+        if (d->layers[n].experts) i = d->layers[n].ff;
+    if (i == 0 || !d->names.expert_gate_up) return false;
+    if (matches(name, d->names.expert_gate, ".weight")) {
+        *layout = EXPERTS_EACH;
+        return true;
+    }
+    bool wide = matches(name, d->names.expert_gate_up, "");
+    if (rank != 3 || (!wide && !matches(name, d->names.expert_down_all, ""))) return false;
+    /* A square says nothing, but then the other tensor does: both square would take 2I = C and I = C. (transformers decides
+     * tensor by tensor and would read a square one of a released file the wrong way round.) */
+    uint64_t out = wide ? 2 * i : c, in = wide ? c : i;
+    if (out == in) return false;
+    *layout = EXPERTS_OUT_IN;
+    if (shape[1] == out && shape[2] == in) return true;
+    *layout = EXPERTS_IN_OUT;
+    return shape[1] == in && shape[2] == out;
+}
+
+/* The tensor STEM.weight of the description; NULL: the files have none. */
+static const struct stf_tensor *find_weight(const struct model_desc *d, const struct stf_files *files, const char *stem)
+{
+    char name[DESC_NAME_MAX];
+    for (size_t i = 0; i < stf_count(files); i++) {
+        const struct stf_tensor *t = stf_at(files, i);
+        if (d->canonical(t->name, name) && matches(name, stem, ".weight")) return t;
+    }
+    return NULL;
+}
+
+static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
+{
+    return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
+}
+
+/* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of other values: the files
+ * count, as in transformers (tie_weights). */
+static void settle_tie(struct model_desc *d, const struct stf_files *files)
+{
+    const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,
+                            *embed = head ? find_weight(d, files, d->names.embed) : NULL;
+    if (!embed || !same_shape(head, embed)) return;
+    if (head->dtype == embed->dtype && memcmp(head->data, embed->data, (size_t)head->bytes) == 0) return;
+    log_warn("config.json ties the head to the embedding, but %s differs from %s: not tied", head->name, embed->name);
+    d->tied = false;
+}
+
+void model_desc_settle(struct model_desc *d, const struct stf_files *files)
+{
+    char name[DESC_NAME_MAX];
+    enum desc_experts layout;
+    if (files) settle_tie(d, files);
+    for (size_t i = 0; files && i < stf_count(files); i++) {
+        const struct stf_tensor *t = stf_at(files, i);
+        if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout)) continue;
+        d->expert_layout = layout;
+        return; /* if others disagree, loading names them */
+    }
+}

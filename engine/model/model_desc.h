@@ -1,0 +1,157 @@
+/* A model as a description: what engine/model/decoder.c and engine/model/vision.c run, and which tensors engine/checkpoint/weights.c loads. A family's
+ * file (engine/models/<family>.c) fills it from the checkpoint's configuration; nothing else knows a family. Plain data,
+ * immutable after load.
+ *
+ * One decoder layer, as the decoder runs it (x is the f32 residual stream; a norm whose name is NULL is left out):
+ *   h = rms(x, input_norm)
+ *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm))
+ *   a = attention(q, keys, values visible under `window`)
+ *   x += rms(a Wo (+ bias), post_attn_norm)
+ *   h = rms(x, pre_mlp_norm)
+ *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd   or, with experts, the weighted sum of that over the row's experts
+ *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack) */
+#ifndef KVASIR_MODEL_DESC_H
+#define KVASIR_MODEL_DESC_H
+
+#include "config/base/status.h"
+#include "config/hf_config.h"
+#include "engine/model/model_info.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DESC_ROPES_MAX 4u
+#define DESC_NAME_MAX  512u
+#define DESC_TAPS_MAX  8u
+
+enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
+
+/* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
+ *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
+ *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range (specs qwen-vl 5.8)
+ * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved: i % 3 == a and
+ * i < 3 s[a] -> a for a = 1, 2, else 0. */
+struct desc_rope {
+    double theta, factor;
+    uint32_t dim; /* = head_dim of the layers that use it */
+    bool yarn, yarn_truncate;
+    double yarn_original, yarn_beta_fast, yarn_beta_slow;
+    double attention; /* 0 counts as 1 */
+    uint32_t sections[3];
+    bool interleaved;
+};
+
+struct desc_layer {
+    uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
+    float scale, softcap;               /* of attention scores; softcap 0 = none */
+    uint32_t window;                    /* 0 = full attention; else a query at p sees keys > p - window */
+    uint32_t rope;                      /* index into desc.ropes */
+    bool qkv_bias, o_bias;
+    uint32_t ff; /* of the MLP, or of each expert */
+    enum desc_gate gate;
+    uint32_t experts, experts_used; /* 0 = a plain MLP */
+    bool experts_renorm;            /* the weights of the chosen ones are divided by their sum */
+};
+
+/* How the experts' matrices are stored. */
+enum desc_experts {
+    EXPERTS_EACH = 0, /* names with two '#' (layer, expert): gate, up [I, C], down [C, I] */
+    EXPERTS_IN_OUT,   /* one tensor for all: gate_up [E, C, 2I] (gate columns first), down [E, I, C]; whole names */
+    EXPERTS_OUT_IN,   /* one tensor for all: gate_up [E, 2I, C] (gate rows first), down [E, C, I]; whole names */
+};
+
+/* Names of a layer's tensors in canonical form; '#' stands for the layer's number. Stems: ".weight" or ".bias" is appended. NULL:
+ * the family has no such tensor. */
+struct desc_names {
+    const char *embed, *head, *final_norm;
+    const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up, *down, *post_mlp_norm;
+    const char *router;                                /* stem */
+    const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
+    const char *expert_gate_up, *expert_down_all;      /* else: whole names */
+};
+
+/* A tower of pre-norm transformer layers over the patches of one picture:
+ *   h = patch W (+ b) (+ position)
+ *   each layer:  h += attn(N(h), 2-D rotary);  h += mlp(N(h))        N: LayerNorm with bias or RMS norm
+ * then one of two ends:
+ *   pool   (fixed size):  h = LN(h); mean over pool x pool cells; RMS norm; projection to the decoder's width
+ *   merge  (any size; patches lie in runs of merge x merge that form a token): fc2(gelu_erf(fc1(N(h) of the run, concatenated)));
+ *          the same, with a LayerNorm over the concatenation, after each layer in `taps`. */
+enum desc_vision_end { VISION_POOL = 0, VISION_MERGE };
+enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU };
+struct desc_vision {
+    uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
+    uint32_t patch, hidden, ff, layers, heads;
+    float eps;
+    bool rms; /* RMS norms without bias instead of LayerNorm */
+    enum desc_vision_mlp mlp;
+    bool patch_bias;
+    bool qkv_fused;         /* one tensor for q, k, v (names.q) */
+    uint32_t depth;         /* frames per patch: a still picture is shown that often */
+    double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
+    uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned); 0 with image_size:
+                               one row per patch */
+    bool position;
+    uint32_t window;         /* tokens per side of an attention window; 0 = a patch sees its whole frame */
+    uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n sees the whole frame all the same */
+    enum desc_vision_end end;
+    uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
+    uint32_t tokens;                         /* VISION_POOL: rows that come out */
+    uint32_t merge;                          /* VISION_MERGE: patches per side of a token */
+    uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to the decoder's stream
+                                                after its layer k */
+    struct {
+        const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
+            *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
+        const char *up;
+        const char *soft_norm, *projection; /* VISION_POOL; projection is a whole name: [in, out] */
+        const char *merge_norm, *merge_fc1, *merge_fc2;
+        const char *tap_norm, *tap_fc1, *tap_fc2; /* '#' = number of the tap */
+    } names;
+};
+
+struct model_desc {
+    uint32_t vocab, hidden, layer_count, context_max;
+    struct desc_layer *layers; /* [layer_count], owned */
+    uint32_t rope_count;
+    struct desc_rope ropes[DESC_ROPES_MAX];
+    float norm_eps;
+    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;  /* embeddings are multiplied by this, rounded to the type of the stored embedding */
+    float final_softcap; /* 0 = none */
+    bool tied;           /* logits use the embedding */
+    struct desc_names names;
+    enum desc_experts expert_layout;
+    bool has_vision;
+    struct desc_vision vision;
+    struct model_image_rule image; /* all but .config */
+    uint32_t bos_id, eos_ids[MODEL_EOS_MAX], eos_count;
+    /* Maps a tensor's name in the file to its canonical name; false = a tensor that is not needed. */
+    bool (*canonical)(const char *name, char out[DESC_NAME_MAX]);
+};
+
+/* engine/models/<family>.c, by config.family. ST_UNSUPPORTED for what the family's file does not do. */
+enum status model_describe(const struct hf_config *config, struct model_desc *out, struct err *err) KV_MUST_CHECK;
+void model_desc_free(struct model_desc *d);
+
+/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (model_describe leaves the released one),
+ * and clears `tied` where the files hold a head that is not the embedding. files NULL: nothing. Call it before weights_survey. */
+struct stf_files;
+void model_desc_settle(struct model_desc *d, const struct stf_files *files);
+/* The layout that one tensor implies (canonical name); false: it implies none. Released Qwen3-VL-MoE files are EXPERTS_IN_OUT,
+ * the same saved by transformers 5 EXPERTS_OUT_IN, Qwen3-MoE EXPERTS_EACH in both. */
+bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,
+                        enum desc_experts *layout);
+
+enum status gemma3_describe(const struct hf_config *config, struct model_desc *out, struct err *err) KV_MUST_CHECK;
+enum status qwen2_vl_describe(const struct hf_config *config, struct model_desc *out,
+                              struct err *err) KV_MUST_CHECK; /* Qwen2-VL */
+enum status qwen2_5_vl_describe(const struct hf_config *config, struct model_desc *out,
+                                struct err *err) KV_MUST_CHECK; /* Qwen2.5-VL */
+enum status qwen3_vl_describe(const struct hf_config *config, struct model_desc *out,
+                              struct err *err) KV_MUST_CHECK; /* Qwen3-VL, dense and experts */
+enum status qwen_text_describe(const struct hf_config *config, struct model_desc *out,
+                               struct err *err) KV_MUST_CHECK; /* Qwen2, Qwen2.5, Qwen3, Qwen3-MoE */
+
+#endif

@@ -1,0 +1,275 @@
+/* What the vision tower has to know of one picture besides its pixels: how many patches and tokens it has, in which order they
+ * run through the tower, which of them see each other, their 2-D rotary angles and their places in the table of positions. Host
+ * arithmetic and uploads; no layer is run here. Formulas: specs qwen-vl 3.1, 3.3, 3.6, 3.7 and transformers vision_utils.py.
+ *
+ * Order of rows in the tower: frame by frame; inside a frame token by token (window by window where the tower has windows, else
+ * in raster order); inside a token its merge x merge patches in raster order. A tower that pools has merge 1: plain raster order.
+ */
+#include "engine/internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/checked.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t merge_of(const struct desc_vision *d)
+{
+    return d->end == VISION_MERGE ? d->merge : 1;
+}
+
+uint32_t vision_patches_max(const struct engine *e)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    if (d->image_size) return (d->image_size / d->patch) * (d->image_size / d->patch);
+    uint64_t per_token = (uint64_t)d->merge * d->merge, context = per_token * e->plan.context_max;
+    uint64_t area = e->info.image.config.area_max / ((uint64_t)d->patch * d->patch);
+    if (area < per_token) area = per_token;
+    uint64_t n = area < context ? area : context;
+    return n > UINT32_MAX / 64 ? UINT32_MAX / 64 : (uint32_t)n;
+}
+
+enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f, struct err *err)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t unit = d->patch * merge_of(d), frames = pixels->frames ? pixels->frames : d->depth;
+    uint64_t size = d->image_size, context = e->plan.context_max;
+    if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
+                       pixels->height, d->image_size, d->image_size);
+    if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit || frames % d->depth)
+        return err_set(err, ST_INVALID,
+                       "a picture of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
+                       pixels->width, pixels->height, frames, unit);
+    f->frames = frames / d->depth;
+    f->grid_h = pixels->height / d->patch;
+    f->grid_w = pixels->width / d->patch;
+    size_t patches;
+    bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
+    uint64_t tokens = d->end == VISION_POOL ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
+    if (!ok || tokens > context || patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
+        return err_set(err, ST_TOO_LARGE, "a picture of %u x %u pixels takes more tokens than the context holds (%u)",
+                       pixels->width, pixels->height, e->plan.context_max);
+    f->patches = (uint32_t)patches;
+    f->tokens = (uint32_t)tokens;
+    return ST_OK;
+}
+
+/* ---- order ---- */
+
+/* One frame's tokens in tower order -> raster index of each; window_end[i]: token index behind the window that i lies in. */
+static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, uint32_t *token, uint32_t *window_begin,
+                         uint32_t *window_end)
+{
+    uint32_t side = d->window ? d->window : (h > w ? h : w), n = 0;
+    for (uint32_t y0 = 0; y0 < h; y0 += side) {
+        for (uint32_t x0 = 0; x0 < w; x0 += side) {
+            uint32_t first = n, y1 = h - y0 < side ? h : y0 + side, x1 = w - x0 < side ? w : x0 + side;
+            for (uint32_t y = y0; y < y1; y++)
+                for (uint32_t x = x0; x < x1; x++) token[n++] = y * w + x;
+            for (uint32_t i = first; i < n; i++) {
+                window_begin[i] = first;
+                window_end[i] = n;
+            }
+        }
+    }
+}
+
+/* Closed form of linspace(0, side - 1, size)[index] in float32, as transformers has it. */
+static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap[2], float weight[2])
+{
+    float src = (float)index * (float)(side - 1) / (float)(size > 1 ? size - 1 : 1), low = floorf(src);
+    for (int k = 0; k < 2; k++) {
+        float far = fabsf(src - low - (float)k);
+        uint32_t t = (uint32_t)low + (uint32_t)k;
+        tap[k] = t < side ? t : side - 1;
+        weight[k] = far < 1.0f ? 1.0f - far : 0.0f;
+    }
+}
+
+/* ---- the block ---- */
+
+/* Offsets in bytes of the parts of f->work. One walk counts, the same walk lays out. */
+struct layout {
+    size_t resid, cos, sin, index, bytes;
+    size_t words;               /* of the index part */
+    size_t area;                /* bytes from here on: q and kv, or what else needs room before and behind the layers */
+    size_t kv, patches, pooled; /* bytes within the area */
+    size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows, table_weights; /* words */
+};
+
+static size_t reserve(size_t *used, size_t n)
+{
+    size_t at = *used;
+    *used += (n + 15) / 16 * 16;
+    return at;
+}
+
+static struct layout lay_out(const struct engine *e, const struct engine_features *f)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    size_t n = f->patches, frame = (size_t)f->grid_h * f->grid_w, half = d->hidden / d->heads / 2;
+    struct layout l = {0};
+    l.pos = reserve(&l.words, n);
+    l.lo = reserve(&l.words, n);
+    l.hi = reserve(&l.words, n);
+    l.wlo = reserve(&l.words, d->window ? n : 0);
+    l.whi = reserve(&l.words, d->window ? n : 0);
+    l.seq_row = reserve(&l.words, 4);
+    l.seq_table = reserve(&l.words, 1);
+    l.table = reserve(&l.words, (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS);
+    l.order = reserve(&l.words, frame);
+    l.token_row = reserve(&l.words, d->window ? f->tokens : 0);
+    l.rope = reserve(&l.words, d->rope_theta > 0 ? 3 * n : 0);
+    l.table_rows = reserve(&l.words, d->position_side ? 4 * frame : 0);
+    l.table_weights = reserve(&l.words, d->position_side ? 4 * frame : 0);
+    size_t used = 0; /* words of the whole block */
+    l.resid = reserve(&used, n * d->hidden);
+    l.cos = reserve(&used, d->rope_theta > 0 ? n * half : 0);
+    l.sin = reserve(&used, d->rope_theta > 0 ? n * half : 0);
+    l.index = reserve(&used, l.words);
+    l.area = used * 4;
+    /* Three uses of one stretch of memory, none of which outlives its part of the work. */
+    size_t act = be_dtype_bytes(e->plan.act), layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
+    size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS * ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
+    l.patches = (frame * d->patch * d->patch * 3 * d->depth + 63) / 64 * 64; /* behind rgb */
+    size_t end = l.patches + n * be_ld(3ull * d->depth * d->patch * d->patch) * act;
+    if (end > most) most = end;
+    l.pooled = d->end == VISION_POOL ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
+    end = l.pooled + 4 * (size_t)f->tokens * (d->end == VISION_POOL ? d->hidden : d->window ? e->desc.hidden : 0);
+    if (end > most) most = end;
+    l.bytes = l.area + most;
+    return l;
+}
+
+uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens;
+    struct engine_features f = {.frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
+    return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->desc.hidden * sizeof(float);
+}
+
+/* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what takes the time. */
+static uint32_t piece_of(const struct engine *e, const struct engine_features *f)
+{
+    uint64_t rows = VISION_SLICE / (VISION_ROW_KEYS + (uint64_t)f->grid_h * f->grid_w) / 32 * 32;
+    if (rows < 256) rows = 256;
+    if (rows > e->v.rows) rows = e->v.rows;
+    return rows < f->patches ? (uint32_t)rows : f->patches;
+}
+
+static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l, uint32_t *w,
+                       const uint32_t *token)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
+    for (uint32_t i = 0; i < per_frame; i++) {
+        for (uint32_t k = 0; k < m * m; k++) {
+            uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m, n = i * m * m + k;
+            w[l->order + n] = row * f->grid_w + column;
+            if (!d->position_side) continue;
+            uint32_t ty[2], tx[2];
+            float wy[2], wx[2];
+            axis_taps(row, f->grid_h, d->position_side, ty, wy);
+            axis_taps(column, f->grid_w, d->position_side, tx, wx);
+            for (int j = 0; j < 4; j++) {
+                float weight = wy[j / 2] * wx[j % 2];
+                w[l->table_rows + 4 * (size_t)n + (size_t)j] = ty[j / 2] * d->position_side + tx[j % 2];
+                memcpy(&w[l->table_weights + 4 * (size_t)n + (size_t)j], &weight, sizeof weight);
+            }
+        }
+    }
+}
+
+static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l, uint32_t *w,
+                      const uint32_t *window_begin, const uint32_t *window_end)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
+    for (uint32_t i = 0; i < f->patches; i++) {
+        uint32_t first = i / frame * frame, in = i - first, token = in / (m * m);
+        w[l->pos + i] = i;
+        w[l->lo + i] = first;
+        w[l->hi + i] = first + frame - 1;
+        if (d->window) {
+            w[l->wlo + i] = first + window_begin[token] * m * m;
+            w[l->whi + i] = first + window_end[token] * m * m - 1;
+        }
+        if (d->rope_theta > 0) {
+            w[l->rope + i] = w[l->order + in] / f->grid_w;
+            w[l->rope + f->patches + i] = w[l->order + in] % f->grid_w;
+        }
+    }
+    w[l->seq_row + 1] = f->piece;
+    w[l->seq_row + 3] = f->patches % f->piece; /* of the last piece, where it is smaller */
+    size_t layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    uint32_t unit = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++) w[l->table + b] = b * unit;
+}
+
+static struct be_rows rows_at(const struct engine_features *f, const struct layout *l, const uint32_t *dev, bool windowed)
+{
+    return (struct be_rows){.t = f->patches,
+                            .seq_count = 1,
+                            .seq_row = dev + l->seq_row,
+                            .seq_table = dev + l->seq_table,
+                            .tables = dev + l->table,
+                            .pos = dev + l->pos,
+                            .lo = dev + (windowed ? l->wlo : l->lo),
+                            .hi = dev + (windowed ? l->whi : l->hi)};
+}
+
+enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    struct layout l = lay_out(e, f);
+    f->piece = piece_of(e, f);
+    uint32_t m = merge_of(d), per_frame = (f->grid_h / m) * (f->grid_w / m);
+    uint32_t *w = calloc(l.words + 3 * (size_t)per_frame, sizeof *w), *token = w ? w + l.words : NULL;
+    enum be_result r = w ? e->ops->alloc(e->be, l.bytes, &f->work) : BE_NOMEM;
+    if (r != BE_OK) {
+        free(w);
+        f->work = NULL;
+        if (r == BE_DEVICE) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+        return err_set(err, ST_NOMEM, "out of memory for a picture of %u patches", f->patches);
+    }
+    uint32_t *begin = token + per_frame, *end = begin + per_frame;
+    order_tokens(d, f->grid_h / m, f->grid_w / m, token, begin, end);
+    fill_frame(e, f, &l, w, token);
+    fill_rows(e, f, &l, w, begin, end);
+    for (uint32_t i = 0; d->window && i < f->tokens; i++) w[l.token_row + i / per_frame * per_frame + token[i % per_frame]] = i;
+    uint32_t *base = f->work, *dev = base + l.index;
+    e->ops->upload(e->be, dev, w, l.words * sizeof *w);
+    free(w);
+    f->bytes += l.bytes;
+    f->resid = (float *)base + l.resid;
+    char *area = (char *)f->work + l.area;
+    f->q = f->rgb = (uint8_t *)area;
+    f->kv = area + l.kv;
+    f->patch_rows = area + l.patches;
+    f->dense = (float *)(void *)area;
+    f->pooled = (float *)(void *)(area + l.pooled);
+    f->order = dev + l.order;
+    f->token_row = d->window ? dev + l.token_row : NULL;
+    f->table_rows = dev + l.table_rows;
+    f->table_weights = (const float *)(dev + l.table_weights);
+    f->whole = rows_at(f, &l, dev, false);
+    f->windowed = d->window ? rows_at(f, &l, dev, true) : f->whole;
+    if (d->rope_theta > 0) {
+        f->cos = (float *)base + l.cos;
+        f->sin = (float *)base + l.sin;
+        e->ops->rope(e->be, &(struct be_rope_args){.pos = (const int32_t *)(dev + l.rope), /* below 2^24: the same bits */
+                                                   .t = f->patches,
+                                                   .axes = 3, /* row, column, none */
+                                                   .half = d->hidden / d->heads / 2,
+                                                   .inv_freq = e->v.rope_freq,
+                                                   .axis = e->v.rope_axis,
+                                                   .scaling = 1.0f,
+                                                   .cos = f->cos,
+                                                   .sin = f->sin});
+    }
+    return ST_OK;
+}

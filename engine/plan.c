@@ -1,0 +1,476 @@
+/* What a loaded model needs of the backend's memory: KV layout, scratch for the worst step, the arena; and its allocation. Sizes
+ * come from the configuration, whose ranges hf_config.c checked, so products of three of them fit in 64 bits. */
+#include "engine/internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/checked.h"
+#include "config/base/log.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH_TOKENS_DEFAULT 2048u
+#define BATCH_TOKENS_MAX     (1u << 16)
+#define SEQUENCES_DEFAULT    64u
+#define SEQUENCES_MAX        4096u
+#define KV_SHARE             0.8 /* of the memory that is free after weights and scratch, when nobody says how much */
+
+static uint64_t round_up(uint64_t x, uint64_t to)
+{
+    return (x + to - 1) / to * to;
+}
+
+/* ---- KV layout ---- */
+
+static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32_t group, const struct be_ops *ops,
+                         const struct backend *be)
+{
+    size_t bytes = 0;
+    struct engine_kv_group *g = &k->groups[group];
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        if (k->layer_group[n] != group) continue;
+        k->layer_offset[n] = bytes;
+        bytes += ops->kv_layer_bytes(be, d->layers[n].kv_heads, d->layers[n].head_dim);
+        g->layers++;
+    }
+    g->block_bytes = round_up(bytes, BE_KV_UNIT);
+    g->block_units = (uint32_t)(g->block_bytes / BE_KV_UNIT);
+    g->bytes_per_token = g->block_bytes / BE_BLOCK_TOKENS;
+}
+
+enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be, struct kv_layout *out,
+                           struct err *err)
+{
+    struct kv_layout k = {0};
+    k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
+    k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
+    enum status st = k.layer_group && k.layer_offset ? ST_OK : err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    /* Full attention first, then one group per window, in order of first use. */
+    for (int pass = 0; pass < 2 && !st; pass++) {
+        for (uint32_t n = 0; n < d->layer_count && !st; n++) {
+            const struct desc_layer *l = &d->layers[n];
+            if ((l->window > 0) != (pass == 1)) continue;
+            if (ops->kv_layer_bytes(be, l->kv_heads, l->head_dim) == 0)
+                st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
+            uint32_t g = 0;
+            while (g < k.group_count && k.groups[g].window != l->window) g++;
+            if (g == ENGINE_GROUPS_MAX)
+                st = err_set(err, ST_UNSUPPORTED, "more than %u kinds of attention windows", ENGINE_GROUPS_MAX);
+            if (st) break;
+            if (g == k.group_count) k.groups[k.group_count++].window = l->window;
+            k.layer_group[n] = g;
+        }
+    }
+    for (uint32_t g = 0; g < k.group_count && !st; g++) layout_group(&k, d, g, ops, be);
+    if (st)
+        kv_layout_free(&k);
+    else
+        *out = k;
+    return st;
+}
+
+void kv_layout_free(struct kv_layout *k)
+{
+    free(k->layer_group);
+    free(k->layer_offset);
+    *k = (struct kv_layout){0};
+}
+
+/* ---- scratch: one walk counts, the same walk hands out addresses ---- */
+
+struct carve {
+    char *base; /* NULL: only count */
+    uint64_t used;
+};
+
+static void *piece(struct carve *c, uint64_t bytes)
+{
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += round_up(bytes, 64);
+    return p;
+}
+
+static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
+{
+    const struct model_desc *d = &e->desc;
+    uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0,
+             experts = 0, used = 0, scratch = 0;
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        const struct desc_layer *l = &d->layers[n];
+        uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
+        if (all > qkv) qkv = all;
+        if (h > hd) hd = h;
+        if (l->ff > ff && !l->experts) ff = l->ff;
+        if (!l->experts) continue;
+        uint64_t s1 = e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
+        if (l->experts > experts) experts = l->experts;
+        if (l->experts_used > used) used = l->experts_used;
+        if (s1 > scratch) scratch = s1;
+    }
+    s->resid = piece(c, t * d->hidden * 4);
+    s->tail_resid = piece(c, t * d->hidden * 4);
+    s->proj = piece(c, t * d->hidden * 4);
+    s->qkv = piece(c, t * qkv * 4);
+    s->h = piece(c, t * be_ld(d->hidden) * act);
+    s->q = piece(c, t * hd * act);
+    s->attn = piece(c, t * be_ld(hd) * act);
+    s->mlp = piece(c, t * be_ld(ff) * act);
+    if (experts) {
+        s->router = piece(c, t * experts * 4);
+        s->expert_ids = piece(c, t * used * 4);
+        s->expert_weights = piece(c, t * used * 4);
+        s->experts = piece(c, scratch);
+    }
+    for (uint32_t i = 0; i < d->rope_count; i++) {
+        s->cos[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
+        s->sin[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
+    }
+    s->head_in = piece(c, rows * be_ld(d->hidden) * act);
+    s->logits = piece(c, rows * d->vocab * 4);
+    s->stats = piece(c, rows * (sizeof *s->stats + BE_TOPK_MAX * 8));
+    s->top = c->base ? (uint32_t *)(s->stats + rows) : NULL;
+    s->step = piece(c, e->step_words * 4);
+}
+
+static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c, struct vision_scratch *s)
+{
+    const struct desc_vision *v = &e->desc.vision;
+    uint64_t act = be_dtype_bytes(e->plan.act);
+    s->qkv = piece(c, rows * 3 * v->hidden * 4);
+    s->h = piece(c, rows * be_ld(v->hidden) * act);
+    s->attn = piece(c, rows * be_ld(v->hidden) * act);
+    s->mlp = piece(c, rows * be_ld(v->ff) * act);
+    s->dense = piece(c, v->end == VISION_MERGE ? rows * v->hidden * 4 : 0);
+}
+
+/* ---- plan ---- */
+
+/* Memory that the operating system says is free for use; 0 when it doesn't say. */
+static uint64_t host_available(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+    unsigned long long kib = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
+    if (f) fclose(f);
+    return (uint64_t)kib * 1024;
+}
+
+/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, targets, three of the tail, lo per group; tables, with an
+ * entry behind each group's first; per array up to 16 of padding; with mRoPE three more per row. */
+static size_t step_words(const struct engine *e)
+{
+    size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
+    return t * (8 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) + g * (s * e->plan.blocks_max + 1) +
+           16 * (13 + 3 * g);
+}
+
+/* KV bytes with which every sequence could reach the full context. */
+static uint64_t kv_wanted(const struct engine *e)
+{
+    uint64_t blocks = 0;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        const struct engine_kv_group *k = &e->kv.groups[g];
+        uint64_t tokens = e->plan.context_max;
+        if (k->window && (uint64_t)k->window + e->plan.batch_tokens_max < tokens)
+            tokens = (uint64_t)k->window + e->plan.batch_tokens_max;
+        blocks += (tokens / BE_BLOCK_TOKENS + 2) * k->block_bytes;
+    }
+    return blocks * e->plan.sequences_max;
+}
+
+static enum status plan_limits(const struct engine_options *opt, struct engine *e, struct err *err)
+{
+    struct engine_plan *p = &e->plan;
+    p->context_max = opt->context_max ? opt->context_max : e->desc.context_max;
+    if (p->context_max > e->desc.context_max) {
+        log_warn("context of %u tokens asked for, the model was made for %u: using %u", p->context_max, e->desc.context_max,
+                 e->desc.context_max);
+        p->context_max = e->desc.context_max;
+    }
+    p->batch_tokens_max = opt->batch_tokens_max ? opt->batch_tokens_max : BATCH_TOKENS_DEFAULT;
+    p->sequences_max = opt->sequences_max ? opt->sequences_max : SEQUENCES_DEFAULT;
+    if (p->sequences_max > SEQUENCES_MAX) return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
+    /* A picture is never cut, and no decoding sequence waits for it. */
+    uint32_t least = p->sequences_max + (e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0);
+    if (p->batch_tokens_max < least) {
+        log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit", least,
+                 p->batch_tokens_max);
+        p->batch_tokens_max = least;
+    }
+    if (p->batch_tokens_max > BATCH_TOKENS_MAX) return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
+    p->logit_rows = LOGIT_ROWS_MAX;
+    if (!e->becaps.host_memory && p->sequences_max > p->logit_rows)
+        p->logit_rows = p->sequences_max < LOGIT_ROWS_DEVICE ? p->sequences_max : LOGIT_ROWS_DEVICE;
+    p->blocks_max = (p->context_max + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+    return ST_OK;
+}
+
+/* Room for pictures is set aside up to this size; a larger one takes more when it comes. */
+static uint32_t vision_patches_planned(const struct engine *e)
+{
+    enum { PLANNED = 16384 };
+    uint32_t most = vision_patches_max(e);
+    return e->desc.vision.image_size || most < PLANNED ? most : PLANNED;
+}
+
+/* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are pooled. */
+static uint32_t vision_rows(const struct engine *e)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t most = vision_patches_max(e), rows = most < VISION_ROWS_MAX ? most : VISION_ROWS_MAX;
+    uint32_t least = d->end == VISION_POOL ? d->tokens : d->merge * d->merge;
+    return rows < least ? least : rows;
+}
+
+enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err)
+{
+    struct engine_plan *p = &e->plan;
+    enum status st = plan_limits(opt, e, err);
+    e->rope_axes = 1;
+    for (uint32_t i = 0; i < e->desc.rope_count; i++)
+        if (e->desc.ropes[i].sections[0]) e->rope_axes = 3;
+    if (!st) st = kv_layout_make(&e->desc, e->ops, e->be, &e->kv, err);
+    if (st) return st;
+    if (e->desc.has_vision &&
+        e->ops->kv_layer_bytes(e->be, e->desc.vision.heads, e->desc.vision.hidden / e->desc.vision.heads) == 0)
+        return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
+                       e->desc.vision.hidden / e->desc.vision.heads);
+    e->step_words = step_words(e);
+    struct carve c = {0};
+    struct decoder_scratch ds;
+    carve_decoder(e, &c, &ds);
+    p->scratch_bytes = c.used;
+    if (e->desc.has_vision) {
+        struct carve v = {0};
+        struct vision_scratch vs;
+        carve_vision(e, vision_rows(e), &v, &vs);
+        p->vision_bytes = v.used + vision_picture_bytes(e, vision_patches_planned(e));
+    }
+    p->weight_bytes = e->survey.memory_bytes;
+    p->kv_wanted = kv_wanted(e);
+    p->available = e->becaps.memory_bytes;
+    uint64_t host = e->becaps.host_memory ? host_available() : 0;
+    if (host && host < p->available) p->available = host;
+    uint64_t used = p->weight_bytes + p->scratch_bytes + p->vision_bytes;
+    if (used >= p->available)
+        return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free", (unsigned long long)(used >> 20),
+                       (unsigned long long)(p->available >> 20));
+    uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
+    p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_wanted ? room : p->kv_wanted;
+    if (p->kv_bytes > p->available - used)
+        return err_set(err, ST_NOMEM,
+                       "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides weights and scratch",
+                       (unsigned long long)(p->kv_bytes >> 20), (unsigned long long)((p->available - used) >> 20));
+    e->arena_units = p->kv_bytes / BE_KV_UNIT;
+    if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
+    p->kv_bytes = e->arena_units * BE_KV_UNIT;
+    p->spare = p->available - used - p->kv_bytes;
+    uint64_t least = 0;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
+    if (p->kv_bytes < least)
+        return err_set(err, ST_NOMEM,
+                       "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
+                       (unsigned long long)p->kv_bytes, (unsigned long long)least);
+    return ST_OK;
+}
+
+/* ---- allocation ---- */
+
+static enum status take(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
+{
+    enum be_result r = e->ops->alloc(e->be, (size_t)bytes, out);
+    if (r == BE_OK) return ST_OK;
+    *out = NULL;
+    if (r == BE_DEVICE) return err_set(err, ST_DEVICE, "%s: %s", what, e->ops->last_error(e->be));
+    return err_set(err, ST_NOMEM, "out of memory: %llu MiB for %s", (unsigned long long)(bytes >> 20), what);
+}
+
+/* Bounds of the ramp between frequencies that are kept and those that are divided (YaRN). */
+static double yarn_bound(const struct desc_rope *r, double rotations)
+{
+    return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+void engine__rope_frequencies(const struct desc_rope *r, float *out)
+{
+    double low = 0, high = 0;
+    if (r->yarn) {
+        low = yarn_bound(r, r->yarn_beta_fast);
+        high = yarn_bound(r, r->yarn_beta_slow);
+        if (r->yarn_truncate) {
+            low = floor(low);
+            high = ceil(high);
+        }
+        if (low < 0) low = 0;
+        if (high > r->dim - 1) high = r->dim - 1;
+        if (low == high) high += 0.001;
+    }
+    /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
+    for (uint32_t k = 0; k < r->dim / 2; k++) {
+        float exponent = (float)(2 * k) / (float)r->dim, power = (float)pow((double)(float)r->theta, (double)exponent);
+        if (!r->yarn) {
+            out[k] = 1.0f / power / (float)r->factor;
+            continue;
+        }
+        float ramp = ((float)k - (float)low) / (float)(high - low);
+        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp), slow = 1.0f / ((float)r->factor * power);
+        out[k] = slow * (1.0f - keep) + 1.0f / power * keep;
+    }
+}
+
+static uint8_t rope_axis(const struct desc_rope *r, uint32_t i)
+{
+    const uint32_t *s = r->sections;
+    if (!r->interleaved) return i < s[0] ? 0 : i < s[0] + s[1] ? 1 : 2;
+    uint32_t a = i % 3;
+    return a && i < 3 * s[a] ? (uint8_t)a : 0;
+}
+
+static enum status alloc_ropes(struct engine *e, struct err *err)
+{
+    for (uint32_t i = 0; i < e->desc.rope_count; i++) {
+        const struct desc_rope *r = &e->desc.ropes[i];
+        float freq[1024];
+        uint8_t axis[1024];
+        uint32_t half = r->dim / 2;
+        ASSERT_CMP(half, <=, 1024);
+        engine__rope_frequencies(r, freq);
+        void *p;
+        enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
+        if (st) return st;
+        e->inv_freq[i] = p;
+        e->ops->upload(e->be, p, freq, half * sizeof(float));
+        if (!r->sections[0]) continue;
+        if ((st = take(e, half, &p, "rotary axes", err))) return st;
+        for (uint32_t k = 0; k < half; k++) axis[k] = rope_axis(r, k);
+        e->rope_axis[i] = p;
+        e->ops->upload(e->be, p, axis, half);
+    }
+    return ST_OK;
+}
+
+bool engine__vision_room(const struct engine *e, uint32_t patches)
+{
+    uint32_t planned = vision_patches_planned(e);
+    return patches <= planned || vision_picture_bytes(e, patches) <= vision_picture_bytes(e, planned) + e->plan.spare;
+}
+
+uint32_t engine__vision_tokens_max(const struct engine *e)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t unit = d->merge * d->merge, low = 0, high = e->plan.context_max;
+    if (!e->desc.has_vision || d->image_size) return 0;
+    if (high > UINT32_MAX / 64 / unit) high = UINT32_MAX / 64 / unit; /* vision_measure */
+    uint32_t most = high;
+    while (low < high) {
+        uint32_t middle = high - (high - low) / 2;
+        if (engine__vision_room(e, middle * unit))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low == most ? 0 : low;
+}
+
+/* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D). */
+static enum status alloc_vision_rope(struct engine *e, struct err *err)
+{
+    const struct desc_vision *d = &e->desc.vision;
+    uint32_t half = d->hidden / d->heads / 2;
+    float freq[1024];
+    uint8_t axis[1024];
+    void *p = NULL, *q = NULL;
+    ASSERT_CMP(half, <=, 1024);
+    engine__rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
+    for (uint32_t k = 0; k < half; k++) axis[k] = k >= half / 2;
+    for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
+    enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
+    e->v.rope_freq = p;
+    if (!st) st = take(e, half, &q, "rotary axes", err);
+    e->v.rope_axis = q;
+    if (st) return st;
+    e->ops->upload(e->be, p, freq, half * sizeof(float));
+    e->ops->upload(e->be, q, axis, half);
+    return ST_OK;
+}
+
+static enum status alloc_vision(struct engine *e, struct err *err)
+{
+    float lut[3 * 256];
+    void *p = NULL;
+    enum status st = take(e, sizeof lut, &p, "the vision tower's table", err);
+    e->v.lut = p;
+    if (st) return st;
+    image_lut(&e->info.image.config, lut);
+    e->ops->upload(e->be, e->v.lut, lut, sizeof lut);
+    if (e->desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
+    struct carve c = {0};
+    carve_vision(e, vision_rows(e), &c, &e->v);
+    if (!st) st = take(e, c.used, &e->v.block, "the vision tower's scratch", err);
+    if (st) return st;
+    c = (struct carve){e->v.block, 0};
+    carve_vision(e, vision_rows(e), &c, &e->v);
+    e->v.rows = vision_rows(e);
+    return ST_OK;
+}
+
+enum status engine__alloc(struct engine *e, struct err *err)
+{
+    const struct engine_plan *p = &e->plan;
+    enum status st = take(e, p->scratch_bytes, &e->s.block, "scratch", err);
+    if (!st) {
+        struct carve c = {e->s.block, 0};
+        carve_decoder(e, &c, &e->s);
+        st = alloc_ropes(e, err);
+    }
+    if (!st && e->desc.has_vision) st = alloc_vision(e, err);
+    if (!st) st = take(e, p->kv_bytes, &e->arena, "keys and values", err);
+    uint32_t samplers = !e->ops->host_each                        ? 1
+                        : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
+                                                                  : ENGINE_SAMPLERS_MAX;
+    for (; !st && e->sampler_count < samplers; e->sampler_count += !st)
+        st = sampler_create(e->desc.vocab, &e->samplers[e->sampler_count], err);
+    if (st) return st;
+    e->host_step = malloc(e->step_words * sizeof *e->host_step);
+    e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
+    size_t longest = e->desc.vocab > e->desc.hidden ? e->desc.vocab : e->desc.hidden;
+    e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
+    e->host_results = malloc(p->logit_rows * (sizeof *e->s.stats + BE_TOPK_MAX * 8));
+    if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_results)
+        return err_set(err, ST_NOMEM, "out of memory for step arrays");
+    return ST_OK;
+}
+
+void engine__release(struct engine *e)
+{
+    if (e->be) {
+        engine__graphs_close(e);
+        for (uint32_t i = 0; i < DESC_ROPES_MAX; i++)
+            for (int k = 0; k < 2; k++) {
+                void *p = k ? (void *)e->rope_axis[i] : (void *)e->inv_freq[i];
+                if (p) e->ops->free(e->be, p);
+            }
+        if (e->v.lut) e->ops->free(e->be, e->v.lut);
+        if (e->v.rope_freq) e->ops->free(e->be, e->v.rope_freq);
+        if (e->v.rope_axis) e->ops->free(e->be, e->v.rope_axis);
+        if (e->s.block) e->ops->free(e->be, e->s.block);
+        if (e->v.block) e->ops->free(e->be, e->v.block);
+        if (e->arena) e->ops->free(e->be, e->arena);
+        weights_free(&e->w, &e->desc, e->ops, e->be);
+        e->ops->close(e->be);
+    }
+    for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
+    free(e->host_step);
+    free(e->wanted);
+    free(e->host_row);
+    free(e->host_results);
+    kv_layout_free(&e->kv);
+    weights_survey_free(&e->survey);
+    model_desc_free(&e->desc);
+    free(e->dir);
+    free(e->model_type);
+}

@@ -1,0 +1,183 @@
+/* Sizes, grids and the choice of frames for families whose pictures keep their shape (Qwen-VL). Pure; any thread. All numbers
+ * that the reference rounds are IEEE doubles here, in its order of operations: transformers 5.23, smart_resize and sample_frames
+ * of qwen2_vl/{image,video}_processing_qwen2_vl.py and qwen3_vl/video_processing_qwen3_vl.py. */
+#include "engine/prompt/image_prep.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { RATIO_MAX = 200, SIDE_MAX = 65535 };
+
+void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds)
+{
+    if (!cfg->dynamic) return;
+    if (bounds->area_max) cfg->area_max = bounds->area_max;
+    if (bounds->area_min) cfg->area_min = bounds->area_min;
+    if (cfg->area_min > cfg->area_max) cfg->area_min = cfg->area_max;
+}
+
+/* How large a picture may become; frames count as so many pictures (1 where areas are per frame). */
+struct room {
+    uint64_t min, max;
+    uint32_t frames, depth;
+};
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+/* smart_resize. rint rounds half to even, as Python's round does. */
+static void smart_resize(double h, double w, double factor, const struct room *r, double *to_h, double *to_w)
+{
+    double n = (double)r->frames, depth = (double)r->depth, max = (double)r->max, min = (double)r->min;
+    double hb = rint(h / factor) * factor, wb = rint(w / factor) * factor, tb = rint(n / depth) * depth;
+    if (tb * hb * wb > max) {
+        double beta = sqrt(n * h * w / max);
+        hb = larger(factor, floor(h / beta / factor) * factor);
+        wb = larger(factor, floor(w / beta / factor) * factor);
+    } else if (tb * hb * wb < min) {
+        double beta = sqrt(min / (n * h * w));
+        hb = ceil(h * beta / factor) * factor;
+        wb = ceil(w * beta / factor) * factor;
+    }
+    *to_h = hb;
+    *to_w = wb;
+}
+
+/* Bounds for a video; cap_pixels_per_frame of the reference. */
+static struct room video_room(const struct image_config *cfg, uint32_t frames, uint64_t factor)
+{
+    uint64_t max = cfg->video_area_max, least = (uint64_t)((double)cfg->video_area_min * 1.05);
+    if (cfg->video_volume) {
+        if (cfg->video_cap_tokens) {
+            uint64_t cap = cfg->video_cap_tokens * factor * factor, share = max / frames, each = cap < share ? cap : share;
+            max = (each > least ? each : least) * frames;
+        }
+        return (struct room){.min = cfg->video_area_min, .max = max, .frames = frames, .depth = cfg->depth};
+    }
+    if (cfg->video_cap_tokens) {
+        uint64_t total = (uint64_t)((double)(cfg->video_cap_tokens * factor * factor) * 0.9), share = total * cfg->depth / frames;
+        if (share < max) max = share;
+        if (max < least) max = least;
+    }
+    return (struct room){.min = cfg->video_area_min, .max = max, .frames = 1, .depth = 1};
+}
+
+static enum status keep_size(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t *to_width,
+                             uint32_t *to_height, struct err *err)
+{
+    uint32_t factor = cfg->dynamic ? cfg->patch * cfg->merge : 1;
+    if (!cfg->dynamic && (width != cfg->width || height != cfg->height))
+        return err_set(err, ST_INVALID, "the picture is %u x %u pixels; this model takes only %u x %u (its do_resize is off)",
+                       width, height, cfg->width, cfg->height);
+    if (width % factor || height % factor)
+        return err_set(err, ST_INVALID,
+                       "the picture is %u x %u pixels; this model takes only multiples of %u (its do_resize is off)", width,
+                       height, factor);
+    *to_width = width;
+    *to_height = height;
+    return ST_OK;
+}
+
+enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames, uint32_t *to_width,
+                         uint32_t *to_height, struct err *err)
+{
+    if (!width || !height) return err_set(err, ST_INVALID, "the picture has no pixels");
+    if (!cfg->do_resize) return keep_size(cfg, width, height, to_width, to_height, err);
+    if (!cfg->dynamic) {
+        *to_width = cfg->width;
+        *to_height = cfg->height;
+        return ST_OK;
+    }
+    uint32_t factor = cfg->patch * cfg->merge;
+    double f = (double)factor, h = (double)height, w = (double)width;
+    struct room room = {.min = cfg->area_min, .max = cfg->area_max, .frames = 1, .depth = 1};
+    if (frames) {
+        room = video_room(cfg, frames, factor);
+        if (cfg->video_volume && frames < cfg->depth)
+            return err_set(err, ST_INVALID, "a video needs at least %u frames", cfg->depth);
+        if (cfg->video_volume && (h < f || w < f)) {
+            double scale = larger(f / h, f / w);
+            h = trunc(h * scale);
+            w = trunc(w * scale);
+        }
+    }
+    double ratio = (h > w ? h : w) / (h > w ? w : h);
+    if (ratio > RATIO_MAX)
+        return err_set(err, ST_INVALID, "the picture is %u x %u pixels: its sides must not differ by more than %d to 1", width,
+                       height, RATIO_MAX);
+    double hb, wb;
+    smart_resize(h, w, f, &room, &hb, &wb);
+    if (hb < f || wb < f || hb > SIDE_MAX || wb > SIDE_MAX) /* bounds of a checkpoint that no picture can keep */
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits", width, height);
+    *to_height = (uint32_t)hb;
+    *to_width = (uint32_t)wb;
+    return ST_OK;
+}
+
+struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames)
+{
+    if (!cfg->dynamic) return (struct prompt_grid){0};
+    uint32_t factor = cfg->patch * cfg->merge;
+    return (struct prompt_grid){
+        .t = frames ? frames / cfg->depth + (frames % cfg->depth != 0) : 1, .h = height / factor, .w = width / factor};
+}
+
+/* ---- frames ---- */
+
+/* Qwen3VLVideoProcessor.sample_frames: evenly from the first to the last frame. numpy's linspace is i * step, and the end itself.
+ */
+static uint32_t even_count(const struct image_config *cfg, uint32_t total, double fps)
+{
+    double n = trunc((double)total / fps * cfg->video_fps);
+    n = larger(n, (double)cfg->video_frames_min);
+    n = n < (double)cfg->video_frames_max ? n : (double)cfg->video_frames_max;
+    return n < (double)total ? (uint32_t)n : total;
+}
+
+static void even_fill(uint32_t *frames, uint32_t n, uint32_t total)
+{
+    double last = (double)(total - 1), step = n > 1 ? last / (double)(n - 1) : 0.0;
+    for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)rint(i + 1 == n && n > 1 ? last : (double)i * step);
+}
+
+/* Qwen2VLVideoProcessor.sample_frames: every total/n-th, n a multiple of the depth. */
+static uint32_t strided_count(const struct image_config *cfg, uint32_t total, double fps)
+{
+    uint32_t max = cfg->video_frames_max < total ? cfg->video_frames_max : total;
+    max = max / cfg->depth * cfg->depth;
+    double n = larger((double)total / fps * cfg->video_fps, (double)cfg->video_frames_min);
+    n = n < (double)max ? n : (double)max;
+    return (uint32_t)floor(n / (double)cfg->depth) * cfg->depth;
+}
+
+/* torch.arange(0, total, total / n).int(), float32 values; of those only the n that were asked for (rounding can add one behind
+ * the end). */
+static void strided_fill(uint32_t *frames, uint32_t n, uint32_t total)
+{
+    double step = (double)total / (double)n;
+    for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)((double)(float)((double)i * step));
+}
+
+enum status image_video_sample(const struct image_config *cfg, uint32_t total, double fps, struct image_sample *out,
+                               struct err *err)
+{
+    if (!total || !(fps > 0.0)) return err_set(err, ST_INVALID, "the video has no frames");
+    uint32_t n = cfg->video_volume ? even_count(cfg, total, fps) : strided_count(cfg, total, fps);
+    if (n < cfg->depth || !n)
+        return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth, total);
+    uint32_t *frames = malloc((size_t)n * sizeof *frames);
+    if (!frames) return err_set(err, ST_NOMEM, "out of memory for the frames of a video");
+    (cfg->video_volume ? even_fill : strided_fill)(frames, n, total);
+    *out = (struct image_sample){.frames = frames, .count = n, .fps = (double)n / (double)total * fps};
+    return ST_OK;
+}
+
+void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, uint32_t count, double fps, double *stamps)
+{
+    for (uint32_t i = 0; i < count; i += cfg->depth) {
+        uint32_t last = count - i < cfg->depth ? count - 1 : i + cfg->depth - 1;
+        stamps[i / cfg->depth] = ((double)frames[i] / fps + (double)frames[last] / fps) / 2.0;
+    }
+}

@@ -1,0 +1,573 @@
+/* See prompt.h and prompt_build.h. */
+#include "engine/prompt/prompt_build.h"
+
+#include "config/base/checked.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPANSION_BYTES_MAX ((size_t)64 << 20)
+#define PICTURES_MAX        4096u
+#define STAMP_BYTES         48u
+#define POSITIONS_MAX       (1 << 24) /* a rope position is exact as float32 up to here */
+
+/* The sentence around crops is the processor's, letter for letter: the checkpoints were trained with it. */
+#define CROPS_BEFORE  "Here is the original image "
+#define CROPS_BETWEEN " and here are some crops to help you see better "
+
+void prompt_free(struct prompt *p)
+{
+    for (uint32_t i = 0; i < p->image_count; i++) free(p->images[i].pixels.rgb);
+    free(p->images);
+    free(p->tokens);
+    *p = (struct prompt){0};
+}
+
+/* ---- finding markers ---- */
+
+/* The runs as one text. first[r] is where run r begins; first[run_count] = len. */
+struct joined {
+    char *text;
+    size_t *first;
+    const struct tok_run *runs;
+    size_t run_count, len;
+};
+
+static enum status join(const struct tok_run *runs, size_t n, struct joined *j, struct err *err)
+{
+    *j = (struct joined){.runs = runs, .run_count = n};
+    j->first = calloc(n + 1, sizeof *j->first);
+    for (size_t r = 0; j->first && r < n; r++) {
+        j->first[r] = j->len;
+        j->len += runs[r].len;
+    }
+    j->text = malloc(j->len + 1);
+    if (!j->first || !j->text) {
+        free(j->first);
+        free(j->text);
+        return err_set(err, ST_NOMEM, "out of memory for a prompt of %zu bytes", j->len);
+    }
+    j->first[n] = j->len;
+    for (size_t r = 0; r < n; r++)
+        if (runs[r].len) memcpy(j->text + j->first[r], runs[r].text, runs[r].len);
+    return ST_OK;
+}
+
+/* Do all bytes of [a, b) allow every control token? *r is a run at or before a; it moves forward with a. */
+static bool all_control(const struct joined *j, size_t a, size_t b, size_t *r)
+{
+    while (*r < j->run_count && j->first[*r + 1] <= a) (*r)++;
+    for (size_t k = *r; k < j->run_count && j->first[k] < b; k++)
+        if (j->first[k + 1] > j->first[k] && j->runs[k].control != TOK_CONTROL_ALL) return false;
+    return true;
+}
+
+/* Next occurrence of `what` from `at` on that stands wholly in template text; SIZE_MAX if there is none. */
+static size_t next_control(const struct joined *j, const char *what, size_t at, size_t *r)
+{
+    size_t n = strlen(what);
+    while (n && at < j->len) {
+        const char *hit = memmem(j->text + at, j->len - at, what, n);
+        if (!hit) break;
+        size_t a = (size_t)(hit - j->text);
+        if (all_control(j, a, a + n, r)) return a;
+        at = a + 1;
+    }
+    return SIZE_MAX;
+}
+
+/* What stands at a marker. */
+enum mark { MARK_NONE, MARK_PICTURE, MARK_VIDEO, MARK_STRAY };
+struct mark_at {
+    enum mark kind;
+    size_t at, len;
+    const char *text; /* of the marker or the stray token */
+};
+
+static size_t len_of(const char *s)
+{
+    return s ? strlen(s) : 0;
+}
+
+/* Walks over the markers of pictures and videos, and over soft tokens that are none. A marker may be the soft token itself, or
+ * contain it. Every text is looked for once only, however many of another there are. */
+struct mark_scan {
+    const struct joined *j;
+    struct {
+        const char *text;
+        enum mark kind;
+        size_t hit, run; /* SIZE_MAX: none is left; run as in all_control */
+    } marks[4];
+};
+
+static struct mark_scan mark_scan(const struct model_image_rule *rule, const struct joined *j)
+{
+    struct mark_scan s = {.j = j,
+                          .marks = {{.text = rule->marker, .kind = MARK_PICTURE},
+                                    {.text = rule->video_marker, .kind = MARK_VIDEO},
+                                    {.text = rule->soft, .kind = MARK_STRAY},
+                                    {.text = rule->video_marker ? rule->video_soft : NULL, .kind = MARK_STRAY}}};
+    for (size_t i = 0; i < 4; i++)
+        s.marks[i].hit = len_of(s.marks[i].text) ? next_control(j, s.marks[i].text, 0, &s.marks[i].run) : SIZE_MAX;
+    return s;
+}
+
+/* The first one from `at` on; at never goes back. */
+static struct mark_at next_mark(struct mark_scan *s, size_t at)
+{
+    struct mark_at best = {.kind = MARK_NONE, .at = SIZE_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        if (s->marks[i].hit < at) s->marks[i].hit = next_control(s->j, s->marks[i].text, at, &s->marks[i].run);
+        if (s->marks[i].hit < best.at)
+            best = (struct mark_at){s->marks[i].kind, s->marks[i].hit, strlen(s->marks[i].text), s->marks[i].text};
+    }
+    return best;
+}
+
+/* ---- expansion ---- */
+
+struct expansion {
+    struct joined j;
+    struct tok_run *runs;     /* what is tokenized: pieces of j.text and of the texts below */
+    uint32_t *tags;           /* [count] tag of each, when asked for */
+    const uint32_t *run_tags; /* of the runs as they came; NULL: not asked for */
+    uint32_t tag;             /* of what is added now */
+    size_t count, cap;
+    char *soft[2];    /* of pictures and of videos: as many soft tokens as the largest has */
+    char *stamps;     /* slots of STAMP_BYTES */
+    uint32_t stamped; /* of them used */
+};
+
+static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control, struct err *err)
+{
+    if (len == 0) return ST_OK;
+    if (x->count == x->cap) {
+        size_t cap = x->cap ? x->cap * 2 : 64;
+        struct tok_run *n = realloc(x->runs, cap * sizeof *n);
+        if (!n) return err_set(err, ST_NOMEM, "out of memory for a prompt");
+        x->runs = n;
+        if (x->run_tags) {
+            uint32_t *tags = realloc(x->tags, cap * sizeof *tags);
+            if (!tags) return err_set(err, ST_NOMEM, "out of memory for a prompt");
+            x->tags = tags;
+        }
+        x->cap = cap;
+    }
+    if (x->tags) x->tags[x->count] = x->tag;
+    x->runs[x->count++] = (struct tok_run){text, len, control};
+    return ST_OK;
+}
+
+/* Bytes [a, b) of the text as they were, run by run. *r as in all_control. */
+static enum status add_text(struct expansion *x, size_t a, size_t b, size_t *r, struct err *err)
+{
+    enum status st = ST_OK;
+    const struct joined *j = &x->j;
+    while (*r < j->run_count && j->first[*r + 1] <= a) (*r)++;
+    for (size_t k = *r; k < j->run_count && j->first[k] < b && !st; k++) {
+        size_t from = j->first[k] > a ? j->first[k] : a, to = j->first[k + 1] < b ? j->first[k + 1] : b;
+        if (x->run_tags) x->tag = x->run_tags[k];
+        if (to > from) st = add_run(x, j->text + from, to - from, j->runs[k].control, err);
+    }
+    return st;
+}
+
+static enum status add_literal(struct expansion *x, const char *s, struct err *err)
+{
+    return add_run(x, s, strlen(s), TOK_CONTROL_ALL, err);
+}
+
+/* Soft tokens of image i of a picture. */
+static uint64_t token_count(const struct model_image_rule *rule, const struct prompt_picture *p, uint32_t i)
+{
+    if (rule->tokens && !p->video) return rule->tokens;
+    const struct prompt_grid *g = p->grids ? &p->grids[i] : &(struct prompt_grid){0};
+    uint64_t n;
+    return __builtin_mul_overflow((uint64_t)g->t, g->h, &n) || __builtin_mul_overflow(n, g->w, &n) ? UINT64_MAX : n;
+}
+
+static enum status add_stamp(struct expansion *x, double seconds, struct err *err)
+{
+    char *slot = x->stamps + (size_t)x->stamped++ * STAMP_BYTES;
+    int n = snprintf(slot, STAMP_BYTES, "<%.1f seconds>", seconds);
+    if (n < 0 || (size_t)n >= STAMP_BYTES) return err_set(err, ST_INVALID, "The time of a frame is out of range.");
+    return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
+}
+
+/* The crops' sentence or the frames' timestamps, and for each image prefix, soft tokens, suffix. */
+static enum status add_picture(const struct model_image_rule *rule, struct expansion *x, const struct prompt_picture *p,
+                               struct err *err)
+{
+    const char *prefix = p->video ? rule->video_prefix : rule->prefix, *suffix = p->video ? rule->video_suffix : rule->suffix;
+    size_t soft = strlen(p->video ? rule->video_soft : rule->soft);
+    bool crops = !p->video && p->count > 1;
+    enum status st = crops ? add_literal(x, CROPS_BEFORE, err) : ST_OK;
+    for (uint32_t i = 0; i < p->count && !st; i++) {
+        if (crops && i) st = add_literal(x, i == 1 ? CROPS_BETWEEN : " ", err);
+        if (p->video && rule->video_stamps && !st) st = add_stamp(x, p->stamps[i], err);
+        if (prefix && !st) st = add_literal(x, prefix, err);
+        if (!st) st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
+        if (suffix && !st) st = add_literal(x, suffix, err);
+    }
+    return st;
+}
+
+/* The texts that pictures bring. Their sizes were checked by check_pictures. */
+static enum status make_texts(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
+                              struct expansion *x, struct err *err)
+{
+    uint64_t most[2] = {0, 0}, stamps = 0;
+    for (uint32_t k = 0; k < picture_count; k++) {
+        const struct prompt_picture *p = &pictures[k];
+        for (uint32_t i = 0; i < p->count; i++) {
+            uint64_t n = token_count(rule, p, i);
+            if (n > most[p->video]) most[p->video] = n;
+        }
+        if (p->video && rule->video_stamps) stamps += p->count;
+    }
+    for (int v = 0; v < 2; v++) {
+        const char *soft = v ? rule->video_soft : rule->soft;
+        size_t len = len_of(soft), bytes;
+        if (!most[v]) continue;
+        if (mul_overflows((size_t)most[v], len, &bytes) || bytes > EXPANSION_BYTES_MAX)
+            return err_set(err, ST_TOO_LARGE, "An image of %llu tokens is too large.", (unsigned long long)most[v]);
+        x->soft[v] = malloc(bytes ? bytes : 1);
+        for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
+        if (!x->soft[v]) return err_set(err, ST_NOMEM, "out of memory for an image's placeholder");
+    }
+    if (stamps && !(x->stamps = malloc((size_t)stamps * STAMP_BYTES)))
+        return err_set(err, ST_NOMEM, "out of memory for the timestamps of a video");
+    return ST_OK;
+}
+
+static enum status count_markers(const struct model_image_rule *rule, const struct joined *j,
+                                 const struct prompt_picture *pictures, uint32_t picture_count, struct err *err)
+{
+    uint64_t found[2] = {0, 0}, wanted[2] = {0, 0};
+    struct mark_scan scan = mark_scan(rule, j);
+    bool in_order = true;
+    uint32_t k = 0;
+    struct mark_at m;
+    for (uint32_t i = 0; i < picture_count; i++) wanted[pictures[i].video]++;
+    for (size_t at = 0; (m = next_mark(&scan, at)).kind != MARK_NONE; at = m.at + m.len) {
+        bool video = m.kind == MARK_VIDEO;
+        if (m.kind == MARK_STRAY)
+            return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.", m.text);
+        found[video]++;
+        in_order = in_order && k < picture_count && pictures[k].video == video;
+        k++;
+    }
+    for (int v = 0; v < 2; v++) {
+        const char *what = v ? "video" : "image";
+        if (found[v] != wanted[v])
+            return err_set(err, ST_INVALID, "The prompt has %llu %s placeholder%s (%s), but the request has %llu %s%s.",
+                           (unsigned long long)found[v], what, found[v] == 1 ? "" : "s", v ? rule->video_marker : rule->marker,
+                           (unsigned long long)wanted[v], what, wanted[v] == 1 ? "" : "s");
+    }
+    return in_order ? ST_OK
+                    : err_set(err, ST_INVALID, "The chat template puts images and videos in another order than the request.");
+}
+
+static enum status expand(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
+                          struct expansion *x, struct err *err)
+{
+    enum status st = count_markers(rule, &x->j, pictures, picture_count, err);
+    if (!st) st = make_texts(rule, pictures, picture_count, x, err);
+    struct mark_scan scan = mark_scan(rule, &x->j);
+    size_t at = 0, copy_run = 0;
+    for (uint32_t k = 0; k < picture_count && !st; k++) {
+        struct mark_at m = next_mark(&scan, at); /* there are as many as pictures: counted above */
+        st = add_text(x, at, m.at, &copy_run, err);
+        x->tag = PROMPT_TAG_PICTURE | k;
+        if (!st) st = add_picture(rule, x, &pictures[k], err);
+        at = m.at + m.len;
+    }
+    return st ? st : add_text(x, at, x->j.len, &copy_run, err);
+}
+
+/* ---- spans ---- */
+
+/* What can be said of the pictures before anything is made of them. *images: how many places they take. */
+static enum status check_pictures(const struct model_image_rule *rule, const struct prompt_picture *pictures,
+                                  uint32_t picture_count, uint32_t token_max, uint32_t *images, struct err *err)
+{
+    uint64_t count = 0, tokens = 0;
+    if (picture_count && !rule->present) return err_set(err, ST_INVALID, "This model takes no images.");
+    for (uint32_t k = 0; k < picture_count; k++) {
+        if (pictures[k].video && !rule->video_marker) return err_set(err, ST_INVALID, "This model takes no videos.");
+        count += pictures[k].count;
+    }
+    if (count > PICTURES_MAX)
+        return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.", (unsigned long long)count,
+                       PICTURES_MAX);
+    for (uint32_t k = 0; k < picture_count; k++) {
+        if (pictures[k].video && rule->video_stamps && !pictures[k].stamps)
+            return err_set(err, ST_INVALID, "A video's frames have no times.");
+        for (uint32_t i = 0; i < pictures[k].count; i++) {
+            uint64_t n = token_count(rule, &pictures[k], i);
+            if (!n) return err_set(err, ST_INVALID, "An image has no tokens.");
+            if (n > token_max) n = (uint64_t)token_max + 1; /* 4,096 of them can't overflow */
+            tokens += n;
+        }
+    }
+    if (tokens > token_max)
+        return err_set(err, ST_TOO_LARGE, "%llu image%s take more than the limit of %u tokens.", (unsigned long long)count,
+                       count == 1 ? "" : "s", token_max);
+    *images = (uint32_t)count;
+    return ST_OK;
+}
+
+static bool is_soft(const struct model_image_rule *rule, uint32_t token, bool *video)
+{
+    *video = rule->video_marker && token == rule->video_soft_id;
+    return *video || token == rule->soft_id;
+}
+
+/* Each soft token belongs to the picture whose turn it is: the pictures' lengths are known, so neighbours need no text between
+ * them. */
+static enum status find_spans(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
+                              struct prompt *p, struct err *err)
+{
+    uint32_t at = 0, found = 0;
+    bool video;
+    for (uint32_t k = 0; k < picture_count; k++) {
+        for (uint32_t i = 0; i < pictures[k].count; i++) {
+            uint32_t want = (uint32_t)token_count(rule, &pictures[k], i), n = 0;
+            while (at < p->token_count && !is_soft(rule, p->tokens[at], &video)) at++;
+            while (n < want && at + n < p->token_count && is_soft(rule, p->tokens[at + n], &video) && video == pictures[k].video)
+                n++;
+            if (n != want)
+                return err_set(err, ST_INVALID, "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
+                               want);
+            p->images[found] = (struct prompt_image){.begin = at, .end = at + n, .atomic = rule->atomic};
+            if (rule->grid && pictures[k].grids) p->images[found].grid = pictures[k].grids[i];
+            found++;
+            at += n;
+        }
+    }
+    for (; at < p->token_count; at++)
+        if (is_soft(rule, p->tokens[at], &video))
+            return err_set(err, ST_INVALID, "The tokenizer made more placeholder tokens than the request's %u images have.",
+                           found);
+    return ST_OK;
+}
+
+/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. Behind a video it also
+ * clears the video's time, as in the training code, vLLM and transformers 4; transformers 5.23 takes max(h, w) alone there, so
+ * that the text behind a long video stands at positions which the video's later frames have. */
+static enum status set_offsets(const struct model_image_rule *rule, struct prompt *p, struct err *err)
+{
+    int64_t next = 0;
+    uint32_t at = 0;
+    for (uint32_t k = 0; rule->grid && k < p->image_count; k++) {
+        struct prompt_image *m = &p->images[k];
+        double last = floor((double)(m->grid.t - 1) * m->grid.seconds);
+        if (!(last >= 0.0) || last > POSITIONS_MAX)
+            return err_set(err, ST_INVALID, "A video is too long for the model's positions.");
+        int64_t span = prompt_grid_time(&m->grid, m->grid.t - 1);
+        if (span < (int64_t)m->grid.h - 1) span = (int64_t)m->grid.h - 1;
+        if (span < (int64_t)m->grid.w - 1) span = (int64_t)m->grid.w - 1;
+        next += (int64_t)(m->begin - at) + span + 1;
+        at = m->end;
+        if (next > POSITIONS_MAX) return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
+        m->rope_offset = (int32_t)(next - (int64_t)at); /* next in 0..2^24, at in 0..2^31-1 */
+    }
+    return ST_OK;
+}
+
+static void move_pixels(struct prompt *p, struct prompt_picture *pictures, uint32_t picture_count)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < picture_count; k++) {
+        for (uint32_t i = 0; i < pictures[k].count; i++, n++) {
+            if (pictures[k].images) {
+                p->images[n].pixels = pictures[k].images[i];
+                pictures[k].images[i].rgb = NULL;
+            }
+            memcpy(p->images[n].key, pictures[k].keys[i], sizeof p->images[n].key);
+        }
+    }
+}
+
+enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err)
+{
+    uint32_t k = 0;
+    if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
+    for (uint32_t i = 0; i < p->token_count; i++) {
+        while (k < p->image_count && p->images[k].end <= i) k++;
+        if (k < p->image_count && i >= p->images[k].begin) continue;
+        bool video;
+        if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
+            return err_set(err, ST_INVALID, "The prompt holds the image placeholder token %u outside of an image.", p->tokens[i]);
+        if (p->tokens[i] >= m->vocab_size)
+            return err_set(err, ST_INVALID, "Token id %u is not in the model's vocabulary (%u ids).", p->tokens[i],
+                           m->vocab_size);
+    }
+    return ST_OK;
+}
+
+static void expansion_fini(struct expansion *x)
+{
+    free(x->runs);
+    free(x->tags);
+    free(x->soft[0]);
+    free(x->soft[1]);
+    free(x->stamps);
+    free(x->j.text);
+    free(x->j.first);
+}
+
+/* ---- the two ways to a prompt ---- */
+
+enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
+                         bool add_special, struct prompt_picture *pictures, uint32_t picture_count, uint32_t token_max,
+                         struct prompt *out, struct err *err)
+{
+    struct expansion x = {0};
+    struct tok_ids ids = {0};
+    struct prompt p = {0};
+    uint32_t images = 0;
+    enum status st = check_pictures(&m->image, pictures, picture_count, token_max, &images, err);
+    if (!st) st = join(runs, run_count, &x.j, err);
+    if (st) return st;
+    if (m->image.present) st = expand(&m->image, pictures, picture_count, &x, err);
+    if (!st)
+        st = tok_encode(t, m->image.present ? x.runs : runs, m->image.present ? x.count : run_count, add_special, token_max, &ids,
+                        err);
+    if (!st && ids.count > UINT32_MAX) st = err_set(err, ST_TOO_LARGE, "%zu tokens are too many.", ids.count);
+    if (!st) {
+        p = (struct prompt){.tokens = ids.ids, .token_count = (uint32_t)ids.count};
+        ids.ids = NULL;
+        if (images && !(p.images = calloc(images, sizeof *p.images)))
+            st = err_set(err, ST_NOMEM, "out of memory for %u images", images);
+    }
+    if (!st && m->image.present) {
+        p.image_count = images;
+        st = find_spans(&m->image, pictures, picture_count, &p, err);
+        if (!st) st = set_offsets(&m->image, &p, err);
+    }
+    if (!st) st = prompt_check(m, &p, err);
+    if (st) {
+        prompt_free(&p); /* holds no pixels yet */
+    } else {
+        move_pixels(&p, pictures, picture_count);
+        *out = p;
+    }
+    tok_ids_free(&ids);
+    expansion_fini(&x);
+    return st;
+}
+
+/* ---- where tokens came from ---- */
+
+/* The expanded text, and how far the tokens' bytes have been laid along it. */
+struct trail {
+    const struct tokenizer *t;
+    const struct prompt *p;
+    char *text;
+    size_t len, at;
+    size_t *ends; /* [count] of the expansion's runs */
+    size_t run;   /* that holds `at`, or an earlier one */
+};
+
+static bool fits(const struct trail *r, size_t at, uint32_t token)
+{
+    size_t n;
+    const char *s = tok_bytes(r->t, r->p->tokens[token], &n);
+    return n && n <= r->len - at && memcmp(r->text + at, s, n) == 0;
+}
+
+/* Length of the text that token i stands for, from r->at on, which may move over text that no token shows. */
+static size_t take(struct trail *r, uint32_t i)
+{
+    enum { WINDOW = 256 };
+    size_t n;
+    const char *s = tok_bytes(r->t, r->p->tokens[i], &n);
+    if (!n) return 0;
+    if (fits(r, r->at, i)) return n;
+    /* A blank that the tokenizer put in front. */
+    if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0) return n - 1;
+    for (size_t at = r->at + 1; at < r->len && at <= r->at + WINDOW; at++) {
+        if (!fits(r, at, i)) continue;
+        if (i + 1 < r->p->token_count && at + n < r->len && !fits(r, at + n, i + 1)) continue; /* two in a row, or it is chance */
+        r->at = at;
+        return n;
+    }
+    return 0; /* stands for nothing that is seen: BOS, a normalised or repaired character */
+}
+
+static enum status trail_init(struct trail *r, const struct expansion *x, struct err *err)
+{
+    r->ends = malloc((x->count ? x->count : 1) * sizeof *r->ends);
+    for (size_t k = 0; r->ends && k < x->count; k++) r->ends[k] = r->len += x->runs[k].len;
+    r->text = r->ends ? malloc(r->len ? r->len : 1) : NULL;
+    if (!r->text) return err_set(err, ST_NOMEM, "out of memory for a text of %zu bytes", r->len);
+    for (size_t k = 0; k < x->count; k++) memcpy(r->text + r->ends[k] - x->runs[k].len, x->runs[k].text, x->runs[k].len);
+    return ST_OK;
+}
+
+/* One entry per stretch of equal tags. */
+static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out, size_t *count,
+                              struct err *err)
+{
+    struct prompt_origin *list = NULL;
+    size_t n = 0, cap = 0;
+    for (uint32_t i = 0; i < r->p->token_count; i++) {
+        size_t len = take(r, i), end = r->at + (len ? len : 1);
+        while (r->run < x->count && r->ends[r->run] <= r->at) r->run++;
+        uint32_t tag = r->run < x->count ? x->tags[r->run] : 0;
+        for (size_t k = r->run; !tag && len && k < x->count && (k == r->run || r->ends[k - 1] < end); k++) tag = x->tags[k];
+        r->at += len;
+        if (n && list[n - 1].tag == tag) continue;
+        if (n == cap) {
+            cap = cap ? 2 * cap : 32;
+            struct prompt_origin *more = realloc(list, cap * sizeof *more);
+            if (!more) {
+                free(list);
+                return err_set(err, ST_NOMEM, "out of memory for the origins of a prompt");
+            }
+            list = more;
+        }
+        list[n++] = (struct prompt_origin){.token = i, .tag = tag};
+    }
+    *out = list;
+    *count = n;
+    return ST_OK;
+}
+
+enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
+                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count,
+                           const struct prompt *p, struct prompt_origin **out, size_t *count, struct err *err)
+{
+    struct expansion x = {.run_tags = tags};
+    struct trail r = {.t = t, .p = p};
+    uint32_t images;
+    enum status st = check_pictures(&m->image, pictures, picture_count, p->token_count, &images, err);
+    if (!st) st = join(runs, run_count, &x.j, err);
+    if (st) return st;
+    size_t first = 0;
+    st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err) : add_text(&x, 0, x.j.len, &first, err);
+    if (!st) st = trail_init(&r, &x, err);
+    if (!st) st = trail_walk(&r, &x, out, count, err);
+    free(r.text);
+    free(r.ends);
+    expansion_fini(&x);
+    return st;
+}
+
+enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max, struct prompt *out,
+                            struct err *err)
+{
+    if (count > token_max) return err_set(err, ST_TOO_LARGE, "The prompt has %zu tokens, the limit is %u.", count, token_max);
+    struct prompt p = {.tokens = malloc(count ? count * sizeof *p.tokens : 1), .token_count = (uint32_t)count};
+    if (!p.tokens) return err_set(err, ST_NOMEM, "out of memory for %zu tokens", count);
+    if (count) memcpy(p.tokens, ids, count * sizeof *p.tokens);
+    enum status st = prompt_check(m, &p, err);
+    if (st)
+        prompt_free(&p);
+    else
+        *out = p;
+    return st;
+}

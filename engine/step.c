@@ -1,0 +1,441 @@
+/* One step: index arrays from the scheduler's runs, launch, then logits in chunks and the draw of tokens. Engine thread.
+ *
+ * Visibility of a row at position p (both bounds inclusive, one interval per KV group):
+ *   lo = 0 (full attention) or max(0, p - window + 1);   hi = p, or the last position of the picture that p lies in when that is
+ * atomic which is transformers' rule for Gemma 3: (j <= i or same picture) and, in sliding layers, i - j < window. */
+#include "engine/internal.h"
+
+#include "config/base/assert.h"
+
+#include <math.h>
+#include <string.h>
+
+#define NEVER_LOGPROB (-9999.0f) /* finite, so that JSON can say it */
+
+/* Appends to the host image of the index arrays; the same offset holds in backend memory. */
+struct packer {
+    struct engine *e;
+    size_t used;
+    uint32_t pad; /* rows at the end that stand for nothing */
+};
+
+static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
+{
+    size_t at = p->used;
+    p->used += (words + 15) / 16 * 16;
+    ASSERT(p->used <= p->e->step_words);
+    *dev = p->e->s.step + at;
+    return p->e->host_step + at;
+}
+
+static void check_batch(const struct engine *e, const struct engine_batch *b)
+{
+    uint64_t total = 0;
+    ASSERT(b->run_count > 0 && b->run_count <= e->plan.sequences_max);
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct engine_run *r = &b->runs[i];
+        ASSERT_CMP(r->count, >, 0);
+        ASSERT((uint64_t)r->position + r->count <= e->plan.context_max);
+        ASSERT((uint64_t)r->position + r->count <= r->token_count);
+        ASSERT(!r->sample || r->sampling);
+        ASSERT(r->score_first == UINT32_MAX || (r->scores && r->sampling));
+        total += r->count;
+    }
+    ASSERT(total <= e->plan.batch_tokens_max);
+}
+
+/* Position of token i of a picture on one axis; see struct prompt_grid. `base` is the free position in front of it. */
+static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t i, int axis)
+{
+    if (axis == 0) return base + prompt_grid_time(g, i / (g->h * g->w));
+    return base + (int32_t)(axis == 1 ? i / g->w % g->h : i % g->w);
+}
+
+/* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a picture have their own. */
+static void pack_rope(struct packer *p, const struct engine_batch *b)
+{
+    struct step *st = &p->e->step;
+    const uint32_t *dev;
+    int32_t *pos = (int32_t *)array(p, 3 * (size_t)st->t, &dev);
+    uint32_t row = 0;
+    memset(pos, 0, 3 * (size_t)st->t * sizeof *pos); /* those that stand for nothing too */
+    st->rope_pos = (const int32_t *)dev;
+    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
+        const struct engine_run *r = &b->runs[i];
+        uint32_t m = 0;
+        int32_t offset = (p->e->test_bugs & ENGINE_BUG_ROPE_LEAK ? &b->runs[0] : r)->rope_offset;
+        for (uint32_t k = 0; k < r->count; k++) {
+            uint32_t at = r->position + k;
+            while (m < r->image_count && r->images[m].end <= at) offset = r->images[m++].rope_offset;
+            const struct engine_image_use *u = m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
+            uint32_t first = u ? u->begin : 0;
+            if (p->e->test_bugs & ENGINE_BUG_ROPE_DECODE && at >= r->prompt_count) offset = 0;
+            if (u && p->e->test_bugs & ENGINE_BUG_ROPE_CHUNK && first < r->position) first = r->position;
+            for (int a = 0; a < 3; a++)
+                pos[(size_t)a * st->t + row + k] =
+                    u && u->grid.w ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
+                                   : (int32_t)at + offset;
+        }
+    }
+}
+
+static uint32_t blocks_of(const struct engine_run *r)
+{
+    return (r->position + r->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+}
+
+/* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic, see the whole
+ * picture. */
+static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos, const uint32_t **hi)
+{
+    struct step *st = &p->e->step;
+    const uint32_t *ids_dev;
+    uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), *h = array(p, st->t, hi), row = 0;
+    st->ids = ids_dev;
+    st->rope_pos = (const int32_t *)*pos; /* positions are below 2^24: the same bits */
+    if (p->e->rope_axes > 1) pack_rope(p, b);
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct engine_run *r = &b->runs[i];
+        for (uint32_t k = 0; k < r->count; k++) {
+            ids[row + k] = r->tokens[r->position + k];
+            ps[row + k] = h[row + k] = r->position + k;
+        }
+        for (uint32_t m = 0; m < r->image_count; m++) {
+            const struct engine_image_use *u = &r->images[m];
+            uint32_t end = r->position + r->count;
+            ASSERT(u->begin < u->end);
+            ASSERT(!u->atomic || u->end <= r->position || u->begin >= end || (u->begin >= r->position && u->end <= end));
+            for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++) {
+                ids[row + q - r->position] = UINT32_MAX;
+                if (u->atomic) h[row + q - r->position] = u->end - 1;
+            }
+        }
+        for (uint32_t k = 0; k < r->count; k++) ASSERT(ids[row + k] < p->e->desc.vocab || ids[row + k] == UINT32_MAX);
+        row += r->count;
+    }
+    /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place behind its blocks, where
+     * the table keeps nothing. So all of them are one and the same row: they choose the same experts and read next to nothing. */
+    for (uint32_t k = 0; k < p->pad; k++) {
+        ids[row + k] = ids[0];
+        ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
+        h[row + k] = b->runs[0].position;
+    }
+}
+
+static uint32_t low(uint32_t pos, uint32_t window)
+{
+    return window && pos >= window ? pos - window + 1 : 0;
+}
+
+/* First keys and places in the tables of one group. */
+static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row, const uint32_t *pos,
+                       const uint32_t *hi)
+{
+    struct step *st = &p->e->step;
+    uint32_t window = p->e->kv.groups[g].window, row = 0;
+    struct be_rows *r = &st->rows[g];
+    *r = (struct be_rows){.t = st->t, .seq_count = st->seq_count, .seq_row = seq_row, .pos = pos, .hi = hi};
+    uint32_t *lo = array(p, st->t, &r->lo);
+    (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        const struct engine_run *run = &b->runs[i];
+        uint32_t bug = p->e->test_bugs & ENGINE_BUG_NEW_KEYS && run->count > 1 ? run->position : 0;
+        for (uint32_t k = 0; k < run->count; k++, row++) {
+            lo[row] = low(run->position + k, window);
+            if (lo[row] < bug) lo[row] = bug;
+        }
+    }
+    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = b->runs[0].position;
+}
+
+/* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each begins. Blocks behind
+ * the window are passed on as they are. Rows that stand for nothing share the first sequence's table, which has an entry more for
+ * them. */
+static void pack_tables(struct packer *p, const struct engine_batch *b)
+{
+    struct engine *e = p->e;
+    struct step *st = &e->step;
+    size_t entries = p->pad ? 1 : 0, at = 0;
+    const uint32_t *dev;
+    for (uint32_t i = 0; i < b->run_count; i++) entries += blocks_of(&b->runs[i]);
+    uint32_t *table = array(p, entries * e->kv.group_count, &dev);
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        uint32_t *start = e->host_step + (st->rows[g].seq_table - e->s.step), *own = table + at;
+        st->rows[g].tables = dev;
+        for (uint32_t i = 0; i < b->run_count + p->pad; i++) {
+            const struct engine_run *run = &b->runs[i];
+            start[i] = i < b->run_count ? (uint32_t)at : (uint32_t)(own - table);
+            if (i >= b->run_count) continue;
+            memcpy(table + at, run->tables[g], blocks_of(run) * sizeof *table);
+            at += blocks_of(run);
+            if (i == 0 && p->pad) table[at++] = BE_NO_BLOCK;
+        }
+    }
+}
+
+/* Which rows' logits are wanted: the last one of a run that samples, and those before a scored prompt token. */
+static void find_wanted(struct engine *e, const struct engine_batch *b)
+{
+    uint32_t row = 0;
+    struct step *st = &e->step;
+    st->wanted_count = 0;
+    for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
+        const struct engine_run *r = &b->runs[i];
+        for (uint32_t k = 0; k < r->count; k++) {
+            uint32_t next = r->position + k + 1;
+            struct wanted w = {.run = i, .row = row + k, .next = next};
+            w.sample = r->sample && k + 1 == r->count;
+            w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count && next < r->token_count;
+            if (w.sample || w.score) e->wanted[st->wanted_count++] = w;
+        }
+    }
+}
+
+/* Tokens whose log-prob is asked for, of every row of the tail. */
+static void pack_targets(struct packer *p, const struct engine_batch *b)
+{
+    const struct engine *e = p->e;
+    struct step *st = &p->e->step;
+    uint32_t n = st->wanted_count, *targets = array(p, n + p->pad, &st->targets);
+    for (uint32_t i = 0; i < n + p->pad; i++) {
+        const struct wanted *w = &e->wanted[i];
+        targets[i] = UINT32_MAX;
+        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->desc.vocab) targets[i] = b->runs[w->run].tokens[w->next];
+    }
+}
+
+/* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables: pack_tail_tables. */
+static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g)
+{
+    struct engine *e = p->e;
+    struct step *st = &e->step;
+    uint32_t n = st->wanted_count, window = e->kv.groups[g].window, seq = 0;
+    const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->s.step);
+    uint32_t *rows = array(p, n, &st->wanted_rows);
+    st->tail = (struct be_rows){.t = n};
+    uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo), *hi = array(p, n, &st->tail.hi);
+    uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row);
+    (void)array(p, b->run_count, &st->tail.seq_table);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct wanted *w = &e->wanted[i];
+        rows[i] = w->row;
+        pos[i] = w->next - 1;
+        lo[i] = low(pos[i], window);
+        hi[i] = all_hi[w->row];
+        if (i == 0 || e->wanted[i - 1].run != w->run) seq_row[seq++] = i;
+    }
+    seq_row[seq] = n;
+    st->tail.seq_count = seq;
+}
+
+static void pack_tail_tables(struct engine *e, const struct be_rows *all)
+{
+    struct step *st = &e->step;
+    const uint32_t *start = e->host_step + (all->seq_table - e->s.step);
+    uint32_t *seq_table = e->host_step + (st->tail.seq_table - e->s.step), seq = 0;
+    for (uint32_t i = 0; i < st->wanted_count; i++)
+        if (i == 0 || e->wanted[i - 1].run != e->wanted[i].run) seq_table[seq++] = start[e->wanted[i].run];
+    st->tail.tables = all->tables;
+}
+
+void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
+{
+    struct packer p = {.e = e};
+    struct step *st = &e->step;
+    const uint32_t *pos, *hi, *seq_row_dev;
+    uint32_t last = e->kv.layer_group[e->desc.layer_count - 1], row = 0;
+    e->test_rows = st->t;
+    *st = (struct step){0};
+    for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
+    if (rows) {
+        ASSERT(st->t == b->run_count && rows >= st->t && rows <= e->plan.sequences_max);
+        p.pad = rows - st->t;
+    }
+    st->t += p.pad;
+    st->seq_count = b->run_count + p.pad;
+    pack_tokens(&p, b, &pos, &hi);
+    uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev);
+    for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++) seq_row[i] = row;
+    seq_row[st->seq_count] = row;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos, hi);
+    find_wanted(e, b);
+    st->all_wanted = st->wanted_count + p.pad == st->t;
+    if (st->wanted_count) pack_targets(&p, b);
+    if (st->wanted_count && !st->all_wanted) pack_tail(&p, b, last);
+    pack_tables(&p, b);
+    if (st->all_wanted)
+        st->tail = st->rows[last];
+    else if (st->wanted_count)
+        pack_tail_tables(e, &st->rows[last]);
+    e->ops->upload(e->be, e->s.step, e->host_step, p.used * sizeof *e->host_step);
+}
+
+enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    (void)err; /* a backend reports what went wrong in sync(): engine_wait */
+    ASSERT(!e->in_flight);
+    check_batch(e, b);
+    const struct engine_graph *graph = engine__graph_for(e, b);
+    engine__pack(e, b, graph ? graph->rows : 0);
+    if (graph) {
+        e->ops->graph_launch(e->be, graph->graph);
+        e->step.logits_done = engine__graph_has_logits(e, graph);
+        e->graph_steps++;
+    } else {
+        decoder_run(e, b);
+    }
+    e->in_flight = b;
+    return ST_OK;
+}
+
+/* ---- logits, tokens ---- */
+
+/* Largest logits that a wanted row needs by itself. */
+static uint32_t top_needed(const struct engine *e, const struct engine_run *r, const struct wanted *w)
+{
+    uint32_t k = 0;
+    if (w->sample) {
+        k = sampler_top_wanted(r->sampling, r->banned_count);
+        if (r->sampling->logprobs != SAMPLING_NO_LOGPROBS && r->sampling->logprobs > k) k = r->sampling->logprobs;
+    }
+    if (w->score && r->sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && r->sampling->prompt_logprobs > k)
+        k = r->sampling->prompt_logprobs;
+    if (k > BE_TOPK_MAX) k = BE_TOPK_MAX;
+    return k < e->desc.vocab ? k : e->desc.vocab;
+}
+
+/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not enough to draw from:
+ * then the row has been fetched, and the device's word on that is still out. */
+static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k, const struct wanted *w,
+                       struct sampler *sampler)
+{
+    struct engine_run *r = &b->runs[w->run];
+    const float *logits = e->s.logits + (size_t)i * e->desc.vocab;
+    const struct be_logit_stats *stats = e->host_results;
+    const uint32_t *ids = (const uint32_t *)(stats + e->plan.logit_rows);
+    const float *values = (const float *)(ids + (size_t)count * k);
+    struct sampler_row row = {.raw = e->becaps.host_memory ? logits : NULL,
+                              .stats = stats[i],
+                              .top_ids = ids + (size_t)i * k,
+                              .top_values = values + (size_t)i * k,
+                              .top_count = top_needed(e, r, w),
+                              .history = r->tokens,
+                              .history_count = w->next,
+                              .prompt_count = r->prompt_count,
+                              .position = w->next,
+                              .banned = r->banned,
+                              .banned_count = r->banned_count};
+    if (w->score) {
+        struct token_out *out = &r->scores[w->next - r->position - 1];
+        sampler_score(r->tokens[w->next], r->sampling->prompt_logprobs, &row, out);
+        if (r->tokens[w->next] >= e->desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
+            out->logprob = NEVER_LOGPROB;
+            out->rank = e->desc.vocab + 1;
+        }
+    }
+    if (!isfinite(row.stats.lse)) r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
+    if (w->sample && !r->broken && !sampler_draw(sampler, r->sampling, &row, &r->out)) {
+        e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
+        row.raw = e->host_row;
+        bool drawn = sampler_draw(sampler, r->sampling, &row, &r->out);
+        ASSERT(drawn);
+        return true;
+    }
+    return false;
+}
+
+/* Rows of a chunk in slices, one for each sampler; all rows of a run lie in one. */
+struct finish_slices {
+    struct engine *e;
+    struct engine_batch *b;
+    const struct wanted *wanted; /* [count] */
+    uint32_t count, k;
+    uint32_t start[ENGINE_SAMPLERS_MAX + 1];
+};
+
+static void finish_slice(void *ctx, uint32_t slice)
+{
+    const struct finish_slices *f = ctx;
+    for (uint32_t i = f->start[slice]; i < f->start[slice + 1]; i++) {
+        bool fetched = finish_row(f->e, f->b, i, f->count, f->k, &f->wanted[i], f->e->samplers[slice]);
+        ASSERT(!fetched); /* memory is the host's */
+    }
+}
+
+/* Draws that walk a row or a history take longer than waking threads does. */
+static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, uint32_t k)
+{
+    uint32_t walks = 0, n = e->sampler_count;
+    struct finish_slices f = {.e = e, .b = b, .wanted = e->wanted + first, .count = count, .k = k};
+    for (uint32_t i = 0; i < count; i++) {
+        const struct engine_run *r = &b->runs[f.wanted[i].run];
+        walks += f.wanted[i].sample && sampler_walks(r->sampling, r->banned_count);
+    }
+    if (!e->becaps.host_memory || n < 2 || walks < 2) return false;
+    for (uint32_t s = 1; s <= n; s++) {
+        uint32_t at = (uint32_t)((uint64_t)count * s / n);
+        if (at < f.start[s - 1]) at = f.start[s - 1];
+        while (at > 0 && at < count && f.wanted[at].run == f.wanted[at - 1].run) at++;
+        f.start[s] = at;
+    }
+    e->ops->host_each(e->be, n, finish_slice, &f);
+    return true;
+}
+
+/* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
+static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, struct err *err)
+{
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wanted *w = &e->wanted[first + i];
+        uint32_t need = top_needed(e, &b->runs[w->run], w);
+        if (need > k) k = need;
+    }
+    if (!e->step.logits_done) decoder_logits(e, first, count);
+    if (k) decoder_top(e, count, k);
+    size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->s.stats;
+    e->ops->download(e->be, e->host_results, e->s.stats, stats + (size_t)count * k * 8);
+    if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (finish_together(e, b, first, count, k)) return ST_OK;
+    bool fetched = false;
+    for (uint32_t i = 0; i < count; i++) fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
+    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    return ST_OK;
+}
+
+/* Where nobody wants the logits of a run's last row, that row tells whether there still are numbers: it has seen all others. A
+ * part of a prompt that has none must not be kept for others, who may share the beginning alone. */
+static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    uint32_t row = 0, hidden = e->desc.hidden;
+    bool fetched = false;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        struct engine_run *r = &b->runs[i];
+        row += r->count;
+        if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count)) continue; /* its last row was seen */
+        const float *x = e->s.resid + (size_t)(row - 1) * hidden;
+        if (!e->becaps.host_memory) {
+            e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);
+            x = e->host_row;
+            fetched = true;
+        }
+        for (uint32_t k = 0; k < hidden; k++) r->broken |= !isfinite(x[k]);
+    }
+    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    return ST_OK;
+}
+
+enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
+{
+    ASSERT(e->in_flight == b);
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < b->run_count; i++) b->runs[i].broken = false;
+    for (uint32_t first = 0; first < e->step.wanted_count && !st; first += e->plan.logit_rows) {
+        uint32_t left = e->step.wanted_count - first;
+        st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
+    }
+    if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (!st) st = check_unseen(e, b, err);
+    e->in_flight = NULL;
+    return st;
+}

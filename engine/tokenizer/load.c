@@ -1,0 +1,669 @@
+/* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't have refuses the load
+ * with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served. */
+#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/unicode.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FILE_BYTES_MAX      ((size_t)512 << 20)
+#define SIDE_FILE_BYTES_MAX ((size_t)64 << 20)
+
+struct loader {
+    const struct json_doc *d;
+    struct tokenizer *t;
+    struct err *err;
+};
+
+static enum status unsupported_type(struct loader *l, const char *where, uint32_t node)
+{
+    size_t len = 0;
+    uint32_t type = json_get(l->d, node, "type");
+    const char *name = json_kind(l->d, type) == JSON_STRING ? json_raw(l->d, type, &len) : "";
+    return err_set(l->err, ST_UNSUPPORTED, "%s: type \"%.*s\" is not supported", where, len > 80 ? 80 : (int)len, name);
+}
+
+static bool type_is(struct loader *l, uint32_t node, const char *type)
+{
+    return json_str_eq(l->d, json_get(l->d, node, "type"), type);
+}
+
+/* A boolean member; `absent` when it is missing or null. */
+static enum status get_bool(struct loader *l, uint32_t node, const char *where, const char *key, bool absent, bool *out)
+{
+    uint32_t v = json_get_live(l->d, node, key);
+    *out = absent;
+    if (v == JSON_NONE || json_bool(l->d, v, out)) return ST_OK;
+    return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a boolean", where, key);
+}
+
+static enum status get_string(struct loader *l, uint32_t node, const char *where, const char *key, char **out, size_t *len)
+{
+    uint32_t v = json_get_live(l->d, node, key);
+    if (json_kind(l->d, v) != JSON_STRING) return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a string", where, key);
+    *out = json_str_dup(l->d, v, len);
+    return *out ? ST_OK : err_set(l->err, ST_NOMEM, "%s: out of memory", where);
+}
+
+/* {"type":"Sequence", KEY:[...]} or one component: calls fn for each, in order. */
+typedef enum status component_fn(struct loader *l, uint32_t node);
+
+static enum status each_component(struct loader *l, uint32_t node, const char *where, const char *key, int depth,
+                                  component_fn *fn)
+{
+    if (node == JSON_NONE) return ST_OK;
+    if (json_kind(l->d, node) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "%s is not an object", where);
+    if (!type_is(l, node, "Sequence")) return fn(l, node);
+    if (depth > 4) return err_set(l->err, ST_UNSUPPORTED, "%s: sequences nested too deeply", where);
+    uint32_t list = json_get_live(l->d, node, key);
+    if (json_kind(l->d, list) != JSON_ARRAY) return err_set(l->err, ST_FORMAT, "%s: a Sequence without \"%s\"", where, key);
+    uint32_t item = json_first(l->d, list);
+    for (uint32_t i = 0; i < json_count(l->d, list); i++, item = json_next(l->d, item)) {
+        enum status st = each_component(l, item, where, key, depth + 1, fn);
+        if (st) return st;
+    }
+    return ST_OK;
+}
+
+/* ---- normalizer ---- */
+
+static enum status read_replace(struct loader *l, uint32_t node, const char *where, struct tok_norm *out)
+{
+    uint32_t pattern = json_get_live(l->d, node, "pattern");
+    if (json_get_live(l->d, pattern, "String") == JSON_NONE) {
+        return err_set(l->err, ST_UNSUPPORTED, "%s: a Replace pattern that is not a String is not supported", where);
+    }
+    *out = (struct tok_norm){.kind = TOK_NORM_REPLACE};
+    enum status st = get_string(l, pattern, where, "String", &out->from, &out->from_len);
+    if (!st) st = get_string(l, node, where, "content", &out->to, &out->to_len);
+    if (!st && out->from_len == 0)
+        st = err_set(l->err, ST_UNSUPPORTED, "%s: a Replace with an empty pattern is not supported", where);
+    if (st) {
+        free(out->from);
+        free(out->to);
+        *out = (struct tok_norm){.kind = TOK_NORM_REPLACE};
+    }
+    return st;
+}
+
+static enum status add_normalizer(struct loader *l, uint32_t node)
+{
+    struct tokenizer *t = l->t;
+    if (t->norm_count == TOK_STEPS_MAX) return err_set(l->err, ST_UNSUPPORTED, "normalizer: more than %d steps", TOK_STEPS_MAX);
+    struct tok_norm *n = &t->norms[t->norm_count];
+    enum status st = ST_OK;
+    if (type_is(l, node, "NFC"))
+        *n = (struct tok_norm){.kind = TOK_NORM_NFC};
+    else if (type_is(l, node, "Replace"))
+        st = read_replace(l, node, "normalizer", n);
+    else
+        st = unsupported_type(l, "normalizer", node);
+    if (!st) t->norm_count++;
+    return st;
+}
+
+/* ---- pre_tokenizer ---- */
+
+static const struct {
+    const char *regex;
+    enum tok_pattern pattern;
+} patterns[] = {
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_QWEN2},
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+     "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_LLAMA3},
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
+     "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     TOK_PATTERN_QWEN3_5},
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_GPT2},
+};
+
+static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
+{
+    static const char *const names[] = {"Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous", "Removed"};
+    uint32_t v = json_get(l->d, node, "behavior");
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
+        if (json_str_eq(l->d, v, names[i])) {
+            *out = (enum tok_behavior)i;
+            return ST_OK;
+        }
+    }
+    return err_set(l->err, ST_FORMAT, "pre_tokenizer: a Split without a known \"behavior\"");
+}
+
+static enum status read_split(struct loader *l, uint32_t node, struct tok_split *s)
+{
+    uint32_t pattern = json_get_live(l->d, node, "pattern"), regex = json_get_live(l->d, pattern, "Regex");
+    bool invert;
+    enum status st = read_behavior(l, node, &s->behavior);
+    if (!st) st = get_bool(l, node, "pre_tokenizer", "invert", false, &invert);
+    if (st) return st;
+    if (regex == JSON_NONE) {
+        if (invert) return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a Split on a String with \"invert\" is not supported");
+        s->pattern = TOK_PATTERN_LITERAL;
+        if ((st = get_string(l, pattern, "pre_tokenizer", "String", &s->literal, &s->literal_len))) return st;
+        if (s->literal_len > 0) return ST_OK;
+        free(s->literal);
+        s->literal = NULL;
+        return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a Split on an empty String is not supported");
+    }
+    /* The known patterns match every character: "remove all but the matches" is "isolate the matches". */
+    bool isolates = invert ? s->behavior == TOK_REMOVED : s->behavior == TOK_ISOLATED;
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns && isolates; i++) {
+        if (!json_str_eq(l->d, regex, patterns[i].regex)) continue;
+        s->pattern = patterns[i].pattern;
+        s->behavior = TOK_ISOLATED;
+        return ST_OK;
+    }
+    size_t len = 0;
+    const char *raw = json_kind(l->d, regex) == JSON_STRING ? json_raw(l->d, regex, &len) : "";
+    return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: this Split is not supported: pattern \"%.*s\"",
+                   len > 300 ? 300 : (int)len, raw);
+}
+
+static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
+{
+    bool prefix;
+    enum status st = get_bool(l, node, "pre_tokenizer", "add_prefix_space", true, &prefix);
+    if (!st) st = get_bool(l, node, "pre_tokenizer", "use_regex", true, split);
+    if (!st && prefix)
+        st = err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: ByteLevel with \"add_prefix_space\" is not supported");
+    l->t->byte_level = true;
+    return st;
+}
+
+static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
+{
+    struct tokenizer *t = l->t;
+    if (t->byte_level) return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a step after ByteLevel is not supported");
+    if (t->split_count == TOK_STEPS_MAX)
+        return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: more than %d steps", TOK_STEPS_MAX);
+    struct tok_split *s = &t->splits[t->split_count];
+    bool used = true;
+    enum status st;
+    if (type_is(l, node, "Split")) {
+        st = read_split(l, node, s);
+    } else if (type_is(l, node, "ByteLevel")) {
+        st = read_byte_level(l, node, &used);
+        *s = (struct tok_split){.pattern = TOK_PATTERN_GPT2};
+    } else {
+        st = unsupported_type(l, "pre_tokenizer", node);
+    }
+    if (!st && used) t->split_count++;
+    return st;
+}
+
+/* ---- decoder ---- */
+
+static enum status add_decoder(struct loader *l, uint32_t node)
+{
+    struct tokenizer *t = l->t;
+    if (t->decode_byte_level) return err_set(l->err, ST_UNSUPPORTED, "decoder: a step after ByteLevel is not supported");
+    if (type_is(l, node, "ByteLevel")) {
+        if (t->decode_replace_count || t->decode_byte_fallback)
+            return err_set(l->err, ST_UNSUPPORTED, "decoder: ByteLevel after another step is not supported");
+        t->decode_byte_level = true;
+        return ST_OK;
+    }
+    if (type_is(l, node, "ByteFallback")) {
+        t->decode_byte_fallback = true;
+        return ST_OK;
+    }
+    if (type_is(l, node, "Fuse")) return ST_OK;
+    if (!type_is(l, node, "Replace")) return unsupported_type(l, "decoder", node);
+    if (t->decode_byte_fallback) return err_set(l->err, ST_UNSUPPORTED, "decoder: Replace after ByteFallback is not supported");
+    if (t->decode_replace_count == TOK_STEPS_MAX)
+        return err_set(l->err, ST_UNSUPPORTED, "decoder: more than %d steps", TOK_STEPS_MAX);
+    enum status st = read_replace(l, node, "decoder", &t->decode_replace[t->decode_replace_count]);
+    if (!st) t->decode_replace_count++;
+    return st;
+}
+
+/* ---- post_processor ---- */
+
+/* Appends the ids of special token `name` to the prefix, or after $A to the suffix. */
+static enum status add_template_token(struct loader *l, uint32_t node, uint32_t special, bool after)
+{
+    struct tokenizer *t = l->t;
+    char *name = NULL;
+    size_t len;
+    enum status st = get_string(l, node, "post_processor", "id", &name, &len);
+    if (st) return st;
+    uint32_t ids = json_get_live(l->d, json_get_live(l->d, special, name), "ids");
+    if (json_count(l->d, ids) == 0) st = err_set(l->err, ST_FORMAT, "post_processor: no ids for \"%.80s\"", name);
+    uint32_t item = json_first(l->d, ids);
+    for (uint32_t i = 0; i < json_count(l->d, ids) && !st; i++, item = json_next(l->d, item)) {
+        uint64_t id;
+        uint32_t *list = after ? t->suffix : t->prefix;
+        size_t *count = after ? &t->suffix_count : &t->prefix_count;
+        if (!json_uint(l->d, item, &id) || id >= t->vocab_size || !(t->flags[id] & TOK_EXISTS)) {
+            st = err_set(l->err, ST_FORMAT, "post_processor: \"%.80s\" has an id that is no token", name);
+        } else if (*count == TOK_TEMPLATE_MAX) {
+            st = err_set(l->err, ST_UNSUPPORTED, "post_processor: more than %d tokens on a side", TOK_TEMPLATE_MAX);
+        } else {
+            list[(*count)++] = (uint32_t)id;
+        }
+    }
+    free(name);
+    return st;
+}
+
+static enum status read_template(struct loader *l, uint32_t node)
+{
+    uint32_t single = json_get_live(l->d, node, "single"), special = json_get_live(l->d, node, "special_tokens");
+    if (json_kind(l->d, single) != JSON_ARRAY) return err_set(l->err, ST_FORMAT, "post_processor: a template without \"single\"");
+    if (l->t->prefix_count || l->t->suffix_count)
+        return err_set(l->err, ST_UNSUPPORTED, "post_processor: two templates are not supported");
+    bool after = false;
+    uint32_t item = json_first(l->d, single);
+    for (uint32_t i = 0; i < json_count(l->d, single); i++, item = json_next(l->d, item)) {
+        uint32_t token = json_get_live(l->d, item, "SpecialToken"), sequence = json_get_live(l->d, item, "Sequence");
+        enum status st = ST_OK;
+        if (token != JSON_NONE)
+            st = add_template_token(l, token, special, after);
+        else if (after || !json_str_eq(l->d, json_get(l->d, sequence, "id"), "A"))
+            st = err_set(l->err, ST_UNSUPPORTED, "post_processor: a \"single\" that is not text with tokens around it");
+        else
+            after = true;
+        if (st) return st;
+    }
+    return after ? ST_OK : err_set(l->err, ST_UNSUPPORTED, "post_processor: a \"single\" without the text");
+}
+
+static enum status add_post_processor(struct loader *l, uint32_t node)
+{
+    if (type_is(l, node, "ByteLevel")) return ST_OK; /* concerns offsets only */
+    if (type_is(l, node, "TemplateProcessing")) return read_template(l, node);
+    return unsupported_type(l, "post_processor", node);
+}
+
+/* ---- added tokens ---- */
+
+static struct tok_added *find_added(struct tokenizer *t, const char *content, size_t len)
+{
+    uint32_t id = tok__literal_id(t, content, len);
+    if (id == TOK_NO_ID || !(t->flags[id] & TOK_ADDED)) return NULL;
+    for (size_t i = 0; i < t->added_count; i++) {
+        if (t->added[i].id == id) return &t->added[i];
+    }
+    return NULL;
+}
+
+/* Adds a token whose literal stands at id already, or changes its flags. Takes content. */
+static enum status put_added(struct loader *l, uint32_t id, char *content, size_t len, const struct tok_added *flags)
+{
+    struct tokenizer *t = l->t;
+    struct tok_added *a = find_added(t, content, len);
+    if (a) {
+        free(content);
+    } else {
+        if (t->added_count == t->added_cap) {
+            size_t cap = t->added_cap ? t->added_cap * 2 : 64;
+            struct tok_added *p = realloc(t->added, cap * sizeof *p);
+            if (!p) {
+                free(content);
+                return err_set(l->err, ST_NOMEM, "added_tokens: out of memory");
+            }
+            t->added = p;
+            t->added_cap = cap;
+        }
+        a = &t->added[t->added_count++];
+        *a = (struct tok_added){.content = content, .len = len, .id = id};
+    }
+    a->single_word = flags->single_word;
+    a->lstrip = flags->lstrip;
+    a->rstrip = flags->rstrip;
+    a->normalized = flags->normalized;
+    a->special = flags->special;
+    unsigned bits = (t->flags[id] | TOK_ADDED) & ~(unsigned)TOK_SPECIAL;
+    t->flags[id] = (uint8_t)(bits | (a->special ? TOK_SPECIAL : 0));
+    return ST_OK;
+}
+
+/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as the reference has it. */
+static enum status read_flags(struct loader *l, uint32_t node, const char *where, bool special, struct tok_added *out)
+{
+    enum status st = get_bool(l, node, where, "special", special, &out->special);
+    if (!st) st = get_bool(l, node, where, "single_word", false, &out->single_word);
+    if (!st) st = get_bool(l, node, where, "lstrip", false, &out->lstrip);
+    if (!st) st = get_bool(l, node, where, "rstrip", false, &out->rstrip);
+    if (!st) st = get_bool(l, node, where, "normalized", !out->special, &out->normalized);
+    return st;
+}
+
+static enum status read_added(struct loader *l, uint32_t list)
+{
+    struct tokenizer *t = l->t;
+    if (list != JSON_NONE && json_kind(l->d, list) != JSON_ARRAY)
+        return err_set(l->err, ST_FORMAT, "added_tokens is not an array");
+    uint32_t node = json_first(l->d, list);
+    for (uint32_t i = 0; i < json_count(l->d, list); i++, node = json_next(l->d, node)) {
+        uint64_t id = 0;
+        char *content = NULL;
+        size_t len;
+        struct tok_added flags = {0};
+        (void)json_uint(l->d, json_get(l->d, node, "id"), &id); /* checked when the vocabulary was read */
+        enum status st = read_flags(l, node, "added_tokens", false, &flags);
+        if (!st) st = get_string(l, node, "added_tokens", "content", &content, &len);
+        if (st) return st;
+        if (len == 0) {
+            free(content);
+            continue;
+        }
+        if ((st = tok__add_literal(t, (uint32_t)id, content, len, l->err))) {
+            free(content);
+            return err_prefix(l->err, st, "added_tokens");
+        }
+        if ((st = put_added(l, (uint32_t)id, content, len, &flags))) return st;
+    }
+    return ST_OK;
+}
+
+/* What is searched in texts, and the tries over it; last, because side files may add tokens. */
+static enum status finish_added(struct loader *l)
+{
+    struct tokenizer *t = l->t;
+    enum status st = ST_OK;
+    for (size_t i = 0; i < t->added_count && !st; i++) {
+        struct tok_added *a = &t->added[i];
+        struct tok_textbuf buf = {.mixed = false};
+        struct tok_text text = {.s = (const uint8_t *)a->content, .len = a->len};
+        if (a->normalized) st = tok__normalize(t, &text, &buf);
+        const void *needle = a->normalized ? buf.s : text.s;
+        a->needle_len = a->normalized ? buf.len : a->len;
+        a->needle = malloc(a->needle_len + 1);
+        if (!a->needle)
+            st = ST_NOMEM;
+        else if (a->needle_len)
+            memcpy(a->needle, needle, a->needle_len);
+        tok__textbuf_fini(&buf);
+    }
+    if (!st) st = tok__build_trie(&t->raw_trie, t->added, t->added_count, false);
+    if (!st) st = tok__build_trie(&t->normal_trie, t->added, t->added_count, true);
+    return st ? err_set(l->err, st, "added_tokens: %s", status_name(st)) : ST_OK;
+}
+
+/* ---- the model ---- */
+
+static bool absent_or_empty(struct loader *l, uint32_t node, const char *key)
+{
+    uint32_t v = json_get_live(l->d, node, key);
+    return v == JSON_NONE || json_str_eq(l->d, v, "");
+}
+
+static enum status read_model_options(struct loader *l, uint32_t model)
+{
+    struct tokenizer *t = l->t;
+    if (json_get_live(l->d, model, "type") != JSON_NONE && !type_is(l, model, "BPE")) return unsupported_type(l, "model", model);
+    double dropout = 0;
+    uint32_t v = json_get_live(l->d, model, "dropout");
+    if (v != JSON_NONE && (!json_double(l->d, v, &dropout) || dropout != 0))
+        return err_set(l->err, ST_UNSUPPORTED, "model: dropout is not supported");
+    if (!absent_or_empty(l, model, "continuing_subword_prefix"))
+        return err_set(l->err, ST_UNSUPPORTED, "model: continuing_subword_prefix is not supported");
+    if (!absent_or_empty(l, model, "end_of_word_suffix"))
+        return err_set(l->err, ST_UNSUPPORTED, "model: end_of_word_suffix is not supported");
+    enum status st = get_bool(l, model, "model", "fuse_unk", false, &t->fuse_unk);
+    if (!st) st = get_bool(l, model, "model", "byte_fallback", false, &t->byte_fallback);
+    if (!st) st = get_bool(l, model, "model", "ignore_merges", false, &t->ignore_merges);
+    return st;
+}
+
+static enum status read_model(struct loader *l, uint32_t model, uint32_t added)
+{
+    struct tokenizer *t = l->t;
+    if (json_kind(l->d, model) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "model is not an object");
+    enum status st = read_model_options(l, model);
+    if (!st) st = tok__read_vocab(t, l->d, json_get_live(l->d, model, "vocab"), added, l->err);
+    if (!st) st = tok__read_merges(t, l->d, json_get_live(l->d, model, "merges"), l->err);
+    if (st) return st;
+    t->unk_id = TOK_NO_ID;
+    if (json_get_live(l->d, model, "unk_token") == JSON_NONE) return ST_OK;
+    char *unk = NULL;
+    size_t len;
+    if ((st = get_string(l, model, "model", "unk_token", &unk, &len))) return st;
+    uint32_t id = tok__literal_id(t, unk, len);
+    if (id == TOK_NO_ID || !(t->flags[id] & TOK_IN_MODEL))
+        st = err_set(l->err, ST_FORMAT, "model: the unk_token \"%.80s\" is not in the vocabulary", unk);
+    else
+        t->unk_id = id;
+    free(unk);
+    return st;
+}
+
+static enum status read_tokenizer(struct loader *l)
+{
+    uint32_t version = json_get(l->d, 0, "version"), added = json_get_live(l->d, 0, "added_tokens");
+    if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
+    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (version != JSON_NONE && !json_str_eq(l->d, version, "1.0"))
+        return err_set(l->err, ST_UNSUPPORTED, "a version other than \"1.0\" is not supported");
+    enum status st = each_component(l, json_get_live(l->d, 0, "normalizer"), "normalizer", "normalizers", 0, add_normalizer);
+    if (!st)
+        st = each_component(l, json_get_live(l->d, 0, "pre_tokenizer"), "pre_tokenizer", "pretokenizers", 0, add_pre_tokenizer);
+    if (!st) st = each_component(l, json_get_live(l->d, 0, "decoder"), "decoder", "decoders", 0, add_decoder);
+    if (!st && json_get_live(l->d, 0, "decoder") == JSON_NONE) st = err_set(l->err, ST_UNSUPPORTED, "no decoder: not supported");
+    if (!st && l->t->decode_byte_level != l->t->byte_level)
+        st = err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer and decoder: one of them is ByteLevel and the other is not");
+    if (!st) st = read_model(l, json_get_live(l->d, 0, "model"), added);
+    if (!st) st = read_added(l, added);
+    if (!st)
+        st = each_component(l, json_get_live(l->d, 0, "post_processor"), "post_processor", "processors", 0, add_post_processor);
+    return st;
+}
+
+/* ---- side files ---- */
+
+/* Keeps "role": "content"; a later one replaces an earlier one. A named token of the vocabulary becomes a special added token, as
+ * AutoTokenizer makes it one. */
+static enum status put_role(struct loader *l, const char *role, uint32_t value)
+{
+    struct tokenizer *t = l->t;
+    bool object = json_kind(l->d, value) == JSON_OBJECT;
+    uint32_t text = object ? json_get_live(l->d, value, "content") : value;
+    if (json_kind(l->d, text) != JSON_STRING) return ST_OK;
+    size_t len;
+    char *content = json_str_dup(l->d, text, &len), *name = role ? strdup(role) : NULL,
+         *copy = content ? strndup(content, len) : NULL;
+    enum status st = content && copy && (name || !role) ? ST_OK : err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+    uint32_t id = !st && len > 0 ? tok__literal_id(t, content, len) : TOK_NO_ID;
+    if (!st && id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED)) {
+        struct tok_added flags = {.special = true};
+        if (object) st = read_flags(l, value, "special tokens", true, &flags);
+        flags.special = true;
+        if (!st) {
+            st = put_added(l, id, copy, len, &flags);
+            copy = NULL;
+        }
+    }
+    if (!st && name) {
+        size_t i = 0;
+        while (i < t->role_count && strcmp(t->roles[i].role, name) != 0) i++;
+        if (i == t->role_cap) {
+            size_t cap = t->role_cap ? 2 * t->role_cap : 16;
+            struct tok_role *p = realloc(t->roles, cap * sizeof *p);
+            if (p) {
+                t->roles = p;
+                t->role_cap = cap;
+            } else {
+                st = err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+            }
+        }
+        if (!st) {
+            if (i < t->role_count) {
+                free(t->roles[i].role);
+                free(t->roles[i].content);
+            } else {
+                t->role_count++;
+            }
+            t->roles[i] = (struct tok_role){name, content};
+            name = content = NULL;
+        }
+    }
+    free(name);
+    free(content);
+    free(copy);
+    return st;
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n > m && strcmp(s + n - m, end) == 0;
+}
+
+/* Every "*_token" of an object; with `all`, every key. */
+static enum status read_roles(struct loader *l, uint32_t object, bool all)
+{
+    uint32_t key = json_first(l->d, object);
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
+        uint32_t value = json_next(l->d, key);
+        char *name = json_str_dup(l->d, key, NULL);
+        if (!name) return err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+        if (all || ends_with(name, "_token")) st = put_role(l, name, value);
+        free(name);
+        key = json_next(l->d, value);
+    }
+    return st;
+}
+
+/* The lists and objects of further special tokens that the two files may have. */
+static enum status read_extra(struct loader *l, const char *key)
+{
+    uint32_t node = json_get_live(l->d, 0, key);
+    if (json_kind(l->d, node) == JSON_OBJECT) return read_roles(l, node, true);
+    if (json_kind(l->d, node) != JSON_ARRAY) return ST_OK;
+    enum status st = ST_OK;
+    uint32_t item = json_first(l->d, node);
+    for (uint32_t i = 0; i < json_count(l->d, node) && !st; i++, item = json_next(l->d, item)) st = put_role(l, NULL, item);
+    return st;
+}
+
+/* tokenizer_config.json: added_tokens_decoder has the last word on the flags of a token. */
+static enum status read_flag_overrides(struct loader *l, uint32_t object)
+{
+    uint32_t key = json_first(l->d, object);
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
+        uint32_t value = json_next(l->d, key);
+        struct tok_added flags = {0};
+        char *content = NULL;
+        size_t len = 0;
+        st = read_flags(l, value, "added_tokens_decoder", false, &flags);
+        if (!st) st = get_string(l, value, "added_tokens_decoder", "content", &content, &len);
+        uint32_t id = !st && len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
+        if (id != TOK_NO_ID)
+            st = put_added(l, id, content, len, &flags);
+        else
+            free(content);
+        key = json_next(l->d, value);
+    }
+    return st;
+}
+
+static enum status read_side_doc(struct loader *l)
+{
+    if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
+    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
+    enum status st = read_flag_overrides(l, json_get_live(l->d, 0, "added_tokens_decoder"));
+    if (!st) st = read_roles(l, 0, false);
+    if (!st) st = read_extra(l, "additional_special_tokens");
+    if (!st) st = read_extra(l, "extra_special_tokens");
+    if (!st) st = read_extra(l, "model_specific_special_tokens");
+    return st;
+}
+
+/* Reads a side file if it is there; *overrides: it has an added_tokens_decoder. */
+static enum status read_side_file(struct tokenizer *t, const char *dir, const char *name, bool *overrides, struct err *err)
+{
+    char path[4096];
+    struct json_doc doc = {0};
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, name) >= sizeof path)
+        return err_set(err, ST_INVALID, "%s: the path is too long", dir);
+    enum status st = json_doc_load(path, SIDE_FILE_BYTES_MAX, &doc, err);
+    if (st == ST_NOT_FOUND) return ST_OK;
+    if (st) return st;
+    struct loader l = {&doc, t, err};
+    st = read_side_doc(&l);
+    *overrides = json_get(&doc, 0, "added_tokens_decoder") != JSON_NONE;
+    json_free(&doc);
+    return st ? err_prefix(err, st, "%s", path) : ST_OK;
+}
+
+/* ---- all of it ---- */
+
+enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
+{
+    char path[4096];
+    if ((size_t)snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= sizeof path)
+        return err_set(err, ST_INVALID, "%s: the path is too long", dir);
+    struct json_doc doc = {0};
+    enum status st = json_doc_load(path, FILE_BYTES_MAX, &doc, err);
+    if (st) return st;
+    struct tokenizer *t = calloc(1, sizeof *t);
+    if (!t) {
+        json_free(&doc);
+        return err_set(err, ST_NOMEM, "%s: out of memory", path);
+    }
+    struct loader l = {&doc, t, err};
+    st = read_tokenizer(&l);
+    json_free(&doc);
+    bool overrides = false, unused;
+    if (st)
+        err_prefix(err, st, "%s", path);
+    else
+        st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
+    /* AutoTokenizer reads the older file only beside a tokenizer_config.json without added_tokens_decoder, and then prefers it.
+     */
+    if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
+    l.d = NULL;
+    if (!st && (st = finish_added(&l))) err_prefix(err, st, "%s", path);
+    if (!st && (st = tok__finish_vocab(t, err))) err_prefix(err, st, "%s", path);
+    if (st) {
+        tok_free(t);
+        return st;
+    }
+    *out = t;
+    return ST_OK;
+}
+
+void tok_free(struct tokenizer *t)
+{
+    if (!t) return;
+    free(t->literal);
+    free(t->bytes);
+    free(t->word);
+    free(t->flags);
+    free(t->literals);
+    free(t->texts);
+    free(t->by_literal.slots);
+    free(t->by_word.slots);
+    free(t->merges.slots);
+    free(t->merges.merged);
+    free(t->joints);
+    for (size_t i = 0; i < sizeof t->char_pages / sizeof *t->char_pages; i++) free(t->char_pages[i]);
+    for (size_t i = 0; i < TOK_STEPS_MAX; i++) {
+        free(t->norms[i].from);
+        free(t->norms[i].to);
+        free(t->decode_replace[i].from);
+        free(t->decode_replace[i].to);
+        free(t->splits[i].literal);
+    }
+    for (size_t i = 0; i < t->added_count; i++) {
+        free(t->added[i].content);
+        free(t->added[i].needle);
+    }
+    free(t->added);
+    tok__trie_fini(&t->raw_trie);
+    tok__trie_fini(&t->normal_trie);
+    for (size_t i = 0; i < t->role_count; i++) {
+        free(t->roles[i].role);
+        free(t->roles[i].content);
+    }
+    free(t->roles);
+    free(t);
+}

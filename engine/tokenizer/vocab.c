@@ -1,0 +1,504 @@
+/* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the proof of where a text
+ * may be cut. Writes only while a tokenizer is being loaded. */
+#include "engine/tokenizer/internal.h"
+#include "engine/tokenizer/unicode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- strings ---- */
+
+uint64_t tok__hash(const void *data, size_t len)
+{
+    const uint64_t k = 0x9E3779B97F4A7C15u;
+    const uint8_t *p = data;
+    uint64_t h = (uint64_t)len * k, w;
+    for (; len >= 8; p += 8, len -= 8) {
+        memcpy(&w, p, 8);
+        h = (h ^ w) * k;
+        h ^= h >> 29;
+    }
+    w = 0;
+    memcpy(&w, p, len);
+    h = (h ^ w) * k;
+    h ^= h >> 29;
+    h *= 0xBF58476D1CE4E5B9u;
+    return h ^ h >> 32;
+}
+
+static enum status index_init(struct tok_index *x, size_t count)
+{
+    size_t slots = 16;
+    while (slots < 2 * count + 2) slots *= 2;
+    x->slots = calloc(slots, sizeof *x->slots);
+    x->mask = (uint32_t)(slots - 1);
+    return x->slots ? ST_OK : ST_NOMEM;
+}
+
+/* Slot of a string: the one that holds it, or the empty one where it belongs. */
+static uint64_t *index_find(const struct tok_index *x, const char *arena, const struct tok_span *spans, const char *s, size_t len)
+{
+    uint32_t hash = (uint32_t)tok__hash(s, len);
+    for (uint32_t at = hash;; at++) {
+        uint64_t *slot = &x->slots[at & x->mask];
+        if (*slot == 0) return slot;
+        if ((uint32_t)(*slot >> 32) != hash) continue;
+        struct tok_span span = spans[(uint32_t)*slot - 1];
+        if (span.len == len && memcmp(arena + span.at, s, len) == 0) return slot;
+    }
+}
+
+static void index_put(uint64_t *slot, const char *s, size_t len, uint32_t id)
+{
+    *slot = tok__hash(s, len) << 32 | (id + 1);
+}
+
+uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len)
+{
+    return (uint32_t)*index_find(&t->by_literal, t->literals, t->literal, s, len) - 1;
+}
+
+uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len)
+{
+    if (t->byte_level) return (uint32_t)*index_find(&t->by_word, t->texts, t->word, s, len) - 1;
+    uint32_t id = tok__literal_id(t, s, len);
+    return id != TOK_NO_ID && t->flags[id] & TOK_IN_MODEL ? id : TOK_NO_ID;
+}
+
+static enum status arena_add(char **arena, size_t *len, size_t *cap, const char *s, size_t n, struct tok_span *span)
+{
+    if (n > UINT32_MAX - *len) return ST_TOO_LARGE;
+    if (*len + n > *cap) {
+        size_t want = (*len + n) * 2 + 256;
+        char *p = realloc(*arena, want);
+        if (!p) return ST_NOMEM;
+        *arena = p;
+        *cap = want;
+    }
+    if (n) memcpy(*arena + *len, s, n);
+    *span = (struct tok_span){(uint32_t)*len, (uint32_t)n};
+    *len += n;
+    return ST_OK;
+}
+
+/* A JSON string: its raw bytes, or an unescaped copy in *tmp. */
+struct scratch {
+    char *p;
+    size_t cap;
+};
+
+static enum status get_string(const struct json_doc *d, uint32_t node, struct scratch *tmp, const char **s, size_t *len)
+{
+    if (json_kind(d, node) != JSON_STRING) return ST_FORMAT;
+    *s = json_raw(d, node, len);
+    if (!d->nodes[node].escaped) return ST_OK;
+    if (*len > tmp->cap) {
+        char *p = realloc(tmp->p, *len * 2);
+        if (!p) return ST_NOMEM;
+        tmp->p = p;
+        tmp->cap = *len * 2;
+    }
+    if (!json_str_copy(d, node, tmp->p, tmp->cap, len)) return ST_FORMAT;
+    *s = tmp->p;
+    return ST_OK;
+}
+
+/* ---- vocabulary ---- */
+
+enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len, struct err *err)
+{
+    if (id >= t->vocab_size) return err_set(err, ST_FORMAT, "token id %u is out of range", id);
+    uint64_t *slot = index_find(&t->by_literal, t->literals, t->literal, s, len);
+    int shown = len > 80 ? 80 : (int)len;
+    if (*slot) {
+        uint32_t other = (uint32_t)*slot - 1;
+        if (other == id) return ST_OK;
+        return err_set(err, ST_FORMAT, "token \"%.*s\" has the ids %u and %u", shown, s, other, id);
+    }
+    if (t->flags[id] & TOK_EXISTS) return err_set(err, ST_FORMAT, "id %u has two tokens, one of them \"%.*s\"", id, shown, s);
+    enum status st = arena_add(&t->literals, &t->literals_len, &t->literals_cap, s, len, &t->literal[id]);
+    if (st) return err_set(err, st, "vocabulary: %s", status_name(st));
+    index_put(slot, s, len, id);
+    t->flags[id] |= TOK_EXISTS;
+    return ST_OK;
+}
+
+static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added, struct err *err)
+{
+    uint64_t id, highest = 0;
+    uint32_t node = json_first(d, vocab);
+    for (uint32_t i = 0; i < json_count(d, vocab); i++) {
+        uint32_t value = json_next(d, node);
+        if (!json_uint(d, value, &id) || id >= TOK_ID_LIMIT) {
+            return err_set(err, ST_FORMAT, "model.vocab: entry %u has no id below %u", i, TOK_ID_LIMIT);
+        }
+        if (id > highest) highest = id;
+        node = json_next(d, value);
+    }
+    node = json_first(d, added);
+    for (uint32_t i = 0; i < json_count(d, added); i++, node = json_next(d, node)) {
+        if (!json_uint(d, json_get(d, node, "id"), &id) || id >= TOK_ID_LIMIT) {
+            return err_set(err, ST_FORMAT, "added_tokens: entry %u has no id below %u", i, TOK_ID_LIMIT);
+        }
+        if (id > highest) highest = id;
+    }
+    t->vocab_size = (uint32_t)highest + 1;
+    t->literal = calloc(t->vocab_size, sizeof *t->literal);
+    t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
+    t->flags = calloc(t->vocab_size, 1);
+    size_t strings = (size_t)json_count(d, vocab) + json_count(d, added);
+    if (!t->literal || !t->bytes || !t->flags || index_init(&t->by_literal, strings))
+        return err_set(err, ST_NOMEM, "vocabulary: out of memory");
+    return ST_OK;
+}
+
+enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added, struct err *err)
+{
+    if (json_kind(d, vocab) != JSON_OBJECT) return err_set(err, ST_FORMAT, "model.vocab is not an object");
+    enum status st = allocate_vocab(t, d, vocab, added, err);
+    struct scratch tmp = {NULL, 0};
+    uint32_t node = json_first(d, vocab);
+    for (uint32_t i = 0; i < json_count(d, vocab) && !st; i++) {
+        uint32_t value = json_next(d, node);
+        uint64_t id = 0;
+        const char *s;
+        size_t len;
+        (void)json_uint(d, value, &id); /* checked by allocate_vocab */
+        if ((st = get_string(d, node, &tmp, &s, &len)))
+            err_set(err, st, "model.vocab: entry %u: %s", i, status_name(st));
+        else if (!(st = tok__add_literal(t, (uint32_t)id, s, len, err)))
+            t->flags[id] |= TOK_IN_MODEL;
+        node = json_next(d, value);
+    }
+    free(tmp.p);
+    return st;
+}
+
+/* ---- merges ---- */
+
+static void put_merge(struct tok_merges *m, uint32_t left, uint32_t right, uint32_t rank)
+{
+    uint64_t key = (uint64_t)left << TOK_ID_BITS | right;
+    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> m->shift);
+    while (m->slots[at & m->mask] != UINT64_MAX && m->slots[at & m->mask] >> TOK_RANK_BITS != key) at++;
+    m->slots[at & m->mask] = key << TOK_RANK_BITS | rank; /* of equal pairs the last one counts */
+}
+
+static uint32_t model_id(const struct tokenizer *t, const char *s, size_t len)
+{
+    uint32_t id = tok__literal_id(t, s, len);
+    return id != TOK_NO_ID && t->flags[id] & TOK_IN_MODEL ? id : TOK_NO_ID;
+}
+
+/* The two strings of one entry: "a b" or ["a", "b"]. *skip: a "#version" line. */
+static enum status merge_parts(const struct json_doc *d, uint32_t node, struct scratch tmp[2], const char *s[2], size_t len[2],
+                               bool *skip)
+{
+    *skip = false;
+    enum status st;
+    if (json_kind(d, node) == JSON_STRING) {
+        if ((st = get_string(d, node, &tmp[0], &s[0], &len[0]))) return st;
+        if (len[0] >= 8 && memcmp(s[0], "#version", 8) == 0) {
+            *skip = true;
+            return ST_OK;
+        }
+        const char *space = memchr(s[0], ' ', len[0]);
+        if (!space) return ST_FORMAT;
+        s[1] = space + 1;
+        len[1] = len[0] - (size_t)(space - s[0]) - 1;
+        len[0] = (size_t)(space - s[0]);
+        return memchr(s[1], ' ', len[1]) ? ST_FORMAT : ST_OK;
+    }
+    if (json_kind(d, node) != JSON_ARRAY || json_count(d, node) != 2) return ST_FORMAT;
+    uint32_t first = json_first(d, node);
+    if ((st = get_string(d, first, &tmp[0], &s[0], &len[0]))) return st;
+    return get_string(d, json_next(d, first), &tmp[1], &s[1], &len[1]);
+}
+
+static enum status add_merge(struct tokenizer *t, const char *s[2], const size_t len[2], struct scratch *joined)
+{
+    size_t n = len[0] + len[1];
+    if (len[0] == 0 || len[1] == 0) return ST_FORMAT;
+    if (n > joined->cap) {
+        char *p = realloc(joined->p, 2 * n);
+        if (!p) return ST_NOMEM;
+        joined->p = p;
+        joined->cap = 2 * n;
+    }
+    memcpy(joined->p, s[0], len[0]);
+    memcpy(joined->p + len[0], s[1], len[1]);
+    uint32_t left = model_id(t, s[0], len[0]), right = model_id(t, s[1], len[1]), both = model_id(t, joined->p, n);
+    if (left == TOK_NO_ID || right == TOK_NO_ID || both == TOK_NO_ID) return ST_FORMAT;
+    put_merge(&t->merges, left, right, t->merges.count);
+    t->merges.merged[t->merges.count++] = both;
+    return ST_OK;
+}
+
+enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges, struct err *err)
+{
+    if (json_kind(d, merges) != JSON_ARRAY) return err_set(err, ST_FORMAT, "model.merges is not an array");
+    uint32_t count = json_count(d, merges);
+    if (count >= TOK_RANK_LIMIT)
+        return err_set(err, ST_UNSUPPORTED, "model.merges: %u merges, fewer than %u are supported", count, TOK_RANK_LIMIT);
+    struct tok_merges *m = &t->merges;
+    unsigned bits = 4;
+    while (((size_t)1 << bits) < 2 * (size_t)count + 2) bits++;
+    size_t slots = (size_t)1 << bits;
+    m->slots = malloc(slots * sizeof *m->slots);
+    m->merged = calloc((size_t)count + 1, sizeof *m->merged);
+    if (!m->slots || !m->merged) return err_set(err, ST_NOMEM, "model.merges: out of memory");
+    memset(m->slots, 0xFF, slots * sizeof *m->slots);
+    m->mask = (uint32_t)(slots - 1);
+    m->shift = 64 - bits;
+
+    struct scratch tmp[3] = {{NULL, 0}, {NULL, 0}, {NULL, 0}};
+    enum status st = ST_OK;
+    enum json_kind kind = json_kind(d, json_first(d, merges));
+    uint32_t node = json_first(d, merges);
+    for (uint32_t i = 0; i < count && !st; i++, node = json_next(d, node)) {
+        const char *s[2];
+        size_t len[2];
+        bool skip = false;
+        st = json_kind(d, node) == kind ? merge_parts(d, node, tmp, s, len, &skip) : ST_FORMAT;
+        if (!st && !skip) st = add_merge(t, s, len, &tmp[2]);
+        if (st) err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", i, status_name(st));
+    }
+    for (int i = 0; i < 3; i++) free(tmp[i].p);
+    return st;
+}
+
+/* ---- what a token stands for ---- */
+
+/* The byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes in order for U+0100... */
+static bool byte_is_itself(unsigned b)
+{
+    return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+}
+
+int tok__byte_of_char(uint32_t cp)
+{
+    if (cp < 0x100) return byte_is_itself(cp) ? (int)cp : -1;
+    if (cp > 0x143) return -1;
+    for (unsigned b = 0, n = 0x100; b < 0x100; b++) {
+        if (byte_is_itself(b)) continue;
+        if (n++ == cp) return (int)b;
+    }
+    return -1;
+}
+
+/* Maps a literal of the byte-level alphabet to its bytes; false when a character is outside. dst has room for len bytes. */
+static bool unmap_bytes(const short map[0x144], const char *s, size_t len, char *dst, size_t *n)
+{
+    *n = 0;
+    for (size_t i = 0; i < len;) {
+        uint32_t cp;
+        i += uni_decode((const uint8_t *)s + i, &cp);
+        if (cp >= 0x144 || map[cp] < 0) return false;
+        dst[(*n)++] = (char)map[cp];
+    }
+    return true;
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return -1;
+}
+
+/* "<0xNN>" -> NN, otherwise -1. */
+static int byte_literal(const char *s, size_t len)
+{
+    if (len != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>') return -1;
+    int hi = hex_digit(s[3]), lo = hex_digit(s[4]);
+    return hi < 0 || lo < 0 ? -1 : hi * 16 + lo;
+}
+
+/* Text of a token that isn't byte-level: replacements, then <0xNN>. */
+static enum status sp_text(struct tokenizer *t, uint32_t id, const char *s, size_t len)
+{
+    struct tok_textbuf bufs[2] = {{.mixed = false}, {.mixed = false}};
+    enum status st = ST_OK;
+    size_t done = 0;
+    for (; done < t->decode_replace_count && !st; done++) {
+        bufs[done % 2].len = 0;
+        st = tok__replace(&t->decode_replace[done], &(struct tok_text){.s = (const uint8_t *)s, .len = len}, &bufs[done % 2]);
+        s = bufs[done % 2].s ? (const char *)bufs[done % 2].s : "";
+        len = bufs[done % 2].len;
+    }
+    int byte = t->decode_byte_fallback ? byte_literal(s, len) : -1;
+    char one_byte = (char)byte;
+    if (byte >= 0) {
+        s = &one_byte;
+        len = 1;
+    }
+    if (!st) st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, s, len, &t->bytes[id]);
+    tok__textbuf_fini(&bufs[0]);
+    tok__textbuf_fini(&bufs[1]);
+    return st;
+}
+
+static enum status fill_texts(struct tokenizer *t)
+{
+    short map[0x144];
+    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)tok__byte_of_char(cp);
+    struct scratch tmp = {NULL, 0};
+    enum status st = ST_OK;
+    for (uint32_t id = 0; id < t->vocab_size && !st; id++) {
+        if (!(t->flags[id] & TOK_EXISTS)) continue;
+        const char *s = t->literals + t->literal[id].at;
+        size_t len = t->literal[id].len;
+        if (!t->decode_byte_level) {
+            st = sp_text(t, id, s, len);
+            continue;
+        }
+        if (len > tmp.cap) {
+            char *p = realloc(tmp.p, 2 * len);
+            if (!p) {
+                st = ST_NOMEM;
+                break;
+            }
+            tmp.p = p;
+            tmp.cap = 2 * len;
+        }
+        size_t n = 0;
+        bool mapped = !(t->flags[id] & TOK_ADDED) && len > 0 && unmap_bytes(map, s, len, tmp.p, &n);
+        st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, mapped ? tmp.p : s, mapped ? n : len, &t->bytes[id]);
+    }
+    free(tmp.p);
+    return st;
+}
+
+/* ---- initial symbols ---- */
+
+static size_t put_utf8(uint32_t cp, char dst[4])
+{
+    if (cp < 0x80) {
+        dst[0] = (char)cp;
+        return 1;
+    }
+    dst[0] = (char)(0xC0 | cp >> 6);
+    dst[1] = (char)(0x80 | (cp & 63));
+    return 2; /* the byte-level alphabet ends below U+0800 */
+}
+
+static enum status byte_symbols(struct tokenizer *t, struct err *err)
+{
+    for (uint32_t cp = 0; cp < 0x144; cp++) {
+        int b = tok__byte_of_char(cp);
+        char utf8[4];
+        if (b >= 0) t->byte_id[b] = model_id(t, utf8, put_utf8(cp, utf8));
+    }
+    for (unsigned b = 0; b < 0x100; b++) {
+        bool in_utf8 = b < 0xC0 || (b >= 0xC2 && b <= 0xF4);
+        if (in_utf8 && t->byte_id[b] == TOK_NO_ID)
+            return err_set(err, ST_FORMAT, "model.vocab has no token for the byte 0x%02X: text would be lost", b);
+    }
+    return ST_OK;
+}
+
+static enum status char_symbols(struct tokenizer *t)
+{
+    for (uint32_t id = 0; id < t->vocab_size; id++) {
+        if (!(t->flags[id] & TOK_IN_MODEL) || t->literal[id].len == 0) continue;
+        const char *s = t->literals + t->literal[id].at;
+        uint32_t cp;
+        if (uni_decode((const uint8_t *)s, &cp) != t->literal[id].len) continue;
+        uint32_t **page = &t->char_pages[cp >> 8];
+        if (!*page && !(*page = calloc(256, sizeof **page))) return ST_NOMEM;
+        (*page)[cp & 255] = id + 1;
+    }
+    for (unsigned b = 0; b < 0x100; b++) {
+        static const char hex[] = "0123456789ABCDEF";
+        char literal[6] = {'<', '0', 'x', hex[b >> 4], hex[b & 15], '>'};
+        t->byte_id[b] = model_id(t, literal, sizeof literal);
+    }
+    return ST_OK;
+}
+
+/* Does every character have symbols without the unknown token? */
+static bool spells_everything(const struct tokenizer *t)
+{
+    for (uint32_t b = 0; b < 0xF5; b++) {
+        bool covered = t->byte_fallback && t->byte_id[b] != TOK_NO_ID;
+        if (b < 0x80) covered = covered || tok__char_id(t, b) != TOK_NO_ID;
+        if (!covered && b != 0xC0 && b != 0xC1) return false;
+    }
+    return true;
+}
+
+static uint32_t last_char(const char *s, size_t len)
+{
+    size_t i = len - 1;
+    while (i > 0 && ((uint8_t)s[i] & 0xC0) == 0x80) i--;
+    uint32_t cp;
+    uni_decode((const uint8_t *)s + i, &cp);
+    return cp;
+}
+
+/* The proof behind `joints`: symbols are characters or bytes of one; a token that merges made spells its text; so a merge across
+ * a border x|y has a left part that ends in x and a right part that begins with y. It needs merges that take no byte or unknown
+ * token. */
+static enum status fill_joints(struct tokenizer *t)
+{
+    if (t->ignore_merges || !spells_everything(t)) return ST_OK;
+    uint64_t *joints = calloc(((size_t)1 << TOK_JOINT_BITS) / 64, sizeof *joints);
+    if (!joints) return ST_NOMEM;
+    const struct tok_merges *m = &t->merges;
+    for (size_t i = 0; i <= m->mask; i++) {
+        if (m->slots[i] == UINT64_MAX) continue;
+        uint32_t side[2] = {(uint32_t)(m->slots[i] >> (TOK_ID_BITS + TOK_RANK_BITS)),
+                            (uint32_t)(m->slots[i] >> TOK_RANK_BITS) & (TOK_ID_LIMIT - 1)};
+        for (int k = 0; k < 2; k++) {
+            const char *s = t->literals + t->literal[side[k]].at;
+            if (side[k] == t->unk_id || (t->byte_fallback && byte_literal(s, t->literal[side[k]].len) >= 0)) {
+                free(joints);
+                return ST_OK;
+            }
+        }
+        uint32_t right, left = last_char(t->literals + t->literal[side[0]].at, t->literal[side[0]].len);
+        uni_decode((const uint8_t *)t->literals + t->literal[side[1]].at, &right);
+        uint64_t h = (((uint64_t)left << 21 | right) * 0x9E3779B97F4A7C15u) >> (64 - TOK_JOINT_BITS);
+        joints[h / 64] |= (uint64_t)1 << (h % 64);
+    }
+    t->joints = joints;
+    return ST_OK;
+}
+
+/* Index of byte-level words by their bytes, for ignore_merges. An added token's `bytes` are its content, so words have their own
+ * spans. */
+static enum status fill_words(struct tokenizer *t)
+{
+    short map[0x144];
+    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)tok__byte_of_char(cp);
+    t->word = calloc(t->vocab_size, sizeof *t->word);
+    char *tmp = malloc(t->literals_len + 1);
+    enum status st = t->word && tmp ? index_init(&t->by_word, t->vocab_size) : ST_NOMEM;
+    for (uint32_t id = 0; id < t->vocab_size && !st; id++) {
+        size_t n;
+        if (!(t->flags[id] & TOK_IN_MODEL)) continue;
+        if (!unmap_bytes(map, t->literals + t->literal[id].at, t->literal[id].len, tmp, &n) || n == 0) continue;
+        if ((st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, tmp, n, &t->word[id]))) break;
+        index_put(index_find(&t->by_word, t->texts, t->word, tmp, n), tmp, n, id);
+    }
+    free(tmp);
+    return st;
+}
+
+enum status tok__finish_vocab(struct tokenizer *t, struct err *err)
+{
+    memset(t->byte_id, 0xFF, sizeof t->byte_id);
+    enum status st = fill_texts(t);
+    if (!st && t->byte_level) {
+        if ((st = byte_symbols(t, err))) return st;
+        if (t->ignore_merges) st = fill_words(t);
+    } else if (!st) {
+        st = char_symbols(t);
+        if (!st && t->unk_id == TOK_NO_ID && !spells_everything(t)) {
+            return err_set(err, ST_FORMAT, "model: neither an unk_token nor byte tokens for every character: text would be lost");
+        }
+        if (!st) st = fill_joints(t);
+    }
+    return st ? err_set(err, st, "vocabulary: %s", status_name(st)) : ST_OK;
+}

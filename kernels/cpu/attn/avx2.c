@@ -1,0 +1,162 @@
+/* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once for all. See attn/driver.h. */
+#include <immintrin.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define VL 8u
+typedef __m256 vf;
+#define vf_set1(x)        _mm256_set1_ps(x)
+#define vf_load(p)        _mm256_loadu_ps(p)
+#define vf_store(p, v)    _mm256_storeu_ps(p, v)
+#define vf_add(a, b)      _mm256_add_ps(a, b)
+#define vf_mul(a, b)      _mm256_mul_ps(a, b)
+#define vf_max(a, b)      _mm256_max_ps(a, b)
+#define vf_fmadd(a, b, c) _mm256_fmadd_ps(a, b, c)
+
+static inline float vf_hmax(__m256 v)
+{
+    float f[VL], m;
+    _mm256_storeu_ps(f, v);
+    m = f[0];
+    for (unsigned i = 1; i < VL; i++) m = f[i] > m ? f[i] : m;
+    return m;
+}
+static inline float vf_hsum(__m256 v)
+{
+    float f[VL];
+    _mm256_storeu_ps(f, v);
+    return ((f[0] + f[4]) + (f[2] + f[6])) + ((f[1] + f[5]) + (f[3] + f[7]));
+}
+static inline __m256 vf_keep(__m256 v, uint32_t base, uint32_t lo, uint32_t hi)
+{
+    /* Positions are below 2^31, so signed compares do. */
+    __m256i pos = _mm256_add_epi32(_mm256_set1_epi32((int)base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), pos), _mm256_cmpgt_epi32(pos, _mm256_set1_epi32((int)hi)));
+    return _mm256_blendv_ps(v, _mm256_set1_ps(-INFINITY), _mm256_castsi256_ps(out));
+}
+/* 2^n for integers -252 <= n <= 127, by two factors so that results below the normal range come out rounded, and 0 in the end. */
+static inline __m256 pow2i(__m256 p, __m256 n)
+{
+    __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), rest = _mm256_sub_epi32(i, half), bias = _mm256_set1_epi32(127);
+    p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+/* As in attn/v16.h: x = n + f, minimax polynomial for 2^f. */
+static inline __attribute__((always_inline)) __m256 vf_exp2(__m256 x, bool fine)
+{
+    x = _mm256_max_ps(_mm256_set1_ps(-200.0f), x);
+    __m256 n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm256_sub_ps(x, n), p;
+    if (fine) {
+        p = _mm256_set1_ps(0x1.41d32ap-13f);
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.5f456ap-10f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.3b2dbcp-7f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.c6aed4p-5f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ebfbdap-3f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e430p-1f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    } else {
+        p = _mm256_set1_ps(0x1.3997c4p-7f);
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ca1440p-5f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ec06dap-3f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.62e0dcp-1f));
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0x1.ffffe8p-1f));
+    }
+    return pow2i(p, n);
+}
+/* tanh(x) = sign(x) (1 - e) / (1 + e), e = 2^(-2|x| log2(e)); near 0 the odd series, where the quotient would cancel. */
+static inline __m256 vf_tanh(__m256 x)
+{
+    __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)), a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    __m256 e = vf_exp2(_mm256_mul_ps(a, _mm256_set1_ps(-2.88539008177792681f)), true), z = _mm256_mul_ps(x, x);
+    __m256 big = _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e)), sign);
+    __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(62.0f / 2835), z, _mm256_set1_ps(-17.0f / 315));
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.0f / 15));
+    p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(-1.0f / 3));
+    __m256 small = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
+    return _mm256_blendv_ps(big, small, _mm256_cmp_ps(a, _mm256_set1_ps(0.15f), _CMP_LT_OQ));
+}
+static inline void vf_store_bf16(uint16_t *p, __m256 v)
+{
+    __m256i u = _mm256_castps_si256(v), lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), 16);
+    /* NaN must not round into infinity. */
+    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+}
+static inline __m256 vf_round_bf16(__m256 v)
+{
+    __m256i u = _mm256_castps_si256(v), lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_and_si256(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), _mm256_set1_epi32((int)0xffff0000));
+    return _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+static inline __m256 vf_load_bf16(const uint16_t *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+
+#define ATTN_WIDE 1
+#define ATTN_OWN_PRODUCTS
+/* Rows a power of two apart would share a few sets of the first-level cache. */
+#define ATTN_STRIDE (ATTN_KEYS + 16)
+#include "kernels/cpu/attn/driver.h"
+#include "kernels/cpu/simd/mul_avx2.h"
+
+/* 32, 16 and 8 columns: keys of a block (32 or 16 at a time), dimensions of the values. */
+MUL_TABLE(y__scores_f32, mul__32, false, false)
+MUL_TABLE(y__scores_bf16, mul__32, true, false)
+MUL_TABLE(y__values32_f32, mul__32, false, true)
+MUL_TABLE(y__values32_bf16, mul__32, true, true)
+MUL_TABLE(y__values16_f32, mul__some, false, true, true)
+MUL_TABLE(y__values16_bf16, mul__some, true, true, true)
+MUL_TABLE(y__values8_f32, mul__some, false, true, false)
+MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
+
+/* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values are asked for meanwhile. */
+ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
+{
+    const char *b = k;
+    uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad, lines = bf16 ? (d + 1) / 2 : d;
+    struct mul_avx2 m = {.lda = dpad, .b = &b, .parts = 1, .b_step = bf16 ? 64 : KV_SLOTS * 4, .b_next = bf16 ? (size_t)dpad * 32 : 64, .lines = lines, .ldc = ATTN_STRIDE};
+    m.ask_more = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
+    for (uint32_t row = 0, rows; row < w->rows; row += rows, m.ask_more = 0) {
+        rows = mul_group(w->rows - row);
+        m.a = (const float *)(const void *)w->q + (size_t)row * dpad;
+        m.c = s + (size_t)row * ATTN_STRIDE;
+        (bf16 ? y__scores_bf16 : y__scores_f32)[rows - 1](&m);
+    }
+}
+
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
+{
+    uint32_t dpad = w->j->dpad, used = (w->j->a->kv.head_dim + VL - 1) / VL * VL, n;
+    const char *at[ATTN_TILE];
+    for (uint32_t b = b0; b < b1; b++) at[b - b0] = v[b];
+    struct mul_avx2 m = {.lda = ATTN_STRIDE, .b = at, .parts = b1 - b0, .b_step = (size_t)dpad * 4, .b_next = 64, .lines = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .ldc = dpad};
+    for (uint32_t c = 0; c < used; c += n) {
+        n = used - c >= 32 ? 32 : used - c >= 16 ? 16 : 8;
+        mul_fn *const *mul = n == 32 ? (bf16 ? y__values32_bf16 : y__values32_f32) : n == 16 ? (bf16 ? y__values16_bf16 : y__values16_f32) : bf16 ? y__values8_bf16 : y__values8_f32;
+        m.b_at = (size_t)c * 4;
+        for (uint32_t row = 0, rows; row < w->rows; row += rows) {
+            rows = mul_group(w->rows - row);
+            m.a = (const float *)(const void *)w->p + (size_t)row * ATTN_STRIDE + (size_t)b0 * KV_SLOTS;
+            m.c = w->o + (size_t)row * dpad + c;
+            mul[rows - 1](&m);
+        }
+    }
+}
+
+#include "kernels/cpu/attn/vec.h"
+
+static void avx2__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    struct attn_call *c = ctx;
+    attn__range(&c->job, begin, end, c->b, worker);
+}
+
+void avx2_attn(struct backend *b, const struct be_attn_args *a)
+{
+    struct attn_call c;
+    uint32_t n = attn__plan(b, a, &c);
+    cpu_pool_run(b->pool, n, 1, avx2__attn_range, &c);
+}

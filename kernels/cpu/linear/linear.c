@@ -1,0 +1,103 @@
+/* The blocking of linear over rows and threads (linear.h). Plain C: instruction sets only appear behind struct linear_set. */
+#include "kernels/cpu/linear/linear.h"
+
+static void linear__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct linear_job *j = ctx;
+    uint32_t unit = j->set->pack_rows;
+    j->set->pack(j, begin * unit, u32_min(end * unit, j->m));
+}
+
+static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    const struct linear_job *j = ctx;
+    j->set->pairs(j, begin, end, j->scratch + worker * j->scratch_bytes);
+}
+
+/* Weights in a piece of few rows, some 60 us: each piece begins with a gap until its first bytes have arrived. */
+#define LINEAR_PIECE_BYTES ((size_t)1 << 20)
+
+/* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs nothing. */
+static uint32_t linear__grain(const struct backend *b, const struct linear_set *set, const struct be_weight *w, uint32_t m)
+{
+    size_t pair_bytes = 2 * w->panel_bytes;
+    if (set->rows_bytes && (size_t)m * w->kpad * be_dtype_bytes(w->type) > set->rows_bytes) {
+        /* The rows do not stay in the cache: each piece reads them again, so pieces are as wide as may be, their number a multiple of the threads. */
+        uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
+        return (w->pairs - 1) / (rounds * b->threads) + 1;
+    }
+    uint32_t most = u32_max(1, w->pairs / (b->threads * 5));
+    if (m > 32 || (set->pack && m >= set->pack_min)) most = u32_min(most, set->pairs_max);
+    if (m > 32) return most;
+    uint32_t want = (uint32_t)((LINEAR_PIECE_BYTES + pair_bytes - 1) / pair_bytes);
+    return u32_max(1, u32_min(want, most));
+}
+
+uint32_t linear_block_rows(const struct linear_set *set, size_t row_bytes)
+{
+    size_t fit = set->rows_bytes / row_bytes / 32 * 32;
+    return fit >= CPU_M_BLOCK / 2 && fit < CPU_M_BLOCK ? (uint32_t)fit : CPU_M_BLOCK;
+}
+
+/* ---- many rows: each thread takes blocks of rows with all columns, and rearranges its own rows. Rows that another core has just written are slow to read, and
+ * with enough rows a block reading all weights by itself costs less than that. */
+
+#define LINEAR_OWN_ROWS 256u /* of a block: fewer would read the weights too often */
+
+struct linear_own {
+    struct linear_job job; /* of the whole call */
+    uint32_t step;         /* rows of a block */
+    size_t pack_bytes;     /* of one thread's part of the rearranged rows */
+};
+
+static void linear__own_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    const struct linear_own *o = ctx;
+    for (uint32_t block = begin; block < end; block++) {
+        struct linear_job j = o->job;
+        j.row0 = block * o->step;
+        j.m = u32_min(o->step, j.a->t - j.row0);
+        j.x = (const char *)j.a->x + (size_t)j.row0 * j.w->kpad * be_dtype_bytes(j.w->type);
+        j.packed = NULL;
+        if (j.m >= j.set->pack_min) {
+            j.packed = o->job.packed + worker * o->pack_bytes;
+            j.set->pack(&j, 0, j.m);
+        }
+        for (uint32_t p = 0; p < j.w->pairs; p += j.set->pairs_max)
+            j.set->pairs(&j, p, u32_min(p + j.set->pairs_max, j.w->pairs), j.scratch + worker * j.scratch_bytes);
+    }
+}
+
+/* false: the shape is better cut by columns. */
+static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, const struct linear_set *set, const struct linear_job *whole)
+{
+    size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
+    if (b->threads == 1 || !set->rows_bytes || a->t < b->threads * LINEAR_OWN_ROWS || LINEAR_OWN_ROWS * row_bytes > set->rows_bytes) return false;
+    uint32_t rounds = (a->t - 1) / (b->threads * (LINEAR_OWN_ROWS + 32)) + 1;
+    struct linear_own o = {.job = *whole, .step = ((a->t - 1) / (rounds * b->threads) / 32 + 1) * 32};
+    o.pack_bytes = o.step * row_bytes;
+    if (o.pack_bytes * b->threads > b->rows_scratch_bytes) return false;
+    o.job.packed = b->rows_scratch;
+    cpu_pool_run(b->pool, (a->t - 1) / o.step + 1, 1, linear__own_range, &o);
+    return true;
+}
+
+void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct linear_set *set)
+{
+    struct linear_job j = {.a = a, .w = a->w, .set = set, .scratch = b->thread_scratch, .scratch_bytes = b->thread_scratch_bytes};
+    if (linear__by_rows(b, a, set, &j)) return;
+    size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
+    /* Blocks of about equal size: 600 rows are two of 300, not 512 and 88. */
+    uint32_t blocks = (a->t - 1) / linear_block_rows(set, row_bytes) + 1, step = ((a->t - 1) / blocks / 32 + 1) * 32;
+    for (j.row0 = 0; j.row0 < a->t; j.row0 += j.m) {
+        j.m = u32_min(step, a->t - j.row0);
+        j.x = (const char *)a->x + j.row0 * row_bytes;
+        j.packed = NULL;
+        if (set->pack && j.m >= set->pack_min) {
+            j.packed = b->rows_scratch;
+            cpu_pool_run(b->pool, (j.m - 1) / set->pack_rows + 1, 2, linear__pack_range, &j);
+        }
+        cpu_pool_run(b->pool, a->w->pairs, linear__grain(b, set, a->w, j.m), linear__pairs_range, &j);
+    }
+}

@@ -1,0 +1,8 @@
+/* Row operations of the avx2 set: rows/vec.h and logits_vec.h over this set's vectors. */
+#include "kernels/cpu/internal.h"
+
+#include "kernels/cpu/simd/vops_avx2.h"
+
+#include "kernels/cpu/rows/vec.h"
+
+#include "kernels/cpu/rows/logits_vec.h"

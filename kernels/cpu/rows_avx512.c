@@ -1,8 +1,0 @@
-/* Row operations of the avx512 set: rows_vec.h and logits_vec.h over this set's vectors. */
-#include "kernels/cpu/cpu_internal.h"
-
-#include "kernels/cpu/vops_avx512.h"
-
-#include "kernels/cpu/rows_vec.h"
-
-#include "kernels/cpu/logits_vec.h"

@@ -1,0 +1,331 @@
+/* See kv_blocks.h. */
+#include "scheduler/cache/kv_blocks.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+
+#define NO_SLAB UINT32_MAX
+#define NO_GROUP UINT8_MAX
+/* A slab should be small: memory moves between groups only when a whole one is empty, and what the prefix cache keeps lies about everywhere.
+ * One of the largest blocks is best, unless the other groups' blocks don't divide it: then as many as waste less than WASTE_MAX of it. */
+enum { SLABS_WANTED = 64, BLOCKS_PER_SLAB_MAX = 8, WASTE_MAX_PERCENT = 2 };
+
+struct slab {
+    uint32_t prev, next;  /* list of its group's slabs that have a free block, or the list of free slabs */
+    uint32_t used;        /* blocks that somebody holds */
+    uint32_t live;        /* of which sequences hold */
+    uint32_t fresh;       /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
+    uint32_t free_head;   /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free blocks */
+    uint8_t group;
+};
+
+struct kv_blocks {
+    uint32_t group_count;
+    uint32_t block_units[ENGINE_GROUPS_MAX];
+    uint32_t per_slab[ENGINE_GROUPS_MAX];
+    uint32_t partial[ENGINE_GROUPS_MAX];     /* head of the list of slabs with a free block */
+    uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
+    uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: held, but for cached blocks only */
+    uint32_t slab_units, slab_count, free_slabs, free_head, refs_per_slab;
+    struct slab *slabs;
+    uint32_t *live;          /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
+    uint32_t *cached;        /* the same shape: how often the prefix cache holds it */
+};
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static void list_push(struct kv_blocks *k, uint32_t *head, uint32_t s)
+{
+    k->slabs[s].prev = NO_SLAB;
+    k->slabs[s].next = *head;
+    if (*head != NO_SLAB) k->slabs[*head].prev = s;
+    *head = s;
+}
+
+static void list_remove(struct kv_blocks *k, uint32_t *head, uint32_t s)
+{
+    struct slab *b = &k->slabs[s];
+    if (b->prev != NO_SLAB) k->slabs[b->prev].next = b->next;
+    else *head = b->next;
+    if (b->next != NO_SLAB) k->slabs[b->next].prev = b->prev;
+    b->prev = b->next = NO_SLAB;
+}
+
+/* Blocks of the largest kind in a slab; see above. */
+static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t units, uint32_t largest)
+{
+    uint64_t most = units / SLABS_WANTED / largest, best = 1, best_waste = UINT64_MAX;
+    if (most > BLOCKS_PER_SLAB_MAX) most = BLOCKS_PER_SLAB_MAX;
+    for (uint64_t per = 1; per <= most; per++) {
+        uint64_t slab = per * largest, waste = 0;
+        for (uint32_t g = 0; g < caps->group_count; g++) {
+            uint64_t rest = slab % caps->groups[g].block_units;
+            if (rest * 100 / slab > waste) waste = rest * 100 / slab;
+        }
+        if (waste >= best_waste) continue;
+        best = per;
+        best_waste = waste;
+        if (waste < WASTE_MAX_PERCENT) break;
+    }
+    return best;
+}
+
+enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err)
+{
+    uint32_t largest = 0, smallest = UINT32_MAX;
+    if (caps->group_count == 0 || caps->group_count > ENGINE_GROUPS_MAX) return err_set(err, ST_INVALID, "no KV groups");
+    for (uint32_t g = 0; g < caps->group_count; g++) {
+        uint32_t u = caps->groups[g].block_units;
+        ASSERT(u > 0);
+        if (u > largest) largest = u;
+        if (u < smallest) smallest = u;
+    }
+    uint64_t units = caps->arena_units < UINT32_MAX ? caps->arena_units : UINT32_MAX - 1u;
+    if (units < (uint64_t)largest * caps->group_count)
+        return err_set(err, ST_TOO_LARGE, "the KV arena of %llu bytes is too small for one block of every group",
+                       (unsigned long long)units * caps->unit_bytes);
+    uint64_t per = slab_blocks(caps, units, largest);
+    struct kv_blocks *k = calloc(1, sizeof *k);
+    if (!k) return err_set(err, ST_NOMEM, "out of memory for the block table");
+    k->group_count = caps->group_count;
+    k->slab_units = (uint32_t)per * largest;
+    k->slab_count = (uint32_t)(units / k->slab_units);
+    k->refs_per_slab = k->slab_units / smallest;
+    k->slabs = calloc(k->slab_count, sizeof *k->slabs);
+    k->live = calloc((size_t)k->slab_count * k->refs_per_slab, sizeof *k->live);
+    k->cached = calloc((size_t)k->slab_count * k->refs_per_slab, sizeof *k->cached);
+    if (!k->slabs || !k->live || !k->cached) {
+        kvb_destroy(k);
+        return err_set(err, ST_NOMEM, "out of memory for the block table");
+    }
+    for (uint32_t g = 0; g < k->group_count; g++) {
+        k->block_units[g] = caps->groups[g].block_units;
+        k->per_slab[g] = k->slab_units / k->block_units[g];
+        k->partial[g] = NO_SLAB;
+    }
+    k->free_head = NO_SLAB;
+    for (uint32_t s = k->slab_count; s-- > 0;) {
+        k->slabs[s].group = NO_GROUP;
+        list_push(k, &k->free_head, s);
+    }
+    k->free_slabs = k->slab_count;
+    *out = k;
+    return ST_OK;
+}
+
+void kvb_destroy(struct kv_blocks *k)
+{
+    if (!k) return;
+    free(k->slabs);
+    free(k->live);
+    free(k->cached);
+    free(k);
+}
+
+bool kvb_can_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
+{
+    uint64_t slabs = 0;
+    for (uint32_t g = 0; g < k->group_count; g++) {
+        uint64_t have = (uint64_t)k->slabs_held[g] * k->per_slab[g] - k->used_blocks[g];
+        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
+    }
+    return slabs <= k->free_slabs;
+}
+
+bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
+{
+    uint64_t slabs = 0, idle = 0;
+    for (uint32_t g = 0; g < k->group_count; g++) {
+        /* All live blocks lie in slabs that are not idle. */
+        uint64_t have = (uint64_t)(k->slabs_held[g] - k->slabs_idle[g]) * k->per_slab[g] - k->live_blocks[g];
+        if (need[g] > have) slabs += (need[g] - have + k->per_slab[g] - 1) / k->per_slab[g];
+        idle += k->slabs_idle[g];
+    }
+    return slabs <= k->free_slabs + idle;
+}
+
+bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
+{
+    uint64_t slabs = 0;
+    for (uint32_t g = 0; g < k->group_count; g++) slabs += ((uint64_t)need[g] + k->per_slab[g] - 1) / k->per_slab[g];
+    return slabs <= k->slab_count;
+}
+
+uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
+{
+    ASSERT_CMP(group, <, k->group_count);
+    uint32_t s = k->partial[group];
+    if (s == NO_SLAB) {
+        s = k->free_head;
+        if (s == NO_SLAB) return ENGINE_NO_BLOCK;
+        list_remove(k, &k->free_head, s);
+        k->free_slabs--;
+        k->slabs[s] = (struct slab){.prev = NO_SLAB, .next = NO_SLAB, .group = (uint8_t)group};
+        k->slabs_held[group]++;
+        k->slabs_idle[group]++;
+        list_push(k, &k->partial[group], s);
+    }
+    struct slab *b = &k->slabs[s];
+    size_t at = (size_t)s * k->refs_per_slab;
+    uint32_t idx;
+    if (b->free_head) {
+        idx = b->free_head - 1;
+        b->free_head = k->live[at + idx];
+    } else {
+        idx = b->fresh++;
+    }
+    ASSERT_CMP(idx, <, k->per_slab[group]);
+    k->live[at + idx] = 1;
+    k->cached[at + idx] = 0;
+    if (b->live++ == 0) k->slabs_idle[group]--;
+    b->used++;
+    k->used_blocks[group]++;
+    k->live_blocks[group]++;
+    if (b->used == k->per_slab[group]) list_remove(k, &k->partial[group], s);
+    return s * k->slab_units + idx * k->block_units[group];
+}
+
+/* Index of a block in `live` and `cached`. */
+static size_t find(const struct kv_blocks *k, uint32_t group, uint32_t unit, uint32_t *slab, uint32_t *idx)
+{
+    uint32_t s = unit / k->slab_units, in = unit % k->slab_units;
+    ASSERT_CMP(s, <, k->slab_count);
+    ASSERT_CMP(k->slabs[s].group, ==, group);
+    ASSERT_CMP(in % k->block_units[group], ==, 0);
+    *slab = s;
+    *idx = in / k->block_units[group];
+    return (size_t)s * k->refs_per_slab + *idx;
+}
+
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+{
+    uint32_t s, idx;
+    size_t at = find(k, group, unit, &s, &idx);
+    ASSERT(k->live[at] + k->cached[at] > 0 && k->live[at] < UINT32_MAX && k->cached[at] < UINT32_MAX);
+    if (who == KVB_CACHED) {
+        k->cached[at]++;
+    } else if (k->live[at]++ == 0) {
+        k->live_blocks[group]++;
+        if (k->slabs[s].live++ == 0) k->slabs_idle[group]--;
+    }
+}
+
+static void give_back(struct kv_blocks *k, uint32_t group, uint32_t s, uint32_t idx)
+{
+    struct slab *b = &k->slabs[s];
+    bool was_full = b->used == k->per_slab[group];
+    k->live[(size_t)s * k->refs_per_slab + idx] = b->free_head;
+    b->free_head = idx + 1;
+    b->used--;
+    k->used_blocks[group]--;
+    if (was_full) list_push(k, &k->partial[group], s);
+    if (b->used == 0) {
+        list_remove(k, &k->partial[group], s);
+        b->group = NO_GROUP;
+        k->slabs_held[group]--;
+        k->slabs_idle[group]--;
+        list_push(k, &k->free_head, s);
+        k->free_slabs++;
+    }
+}
+
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+{
+    uint32_t s, idx;
+    size_t at = find(k, group, unit, &s, &idx);
+    if (who == KVB_CACHED) {
+        ASSERT(k->cached[at] > 0);
+        k->cached[at]--;
+    } else {
+        ASSERT(k->live[at] > 0);
+        if (--k->live[at] == 0) {
+            k->live_blocks[group]--;
+            if (--k->slabs[s].live == 0) k->slabs_idle[group]++;
+        }
+    }
+    if (k->live[at] + k->cached[at] == 0) give_back(k, group, s, idx);
+}
+
+uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
+{
+    uint32_t s, idx;
+    size_t at = find(k, group, unit, &s, &idx);
+    return who == KVB_CACHED ? k->cached[at] : k->live[at];
+}
+
+uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group)
+{
+    return k->used_blocks[group];
+}
+
+uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group)
+{
+    return k->live_blocks[group];
+}
+
+uint64_t kvb_used_units(const struct kv_blocks *k)
+{
+    uint64_t n = 0;
+    for (uint32_t g = 0; g < k->group_count; g++) n += k->used_blocks[g] * k->block_units[g];
+    return n;
+}
+
+/* Marks the slab's free blocks in `is_free`; counts them. */
+static uint32_t walk_free(const struct kv_blocks *k, uint32_t s, bool *is_free)
+{
+    const struct slab *b = &k->slabs[s];
+    const uint32_t *live = k->live + (size_t)s * k->refs_per_slab;
+    uint32_t per = k->per_slab[b->group], chain = 0;
+    for (uint32_t i = 0; i < per; i++) is_free[i] = i >= b->fresh;
+    for (uint32_t i = b->free_head; i; i = live[i - 1]) {
+        ASSERT_CMP(++chain, <=, per);
+        ASSERT(!is_free[i - 1]);
+        is_free[i - 1] = true;
+    }
+    return chain + (per - b->fresh);
+}
+
+void kvb_check(const struct kv_blocks *k)
+{
+    uint64_t used[ENGINE_GROUPS_MAX] = {0}, live[ENGINE_GROUPS_MAX] = {0};
+    uint32_t held[ENGINE_GROUPS_MAX] = {0}, idle[ENGINE_GROUPS_MAX] = {0}, partial[ENGINE_GROUPS_MAX] = {0}, free_slabs = 0;
+    bool *is_free = calloc(k->refs_per_slab, sizeof *is_free);
+    ASSERT(is_free);
+    for (uint32_t s = 0; s < k->slab_count; s++) {
+        const struct slab *b = &k->slabs[s];
+        if (b->group == NO_GROUP) {
+            free_slabs++;
+            continue;
+        }
+        uint32_t alive = 0;
+        ASSERT(b->used > 0 && b->used <= k->per_slab[b->group]);
+        ASSERT_CMP(b->used + walk_free(k, s, is_free), ==, k->per_slab[b->group]);
+        for (uint32_t i = 0; i < k->per_slab[b->group]; i++) {
+            size_t at = (size_t)s * k->refs_per_slab + i;
+            if (is_free[i]) continue;
+            ASSERT(k->live[at] + k->cached[at] > 0);
+            if (k->live[at]) alive++;
+        }
+        ASSERT_CMP(alive, ==, b->live);
+        held[b->group]++;
+        used[b->group] += b->used;
+        live[b->group] += b->live;
+        if (b->live == 0) idle[b->group]++;
+        if (b->used < k->per_slab[b->group]) partial[b->group]++;
+    }
+    free(is_free);
+    ASSERT_CMP(free_slabs, ==, k->free_slabs);
+    for (uint32_t g = 0; g < k->group_count; g++) {
+        ASSERT_CMP(used[g], ==, k->used_blocks[g]);
+        ASSERT_CMP(live[g], ==, k->live_blocks[g]);
+        ASSERT_CMP(held[g], ==, k->slabs_held[g]);
+        ASSERT_CMP(idle[g], ==, k->slabs_idle[g]);
+        uint32_t n = 0;
+        for (uint32_t s = k->partial[g]; s != NO_SLAB; s = k->slabs[s].next) ASSERT_CMP(++n, <=, min_u32(held[g], k->slab_count));
+        ASSERT_CMP(n, ==, partial[g]);
+    }
+}

@@ -1,0 +1,393 @@
+/* Matching, pinning and publishing; see radix_cache.h for the picture and radix_internal.h for the parts. */
+#include "scheduler/cache/radix_internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS_FIRST = 1024 };
+
+enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed, struct radix_cache **out, struct err *err)
+{
+    struct radix_cache *c = calloc(1, sizeof *c);
+    if (!c) return err_set(err, ST_NOMEM, "out of memory for the prefix cache");
+    c->caps = *caps;
+    c->blocks = blocks;
+    c->seed = seed;
+    c->bt = caps->block_tokens;
+    for (uint32_t g = 0; g < caps->group_count; g++) c->sliding |= caps->groups[g].window > 0;
+    c->top.root = true;
+    c->next_id = 1;
+    c->bucket_count = BUCKETS_FIRST;
+    c->buckets = calloc(c->bucket_count, sizeof(struct radix_node *));
+    c->ghosts = calloc(GHOST_COUNT, sizeof *c->ghosts);
+    if (!c->buckets || !c->ghosts || !radix__heaps_reserve(c, 1)) {
+        radix_destroy(c);
+        return err_set(err, ST_NOMEM, "out of memory for the prefix cache");
+    }
+    *out = c;
+    return ST_OK;
+}
+
+void radix_destroy(struct radix_cache *c)
+{
+    if (!c) return;
+    while (c->top.child) {
+        struct radix_node *n = c->top.child;
+        while (n->child) n = n->child;
+        n->pins = 0;
+        radix__remove(c, n);
+    }
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
+        free(c->scratch[g]);
+        free(c->valid_to[g]);
+    }
+    for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
+    free(c->buckets);
+    free(c->ghosts);
+    free(c);
+}
+
+/* ---- match ---- */
+
+uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t *first)
+{
+    uint32_t w = c->caps.groups[g].window, end = (p + c->bt - 1) / c->bt, lo = 0;
+    /* The query at p sees keys from p - w + 1 on. */
+    if (w && p + 1 > w) lo = p + 1 - w;
+    if (w && c->mutation & SCHED_BUG_WINDOW && lo < p && lo > 0) lo++; /* a known bug, for the test that must find it */
+    *first = lo >= p ? p / c->bt : lo / c->bt;
+    if (*first > end) *first = end;
+    return lo >= p && p > 0 ? 0 : end - *first;
+}
+
+static bool scratch_reserve(struct radix_cache *c, uint32_t blocks)
+{
+    if (blocks <= c->scratch_cap) return true;
+    uint32_t cap = c->scratch_cap ? c->scratch_cap : 256;
+    while (cap < blocks) cap *= 2;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        uint32_t *a = realloc(c->scratch[g], cap * sizeof *a);
+        if (a) c->scratch[g] = a;
+        uint32_t *b = realloc(c->valid_to[g], cap * sizeof *b);
+        if (b) c->valid_to[g] = b;
+        if (!a || !b) return false;
+    }
+    c->scratch_cap = cap;
+    return true;
+}
+
+/* Notes the blocks that node n offers for positions up to `to` (<= n->end). valid_to: below which position the block's content is this path's. */
+static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t to)
+{
+    uint32_t base = n->start / c->bt;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = base; i < (to + c->bt - 1) / c->bt; i++) {
+            uint32_t unit = n->units[g][i - base], block_end = (i + 1) * c->bt;
+            /* A block that began in an ancestor stays usable up to n->start when n has none of its own. */
+            if (unit == ENGINE_NO_BLOCK && i == base && n->start % c->bt) continue;
+            c->scratch[g][i] = unit;
+            c->valid_to[g][i] = unit == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
+        }
+        for (uint32_t k = 0; k < n->tail_count[g]; k++) {
+            uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt, valid = block_end < to ? block_end : to;
+            if (i * c->bt >= to || c->valid_to[g][i] >= valid) continue;
+            c->scratch[g][i] = n->tail[g][k];
+            c->valid_to[g][i] = valid;
+        }
+    }
+}
+
+static uint32_t floor_atomic(const struct radix_view *v, uint32_t p)
+{
+    uint32_t m = radix__image_at(v, p);
+    return m < v->image_count && v->images[m].atomic && v->images[m].begin < p ? v->images[m].begin : p;
+}
+
+/* The longest p <= limit at which every group has what the next query needs, and no atomic picture is cut. */
+static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v, uint32_t p)
+{
+    for (uint32_t g = 0; g < c->caps.group_count;) {
+        p = floor_atomic(v, p);
+        uint32_t first, count = radix__window(c, g, p, &first), bad = ENGINE_NO_BLOCK;
+        for (uint32_t i = first + count; i-- > first;) {
+            uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
+            if (c->valid_to[g][i] >= want) continue;
+            bad = i;
+            break;
+        }
+        if (bad == ENGINE_NO_BLOCK) {
+            g++;
+            continue;
+        }
+        p = c->valid_to[g][bad] > bad * c->bt ? c->valid_to[g][bad] : bad * c->bt;
+        g = 0; /* a shorter one must hold for all groups */
+    }
+    return p;
+}
+
+/* Why the walk ended in n, of which everything up to pos is equal. */
+static enum cache_stop why_stopped(const struct radix_cache *c, const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint64_t hash)
+{
+    uint32_t m = radix__image_at(v, pos);
+    bool ours = m < v->image_count && v->images[m].begin <= pos;
+    if (pos < n->end) return ours || radix__in_image(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+    if (c->ghosts[hash % GHOST_COUNT] == hash) return CACHE_STOP_EVICTED;
+    if (!n->child) return n->root ? CACHE_STOP_SALT : CACHE_STOP_END;
+    return ours || radix__in_image(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+}
+
+bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit)
+{
+    *hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
+    ASSERT_CMP(limit, <, v->count);
+    if (!scratch_reserve(c, v->count / c->bt + 1)) return false;
+    struct radix_node *n = radix__root(c, v->salt);
+    if (!n) return true;
+    uint32_t pos = 0;
+    uint64_t hash = 0;
+    while (pos < v->count) {
+        struct radix_node *k = radix__child(c, n, v, pos, &hash);
+        if (!k) break;
+        uint32_t to = pos + radix__common(k, v, pos, k->end);
+        collect(c, k, to);
+        n = k;
+        pos = to;
+        if (pos < k->end) break;
+    }
+    hit->info.equal = pos;
+    uint32_t want = pos < limit ? pos : limit, whole = floor_atomic(v, want);
+    hit->length = longest_valid(c, v, whole);
+    hit->info.reused = hit->length;
+    if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
+    else if (whole < want) hit->info.stop = CACHE_STOP_SPAN;
+    else if (pos >= limit) hit->info.stop = CACHE_STOP_NONE;
+    else hit->info.stop = why_stopped(c, n, v, pos, hash);
+    while (!n->root && n->start >= hit->length) n = n->parent;
+    hit->node = n;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        uint32_t first, count = radix__window(c, g, hit->length, &first);
+        hit->tables[g] = (struct radix_table){.units = c->scratch[g], .first = first, .end = first + count};
+    }
+    return true;
+}
+
+uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit)
+{
+    uint32_t pos = 0, m = 0; /* as long as all is equal, the pictures of both have the same numbers */
+    if (memcmp(a->salt, b->salt, 32) != 0) return 0;
+    while (pos < limit) {
+        const struct prompt_image *x = m < a->image_count ? &a->images[m] : NULL, *y = m < b->image_count ? &b->images[m] : NULL;
+        if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
+            bool equal = x && y && x->begin == y->begin && x->end == y->end && x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
+                         memcmp(x->key, y->key, sizeof x->key) == 0 && !radix__doubtful(x);
+            if (!equal || (x->end > limit && x->atomic)) break;
+            pos = x->end < limit ? x->end : limit;
+            m++;
+            continue;
+        }
+        uint32_t end = limit;
+        if (x && x->begin < end) end = x->begin;
+        if (y && y->begin < end) end = y->begin;
+        while (pos < end && a->tokens[pos] == b->tokens[pos]) pos++;
+        if (pos < end) break;
+    }
+    return pos;
+}
+
+/* ---- pins ---- */
+
+static void pin_node(struct radix_cache *c, struct radix_pin *pin, struct radix_node *n)
+{
+    n->pins++;
+    pin->node = n;
+    radix__classify(c, n);
+}
+
+/* A root that nothing hangs on is of no use. */
+static void root_gone(struct radix_cache *c, struct radix_node *n)
+{
+    if (n->root && !n->child_count && !n->pins) radix__remove(c, n);
+}
+
+void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
+{
+    struct radix_node *n = pin->node;
+    pin->node = NULL;
+    if (!n) return;
+    ASSERT(n->pins > 0);
+    n->pins--;
+    radix__classify(c, n);
+    root_gone(c, n);
+}
+
+/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `units`; false: one of them is gone, or out of memory. */
+static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more, const struct radix_table tables[],
+                      uint32_t **units, uint32_t *first, uint32_t *count)
+{
+    (void)radix__window(c, g, n->end - more, first);
+    *count = (n->end + c->bt - 1) / c->bt - *first;
+    if (*count && !(*units = malloc(*count * sizeof **units))) return false;
+    for (uint32_t k = 0; k < *count; k++) {
+        uint32_t i = *first + k, upto = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+        bool there = tables && i >= tables[g].first && i < tables[g].end;
+        (*units)[k] = there ? tables[g].units[i] : radix__path_unit(c, n, g, i, upto);
+        if ((*units)[k] != ENGINE_NO_BLOCK) continue;
+        free(*units);
+        *units = NULL;
+        return false;
+    }
+    return true;
+}
+
+/* Keeps the sliding blocks that a hit at n's end needs; from the sequence's tables where it has them, else from the path. One token more than
+ * that if possible: an equal prompt computes its last token and hits one before the end. */
+static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
+{
+    uint32_t *units[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0}, count[ENGINE_GROUPS_MAX] = {0};
+    if (!c->sliding || n->has_tail || n->root) return;
+    bool ok = true;
+    for (uint32_t g = 0; g < c->caps.group_count && ok; g++) {
+        if (!c->caps.groups[g].window) continue;
+        ok = find_tail(c, n, g, 1, tables, &units[g], &first[g], &count[g]) || find_tail(c, n, g, 0, tables, &units[g], &first[g], &count[g]);
+    }
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        if (!ok) {
+            free(units[g]);
+            continue;
+        }
+        for (uint32_t k = 0; units[g] && k < count[g]; k++) kvb_acquire(c->blocks, g, units[g][k], KVB_CACHED);
+        n->tail[g] = units[g];
+        n->tail_first[g] = first[g];
+        n->tail_count[g] = units[g] ? count[g] : 0;
+    }
+    if (!ok) return;
+    n->has_tail = true;
+    radix__classify(c, n);
+}
+
+bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit, struct radix_pin *pin)
+{
+    struct radix_node *n = hit->node;
+    if (!n) n = radix__root(c, v->salt);
+    if (!n && !(n = radix__root_create(c, v->salt))) return false;
+    if (hit->length == 0) {
+        while (!n->root) n = n->parent;
+    } else if (hit->length < n->end && hit->length > n->start) {
+        struct radix_node *u = radix__split(c, n, hit->length);
+        if (!u) return false;
+        n = u;
+        ensure_tail(c, n, NULL);
+    }
+    pin_node(c, pin, n);
+    radix__touch(c, n);
+    return true;
+}
+
+/* ---- publish ---- */
+
+/* Node n and the sequence are equal in [from, to): n takes sliding blocks that it lacks, the sequence takes n's whole blocks for its own. */
+static void exchange(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to, const struct radix_table tables[])
+{
+    uint32_t base = n->start / c->bt;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
+            uint32_t block_end = (i + 1) * c->bt, claimed = block_end < n->end ? block_end : n->end;
+            if (claimed > to || i < base || i < tables[g].first || i >= tables[g].end) continue;
+            uint32_t theirs = n->units[g][i - base], ours = tables[g].units[i];
+            if (theirs == ours) continue;
+            if (theirs == ENGINE_NO_BLOCK) {
+                radix__set_unit(c, n, g, i, ours);
+            } else if (block_end <= n->end) {
+                kvb_acquire(c->blocks, g, theirs, KVB_LIVE);
+                kvb_release(c->blocks, g, ours, KVB_LIVE);
+                tables[g].units[i] = theirs;
+            }
+        }
+    }
+    radix__classify(c, n);
+}
+
+/* Where in the tree the sequence is known up to `from`: the node that holds item from - 1, or a root. */
+static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
+{
+    struct radix_node *n = pin->node;
+    while (!n->root && n->start >= from) n = n->parent;
+    return n;
+}
+
+/* Walks along what is there and adds what isn't; *pos is how far the tree knows the sequence now. Returns the last node. */
+static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n, uint32_t *pos, uint32_t to,
+                               const struct radix_table tables[], bool checkpoint)
+{
+    uint64_t hash;
+    for (;;) {
+        if (*pos < n->end) {
+            uint32_t limit = n->end < to ? n->end : to, m = radix__common(n, v, *pos, limit);
+            exchange(c, n, *pos, *pos + m, tables);
+            *pos += m;
+            bool parts = *pos < limit;
+            if (parts || (*pos < n->end && checkpoint)) {
+                ASSERT_CMP(*pos, >, n->start); /* the first item was compared to find n */
+                struct radix_node *u = radix__split(c, n, *pos);
+                if (!u) return n;
+                n = u;
+            } else if (*pos < n->end) {
+                return n;
+            }
+        }
+        if (n->checkpoint) ensure_tail(c, n, tables);
+        if (*pos == to) return n;
+        struct radix_node *k = radix__child(c, n, v, *pos, &hash);
+        if (k) {
+            n = k;
+            continue;
+        }
+        if (!n->root && !n->child_count && !n->checkpoint) {
+            if (!radix__extend(c, n, v, to, tables)) return n;
+        } else {
+            k = radix__child_create(c, n, v, to, tables);
+            if (!k) return n;
+            n = k;
+        }
+        *pos = to;
+        return n;
+    }
+}
+
+uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin, uint32_t from, uint32_t to,
+                       const struct radix_table tables[], bool checkpoint)
+{
+    /* Whatever stands behind a picture of unknown identity depends on it. */
+    for (uint32_t m = 0; m < v->image_count && v->images[m].begin < to; m++)
+        if (radix__doubtful(&v->images[m])) to = v->images[m].begin;
+    if (!pin->node || from > to || (from == to && !checkpoint)) return from;
+    uint32_t pos = from;
+    struct radix_node *n = walk(c, v, resume(pin, from), &pos, to, tables, checkpoint);
+    if (checkpoint && pos == to && n->end == to && !n->root) {
+        n->checkpoint = true;
+        ensure_tail(c, n, tables);
+    }
+    if (n != pin->node) {
+        struct radix_pin old = *pin;
+        pin_node(c, pin, n);
+        radix_unpin(c, &old);
+    }
+    /* Its ancestors were touched when it was admitted: a long chain is not walked with every block that fills. */
+    c->clock++;
+    n->last_use = c->clock;
+    n->base = c->inflation;
+    radix__classify(c, n);
+    return pos;
+}
+
+void radix_stats(const struct radix_cache *c, struct radix_stats *out)
+{
+    *out = c->stats;
+}
+
+void radix_mutate(struct radix_cache *c, uint32_t mutation)
+{
+    c->mutation = mutation;
+}

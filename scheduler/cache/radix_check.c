@@ -1,0 +1,111 @@
+/* Invariants of the radix cache, for tests: structure, table of children, heaps, and that the cache's holds are what kv_blocks.h counts. */
+#include "scheduler/cache/radix_internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+
+static struct radix_node *next_node(const struct radix_cache *c, struct radix_node *n)
+{
+    if (n->child) return n->child;
+    while (n && n != &c->top && !n->next) n = n->parent;
+    return !n || n == &c->top ? NULL : n->next;
+}
+
+struct holds {
+    const struct radix_cache *c;
+    uint32_t *count; /* [group_count * arena_units] */
+};
+
+static void hold(struct holds *h, uint32_t g, uint32_t unit)
+{
+    h->count[(uint64_t)g * h->c->caps.arena_units + unit]++;
+}
+
+static void check_heap_flags(const struct radix_cache *c, const struct radix_node *n)
+{
+    for (int h = 0; h < HEAP_COUNT; h++)
+        if (n->heap_at[h]) ASSERT(c->heaps[h].at[n->heap_at[h] - 1] == n);
+    ASSERT((n->heap_at[HEAP_LEAF] > 0) == (n->child_count == 0 && n->pins == 0));
+    ASSERT(!n->heap_at[HEAP_LEAF] || n->child_count == 0);
+}
+
+static void check_node(const struct radix_cache *c, const struct radix_node *n, struct holds *h)
+{
+    uint32_t children = 0, blocks = radix__blocks(c, n->start, n->end);
+    for (const struct radix_node *k = n->child; k; k = k->next) {
+        ASSERT(k->parent == n);
+        ASSERT(!k->next || k->next->prev == k);
+        children++;
+    }
+    ASSERT_CMP(children, ==, n->child_count);
+    if (n->root) {
+        ASSERT(n->parent == &c->top && n->start == 0 && n->end == 0);
+    } else {
+        ASSERT(n->end > n->start);
+        ASSERT_CMP(n->start, ==, n->parent->end);
+    }
+    const struct radix_node *in = c->buckets[n->hash & (c->bucket_count - 1)];
+    while (in && in != n) in = in->chain;
+    ASSERT(in == n);
+    for (uint32_t i = 0; i < n->span_count; i++) {
+        ASSERT(n->spans[i].begin < n->end && n->spans[i].end > n->start);
+        if (i) ASSERT_CMP(n->spans[i].begin, >=, n->spans[i - 1].end);
+    }
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        bool window = c->caps.groups[g].window > 0;
+        uint32_t there = 0;
+        for (uint32_t i = 0; i < blocks; i++) {
+            ASSERT(window || n->units[g][i] != ENGINE_NO_BLOCK);
+            if (n->units[g][i] == ENGINE_NO_BLOCK) continue;
+            there++;
+            hold(h, g, n->units[g][i]);
+        }
+        ASSERT_CMP(n->body[g], ==, window ? there : 0);
+        for (uint32_t i = 0; i < n->tail_count[g]; i++) hold(h, g, n->tail[g][i]);
+        ASSERT(n->has_tail || n->tail_count[g] == 0);
+    }
+    check_heap_flags(c, n);
+}
+
+void radix_check(const struct radix_cache *c)
+{
+    uint64_t nodes = 0, items = 0;
+    struct holds h = {.c = c, .count = calloc(c->caps.arena_units * c->caps.group_count, sizeof *h.count)};
+    ASSERT(h.count);
+    for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
+        check_node(c, n, &h);
+        nodes++;
+        items += n->end - n->start;
+    }
+    ASSERT_CMP(nodes, ==, c->stats.nodes);
+    ASSERT_CMP(items, ==, c->stats.items);
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        uint64_t alone = 0;
+        for (uint64_t u = 0; u < c->caps.arena_units; u++) {
+            uint32_t count = h.count[g * c->caps.arena_units + u];
+            if (!count) continue;
+            ASSERT_CMP(kvb_references(c->blocks, g, (uint32_t)u, KVB_CACHED), ==, count);
+            if (!kvb_references(c->blocks, g, (uint32_t)u, KVB_LIVE)) alone++;
+        }
+        ASSERT_CMP(alone, ==, kvb_used_blocks(c->blocks, g) - kvb_live_blocks(c->blocks, g));
+    }
+    free(h.count);
+}
+
+void radix_each_claim(const struct radix_cache *c, void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to), void *arg)
+{
+    for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
+        uint32_t base = n->start / c->bt, blocks = radix__blocks(c, n->start, n->end);
+        for (uint32_t g = 0; g < c->caps.group_count; g++) {
+            for (uint32_t i = base; i < base + blocks; i++) {
+                uint32_t to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+                if (n->units[g][i - base] != ENGINE_NO_BLOCK) fn(arg, g, n->units[g][i - base], i * c->bt, to);
+            }
+            for (uint32_t k = 0; k < n->tail_count[g]; k++) {
+                uint32_t i = n->tail_first[g] + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
+                fn(arg, g, n->tail[g][k], i * c->bt, to);
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+/* Who goes when memory is short: four indexed binary heaps, see the retention policy in radix_cache.h. Every operation is O(log nodes).
+ *
+ * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth, where worth is the cost to compute again what would be lost, per
+ * unit of memory it holds, relative to plain text; inflation rises to the rank of every leaf that goes. With equal worth this is LRU. */
+#include "scheduler/cache/radix_internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; a picture's token also its share of the tower. */
+static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, PICTURE_TOKEN_MORE = 4, WORTH_MIN = 0.25, WORTH_MAX = 4;
+enum { CHAIN_MAX = 64 }; /* ancestors looked at for a leaf's worth */
+
+/* ---- heaps ---- */
+
+/* a goes before b. Ties by id: the order never depends on addresses. */
+static bool before(enum radix_heap h, const struct radix_node *a, const struct radix_node *b)
+{
+    if (h == HEAP_LEAF && (a->rank < b->rank || a->rank > b->rank)) return a->rank < b->rank;
+    if (a->last_use != b->last_use) return a->last_use < b->last_use;
+    return a->id < b->id;
+}
+
+static void put(struct radix_cache *c, enum radix_heap h, uint32_t i, struct radix_node *n)
+{
+    c->heaps[h].at[i] = n;
+    n->heap_at[h] = i + 1;
+}
+
+static void sift(struct radix_cache *c, enum radix_heap h, uint32_t i)
+{
+    struct radix_node **at = c->heaps[h].at, *n = at[i];
+    uint32_t count = c->heaps[h].count;
+    while (i > 0 && before(h, n, at[(i - 1) / 2])) {
+        put(c, h, i, at[(i - 1) / 2]);
+        i = (i - 1) / 2;
+    }
+    for (;;) {
+        uint32_t k = 2 * i + 1;
+        if (k >= count) break;
+        if (k + 1 < count && before(h, at[k + 1], at[k])) k++;
+        if (!before(h, at[k], n)) break;
+        put(c, h, i, at[k]);
+        i = k;
+    }
+    put(c, h, i, n);
+}
+
+static void heap_set(struct radix_cache *c, enum radix_heap h, struct radix_node *n, bool in)
+{
+    if (in) {
+        if (!n->heap_at[h]) {
+            ASSERT_CMP(c->heaps[h].count, <, c->heap_cap);
+            put(c, h, c->heaps[h].count++, n);
+        }
+        sift(c, h, n->heap_at[h] - 1);
+    } else if (n->heap_at[h]) {
+        uint32_t i = n->heap_at[h] - 1;
+        struct radix_node *last = c->heaps[h].at[--c->heaps[h].count];
+        n->heap_at[h] = 0;
+        if (last == n) return;
+        put(c, h, i, last);
+        sift(c, h, i);
+    }
+}
+
+bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes)
+{
+    if (nodes <= c->heap_cap) return true;
+    if (nodes > UINT32_MAX / 2) return false;
+    uint32_t cap = c->heap_cap ? 2 * c->heap_cap : 256;
+    while (cap < nodes) cap *= 2;
+    for (int h = 0; h < HEAP_COUNT; h++) {
+        struct radix_node **more = realloc(c->heaps[h].at, cap * sizeof(struct radix_node *));
+        if (!more) return false; /* the ones before have more room than heap_cap says: harmless */
+        c->heaps[h].at = more;
+    }
+    c->heap_cap = cap;
+    return true;
+}
+
+void radix__unheap(struct radix_cache *c, struct radix_node *n)
+{
+    for (int h = 0; h < HEAP_COUNT; h++) heap_set(c, h, n, false);
+}
+
+/* ---- what a node is worth ---- */
+
+static bool holds_body(const struct radix_cache *c, const struct radix_node *n)
+{
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        if (n->body[g]) return true;
+    return false;
+}
+
+static bool holds_tail(const struct radix_node *n)
+{
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++)
+        if (n->tail_count[g]) return true;
+    return false;
+}
+
+static double cost_of(const struct radix_node *n)
+{
+    double cost = (double)(n->end - n->start) * (1 + (double)n->end / ATTENTION_AS_MUCH_AS_REST_AT);
+    for (uint32_t i = 0; i < n->span_count; i++) {
+        uint32_t a = n->spans[i].begin > n->start ? n->spans[i].begin : n->start, b = n->spans[i].end < n->end ? n->spans[i].end : n->end;
+        cost += PICTURE_TOKEN_MORE * (double)(b - a);
+    }
+    return cost;
+}
+
+static double units_of(const struct radix_cache *c, const struct radix_node *n)
+{
+    double units = 0;
+    uint32_t blocks = radix__blocks(c, n->start, n->end);
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        uint32_t count = c->caps.groups[g].window ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g]) : blocks;
+        units += (double)count * c->caps.groups[g].block_units;
+    }
+    return units;
+}
+
+/* A leaf's loss takes along what no hit can end in any more: its ancestors up to the next one with a tail, if it is their only child. */
+static double worth_of(const struct radix_cache *c, const struct radix_node *n)
+{
+    double cost = cost_of(n), units = units_of(c, n), full = 0;
+    const struct radix_node *a = n->parent;
+    for (int i = 0; i < CHAIN_MAX && c->sliding && a && !a->root && a->parent && !a->has_tail && a->child_count == 1; i++, a = a->parent) {
+        cost += cost_of(a);
+        units += units_of(c, a);
+    }
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        if (!c->caps.groups[g].window) full += c->caps.groups[g].block_units;
+    if (full <= 0) full = 1;
+    double worth = units > 0 ? cost / units * full / c->bt : WORTH_MAX;
+    return worth < WORTH_MIN ? WORTH_MIN : worth > WORTH_MAX ? WORTH_MAX : worth;
+}
+
+void radix__classify(struct radix_cache *c, struct radix_node *n)
+{
+    if (n == &c->top) return;
+    bool leaf = n->child_count == 0 && n->pins == 0, tail = holds_tail(n), chain = tail && n->child_count == 1 && n->pins == 0;
+    if (leaf) n->rank = n->base + worth_of(c, n);
+    heap_set(c, HEAP_BODY, n, holds_body(c, n));
+    heap_set(c, HEAP_CHAIN_TAIL, n, chain);
+    heap_set(c, HEAP_LEAF, n, leaf);
+    heap_set(c, HEAP_BRANCH_TAIL, n, tail && !chain && !leaf);
+}
+
+void radix__touch(struct radix_cache *c, struct radix_node *n)
+{
+    c->clock++;
+    for (; n && n != &c->top; n = n->parent) {
+        n->last_use = c->clock;
+        n->base = c->inflation;
+        radix__classify(c, n);
+    }
+}
+
+/* ---- eviction ---- */
+
+void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
+{
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+        c->stats.evicted_blocks[g] += n->tail_count[g];
+        free(n->tail[g]);
+        n->tail[g] = NULL;
+        n->tail_count[g] = n->tail_first[g] = 0;
+    }
+    n->has_tail = false;
+    radix__classify(c, n);
+}
+
+/* From the front: the blocks near a node's end serve more places where a hit may end. */
+static void drop_body(struct radix_cache *c, struct radix_node *n)
+{
+    uint32_t blocks = radix__blocks(c, n->start, n->end), base = n->start / c->bt;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        uint32_t dropped = 0;
+        for (uint32_t i = 0; n->body[g] && i < blocks && dropped < DROP_BLOCKS; i++) {
+            if (n->units[g][i] == ENGINE_NO_BLOCK) continue;
+            radix__set_unit(c, n, g, base + i, ENGINE_NO_BLOCK);
+            c->stats.evicted_blocks[g]++;
+            dropped++;
+        }
+    }
+    radix__classify(c, n);
+}
+
+static void remember(struct radix_cache *c, uint64_t hash)
+{
+    if (c->ghosts) c->ghosts[hash % GHOST_COUNT] = hash;
+}
+
+static void count_blocks(struct radix_cache *c, const struct radix_node *n)
+{
+    uint32_t blocks = radix__blocks(c, n->start, n->end);
+    for (uint32_t g = 0; g < c->caps.group_count; g++) c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
+}
+
+static void drop_leaf(struct radix_cache *c, struct radix_node *n)
+{
+    c->inflation = n->rank > c->inflation ? n->rank : c->inflation;
+    for (;;) {
+        struct radix_node *parent = n->parent;
+        bool root = n->root;
+        remember(c, n->hash);
+        count_blocks(c, n);
+        radix__remove(c, n);
+        c->stats.evicted_nodes++;
+        if (root || parent == &c->top) return;
+        /* Without a tail and a body no hit can end in the parent: its full blocks are of no use. */
+        bool useless = parent->root || (c->sliding && !parent->has_tail && !holds_body(c, parent));
+        if (parent->child_count || parent->pins || !useless) {
+            radix__classify(c, parent);
+            return;
+        }
+        n = parent;
+    }
+}
+
+/* Without sliding groups every part of a prefix is of use: a long leaf loses its end only. */
+static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
+{
+    uint32_t blocks = radix__blocks(c, n->start, n->end);
+    if (c->sliding || blocks <= 2 * DROP_BLOCKS) return false;
+    uint32_t keep = blocks - DROP_BLOCKS, end = (n->start / c->bt + keep) * c->bt;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = keep; i < blocks; i++) kvb_release(c->blocks, g, n->units[g][i], KVB_CACHED);
+        c->stats.evicted_blocks[g] += blocks - keep;
+    }
+    c->stats.items -= n->end - end;
+    n->end = end;
+    while (n->span_count && n->spans[n->span_count - 1].begin >= end) n->span_count--;
+    radix__classify(c, n);
+    return true;
+}
+
+static bool evict_one(struct radix_cache *c)
+{
+    if (c->heaps[HEAP_BODY].count) {
+        drop_body(c, c->heaps[HEAP_BODY].at[0]);
+    } else if (c->heaps[HEAP_CHAIN_TAIL].count) {
+        radix__drop_tail(c, c->heaps[HEAP_CHAIN_TAIL].at[0]);
+    } else if (c->heaps[HEAP_LEAF].count) {
+        struct radix_node *n = c->heaps[HEAP_LEAF].at[0];
+        if (!cut_leaf(c, n)) drop_leaf(c, n);
+    } else if (c->heaps[HEAP_BRANCH_TAIL].count) {
+        radix__drop_tail(c, c->heaps[HEAP_BRANCH_TAIL].at[0]);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
+{
+    if (!kvb_can_reclaim(c->blocks, need)) return false; /* all of it would go for nothing */
+    while (!kvb_can_allocate(c->blocks, need))
+        if (!evict_one(c)) return false;
+    return true;
+}
+
+void radix_reset(struct radix_cache *c)
+{
+    struct radix_stats before = c->stats;
+    while (evict_one(c)) {}
+    /* Not news and not for want of memory: somebody asked for it. */
+    c->stats.evicted_nodes = before.evicted_nodes;
+    memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);
+    if (c->ghosts) memset(c->ghosts, 0, GHOST_COUNT * sizeof *c->ghosts);
+}

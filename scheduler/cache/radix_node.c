@@ -1,0 +1,404 @@
+/* Nodes of the radix cache: items and their comparison, the table of children, cutting, growing, removing. See radix_internal.h. */
+#include "scheduler/cache/radix_internal.h"
+
+#include "config/base/assert.h"
+#include "scheduler/cache/hash_mix.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- items ---- */
+
+bool radix__doubtful(const struct prompt_image *im)
+{
+    for (size_t i = 0; i < sizeof im->key; i++)
+        if (im->key[i]) return false;
+    return true;
+}
+
+uint32_t radix__image_at(const struct radix_view *v, uint32_t pos)
+{
+    uint32_t lo = 0, hi = v->image_count;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (v->images[mid].end > pos) hi = mid;
+        else lo = mid + 1;
+    }
+    return lo;
+}
+
+/* As radix__image_at for a node's spans. */
+static uint32_t span_at(const struct radix_node *n, uint32_t pos)
+{
+    uint32_t lo = 0, hi = n->span_count;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (n->spans[mid].end > pos) hi = mid;
+        else lo = mid + 1;
+    }
+    return lo;
+}
+
+bool radix__in_image(const struct radix_node *n, uint32_t pos)
+{
+    uint32_t s = span_at(n, pos);
+    return s < n->span_count && n->spans[s].begin <= pos;
+}
+
+static bool span_equal(const struct radix_span *s, const struct prompt_image *im)
+{
+    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset && prompt_grid_equal(&s->grid, &im->grid) &&
+           memcmp(s->key, im->key, sizeof s->key) == 0;
+}
+
+/* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids. */
+uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
+{
+    uint32_t from = pos, s = span_at(n, pos), m = radix__image_at(v, pos);
+    if (limit > v->count) limit = v->count;
+    while (pos < limit) {
+        uint32_t theirs = s < n->span_count ? n->spans[s].begin : UINT32_MAX, ours = m < v->image_count ? v->images[m].begin : UINT32_MAX;
+        if (theirs <= pos || ours <= pos) {
+            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->images[m]) || radix__doubtful(&v->images[m])) break;
+            pos = n->spans[s].end < limit ? n->spans[s].end : limit;
+            s++;
+            m++;
+            continue;
+        }
+        uint32_t end = limit;
+        if (theirs < end) end = theirs;
+        if (ours < end) end = ours;
+        const uint32_t *a = n->tokens + (pos - n->start), *b = v->tokens + pos;
+        uint32_t len = end - pos, i = 0;
+        while (i < len && a[i] == b[i]) i++;
+        pos += i;
+        if (i < len) break;
+    }
+    return pos - from;
+}
+
+/* ---- the table of children ---- */
+
+static uint64_t item_hash(const struct radix_cache *c, uint64_t parent, const uint8_t *key, uint32_t value)
+{
+    uint64_t h = hash_mix(c->seed ^ hash_mix(parent));
+    if (key) h = hash_mix_bytes(h ^ 0x706963747572ull, key, 32);
+    return hash_mix(h ^ value);
+}
+
+static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v, uint32_t pos)
+{
+    uint32_t m = radix__image_at(v, pos);
+    if (m < v->image_count && v->images[m].begin <= pos) return item_hash(c, parent, v->images[m].key, pos - v->images[m].begin);
+    return item_hash(c, parent, NULL, v->tokens[pos]);
+}
+
+static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *parent, const struct radix_node *n)
+{
+    if (radix__in_image(n, n->start)) return item_hash(c, parent->id, n->spans[0].key, n->start - n->spans[0].begin);
+    return item_hash(c, parent->id, NULL, n->tokens[0]);
+}
+
+static uint64_t salt_hash(const struct radix_cache *c, const uint8_t salt[32])
+{
+    return hash_mix_bytes(hash_mix(c->seed ^ 0x73616c74ull), salt, 32);
+}
+
+static void table_insert(struct radix_cache *c, struct radix_node *n)
+{
+    struct radix_node **b = &c->buckets[n->hash & (c->bucket_count - 1)];
+    n->chain = *b;
+    *b = n;
+}
+
+static void table_remove(struct radix_cache *c, struct radix_node *n)
+{
+    struct radix_node **at = &c->buckets[n->hash & (c->bucket_count - 1)];
+    while (*at != n) at = &(*at)->chain;
+    *at = n->chain;
+}
+
+/* Keeps chains short; without memory they grow longer and nothing else happens. */
+static void table_grow(struct radix_cache *c)
+{
+    if (c->stats.nodes < c->bucket_count) return;
+    struct radix_node **more = calloc(2 * c->bucket_count, sizeof(struct radix_node *));
+    if (!more) return;
+    for (uint64_t i = 0; i < c->bucket_count; i++) {
+        while (c->buckets[i]) {
+            struct radix_node *n = c->buckets[i];
+            c->buckets[i] = n->chain;
+            struct radix_node **b = &more[n->hash & (2 * c->bucket_count - 1)];
+            n->chain = *b;
+            *b = n;
+        }
+    }
+    free(c->buckets);
+    c->buckets = more;
+    c->bucket_count *= 2;
+}
+
+struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32])
+{
+    uint64_t h = salt_hash(c, salt);
+    struct radix_node *n = c->buckets[h & (c->bucket_count - 1)];
+    while (n && !(n->root && memcmp(n->salt, salt, sizeof n->salt) == 0)) n = n->chain;
+    return n;
+}
+
+struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint64_t *hash)
+{
+    *hash = view_hash(c, n->id, v, pos);
+    for (struct radix_node *k = c->buckets[*hash & (c->bucket_count - 1)]; k; k = k->chain)
+        if (k->parent == n && !k->root && radix__common(k, v, pos, pos + 1) == 1) return k;
+    return NULL;
+}
+
+/* ---- making nodes ---- */
+
+static void node_free(struct radix_node *n)
+{
+    for (uint32_t g = 0; g < ENGINE_GROUPS_MAX; g++) {
+        free(n->units[g]);
+        free(n->tail[g]);
+    }
+    free(n->tokens);
+    free(n->spans);
+    free(n);
+}
+
+static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint32_t end, uint32_t spans)
+{
+    struct radix_node *n = calloc(1, sizeof *n);
+    uint32_t items = end - start, blocks = radix__blocks(c, start, end);
+    if (!n) return NULL;
+    n->start = start;
+    n->end = end;
+    n->token_cap = items;
+    n->block_cap = blocks;
+    bool ok = radix__heaps_reserve(c, c->stats.nodes + 1);
+    if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
+    if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
+    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++) ok = ok && (n->units[g] = malloc(blocks * sizeof *n->units[g]));
+    if (!ok) {
+        node_free(n);
+        return NULL;
+    }
+    n->id = c->next_id++;
+    n->last_use = c->clock;
+    n->base = c->inflation;
+    return n;
+}
+
+static void link_child(struct radix_cache *c, struct radix_node *parent, struct radix_node *n, uint64_t hash)
+{
+    n->parent = parent;
+    n->hash = hash;
+    n->prev = NULL;
+    n->next = parent->child;
+    if (n->next) n->next->prev = n;
+    parent->child = n;
+    parent->child_count++;
+    table_insert(c, n);
+}
+
+static void unlink_child(struct radix_cache *c, struct radix_node *n)
+{
+    table_remove(c, n);
+    if (n->prev) n->prev->next = n->next;
+    else n->parent->child = n->next;
+    if (n->next) n->next->prev = n->prev;
+    n->parent->child_count--;
+}
+
+struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[32])
+{
+    struct radix_node *n = node_alloc(c, 0, 0, 0);
+    if (!n) return NULL;
+    n->root = n->checkpoint = true;
+    memcpy(n->salt, salt, sizeof n->salt);
+    c->stats.nodes++;
+    table_grow(c);
+    link_child(c, &c->top, n, salt_hash(c, salt));
+    return n;
+}
+
+/* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before are left alone. */
+static void take_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to, const struct radix_table tables[])
+{
+    uint32_t base = n->start / c->bt;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = from / c->bt; i < (to + c->bt - 1) / c->bt; i++) {
+            bool there = i >= tables[g].first && i < tables[g].end;
+            uint32_t unit = there ? tables[g].units[i] : ENGINE_NO_BLOCK;
+            ASSERT(there || c->caps.groups[g].window > 0);
+            n->units[g][i - base] = unit;
+            if (unit == ENGINE_NO_BLOCK) continue;
+            kvb_acquire(c->blocks, g, unit, KVB_CACHED);
+            if (c->caps.groups[g].window) n->body[g]++;
+        }
+    }
+}
+
+void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index, uint32_t unit)
+{
+    uint32_t *at = &n->units[g][index - n->start / c->bt];
+    if (*at == unit) return;
+    if (unit != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, unit, KVB_CACHED);
+    if (*at != ENGINE_NO_BLOCK) kvb_release(c->blocks, g, *at, KVB_CACHED);
+    if (c->caps.groups[g].window && unit != ENGINE_NO_BLOCK) n->body[g]++;
+    if (c->caps.groups[g].window && *at != ENGINE_NO_BLOCK) n->body[g]--;
+    *at = unit;
+}
+
+static uint32_t spans_from(const struct radix_view *v, uint32_t pos, uint32_t to)
+{
+    uint32_t m = radix__image_at(v, pos), count = 0;
+    while (m + count < v->image_count && v->images[m + count].begin < to) count++;
+    return count;
+}
+
+static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t to)
+{
+    for (uint32_t m = radix__image_at(v, pos); m < v->image_count && v->images[m].begin < to; m++) {
+        const struct prompt_image *im = &v->images[m];
+        struct radix_span *s = &n->spans[n->span_count++];
+        *s = (struct radix_span){.begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
+        memcpy(s->key, im->key, sizeof s->key);
+    }
+}
+
+struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent, const struct radix_view *v, uint32_t to, const struct radix_table tables[])
+{
+    uint32_t from = parent->end;
+    struct radix_node *n = node_alloc(c, from, to, spans_from(v, from, to));
+    if (!n) return NULL;
+    memcpy(n->tokens, v->tokens + from, (to - from) * sizeof *n->tokens);
+    copy_spans(n, v, from, to);
+    c->stats.nodes++;
+    c->stats.items += to - from;
+    table_grow(c);
+    link_child(c, parent, n, view_hash(c, parent->id, v, from));
+    take_units(c, n, from, to, tables);
+    /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
+    if (from % c->bt) {
+        for (uint32_t g = 0; g < c->caps.group_count; g++)
+            if (n->units[g][0] != ENGINE_NO_BLOCK) radix__set_unit(c, parent, g, from / c->bt, n->units[g][0]);
+    }
+    radix__classify(c, parent);
+    radix__classify(c, n);
+    return n;
+}
+
+bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to, const struct radix_table tables[])
+{
+    uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to), more = spans_from(v, from, to);
+    /* A picture that was cut at `from` is in the list already. */
+    bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
+    if (items > n->token_cap) {
+        uint32_t cap = items + items / 2;
+        uint32_t *t = realloc(n->tokens, cap * sizeof *t);
+        if (!t) return false;
+        n->tokens = t;
+        n->token_cap = cap;
+    }
+    if (blocks > n->block_cap) {
+        uint32_t cap = blocks + blocks / 2 + 1;
+        for (uint32_t g = 0; g < c->caps.group_count; g++) {
+            uint32_t *u = realloc(n->units[g], cap * sizeof *u);
+            if (!u) return false; /* the groups before have more room than block_cap says: harmless */
+            n->units[g] = u;
+        }
+        n->block_cap = cap;
+    }
+    if (more) {
+        struct radix_span *s = realloc(n->spans, (n->span_count + more) * sizeof *s);
+        if (!s) return false;
+        n->spans = s;
+    }
+    memcpy(n->tokens + (from - n->start), v->tokens + from, (to - from) * sizeof *n->tokens);
+    copy_spans(n, v, cut ? n->spans[n->span_count - 1].end : from, to);
+    uint32_t next = from;
+    if (from % c->bt) {
+        /* The last block goes on in the sequence's own one, which has the same beginning. */
+        uint32_t i = from / c->bt;
+        for (uint32_t g = 0; g < c->caps.group_count; g++) {
+            bool there = i >= tables[g].first && i < tables[g].end;
+            ASSERT(there || c->caps.groups[g].window > 0);
+            radix__set_unit(c, n, g, i, there ? tables[g].units[i] : ENGINE_NO_BLOCK);
+        }
+        next = (i + 1) * c->bt;
+    }
+    if (next < to) take_units(c, n, next, to, tables);
+    c->stats.items += to - from;
+    n->end = to;
+    radix__classify(c, n);
+    return true;
+}
+
+struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p)
+{
+    ASSERT(p > n->start && p < n->end);
+    uint32_t upper_spans = 0, gone = 0;
+    while (upper_spans < n->span_count && n->spans[upper_spans].begin < p) upper_spans++;
+    while (gone < n->span_count && n->spans[gone].end <= p) gone++;
+    struct radix_node *u = node_alloc(c, n->start, p, upper_spans);
+    if (!u) return NULL;
+    uint32_t old_base = n->start / c->bt, base = p / c->bt, blocks = radix__blocks(c, p, n->end);
+    memcpy(u->tokens, n->tokens, (p - n->start) * sizeof *u->tokens);
+    memmove(n->tokens, n->tokens + (p - n->start), (n->end - p) * sizeof *n->tokens);
+    if (upper_spans) memcpy(u->spans, n->spans, upper_spans * sizeof *u->spans);
+    u->span_count = upper_spans;
+    if (n->span_count > gone) memmove(n->spans, n->spans + gone, (n->span_count - gone) * sizeof *n->spans);
+    n->span_count -= gone;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        bool window = c->caps.groups[g].window > 0;
+        uint32_t shared = p % c->bt ? n->units[g][base - old_base] : ENGINE_NO_BLOCK, upper = radix__blocks(c, u->start, p);
+        memcpy(u->units[g], n->units[g], upper * sizeof *u->units[g]);
+        memmove(n->units[g], n->units[g] + (base - old_base), blocks * sizeof *n->units[g]);
+        if (shared != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, shared, KVB_CACHED);
+        if (!window) continue;
+        n->body[g] = 0;
+        for (uint32_t i = 0; i < upper; i++) u->body[g] += u->units[g][i] != ENGINE_NO_BLOCK;
+        for (uint32_t i = 0; i < blocks; i++) n->body[g] += n->units[g][i] != ENGINE_NO_BLOCK;
+    }
+    struct radix_node *parent = n->parent;
+    uint64_t hash = n->hash;
+    unlink_child(c, n);
+    n->start = p;
+    link_child(c, parent, u, hash);
+    link_child(c, u, n, node_hash(c, u, n));
+    u->checkpoint = true;
+    u->last_use = n->last_use;
+    u->base = n->base;
+    c->stats.nodes++;
+    table_grow(c);
+    radix__classify(c, u);
+    radix__classify(c, n);
+    return u;
+}
+
+void radix__remove(struct radix_cache *c, struct radix_node *n)
+{
+    ASSERT(!n->child_count && !n->pins);
+    radix__unheap(c, n);
+    uint32_t blocks = radix__blocks(c, n->start, n->end);
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t i = 0; i < blocks; i++)
+            if (n->units[g][i] != ENGINE_NO_BLOCK) kvb_release(c->blocks, g, n->units[g][i], KVB_CACHED);
+        for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
+    }
+    unlink_child(c, n);
+    c->stats.nodes--;
+    c->stats.items -= n->end - n->start;
+    node_free(n);
+}
+
+uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i, uint32_t upto)
+{
+    while (n->start >= upto && !n->root) n = n->parent;
+    if (n->root) return ENGINE_NO_BLOCK;
+    uint32_t at = n->units[g][i - n->start / c->bt];
+    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g]) at = n->tail[g][i - n->tail_first[g]];
+    return at;
+}

@@ -1,0 +1,378 @@
+/* Pictures of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode in slices between steps so
+ * that decoding goes on. Entries come from feature_cache.h; released when the picture's tokens are prefilled. See scheduler/internal.h.
+ *
+ *   look ahead: hold entry --EMPTY, no pixels--> EV_IMAGE --answer (any thread)--> replies --take--> pixels --encode slices--> ready
+ *                          `-ENCODING or DONE: somebody else's work, or a hit: nothing is asked
+ *
+ * The memory of an answer is allocated with its question: an answer can't get lost. */
+#include "scheduler/cache/feature_cache.h"
+#include "scheduler/internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LOOK_AHEAD = 4,               /* pictures of one sequence whose pixels are asked for at a time: they are decoded while others are encoded */
+    OPEN_MAX = 8,                 /* of all sequences: one picture is encoded at a time, and decoded ones are large */
+    FEATURES_BYTES_DEFAULT = 256, /* MiB */
+};
+
+struct image_reply {
+    struct image_reply *next;
+    struct seq_id id;
+    uint32_t image;
+    bool refused;
+    struct image_u8 pixels; /* unless refused */
+    char message[sizeof ((struct sched_event *)0)->message];
+};
+
+struct images {
+    struct feature_cache *cache; /* engine thread only */
+    /* under the scheduler's lock */
+    struct image_reply *first, *last;
+    bool reset;
+};
+
+enum status sched__images_create(struct scheduler *s, struct err *err)
+{
+    struct images *im = calloc(1, sizeof *im);
+    if (!im) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
+    uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : (uint64_t)FEATURES_BYTES_DEFAULT << 20;
+    /* Without a prefix cache nothing of one request is kept for another. */
+    enum status st = features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &im->cache, err);
+    if (st) free(im);
+    else s->images = im;
+    return st;
+}
+
+static void reply_free(struct image_reply *r)
+{
+    if (!r) return;
+    image_u8_free(&r->pixels);
+    free(r);
+}
+
+void sched__images_destroy(struct scheduler *s)
+{
+    struct images *im = s->images;
+    if (!im) return;
+    while (im->first) {
+        struct image_reply *r = im->first;
+        im->first = r->next;
+        reply_free(r);
+    }
+    features_destroy(im->cache);
+    free(im);
+    s->images = NULL;
+}
+
+/* ---- answers (any thread) ---- */
+
+/* Under the lock. The reply that waits for this picture, taken from its sequence; NULL: nobody asked, or it was answered. */
+static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t image)
+{
+    if (id.slot >= s->slot_count || s->slots[id.slot].gen != id.gen) return NULL;
+    struct sequence *q = s->slots[id.slot].seq;
+    if (!q || image >= q->req.prompt->image_count) return NULL;
+    struct image_reply *r = q->features[image].reply;
+    q->features[image].reply = NULL;
+    return r;
+}
+
+/* Under the lock. */
+static void deliver(struct scheduler *s, struct image_reply *r)
+{
+    struct images *im = s->images;
+    r->next = NULL;
+    if (im->first) im->last->next = r;
+    else im->first = r;
+    im->last = r;
+    s->poked = true;
+    pthread_cond_signal(&s->work);
+}
+
+void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels)
+{
+    struct image_u8 taken = *pixels;
+    ASSERT(taken.rgb);
+    *pixels = (struct image_u8){0};
+    pthread_mutex_lock(&s->lock);
+    struct image_reply *r = claim(s, id, image);
+    if (r) {
+        r->pixels = taken;
+        deliver(s, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!r) image_u8_free(&taken);
+}
+
+void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message)
+{
+    pthread_mutex_lock(&s->lock);
+    struct image_reply *r = claim(s, id, image);
+    if (r) {
+        size_t n = strnlen(message, sizeof r->message - 1);
+        memcpy(r->message, message, n);
+        r->message[n] = '\0';
+        r->refused = true;
+        deliver(s, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sched_reset_features(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->images->reset = true;
+    s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- engine thread ---- */
+
+static struct sequence *sequence_of(struct scheduler *s, struct seq_id id)
+{
+    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slot anew */
+    struct sequence *q = s->slots[id.slot].gen == id.gen ? s->slots[id.slot].seq : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return q;
+}
+
+bool sched__images_take(struct scheduler *s, uint64_t now_us)
+{
+    struct images *im = s->images;
+    pthread_mutex_lock(&s->lock);
+    struct image_reply *r = im->first;
+    bool reset = im->reset;
+    im->first = im->last = NULL;
+    im->reset = false;
+    pthread_mutex_unlock(&s->lock);
+    if (reset) features_reset(im->cache);
+    bool any = r || reset;
+    for (struct image_reply *next; r; r = next) {
+        next = r->next;
+        struct sequence *q = sequence_of(s, r->id);
+        struct seq_image *f = q ? &q->features[r->image] : NULL;
+        if (f) f->asked = false;
+        if (f && r->refused) {
+            sched__end(s, q, END_ERROR, 0, r->message, now_us);
+        } else if (f && r->image >= q->next_image && !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
+            /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the picture meanwhile, or it came
+             * from the prefix cache. */
+            ASSERT(!f->pixels.rgb);
+            f->pixels = r->pixels;
+            r->pixels = (struct image_u8){0};
+        }
+        reply_free(r);
+    }
+    return any;
+}
+
+bool sched__image_ready(const struct sequence *q, uint32_t image)
+{
+    const struct feature_entry *f = q->features[image].entry;
+    return f && features_state(f) == FEATURES_DONE;
+}
+
+const struct engine_features *sched__image_features(const struct sequence *q, uint32_t image)
+{
+    return features_of(q->features[image].entry);
+}
+
+static void let_go(struct scheduler *s, struct seq_image *f)
+{
+    if (f->entry) features_release(s->images->cache, f->entry);
+    f->entry = NULL;
+    image_u8_free(&f->pixels);
+}
+
+void sched__features_drop(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t i = 0; i < q->req.prompt->image_count; i++) let_go(s, &q->features[i]);
+    q->next_image = 0;
+}
+
+void sched__features_passed(struct scheduler *s, struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    while (q->next_image < p->image_count && p->images[q->next_image].end <= q->position) let_go(s, &q->features[q->next_image++]);
+}
+
+void sched__features_free(struct sequence *q)
+{
+    for (uint32_t i = 0; q->features && i < q->req.prompt->image_count; i++) {
+        ASSERT(!q->features[i].entry);
+        image_u8_free(&q->features[i].pixels);
+        reply_free(q->features[i].reply);
+    }
+    free(q->features);
+    q->features = NULL;
+}
+
+static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image)
+{
+    const struct image_u8 *supplied = &q->features[image].pixels, *given = &q->req.prompt->images[image].pixels;
+    return supplied->rgb ? supplied : given->rgb ? given : NULL;
+}
+
+static struct feature_entry *hold(struct scheduler *s, const struct sequence *q, const uint8_t key[32])
+{
+    static const uint8_t in_doubt[32];
+    struct feature_cache *c = s->images->cache;
+    if (q->req.no_cache_read || memcmp(key, in_doubt, sizeof in_doubt) == 0) return features_get_private(c);
+    if (q->req.no_cache_write && !features_find(c, q->req.salt, key)) return features_get_private(c);
+    return features_get(c, q->req.salt, key);
+}
+
+/* Sends EV_IMAGE. False: out of memory. */
+static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
+{
+    struct image_reply *r = calloc(1, sizeof *r);
+    if (!r) return false;
+    r->id = q->id;
+    r->image = image;
+    pthread_mutex_lock(&s->lock);
+    ASSERT(!q->features[image].reply);
+    q->features[image].reply = r;
+    pthread_mutex_unlock(&s->lock);
+    q->features[image].asked = true;
+    struct sched_event ev = {.kind = EV_IMAGE, .id = q->id, .user = q->req.user, .index = image};
+    return sched__push_event(s, &ev);
+}
+
+/* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their sequence needs next. These
+ * are counted on their own: what is only looked ahead for may wait for them, so it can't keep them from being asked for. */
+struct open_pictures {
+    uint32_t all, next;
+};
+
+static void count_open(const struct sequence *q, struct open_pictures *open)
+{
+    for (uint32_t i = q->next_image; i < q->req.prompt->image_count && i - q->next_image < LOOK_AHEAD; i++) {
+        const struct seq_image *f = &q->features[i];
+        bool ready = f->entry && features_state(f->entry) == FEATURES_DONE; /* by somebody else */
+        if (!f->asked && (!f->pixels.rgb || ready)) continue;
+        open->all++;
+        open->next += i == q->next_image;
+    }
+}
+
+/* Holds the entries of q's next pictures and asks for the pixels that nobody has. False: out of memory. */
+static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pictures *open)
+{
+    const struct prompt *p = q->req.prompt;
+    for (uint32_t i = q->next_image; i < p->image_count && i - q->next_image < LOOK_AHEAD; i++) {
+        struct seq_image *f = &q->features[i];
+        if (!f->entry) f->entry = hold(s, q, p->images[i].key);
+        if (!f->entry) return false;
+        if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
+        uint32_t twin = q->next_image; /* the same picture further up in the prompt is encoded before this one is wanted */
+        while (twin < i && q->features[twin].entry != f->entry) twin++;
+        bool next_one = i == q->next_image;
+        if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
+        if (!ask(s, q, i)) return false;
+        open->all++;
+        open->next += next_one;
+    }
+    return true;
+}
+
+/* The oldest running sequence that can go on with a picture that its next tokens need, and that picture. */
+static struct sequence *find_encodable(const struct scheduler *s, uint32_t *image)
+{
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        if (q->next_image == q->req.prompt->image_count) continue;
+        const struct feature_entry *f = q->features[q->next_image].entry;
+        enum feature_state state = features_state(f);
+        if (state == FEATURES_DONE || (state == FEATURES_EMPTY && !pixels_of(q, q->next_image))) continue;
+        *image = q->next_image;
+        return q;
+    }
+    return NULL;
+}
+
+/* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to slice, and guessed of a picture of
+ * another size from its patches, that each see the others. */
+static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
+{
+    if (s->opt.encode_layers) return s->opt.encode_layers;
+    if (!s->opt.step_us) return 2;
+    if (begun) {
+        uint64_t pixels = (uint64_t)begun->width * begun->height;
+        double times = s->layer_pixels ? (double)pixels / (double)s->layer_pixels : 1;
+        s->layer_us *= times * times;
+        s->layer_pixels = pixels;
+    }
+    if (s->layer_us <= 0) return 1;
+    double n = (double)s->opt.step_us / 2 / s->layer_us;
+    return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
+}
+
+bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
+{
+    s->slice_us = 0;
+    struct open_pictures open = {0};
+    for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
+    for (struct sequence *q = s->running.head, *next; q; q = next) {
+        next = q->next;
+        if (!look_ahead(s, q, &open)) sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
+    }
+    uint32_t image;
+    struct sequence *q = find_encodable(s, &image);
+    if (!q) return false;
+    struct feature_cache *c = s->images->cache;
+    struct feature_entry *f = q->features[image].entry;
+    struct err err = {{0}};
+    enum status st = ST_OK;
+    uint64_t start = sched__clock(s);
+    bool begins = features_state(f) == FEATURES_EMPTY;
+    uint32_t layers = slice_layers(s, begins ? pixels_of(q, image) : NULL);
+    if (begins) {
+        st = features_begin(c, f, pixels_of(q, image), &err);
+        image_u8_free(&q->features[image].pixels);
+    }
+    if (!st) st = features_encode(c, f, layers, &err);
+    s->slice_us = (double)(sched__clock(s) - start);
+    s->layer_us = s->slice_us / layers;
+    if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
+    if (st) {
+        /* Others who hold the picture begin anew with their own pixels. */
+        if (st == ST_DEVICE) atomic_store(&s->failed, true);
+        sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "encoding the image failed", now_us);
+    }
+    return true;
+}
+
+/* ---- figures ---- */
+
+void sched__images_gauges(struct scheduler *s)
+{
+    struct features_stats st;
+    features_stats(s->images->cache, &st);
+    s->now.feature_queries = st.queries;
+    s->now.feature_hits = st.hits;
+    s->now.feature_evictions = st.evictions;
+    s->now.feature_bytes = st.bytes;
+}
+
+void sched__images_check(const struct scheduler *s)
+{
+    const struct sequence *lists[] = {s->running.head, s->waiting.head};
+    uint64_t held = 0;
+    for (int l = 0; l < 2; l++) {
+        for (const struct sequence *q = lists[l]; q; q = q->next) {
+            for (uint32_t i = 0; i < q->req.prompt->image_count; i++) {
+                const struct seq_image *f = &q->features[i];
+                if (l == 1 || i < q->next_image) ASSERT(!f->entry);
+                held += f->entry != NULL;
+            }
+        }
+    }
+    struct features_stats st;
+    features_check(s->images->cache);
+    features_stats(s->images->cache, &st);
+    ASSERT_CMP(held, ==, st.holds);
+}

@@ -1,0 +1,211 @@
+/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill chunks (scheduler/prefill.c) of what is
+ * left of the step's time, a picture's tokens whole, preemption of the youngest when the arena is full. See scheduler/internal.h. */
+#include "scheduler/internal.h"
+
+#include "config/base/assert.h"
+#include "scheduler/tenants.h"
+
+#include <math.h>
+
+/* However much time the decodes take: the part of a step's time that prefills get. */
+#define PREFILL_PART 3
+/* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and comparisons with all that run. */
+enum { DEFERRED_MAX = 16 };
+
+void sched__preempt(struct scheduler *s, struct sequence *q)
+{
+    sched__list_remove(&s->running, q);
+    sched__cache_publish(s, q, true);
+    sched__blocks_drop(s, q);
+    sched__cache_leave(s, q);
+    sched__features_drop(s, q);
+    q->position = 0;
+    q->running = false;
+    q->resumed = true;
+    q->run_tokens = 0;
+    sched__list_insert(&s->waiting, q);
+    atomic_fetch_add(&s->backlog, 1);
+    s->now.preemptions++;
+}
+
+/* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks count as free: they give way. */
+static bool has_room(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
+    for (const struct sequence *r = q; r; r = r == q ? s->running.head : r->next) {
+        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            uint32_t held = r->tables[g].end - r->tables[g].first;
+            if (most[g] > held) need[g] += most[g] - held;
+        }
+    }
+    return kvb_can_reclaim(s->blocks, need);
+}
+
+/* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between tenants, then by arrival. Nobody
+ * overtakes one that waits for room; those that wait for another's prefill of the same prefix stand aside. */
+void sched__admit(struct scheduler *s, uint64_t now_us)
+{
+    uint32_t deferred = 0;
+    if (s->waiting.head) sched__cache_defer(s);
+    while (s->waiting.head && s->running.count < s->caps.sequences_max) {
+        struct sequence *q = sched__pick_waiting(s);
+        if (!q) return;
+        if (s->running.head && (q->alone || s->running.head->alone)) return;
+        if (s->running.count > 0 && q->refused_at == s->freed + 1) return;
+        if (sched__cache_waits(s, q)) {
+            if (++deferred == DEFERRED_MAX) return;
+            q->deferred = true;
+            continue;
+        }
+        sched__cache_take(s, q);
+        if (s->running.count > 0 && !has_room(s, q)) {
+            sched__cache_undo(s, q);
+            q->refused_at = s->freed + 1;
+            return;
+        }
+        sched__cache_admitted(s, q);
+        sched__list_remove(&s->waiting, q);
+        atomic_fetch_sub(&s->backlog, 1);
+        q->running = true;
+        if (!q->admitted_us) q->admitted_us = now_us;
+        tenants_charge(s->tenants, q->req.tenant, q->count - q->position);
+        sched__list_insert(&s->running, q);
+    }
+}
+
+/* Tokens of q's next run within `budget`: never ends inside an atomic picture, never enters a picture that is not encoded. 0 = none now;
+ * then *span_need is what a whole picture would take if only the budget stands in its way, else 0. */
+static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t from = q->position, left = q->count - from;
+    uint32_t end = from + (left < budget ? left : budget);
+    *span_need = 0;
+    for (uint32_t i = q->next_image; i < p->image_count; i++) {
+        const struct prompt_image *im = &p->images[i];
+        if (im->begin > from ? im->begin >= end : end <= from) break;
+        if (!sched__image_ready(q, i)) return im->begin > from ? im->begin - from : 0;
+        if (im->atomic && end < im->end) {
+            if (im->begin > from) return im->begin - from;
+            *span_need = im->end - from;
+            return 0;
+        }
+    }
+    return end - from;
+}
+
+static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32_t n)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
+    return kvb_can_reclaim(s->blocks, need);
+}
+
+/* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget); smaller when the arena has no
+ * room for the whole chunk at once (the window groups give back behind a shorter one). */
+static uint32_t prefill_length(struct scheduler *s, const struct sequence *q, uint32_t soft, uint32_t hard)
+{
+    uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
+    if (n == 0 && span > 0) {
+        if (span > hard) {
+            s->skip_decodes = s->step_tokens > 0;
+            return 0;
+        }
+        return chunk_of(q, span, &span);
+    }
+    while (n > s->caps.block_tokens && !fits_now(s, q, n)) {
+        uint32_t less = chunk_of(q, n / 2, &span);
+        if (less == 0) less = span;
+        if (less == 0 || less >= n) break;
+        n = less;
+    }
+    return n;
+}
+
+static void remove_run(struct scheduler *s, const struct sequence *q)
+{
+    for (uint32_t i = 0; i < s->run_count; i++) {
+        if (s->run_seqs[i] != q) continue;
+        s->step_tokens -= q->run_tokens;
+        s->run_count--;
+        for (uint32_t j = i; j < s->run_count; j++) s->run_seqs[j] = s->run_seqs[j + 1];
+        return;
+    }
+}
+
+/* Blocks for q's run; takes them from the youngest running sequences if it must. False: q itself had to go, or memory for its table is missing. */
+static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    while (!sched__blocks_ensure(s, q, n)) {
+        struct sequence *victim = s->running.tail;
+        /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that is gone, or of a chunk larger than
+         * it must be, may have stood between q's blocks: then these are scattered over more slabs than they need. So q starts anew, alone. */
+        if (victim == q && s->running.count == 1) q->alone = true;
+        if (victim->run_tokens) remove_run(s, victim);
+        sched__preempt(s, victim);
+        if (victim == q) return false;
+    }
+    return true;
+}
+
+/* Adds q's run of n tokens to the step. False: q had to give its blocks to older ones instead. */
+static bool add_run(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    if (!make_room(s, q, n)) return false;
+    q->run_tokens = n;
+    s->run_seqs[s->run_count++] = q;
+    s->step_tokens += n;
+    return true;
+}
+
+bool sched__prefill_ready(const struct sequence *q)
+{
+    uint32_t span;
+    return chunk_of(q, UINT32_MAX, &span) > 0 || span > 0;
+}
+
+uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens)
+{
+    if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
+    if (q->alone && tokens > s->caps.block_tokens) tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
+    uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
+    return n && add_run(s, q, n) ? n : 0;
+}
+
+static void plan_decodes(struct scheduler *s)
+{
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
+        if (q->count - q->position != 1 || !q->generated) continue;
+        if (!add_run(s, q, 1)) return; /* q was the youngest: nobody stands after it */
+    }
+}
+
+/* What prefills may take of the step beside what is planned already, in microseconds; in tokens without a time budget. */
+static double prefill_budget(struct scheduler *s)
+{
+    uint32_t rows = s->caps.batch_tokens_max - s->step_tokens;
+    s->step_rows = s->caps.batch_tokens_max;
+    if (!s->opt.step_us) return rows;
+    struct step_load l = {{0}};
+    for (uint32_t i = 0; i < s->run_count; i++) step_load_add(&s->cost, &l, s->run_seqs[i]->position, 1, true);
+    if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
+    /* What a step costs before the first token is worth as much prefill at least: weights that are read for one row serve more. */
+    double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
+    double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
+    left = fmax(left, fmax(step / PREFILL_PART, fixed));
+    return fmin(left, fmax(1, rows * s->cost.us[STEP_ROWS])); /* so that what rows end is divided, too */
+}
+
+void sched__plan(struct scheduler *s, uint64_t now_us)
+{
+    sched__admit(s, now_us);
+    s->run_count = s->step_tokens = 0;
+    for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
+    /* A picture larger than what the decodes leave of the step's tokens gets one step without them. */
+    bool skip = s->skip_decodes;
+    s->skip_decodes = false;
+    if (!skip) plan_decodes(s);
+    sched__plan_prefills(s, prefill_budget(s));
+}

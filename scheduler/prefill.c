@@ -1,0 +1,139 @@
+/* How the prefill share of a step is divided among the sequences that want it: by priority first, evenly between tenants, and within a tenant
+ * the least work left first, but a quarter to the one that came first. So a short prompt passes long ones, and a long one ends whatever comes
+ * after it. What is divided is time (step_cost.h), as a token behind many cached ones costs more than one behind few; tokens, where a step has
+ * no time budget. Pictures whose tokens see each other go whole, also where that is more than their share; their tenant stands back for as
+ * many turns. See scheduler/internal.h. */
+#include "scheduler/internal.h"
+
+#include "config/base/assert.h"
+
+#include <math.h>
+
+/* The part of a tenant's share that its oldest sequence gets though others have less left to do: one in so many. */
+#define OLDEST_PART 4
+/* A run of fewer tokens isn't worth its place in a step: with many tenants some wait for the next one instead. */
+#define RUN_LEAST 8
+
+static double run_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)
+{
+    return s->opt.step_us ? step_cost_run_us(&s->cost, position, count, sampled) : count;
+}
+
+static bool wants_prefill(const struct sequence *q)
+{
+    return q->running && !q->run_tokens && !(q->count - q->position == 1 && q->generated > 0);
+}
+
+/* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was looked at. */
+static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence **end)
+{
+    uint32_t n = 0, most = s->opt.prefill_chunk ? s->opt.prefill_chunk : s->caps.batch_tokens_max;
+    int64_t priority = q->req.priority;
+    for (; q && q->req.priority == priority; q = q->next) {
+        if (!wants_prefill(q) || !sched__prefill_ready(q)) continue;
+        uint32_t left = (q->wanted_until > q->position ? q->wanted_until : q->count) - q->position;
+        uint32_t now = q->count - q->position < most ? q->count - q->position : most;
+        s->prefills[n++] = (struct prefill){.q = q,
+                                            .left = run_cost(s, q->position, left, false),
+                                            .need = run_cost(s, q->position, now, q->position + now == q->count)};
+    }
+    *end = q;
+    return n;
+}
+
+/* What of `budget` each of the tenants may take, when all that one doesn't need goes to the others. */
+static double level(const struct prefill_share *t, uint32_t n, double budget)
+{
+    double at = budget / n;
+    for (uint32_t round = 0; round < n; round++) {
+        double left = budget;
+        uint32_t above = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (t[i].need <= at) left -= t[i].need;
+            else above++;
+        }
+        if (!above || left / above <= at) break;
+        at = left / above;
+    }
+    return at;
+}
+
+/* A run of about this cost for the candidate; what it takes of the step. */
+static double give(struct scheduler *s, struct prefill *c, double cost)
+{
+    struct sequence *q = c->q;
+    c->done = true;
+    if (!wants_prefill(q) || s->run_count == s->caps.sequences_max || s->step_tokens >= s->step_rows) return 0;
+    uint32_t left = q->count - q->position, rows = s->step_rows - s->step_tokens, most = left < rows ? left : rows;
+    uint32_t n = sched__prefill_run(s, q, s->opt.step_us  ? step_cost_fit(&s->cost, q->position, most, cost)
+                                          : cost < most ? (uint32_t)cost + !cost
+                                                        : most);
+    if (n) q->prefill_turn = s->turn;
+    return n ? run_cost(s, q->position, n, q->position + n == q->count) : 0;
+}
+
+/* One tenant's sequences share `cost`; the first of them came first. What they took. */
+static double serve(struct scheduler *s, uint64_t tenant, uint32_t n, double cost)
+{
+    struct prefill *oldest = s->prefills;
+    while (oldest->q->req.tenant != tenant) oldest++;
+    double used = 0, reserve = fmin(cost / OLDEST_PART, oldest->need);
+    while (used < cost) {
+        struct prefill *next = NULL;
+        for (uint32_t i = 0; i < n; i++) {
+            struct prefill *c = &s->prefills[i];
+            if (!c->done && c->q->req.tenant == tenant && (!next || c->left < next->left)) next = c;
+        }
+        if (!next) break;
+        bool keep = next != oldest && !oldest->done;
+        if (keep && cost - used <= reserve) {
+            next = oldest;
+            keep = false;
+        }
+        used += give(s, next, cost - used - (keep ? reserve : 0));
+    }
+    return used;
+}
+
+static struct prefill_share *share_of(struct scheduler *s, uint32_t *count, const struct sequence *q)
+{
+    struct prefill_share *t = s->shares;
+    while (t < s->shares + *count && t->tenant != q->req.tenant) t++;
+    if (t == s->shares + *count) s->shares[(*count)++] = (struct prefill_share){.tenant = q->req.tenant};
+    if (q->prefill_turn > t->turn) t->turn = q->prefill_turn;
+    return t;
+}
+
+/* Divides `budget` of the step among the n candidates; what they took. Whoever was served longest ago comes first. */
+static double divide(struct scheduler *s, uint32_t n, double budget)
+{
+    uint32_t tenants = 0;
+    double used = 0, least = run_cost(s, 0, RUN_LEAST, false);
+    for (uint32_t i = 0; i < n; i++) share_of(s, &tenants, s->prefills[i].q)->need += s->prefills[i].need;
+    double each = level(s->shares, tenants, budget);
+    if (tenants > 1 && each < least) each = least;
+    for (uint32_t served = 0; served < tenants && used < budget; served++) {
+        struct prefill_share *t = NULL;
+        for (uint32_t i = 0; i < tenants; i++)
+            if (!s->shares[i].served && (!t || s->shares[i].turn < t->turn)) t = &s->shares[i];
+        t->served = true;
+        double took = serve(s, t->tenant, n, each);
+        used += took;
+        for (uint32_t i = 0; took > 2 * each && i < n; i++) {
+            struct sequence *q = s->prefills[i].q;
+            if (q->req.tenant == t->tenant && q->run_tokens) q->prefill_turn += (uint64_t)(took / each);
+        }
+    }
+    return used;
+}
+
+void sched__plan_prefills(struct scheduler *s, double budget)
+{
+    double all = budget, least = run_cost(s, 0, RUN_LEAST, false); /* crumbs are not worth a place, nor a worse priority's turn */
+    s->turn++;
+    for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
+        uint32_t n = collect(s, q, &end);
+        if (n) budget -= divide(s, n, budget);
+        if (end && !end->running) return; /* it gave its blocks to others: the list has changed */
+    }
+}

@@ -1,0 +1,271 @@
+/* The prefix cache as the scheduler uses it: what a sequence takes over when it is admitted, what it publishes as it runs, and who waits for
+ * whose prefill. Engine thread. The tree itself is radix_cache.h. See scheduler/internal.h. */
+#include "scheduler/internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct radix_view view_of(const struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    return (struct radix_view){.tokens = q->tokens, .count = q->count, .images = p->images, .image_count = p->image_count, .salt = q->req.salt};
+}
+
+/* Log-probs of the prompt come from computing it. */
+static bool reads_cache(const struct scheduler *s, const struct sequence *q)
+{
+    return s->cache && !q->req.no_cache_read && q->req.sampling->prompt_logprobs == SAMPLING_NO_LOGPROBS;
+}
+
+void sched__cache_admitted(struct scheduler *s, struct sequence *q)
+{
+    if (q->looked) return; /* resumed after preemption: its own prompt once more */
+    q->looked = true;
+    s->now.cache_stops[q->cache.stop]++;
+    if (q->cache.stop == CACHE_STOP_DISABLED) return;
+    s->now.cache_queries++;
+    s->now.cache_query_tokens += q->req.prompt->token_count;
+    if (!q->cache.reused) return;
+    s->now.cache_hits++;
+    s->now.cache_hit_tokens += q->cache.reused;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        uint32_t w = s->caps.groups[g].window, reach = w && w - 1 < q->cache.reused ? w - 1 : q->cache.reused;
+        s->now.groups[g].hit_tokens += reach;
+    }
+}
+
+/* The blocks of a hit become q's; the partly filled ones at its end as copies, because q goes on writing there. False: no room for a copy or for
+ * a table; what q holds is dropped by the caller. */
+static bool take_blocks(struct scheduler *s, struct sequence *q, const struct radix_hit *hit)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, partial = hit->length / s->caps.block_tokens;
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        if (!sched__table_reserve(&q->tables[g], hit->tables[g].end)) return false;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        t->first = hit->tables[g].first;
+        t->end = hit->tables[g].end;
+        for (uint32_t i = t->first; i < t->end; i++) {
+            t->units[i] = hit->tables[g].units[i];
+            kvb_acquire(s->blocks, g, t->units[i], KVB_LIVE);
+        }
+        if (hit->length % s->caps.block_tokens && t->end > partial) need[g] = 1;
+    }
+    for (uint32_t g = 0; s->opt.test_mutation & SCHED_BUG_WINDOW && g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g]; /* something to read where the missing block should be */
+        if (t->first > 0 && t->first < t->end) t->units[t->first - 1] = t->units[t->first];
+    }
+    if (s->opt.test_mutation & SCHED_BUG_NO_COPY) return true;
+    if (!kvb_can_allocate(s->blocks, need) && !radix_evict(s->cache, need)) return false;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        if (!need[g]) continue;
+        uint32_t shared = t->units[partial], own = kvb_allocate(s->blocks, g);
+        ASSERT(own != ENGINE_NO_BLOCK);
+        engine_kv_copy(s->engine, g, shared, own, hit->length % s->caps.block_tokens);
+        kvb_release(s->blocks, g, shared, KVB_LIVE);
+        t->units[partial] = own;
+        s->now.cache_copied_blocks++;
+    }
+    return true;
+}
+
+void sched__cache_leave(struct scheduler *s, struct sequence *q)
+{
+    if (s->cache) radix_unpin(s->cache, &q->pin);
+    q->published = 0;
+}
+
+void sched__cache_take(struct scheduler *s, struct sequence *q)
+{
+    struct radix_hit hit = {.info = {.stop = CACHE_STOP_DISABLED}};
+    struct radix_view v = view_of(q);
+    ASSERT(q->position == 0 && !q->pin.node);
+    /* One that runs alone needs its blocks packed: it takes no scattered ones over and leaves no claims. */
+    if (!s->cache || q->alone) {
+        if (!q->looked) q->cache = hit.info;
+        return;
+    }
+    bool writes = !q->req.no_cache_write;
+    if (reads_cache(s, q) && !radix_match(s->cache, &v, q->count - 1, &hit)) hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
+    if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
+    if (hit.length && !take_blocks(s, q, &hit)) {
+        sched__blocks_drop(s, q);
+        radix_unpin(s->cache, &q->pin);
+        hit.length = 0;
+        struct radix_hit none = {.node = NULL};
+        if (writes && !radix_pin_hit(s->cache, &v, &none, &q->pin)) q->pin.node = NULL;
+    }
+    q->position = q->published = hit.length;
+    if (s->opt.test_mutation & SCHED_BUG_POSITION && hit.length) {
+        uint32_t bt = s->caps.block_tokens, up = (hit.length + bt - 1) / bt * bt;
+        q->position = up < q->count - 1 ? up : q->count - 1;
+        radix_unpin(s->cache, &q->pin); /* what it computes is wrong: only its own answer shall show that */
+    }
+    if (q->features) sched__features_passed(s, q);
+    if (!q->looked) {
+        q->cache = hit.info;
+        q->cache.reused = hit.length < q->req.prompt->token_count ? hit.length : q->req.prompt->token_count;
+    }
+}
+
+/* Undoes sched__cache_take for a sequence that isn't admitted after all. */
+void sched__cache_undo(struct scheduler *s, struct sequence *q)
+{
+    sched__blocks_drop(s, q);
+    sched__cache_leave(s, q);
+    if (q->features) sched__features_drop(s, q);
+    q->position = 0;
+    if (!q->looked) q->cache = (struct sched_cache_info){0};
+}
+
+static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, bool checkpoint)
+{
+    struct radix_view v = view_of(q);
+    struct radix_table tables[ENGINE_GROUPS_MAX];
+    for (uint32_t g = 0; g < s->caps.group_count; g++)
+        tables[g] = (struct radix_table){.units = q->tables[g].units, .first = q->tables[g].first, .end = q->tables[g].end};
+    q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
+}
+
+/* Places where hits end, for which the sliding groups' tails are kept: ends of pictures, of the prompt, of the turn (`last`). Blocks behind the
+ * window are still in the tables: this comes before sched__blocks_trim. */
+void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t bt = s->caps.block_tokens, reached = q->position;
+    if (!s->cache || !q->pin.node || q->published > reached || (q->published == reached && !last)) return;
+    bool prefilled = q->published < p->token_count;
+    if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
+    for (uint32_t i = 0; prefilled && i < p->image_count && p->images[i].end <= reached; i++)
+        if (p->images[i].end > q->published) publish_to(s, q, p->images[i].end, true);
+    if (prefilled && reached >= p->token_count && q->published < p->token_count) publish_to(s, q, p->token_count, true);
+    if (reached > q->published || last) publish_to(s, q, reached, last);
+}
+
+/* ---- who waits for whom ---- */
+
+void sched__cache_defer(struct scheduler *s)
+{
+    for (struct sequence *q = s->running.head; q; q = q->next) q->wanted_until = 0;
+    pthread_mutex_lock(&s->lock); /* sched_submit may be handing out the slots anew */
+    for (struct sequence *q = s->waiting.head; q; q = q->next) {
+        if (q->waits) {
+            const struct slot *at = &s->slots[q->waits_for.slot];
+            struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
+            q->waits = r && r->running && r->position < q->wait_until;
+            /* It stands where the shortest that waits for it would. */
+            if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until)) r->wanted_until = q->wait_until;
+        }
+        q->deferred = q->waits;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* A sequence whose prompt begins like one that is being prefilled waits until that part is there, rather than compute it twice. */
+bool sched__cache_waits(struct scheduler *s, struct sequence *q)
+{
+    if (!s->cache || !reads_cache(s, q)) return false;
+    struct radix_view v = view_of(q);
+    uint32_t known = UINT32_MAX;
+    for (struct sequence *r = s->running.head; r; r = r->next) {
+        if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
+        if (r->req.priority > q->req.priority) continue; /* its prefill stands back for others, q need not */
+        struct radix_view w = view_of(r);
+        uint32_t limit = r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1, common;
+        if (limit <= r->position + s->caps.block_tokens) continue;
+        common = radix_common(&v, &w, limit);
+        if (common <= r->position) continue;
+        if (known == UINT32_MAX) {
+            struct radix_hit hit;
+            known = radix_match(s->cache, &v, q->count - 1, &hit) ? hit.length : 0;
+        }
+        if (common < known + s->caps.block_tokens) continue;
+        q->waits = true;
+        q->waits_for = r->id;
+        q->wait_until = common;
+        s->now.cache_waits++;
+        return true;
+    }
+    return false;
+}
+
+void sched_reset_prefix_cache(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->reset_cache = s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool sched__cache_reset_wanted(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool wanted = s->reset_cache;
+    s->reset_cache = false;
+    pthread_mutex_unlock(&s->lock);
+    if (wanted && s->cache) radix_reset(s->cache);
+    return wanted;
+}
+
+void sched__cache_gauges(struct scheduler *s)
+{
+    if (!s->cache) return;
+    struct radix_stats r;
+    radix_stats(s->cache, &r);
+    s->now.cache_nodes = r.nodes;
+    s->now.cache_evictions = r.evicted_nodes;
+    for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].evicted_blocks = r.evicted_blocks[g];
+}
+
+/* ---- invariants ---- */
+
+struct claims {
+    const struct scheduler *s;
+    uint32_t *to; /* [group_count * arena_units]: below which position the tree claims the block; 0 = not at all */
+};
+
+static void note_claim(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to)
+{
+    struct claims *c = arg;
+    (void)from;
+    uint32_t *at = &c->to[group * c->s->caps.arena_units + unit];
+    if (to > *at) *at = to;
+}
+
+/* Holders are what is counted; a block that a sequence will write is nobody else's from that place on. */
+void sched__cache_check(const struct scheduler *s)
+{
+    uint64_t units = s->caps.arena_units;
+    uint32_t *held = calloc(units * s->caps.group_count, sizeof *held);
+    struct claims claims = {.s = s, .to = calloc(units * s->caps.group_count, sizeof *claims.to)};
+    ASSERT(held && claims.to);
+    if (s->cache) {
+        radix_check(s->cache);
+        radix_each_claim(s->cache, note_claim, &claims);
+    }
+    for (const struct sequence *q = s->running.head; q; q = q->next)
+        for (uint32_t g = 0; g < s->caps.group_count; g++)
+            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) held[g * units + q->tables[g].units[i]]++;
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        for (uint32_t g = 0; g < s->caps.group_count; g++) {
+            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) {
+                uint32_t unit = q->tables[g].units[i];
+                ASSERT_CMP(kvb_references(s->blocks, g, unit, KVB_LIVE), ==, held[g * units + unit]);
+                if ((uint64_t)(i + 1) * s->caps.block_tokens <= q->position) continue;
+                ASSERT_CMP(held[g * units + unit], ==, 1);
+                ASSERT_CMP(claims.to[g * units + unit], <=, q->position);
+            }
+        }
+    }
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        uint64_t live = 0;
+        for (uint64_t u = 0; u < units; u++) live += held[g * units + u] > 0;
+        ASSERT_CMP(live, ==, kvb_live_blocks(s->blocks, g));
+        if (!s->cache) ASSERT_CMP(live, ==, kvb_used_blocks(s->blocks, g));
+    }
+    free(held);
+    free(claims.to);
+}

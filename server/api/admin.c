@@ -1,0 +1,75 @@
+/* Dropping caches (openai-api §8.5, §8.6). Answered at once on the loop; the engine thread drops at its next turn, before it looks at any
+ * request that comes after. What running requests hold stays. */
+#include "server/media/alias.h"
+#include "server/http/http.h"
+
+#include <string.h>
+
+enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_ALIASES = 4 };
+
+static bool this_machine_only(const char *host)
+{
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+}
+
+/* A cold cache costs everybody time: not for whoever happens to reach an open server. */
+static bool allowed(struct request *r)
+{
+    const struct server *s = r->srv;
+    const char *how = s->opt->enable_admin;
+    /* A browser on this machine reaches the server too, on behalf of any page it shows. */
+    bool page = r->has_origin || MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Sec-Fetch-Site");
+    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page)))) return true;
+    (void)api_fail(&r->error, 403, "insufficient_permissions", NULL, "This server does not offer admin calls (--enable-admin).");
+    request_fail(r);
+    return false;
+}
+
+static void drop(struct request *r, unsigned what)
+{
+    struct server *s = r->srv;
+    if (what & DROP_ALIASES) image_alias_clear(s->aliases);
+    if (!s->model) return; /* still loading: nothing is cached */
+    if (what & DROP_FEATURES) sched_reset_features(s->model->sched);
+    if (what & DROP_PREFIXES) sched_reset_prefix_cache(s->model->sched);
+}
+
+static void answer(struct request *r, const char *text)
+{
+    request_answer(r, buf_adds(&r->out, text) ? 500 : 200);
+}
+
+void api_reset_prefix_cache_start(struct request *r)
+{
+    if (!allowed(r)) return;
+    const char *running = MHD_lookup_connection_value(r->mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
+    if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
+        (void)api_fail(&r->error, 400, "unsupported_parameter", "reset_running_requests", "Running requests keep what they use.");
+        request_fail(r);
+        return;
+    }
+    drop(r, DROP_PREFIXES);
+    answer(r, "{\"success\":true}");
+}
+
+void api_reset_mm_cache_start(struct request *r)
+{
+    if (!allowed(r)) return;
+    drop(r, DROP_FEATURES | DROP_ALIASES);
+    answer(r, "{\"success\":true}");
+}
+
+void api_reset_encoder_cache_start(struct request *r)
+{
+    if (!allowed(r)) return;
+    drop(r, DROP_FEATURES);
+    answer(r, "{\"success\":true}");
+}
+
+void api_flush_cache_start(struct request *r)
+{
+    if (!allowed(r)) return;
+    drop(r, DROP_PREFIXES | DROP_FEATURES | DROP_ALIASES);
+    r->content_type = "text/plain; charset=utf-8";
+    answer(r, "Cache flushed.\n");
+}

@@ -1,0 +1,44 @@
+/* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on a worker. */
+#include "server/generate/generate.h"
+
+/* The text is parsed; what stays of the body are the files of pictures that are not decoded yet. */
+static void body_drop(struct request *r)
+{
+    r->srv->body_bytes -= r->body.len;
+    buf_fini(&r->body);
+    r->body_kept = gen_images_bytes(r->gen);
+    r->srv->body_bytes += r->body_kept;
+}
+
+static void generate_done(struct request *r)
+{
+    body_drop(r);
+    gen_submit(r);
+}
+
+static void generate_job(struct request *r)
+{
+    struct gen *g = r->gen;
+    /* Pictures in it may be large, and gen_images has copies of what it needs. */
+    if (!request_body_parse(r, &g->root) && !request_model_check(r, g->root) && !gen_parse(g, g->root))
+        (void)(g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root));
+    request_body_trim(r, g->root, !r->error.http);
+}
+
+void api_chat_start(struct request *r)
+{
+    if (gen_create(r, GEN_CHAT)) {
+        request_work(r, generate_job, generate_done);
+    } else {
+        request_fail(r);
+    }
+}
+
+void api_completions_start(struct request *r)
+{
+    if (gen_create(r, GEN_COMPLETION)) {
+        request_work(r, generate_job, generate_done);
+    } else {
+        request_fail(r);
+    }
+}

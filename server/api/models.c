@@ -1,0 +1,92 @@
+/* GET /v1/models and /v1/models/{id} (openai-api §8.1). Works while the model loads. */
+#include "server/http/json_out.h"
+#include "server/http/http.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *model_names_split(char *names, bool list)
+{
+    char *to = names;
+    for (const char *at = names, *next; list && *at; at = next) {
+        size_t n = strcspn(at, ",");
+        next = at + n + (at[n] == ',');
+        for (; n && *at == ' '; n--) at++;
+        while (n && at[n - 1] == ' ') n--;
+        if (!n) continue;
+        memmove(to, at, n);
+        to += n;
+        *to++ = '\0'; /* at the comma, or before it */
+    }
+    return to > names ? to : strchr(names, '\0') + 1;
+}
+
+const char *model_name_find(const struct server *s, const char *name, size_t len)
+{
+    for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1)
+        if (strlen(n) == len && memcmp(n, name, len) == 0) return n;
+    return NULL;
+}
+
+static void card(struct json_out *o, const struct server *s, const char *name)
+{
+    jo_text(o, "{\"id\":");
+    jo_cstring(o, name);
+    jo_text(o, ",\"object\":\"model\",\"created\":");
+    jo_int(o, s->started);
+    jo_text(o, ",\"owned_by\":\"local\",\"root\":");
+    jo_cstring(o, s->model_dir);
+    jo_text(o, ",\"parent\":null,\"max_model_len\":");
+    if (s->model) {
+        jo_uint(o, s->model->caps.context_max);
+    } else {
+        jo_text(o, "null");
+    }
+    jo_text(o, ",\"permission\":[]}");
+}
+
+void api_models_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"object\":\"list\",\"data\":[");
+    for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
+        if (n != r->srv->model_name) jo_text(&o, ",");
+        card(&o, r->srv, n);
+    }
+    jo_text(&o, "]}");
+    request_answer(r, o.st ? 500 : 200);
+}
+
+static int hex(char c)
+{
+    return isdigit((unsigned char)c) ? c - '0' : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10 : -1;
+}
+
+void api_model_start(struct request *r)
+{
+    char *id = strdup(r->path + strlen(r->route->path)), *to = id;
+    if (!id) {
+        request_fail(r);
+        return;
+    }
+    for (const char *p = id; *p; p++) {
+        if (*p == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
+            *to++ = (char)(hex(p[1]) * 16 + hex(p[2]));
+            p += 2;
+        } else {
+            *to++ = *p;
+        }
+    }
+    *to = '\0';
+    const char *name = model_name_find(r->srv, id, (size_t)(to - id));
+    if (name) {
+        struct json_out o = {.buf = &r->out};
+        card(&o, r->srv, name);
+        request_answer(r, o.st ? 500 : 200);
+    } else {
+        (void)api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", id);
+        request_fail(r);
+    }
+    free(id);
+}

@@ -1,0 +1,75 @@
+/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine (openai-api §8.2, §8.4, §9). */
+#include "server/http/json_out.h"
+#include "server/http/metrics.h"
+#include "server/http/http.h"
+
+static void answer_text(struct request *r, int status, const char *text)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, text);
+    request_answer(r, o.st ? 500 : status);
+}
+
+static const char *state_name(const struct server *s)
+{
+    if (server_engine_dead(s) || s->exit_code) return "failed"; /* load_status is the loader thread's until it has ended */
+    if (!s->model || s->phase == SRV_LOADING) return "loading";
+    if (!server_handing_over(s)) return "stalled";
+    return s->phase == SRV_READY ? "ready" : "draining";
+}
+
+static bool ready(const struct server *s)
+{
+    return s->phase == SRV_READY && server_serving(s) && server_handing_over(s);
+}
+
+void api_health_start(struct request *r)
+{
+    r->content_type = "text/plain; charset=utf-8";
+    request_answer(r, ready(r->srv) ? 200 : 503);
+}
+
+void api_ready_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"status\":");
+    jo_cstring(&o, state_name(r->srv));
+    jo_text(&o, "}");
+    request_answer(r, ready(r->srv) ? 200 : 503);
+}
+
+void api_live_start(struct request *r)
+{
+    bool dead = server_engine_dead(r->srv);
+    answer_text(r, dead ? 500 : 200, dead ? "{\"status\":\"failed\"}" : "{\"status\":\"alive\"}");
+}
+
+void api_version_start(struct request *r)
+{
+    answer_text(r, 200, "{\"version\":\"" KVASIR_VERSION "\"}");
+}
+
+void api_load_start(struct request *r)
+{
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"server_load\":");
+    jo_uint(&o, r->srv->load);
+    jo_text(&o, "}");
+    request_answer(r, 200);
+}
+
+void api_root_start(struct request *r)
+{
+    answer_text(r, 200, "{\"status\":\"ok\"}");
+}
+
+void api_metrics_start(struct request *r)
+{
+    r->content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (metrics_text(r->srv, &r->out)) {
+        (void)api_fail(&r->error, 500, "internal_error", NULL, "The metrics could not be written.");
+        request_fail(r);
+    } else {
+        request_answer(r, 200);
+    }
+}

@@ -1,0 +1,149 @@
+/* POST /tokenize and /detokenize (openai-api §8.3), on a worker. */
+#include "server/generate/fields.h"
+#include "server/generate/generate.h"
+
+#include "engine/tokenizer/tokenizer.h"
+
+#include <string.h>
+
+static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, size_t count)
+{
+    const struct model *m = r->srv->model;
+    bool strs = false;
+    if (field_bool(&r->error, root, "return_token_strs", &strs)) return;
+    struct json_out o = {.buf = &r->out};
+    jo_text(&o, "{\"count\":");
+    jo_uint(&o, count);
+    jo_text(&o, ",\"max_model_len\":");
+    jo_uint(&o, m->caps.context_max);
+    jo_text(&o, ",\"tokens\":");
+    jo_ids(&o, ids, count);
+    jo_text(&o, ",\"token_strs\":");
+    if (strs) {
+        for (size_t i = 0; i < count; i++) {
+            size_t len;
+            const char *text = tok_bytes(m->tok, ids[i], &len);
+            jo_text(&o, i ? "," : "[");
+            jo_string(&o, text, len);
+        }
+        jo_text(&o, count ? "]}" : "[]}");
+    } else {
+        jo_text(&o, "null}");
+    }
+    if (o.st) (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
+{
+    bool special = true;
+    if (field_bool(&r->error, root, "add_special_tokens", &special)) return;
+    if (!json_is_string(prompt)) {
+        (void)api_fail(&r->error, 400, "invalid_type", "prompt", "prompt must be a string.");
+        return;
+    }
+    struct tok_run run = {.text = json_string_value(prompt), .len = json_string_length(prompt), .control = TOK_CONTROL_ALL};
+    struct tok_ids ids = {0};
+    struct err err = {0};
+    enum status st = tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
+    if (st) {
+        (void)api_fail_status(&r->error, st, "prompt", &err);
+        return;
+    }
+    tokens_write(r, root, ids.ids, ids.count);
+    tok_ids_free(&ids);
+}
+
+static void tokenize(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
+    json_t *prompt = field(g->root, "prompt");
+    if (!prompt) prompt = field(g->root, "content");
+    if (field(g->root, "messages")) {
+        if (!tokenize_chat(r, g->root, g)) tokens_write(r, g->root, g->prompts[0].prompt.tokens, g->prompts[0].prompt.token_count);
+    } else if (prompt) {
+        tokenize_text(r, g->root, prompt);
+    } else {
+        (void)api_fail(&r->error, 400, "missing_required_parameter", "prompt", "prompt or messages is missing.");
+    }
+}
+
+static void detokenize(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
+    const struct tokenizer *tok = r->srv->model->tok;
+    json_t *list = field(g->root, "tokens"), *v;
+    size_t i;
+    if (!list) {
+        (void)api_fail(&r->error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
+        return;
+    }
+    if (!json_is_array(list)) {
+        (void)api_fail(&r->error, 400, "invalid_type", "tokens", "tokens must be an array of integers.");
+        return;
+    }
+    struct detok d;
+    struct buf text;
+    buf_init(&text, 256u << 20);
+    detok_init(&d, tok, false);
+    enum status st = ST_OK;
+    json_array_foreach(list, i, v) {
+        int64_t id;
+        if (!json_to_int(v, &id)) {
+            st = api_fail(&r->error, 400, "invalid_type", "tokens", "tokens must be an array of integers.");
+        } else if (id < 0 || id >= (int64_t)tok_vocab_size(tok)) {
+            st = api_fail(&r->error, 400, "invalid_value", "tokens", "%lld is not a token id of this model.", (long long)id);
+        } else {
+            st = detok_push(&d, (uint32_t)id, &text);
+        }
+        if (st) break;
+    }
+    if (!st) st = detok_flush(&d, &text);
+    struct json_out o = {.buf = &r->out, .st = st};
+    jo_text(&o, "{\"prompt\":");
+    jo_string(&o, text.data ? text.data : "", text.len);
+    jo_text(&o, "}");
+    if (o.st) (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    buf_fini(&text);
+}
+
+static void tokenize_job(struct request *r)
+{
+    tokenize(r);
+    request_body_trim(r, r->gen->root, false);
+}
+
+static void detokenize_job(struct request *r)
+{
+    detokenize(r);
+    request_body_trim(r, r->gen->root, false);
+}
+
+static void job_end(struct request *r)
+{
+    if (r->error.http) {
+        request_fail(r);
+    } else {
+        request_answer(r, 200);
+    }
+}
+
+/* The gen carries the body's JSON and the prompt; no sequence is made of it. */
+void api_tokenize_start(struct request *r)
+{
+    if (gen_create(r, GEN_CHAT)) {
+        request_work(r, tokenize_job, job_end);
+    } else {
+        request_fail(r);
+    }
+}
+
+void api_detokenize_start(struct request *r)
+{
+    if (gen_create(r, GEN_CHAT)) {
+        request_work(r, detokenize_job, job_end);
+    } else {
+        request_fail(r);
+    }
+}

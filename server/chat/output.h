@@ -1,0 +1,65 @@
+/* A chat answer taken apart: reasoning, content, function calls (reasoning_parse.h, tool_parse.h), gathered as the text grows.
+ * Pure; used by one thread at a time. What to say about it to the client is generate/write.c. */
+#ifndef KVASIR_CHAT_OUTPUT_H
+#define KVASIR_CHAT_OUTPUT_H
+
+#include "config/base/buf.h"
+#include "server/chat/reasoning_parse.h"
+#include "server/chat/tool_parse.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum reasoning_use {
+    REASONING_NONE = 0, /* the model doesn't mark reasoning: all is content */
+    REASONING_FIELD,    /* a field of its own */
+    REASONING_DROP,     /* recognised and left out */
+    REASONING_CONTENT,  /* recognised and left in the content, tags and all */
+};
+
+struct chat_output_rules {
+    enum reasoning_use reasoning;
+    bool inside;      /* the prompt ends within the reasoning */
+    enum tool_form calls; /* calls of this form are looked for */
+    const struct tool_types *types; /* of the functions; borrowed, may be NULL */
+    bool single_call; /* one at most */
+};
+
+struct chat_call {
+    struct buf name, arguments;
+    char id[32];      /* empty until somebody names it */
+    bool begun_shown; /* STREAM: its id and name went out */
+    size_t shown;     /* STREAM: bytes of its arguments that went out */
+};
+
+struct chat_output {
+    struct chat_output_rules rules;
+    struct reasoning_parse reasoning_parse;
+    struct tool_parse tool_parse;
+    bool content_begun; /* tool_parse is set up */
+    struct buf content, reasoning;
+    size_t content_shown, reasoning_shown; /* STREAM */
+    struct chat_call *calls;               /* [call_count] */
+    uint32_t call_count, call_cap;
+    uint32_t calls_shown;                        /* STREAM: calls before it went out completely */
+    uint32_t reasoning_tokens, undecided_tokens; /* chat_output_token */
+};
+
+#define CHAT_CALLS_MAX 1024u
+
+void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max);
+void chat_output_fini(struct chat_output *o);
+/* Goes on in the answer's text (it begins with what earlier calls saw). ST_NOMEM; ST_TOO_LARGE: over text_max or CHAT_CALLS_MAX.
+ */
+enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final) KV_MUST_CHECK;
+/* The run for one more token is done: counts the tokens of the reasoning, its tags included. `before`: reasoning_parse.state
+ * ahead of that run. */
+void chat_output_token(struct chat_output *o, enum reasoning_state before);
+bool chat_output_reasons(const struct chat_output *o); /* the text ends within the reasoning */
+/* All calls are complete, and there is one. */
+bool chat_output_called(const struct chat_output *o);
+/* No more text is of interest. */
+bool chat_output_done(const struct chat_output *o);
+
+#endif

@@ -1,0 +1,24 @@
+/* The pictures and videos of a chat: from the URLs in the messages to what prompt_build takes. A file that came before is not
+ * decoded: what it became is known (media/alias.h), and its pixels are made when the scheduler turns out to need them
+ * (generate/images.c). Worker thread. */
+#ifndef KVASIR_CHAT_PICTURES_H
+#define KVASIR_CHAT_PICTURES_H
+
+#include "engine/prompt/image_prep.h"
+#include "engine/prompt/prompt_build.h"
+#include "server/chat/messages.h"
+#include "server/generate/generate.h"
+#include "server/media/picture.h"
+
+struct chat_pictures {
+    struct image_prepared *prepared; /* [count]; empty where the file was known */
+    struct picture_parts *parts;     /* [count] */
+    struct prompt_picture *list;     /* [count], views of the two above */
+    uint32_t count;
+};
+
+/* Fills g->pictures too. On failure g->r->error is set; chat_pictures_free in either case. */
+enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages, struct chat_pictures *out);
+void chat_pictures_free(struct chat_pictures *p);
+
+#endif

@@ -1,0 +1,77 @@
+/* See reasoning_parse.h. */
+#include "server/chat/reasoning_parse.h"
+
+#include "server/chat/tool_parse.h"
+
+#include <string.h>
+
+#define OPEN_LEN  (sizeof THINK_OPEN - 1)
+#define CLOSE_LEN (sizeof THINK_CLOSE - 1)
+
+typedef enum status sink_fn(void *user, const char *text, size_t len);
+
+void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim)
+{
+    *p = (struct reasoning_parse){.state = inside ? REASON_INSIDE : REASON_START, .verbatim = verbatim, .found = inside};
+}
+
+/* Is this reasoning at all? */
+static void start_run(struct reasoning_parse *p, const char *text, size_t len, bool final)
+{
+    size_t i = p->search;
+    while (i < len && (text[i] == ' ' || text[i] == '\n' || text[i] == '\t' || text[i] == '\r')) i++;
+    p->search = i;
+    size_t n = len - i < OPEN_LEN ? len - i : OPEN_LEN;
+    bool fits = memcmp(text + i, THINK_OPEN, n) == 0;
+    if (fits && n == OPEN_LEN) {
+        p->state = REASON_INSIDE;
+        p->found = true;
+        p->search = i + OPEN_LEN;
+        if (!p->verbatim) p->at = p->solid = p->search;
+    } else if (!fits || final) {
+        p->state = REASON_AFTER;
+    }
+}
+
+static enum status emit(struct reasoning_parse *p, const char *text, size_t to, sink_fn *sink, void *user)
+{
+    size_t from = p->at;
+    if (to <= from) return ST_OK;
+    p->at = to;
+    p->any = true;
+    return sink(user, text + from, to - from);
+}
+
+static enum status inside_run(struct reasoning_parse *p, const char *text, size_t len, bool final, sink_fn *sink, void *user)
+{
+    const char *hit = len > p->search ? memmem(text + p->search, len - p->search, THINK_CLOSE, CLOSE_LEN) : NULL;
+    size_t end = hit ? (size_t)(hit - text) : final ? len : len - tag_prefix(text + p->search, len - p->search, THINK_CLOSE);
+    for (size_t i = p->search; i < end; i++) {
+        if (text[i] != '\n') p->solid = i + 1;
+    }
+    if (!p->verbatim && !p->any) {
+        while (p->at < end && text[p->at] == '\n') p->at++;
+    }
+    p->search = end;
+    size_t to = !p->verbatim ? p->solid : hit ? end + CLOSE_LEN : end;
+    enum status st = emit(p, text, to, sink, user);
+    if (hit) {
+        p->state = p->verbatim ? REASON_AFTER : REASON_CLOSED;
+        p->at = end + CLOSE_LEN;
+    } else if (final) {
+        p->at = len; /* line breaks at the end */
+    }
+    return st;
+}
+
+enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final, sink_fn *sink, void *user)
+{
+    enum status st = ST_OK;
+    if (p->state == REASON_START) start_run(p, text, len, final);
+    if (p->state == REASON_INSIDE) st = inside_run(p, text, len, final, sink, user);
+    if (p->state == REASON_CLOSED) {
+        while (p->at < len && text[p->at] == '\n') p->at++;
+        if (p->at < len || final) p->state = REASON_AFTER;
+    }
+    return st;
+}

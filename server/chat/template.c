@@ -1,0 +1,376 @@
+/* See template.h: loading, and the render itself. */
+#include "server/chat/template_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEMPLATE_BYTES_MAX (4u << 20)
+#define CONFIG_BYTES_MAX   (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in real checkpoints */
+/* Text of the reference's own marker; the blank at its end tells whether the template trims. */
+#define CONTINUE_TAG "CONTINUE_FINAL_MESSAGE_TAG "
+
+/* ---- loading ---- */
+
+static enum status read_file(const char *path, size_t max, char **out, size_t *len, struct err *err)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) return err_set(err, errno == ENOENT || errno == ENOTDIR ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+    char *buf = NULL;
+    size_t n = 0, cap = 0;
+    enum status st = ST_OK;
+    while (!st) {
+        if (n == cap) {
+            cap = cap ? cap * 2 : 16384;
+            char *more = realloc(buf, cap);
+            if (!more) {
+                st = err_set(err, ST_NOMEM, "out of memory");
+                break;
+            }
+            buf = more;
+        }
+        size_t got = fread(buf + n, 1, cap - n, f);
+        if (!got) break;
+        n += got;
+        if (n > max) st = err_set(err, ST_TOO_LARGE, "%s: more than %zu bytes", path, max);
+    }
+    if (!st && ferror(f)) st = err_set(err, ST_IO, "%s: read error", path);
+    fclose(f);
+    if (st) {
+        free(buf);
+        return st;
+    }
+    *out = buf;
+    *len = n;
+    return ST_OK;
+}
+
+static enum status make_variant(struct template_variant *v, const char *src, size_t len, const struct jinja_limits *limits,
+                                struct err *err)
+{
+    struct jinja_error e;
+    enum status st = jinja_parse(src, len, limits, &v->jinja, &e);
+    if (st) return err_set(err, st, "chat template, line %u: %s", e.line, e.message);
+    v->source = malloc(len ? len : 1);
+    if (!v->source) return err_set(err, ST_NOMEM, "out of memory");
+    memcpy(v->source, src, len);
+    v->source_len = len;
+    template_probe(v->jinja, limits, &v->caps);
+    return ST_OK;
+}
+
+enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
+                            const struct jinja_limits *limits, struct template **out, struct err *err)
+{
+    struct template *t = calloc(1, sizeof *t);
+    if (!t) return err_set(err, ST_NOMEM, "out of memory");
+    t->limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
+    enum status st = make_variant(&t->plain, source, len, &t->limits, err);
+    if (!st && tool_source) st = make_variant(&t->tools, tool_source, tool_len, &t->limits, err);
+    if (st) {
+        template_free(t);
+        return st;
+    }
+    *out = t;
+    return ST_OK;
+}
+
+void template_free(struct template *t)
+{
+    if (!t) return;
+    jinja_free(t->plain.jinja);
+    jinja_free(t->tools.jinja);
+    free(t->plain.source);
+    free(t->tools.source);
+    free(t);
+}
+
+void template_guard(const struct template *t, struct tokenizer *tok)
+{
+    if (t->plain.source) tok_guard(tok, t->plain.source, t->plain.source_len);
+    if (t->tools.source) tok_guard(tok, t->tools.source, t->tools.source_len);
+}
+
+/* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if there is none. */
+static enum status pick_templates(const json_t *root, const char *path, const json_t **plain, const json_t **tools,
+                                  struct err *err)
+{
+    const json_t *v = json_object_get(root, "chat_template");
+    *plain = *tools = NULL;
+    if (json_is_string(v)) *plain = v;
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *item = json_array_get(v, i), *source = json_object_get(item, "template");
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (!name || !json_is_string(source))
+            return err_set(err, ST_FORMAT, "%s: chat_template[%zu] is not {name, template}", path, i);
+        if (strcmp(name, "default") == 0) *plain = source;
+        if (strcmp(name, "tool_use") == 0) *tools = source;
+    }
+    if (v && !json_is_string(v) && !json_is_array(v) && !json_is_null(v))
+        return err_set(err, ST_FORMAT, "%s: chat_template has a wrong type", path);
+    if (!*plain) return err_set(err, ST_NOT_FOUND, "%s: no chat template", path);
+    return ST_OK;
+}
+
+static enum status load_json(const char *path, struct template **out, struct err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    json_error_t je;
+    const json_t *plain, *tools;
+    enum status st = read_file(path, CONFIG_BYTES_MAX, &text, &len, err);
+    if (st) return st;
+    /* Integers as reals: "model_max_length" of a release is 10^30, which jansson refuses as an integer. */
+    json_t *root = json_loadb(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
+    free(text);
+    if (!root) return err_set(err, ST_FORMAT, "%s:%d: %s", path, je.line, je.text);
+    st = pick_templates(root, path, &plain, &tools, err);
+    if (!st) {
+        st = template_create(json_string_value(plain), json_string_length(plain), json_string_value(tools),
+                             json_string_length(tools), NULL, out, err);
+        if (st) err_prefix(err, st, "%s", path);
+    }
+    json_decref(root);
+    return st;
+}
+
+static enum status load_source(const char *path, const char *tool_path, struct template **out, struct err *err)
+{
+    char *text = NULL, *tool = NULL;
+    size_t len = 0, tool_len = 0;
+    enum status st = read_file(path, TEMPLATE_BYTES_MAX, &text, &len, err);
+    if (st) return st;
+    st = read_file(tool_path, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
+    if (st == ST_NOT_FOUND) st = ST_OK;
+    if (!st) {
+        st = template_create(text, len, tool, tool_len, NULL, out, err);
+        if (st) err_prefix(err, st, "%s", path);
+    }
+    free(text);
+    free(tool);
+    return st;
+}
+
+enum status template_load(const char *dir, struct template **out, struct err *err)
+{
+    static const char *const files[] = {"chat_template.json", "tokenizer_config.json"};
+    char path[4096], tool_path[4096];
+    if (strlen(dir) > sizeof path - 64) return err_set(err, ST_INVALID, "the path of the checkpoint is too long");
+    snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
+    snprintf(tool_path, sizeof tool_path, "%s/additional_chat_templates/tool_use.jinja", dir);
+    enum status st = load_source(path, tool_path, out, err);
+    for (size_t i = 0; st == ST_NOT_FOUND && i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        st = load_json(path, out, err);
+    }
+    return st == ST_NOT_FOUND ? err_set(err, st, "%s: the checkpoint has no chat template", dir) : st;
+}
+
+/* ---- rendering ---- */
+
+uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source)
+{
+    enum { SOURCES_MAX = 1 << 24 };
+    if (!t->on || t->no_memory || t->count >= SOURCES_MAX) return origin;
+    if (t->count == t->cap) {
+        size_t cap = t->cap ? 2 * t->cap : 32;
+        struct template_source *more = realloc(t->list, cap * sizeof *more);
+        if (!more) {
+            t->no_memory = true; /* the render then fails as a whole */
+            return origin;
+        }
+        t->list = more;
+        t->cap = cap;
+    }
+    t->list[t->count++] = *source;
+    return JINJA_FROM(origin, t->count);
+}
+
+static const struct template_variant *variant_for(const struct template *t, bool with_tools)
+{
+    return with_tools && t->tools.jinja ? &t->tools : &t->plain;
+}
+
+const struct template_caps *template_caps(const struct template *t, bool with_tools)
+{
+    return &variant_for(t, with_tools)->caps;
+}
+
+/* Clients may send bare function objects; templates expect {"type": "function", "function": ...}. */
+static struct jinja_value tools_value(struct jinja_ctx *c, const json_t *tools, struct template_trace *trace)
+{
+    if (!json_array_size(tools)) return jinja_none();
+    uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_TOOLS});
+    struct jinja_value list = jinja_list(c, from);
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *tool = json_array_get(tools, i);
+        struct jinja_value v = template_value(c, tool, from);
+        if (json_is_object(tool) && !json_object_get(tool, "function") && !json_object_get(tool, "type") &&
+            json_object_get(tool, "name")) {
+            struct jinja_value wrap = jinja_dict(c, from);
+            jinja_dict_set(c, wrap, "type", 4, jinja_string(c, "function", 8, from));
+            jinja_dict_set(c, wrap, "function", 8, v);
+            v = wrap;
+        }
+        jinja_list_add(c, list, v);
+    }
+    return list;
+}
+
+bool template_reserves(const char *name)
+{
+    static const char *const reserved[] = {"messages", "tools", "documents", "add_generation_prompt"};
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        if (strcmp(name, reserved[i]) == 0) return true;
+    return false;
+}
+
+static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v, const struct template_request *rq,
+                                 struct template_chat *chat, struct template_final *final_text, struct template_trace *trace, struct err *err)
+{
+    uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
+    const char *key;
+    json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not change it */
+    for (size_t i = 0; i < rq->special_count; i++)
+        jinja_set(c, rq->specials[i].name, jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
+    json_object_foreach(kwargs, key, item)
+    {
+        if (template_reserves(key)) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
+        jinja_set(c, key, template_value(c, item, from));
+    }
+    enum status st =
+        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, chat, final_text, trace, err);
+    if (st) return st;
+    jinja_set(c, "messages", chat->list);
+    jinja_set(c, "tools", tools_value(c, rq->tools, trace));
+    from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_DOCUMENTS});
+    jinja_set(c, "documents", template_value(c, rq->documents, from));
+    jinja_set(c, "add_generation_prompt", jinja_bool(rq->add_generation_prompt));
+    if (rq->now) jinja_set_now(c, rq->now);
+    return ST_OK;
+}
+
+/* Cuts the render where the final message ends: at the last tag. If the template trimmed the message, what is left is trimmed
+ * too. */
+static enum status cut_at_tag(struct jinja_output *o, const struct template_final *f, struct err *err)
+{
+    const size_t tag_len = strlen(CONTINUE_TAG) - 1;
+    size_t len = f->len, at = 0;
+    const char *text = jinja_trim(f->text, &len, 3), *hit = NULL;
+    for (const char *p = o->text, *end = o->text + o->len; (p = memmem(p, (size_t)(end - p), CONTINUE_TAG, tag_len)) != NULL; p++)
+        hit = p;
+    if (!hit || (len && !memmem(o->text, o->len, text, len)))
+        return err_set(err, ST_INVALID, "continue_final_message: the final message does not appear in the rendered chat");
+    at = (size_t)(hit - o->text);
+    if (at + tag_len >= o->len || o->text[at + tag_len] != ' ') jinja_trim(o->text, &at, 2);
+    o->text[at] = '\0';
+    o->len = at;
+    return ST_OK;
+}
+
+static enum status to_runs(struct jinja_output *o, bool parse, struct template_trace *trace, struct template_result *out, struct err *err)
+{
+    static const enum tok_control of[] = {
+        [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_UNGUARDED, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
+    struct tok_run *runs = malloc((o->run_count + 1) * sizeof *runs);
+    uint32_t *sources = trace->on ? malloc((o->run_count + 1) * sizeof *sources) : NULL;
+    if (!runs || (trace->on && !sources) || trace->no_memory) {
+        free(runs);
+        free(sources);
+        return err_set(err, ST_NOMEM, "out of memory");
+    }
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < o->run_count && at < o->len; i++) {
+        size_t len = o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
+        enum tok_control control = parse ? TOK_CONTROL_ALL : of[o->runs[i].origin];
+        if (n && runs[n - 1].control == control && (!sources || sources[n - 1] == o->runs[i].source)) {
+            runs[n - 1].len += len;
+        } else {
+            if (sources) sources[n] = o->runs[i].source;
+            runs[n++] = (struct tok_run){.text = o->text + at, .len = len, .control = control};
+        }
+        at += len;
+    }
+    *out = (struct template_result){.text = o->text, .len = o->len, .runs = runs, .run_count = n, .run_sources = sources,
+                                    .sources = trace->list, .source_count = trace->count};
+    o->text = NULL;
+    trace->list = NULL;
+    return ST_OK;
+}
+
+static const char *role_of(const struct template_request *rq, size_t i)
+{
+    const char *role = json_string_value(json_object_get(json_array_get(rq->messages, i), "role"));
+    return role ? role : "";
+}
+
+/* The message that the template's loop was at; the number of messages if it was at none. */
+static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq, const struct template_chat *chat)
+{
+    size_t n = json_array_size(rq->messages), at = n;
+    uint32_t best = UINT32_MAX;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t level = jinja_fault_loop(c, chat->each[i]);
+        if (!level || level >= best) continue;
+        best = level;
+        at = i;
+    }
+    return at;
+}
+
+static enum status render_error(enum status st, const struct jinja_error *e, const struct template_caps *caps,
+                                const struct template_request *rq, size_t at, struct err *err)
+{
+    /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who sends results of tools. */
+    bool lost = e->fault == JINJA_RAISED && strcmp(role_of(rq, at), "tool") == 0 && !caps->tool_role && !caps->tool_responses;
+    if (e->fault == JINJA_RAISED)
+        err_set(err, st, "%.300s%s", e->message,
+                lost ? " (this model's chat template has no place for results of tools: put them into a user message)" : "");
+    else if (e->line)
+        err_set(err, st, "line %u of the chat template: %.400s", e->line, e->message);
+    else
+        err_set(err, st, "chat template: %.400s", e->message);
+    if (at >= json_array_size(rq->messages)) return st;
+    if (!at) return err_prefix(err, st, "messages[0] (role '%.20s')", role_of(rq, at));
+    return err_prefix(err, st, "messages[%zu] (role '%.20s' after '%.20s')", at, role_of(rq, at), role_of(rq, at - 1));
+}
+
+enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
+                            struct err *err)
+{
+    const struct template_variant *v = variant_for(t, json_array_size(rq->tools) > 0);
+    struct template_final final_text = {.text = "", .len = 0};
+    struct template_trace trace = {.on = rq->trace};
+    struct jinja_output o = {0};
+    struct jinja_error e;
+    if (rq->continue_final_message && rq->add_generation_prompt)
+        return err_set(err, ST_INVALID, "continue_final_message and add_generation_prompt exclude each other");
+    struct template_chat chat = {.each = malloc((json_array_size(rq->messages) + 1) * sizeof *chat.each)};
+    struct jinja_ctx *c = chat.each ? jinja_ctx_create(&t->limits) : NULL;
+    if (!c) {
+        free(chat.each);
+        return err_set(err, ST_NOMEM, "out of memory");
+    }
+    enum status st = set_variables(c, v, rq, &chat, &final_text, &trace, err);
+    if (!st) {
+        st = jinja_render(v->jinja, c, &o, &e);
+        if (st) render_error(st, &e, &v->caps, rq, message_at_fault(c, rq, &chat), err);
+    }
+    if (!st && rq->continue_final_message) st = cut_at_tag(&o, &final_text, err);
+    if (!st) st = to_runs(&o, rq->control_parse, &trace, out, err);
+    free(trace.list);
+    free(chat.each);
+    jinja_output_free(&o);
+    jinja_ctx_destroy(c);
+    return st;
+}
+
+void template_result_free(struct template_result *r)
+{
+    free(r->text);
+    free(r->runs);
+    free(r->run_sources);
+    free(r->sources);
+    *r = (struct template_result){0};
+}

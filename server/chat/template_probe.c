@@ -1,0 +1,112 @@
+/* What can this template do? Small conversations with marked texts are rendered once at load, and the marks looked for: more
+ * reliable than reading the template's source, and the same for every family. */
+#include "server/chat/template_internal.h"
+
+#include <string.h>
+
+#define USER      "{\"role\":\"user\",\"content\":\"<<user>>\"}"
+#define LIST_USER "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\"}]}"
+#define LIST_SYSTEM(more_)                                                                                                       \
+    "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\",\"text\":\"<<more>>\"}" more_ "]}"
+#define CALLS(args_)                                                                                                             \
+    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":"  \
+    "\"<<name>>\",\"arguments\":" args_ "}}]}"
+#define TOOL_DECLARATION                                                                                                         \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"<<tool>>\",\"description\":\"d\",\"parameters\":{\"type\":\"object\","     \
+    "\"properties\":"                                                                                                            \
+    "{\"x\":{\"type\":\"string\",\"description\":\"d\"}},\"required\":[\"x\"]}}}]"
+
+struct probe {
+    const struct jinja_template *t;
+    const struct jinja_limits *limits;
+    struct jinja_output out;
+    bool ok;
+};
+
+/* Renders; p->out is the result if p->ok. */
+static void render(struct probe *p, const char *messages, const char *tools)
+{
+    static const char *const specials[] = {"bos_token", "eos_token", "pad_token", "unk_token"};
+    json_t *m = json_loads(messages, 0, NULL), *t = tools ? json_loads(tools, 0, NULL) : NULL;
+    struct jinja_ctx *c = jinja_ctx_create(p->limits);
+    struct jinja_error err;
+    jinja_output_free(&p->out);
+    p->ok = false;
+    if (m && c && (t || !tools)) {
+        for (size_t i = 0; i < sizeof specials / sizeof *specials; i++)
+            jinja_set(c, specials[i], jinja_string(c, "", 0, JINJA_TEMPLATE));
+        jinja_set(c, "messages", template_value(c, m, JINJA_INPUT));
+        jinja_set(c, "tools", template_value(c, t, JINJA_INPUT));
+        jinja_set(c, "documents", jinja_none());
+        jinja_set(c, "add_generation_prompt", jinja_bool(true));
+        p->ok = jinja_render(p->t, c, &p->out, &err) == ST_OK;
+    }
+    jinja_ctx_destroy(c);
+    json_decref(m);
+    json_decref(t);
+}
+
+static bool shows(const struct probe *p, const char *text)
+{
+    return p->ok && strstr(p->out.text, text) != NULL;
+}
+
+static bool mentions(const struct jinja_template *t, const char *word)
+{
+    size_t len;
+    const char *src = jinja_source(t, &len);
+    return memmem(src, len, word, strlen(word)) != NULL;
+}
+
+static bool wants_lists(struct probe *p)
+{
+    render(p, "[" LIST_USER "]", NULL);
+    if (p->ok) {
+        const char *first = strstr(p->out.text, "<<user>>");
+        return first && !strstr(first + 1, "<<user>>") && !strstr(p->out.text, "[{");
+    }
+    render(p, "[" USER "]", NULL); /* lists fail and strings do not: clear. Both fail: look at the tree */
+    return !p->ok && jinja_iterates_content(p->t);
+}
+
+void template_probe(const struct jinja_template *t, const struct jinja_limits *limits, struct template_caps *caps)
+{
+    struct probe p = {.t = t, .limits = limits};
+    *caps = (struct template_caps){.developer_role = mentions(t, "developer"), .uses_time = jinja_reads(t, "strftime_now")};
+    caps->content_list = wants_lists(&p);
+    render(&p, "[{\"role\":\"system\",\"content\":\"<<system>>\"}," USER "]", NULL);
+    caps->system_role = shows(&p, "<<system>>");
+    if (!p.ok) { /* a template that fails on everything says nothing about system messages */
+        render(&p, "[" USER "]", NULL);
+        caps->system_role = !p.ok;
+    }
+    render(&p, "[" LIST_SYSTEM("") "," LIST_USER "]", NULL);
+    caps->system_list = shows(&p, "<<system>>") && !strstr(p.out.text, "[{");
+    size_t len = p.out.len;
+    render(&p, "[" LIST_SYSTEM(",{\"type\":\"image\"}") "," LIST_USER "]", NULL);
+    caps->system_pictures = caps->system_list && p.ok && p.out.len > len;
+    render(&p, "[" USER "]", TOOL_DECLARATION);
+    caps->tools = shows(&p, "<<tool>>");
+    render(&p,
+           "[" USER "," CALLS("{\"key\":\"<<value>>\"}") ",{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"name\":\"<<name>>\","
+                                                         "\"content\":\"<<result>>\"}]",
+           NULL);
+    bool object = shows(&p, "<<value>>") && !strstr(p.out.text, "{'key'");
+    caps->tool_role = shows(&p, "<<result>>");
+    if (!p.ok || !object) {
+        bool result = caps->tool_role;
+        render(&p, "[" USER "," CALLS("{\"key\":\"<<value>>\"}") "]", NULL);
+        object = shows(&p, "<<value>>") && !strstr(p.out.text, "{'key'");
+        caps->tool_role = result;
+    }
+    render(&p, "[" USER "," CALLS("\"{\\\"key\\\":\\\"<<value>>\\\"}\"") "]", NULL);
+    bool as_text = shows(&p, "{\"key\":\"<<value>>\"}");
+    caps->tool_calls = object || as_text;
+    caps->arguments_as_text = as_text && !object;
+    caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
+    /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them with <parameter=NAME>. */
+    if (caps->tools && mentions(t, "<tool_call>"))
+        caps->calls = !mentions(t, "<function=") ? TOOL_FORM_JSON : mentions(t, "<parameter=") ? TOOL_FORM_XML : TOOL_FORM_NONE;
+    caps->think = mentions(t, "</think>");
+    jinja_output_free(&p.out);
+}

@@ -1,0 +1,362 @@
+/* See tool_parse.h. */
+#include "server/chat/tool_parse_internal.h"
+
+#include "server/generate/fields.h"
+
+#include <jansson.h>
+#include <string.h>
+
+enum { FIELD_OTHER = 0, FIELD_NAME, FIELD_ARGUMENTS };
+
+bool tool__is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+size_t tag_prefix(const char *text, size_t len, const char *tag)
+{
+    size_t n = strlen(tag) - 1;
+    if (n > len) n = len;
+    while (n && memcmp(text + len - n, tag, n) != 0) n--;
+    return n;
+}
+
+int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final)
+{
+    size_t tag_len = strlen(tag), n = len - i < tag_len ? len - i : tag_len;
+    if (memcmp(text + i, tag, n) != 0) return 0;
+    return n == tag_len ? 1 : final ? 0 : -1;
+}
+
+/* ---- content ---- */
+
+static bool all_space(const char *text, size_t from, size_t to)
+{
+    while (from < to && tool__is_space(text[from])) from++;
+    return from >= to;
+}
+
+static enum status content_emit(struct tool_parse *p, const char *text, size_t to, const struct tool_sink *sink)
+{
+    size_t from = p->at;
+    if (to <= from) return ST_OK;
+    p->at = to;
+    p->blank = false;
+    return sink->content(sink->user, text + from, to - from);
+}
+
+/* Content begins anew at `from`. */
+static void text_start(struct tool_parse *p, size_t from)
+{
+    p->state = p->single && p->calls ? TOOL_DONE : TOOL_TEXT;
+    p->at = p->search = p->blank_to = from;
+    p->blank = true;
+}
+
+/* As tool__xml_find. */
+static const char *json_find(const char *text, size_t from, size_t len, size_t *keep)
+{
+    size_t n = len > from ? len - from : 0;
+    *keep = tag_prefix(text + from, n, TOOL_OPEN);
+    return n ? memmem(text + from, n, TOOL_OPEN, OPEN_LEN) : NULL;
+}
+
+/* In TOOL_TEXT. *more: a block began. */
+static enum status text_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                            bool *more)
+{
+    size_t end = len, keep;
+    const char *hit =
+        p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep) : json_find(text, p->search, len, &keep);
+    if (hit) {
+        end = (size_t)(hit - text);
+    } else if (!final) {
+        end = len - keep;
+    }
+    size_t next = end;
+    if ((hit || !final) && end > p->at && text[end - 1] == '\n') end--;
+    if (p->blank) {
+        if (p->blank_to < end && all_space(text, p->blank_to, end)) p->blank_to = end;
+        if (p->blank_to >= end) {
+            /* White space: of no interest next to a call, but the answer itself where there is nothing else. */
+            if (final && !hit && !p->calls) return content_emit(p, text, end, sink);
+            end = p->at;
+        }
+    }
+    enum status st = content_emit(p, text, end, sink);
+    p->search = next;
+    if (st || !hit) return st;
+    p->state = TOOL_BLOCK;
+    p->open = next;
+    p->scan = next + OPEN_LEN;
+    p->json = (struct tool_json){0};
+    p->field = FIELD_OTHER;
+    p->has_name = p->has_args = false;
+    p->name_end = p->args_end = 0;
+    *more = true;
+    return ST_OK;
+}
+
+void tool__block_refuse(struct tool_parse *p)
+{
+    p->state = TOOL_TEXT;
+    p->search = p->open + 1;
+}
+
+/* ---- calls ---- */
+
+/* A string of the text, quotes and all, without its escapes. Owned; NULL: no memory, or a lone surrogate. */
+static json_t *unpack(const char *text, size_t from, size_t to)
+{
+    json_t *v = NULL;
+    (void)json_from_text(text + from, to - from, &v);
+    return v;
+}
+
+enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink)
+{
+    p->calls++;
+    p->arguments_open = true;
+    return sink->begin(sink->user, name, len);
+}
+
+static enum status call_begin(struct tool_parse *p, const char *text, const struct tool_sink *sink)
+{
+    json_t *name = unpack(text, p->name_at, p->name_end);
+    if (!json_is_string(name)) { /* its form was checked before: nothing but memory is left */
+        json_decref(name);
+        return ST_NOMEM;
+    }
+    p->state = TOOL_REST;
+    enum status st = tool__call_begin(p, json_string_value(name), json_string_length(name), sink);
+    json_decref(name);
+    return st;
+}
+
+enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink)
+{
+    p->arguments_open = false;
+    return sink->end(sink->user);
+}
+
+/* The arguments are complete and not an object as it stands: begins and ends the call. `ok` false: they are no arguments. */
+static enum status call_packed(struct tool_parse *p, const char *text, const struct tool_sink *sink, bool *ok)
+{
+    json_t *inner = p->has_args && text[p->args_at] == '"' ? unpack(text, p->args_at, p->args_end) : NULL;
+    const char *s = inner ? json_string_value(inner) : "";
+    size_t len = inner ? json_string_length(inner) : 0, skip = 0;
+    while (skip < len && tool__is_space(s[skip])) skip++;
+    *ok = !(p->has_args && text[p->args_at] == '"' && !inner) && (skip == len || s[skip] == '{');
+    enum status st = *ok ? call_begin(p, text, sink) : ST_OK;
+    if (*ok && !st) st = skip < len ? sink->arguments(sink->user, s + skip, len - skip) : sink->arguments(sink->user, "{}", 2);
+    if (*ok && !st) st = tool__call_end(p, sink);
+    json_decref(inner);
+    return st;
+}
+
+static enum status arguments_emit(struct tool_parse *p, const char *text, size_t to, const struct tool_sink *sink)
+{
+    size_t from = p->args_out;
+    if (to <= from) return ST_OK;
+    p->args_out = to;
+    return sink->arguments(sink->user, text + from, to - from);
+}
+
+/* A value of the block's object begins at i; false: it can't be what its key says. */
+static bool value_begins(struct tool_parse *p, const char *text, size_t i)
+{
+    char c = text[i];
+    if (p->field == FIELD_NAME) {
+        p->name_at = i;
+        return c == '"';
+    }
+    if (p->field != FIELD_ARGUMENTS) return true;
+    p->has_args = true;
+    p->args_at = p->args_out = i;
+    return c == '{' || c == '"' || c == 'n';
+}
+
+/* Looks at what the byte at i did to the block's own object (depth 1), given the state before it. False: the block is no call. */
+static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8_t before, uint32_t depth)
+{
+    const struct tool_json *j = &p->json;
+    if (!depth) return text[i] == '{' || tool__is_space(text[i]);
+    if (depth != 1 && j->depth != 1) return true;
+    if ((before == J_KEY || before == J_FIRST_KEY) && j->state == J_STRING) p->key_at = i;
+    if (before == J_STRING && j->state == J_COLON) {
+        const char *key = text + p->key_at + 1;
+        size_t len = i - p->key_at - 1;
+        bool name = len == 4 && memcmp(key, "name", 4) == 0, args = len == 9 && memcmp(key, "arguments", 9) == 0;
+        p->field = name && !p->has_name ? FIELD_NAME : args && !p->has_args ? FIELD_ARGUMENTS : FIELD_OTHER;
+    }
+    if (before == J_VALUE && depth == 1 && j->state != J_VALUE && !value_begins(p, text, i)) return false;
+    if (j->depth != 1 || j->state != J_AFTER || (before == J_AFTER && depth == 1)) return true;
+    /* A value is complete. */
+    if (p->field == FIELD_NAME) {
+        json_t *name = unpack(text, p->name_at, i + 1);
+        p->has_name = json_is_string(name) && json_string_length(name);
+        p->name_end = i + 1;
+        json_decref(name);
+        if (!p->has_name) return false;
+    } else if (p->field == FIELD_ARGUMENTS) {
+        p->args_end = i + 1;
+    }
+    p->field = FIELD_OTHER;
+    return true;
+}
+
+/* In TOOL_BLOCK, TOOL_FORM_JSON: nothing of the block was reported yet. */
+static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                             bool *more)
+{
+    while (p->scan < len && p->state == TOOL_BLOCK) {
+        size_t i = p->scan++;
+        uint8_t before = p->json.state;
+        uint32_t depth = p->json.depth;
+        bool ok = tool_json_step(&p->json, text[i]) && block_notice(p, text, i, before, depth);
+        bool object = ok && p->has_args && text[p->args_at] == '{', over = ok && p->json.state == J_DONE;
+        enum status st = ST_OK;
+        if (ok && p->has_name && object) {
+            st = call_begin(p, text, sink);
+            if (!st && p->args_end) st = arguments_emit(p, text, p->args_end, sink);
+            if (!st && p->args_end) st = tool__call_end(p, sink);
+        } else if (ok && p->has_name && (p->args_end || (over && !p->has_args))) {
+            st = call_packed(p, text, sink, &ok);
+        } else if (over) {
+            ok = false;
+        }
+        if (st) return st;
+        if (ok && over) p->state = TOOL_END;
+        if (!ok) tool__block_refuse(p);
+    }
+    if (p->state == TOOL_BLOCK && final) tool__block_refuse(p);
+    *more = p->state != TOOL_BLOCK;
+    return ST_OK;
+}
+
+/* In TOOL_REST: the call is reported; its arguments, if they still come, and the end of the block's object. */
+static enum status rest_run(struct tool_parse *p, const char *text, size_t len, const struct tool_sink *sink, bool *more)
+{
+    enum status st = ST_OK;
+    while (p->scan < len && p->state == TOOL_REST && !st) {
+        uint8_t before = p->json.state;
+        bool ok = tool_json_step(&p->json, text[p->scan]);
+        if (!ok && p->arguments_open) { /* the byte is looked at once more, by looser rules */
+            p->state = TOOL_LOOSE;
+            p->loose_string = before >= J_STRING && before <= J_HEX;
+            p->loose_escape = false;
+            break;
+        }
+        if (!ok) {
+            p->state = TOOL_END;
+            break;
+        }
+        p->scan++;
+        if (p->arguments_open && p->json.depth == 1 && p->json.state == J_AFTER) {
+            st = arguments_emit(p, text, p->scan, sink);
+            if (!st) st = tool__call_end(p, sink);
+        }
+        if (p->json.state == J_DONE) p->state = TOOL_END;
+    }
+    if (!st && p->arguments_open) st = arguments_emit(p, text, p->scan, sink);
+    *more = p->state != TOOL_REST;
+    return st;
+}
+
+/* In TOOL_LOOSE: arguments that are no JSON. Strings and brackets are still told apart. */
+static enum status loose_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                             bool *more)
+{
+    bool over = false;
+    while (p->scan < len && !over) {
+        char c = text[p->scan];
+        int tag = c == '<' ? tool__tag_at(text, len, p->scan, TOOL_CLOSE, final) : 0;
+        if (tag < 0) break;
+        over = tag > 0;
+        if (over) break;
+        if (p->loose_string) {
+            bool escape = p->loose_escape;
+            p->loose_escape = !escape && c == '\\';
+            if (c == '"' && !escape) p->loose_string = false;
+        } else if (c == '"') {
+            p->loose_string = true;
+        } else if (c == '{' || c == '[') {
+            p->json.depth++;
+        } else if (c == '}' || c == ']') {
+            over = --p->json.depth == 1;
+        }
+        p->scan++;
+    }
+    enum status st = arguments_emit(p, text, p->scan, sink);
+    if (!st && over) st = tool__call_end(p, sink);
+    if (over) p->state = TOOL_END;
+    *more = over;
+    return st;
+}
+
+/* In TOOL_END: white space and superfluous brackets, then the end tag, or content. */
+static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
+{
+    bool json = p->form == TOOL_FORM_JSON;
+    while (p->scan < len && (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
+        p->scan++;
+    if (p->scan == len) return;
+    int tag = tool__tag_at(text, len, p->scan, TOOL_CLOSE, final);
+    if (tag < 0) return;
+    text_start(p, p->scan + (tag ? CLOSE_LEN : 0));
+    *more = true;
+}
+
+/* ---- the whole ---- */
+
+void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types, bool single)
+{
+    *p = (struct tool_parse){.form = form, .types = types, .single = single};
+    text_start(p, from);
+}
+
+enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink)
+{
+    enum status st = ST_OK;
+    bool more = true;
+    while (more && !st) {
+        more = false;
+        switch (p->state) {
+        case TOOL_TEXT:
+            st = text_run(p, text, len, final, sink, &more);
+            break;
+        case TOOL_BLOCK:
+            st = p->form == TOOL_FORM_XML ? tool__xml_block(p, text, len, final, sink, &more)
+                                          : block_run(p, text, len, final, sink, &more);
+            break;
+        case TOOL_REST:
+            st = rest_run(p, text, len, sink, &more);
+            break;
+        case TOOL_LOOSE:
+            st = loose_run(p, text, len, final, sink, &more);
+            break;
+        case TOOL_PARAMETERS:
+            st = tool__xml_parameters(p, text, len, final, sink, &more);
+            break;
+        case TOOL_VALUE:
+            st = tool__xml_value(p, text, len, final, sink, &more);
+            break;
+        case TOOL_END:
+            end_run(p, text, len, final, &more);
+            break;
+        case TOOL_DONE:
+            break;
+        }
+    }
+    return st;
+}
+
+bool tool_parse_open(const struct tool_parse *p)
+{
+    return p->arguments_open;
+}
+
+bool tool_parse_done(const struct tool_parse *p)
+{
+    return p->state == TOOL_DONE;
+}

@@ -1,0 +1,31 @@
+/* What the two forms of calls share; see tool_parse.h. Only tool_parse.c and tool_parse_xml.c may include this. */
+#ifndef KVASIR_TOOL_PARSE_INTERNAL_H
+#define KVASIR_TOOL_PARSE_INTERNAL_H
+
+#include "server/chat/tool_parse.h"
+
+#define OPEN_LEN  (sizeof TOOL_OPEN - 1)
+#define CLOSE_LEN (sizeof TOOL_CLOSE - 1)
+
+bool tool__is_space(char c);
+/* 1: tag stands at i; 0: it doesn't; -1: the text is too short to tell. */
+int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final);
+/* The block is no call: its text is content, beginning with what waited in front of it. */
+void tool__block_refuse(struct tool_parse *p);
+/* A call begins; its arguments are open. */
+enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink);
+enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink);
+
+/* tool_parse_xml.c */
+
+/* The first place at or behind `from` where a block may begin; NULL: none. *keep: bytes at the end that may turn into one. */
+const char *tool__xml_find(const char *text, size_t from, size_t len, size_t *keep);
+/* TOOL_BLOCK, TOOL_PARAMETERS, TOOL_VALUE. *more: the state is another now. */
+enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                            bool *more);
+enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                                 bool *more);
+enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
+                            bool *more);
+
+#endif

@@ -1,0 +1,74 @@
+/* A request's body as JSON (openai-api §2), what is kept of it, and the check of the model's name.
+ * Worker thread; pure but for the request that it is given. */
+#include "server/generate/fields.h"
+#include "server/generate/generate.h"
+#include "server/generate/json_in.h"
+
+#include <malloc.h>
+#include <string.h>
+
+#define TRIM_COST (32u << 20)
+
+static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
+{
+    struct api_error *e = &r->error;
+    if (st == ST_NOMEM) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    unsigned line = 1, column = 1;
+    for (const char *s = p->text; s < p->text + p->at; s++) {
+        column = *s == '\n' ? 1 : column + (((unsigned char)*s & 0xC0) != 0x80);
+        line += *s == '\n';
+    }
+    return api_fail(e, 400, "invalid_json", NULL, "The body is not valid JSON: %s (line %u, column %u).",
+                    p->fault, line, column);
+}
+
+enum status request_body_parse(struct request *r, json_t **root)
+{
+    const char *text = r->body.data ? r->body.data : "";
+    size_t bom = r->body.len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    struct json_in p = {.text = text + bom, .len = r->body.len - bom};
+    json_t *j;
+    if (!p.len)
+        return api_fail(&r->error, 400, "invalid_json", NULL,
+                        "The request has no body: a JSON object is expected.");
+    enum status st = json_in_parse(&p, &j);
+    if (st) return parse_fail(r, &p, st);
+    *root = j;
+    if (json_is_object(j)) return ST_OK;
+    *root = NULL;
+    json_decref(j);
+    return api_fail(&r->error, 400, "invalid_json", NULL, "The body must be a JSON object.");
+}
+
+enum status json_from_text(const char *text, size_t len, json_t **out)
+{
+    struct json_in p = {.text = text, .len = len, .depth = 1, .strict = true};
+    return json_in_parse(&p, out);
+}
+
+/* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large, goes before the request waits its
+ * turn, and here, not on the loop: millions of values take a while, of a refused request too. */
+void request_body_trim(struct request *r, json_t *root, bool stops)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(root, next, key, value) {
+        bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
+        if ((stops && strcmp(key, "stop") == 0) || (id && json_is_string(value) && json_string_length(value) <= 128)) continue;
+        json_object_del(root, key);
+    }
+    if (r->parse_cost > TRIM_COST) malloc_trim(0); /* the allocator would keep them, for each worker */
+}
+
+enum status request_model_check(struct request *r, json_t *root)
+{
+    json_t *m = json_object_get(root, "model");
+    if (!m || json_is_null(m)) return ST_OK;
+    if (!json_is_string(m)) return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
+    const char *name = json_string_value(m);
+    size_t len = json_string_length(m);
+    r->model_name = model_name_find(r->srv, name, len);
+    if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
+    return api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", name);
+}

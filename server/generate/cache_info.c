@@ -1,0 +1,180 @@
+/* See cache_info.h. */
+#include "server/generate/cache_info.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void cache_places_free(struct cache_places *p)
+{
+    free(p->list);
+    *p = (struct cache_places){0};
+}
+
+/* ---- from tokens to places ---- */
+
+static const char *role_of(const json_t *original, uint32_t message)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
+    const char *role = json_string_value(json_object_get(json_array_get(original, message), "role"));
+    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++) {
+        if (strcmp(role, roles[i]) == 0) return roles[i];
+    }
+    return NULL;
+}
+
+/* Number of a part in the content as it was sent: parts with reasoning were taken out of what the template saw. */
+static int32_t part_of(const json_t *original, uint32_t message, int32_t part)
+{
+    const json_t *content = json_object_get(json_array_get(original, message), "content");
+    if (part < 0 || !json_is_array(content)) return part;
+    for (size_t i = 0; i < json_array_size(content); i++) {
+        const char *type = json_string_value(json_object_get(json_array_get(content, i), "type"));
+        if (type && (strcmp(type, "thinking") == 0 || strcmp(type, "reasoning") == 0)) continue;
+        if (part-- == 0) return (int32_t)i;
+    }
+    return -1;
+}
+
+static struct cache_place place_of_source(const struct template_source *s, const json_t *original)
+{
+    static const enum cache_place_kind kinds[] = {[TEMPLATE_CONTENT] = PLACE_TEXT,
+                                                  [TEMPLATE_FIELD] = PLACE_FIELD,
+                                                  [TEMPLATE_TOOLS] = PLACE_TOOLS,
+                                                  [TEMPLATE_DOCUMENTS] = PLACE_DOCUMENTS,
+                                                  [TEMPLATE_VARIABLES] = PLACE_VARIABLES};
+    struct cache_place p = {.kind = kinds[s->kind], .part = -1};
+    if (p.kind != PLACE_TEXT && p.kind != PLACE_FIELD) return p;
+    p.message = s->message;
+    p.role = role_of(original, s->message);
+    p.field = s->field;
+    if (p.kind == PLACE_TEXT) p.part = part_of(original, s->message, s->part);
+    return p;
+}
+
+static struct cache_place place_of_tag(uint32_t tag, const struct template_result *rendered, const struct chat_messages *messages,
+                                       const json_t *original)
+{
+    if (tag & PROMPT_TAG_PICTURE) {
+        uint32_t k = tag & ~PROMPT_TAG_PICTURE;
+        const struct image_ref *ref = &messages->images[k];
+        return (struct cache_place){
+            .kind = PLACE_IMAGE, .message = ref->message, .part = (int32_t)ref->part, .image = k, .video = ref->video, .role = role_of(original, ref->message)};
+    }
+    if (!tag || tag > rendered->source_count) return (struct cache_place){.kind = PLACE_TEMPLATE, .part = -1};
+    return place_of_source(&rendered->sources[tag - 1], original);
+}
+
+enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok, const struct template_result *rendered,
+                               const struct chat_messages *messages, const json_t *original, const struct prompt_picture *pictures,
+                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out, struct err *err)
+{
+    struct prompt_origin *origins = NULL;
+    size_t count = 0;
+    enum status st = prompt_origins(mi, tok, rendered->runs, rendered->run_sources, rendered->run_count, pictures, picture_count, prompt,
+                                    &origins, &count, err);
+    if (st) return st;
+    struct cache_place *list = malloc((count ? count : 1) * sizeof *list);
+    uint32_t before = 0; /* 1 + message of the text behind which we are */
+    for (size_t i = 0; list && i < count; i++) {
+        list[i] = place_of_tag(origins[i].tag, rendered, messages, original);
+        list[i].token = origins[i].token;
+        if (list[i].kind == PLACE_TEXT || list[i].kind == PLACE_IMAGE || list[i].kind == PLACE_FIELD) before = list[i].message + 1;
+        if (list[i].kind == PLACE_TEMPLATE) list[i].message = before;
+    }
+    free(origins);
+    if (!list) return err_set(err, ST_NOMEM, "out of memory for the places of a prompt");
+    *out = (struct cache_places){.list = list, .count = count};
+    return ST_OK;
+}
+
+const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t token)
+{
+    size_t lo = 0, hi = p->count; /* the last one that begins at or before the token */
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (p->list[mid].token <= token) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo ? &p->list[lo - 1] : NULL;
+}
+
+const struct cache_place *cache_place_of_difference(const struct cache_places *p, uint32_t token)
+{
+    const struct cache_place *at = cache_place_at(p, token), *next = at ? at + 1 : NULL;
+    return at && at->kind == PLACE_TEMPLATE && next < p->list + p->count && next->token == token + 1 ? next : at;
+}
+
+/* ---- JSON ---- */
+
+const char *cache_stop_name(enum cache_stop stop)
+{
+    static const char *const names[] = {[CACHE_STOP_NONE] = "none",
+                                        [CACHE_STOP_END] = "end_of_cached",
+                                        [CACHE_STOP_TOKEN] = "token_differs",
+                                        [CACHE_STOP_IMAGE] = "image_differs",
+                                        [CACHE_STOP_SPAN] = "inside_image",
+                                        [CACHE_STOP_WINDOW] = "sliding_window_gone",
+                                        [CACHE_STOP_EVICTED] = "evicted",
+                                        [CACHE_STOP_SALT] = "salt",
+                                        [CACHE_STOP_DISABLED] = "disabled"};
+    return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
+}
+
+static void key_uint(struct json_out *o, const char *key, uint64_t v)
+{
+    jo_text(o, key);
+    jo_uint(o, v);
+}
+
+static void message_write(struct json_out *o, const struct cache_place *p)
+{
+    key_uint(o, ",\"message\":", p->message);
+    jo_text(o, ",\"role\":");
+    jo_cstring(o, p->role);
+}
+
+static void place_write(struct json_out *o, const struct cache_places *places, uint32_t token, uint32_t dropped)
+{
+    static const char *const kinds[] = {[PLACE_TEMPLATE] = "template",   [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
+                                        [PLACE_FIELD] = "field",         [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
+                                        [PLACE_VARIABLES] = "variables"};
+    const struct cache_place *p = cache_place_of_difference(places, token + dropped);
+    key_uint(o, "{\"token\":", token);
+    jo_text(o, ",\"kind\":");
+    jo_cstring(o, !p ? "prompt" : p->kind == PLACE_IMAGE && p->video ? "video" : kinds[p->kind]);
+    if (p && p->kind == PLACE_TEMPLATE) {
+        jo_text(o, ",\"after_message\":");
+        if (p->message) jo_uint(o, p->message - 1);
+        else jo_text(o, "null");
+    } else if (p && p->kind == PLACE_FIELD) {
+        message_write(o, p);
+        jo_text(o, ",\"field\":");
+        jo_cstring(o, p->field);
+    } else if (p && (p->kind == PLACE_TEXT || p->kind == PLACE_IMAGE)) {
+        message_write(o, p);
+        jo_text(o, ",\"part\":");
+        if (p->part >= 0) jo_uint(o, (uint64_t)p->part);
+        else jo_text(o, "null");
+        if (p->kind == PLACE_IMAGE) key_uint(o, ",\"image\":", p->image);
+    }
+    jo_text(o, "}");
+}
+
+void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens, uint32_t dropped,
+                      const struct cache_places *places)
+{
+    /* Without anything to compare with there is no place where the prompts part. */
+    bool compared = info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_DISABLED;
+    key_uint(o, "{\"reused_tokens\":", info->reused);
+    key_uint(o, ",\"equal_tokens\":", info->equal);
+    key_uint(o, ",\"prompt_tokens\":", prompt_tokens);
+    jo_text(o, ",\"stop\":");
+    jo_cstring(o, cache_stop_name(info->stop));
+    jo_text(o, ",\"reuse_ends_at\":");
+    if (compared && info->reused < prompt_tokens) place_write(o, places, info->reused, dropped);
+    else jo_text(o, "null");
+    jo_text(o, ",\"differs_at\":");
+    if (compared && info->equal < prompt_tokens) place_write(o, places, info->equal, dropped);
+    else jo_text(o, "null");
+    jo_text(o, "}");
+}

@@ -1,0 +1,192 @@
+/* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text tokenized. Worker thread: it may take a
+ * second for a large picture and never touches the loop. */
+#include "server/chat/messages.h"
+#include "server/chat/pictures.h"
+#include "server/generate/fields.h"
+#include "server/generate/prompt.h"
+#include "server/http/limits.h"
+#include "server/chat/template.h"
+
+#include "engine/model/model_info.h"
+#include "engine/prompt/prompt_build.h"
+#include "engine/tokenizer/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SPECIALS_MAX 32
+
+/* All that a chat's prompt is made of; chat_fini frees it whatever was reached. */
+struct chat {
+    struct request *r;
+    struct gen *g;
+    struct chat_messages messages;
+    struct chat_pictures pictures;
+    struct template_result rendered;
+};
+
+static void chat_fini(struct chat *c)
+{
+    template_result_free(&c->rendered);
+    chat_pictures_free(&c->pictures);
+    chat_messages_free(&c->messages);
+}
+
+static enum status no_memory(struct chat *c)
+{
+    return api_fail(&c->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+static enum status render(struct chat *c, json_t *root)
+{
+    const struct model *m = c->r->srv->model;
+    const struct gen_params *p = &c->g->p;
+    json_t *tools = field(root, "tools"), *documents = field(root, "documents");
+    struct template_special specials[SPECIALS_MAX];
+    size_t count = 0;
+    struct err err = {0};
+    while (count < SPECIALS_MAX && tok_special_role(m->tok, count, &specials[count].name, &specials[count].text)) count++;
+    struct template_request rq = {.messages = c->messages.list,
+                                  .tools = json_array_size(tools) ? tools : NULL,
+                                  .documents = json_is_array(documents) ? documents : NULL,
+                                  .kwargs = field(root, "chat_template_kwargs"),
+                                  .specials = specials,
+                                  .special_count = count,
+                                  .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
+                                  .video_placeholder = m->info->image.present ? m->info->image.video_marker : NULL,
+                                  .add_generation_prompt = p->add_generation_prompt,
+                                  .continue_final_message = p->continue_final_message,
+                                  .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
+                                  .trace = p->return_cache_info};
+    enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
+    if (st == ST_NOMEM) return no_memory(c);
+    return st ? api_fail(&c->r->error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
+}
+
+static enum status build(struct chat *c, const json_t *original)
+{
+    const struct model *m = c->r->srv->model;
+    struct gen *g = c->g;
+    struct err err = {0};
+    g->prompts = calloc(1, sizeof *g->prompts);
+    if (!g->prompts) return no_memory(c);
+    g->prompt_count = 1;
+    struct prompt *p = &g->prompts[0].prompt;
+    enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens, c->pictures.list, c->pictures.count,
+                                  gen_ids_max(g), p, &err);
+    if (st == ST_TOO_LARGE) return gen_too_long(g);
+    if (st) return api_fail_status(&c->r->error, st, "messages", &err);
+    for (uint32_t i = 0; i < p->image_count; i++) g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
+    if (!g->p.return_cache_info) return ST_OK;
+    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list, c->pictures.count, p, &g->prompts[0].places, &err);
+    return st ? api_fail_status(&c->r->error, st, "messages", &err) : ST_OK;
+}
+
+/* Text of a message whose content is a string or a list of parts; malloc'd. */
+static char *message_text(const json_t *message, size_t *len)
+{
+    json_t *content = json_object_get(message, "content"), *part;
+    struct buf b;
+    size_t i;
+    buf_init(&b, SIZE_MAX / 4);
+    enum status st = buf_reserve(&b, 1);
+    if (!st && json_is_string(content)) st = buf_add(&b, json_string_value(content), json_string_length(content));
+    json_array_foreach(content, i, part) {
+        json_t *text = json_object_get(part, "text");
+        if (!st && json_is_string(text)) st = buf_add(&b, json_string_value(text), json_string_length(text));
+    }
+    if (st) {
+        buf_fini(&b);
+        return NULL;
+    }
+    *len = b.len;
+    return b.data;
+}
+
+/* Whose turn the answer is, and what `echo` puts before it. */
+static enum status answer_shape(struct chat *c)
+{
+    struct gen *g = c->g;
+    const json_t *last = json_array_get(c->messages.list, json_array_size(c->messages.list) - 1);
+    const char *last_role = json_string_value(json_object_get(last, "role"));
+    const char *role = g->p.add_generation_prompt || !last_role ? "assistant" : last_role;
+    g->answer_role = strdup(role);
+    if (!g->answer_role) return no_memory(c);
+    if (!g->p.echo || !last_role || strcmp(last_role, role) != 0) return ST_OK;
+    g->prompts[0].text = message_text(last, &g->prompts[0].text_len);
+    return g->prompts[0].text ? ST_OK : no_memory(c);
+}
+
+static enum status chat_build(struct chat *c, json_t *root)
+{
+    const struct server *s = c->r->srv;
+    const struct model *m = s->model;
+    json_t *tools = field(root, "tools");
+    struct chat_limits limits = {.messages_max = LIMIT_MESSAGES,
+                                 .images_max = (size_t)s->opt->max_images,
+                                 .text_only = !m->info->image.present};
+    if (!m->tmpl) {
+        return api_fail(&c->r->error, 400, "chat_template_error", "messages", "This model has no chat template; use /v1/completions.");
+    }
+    limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
+    if (m->info->image.video_marker && m->info->image.config.video)
+        limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
+    enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->error);
+    if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
+    if (!st) st = render(c, root);
+    if (!st) st = build(c, field(root, "messages"));
+    return st;
+}
+
+/* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it; a message to be continued may
+ * hold it. */
+static bool inside_reasoning(const struct chat *c)
+{
+    const struct template_result *r = &c->rendered;
+    size_t len = r->len, tag = strlen(THINK_OPEN);
+    if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
+    while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
+    bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* by a client, and no tag */
+    if (len >= tag && memcmp(r->text + len - tag, THINK_OPEN, tag) == 0) return !typed;
+    if (!c->g->p.continue_final_message) return false;
+    size_t text_len;
+    char *text = message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
+    const char *open = text ? strstr(text, THINK_OPEN) : NULL;
+    bool inside = open && !strstr(open, THINK_CLOSE);
+    free(text);
+    return inside;
+}
+
+enum status gen_prompt_chat(struct gen *g, json_t *root)
+{
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = chat_build(&c, root);
+    if (!st) g->inside_reasoning = inside_reasoning(&c);
+    if (!st) st = gen_truncate(g, &g->prompts[0]);
+    if (!st) st = gen_context_check(g, &g->prompts[0]);
+    if (!st) st = answer_shape(&c);
+    chat_fini(&c);
+    return st;
+}
+
+enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
+{
+    struct api_error *e = &r->error;
+    struct gen_params *p = &g->p;
+    p->add_generation_prompt = field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
+    if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
+        field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
+        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root) ||
+        gen_parse_image_bounds(g, root)) {
+        return ST_INVALID;
+    }
+    if (p->add_generation_prompt && p->continue_final_message) {
+        return api_fail(e, 400, "invalid_value", "continue_final_message", "continue_final_message and add_generation_prompt exclude each other.");
+    }
+    if (field(root, "chat_template")) return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
+    if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
+    struct chat c = {.r = r, .g = g};
+    enum status st = chat_build(&c, root);
+    chat_fini(&c);
+    return st;
+}

@@ -1,0 +1,226 @@
+/* Pictures that stand in a prompt by their content key alone, because their file came before: when the scheduler finds neither their KV nor
+ * their features, the file is decoded and prepared on a worker and handed over. Event loop's thread, but for fetch_run.
+ *
+ * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made of the others is kept.
+ * One fetch per picture at a time; sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are
+ * over, whoever left before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
+#include "server/generate/generate.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "engine/prompt/image_prep.h"
+#include "engine/model/model_info.h"
+#include "server/media/alias.h"
+#include "server/media/picture.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct waiter {
+    struct seq_id id;
+    uint32_t image; /* prompt image */
+};
+
+struct image_fetch {
+    uv_work_t work;
+    struct gen *g;
+    uint32_t picture;
+    struct waiter *waiters; /* [waiter_count]; the loop's */
+    uint32_t waiter_count, waiter_cap;
+    /* the worker's, then the loop's */
+    struct image_prepared out;
+    struct err err;
+    enum image_fault fault;
+    bool differs;
+    double seconds;
+};
+
+/* A decode that comes late makes all parts of a video, which are wanted a few at a time. The others are kept as far as decoded pictures have room,
+ * else a few of those that come next: a running request must get on, but there may be many. */
+#define READY_SHARE 64u /* of --picture-memory, to each video where there is no room */
+
+static void ready_book(struct gen *g, size_t bytes, bool more)
+{
+    if (more) atomic_fetch_add(&g->r->srv->pixel_bytes, bytes);
+    else atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);
+    g->pixel_bytes += more ? bytes : 0 - bytes;
+}
+
+static void ready_free(struct gen *g, struct gen_picture *p)
+{
+    for (uint32_t i = 0; i < p->ready.count; i++)
+        if (p->ready.images[i].rgb) ready_book(g, image_u8_bytes(&p->ready.images[i]), false);
+    image_prepared_free(&p->ready);
+}
+
+/* from: the part that was asked for last. */
+static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all, uint32_t from)
+{
+    size_t held = atomic_load(&g->r->srv->pixel_bytes), most = g->r->srv->opt->picture_memory, room = most > held ? most - held : 0, kept = 0;
+    if (room < most / READY_SHARE) room = most / READY_SHARE;
+    for (uint32_t i = 1; i <= all->count; i++) { /* those that were passed last: another choice may be behind */
+        struct image_u8 *part = &all->images[(from + i) % all->count];
+        if (!part->rgb) continue;
+        size_t bytes = image_u8_bytes(part);
+        if (bytes <= room - kept) {
+            kept += bytes;
+            continue;
+        }
+        room = kept; /* nothing behind a gap: the file would be decoded anyway */
+        image_u8_free(part);
+    }
+    p->ready = *all;
+    ready_book(g, kept, true);
+}
+
+size_t gen_images_bytes(const struct gen *g)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < g->picture_count; i++) bytes += g->pictures[i].bytes ? g->pictures[i].len : 0;
+    return bytes;
+}
+
+void gen_images_free(struct gen *g)
+{
+    for (uint32_t i = 0; i < g->picture_count; i++) {
+        ASSERT(!g->pictures[i].fetch);
+        free(g->pictures[i].bytes);
+        image_prepared_free(&g->pictures[i].ready);
+    }
+    free(g->pictures);
+    atomic_fetch_sub(&g->r->srv->pixel_bytes, g->pixel_bytes);
+    g->pixel_bytes = 0;
+    g->pictures = NULL;
+    g->picture_count = 0;
+}
+
+/* ---- worker ---- */
+
+static void fetch_run(uv_work_t *w)
+{
+    struct image_fetch *f = w->data;
+    const struct gen *g = f->g;
+    const struct gen_picture *p = &g->pictures[f->picture];
+    const struct prompt_image *wanted = &g->prompts[0].prompt.images[p->first];
+    const struct model_info *mi = g->r->srv->model->info;
+    struct picture_parts parts = {0};
+    uint64_t t0 = now_us();
+    f->fault = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
+    /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
+    if (!f->fault) f->differs = parts.count != p->count;
+    for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++)
+        f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
+    picture_parts_free(&parts);
+    f->seconds = (double)(now_us() - t0) * 1e-6;
+}
+
+/* ---- loop ---- */
+
+/* The scheduler calls every refused picture the engine's fault. */
+static void no_memory(struct request *r)
+{
+    gen_abort(r, 503, "out_of_memory", "The server is out of memory.");
+}
+
+/* The pixels for waiter i: moved to the last who wants them, copied for the others. False: out of memory. */
+static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struct image_u8 *out)
+{
+    struct image_u8 *from = &f->out.images[f->waiters[i].image - first];
+    for (uint32_t k = i + 1; k < f->waiter_count; k++) {
+        if (f->waiters[k].image != f->waiters[i].image) continue;
+        size_t bytes = image_u8_bytes(from);
+        *out = (struct image_u8){.width = from->width, .height = from->height, .frames = from->frames, .rgb = malloc(bytes)};
+        if (out->rgb) memcpy(out->rgb, from->rgb, bytes);
+        return out->rgb != NULL;
+    }
+    *out = *from;
+    from->rgb = NULL;
+    return true;
+}
+
+static void fetch_done(uv_work_t *w, int status)
+{
+    struct image_fetch *f = w->data;
+    struct request *r = f->g->r;
+    struct server *s = r->srv;
+    struct gen_picture *p = &f->g->pictures[f->picture];
+    p->fetch = NULL;
+    bool ok = !status && !f->fault && !f->differs;
+    if (!status && !f->fault) metrics_image(s->metrics, f->seconds);
+    if (f->differs) {
+        log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
+        image_alias_remove(s->aliases, p->alias);
+    }
+    uint32_t last = 0;
+    if (f->fault == IMAGE_NOMEM) no_memory(r);
+    for (uint32_t i = 0; i < f->waiter_count; i++) {
+        struct image_u8 pixels;
+        if (f->waiters[i].image - p->first > last) last = f->waiters[i].image - p->first;
+        if (ok && pixels_take(f, i, p->first, &pixels)) {
+            sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
+        } else {
+            if (ok) no_memory(r);
+            sched_refuse_image(s->model->sched, f->waiters[i].id, f->waiters[i].image,
+                               f->differs ? "the image could not be read again" : f->err.msg[0] ? f->err.msg : "out of memory for an image");
+        }
+    }
+    if (ok && p->ask.video && p->count > 1) {
+        ready_free(f->g, p);
+        ready_keep(f->g, p, &f->out, last);
+    } else {
+        image_prepared_free(&f->out);
+    }
+    free(f->waiters);
+    free(f);
+    r->fetches--;
+    request_release(r);
+}
+
+static bool fetch_start(struct gen *g, uint32_t picture)
+{
+    struct image_fetch *f = calloc(1, sizeof *f);
+    if (!f) return false;
+    f->g = g;
+    f->picture = picture;
+    f->work.data = f;
+    if (uv_queue_work(&g->r->srv->loop, &f->work, fetch_run, fetch_done)) {
+        free(f);
+        return false;
+    }
+    g->pictures[picture].fetch = f;
+    g->r->fetches++;
+    return true;
+}
+
+static bool wait_for(struct image_fetch *f, struct seq_id id, uint32_t image)
+{
+    if (f->waiter_count == f->waiter_cap) {
+        uint32_t cap = f->waiter_cap ? 2 * f->waiter_cap : 4;
+        struct waiter *more = realloc(f->waiters, cap * sizeof *more);
+        if (!more) return false;
+        f->waiters = more;
+        f->waiter_cap = cap;
+    }
+    f->waiters[f->waiter_count++] = (struct waiter){.id = id, .image = image};
+    return true;
+}
+
+void gen_image_wanted(struct choice *c, const struct sched_event *ev)
+{
+    struct gen *g = c->gen;
+    struct request *r = g->r;
+    if (r->cancelled || g->failed) return; /* its sequences are being ended */
+    uint32_t k = 0;
+    while (k < g->picture_count && !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count)) k++;
+    bool known = k < g->picture_count && g->pictures[k].bytes;
+    uint32_t part = known ? ev->index - g->pictures[k].first : 0;
+    if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
+        ready_book(g, image_u8_bytes(&g->pictures[k].ready.images[part]), false);
+        sched_supply_image(r->srv->model->sched, ev->id, ev->index, &g->pictures[k].ready.images[part]); /* takes the pixels */
+        return;
+    }
+    if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) || !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
+        if (known) no_memory(r);
+        sched_refuse_image(r->srv->model->sched, ev->id, ev->index, known ? "out of memory for an image" : "the image's file is gone");
+    }
+}

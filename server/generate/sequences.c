@@ -1,0 +1,566 @@
+/* Sequences of a generating request: submitting them, taking their events, ending them. Event loop's thread. What an answer looks like is
+ * generate/write.c; what was asked is generate/parse.c. */
+#include "server/http/conn.h"
+#include "server/generate/generate.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/generate/fields.h"
+#include "server/http/limits.h"
+#include "server/chat/tool_types.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define TEXT_MAX (64u << 20) /* bytes of one choice's text */
+
+bool gen_create(struct request *r, enum gen_kind kind)
+{
+    struct gen *g = calloc(1, sizeof *g);
+    if (!g) {
+        (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        return false;
+    }
+    g->r = r;
+    g->kind = kind;
+    g->p.n = 1;
+    r->gen = g;
+    r->srv->load++;
+    return true;
+}
+
+/* ---- the memory of answers ---- */
+
+static void book_choice(struct choice *c)
+{
+    size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
+    for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
+    if (c->out) bytes += sizeof *c->out + 2 * c->text.cap; /* the text once more, in parts; buffers double */
+    answer_book(c->gen->r, &c->booked, bytes);
+}
+
+void gen_shed(struct gen *g)
+{
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        free(c->ids);
+        c->ids = NULL;
+        c->id_cap = 0; /* the count is for the metrics */
+        buf_fini(&c->text);
+        if (c->out) chat_output_fini(c->out);
+        free(c->out);
+        c->out = NULL;
+        logprobs_fini(&c->logprobs);
+        answer_book(g->r, &c->booked, 0);
+    }
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        free(g->prompts[i].scores);
+        g->prompts[i].scores = NULL;
+        answer_book(g->r, &g->prompts[i].booked, 0);
+    }
+}
+
+void gen_free(struct gen *g)
+{
+    gen_shed(g);
+    for (uint32_t i = 0; i < g->choice_count; i++) free(g->choices[i].detok);
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        prompt_free(&g->prompts[i].prompt);
+        free(g->prompts[i].text);
+        cache_places_free(&g->prompts[i].places);
+    }
+    gen_images_free(g);
+    free(g->choices);
+    free(g->prompts);
+    free(g->answer_role);
+    stop_set_free(g->stops);
+    free(g->p.stops);
+    free(g->p.stop_ids);
+    tool_types_destroy(g->p.tool_types);
+    free((void *)(uintptr_t)g->p.sampling.bias); /* ours: generate/parse.c made it */
+    json_decref(g->root);
+    free(g);
+}
+
+/* ---- ends ---- */
+
+void gen_cancel(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (!g || !r->srv->model || r->working) return;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        if (c->submitted && !c->seq_ended) sched_cancel(r->srv->model->sched, c->seq);
+    }
+}
+
+void gen_abort(struct request *r, int http, const char *code, const char *message)
+{
+    if (!r->mhd || r->cancelled || r->state == RQ_ANSWER || (r->state == RQ_STREAM && r->out_end)) return;
+    if (r->gen && !r->working) r->gen->failed = true;
+    gen_cancel(r);
+    if (r->working) { /* the worker may be writing r->error: drop the client instead */
+        request_client_gone(r);
+        return;
+    }
+    (void)api_fail(&r->error, http, code, NULL, "%s", message);
+    if (r->state == RQ_STREAM) {
+        struct json_out o = {.buf = &r->out};
+        jo_text(&o, "data: ");
+        error_json(&r->error, &r->out);
+        jo_text(&o, "\n\ndata: [DONE]\n\n");
+        r->out_end = true;
+        request_stream_more(r);
+    } else if (!conn_answer_early(r)) {
+        request_fail(r);
+    }
+}
+
+static void touch(struct gen *g, struct gen **list)
+{
+    if (g->touched) return;
+    g->touched = true;
+    g->next_touched = *list;
+    *list = g;
+}
+
+static void choice_finish(struct choice *c, enum finish why)
+{
+    if (c->finish != FIN_NONE) return;
+    c->finish = why;
+    c->held = 0;
+    c->gen->choices_open--;
+}
+
+/* ---- text ---- */
+
+/* New text of c lies in c->text from `from` on: looks for stop strings in it. */
+static void text_match(struct choice *c, size_t from)
+{
+    struct gen *g = c->gen;
+    if (!g->stops) return;
+    while (from < c->text.len) {
+        struct stop_hit hit = stop_feed(g->stops, &c->stop, c->text.data + from, c->text.len - from);
+        if (!hit.found) break;
+        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins anew behind the match */
+            c->stop = (struct stop_state){0};
+            from += hit.end;
+            continue;
+        }
+        c->text.len = from + hit.end - (g->p.include_stop ? 0 : hit.len);
+        c->stop_string = (int)hit.which;
+        choice_finish(c, FIN_STOP);
+        return;
+    }
+    c->held = stop_held(g->stops, &c->stop);
+}
+
+static bool is_stop_id(const struct choice *c, uint32_t id)
+{
+    const struct gen_params *p = &c->gen->p;
+    const struct model_info *mi = c->gen->r->srv->model->info;
+    for (uint32_t i = 0; i < p->stop_id_count; i++) {
+        if (p->stop_ids[i] == id) return true;
+    }
+    for (uint32_t i = 0; i < mi->eos_count && !p->ignore_eos; i++) {
+        if (mi->eos_ids[i] == id) return true;
+    }
+    return false;
+}
+
+static enum status ids_add(struct choice *c, uint32_t id)
+{
+    if (c->id_count == c->id_cap) {
+        uint32_t cap = c->id_cap ? 2 * c->id_cap : 64;
+        uint32_t *grown = realloc(c->ids, cap * sizeof *grown);
+        if (!grown) return ST_NOMEM;
+        c->ids = grown;
+        c->id_cap = cap;
+    }
+    c->ids[c->id_count++] = id;
+    return ST_OK;
+}
+
+/* Takes the new text of a chat's answer apart; what is held back for a stop string waits. */
+static enum status output_run(struct choice *c)
+{
+    size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
+    return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE) : ST_OK;
+}
+
+/* Does the text leave this token out because it ended the answer? */
+static bool is_hidden_stop(const struct choice *c, uint32_t id)
+{
+    return is_stop_id(c, id) && !c->gen->p.include_stop;
+}
+
+static enum status token_text(struct choice *c, uint32_t id)
+{
+    const struct gen *g = c->gen;
+    if (is_hidden_stop(c, id)) return ST_OK;
+    bool tag = false;
+    for (uint32_t i = 0; i < g->tag_id_count; i++) tag = tag || g->tag_ids[i] == id;
+    c->detok->skip_special = g->p.skip_special && !tag;
+    return detok_push(c->detok, id, &c->text);
+}
+
+static enum status token_take(struct choice *c, const struct token_out *t)
+{
+    struct gen *g = c->gen;
+    size_t before = c->text.len;
+    enum reasoning_state reasoning = c->out ? c->out->reasoning_parse.state : REASON_AFTER;
+    enum status st = ids_add(c, t->id);
+    if (!st && g->p.logprobs) st = gen_prompt_logprobs(c);
+    c->logprobs.special_bytes = !g->p.skip_special && !is_hidden_stop(c, t->id);
+    if (!st && g->p.logprobs) st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
+    if (st) return st;
+    st = token_text(c, t->id);
+    if (st) return st;
+    c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
+    text_match(c, before);
+    st = output_run(c);
+    if (st || !c->out) return st;
+    chat_output_token(c->out, reasoning);
+    /* The one call that the client wants is there: what else the model would write is dropped anyway. */
+    if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens) choice_finish(c, FIN_STOP);
+    return ST_OK;
+}
+
+/* ---- events ---- */
+
+static void stream_head(struct gen *g)
+{
+    if (g->head_sent) return;
+    g->head_sent = true;
+    gen_write_head_chunks(g);
+}
+
+/* What a prompt found in the cache is what its first sample found: the others come upon what that one left. */
+static void cache_seen(struct choice *c, const struct sched_event *ev)
+{
+    struct gen_prompt *p = c->prompt;
+    if (p->cache_known || c->index % c->gen->p.n) return;
+    p->cache_known = true;
+    p->cache = ev->cache;
+    p->cached_tokens = ev->cache.reused;
+}
+
+static void on_token(struct choice *c, const struct sched_event *ev, struct gen **touched)
+{
+    struct gen *g = c->gen;
+    struct request *r = g->r;
+    if (c->finish != FIN_NONE || g->failed || r->cancelled) return; /* text behind a stop string, or nobody listens */
+    uint64_t now = now_us();
+    if (!c->first_us) {
+        c->first_us = now;
+        metrics_first_token(r->srv->metrics, (double)(now - r->arrived_us) * 1e-6);
+        cache_seen(c, ev);
+    } else {
+        metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
+    }
+    c->last_us = now;
+    if (g->p.stream && c->dirty) { /* one chunk per step, also when two steps' tokens come at once */
+        stream_head(g);
+        gen_write_delta(c, false);
+    }
+    if (token_take(c, &ev->token)) {
+        gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        return;
+    }
+    c->dirty = true;
+    book_choice(c);
+    touch(g, touched);
+    if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
+}
+
+static void on_scores(struct choice *c, struct sched_event *ev)
+{
+    struct gen_prompt *p = c->prompt;
+    uint32_t total = p->prompt.token_count;
+    if (!p->scores && !c->gen->failed) p->scores = calloc(total, sizeof *p->scores);
+    if (p->scores) answer_book(c->gen->r, &p->booked, total * sizeof *p->scores);
+    for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
+        if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
+    }
+    free(ev->scores);
+}
+
+static void end_metrics(struct choice *c, const struct sched_event *ev)
+{
+    struct request *r = c->gen->r;
+    uint64_t now = now_us();
+    metrics_sequence(r->srv->metrics, &(struct metrics_sequence){
+                                          .finish = r->cancelled ? FIN_ABORT : c->finish,
+                                          .prompt_tokens = c->prompt->prompt.token_count,
+                                          .cached_tokens = ev->cache.reused,
+                                          .generated = c->id_count,
+                                          .max_tokens = (uint32_t)c->gen->p.max_tokens,
+                                          .e2e_seconds = (double)(now - r->arrived_us) * 1e-6,
+                                          .queue_seconds = (double)ev->queued_us * 1e-6,
+                                          .prefill_seconds = (double)ev->prefill_us * 1e-6,
+                                          .decode_seconds = (double)(c->last_us - c->first_us) * 1e-6,
+                                          .had_token = c->id_count > 0,
+                                      });
+}
+
+static void on_end(struct choice *c, const struct sched_event *ev, struct gen **touched)
+{
+    struct gen *g = c->gen;
+    struct request *r = g->r;
+    c->seq_ended = true;
+    r->sequences_alive--;
+    cache_seen(c, ev);
+    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED && ev->end != END_DEADLINE) {
+        size_t before = c->text.len;
+        if (detok_flush(c->detok, &c->text) == ST_OK) text_match(c, before);
+        c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
+        if (c->finish == FIN_NONE && ev->end == END_STOP_TOKEN) {
+            c->stop_is_id = true;
+            c->stop_id = ev->stop_id;
+        }
+        choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
+        if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
+        touch(g, touched);
+    } else if (c->finish == FIN_NONE) {
+        choice_finish(c, ev->end == END_ERROR ? FIN_ERROR : FIN_ABORT);
+        if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
+            char text[96];
+            snprintf(text, sizeof text, "The request took longer than %llu seconds.", (unsigned long long)r->srv->opt->request_timeout);
+            gen_abort(r, 504, "timeout", text);
+        } else if (!r->cancelled && !g->failed) {
+            log_warn("req=%s the engine ended the sequence: %s", r->id, ev->message);
+            gen_abort(r, 500, "engine_error", "The engine aborted this request.");
+        }
+    }
+    end_metrics(c, ev);
+    if (!g->choices_open && !r->sequences_alive) {
+        uint32_t longest = 0;
+        for (uint32_t i = 0; i < g->choice_count; i++) longest = g->choices[i].id_count > longest ? g->choices[i].id_count : longest;
+        metrics_request_n(r->srv->metrics, g->p.n, longest);
+    }
+}
+
+/* The events of one wake-up are in: tell the client. */
+static void gen_flush(struct gen *g)
+{
+    struct request *r = g->r;
+    g->touched = false;
+    if (r->cancelled || g->failed || !r->mhd) return;
+    if (!g->p.stream) {
+        if (g->choices_open || r->state != RQ_RUNNING) return;
+        gen_write_answer(g);
+        gen_shed(g);
+        answer_book(r, &r->out_booked, r->out.cap);
+        return;
+    }
+    stream_head(g);
+    if (r->state == RQ_RUNNING) request_stream_open(r);
+    bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        if (c->finish == FIN_NONE) {
+            if (c->dirty) gen_write_delta(c, false);
+        } else if (c->finish != FIN_ABORT && !c->stop_shown) {
+            c->stop_shown = true;
+            g->finishes_shown++;
+            /* A tail that was held back for a stop string that never came also needs a chunk. */
+            bool delta = gen_write_pending(c);
+            if (delta) gen_write_delta(c, merged);
+            if (!delta || !merged) gen_write_finish(c);
+        }
+    }
+    if (!g->choices_open && !r->out_end) {
+        gen_write_tail(g);
+        r->out_end = true;
+        gen_shed(g);
+    }
+    request_stream_more(r);
+    answer_book(r, &r->out_booked, r->out.cap);
+}
+
+void gen_events(struct server *s)
+{
+    struct gen *touched = NULL;
+    struct sched_event ev;
+    uint64_t now = now_us(), since = sched_poll_since(s->model->sched);
+    if (since && now > since) peak_note(&s->handed, now - since, now);
+    while (sched_poll(s->model->sched, &ev)) {
+        struct choice *c = ev.user;
+        struct request *r = c->gen->r;
+        switch (ev.kind) {
+        case EV_TOKEN: on_token(c, &ev, &touched); break;
+        case EV_PROMPT_SCORES: on_scores(c, &ev); break;
+        case EV_IMAGE: gen_image_wanted(c, &ev); break;
+        case EV_END:
+            on_end(c, &ev, &touched);
+            /* A request that is in the list must stay until the list was walked. */
+            if (!c->gen->touched) request_release(r);
+            break;
+        }
+    }
+    while (touched) {
+        struct gen *g = touched;
+        touched = g->next_touched;
+        struct request *r = g->r;
+        gen_flush(g);
+        request_release(r);
+    }
+    answers_check(s);
+}
+
+/* ---- start ---- */
+
+/* Not the worker's: the loop writes the id into its log when the client leaves. */
+static void request_id_take(struct request *r, json_t *root)
+{
+    static const char *const names[] = {"request_id", "rid"};
+    for (size_t i = 0; i < 2 && !r->id_from_client; i++) {
+        const char *s = json_string_value(field(root, names[i]));
+        size_t n = s ? strlen(s) : 0;
+        if (n < 1 || n > 128 || strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") != n) continue;
+        snprintf(r->id, sizeof r->id, "%s", s);
+        r->id_from_client = true;
+    }
+}
+
+static uint64_t random_seed(void)
+{
+    uint64_t v = 0;
+    if (getrandom(&v, sizeof v, 0) != (ssize_t)sizeof v) v = now_us() * 0x9E3779B97F4A7C15ull;
+    return v;
+}
+
+/* Sample 0 draws with the request's own seed, so that n = 1 and n = 3 agree on it; the others with a mix (splitmix64). */
+static uint64_t choice_seed(uint64_t seed, uint32_t sample)
+{
+    if (!sample) return seed;
+    uint64_t z = seed + sample * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+/* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary added tokens. */
+static void tags_find(struct gen *g)
+{
+    static const char *const tags[] = {TOOL_OPEN, TOOL_CLOSE, THINK_OPEN, THINK_CLOSE};
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    for (size_t i = g->p.calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
+        uint32_t id;
+        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id)) g->tag_ids[g->tag_id_count++] = id;
+    }
+}
+
+static bool output_create(struct choice *c)
+{
+    const struct gen *g = c->gen;
+    if (g->kind != GEN_CHAT || (!g->p.calls && g->p.reasoning == REASONING_NONE)) return true;
+    c->out = malloc(sizeof *c->out);
+    if (!c->out) return false;
+    chat_output_init(c->out,
+                     &(struct chat_output_rules){.reasoning = g->p.reasoning,
+                                                 .inside = g->inside_reasoning,
+                                                 .calls = g->p.calls,
+                                                 .types = g->p.tool_types,
+                                                 .single_call = !g->p.parallel_calls},
+                     TEXT_MAX);
+    return true;
+}
+
+static bool choices_create(struct gen *g)
+{
+    const struct tokenizer *tok = g->r->srv->model->tok;
+    g->choices = calloc((size_t)g->prompt_count * g->p.n, sizeof *g->choices);
+    if (!g->choices) return false;
+    uint64_t seed = g->p.has_seed ? (uint64_t)g->p.seed : random_seed();
+    g->choice_count = g->prompt_count * g->p.n;
+    g->choices_open = g->choice_count;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        c->gen = g;
+        c->index = i;
+        c->prompt = &g->prompts[i / g->p.n];
+        c->stop_string = -1;
+        c->sampling = g->p.sampling;
+        c->sampling.seed = choice_seed(seed, i % g->p.n);
+        /* One sequence per prompt scores it, unless each choice shows the scores before its own tokens. */
+        if (i % g->p.n && !(g->p.echo && g->p.logprobs)) c->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
+        buf_init(&c->text, TEXT_MAX);
+        logprobs_init(&c->logprobs, tok, g->kind == GEN_COMPLETION, g->p.tokens_as_ids, g->p.logprobs_top);
+        c->detok = malloc(sizeof *c->detok);
+        if (!c->detok) return false;
+        detok_init(c->detok, tok, g->p.skip_special);
+        if (!output_create(c)) return false;
+    }
+    tags_find(g);
+    return true;
+}
+
+void gen_submit(struct request *r)
+{
+    struct gen *g = r->gen;
+    struct server *s = r->srv;
+    request_id_take(r, g->root);
+    for (uint32_t i = 0; i < g->image_count; i++) metrics_image(s->metrics, g->image_seconds / g->image_count);
+    if (r->error.http) {
+        request_fail(r);
+        return;
+    }
+    if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
+        /* Not a 429: waiting would not help. */
+        (void)api_fail(&r->error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt", "The request asks for %u choices; this server queues at most %llu.",
+                       g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
+        request_fail(r);
+        return;
+    }
+    if (!choices_create(g)) {
+        (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        request_fail(r);
+        return;
+    }
+    r->state = RQ_RUNNING;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
+        uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
+        if (!max && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo of the prompt and nothing else */
+            choice_finish(c, FIN_LENGTH);
+            c->seq_ended = true;
+            continue;
+        }
+        struct sched_sequence seq = {.prompt = &c->prompt->prompt,
+                                     .sampling = &c->sampling,
+                                     .tokens_max = max,
+                                     .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
+                                     .ignore_eos = g->p.ignore_eos,
+                                     .stop_ids = g->p.stop_ids,
+                                     .stop_id_count = g->p.stop_id_count,
+                                     .priority = g->p.priority,
+                                     .tenant = g->p.tenant,
+                                     .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
+                                     .deadline_us = s->opt->request_timeout ? r->arrived_us + s->opt->request_timeout * 1000000u : 0,
+                                     .user = c};
+        memcpy(seq.salt, g->p.salt, sizeof seq.salt);
+        struct err err = {0};
+        enum status st = sched_submit(s->model->sched, &seq, &c->seq, &err);
+        if (st) {
+            g->failed = true;
+            if (st == ST_UNSUPPORTED) (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+            if (st == ST_DEVICE) (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
+            if (st == ST_AGAIN) (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "Too many requests are waiting; try again later.");
+            (void)api_fail_status(&r->error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
+            gen_cancel(r);
+            request_fail(r);
+            return;
+        }
+        c->submitted = true;
+        r->sequences_alive++;
+    }
+    if (!g->choices_open) {
+        gen_flush(g);
+        answers_check(s);
+    }
+}

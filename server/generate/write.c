@@ -1,0 +1,534 @@
+/* What a generating request answers, whole or in chunks (openai-api §4, §5, §7). Event loop's thread. Knows nothing of sequences or sockets:
+ * it reads a gen and writes JSON into its request's `out`. */
+#include "server/generate/generate.h"
+
+#include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/http/sse.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+static void preamble(struct json_out *o, const struct gen *g, bool chunk)
+{
+    const struct request *r = g->r;
+    const struct server *s = r->srv;
+    bool chat = g->kind == GEN_CHAT;
+    jo_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
+    jo_text(o, r->id); /* its alphabet needs no escape */
+    jo_text(o, !chat ? "\",\"object\":\"text_completion\"" : chunk ? "\",\"object\":\"chat.completion.chunk\"" : "\",\"object\":\"chat.completion\"");
+    jo_text(o, ",\"created\":");
+    jo_int(o, r->created);
+    jo_text(o, ",\"model\":");
+    jo_cstring(o, r->model_name ? r->model_name : s->model_name);
+    jo_text(o, ",\"system_fingerprint\":");
+    jo_cstring(o, s->model->info->fingerprint);
+    if (g->p.service_tier) jo_text(o, ",\"service_tier\":\"default\"");
+    jo_text(o, ",\"choices\":[");
+}
+
+struct usage {
+    uint64_t prompt, completion, cached, image, reasoning;
+};
+
+static struct usage usage_of(const struct gen *g)
+{
+    struct usage u = {0};
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        u.prompt += g->prompts[i].prompt.token_count;
+        u.cached += g->prompts[i].cached_tokens;
+        u.image += g->prompts[i].image_tokens;
+    }
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        u.completion += g->choices[i].id_count;
+        u.reasoning += g->choices[i].out ? g->choices[i].out->reasoning_tokens : 0;
+    }
+    return u;
+}
+
+static void usage_short(struct json_out *o, const struct usage *u)
+{
+    jo_text(o, "{\"prompt_tokens\":");
+    jo_uint(o, u->prompt);
+    jo_text(o, ",\"completion_tokens\":");
+    jo_uint(o, u->completion);
+    jo_text(o, ",\"total_tokens\":");
+    jo_uint(o, u->prompt + u->completion);
+}
+
+static void usage_full(struct json_out *o, const struct gen *g)
+{
+    struct usage u = usage_of(g);
+    usage_short(o, &u);
+    jo_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    jo_uint(o, u.cached);
+    jo_text(o, ",\"audio_tokens\":0,\"image_tokens\":");
+    jo_uint(o, u.image);
+    jo_text(o, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
+    jo_uint(o, u.reasoning);
+    jo_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":0,\"rejected_prediction_tokens\":0}}");
+}
+
+/* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */
+static void cache_info(struct json_out *o, const struct gen *g)
+{
+    static const struct sched_cache_info nothing = {.stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
+    if (!g->p.return_cache_info) return;
+    jo_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        const struct gen_prompt *p = &g->prompts[i];
+        if (i) jo_text(o, ",");
+        cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped, &p->places);
+    }
+    if (g->prompt_count > 1) jo_text(o, "]}");
+}
+
+/* "finish_reason":..,"stop_reason":.. */
+static void reasons(struct json_out *o, const struct choice *c)
+{
+    /* "tool_calls" says that the calls can be made: an answer that was stopped within one is not that. */
+    bool called = c->finish != FIN_LENGTH && c->out && chat_output_called(c->out);
+    jo_text(o, ",\"finish_reason\":");
+    jo_cstring(o, c->finish == FIN_LENGTH ? "length" : called ? "tool_calls" : "stop");
+    jo_text(o, ",\"stop_reason\":");
+    if (c->stop_string >= 0) {
+        const struct stop_string *s = &c->gen->p.stops[c->stop_string];
+        jo_string(o, s->text, s->len);
+    } else if (c->stop_is_id) {
+        jo_uint(o, c->stop_id);
+    } else {
+        jo_text(o, "null");
+    }
+}
+
+static void logprobs_field(struct json_out *o, struct choice *c, bool any)
+{
+    jo_text(o, ",\"logprobs\":");
+    if (any && c->gen->p.logprobs) {
+        logprobs_take(&c->logprobs, o);
+    } else {
+        jo_text(o, "null");
+    }
+}
+
+static void prompt_logprobs(struct json_out *o, const struct gen *g, const struct gen_prompt *p)
+{
+    jo_text(o, ",\"prompt_logprobs\":[null");
+    for (uint32_t i = 1; i < p->prompt.token_count; i++) {
+        jo_text(o, ",");
+        if (p->scores) {
+            logprobs_prompt_entry(o, g->r->srv->model->tok, &p->scores[i], g->p.prompt_logprobs_top);
+        } else {
+            jo_text(o, "null");
+        }
+    }
+    jo_text(o, "]");
+}
+
+static void prompt_ids(struct json_out *o, const struct gen_prompt *p)
+{
+    jo_text(o, ",\"prompt_token_ids\":");
+    jo_ids(o, p->prompt.tokens, p->prompt.token_count);
+}
+
+enum status gen_prompt_logprobs(struct choice *c)
+{
+    struct gen *g = c->gen;
+    const struct gen_prompt *p = c->prompt;
+    if (c->prompt_logged || g->kind != GEN_COMPLETION || !g->p.echo || !g->p.logprobs) return ST_OK;
+    c->prompt_logged = true;
+    struct detok d;
+    struct buf text;
+    size_t offset = 0;
+    buf_init(&text, SIZE_MAX / 4);
+    detok_init(&d, g->r->srv->model->tok, g->p.skip_special);
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < p->prompt.token_count && !st; i++) {
+        if (i && p->scores) {
+            st = logprobs_add(&c->logprobs, &p->scores[i], offset);
+        } else {
+            st = logprobs_add_null(&c->logprobs, p->prompt.tokens[i], offset);
+        }
+        text.len = 0;
+        if (!st) st = detok_push(&d, p->prompt.tokens[i], &text);
+        if (!st) offset += utf8_count(text.data ? text.data : "", text.len);
+    }
+    buf_fini(&text);
+    return st;
+}
+
+/* ---- the whole answer ---- */
+
+static void whole_text(struct json_out *o, const struct choice *c)
+{
+    const struct gen_prompt *p = c->prompt;
+    const struct buf *b = c->out ? &c->out->content : &c->text;
+    const char *text = b->data ? b->data : "";
+    if (!c->gen->p.echo || !p->text) {
+        jo_string(o, text, b->len);
+        return;
+    }
+    struct buf both;
+    buf_init(&both, SIZE_MAX / 4);
+    if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, b->len)) o->st = ST_NOMEM;
+    jo_string(o, both.data ? both.data : "", both.len);
+    buf_fini(&both);
+}
+
+/* "call_" and 24 letters or digits. */
+static void call_id_make(struct chat_call *call)
+{
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    unsigned char random[24];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
+        uint64_t t = now_us();
+        for (size_t i = 0; i < sizeof random; i++) random[i] = (unsigned char)((t = t * 6364136223846793005u + 1442695040888963407u) >> 56);
+    }
+    memcpy(call->id, "call_", 5);
+    for (size_t i = 0; i < sizeof random; i++) call->id[5 + i] = alphabet[random[i] % 62];
+    call->id[29] = '\0';
+}
+
+/* "id":..,"type":"function","function":{"name":..,"arguments":<text>} without the opening brace */
+static void call_write(struct json_out *o, struct chat_call *call, const char *arguments, size_t len)
+{
+    call_id_make(call);
+    jo_text(o, "\"id\":");
+    jo_cstring(o, call->id);
+    jo_text(o, ",\"type\":\"function\",\"function\":{\"name\":");
+    jo_string(o, call->name.data, call->name.len);
+    jo_text(o, ",\"arguments\":");
+    jo_string(o, arguments, len);
+    jo_text(o, "}}");
+}
+
+static void message_write(struct json_out *o, const struct choice *c)
+{
+    const struct gen *g = c->gen;
+    struct chat_output *out = c->out;
+    jo_text(o, ",\"message\":{\"role\":");
+    jo_cstring(o, g->answer_role ? g->answer_role : "assistant");
+    jo_text(o, ",\"content\":");
+    if (out && out->call_count && !out->content.len && !(g->p.echo && c->prompt->text)) {
+        jo_text(o, "null");
+    } else {
+        whole_text(o, c);
+    }
+    jo_text(o, ",\"refusal\":null,\"annotations\":[]");
+    if (out && out->reasoning.len) {
+        jo_text(o, ",\"reasoning_content\":");
+        jo_string(o, out->reasoning.data, out->reasoning.len);
+    }
+    for (uint32_t i = 0; out && i < out->call_count; i++) {
+        struct chat_call *call = &out->calls[i];
+        jo_text(o, i ? ",{" : ",\"tool_calls\":[{");
+        call_write(o, call, call->arguments.data ? call->arguments.data : "", call->arguments.len);
+    }
+    jo_text(o, out && out->call_count ? "]}" : "}");
+}
+
+static void choice_write(struct json_out *o, struct choice *c)
+{
+    struct gen *g = c->gen;
+    if (c->index) jo_text(o, ",");
+    jo_text(o, "{\"index\":");
+    jo_uint(o, c->index);
+    if (g->kind == GEN_CHAT) {
+        message_write(o, c);
+    } else {
+        jo_text(o, ",\"text\":");
+        whole_text(o, c);
+        enum status st = gen_prompt_logprobs(c);
+        if (st && !o->st) o->st = st;
+    }
+    logprobs_field(o, c, true);
+    reasons(o, c);
+    if (g->p.return_token_ids) {
+        jo_text(o, ",\"token_ids\":");
+        jo_ids(o, c->ids, c->id_count);
+        if (g->kind == GEN_COMPLETION) prompt_ids(o, c->prompt);
+    }
+    if (g->kind == GEN_COMPLETION && g->p.prompt_logprobs) prompt_logprobs(o, g, c->prompt);
+    jo_text(o, "}");
+}
+
+void gen_write_answer(struct gen *g)
+{
+    struct request *r = g->r;
+    struct json_out o = {.buf = &r->out};
+    preamble(&o, g, false);
+    for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
+    jo_text(&o, "],\"usage\":");
+    usage_full(&o, g);
+    /* With one prompt, what belongs to it also stands at the top. */
+    if (g->p.return_token_ids && g->prompt_count == 1) prompt_ids(&o, &g->prompts[0]);
+    if (g->p.prompt_logprobs && g->prompt_count == 1) prompt_logprobs(&o, g, &g->prompts[0]);
+    cache_info(&o, g);
+    jo_text(&o, "}");
+    if (o.st) {
+        (void)api_fail(&r->error, 500, "internal_error", NULL, "The answer is too large.");
+        request_fail(r);
+    } else {
+        request_answer(r, 200);
+    }
+}
+
+/* ---- chunks ---- */
+
+static void chunk_begin(struct json_out *o, struct choice *c)
+{
+    sse_begin(o);
+    preamble(o, c->gen, true);
+    jo_text(o, "{\"index\":");
+    jo_uint(o, c->index);
+}
+
+/* counted: its tokens are in the running usage. finish: it carries a finish_reason. */
+static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool finish)
+{
+    jo_text(o, "]");
+    if (g->p.continuous_usage) {
+        struct usage u = usage_of(g);
+        if (!counted) u.completion = 0;
+        jo_text(o, ",\"usage\":");
+        usage_short(o, &u);
+        jo_text(o, "}");
+    } else if (g->p.include_usage) {
+        jo_text(o, ",\"usage\":null");
+    }
+    if (g->p.return_token_ids && !g->prompt_ids_sent && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    g->prompt_ids_sent = true;
+    /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without choices would break clients that
+     * read choices[0]. */
+    if (finish && !g->p.include_usage && g->finishes_shown == g->choice_count) cache_info(o, g);
+    jo_text(o, "}");
+    sse_end(o);
+    if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+}
+
+void gen_write_head_chunks(struct gen *g)
+{
+    for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
+        struct json_out o = {.buf = &g->r->out};
+        chunk_begin(&o, &g->choices[i]);
+        jo_text(&o, ",\"delta\":{\"role\":");
+        jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
+        /* Clients put texts of one key together: null where there may be nothing but calls. */
+        struct choice *c = &g->choices[i];
+        c->null_shown = c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
+        jo_text(&o, c->null_shown ? ",\"content\":null" : ",\"content\":\"\"");
+        jo_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
+        chunk_end(&o, g, false, false);
+    }
+}
+
+/* ---- chunks of an answer that was taken apart ---- */
+
+enum piece_kind { PIECE_NONE = 0, PIECE_ECHO, PIECE_REASONING, PIECE_CONTENT, PIECE_CALL, PIECE_ARGUMENTS };
+struct piece {
+    enum piece_kind kind;
+    uint32_t call;
+    const char *text; /* borrowed */
+    size_t len;
+};
+
+/* The first thing that no chunk showed yet. */
+static struct piece piece_next(const struct choice *c)
+{
+    enum { ARGUMENTS_MAX = 16384 }; /* some clients read lines of limited length */
+    const struct chat_output *out = c->out;
+    const struct gen_prompt *p = c->prompt;
+    if (!c->started && c->gen->p.echo && p->text) return (struct piece){PIECE_ECHO, 0, p->text, p->text_len};
+    if (out->reasoning.len > out->reasoning_shown) {
+        return (struct piece){PIECE_REASONING, 0, out->reasoning.data + out->reasoning_shown, out->reasoning.len - out->reasoning_shown};
+    }
+    if (out->content.len > out->content_shown) {
+        return (struct piece){PIECE_CONTENT, 0, out->content.data + out->content_shown, out->content.len - out->content_shown};
+    }
+    for (uint32_t i = out->calls_shown; i < out->call_count; i++) {
+        const struct chat_call *call = &out->calls[i];
+        if (!call->begun_shown) return (struct piece){PIECE_CALL, i, "", 0};
+        size_t len = call->arguments.len - call->shown;
+        const char *text = call->arguments.data ? call->arguments.data + call->shown : "";
+        if (len > ARGUMENTS_MAX) {
+            len = ARGUMENTS_MAX;
+            while (((unsigned char)text[len] & 0xC0) == 0x80) len--;
+        }
+        if (len) return (struct piece){PIECE_ARGUMENTS, i, text, len};
+    }
+    return (struct piece){0};
+}
+
+static void piece_shown(struct choice *c, const struct piece *piece)
+{
+    struct chat_output *out = c->out;
+    c->started = true;
+    switch (piece->kind) {
+    case PIECE_REASONING: out->reasoning_shown += piece->len; break;
+    case PIECE_CONTENT: out->content_shown += piece->len; break;
+    case PIECE_CALL:
+        out->calls[piece->call].begun_shown = true;
+        out->calls_shown = piece->call; /* those before it are complete */
+        break;
+    case PIECE_ARGUMENTS: out->calls[piece->call].shown += piece->len; break;
+    default: break;
+    }
+}
+
+/* A role chunk that said null, and nothing came: the answer is the empty text, as it is without a stream. */
+static bool content_missing(const struct choice *c)
+{
+    return c->null_shown && !c->out->content.len && !c->out->call_count;
+}
+
+static void piece_delta(struct json_out *o, struct choice *c, const struct piece *piece, bool final)
+{
+    jo_text(o, ",\"delta\":{");
+    switch (piece->kind) {
+    case PIECE_NONE:
+        /* A token without text; or, at the end, tokens that no chunk has told of. */
+        if (!final && chat_output_reasons(c->out)) {
+            jo_text(o, "\"reasoning_content\":\"\"");
+        } else if (!final || content_missing(c)) {
+            c->null_shown = false;
+            jo_text(o, "\"content\":\"\"");
+        }
+        break;
+    case PIECE_CALL:
+        jo_text(o, "\"tool_calls\":[{\"index\":");
+        jo_uint(o, piece->call);
+        jo_text(o, ",");
+        call_write(o, &c->out->calls[piece->call], "", 0);
+        jo_text(o, "]");
+        break;
+    case PIECE_ARGUMENTS:
+        jo_text(o, "\"tool_calls\":[{\"index\":");
+        jo_uint(o, piece->call);
+        jo_text(o, ",\"function\":{\"arguments\":");
+        jo_string(o, piece->text, piece->len);
+        jo_text(o, "}}]");
+        break;
+    default:
+        jo_text(o, piece->kind == PIECE_REASONING ? "\"reasoning_content\":" : "\"content\":");
+        jo_string(o, piece->text, piece->len);
+    }
+    jo_text(o, "}");
+}
+
+/* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish: the last one carries the
+ * finish_reason. */
+static void pieces_write(struct choice *c, bool finish)
+{
+    struct gen *g = c->gen;
+    const struct chat_output *out = c->out;
+    bool ended = c->finish != FIN_NONE, first = true;
+    struct piece piece = piece_next(c);
+    c->dirty = false;
+    if (piece.kind == PIECE_NONE && !ended) {
+        /* One chunk per step, also without text; but none while it is open what the text will be. */
+        bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
+        if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
+    }
+    do {
+        struct json_out o = {.buf = &g->r->out};
+        struct piece now = piece;
+        chunk_begin(&o, c);
+        piece_delta(&o, c, &now, ended);
+        piece_shown(c, &now);
+        piece = piece_next(c);
+        bool last = finish && piece.kind == PIECE_NONE && !content_missing(c);
+        logprobs_field(&o, c, first);
+        if (last) {
+            reasons(&o, c);
+        } else {
+            jo_text(&o, ",\"finish_reason\":null");
+        }
+        if (g->p.return_token_ids) {
+            jo_text(&o, ",\"token_ids\":");
+            jo_ids(&o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
+        }
+        c->ids_shown = c->id_count;
+        first = false;
+        jo_text(&o, "}");
+        chunk_end(&o, g, true, last);
+    } while (piece.kind != PIECE_NONE || (ended && content_missing(c)));
+}
+
+bool gen_write_pending(const struct choice *c)
+{
+    const struct gen_params *p = &c->gen->p;
+    if (!c->out) return c->dirty || c->shown < c->text.len || !c->started;
+    return piece_next(c).kind != PIECE_NONE || content_missing(c) || ((p->logprobs || p->return_token_ids) && c->ids_shown < c->id_count);
+}
+
+void gen_write_delta(struct choice *c, bool final)
+{
+    struct gen *g = c->gen;
+    if (c->out) {
+        pieces_write(c, final);
+        return;
+    }
+    struct json_out o = {.buf = &g->r->out};
+    const struct gen_prompt *p = c->prompt;
+    size_t to = c->text.len > c->held ? c->text.len - c->held : 0;
+    if (to < c->shown) to = c->shown;
+    const char *text = c->text.data ? c->text.data + c->shown : "";
+    bool echo = !c->started && g->p.echo && p->text;
+    if (g->kind == GEN_COMPLETION && gen_prompt_logprobs(c)) o.st = ST_NOMEM;
+    chunk_begin(&o, c);
+    jo_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
+    if (echo) {
+        struct buf both;
+        buf_init(&both, SIZE_MAX / 4);
+        if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, to - c->shown)) o.st = ST_NOMEM;
+        jo_string(&o, both.data ? both.data : "", both.len);
+        buf_fini(&both);
+    } else {
+        jo_string(&o, text, to - c->shown);
+    }
+    if (g->kind == GEN_CHAT) jo_text(&o, "}");
+    logprobs_field(&o, c, true);
+    if (final) {
+        reasons(&o, c);
+    } else {
+        jo_text(&o, ",\"finish_reason\":null");
+    }
+    if (g->p.return_token_ids) {
+        jo_text(&o, ",\"token_ids\":");
+        jo_ids(&o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
+        if (g->kind == GEN_COMPLETION && !c->started) prompt_ids(&o, p);
+    }
+    jo_text(&o, "}");
+    c->started = true;
+    c->dirty = false;
+    c->shown = to;
+    c->ids_shown = c->id_count;
+    chunk_end(&o, g, true, final);
+}
+
+void gen_write_finish(struct choice *c)
+{
+    struct json_out o = {.buf = &c->gen->r->out};
+    chunk_begin(&o, c);
+    jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null" : ",\"text\":\"\",\"logprobs\":null");
+    reasons(&o, c);
+    jo_text(&o, "}");
+    chunk_end(&o, c->gen, true, true);
+}
+
+void gen_write_tail(struct gen *g)
+{
+    struct json_out o = {.buf = &g->r->out};
+    if (g->p.include_usage) {
+        sse_begin(&o);
+        preamble(&o, g, true);
+        jo_text(&o, "],\"usage\":");
+        usage_full(&o, g);
+        cache_info(&o, g);
+        jo_text(&o, "}");
+        sse_end(&o);
+    }
+    sse_done(&o);
+    if (o.st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+}

@@ -1,0 +1,547 @@
+/* See conn.h. */
+#include "server/http/conn.h"
+
+#include "config/base/log.h"
+#include "server/http/http_in.h"
+#include "server/http/limits.h"
+#include "server/http/metrics.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define PIECE 65536u /* bytes read at once, and of pipelined requests kept */
+
+struct conn {
+    struct server *srv;
+    struct conn *prev, *next;
+    int tcp, pair;             /* the client's socket; our end of the pair. -1: closed */
+    uv_poll_t tcp_poll, pair_poll;
+    int tcp_mask, pair_mask;   /* what is polled for; -1: libuv has stopped it */
+    unsigned handles;          /* not yet closed */
+    bool mhd_open;             /* libmicrohttpd has its end of the pair */
+    bool served;               /* a request was answered */
+    bool ended;                /* the client sends nothing more */
+    bool refused;              /* `last` is the end: nothing more is read as a request */
+    enum conn_phase phase;
+    uint64_t phase_us, data_us; /* begin of the phase, in CONN_HEAD of its first byte; when bytes came or went last */
+    struct http_in in;
+    struct buf kept;           /* from the client, of the next request */
+    struct buf up, down;       /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
+    size_t up_at, down_at;
+    struct buf last;           /* our own answer, behind all of libmicrohttpd's */
+    struct request *request;   /* that libmicrohttpd has, or NULL */
+};
+
+static void pump_down(struct conn *n);
+static void take(struct conn *n, const char *data, size_t len);
+static void listen_poll(struct server *s);
+
+static struct conn *conn_of(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* ---- end ---- */
+
+static void release(struct conn *n)
+{
+    struct server *s = n->srv;
+    if (n->handles || n->mhd_open) return;
+    if (n->prev) n->prev->next = n->next;
+    else s->conns = n->next;
+    if (n->next) n->next->prev = n->prev;
+    s->conn_count--;
+    http_in_fini(&n->in);
+    buf_fini(&n->kept);
+    buf_fini(&n->up);
+    buf_fini(&n->down);
+    buf_fini(&n->last);
+    free(n);
+    listen_poll(s);
+}
+
+static void handle_closed(uv_handle_t *h)
+{
+    struct conn *n = h->data;
+    n->handles--;
+    release(n);
+}
+
+static void side_close(uv_poll_t *poll, int *fd)
+{
+    if (*fd < 0) return;
+    uv_close((uv_handle_t *)poll, handle_closed);
+    close(*fd);
+    *fd = -1;
+}
+
+/* Closes both sides at once. libmicrohttpd notices at its next run; a request that sleeps is woken for it. */
+static void drop(struct conn *n)
+{
+    side_close(&n->tcp_poll, &n->tcp);
+    side_close(&n->pair_poll, &n->pair);
+    if (n->request) request_client_gone(n->request);
+    server_kick(n->srv);
+}
+
+/* libmicrohttpd has closed its end and the client has all of its bytes. */
+static void finish(struct conn *n)
+{
+    int unread = 0;
+    if (n->phase == CONN_LINGER || n->tcp < 0) return;
+    bool whole = n->phase != CONN_BODY && !n->refused && !n->kept.len && !http_in_begun(&n->in);
+    whole = whole || (n->phase == CONN_BUSY && !n->kept.len);
+    if (n->ended || (whole && (ioctl(n->tcp, FIONREAD, &unread) || !unread))) {
+        drop(n);
+        return;
+    }
+    shutdown(n->tcp, SHUT_WR);
+    n->phase = CONN_LINGER;
+    n->phase_us = n->data_us = now_us();
+}
+
+/* ---- what is polled for ---- */
+
+static void tcp_event(uv_poll_t *p, int status, int events);
+static void pair_event(uv_poll_t *p, int status, int events);
+
+static void polls(struct conn *n)
+{
+    int tcp = 0, pair = 0;
+    bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
+    if (n->phase == CONN_LINGER) tcp = UV_READABLE;
+    else if (n->refused || n->ended) tcp = 0;
+    else if (n->phase == CONN_BUSY) tcp = n->kept.len < PIECE ? UV_READABLE : UV_DISCONNECT;
+    else if (!up) tcp = UV_READABLE;
+    if (down) tcp |= UV_WRITABLE;
+    if (!down) pair = UV_READABLE;
+    if (up) pair |= UV_WRITABLE;
+    if (n->tcp >= 0 && tcp != n->tcp_mask) (tcp ? uv_poll_start(&n->tcp_poll, tcp, tcp_event) : uv_poll_stop(&n->tcp_poll));
+    if (n->pair >= 0 && pair != n->pair_mask) uv_poll_start(&n->pair_poll, pair, pair_event);
+    n->tcp_mask = tcp;
+    n->pair_mask = pair;
+}
+
+/* ---- from libmicrohttpd to the client ---- */
+
+/* Sends what the client takes now; false: it is gone. */
+static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent)
+{
+    *sent = 0;
+    while (*sent < len) {
+        ssize_t k = send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (k > 0) {
+            *sent += (size_t)k;
+            n->srv->moved++;
+            n->data_us = now_us();
+        } else if (errno != EINTR) {
+            return errno == EAGAIN;
+        }
+    }
+    return true;
+}
+
+static void pump_down(struct conn *n)
+{
+    static char bytes[PIECE];
+    while (n->tcp >= 0) {
+        size_t sent;
+        if (n->down.len > n->down_at) {
+            if (!to_client(n, n->down.data + n->down_at, n->down.len - n->down_at, &sent)) {
+                drop(n);
+                return;
+            }
+            n->down_at += sent;
+            if (n->down.len > n->down_at) break;
+        }
+        if (n->down.len) {
+            buf_fini(&n->down);
+            n->down_at = 0;
+        }
+        if (n->pair < 0) {
+            if (!n->last.len) {
+                finish(n);
+                break;
+            }
+            n->down = n->last;
+            buf_init(&n->last, n->last.max);
+            continue;
+        }
+        ssize_t k = recv(n->pair, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0 && errno == EAGAIN && !n->last.len) break;
+        if (k <= 0) { /* it has closed, or all that it said before our own answer is through */
+            side_close(&n->pair_poll, &n->pair);
+            continue;
+        }
+        if (!to_client(n, bytes, (size_t)k, &sent) || (sent < (size_t)k && buf_add(&n->down, bytes + sent, (size_t)k - sent))) {
+            drop(n);
+            return;
+        }
+    }
+    if (n->tcp >= 0) polls(n);
+}
+
+/* ---- answers of our own ---- */
+
+/* The gate's answer, and the end of the connection. A lack of memory ends it without. */
+static void refuse(struct conn *n, const struct api_error *e, const char *id, bool cors)
+{
+    struct buf text;
+    buf_init(&text, PIECE);
+    buf_init(&n->last, PIECE);
+    error_json(e, &text);
+    bool ok = !buf_addf(&n->last,
+                        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: kvasir/" KVASIR_VERSION
+                        "\r\nX-Request-Id: %s\r\n%s%sContent-Length: %zu\r\n\r\n",
+                        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id, cors ? "Access-Control-Allow-Origin: *\r\n" : "",
+                        e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
+    ok = ok && text.len && !buf_add(&n->last, text.data, text.len);
+    buf_fini(&text);
+    n->refused = true;
+    buf_fini(&n->up);
+    n->up_at = 0;
+    if (ok) pump_down(n);
+    else drop(n);
+}
+
+/* Of what the client has sent: the request that libmicrohttpd has answers, or what would have become one. */
+static void refuse_input(struct conn *n, const struct api_error *e)
+{
+    char id[REQUEST_ID_BYTES];
+    struct request *r = n->request;
+    if (r) {
+        if (!r->error.http) r->error = *e; /* else it was refused by its headers */
+        if (r->queued) n->refused = true;  /* that answer is on its way, and the end behind it */
+        else if (!conn_answer_early(r)) drop(n);
+        return;
+    }
+    request_id_make(id, n->in.id);
+    metrics_rejected(n->srv->metrics, e->http);
+    log_info("req=%s path= status=%d %s", id, e->http, e->message);
+    refuse(n, e, id, false);
+}
+
+bool conn_answer_early(struct request *r)
+{
+    struct conn *n = r->mhd ? conn_of(r->mhd) : NULL;
+    if (!n || n->phase != CONN_BODY || n->refused || r->queued || n->tcp < 0) return false;
+    metrics_rejected(r->srv->metrics, r->error.http);
+    r->status = r->error.http;
+    r->state = RQ_ANSWER;
+    r->queued = true;
+    refuse(n, &r->error, r->id, r->has_origin);
+    server_kick(n->srv);
+    return true;
+}
+
+/* ---- from the client to libmicrohttpd ---- */
+
+static void flush_up(struct conn *n)
+{
+    while (n->up.len > n->up_at && n->pair >= 0) {
+        ssize_t k = send(n->pair, n->up.data + n->up_at, n->up.len - n->up_at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0 && errno == EAGAIN) return;
+        n->srv->moved++;
+        if (k < 0) break; /* it reads no more: its answer says why */
+        n->up_at += (size_t)k;
+    }
+    buf_fini(&n->up);
+    n->up_at = 0;
+}
+
+static void take(struct conn *n, const char *data, size_t len)
+{
+    uint64_t now = now_us();
+    enum http_event ev = HTTP_MORE;
+    n->data_us = now;
+    do {
+        size_t used = 0;
+        bool begun = http_in_begun(&n->in);
+        ev = http_in_feed(&n->in, data, len, &used, &n->up);
+        data += used;
+        len -= used;
+        if (ev == HTTP_BAD) {
+            refuse_input(n, &n->in.error);
+            return;
+        }
+        if (n->phase == CONN_HEAD && !begun) n->phase_us = now;
+        if (ev == HTTP_HEAD) {
+            n->phase = CONN_BODY;
+            n->phase_us = now;
+        }
+        if (ev == HTTP_END) n->phase = CONN_BUSY;
+    } while (ev == HTTP_HEAD || (len && n->phase != CONN_BUSY));
+    if (len && buf_add(&n->kept, data, len)) {
+        drop(n);
+        return;
+    }
+    flush_up(n);
+}
+
+static void client_ended(struct conn *n)
+{
+    n->ended = true;
+    if (n->phase == CONN_HEAD) pump_down(n); /* the last answer may be there, just now */
+    if (n->tcp < 0 || n->down.len > n->down_at) return;
+    if (n->phase != CONN_BUSY) drop(n);
+    /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep). */
+    else if (n->request && n->request->suspended) request_client_gone(n->request);
+}
+
+static void from_client(struct conn *n)
+{
+    static char bytes[PIECE];
+    ssize_t k = recv(n->tcp, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (k < 0 || (k == 0 && n->phase == CONN_LINGER)) {
+        drop(n);
+    } else if (k == 0) {
+        client_ended(n);
+    } else if (n->phase == CONN_LINGER) {
+        n->data_us = now_us();
+    } else if (n->phase == CONN_BUSY) {
+        if (buf_add(&n->kept, bytes, (size_t)k)) drop(n);
+    } else {
+        n->srv->moved++;
+        take(n, bytes, (size_t)k);
+    }
+}
+
+static void tcp_event(uv_poll_t *p, int status, int events)
+{
+    struct conn *n = p->data;
+    if (n->tcp < 0) return;
+    if (status || (events & UV_DISCONNECT && !(events & UV_READABLE))) {
+        drop(n);
+        return;
+    }
+    if (events & UV_WRITABLE) pump_down(n);
+    if (n->tcp >= 0 && events & UV_READABLE) from_client(n);
+    if (n->tcp >= 0) polls(n);
+}
+
+static void pair_event(uv_poll_t *p, int status, int events)
+{
+    struct conn *n = p->data;
+    if (n->pair < 0) return;
+    if (status) n->pair_mask = -1; /* its end is closed; what it wrote before is still there */
+    if (events & UV_WRITABLE) flush_up(n);
+    pump_down(n);
+}
+
+/* ---- what libmicrohttpd tells ---- */
+
+void conn_notify(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
+{
+    struct server *s = cls;
+    struct conn *n = *context;
+    (void)c;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *context = s->adding;
+        s->adding->mhd_open = true;
+    } else if (n) {
+        *context = NULL;
+        n->mhd_open = false;
+        release(n);
+    }
+}
+
+void conn_request(struct request *r)
+{
+    struct conn *n = conn_of(r->mhd);
+    n->request = r;
+    n->srv->moved++;
+}
+
+void conn_completed(struct MHD_Connection *c)
+{
+    struct conn *n = conn_of(c);
+    n->request = NULL;
+    n->served = true;
+    n->srv->moved++;
+    if (n->phase != CONN_BUSY || n->tcp < 0) return;
+    n->phase = CONN_HEAD;
+    n->phase_us = n->data_us = now_us();
+    http_in_next(&n->in);
+    struct buf kept = n->kept;
+    buf_init(&n->kept, kept.max);
+    if (kept.len) take(n, kept.data, kept.len);
+    buf_fini(&kept);
+    if (n->tcp >= 0) polls(n);
+}
+
+/* ---- deadlines ---- */
+
+static void overdue(struct conn *n, const char *what)
+{
+    struct api_error e = {0};
+    (void)api_fail(&e, 408, "request_timeout", NULL, "The request's %s did not arrive in time.", what);
+    refuse_input(n, &e);
+}
+
+static bool later(uint64_t now, uint64_t since, uint64_t seconds)
+{
+    return now > since && now - since > seconds * 1000000u;
+}
+
+static void sweep_one(struct conn *n, uint64_t now)
+{
+    uint64_t idle = n->srv->opt->keep_alive_timeout, silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
+    if (n->tcp < 0) return;
+    if (n->down.len > n->down_at) {
+        if (later(now, n->data_us, LIMIT_WRITE_SECONDS)) drop(n);
+        return;
+    }
+    if (n->refused && n->phase != CONN_LINGER) return;
+    switch (n->phase) {
+    case CONN_HEAD:
+        if (n->ended) pump_down(n); /* its last answer may have come this moment */
+        if (n->tcp < 0 || n->down.len > n->down_at) break;
+        if (n->ended || (!http_in_begun(&n->in) && later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS))) drop(n);
+        else if (http_in_begun(&n->in) && later(now, n->phase_us, LIMIT_HEADER_SECONDS)) overdue(n, "head");
+        break;
+    case CONN_BODY:
+        if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS)) overdue(n, "body");
+        break;
+    case CONN_BUSY:
+        if (n->ended && n->request && n->request->suspended) request_client_gone(n->request);
+        break;
+    case CONN_LINGER:
+        if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS)) drop(n);
+        break;
+    }
+}
+
+void conn_sweep(struct server *s, uint64_t now)
+{
+    for (struct conn *n = s->conns, *next; n; n = next) {
+        next = n->next; /* nothing is freed before its handles are closed: not in here */
+        sweep_one(n, now);
+        if (n->tcp >= 0) polls(n);
+    }
+    listen_poll(s);
+}
+
+void conn_unstick(struct server *s)
+{
+    for (struct conn *n = s->conns; n; n = n->next) {
+        bool asleep = n->request && n->request->suspended;
+        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER || (n->phase == CONN_HEAD && !http_in_begun(&n->in))) continue;
+        drop(n);
+    }
+}
+
+bool conn_pending(const struct server *s)
+{
+    for (const struct conn *n = s->conns; n; n = n->next) {
+        int unread = 0;
+        if (n->tcp < 0) continue;
+        if (n->down.len > n->down_at || n->last.len) return true;
+        if (n->pair >= 0 && !ioctl(n->pair, FIONREAD, &unread) && unread) return true;
+    }
+    return false;
+}
+
+void conn_cut(struct request *r)
+{
+    struct conn *n = r->mhd ? conn_of(r->mhd) : NULL;
+    if (n) drop(n);
+    request_client_gone(r);
+}
+
+/* ---- accepting ---- */
+
+static void conn_open(struct server *s, int fd, const struct sockaddr *from, socklen_t from_len)
+{
+    int pair[2], one = 1;
+    struct conn *n = calloc(1, sizeof *n);
+    if (!n || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair)) {
+        close(fd);
+        free(n);
+        return;
+    }
+    *n = (struct conn){.srv = s, .tcp = fd, .pair = pair[0], .handles = 2, .phase_us = now_us(), .data_us = now_us(), .next = s->conns};
+    if (n->next) n->next->prev = n;
+    s->conns = n;
+    s->conn_count++;
+    http_in_init(&n->in);
+    buf_init(&n->kept, 2 * PIECE);
+    buf_init(&n->up, 2 * PIECE + 2 * LIMIT_HEADER_BYTES);
+    buf_init(&n->down, PIECE);
+    buf_init(&n->last, PIECE);
+    n->tcp_poll.data = n->pair_poll.data = n;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    int bad = uv_poll_init(&s->loop, &n->tcp_poll, n->tcp) | uv_poll_init(&s->loop, &n->pair_poll, n->pair);
+    s->adding = n;
+    bad |= MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES; /* it closes its end, also where it fails */
+    s->adding = NULL;
+    if (bad) drop(n);
+    else polls(n);
+}
+
+static void listen_event(uv_poll_t *p, int status, int events)
+{
+    struct server *s = p->data;
+    (void)status;
+    (void)events;
+    for (int i = 0; i < 64 && s->conn_count < s->conn_max; i++) {
+        struct sockaddr_storage from;
+        socklen_t len = sizeof from;
+        int fd = accept4(s->listen_fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            conn_open(s, fd, (struct sockaddr *)&from, len);
+        } else if (errno != ECONNABORTED && errno != EINTR) {
+            if (errno == EAGAIN) return;
+            if (!s->accept_failed) log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
+            s->accept_failed = true;
+            uv_poll_stop(p); /* until the next tick */
+            s->listening = false;
+            return;
+        }
+    }
+    s->accept_failed = false;
+    if (s->conn_count < s->conn_max) return;
+    uv_poll_stop(p); /* they wait in the kernel's queue until one is closed */
+    s->listening = false;
+}
+
+static void listen_poll(struct server *s)
+{
+    if (s->listening || s->listen_fd < 0 || s->conn_count >= s->conn_max) return;
+    s->listening = uv_poll_start(&s->listen_poll, UV_READABLE, listen_event) == 0;
+}
+
+enum status conn_listen(struct server *s, struct err *err)
+{
+    if (uv_poll_init(&s->loop, &s->listen_poll, s->listen_fd)) return err_set(err, ST_IO, "can't poll the listening socket");
+    s->listen_poll.data = s;
+    listen_poll(s);
+    return ST_OK;
+}
+
+void conn_listen_stop(struct server *s)
+{
+    if (s->listen_fd < 0) return;
+    uv_close((uv_handle_t *)&s->listen_poll, NULL);
+    close(s->listen_fd);
+    s->listen_fd = -1;
+    s->listening = false;
+}
+
+void conn_stop(struct server *s)
+{
+    conn_listen_stop(s);
+    for (struct conn *n = s->conns; n; n = n->next) {
+        pump_down(n);
+        drop(n);
+    }
+}

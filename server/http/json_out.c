@@ -1,0 +1,125 @@
+/* See json_out.h. */
+#include "server/http/json_out.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void jo_bytes(struct json_out *o, const void *data, size_t len)
+{
+    if (!o->st) o->st = buf_add(o->buf, data, len);
+}
+
+void jo_text(struct json_out *o, const char *text)
+{
+    jo_bytes(o, text, strlen(text));
+}
+
+size_t utf8_next(const char *s, size_t len, uint32_t *cp)
+{
+    if (!len) return 0;
+    unsigned char c = (unsigned char)s[0];
+    if (c < 0x80) {
+        *cp = c;
+        return 1;
+    }
+    size_t n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+    if (c < 0xC2 || c > 0xF4 || n > len) return 0;
+    uint32_t v = c & (0xFFu >> (n + 1));
+    for (size_t i = 1; i < n; i++) {
+        unsigned char d = (unsigned char)s[i];
+        if ((d & 0xC0) != 0x80) return 0;
+        v = v << 6 | (d & 0x3Fu);
+    }
+    if ((n == 3 && v < 0x800) || (n == 4 && (v < 0x10000 || v > 0x10FFFF)) || (v >= 0xD800 && v <= 0xDFFF)) return 0;
+    *cp = v;
+    return n;
+}
+
+size_t utf8_count(const char *s, size_t len)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) n += ((unsigned char)s[i] & 0xC0) != 0x80;
+    return n;
+}
+
+void jo_string(struct json_out *o, const char *s, size_t len)
+{
+    jo_text(o, "\"");
+    size_t plain = 0; /* start of the stretch that needs no escape */
+    for (size_t i = 0; i < len && !o->st;) {
+        uint32_t cp = 0;
+        size_t n = utf8_next(s + i, len - i, &cp);
+        char esc[8];
+        if (!n) {
+            snprintf(esc, sizeof esc, "\xEF\xBF\xBD");
+            n = 1;
+        } else if (cp == '"' || cp == '\\') {
+            snprintf(esc, sizeof esc, "\\%c", (char)cp);
+        } else if (cp < 0x20) {
+            const char *at = strchr("\bb\ff\nn\rr\tt", (int)cp);
+            if (cp && at) {
+                snprintf(esc, sizeof esc, "\\%c", at[1]);
+            } else {
+                snprintf(esc, sizeof esc, "\\u%04x", cp);
+            }
+        } else if (cp == 0x7F || cp == 0x85 || cp == 0x2028 || cp == 0x2029) {
+            snprintf(esc, sizeof esc, "\\u%04x", cp);
+        } else {
+            i += n;
+            continue;
+        }
+        jo_bytes(o, s + plain, i - plain);
+        jo_text(o, esc);
+        i += n;
+        plain = i;
+    }
+    jo_bytes(o, s + plain, len - plain);
+    jo_text(o, "\"");
+}
+
+void jo_cstring(struct json_out *o, const char *s)
+{
+    if (s) {
+        jo_string(o, s, strlen(s));
+    } else {
+        jo_text(o, "null");
+    }
+}
+
+void jo_uint(struct json_out *o, uint64_t v)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)v);
+    jo_text(o, text);
+}
+
+void jo_int(struct json_out *o, int64_t v)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)v);
+    jo_text(o, text);
+}
+
+void jo_float32(struct json_out *o, float v)
+{
+    char text[32];
+    if (!isfinite(v)) v = v > 0 ? 3.4028235e38f : -3.4028235e38f;
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)v);
+        if (strtof(text, NULL) == v) break;
+    }
+    jo_text(o, text);
+    if (!strpbrk(text, ".e")) jo_text(o, ".0"); /* a float stays a float for clients that tell 1 from 1.0 */
+}
+
+void jo_ids(struct json_out *o, const uint32_t *ids, size_t count)
+{
+    jo_text(o, "[");
+    for (size_t i = 0; i < count; i++) {
+        if (i) jo_text(o, ",");
+        jo_uint(o, ids[i]);
+    }
+    jo_text(o, "]");
+}

@@ -1,0 +1,675 @@
+/* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll descriptor, the loader and engine
+ * thread, signals, and the phases of the process. See http/http.h for the threads and the life of a request. Knows no endpoint. */
+#include "config/base/log.h"
+#include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/http/conn.h"
+#include "server/media/alias.h"
+#include "server/http/limits.h"
+#include "server/http/metrics.h"
+#include "server/http/http.h"
+#include "server/chat/template.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t now_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+bool server_engine_dead(const struct server *s)
+{
+    if (!s->model) return false;
+    struct sched_stats st;
+    sched_stats(s->model->sched, &st);
+    return st.failed || s->hung;
+}
+
+bool server_serving(const struct server *s)
+{
+    return s->model && (s->phase == SRV_READY || s->phase == SRV_LEAVING) && !server_engine_dead(s);
+}
+
+#define HANDOVER_US 5000000u
+bool server_handing_over(const struct server *s)
+{
+    uint64_t now = now_us(), since = s->model ? sched_poll_since(s->model->sched) : 0;
+    struct sched_stats st = {0};
+    if (s->model) sched_stats(s->model->sched, &st);
+    bool round = !s->round_us || now < s->round_us + HANDOVER_US, taken = !since || now < since + HANDOVER_US;
+    return round && taken && st.inbox_us < s->opt->watchdog * 1000000u;
+}
+
+#define PEAK_WINDOW_US 10000000u
+void peak_note(struct peak *p, uint64_t us, uint64_t now)
+{
+    if (us < p->us && now < p->seen_us + PEAK_WINDOW_US) return;
+    *p = (struct peak){us, now};
+}
+
+/* ---- libmicrohttpd inside libuv ---- */
+
+static void mhd_again(uv_idle_t *h);
+
+/* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then it runs again in the loop's next
+ * round, between which everything else has its turn: a timer of 0 ms, started in a timer, would run before the round ends, and so for ever. */
+static void mhd_pump(struct server *s)
+{
+    MHD_UNSIGNED_LONG_LONG ms;
+    MHD_run(s->mhd);
+    bool ready = MHD_get_timeout(s->mhd, &ms) == MHD_YES && ms == 0;
+    if (!ready) uv_idle_stop(&s->mhd_idle);
+    else server_kick(s);
+    s->mhd_ready = ready;
+}
+
+static void mhd_again(uv_idle_t *h)
+{
+    mhd_pump(h->data);
+}
+
+void server_kick(struct server *s)
+{
+    uv_idle_start(&s->mhd_idle, mhd_again);
+}
+
+static void mhd_readable(uv_poll_t *p, int status, int events)
+{
+    (void)status;
+    (void)events;
+    mhd_pump(p->data);
+}
+
+static void mhd_log(void *cls, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
+static void mhd_log(void *cls, const char *fmt, va_list ap)
+{
+    (void)cls;
+    if (!log_enabled(LOG_DEBUG)) return;
+    char line[512];
+    vsnprintf(line, sizeof line, fmt, ap);
+    if (strstr(line, "TCP_") || strstr(line, "push the data")) return; /* its end of the pair has no TCP to tune */
+    log_debug("http %s", line);
+}
+
+/* Paths are decoded after they were split: "/v1/models/a%2Fb". */
+static size_t mhd_unescape(void *cls, struct MHD_Connection *c, char *s)
+{
+    (void)cls;
+    (void)c;
+    return strlen(s);
+}
+
+static enum MHD_Result queue_answer(struct request *r)
+{
+    struct MHD_Response *resp = request_response(r);
+    if (!resp) return MHD_NO;
+    enum MHD_Result ok = MHD_queue_response(r->mhd, (unsigned)r->status, resp);
+    MHD_destroy_response(resp); /* the connection keeps its own reference */
+    r->queued = ok == MHD_YES;
+    return ok;
+}
+
+/* Refused by its headers. A body that is small is read away so that the connection can go on; otherwise the answer goes out at once. */
+static enum MHD_Result refuse(struct request *r)
+{
+    const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
+    const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Transfer-Encoding");
+    const char *expect = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Expect");
+    bool body = coding || (length && strcmp(length, "0") != 0);
+    bool small = !coding && length && strlen(length) <= 5 && strtoul(length, NULL, 10) <= LIMIT_SMALL_BODY;
+    r->state = RQ_SWALLOW;
+    if (!body || (small && !expect && !r->close_after)) return MHD_YES;
+    r->close_after = true;
+    request_fail(r);
+    return queue_answer(r);
+}
+
+static enum MHD_Result body_take(struct request *r, const char *data, size_t len)
+{
+    struct server *s = r->srv;
+    r->body_seen += len;
+    if (r->state == RQ_BODY && r->body_seen > s->opt->max_body_bytes) {
+        api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
+                 (unsigned long long)s->opt->max_body_bytes);
+    } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
+        api_fail(&r->error, 503, "out_of_memory", NULL, "The server holds too many request bodies; try again.");
+    } else if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
+        api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    }
+    if (r->error.http) {
+        s->body_bytes -= r->body.len;
+        buf_fini(&r->body);
+        if (r->state == RQ_BODY && conn_answer_early(r)) return MHD_NO;
+        r->state = RQ_SWALLOW;
+        return MHD_YES;
+    }
+    for (size_t i = 0; i < len; i++)
+        r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
+    s->body_bytes += len;
+    return MHD_YES;
+}
+
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version,
+                                  const char *data, size_t *len, void **context)
+{
+    struct server *s = cls;
+    struct request *r = *context;
+    if (!r) {
+        r = request_create(s, c);
+        *context = r;
+        if (!r) return MHD_NO;
+        conn_request(r);
+        r->http10 = strcmp(version, "HTTP/1.0") == 0;
+        r->method = strcmp(method, "GET") == 0     ? M_GET
+                    : strcmp(method, "HEAD") == 0  ? M_HEAD
+                    : strcmp(method, "POST") == 0  ? M_POST
+                    : strcmp(method, "OPTIONS") == 0 ? M_OPTIONS
+                                                   : M_OTHER;
+        r->path = strdup(url);
+        if (!r->path) return MHD_NO;
+        return routes_admit(r) ? MHD_YES : refuse(r);
+    }
+    if (r->state == RQ_ANSWER && r->queued) return MHD_NO; /* the gate has answered */
+    if (*len) {
+        enum MHD_Result ok = body_take(r, data, *len);
+        *len = 0;
+        return ok;
+    }
+    if (r->state == RQ_SWALLOW) {
+        request_fail(r);
+    } else if (r->state == RQ_BODY) {
+        request_start(r);
+    }
+    if (r->cancelled) return MHD_NO;
+    if (r->state == RQ_ANSWER || r->state == RQ_STREAM) return queue_answer(r);
+    MHD_suspend_connection(c);
+    r->suspended = true;
+    return MHD_YES;
+}
+
+static void on_completed(void *cls, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code)
+{
+    struct server *s = cls;
+    struct request *r = *context;
+    if (!r) return; /* refused before on_request */
+    *context = NULL;
+    bool gone = !r->queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
+    double seconds = (double)(now_us() - r->arrived_us) * 1e-6;
+    int status = gone ? 499 : r->status;
+    if (r->route && r->route->label) {
+        metrics_http(s->metrics, r->route->label, r->method == M_POST ? "POST" : r->method == M_GET ? "GET" : r->method == M_HEAD ? "HEAD" : "OTHER",
+                     status, seconds);
+    }
+    if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
+        log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status, seconds * 1e3);
+    }
+    conn_completed(c);
+    r->mhd = NULL;
+    r->suspended = false;
+    if (gone) request_client_gone(r);
+    request_release(r);
+}
+
+/* ---- sockets ---- */
+
+static enum status listen_open(struct server *s, struct err *err)
+{
+    char port[16];
+    snprintf(port, sizeof port, "%u", (unsigned)s->opt->port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list = NULL;
+    int rc = getaddrinfo(s->opt->host, port, &hints, &list);
+    if (rc) return err_set(err, ST_INVALID, "--host %.100s: %s", s->opt->host, gai_strerror(rc));
+    int fd = -1, why = 0;
+    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        int one = 1;
+        if (fd < 0) {
+            why = errno;
+        } else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) || bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1024)) {
+            why = errno;
+            close(fd);
+            fd = -1;
+        }
+    }
+    freeaddrinfo(list);
+    if (fd < 0) return err_set(err, ST_IO, "can't listen on %.100s port %s: %s", s->opt->host, port, strerror(why));
+    struct sockaddr_storage at;
+    socklen_t at_len = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &at_len)) {
+        close(fd);
+        return err_set(err, ST_IO, "getsockname: %s", strerror(errno));
+    }
+    s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    s->listen_fd = fd;
+    bool six = strchr(s->opt->host, ':') != NULL;
+    snprintf(s->url, sizeof s->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "", s->port);
+    return ST_OK;
+}
+
+/* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while it is loaded. */
+#define FILES_KEPT 28u
+
+static enum status connections_max(struct server *s, struct err *err)
+{
+    struct rlimit rl;
+    s->conn_max = (uint32_t)s->opt->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &rl)) return ST_OK;
+    if (rl.rlim_cur < rl.rlim_max) {
+        rl.rlim_cur = rl.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &rl);
+    }
+    if (rl.rlim_cur < FILES_KEPT + 6)
+        return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed", (unsigned long long)rl.rlim_cur, FILES_KEPT + 6);
+    uint64_t most = (rl.rlim_cur - FILES_KEPT) / 3;
+    if (most < s->conn_max) {
+        log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)", (unsigned long long)most, s->conn_max,
+                 (unsigned long long)rl.rlim_cur);
+        s->conn_max = (uint32_t)most;
+    }
+    return ST_OK;
+}
+
+static enum status mhd_open(struct server *s, struct err *err)
+{
+    s->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL,
+                              on_request, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
+                              (unsigned)s->conn_max + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_MEMORY,
+                              MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
+                              MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+    if (!s->mhd) return err_set(err, ST_IO, "can't start the HTTP server");
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
+    if (!info || uv_poll_init(&s->loop, &s->mhd_poll, info->epoll_fd)) return err_set(err, ST_IO, "can't poll the HTTP server");
+    s->mhd_poll.data = s;
+    uv_poll_start(&s->mhd_poll, UV_READABLE, mhd_readable);
+    return conn_listen(s, err);
+}
+
+/* ---- the engine thread: load, then run ---- */
+
+static void wake_loop(void *arg)
+{
+    uv_async_send(&((struct server *)arg)->wake);
+}
+
+/* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
+static enum status test_mutation(uint32_t *out, struct err *err)
+{
+    static const struct {
+        const char *name;
+        uint32_t bug;
+    } known[] = {{"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
+    const char *v = getenv("KVASIR_TEST_MUTATION");
+    *out = 0;
+    if (!v || !*v) return ST_OK;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(v, known[i].name) == 0) *out = known[i].bug;
+    if (!*out) return err_set(err, ST_INVALID, "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
+    fprintf(stderr, "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are wrong on purpose\n", v);
+    return ST_OK;
+}
+
+static void load_progress(void *arg, uint64_t done, uint64_t total)
+{
+    uint64_t *last_us = arg, now = now_us(); /* one line per second: small checkpoints load in silence */
+    if (now - *last_us < 1000000u) return;
+    *last_us = now;
+    log_info("loading %llu of %llu MiB", (unsigned long long)(done >> 20), (unsigned long long)(total >> 20));
+}
+
+static enum status model_load(struct server *s, struct model *m, struct err *err)
+{
+    const struct options *o = s->opt;
+    uint64_t last_us = now_us();
+    struct engine_options eo = {.model_dir = s->model_dir,
+                                .backend = o->backend,
+                                .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
+                                .threads = (uint32_t)o->threads,
+                                .dtype = o->dtype,
+                                .kv_bytes = o->kv_memory,
+                                .context_max = (uint32_t)o->max_context,
+                                .batch_tokens_max = (uint32_t)o->max_batch_tokens,
+                                .sequences_max = (uint32_t)o->max_sequences,
+                                .progress = load_progress,
+                                .progress_arg = &last_us};
+    enum status st = tok_load(s->model_dir, &m->tok, err);
+    if (!st) {
+        st = template_load(s->model_dir, &m->tmpl, err);
+        if (!st) template_guard(m->tmpl, m->tok);
+        if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
+    }
+    if (!st) st = engine_open(&eo, &m->engine, err);
+    if (st) return st;
+    m->info = engine_model(m->engine);
+    engine_caps(m->engine, &m->caps);
+    struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
+                               .prefill_chunk = (uint32_t)o->prefill_chunk,
+                               .step_us = (uint32_t)o->step_ms * 1000u,
+                               .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
+                               .features_bytes = o->encoder_cache_memory,
+                               .wake = wake_loop,
+                               .wake_arg = s};
+    randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
+    st = test_mutation(&so.test_mutation, err);
+    if (!st) st = sched_create(m->engine, &so, &m->sched, err);
+    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
+    if (!st) {
+        uint32_t context = sched_context_max(m->sched);
+        if (context < m->caps.context_max) log_warn("keys and values have room for a context of %u tokens, not %u", context, m->caps.context_max);
+        m->caps.context_max = context;
+    }
+    return st;
+}
+
+static void model_free(struct model *m)
+{
+    if (m->sched) sched_destroy(m->sched);
+    engine_close(m->engine);
+    template_free(m->tmpl);
+    tok_free(m->tok);
+    *m = (struct model){0};
+}
+
+static void engine_main(void *arg)
+{
+    struct server *s = arg;
+    uint64_t t0 = now_us();
+    s->load_status = model_load(s, &s->loading, &s->load_err);
+    if (!s->load_status) log_info("loaded %s in %.1f s", s->model_dir, (double)(now_us() - t0) * 1e-6);
+    bool ok = !s->load_status;
+    uv_async_send(&s->loaded);
+    if (ok) sched_run(s->loading.sched);
+}
+
+static void loaded_event(uv_async_t *a)
+{
+    struct server *s = a->data;
+    if (s->load_status) {
+        fprintf(stderr, "kvasir: %s\n", s->load_err.msg);
+        s->exit_code = 1;
+        s->phase = SRV_ENDING;
+        s->phase_us = now_us();
+        return;
+    }
+    s->model = &s->loading;
+    metrics_model(s->metrics, s->model_name, s->model->caps.context_max);
+    const struct model_info *mi = s->model->info;
+    log_info("model=%s family=%s dtype=%s backend=%s context=%u fingerprint=%s", s->model_name, mi->family, mi->dtype, mi->backend,
+             s->model->caps.context_max, mi->fingerprint);
+    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
+             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20), (unsigned long long)(s->opt->encoder_cache_memory >> 20));
+    if (s->phase != SRV_LOADING) return;
+    s->phase = SRV_READY;
+    s->phase_us = now_us();
+    printf("kvasir: listening on %s\n", s->url);
+    fflush(stdout);
+}
+
+static void wake_event(uv_async_t *a)
+{
+    struct server *s = a->data;
+    if (!s->model) return;
+    gen_events(s);
+    mhd_pump(s);
+}
+
+/* ---- signals and phases ---- */
+
+static void phase_set(struct server *s, enum server_phase phase)
+{
+    if (phase <= s->phase) return;
+    s->phase = phase;
+    s->phase_us = now_us();
+    if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", s->load);
+    if (phase >= SRV_DRAINING) conn_listen_stop(s);
+}
+
+/* One request to end often comes as two signals: a terminal signals the whole process group, and so does `timeout`, and what has started
+ * us passes on its own. The second one that means "at once" comes from a person. */
+#define SIGNAL_TWICE_US 300000u
+
+static void signal_event(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    if (s->signal_us && now_us() - s->signal_us < SIGNAL_TWICE_US) return;
+    if (s->signal_us) {
+        log_warn("second signal: ending at once");
+        _exit(128 + signum);
+    }
+    s->signal_us = now_us();
+    log_info("signal %d", signum);
+    /* At a terminal nobody waits for endpoint lists to change. */
+    phase_set(s, !s->model ? SRV_ENDING : signum == SIGINT || !s->opt->shutdown_delay ? SRV_DRAINING : SRV_LEAVING);
+}
+
+/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by then; for a moment the
+ * others and the probes are told, then the process ends, whatever still hangs: the driver may not come back from a call. So it goes
+ * with an engine that hangs, --watchdog-exit after the probes were told. */
+#define FAILED_NOTICE_US 1000000u
+#define FAILED_DRAIN_US  5000000u
+#define FAILED_LIMIT_S   15u
+#define ENDING_LIMIT_S   120u
+
+static void failed_alarm(int signum)
+{
+    (void)signum;
+    _exit(1);
+}
+
+/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is not hung: within a
+ * step and a picture, too, there is progress. Ticks are counted rather than the clock read, so that a process that was stopped for
+ * an hour has not lost an hour when it goes on. */
+#define TICK_LONGEST_US 1000000u
+static void watchdog_check(struct server *s, const struct sched_stats *st, uint64_t now)
+{
+    uint64_t passed = s->tick_us && now > s->tick_us ? now - s->tick_us : 0;
+    uint64_t progress = st->heartbeat_us + engine_progress(s->model->engine);
+    s->tick_us = now;
+    s->stalled_us += passed < TICK_LONGEST_US ? passed : TICK_LONGEST_US;
+    if (progress != s->progress || !(st->running + st->waiting)) s->stalled_us = 0;
+    s->progress = progress;
+    bool hung = s->stalled_us >= s->opt->watchdog * 1000000u;
+    if (hung && !s->hung) log_error("the engine has got on with nothing for %llu s", (unsigned long long)s->opt->watchdog);
+    if (!hung && s->hung) log_warn("the engine goes on");
+    s->hung = hung;
+}
+
+static void failed_check(struct server *s, uint64_t now)
+{
+    struct sched_stats st;
+    if (!s->model) return;
+    if (!s->failed_us) {
+        sched_stats(s->model->sched, &st);
+        watchdog_check(s, &st, now);
+        bool lost = s->hung && s->opt->watchdog_exit && s->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
+        if (!st.failed && !lost) return;
+        s->failed_us = now;
+        s->exit_code = 1;
+        log_error(st.failed ? "the engine has failed: the process ends" : "the engine hangs: the process ends");
+        signal(SIGALRM, failed_alarm);
+        alarm(FAILED_LIMIT_S);
+    }
+    if (now - s->failed_us >= FAILED_NOTICE_US) phase_set(s, SRV_DRAINING);
+}
+
+#define TICK_US 100000u
+
+/* libmicrohttpd is ready in each of so many ticks, and no byte comes or goes. */
+#define STUCK_TICKS 10u
+
+static void tick_event(uv_timer_t *t)
+{
+    struct server *s = t->data;
+    uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
+    peak_note(&s->lag, s->round_us && now > s->round_us + TICK_US ? now - s->round_us - TICK_US : 0, now);
+    peak_note(&s->handed, 0, now);
+    s->round_us = now;
+    conn_sweep(s, now);
+    s->stuck_ticks = s->mhd_ready && s->moved == s->moved_seen ? s->stuck_ticks + 1 : 0;
+    s->moved_seen = s->moved;
+    if (s->stuck_ticks == STUCK_TICKS) {
+        log_error("libmicrohttpd is busy with nothing: connections that it may be about are cut");
+        conn_unstick(s);
+    }
+    failed_check(s, now);
+    if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
+    uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
+    if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) phase_set(s, SRV_DRAINING);
+    if (s->phase == SRV_DRAINING) {
+        if (!s->request_count) {
+            phase_set(s, SRV_ENDING);
+        } else if (in_phase >= drain_us) {
+            for (struct request *r = s->requests; r; r = r->next) {
+                if (s->failed_us) gen_abort(r, 503, "engine_dead", "The engine has failed.");
+                else gen_abort(r, 503, "server_draining", "The server is shutting down.");
+            }
+            phase_set(s, SRV_ENDING);
+        }
+    }
+    /* Two seconds for the last bytes to leave. */
+    if (s->phase == SRV_ENDING && ((!s->request_count && !conn_pending(s)) || now_us() - s->phase_us > 2000000u)) uv_stop(&s->loop);
+}
+
+static void handle_close(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+static int loop_open(struct server *s)
+{
+    int rc = uv_loop_init(&s->loop);
+    if (rc) return rc;
+    uv_idle_init(&s->loop, &s->mhd_idle);
+    uv_timer_init(&s->loop, &s->tick);
+    uv_async_init(&s->loop, &s->wake, wake_event);
+    uv_async_init(&s->loop, &s->loaded, loaded_event);
+    uv_signal_init(&s->loop, &s->sigterm);
+    uv_signal_init(&s->loop, &s->sigint);
+    s->mhd_idle.data = s->tick.data = s->wake.data = s->loaded.data = s->sigterm.data = s->sigint.data = s;
+    uv_signal_start(&s->sigterm, signal_event, SIGTERM);
+    uv_signal_start(&s->sigint, signal_event, SIGINT);
+    uv_timer_start(&s->tick, tick_event, TICK_US / 1000, TICK_US / 1000);
+    return 0;
+}
+
+/* libuv starts its worker threads with the first job, and aborts where one can't be: better now than in service. */
+static void nothing_to_do(uv_work_t *w)
+{
+    (void)w;
+}
+static void pool_started(uv_work_t *w, int status)
+{
+    (void)status;
+    *(bool *)w->data = true;
+}
+static enum status pool_start(struct server *s, struct err *err)
+{
+    bool done = false;
+    uv_work_t job = {.data = &done};
+    if (uv_queue_work(&s->loop, &job, nothing_to_do, pool_started)) return err_set(err, ST_IO, "can't start worker threads");
+    while (!done) uv_run(&s->loop, UV_RUN_ONCE);
+    return ST_OK;
+}
+
+static void server_end(struct server *s)
+{
+    if (!s->model && !s->exit_code && s->engine_thread_started) {
+        _exit(s->exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
+    }
+    if (s->failed_us) { /* nor is the device to be tidied up */
+        _exit(s->exit_code);
+    }
+    /* A step takes seconds at most; a device that hangs takes for ever. */
+    signal(SIGALRM, failed_alarm);
+    alarm(ENDING_LIMIT_S);
+    if (s->model) sched_stop(s->model->sched, false);
+    if (s->engine_thread_started) uv_thread_join(&s->engine_thread);
+    /* Requests whose answer is stuck in a dead connection: wake them, so that libmicrohttpd can close. */
+    for (struct request *r = s->requests; r; r = r->next) request_client_gone(r);
+    if (s->model) gen_events(s);
+    for (int i = 0; i < 100 && s->request_count; i++) {
+        mhd_pump(s);
+        uv_run(&s->loop, UV_RUN_NOWAIT);
+    }
+    if (s->request_count) _exit(s->exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
+    if (s->mhd) {
+        conn_stop(s);
+        uv_poll_stop(&s->mhd_poll);
+        MHD_stop_daemon(s->mhd);
+    }
+    uv_walk(&s->loop, handle_close, NULL);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->loop);
+    model_free(&s->loading);
+}
+
+static char *last_component(const char *dir)
+{
+    char *real = realpath(dir, NULL);
+    const char *from = real ? real : dir;
+    const char *slash = strrchr(from, '/');
+    char *name = strdup(slash && slash[1] ? slash + 1 : from);
+    free(real);
+    return name;
+}
+
+int server_run(const struct options *opt, char *model_dir)
+{
+    static struct server srv; /* large, one per process; handles must not move */
+    struct server *s = &srv;
+    struct err err = {0};
+    s->opt = opt;
+    s->model_dir = model_dir;
+    s->listen_fd = -1;
+    s->started = (int64_t)time(NULL);
+    s->phase_us = now_us();
+    s->model_name = opt->served_model_name ? strdup(opt->served_model_name) : last_component(model_dir);
+    if (s->model_name) s->model_names_end = model_names_split(s->model_name, opt->served_model_name != NULL);
+    s->metrics = metrics_create();
+    s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
+    signal(SIGPIPE, SIG_IGN);
+    enum status st = ST_OK;
+    if (!s->model_name || !s->metrics || !s->aliases) st = err_set(&err, ST_NOMEM, "out of memory");
+    if (!st && opt->api_key_file) {
+        s->auth = auth_load(opt->api_key_file, &err);
+        if (!s->auth) st = ST_INVALID;
+    }
+    if (!st) st = connections_max(s, &err);
+    if (!st && loop_open(s)) st = err_set(&err, ST_IO, "can't make the event loop");
+    if (!st) st = pool_start(s, &err);
+    if (!st) st = listen_open(s, &err);
+    if (!st) st = mhd_open(s, &err);
+    if (st) {
+        fprintf(stderr, "kvasir: %s\n", err.msg);
+        return 1;
+    }
+    s->engine_thread_started = uv_thread_create(&s->engine_thread, engine_main, s) == 0;
+    if (!s->engine_thread_started) {
+        fprintf(stderr, "kvasir: can't start a thread\n");
+        return 1;
+    }
+    mhd_pump(s);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    server_end(s);
+    metrics_destroy(s->metrics);
+    image_alias_destroy(s->aliases);
+    auth_free(s->auth);
+    free(s->model_name);
+    log_info("end");
+    return s->exit_code;
+}

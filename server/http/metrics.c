@@ -1,0 +1,511 @@
+/* See metrics.h. Families are tables; each is there from the first scrape with zeros. */
+#include "server/http/metrics.h"
+
+#include "engine/model/model_info.h"
+#include "server/generate/cache_info.h"
+#include "server/media/alias.h"
+#include "server/http/json_out.h"
+#include "server/http/http.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define BUCKETS_MAX 28
+#define HTTP_MAX 64
+
+struct histogram {
+    uint64_t counts[BUCKETS_MAX + 1]; /* last = +Inf; not cumulative */
+    double sum;
+};
+struct scale {
+    double le[BUCKETS_MAX];
+    uint32_t count;
+};
+static const struct scale scale_ttft = {
+    {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}, 22};
+static const struct scale scale_itl = {{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}, 19};
+static const struct scale scale_request = {
+    {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}, 21};
+static const struct scale scale_n = {{1, 2, 5, 10, 20}, 5};
+static const struct scale scale_http = {{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}, 14};
+
+/* Histograms with no label of their own. The order is the order of the output. */
+enum hist {
+    H_PROMPT,
+    H_GENERATION,
+    H_MAX_GENERATION,
+    H_PARAM_MAX,
+    H_PREFILL_COMPUTED,
+    H_N,
+    H_TTFT,
+    H_ITL,
+    H_ITL_OLD,
+    H_TPOT,
+    H_E2E,
+    H_QUEUE,
+    H_INFERENCE,
+    H_PREFILL,
+    H_DECODE,
+    H_IMAGE,
+    H_COUNT
+};
+static const struct hist_family {
+    const char *name, *help;
+    const struct scale *scale; /* NULL = tokens, up to the context */
+} hists[H_COUNT] = {
+    [H_PROMPT] = {"vllm:request_prompt_tokens", "Prompt tokens per finished request.", NULL},
+    [H_GENERATION] = {"vllm:request_generation_tokens", "Generated tokens per finished request.", NULL},
+    [H_MAX_GENERATION] = {"vllm:request_max_num_generation_tokens", "Longest choice of a finished request.", NULL},
+    [H_PARAM_MAX] = {"vllm:request_params_max_tokens", "Requested token limit.", NULL},
+    [H_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed, without cache hits.", NULL},
+    [H_N] = {"vllm:request_params_n", "Requested n.", &scale_n},
+    [H_TTFT] = {"vllm:time_to_first_token_seconds", "Arrival to first token.", &scale_ttft},
+    [H_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens.", &scale_itl},
+    [H_ITL_OLD] = {"vllm:time_per_output_token_seconds", "Deprecated name of vllm:inter_token_latency_seconds.", &scale_itl},
+    [H_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", &scale_itl},
+    [H_E2E] = {"vllm:e2e_request_latency_seconds", "Arrival to last token.", &scale_request},
+    [H_QUEUE] = {"vllm:request_queue_time_seconds", "Time waiting to run.", &scale_request},
+    [H_INFERENCE] = {"vllm:request_inference_time_seconds", "Time running.", &scale_request},
+    [H_PREFILL] = {"vllm:request_prefill_time_seconds", "Admission to first token.", &scale_request},
+    [H_DECODE] = {"vllm:request_decode_time_seconds", "First to last token.", &scale_request},
+    [H_IMAGE] = {"kvasir:image_decode_seconds", "Decoding and preparing one picture.", &scale_ttft},
+};
+
+struct http_series {
+    const char *handler, *method;
+    int class; /* 2 = 2xx */
+    struct histogram seconds;
+};
+struct metrics {
+    char *model_label; /* escaped */
+    struct scale tokens;
+    struct histogram hist[H_COUNT];
+    uint64_t finished[5], images_decoded;
+    uint64_t rejected[4]; /* 400-class, 429, 5xx, auth */
+    struct http_series http[HTTP_MAX];
+    uint32_t http_count;
+};
+
+static void token_scale(struct scale *s, uint32_t top)
+{
+    static const double steps[] = {1, 2, 5};
+    s->count = 0;
+    for (double ten = 1; ten <= 1e8; ten *= 10) {
+        for (int i = 0; i < 3 && s->count < BUCKETS_MAX; i++) {
+            if (steps[i] * ten <= (double)top) s->le[s->count++] = steps[i] * ten;
+        }
+    }
+}
+
+struct metrics *metrics_create(void)
+{
+    struct metrics *m = calloc(1, sizeof *m);
+    if (m) metrics_model(m, "", 100000);
+    return m;
+}
+
+void metrics_destroy(struct metrics *m)
+{
+    if (!m) return;
+    free(m->model_label);
+    free(m);
+}
+
+void metrics_model(struct metrics *m, const char *model_name, uint32_t context_max)
+{
+    char *label = malloc(2 * strlen(model_name) + 1), *p = label;
+    if (!label) return;
+    for (const char *s = model_name; *s; s++) {
+        if (*s == '\\' || *s == '"' || *s == '\n') *p++ = '\\';
+        *p++ = *s == '\n' ? 'n' : *s;
+    }
+    *p = '\0';
+    free(m->model_label);
+    m->model_label = label;
+    token_scale(&m->tokens, context_max);
+}
+
+static void observe(struct histogram *h, const struct scale *s, double v)
+{
+    uint32_t i = 0;
+    while (i < s->count && v > s->le[i]) i++;
+    h->counts[i == s->count ? BUCKETS_MAX : i]++;
+    h->sum += v;
+}
+
+static void observe_in(struct metrics *m, enum hist h, double v)
+{
+    observe(&m->hist[h], hists[h].scale ? hists[h].scale : &m->tokens, v);
+}
+
+void metrics_http(struct metrics *m, const char *handler, const char *method, int status, double seconds)
+{
+    struct http_series *s = NULL;
+    for (uint32_t i = 0; i < m->http_count && !s; i++) {
+        struct http_series *at = &m->http[i];
+        if (at->class == status / 100 && strcmp(at->handler, handler) == 0 && strcmp(at->method, method) == 0) s = at;
+    }
+    if (!s) {
+        if (m->http_count == HTTP_MAX) return;
+        s = &m->http[m->http_count++];
+        *s = (struct http_series){.handler = handler, .method = method, .class = status / 100};
+    }
+    observe(&s->seconds, &scale_http, seconds);
+}
+
+void metrics_rejected(struct metrics *m, int status)
+{
+    m->rejected[status == 429 ? 1 : status >= 500 ? 2 : status == 401 ? 3 : 0]++;
+}
+
+void metrics_first_token(struct metrics *m, double seconds)
+{
+    observe_in(m, H_TTFT, seconds);
+}
+
+void metrics_next_token(struct metrics *m, double seconds)
+{
+    observe_in(m, H_ITL, seconds);
+    observe_in(m, H_ITL_OLD, seconds);
+}
+
+void metrics_image(struct metrics *m, double decode_seconds)
+{
+    m->images_decoded++;
+    observe_in(m, H_IMAGE, decode_seconds);
+}
+
+void metrics_sequence(struct metrics *m, const struct metrics_sequence *q)
+{
+    m->finished[q->finish]++;
+    if (!q->had_token && q->finish == FIN_ABORT) return;
+    observe_in(m, H_PROMPT, q->prompt_tokens);
+    observe_in(m, H_GENERATION, q->generated);
+    observe_in(m, H_PARAM_MAX, q->max_tokens);
+    observe_in(m, H_PREFILL_COMPUTED, q->prompt_tokens - q->cached_tokens);
+    observe_in(m, H_E2E, q->e2e_seconds);
+    observe_in(m, H_QUEUE, q->queue_seconds);
+    observe_in(m, H_INFERENCE, q->prefill_seconds + q->decode_seconds);
+    observe_in(m, H_PREFILL, q->prefill_seconds);
+    observe_in(m, H_DECODE, q->decode_seconds);
+    if (q->generated > 1) observe_in(m, H_TPOT, q->decode_seconds / (q->generated - 1));
+}
+
+void metrics_request_n(struct metrics *m, uint32_t n, uint32_t max_generated)
+{
+    observe_in(m, H_N, n);
+    observe_in(m, H_MAX_GENERATION, max_generated);
+}
+
+/* ---- text ---- */
+
+struct writer {
+    struct buf *b;
+    enum status st;
+    const struct metrics *m;
+};
+
+#define W(w, ...)                                                                                                      \
+    do {                                                                                                               \
+        if (!(w)->st) (w)->st = buf_addf((w)->b, __VA_ARGS__);                                                         \
+    } while (0)
+
+/* As Python prints a float, so that `le` values equal those of other servers. */
+static const char *number(double v, char text[32])
+{
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, 32, "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+    if (strchr(text, 'e') && fabs(v) >= 1 && fabs(v) < 1e16) snprintf(text, 32, "%.0f", v);
+    if (!strpbrk(text, ".en")) strcat(text, ".0");
+    return text;
+}
+
+static void head(struct writer *w, const char *name, const char *type, const char *help)
+{
+    W(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void sample(struct writer *w, const char *name, const char *labels_before, const char *labels_after, double v)
+{
+    char text[32];
+    W(w, "%s{engine=\"0\"%s,model_name=\"%s\"%s} %s\n", name, labels_before, w->m->model_label, labels_after, number(v, text));
+}
+
+static void single(struct writer *w, const char *name, const char *type, const char *help, double v)
+{
+    head(w, name, type, help);
+    sample(w, name, "", "", v);
+}
+
+static void histogram_text(struct writer *w, const char *name, const char *labels, const struct histogram *h, const struct scale *s)
+{
+    char text[32];
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        total += h->counts[i];
+        W(w, "%s_bucket{%s,le=\"%s\"} %llu.0\n", name, labels, number(s->le[i], text), (unsigned long long)total);
+    }
+    total += h->counts[BUCKETS_MAX];
+    W(w, "%s_bucket{%s,le=\"+Inf\"} %llu.0\n%s_sum{%s} %s\n", name, labels, (unsigned long long)total, name, labels, number(h->sum, text));
+    W(w, "%s_count{%s} %llu.0\n", name, labels, (unsigned long long)total);
+}
+
+static void requests_text(struct writer *w)
+{
+    const struct metrics *m = w->m;
+    static const char *const names[] = {[FIN_STOP] = "stop", [FIN_LENGTH] = "length", [FIN_ABORT] = "abort", [FIN_ERROR] = "error"};
+    head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
+    for (int i = FIN_STOP; i <= FIN_ERROR; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",finished_reason=\"%s\"", names[i]);
+        sample(w, "vllm:request_success_total", label, "", (double)m->finished[i]);
+    }
+    for (int i = 0; i < H_COUNT; i++) {
+        char *labels = NULL;
+        if (asprintf(&labels, "engine=\"0\",model_name=\"%s\"", m->model_label) < 0) {
+            w->st = ST_NOMEM;
+            return;
+        }
+        head(w, hists[i].name, "histogram", hists[i].help);
+        histogram_text(w, hists[i].name, labels, &m->hist[i], hists[i].scale ? hists[i].scale : &m->tokens);
+        free(labels);
+    }
+    head(w, "kvasir:requests_rejected_total", "counter", "Requests answered with an error, by kind.");
+    static const char *const kinds[] = {"invalid", "queue_full", "server", "auth"};
+    for (int i = 0; i < 4; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",reason=\"%s\"", kinds[i]);
+        sample(w, "kvasir:requests_rejected_total", "", label, (double)m->rejected[i]);
+    }
+}
+
+/* A family with one series per group of layers. */
+static void group_text(struct writer *w, const struct sched_stats *st, const char *name, const char *type, const char *help, const uint64_t *values)
+{
+    head(w, name, type, help);
+    for (uint32_t g = 0; g < st->group_count; g++) {
+        char before[24], after[24];
+        snprintf(before, sizeof before, ",group=\"%u\"", g);
+        snprintf(after, sizeof after, ",window=\"%u\"", st->groups[g].window);
+        sample(w, name, before, after, (double)values[g]);
+    }
+}
+
+/* How full the arena is to the group that has least room: blocks that its sequences use, of those that it could have if all that nobody
+ * uses were its own. 1 = not another block for it, whatever is evicted. */
+static double usage(const struct sched_stats *st, const struct engine_caps *caps)
+{
+    double most = 0, live = 0;
+    for (uint32_t g = 0; g < st->group_count; g++) live += (double)st->groups[g].blocks_live * caps->groups[g].block_units;
+    for (uint32_t g = 0; g < st->group_count; g++) {
+        double own = (double)st->groups[g].blocks_live * caps->groups[g].block_units;
+        double room = (double)st->arena_units - (live - own);
+        double share = own > 0 && room > 0 ? own / room : 0;
+        if (share > most) most = share;
+    }
+    return most > 1 ? 1 : most;
+}
+
+static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps, const struct server *s)
+{
+    uint64_t used[ENGINE_GROUPS_MAX], bytes[ENGINE_GROUPS_MAX], live[ENGINE_GROUPS_MAX], cached[ENGINE_GROUPS_MAX], hits[ENGINE_GROUPS_MAX],
+        evicted[ENGINE_GROUPS_MAX], units = 0;
+    for (uint32_t g = 0; g < st->group_count; g++) {
+        used[g] = st->groups[g].blocks_used;
+        bytes[g] = st->groups[g].bytes_used;
+        live[g] = st->groups[g].blocks_live;
+        cached[g] = st->groups[g].blocks_cached;
+        hits[g] = st->groups[g].hit_tokens;
+        evicted[g] = st->groups[g].evicted_blocks;
+        units += caps->groups[g].block_units;
+    }
+    double share = usage(st, caps);
+    single(w, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
+    single(w, "vllm:gpu_cache_usage_perc", "gauge", "Deprecated name of vllm:kv_cache_usage_perc.", share);
+    group_text(w, st, "kvasir:kv_blocks_used", "gauge", "KV blocks in use or cached, by group of layers.", used);
+    group_text(w, st, "kvasir:kv_bytes_used", "gauge", "KV bytes in use or cached, by group of layers.", bytes);
+    group_text(w, st, "kvasir:kv_blocks_live", "gauge", "KV blocks that sequences hold, by group of layers.", live);
+    group_text(w, st, "kvasir:kv_blocks_cached", "gauge", "KV blocks that only the prefix cache holds, by group of layers.", cached);
+    group_text(w, st, "kvasir:prefix_cache_hit_tokens_total", "counter", "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
+    group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter", "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
+    single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_units);
+    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.", (double)st->used_units);
+    head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
+    W(w, "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
+      caps->block_tokens, s->model ? s->model->info->dtype : "", strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
+      (unsigned long long)(units ? st->arena_units / units : 0));
+}
+
+static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
+{
+    static const struct {
+        const char *source;
+        bool cached, computed;
+    } sources[] = {{"local_compute", false, true}, {"local_cache_hit", true, false}, {"external_kv_transfer", false, false}};
+    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)st->cache_query_tokens);
+    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.", (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_recomputed_total", "counter", "Prompt tokens that were equal to cached ones and computed all the same.",
+           (double)st->cache_recomputed_tokens);
+    head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by where their KV came from.");
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",source=\"%s\"", sources[i].source);
+        sample(w, "vllm:prompt_tokens_by_source_total", "", label,
+               sources[i].cached ? (double)st->cache_hit_tokens : sources[i].computed ? (double)st->prompt_tokens : 0);
+    }
+    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked into the prefix cache.", (double)st->cache_queries);
+    single(w, "kvasir:prefix_cache_hits_total", "counter", "Sequences that took something from the prefix cache.", (double)st->cache_hits);
+    single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.", (double)st->cache_nodes);
+    single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter", "Nodes dropped from the tree for want of memory.", (double)st->cache_evictions);
+    head(w, "kvasir:prefix_cache_stops_total", "counter", "Sequences by the reason why reuse ended where it did.");
+    for (int i = 0; i <= CACHE_STOP_DISABLED; i++) {
+        char label[48];
+        snprintf(label, sizeof label, ",stop=\"%s\"", cache_stop_name((enum cache_stop)i));
+        sample(w, "kvasir:prefix_cache_stops_total", "", label, (double)st->cache_stops[i]);
+    }
+}
+
+static void images_text(struct writer *w, const struct sched_stats *st, const struct server *s)
+{
+    struct image_alias_stats a;
+    image_alias_stats(s->aliases, &a);
+    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.", (double)st->feature_queries);
+    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.", (double)st->feature_hits);
+    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.", (double)st->images_encoded);
+    single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.", (double)w->m->images_decoded);
+    single(w, "kvasir:picture_bytes", "gauge", "Decoded pictures held by requests.", (double)atomic_load(&s->pixel_bytes));
+    single(w, "kvasir:answer_bytes", "gauge", "Answers held, in the making or being read.", (double)s->answer_bytes);
+    single(w, "kvasir:image_alias_queries_total", "counter", "Picture files looked up among those that were decoded before.", (double)a.queries);
+    single(w, "kvasir:image_alias_hits_total", "counter", "Picture files found among those that were decoded before.", (double)a.hits);
+    single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.", (double)a.entries);
+    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded pictures kept, in use or for later.", (double)st->feature_bytes);
+    single(w, "kvasir:encoder_cache_evictions_total", "counter", "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
+}
+
+static void engine_text(struct writer *w, const struct sched_stats *st)
+{
+    static const char *const ends[SEQ_ENDS] = {[END_STOP_EOS] = "eos",   [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
+                                               [END_CANCELLED] = "cancelled", [END_ERROR] = "error",      [END_DEADLINE] = "deadline"};
+    single(w, "vllm:num_requests_running", "gauge", "Sequences in the running batch.", st->running);
+    single(w, "vllm:num_requests_waiting", "gauge", "Sequences admitted and not running.", st->waiting);
+    single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
+    single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
+    single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
+    single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
+    single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.", (double)st->step_us_total * 1e-6);
+    single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
+    single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.", st->last_batch_sequences);
+    head(w, "kvasir:sequences_ended_total", "counter", "Sequences by how the scheduler ended them.");
+    for (int i = 0; i < SEQ_ENDS; i++) {
+        char label[32];
+        snprintf(label, sizeof label, ",end=\"%s\"", ends[i]);
+        sample(w, "kvasir:sequences_ended_total", label, "", (double)st->ended[i]);
+    }
+    head(w, "vllm:engine_sleep_state", "gauge", "1 for the state that the engine is in.");
+    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"awake\"", 1);
+    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"weights_offloaded\"", 0);
+    sample(w, "vllm:engine_sleep_state", "", ",sleep_state=\"discard_all\"", 0);
+}
+
+static void http_text(struct writer *w)
+{
+    const struct metrics *m = w->m;
+    head(w, "http_requests_total", "counter", "HTTP requests by route, method and class of status.");
+    for (uint32_t i = 0; i < m->http_count; i++) {
+        const struct http_series *s = &m->http[i];
+        uint64_t total = 0;
+        for (int k = 0; k <= BUCKETS_MAX; k++) total += s->seconds.counts[k];
+        W(w, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n", s->handler, s->method, s->class,
+          (unsigned long long)total);
+    }
+    head(w, "http_request_duration_seconds", "histogram", "Duration of HTTP requests.");
+    for (uint32_t i = 0; i < m->http_count; i++) {
+        struct http_series sum = m->http[i];
+        bool first = true; /* the status is no label here: add the classes of one route up */
+        for (uint32_t k = 0; k < m->http_count; k++) {
+            const struct http_series *o = &m->http[k];
+            if (k == i || strcmp(o->handler, sum.handler) != 0 || strcmp(o->method, sum.method) != 0) continue;
+            if (k < i) first = false;
+            for (int b = 0; b <= BUCKETS_MAX; b++) sum.seconds.counts[b] += o->seconds.counts[b];
+            sum.seconds.sum += o->seconds.sum;
+        }
+        if (!first) continue;
+        char labels[160];
+        snprintf(labels, sizeof labels, "handler=\"%s\",method=\"%s\"", sum.handler, sum.method);
+        histogram_text(w, "http_request_duration_seconds", labels, &sum.seconds, &scale_http);
+    }
+}
+
+static void process_one(struct writer *w, const char *name, const char *type, const char *help, double v)
+{
+    char text[32];
+    head(w, name, type, help);
+    W(w, "%s %s\n", name, number(v, text));
+}
+
+static void process_text(struct writer *w, const struct server *s)
+{
+    struct rusage u;
+    struct rlimit rl;
+    unsigned long long vsize = 0, rss = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f) {
+        if (fscanf(f, "%llu %llu", &vsize, &rss) != 2) vsize = rss = 0;
+        fclose(f);
+    }
+    double page = (double)sysconf(_SC_PAGESIZE);
+    unsigned fds = 0;
+    DIR *d = opendir("/proc/self/fd");
+    if (d) {
+        while (readdir(d)) fds++;
+        closedir(d);
+        fds = fds > 3 ? fds - 3 : 0; /* ".", ".." and the directory itself */
+    }
+    if (!getrusage(RUSAGE_SELF, &u)) {
+        process_one(w, "process_cpu_seconds_total", "counter", "CPU time.",
+                    (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec));
+    }
+    process_one(w, "process_resident_memory_bytes", "gauge", "Resident memory.", (double)rss * page);
+    process_one(w, "process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)vsize * page);
+    process_one(w, "process_open_fds", "gauge", "Open file descriptors.", fds);
+    if (!getrlimit(RLIMIT_NOFILE, &rl)) process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
+    process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.", (double)s->started);
+    process_one(w, "kvasir_open_connections", "gauge", "Client connections.", s->conn_count);
+    struct sched_stats st = {0};
+    if (s->model) sched_stats(s->model->sched, &st);
+    process_one(w, "kvasir_loop_lag_seconds", "gauge", "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
+    process_one(w, "kvasir_engine_to_loop_seconds", "gauge", "How long events of the engine waited for the event loop, the worst of ten seconds.",
+                (double)s->handed.us * 1e-6);
+    process_one(w, "kvasir_loop_to_engine_seconds", "gauge", "How long the oldest submission has waited for the engine's thread.", (double)st.inbox_us * 1e-6);
+    process_one(w, "kvasir_requests_in_flight", "gauge", "Generating requests in flight.", s->load);
+    process_one(w, "kvasir_queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
+    process_one(w, "kvasir_draining", "gauge", "1 while the process is shutting down.", s->phase >= SRV_LEAVING);
+    head(w, "kvasir_build_info", "gauge", "Version and kernel set.");
+    W(w, "kvasir_build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "", KVASIR_VERSION);
+}
+
+enum status metrics_text(const struct server *s, struct buf *out)
+{
+    struct writer w = {.b = out, .m = s->metrics};
+    struct sched_stats st = {0};
+    struct engine_caps caps = {0};
+    if (s->model) {
+        sched_stats(s->model->sched, &st);
+        caps = s->model->caps;
+    }
+    engine_text(&w, &st);
+    prefix_cache_text(&w, &st);
+    images_text(&w, &st, s);
+    kv_text(&w, &st, &caps, s);
+    requests_text(&w);
+    http_text(&w);
+    process_text(&w, s);
+    return w.st;
+}

@@ -1,0 +1,281 @@
+/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1, §2, §12, §13): key, route, method,
+ * life cycle, queue, content type, size, in this order. Framing was checked before (http_in.c). Event loop's thread. */
+#include "server/http/limits.h"
+#include "server/http/http.h"
+
+#include <errno.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static const struct route routes[] = {
+    {"/v1/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
+    {"/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
+    {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
+    {"/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
+    {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
+    {"/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
+    {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
+    {"/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
+    {"/v1/tokenize", "/tokenize", M_POST, true, true, true, false, api_tokenize_start},
+    {"/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
+    {"/v1/detokenize", "/detokenize", M_POST, true, true, true, false, api_detokenize_start},
+    {"/health", NULL, M_GET | M_HEAD, false, false, false, false, api_health_start},
+    {"/ping", NULL, M_GET | M_HEAD | M_POST, false, false, false, false, api_health_start},
+    {"/ready", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
+    {"/readyz", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
+    {"/health/ready", NULL, M_GET | M_HEAD, false, false, false, false, api_ready_start},
+    {"/live", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
+    {"/livez", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
+    {"/health/live", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
+    {"/version", NULL, M_GET | M_HEAD, false, false, false, false, api_version_start},
+    {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
+    {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
+    {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false, api_reset_prefix_cache_start},
+    {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
+    {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false, api_reset_encoder_cache_start},
+    {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_flush_cache_start},
+    {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
+};
+static void preflight_start(struct request *r)
+{
+    request_answer(r, 204);
+}
+static const struct route preflight = {.path = "", .start = preflight_start};
+
+const struct route *route_find(const char *path, size_t len)
+{
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        const struct route *r = &routes[i];
+        size_t n = strlen(r->path);
+        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0) return r;
+    }
+    return NULL;
+}
+
+/* "//a//b/" -> "/a/b"; an absolute-form target loses scheme and host. In place. */
+static void path_normalise(char *path)
+{
+    char *from = path, *to = path;
+    if (strncasecmp(from, "http://", 7) == 0 || strncasecmp(from, "https://", 8) == 0) {
+        from = strstr(from, "://") + 3;
+        from += strcspn(from, "/");
+        if (!*from) from = path + strlen(path);
+    }
+    while (*from) {
+        if (*from == '/' && to > path && to[-1] == '/') {
+            from++;
+        } else {
+            *to++ = *from++;
+        }
+    }
+    if (to > path + 1 && to[-1] == '/') to--;
+    if (to == path) *to++ = '/';
+    *to = '\0';
+}
+
+/* ---- keys ---- */
+
+struct auth {
+    size_t count;
+    unsigned char (*digests)[crypto_hash_sha256_BYTES];
+};
+
+struct auth *auth_load(const char *file, struct err *err)
+{
+    FILE *f = fopen(file, "r");
+    struct auth *a = calloc(1, sizeof *a);
+    if (!f || !a) {
+        (void)err_set(err, ST_IO, "--api-key-file %s: %s", file, strerror(errno));
+        if (f) fclose(f);
+        free(a);
+        return NULL;
+    }
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    bool ok = true;
+    while (ok && (n = getline(&line, &cap, f)) >= 0) {
+        while (n && (line[n - 1] == '\n' || line[n - 1] == '\r' || line[n - 1] == ' ')) n--;
+        if (!n || line[0] == '#') continue;
+        void *grown = realloc(a->digests, (a->count + 1) * sizeof *a->digests);
+        ok = grown != NULL;
+        if (!ok) break;
+        a->digests = grown;
+        crypto_hash_sha256(a->digests[a->count++], (const unsigned char *)line, (unsigned long long)n);
+    }
+    if (line) sodium_memzero(line, cap);
+    free(line);
+    fclose(f);
+    if (!ok || !a->count) {
+        (void)err_set(err, ST_INVALID, "--api-key-file %s: %s", file, ok ? "holds no key" : "out of memory");
+        auth_free(a);
+        return NULL;
+    }
+    return a;
+}
+
+void auth_free(struct auth *a)
+{
+    if (!a) return;
+    free(a->digests);
+    free(a);
+}
+
+static bool key_ok(struct request *r, const struct auth *a, const char *key)
+{
+    unsigned char digest[crypto_hash_sha256_BYTES];
+    crypto_hash_sha256(digest, (const unsigned char *)key, strlen(key));
+    int found = 0; /* every key is compared, so that time tells nothing */
+    for (size_t i = 0; i < a->count; i++) found |= sodium_memcmp(digest, a->digests[i], sizeof digest) == 0;
+    if (!found) return false;
+    memcpy(r->key, digest, sizeof r->key);
+    r->has_key = true;
+    r->one_key = a->count == 1;
+    return true;
+}
+
+static bool authorised(struct request *r)
+{
+    const struct auth *a = r->srv->auth;
+    if (!a) return true;
+    const char *v = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Authorization");
+    if (v && strncasecmp(v, "Bearer ", 7) == 0) {
+        v += 7;
+        while (*v == ' ') v++;
+        if (key_ok(r, a, v)) return true;
+    }
+    static const char *const others[] = {"x-api-key", "api-key"};
+    for (size_t i = 0; i < 2; i++) {
+        v = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, others[i]);
+        if (v && key_ok(r, a, v)) return true;
+    }
+    return false;
+}
+
+/* ---- headers ---- */
+
+static bool gate_ok(struct request *r)
+{
+    struct server *s = r->srv;
+    if (server_engine_dead(s)) {
+        (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
+    } else if (s->phase == SRV_LOADING || !s->model) {
+        (void)api_fail(&r->error, 503, "model_loading", NULL, "The model is still loading.");
+    } else if (s->phase >= SRV_DRAINING) {
+        r->close_after = true;
+        (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+    }
+    return !r->error.http;
+}
+
+static bool queue_ok(struct request *r)
+{
+    struct server *s = r->srv;
+    if (r->route->start != api_chat_start && r->route->start != api_completions_start) return true;
+    struct sched_stats st;
+    sched_stats(s->model->sched, &st);
+    if (st.waiting < s->opt->max_queue) return true;
+    (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "Too many requests are waiting; try again later.");
+    /* A guess of the wait: everything that waits needs about as long per sequence as what ran before. */
+    uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
+    uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
+    uint64_t seconds = wait_us / 1000000u + 1;
+    r->retry_after = seconds > 30 ? 30 : (unsigned)seconds;
+    return false;
+}
+
+static bool type_ok(struct request *r)
+{
+    const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Encoding");
+    if (coding && strcasecmp(coding, "identity") != 0) {
+        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL, "Compressed request bodies are not supported.");
+        return false;
+    }
+    const char *type = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Type");
+    bool ok = false;
+    if (type) {
+        size_t n = strcspn(type, "; \t");
+        const char *charset = strcasestr(type, "charset=");
+        ok = (n == 16 && strncasecmp(type, "application/json", 16) == 0) || (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
+        if (charset) {
+            charset += 8 + (charset[8] == '"');
+            ok = ok && (strncasecmp(charset, "utf-8", 5) == 0 || strncasecmp(charset, "utf8", 4) == 0);
+        }
+    }
+    if (!ok) (void)api_fail(&r->error, 415, "unsupported_media_type", NULL, "Content-Type must be application/json.");
+    return ok;
+}
+
+static bool size_ok(struct request *r)
+{
+    const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
+    if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->opt->max_body_bytes)) {
+        r->close_after = true;
+        (void)api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
+                       (unsigned long long)r->srv->opt->max_body_bytes);
+        return false;
+    }
+    return true;
+}
+
+static const char *allow_text(unsigned methods)
+{
+    switch (methods) {
+    case M_POST: return "POST, OPTIONS";
+    case M_GET | M_HEAD: return "GET, HEAD, OPTIONS";
+    default: return "GET, HEAD, POST, OPTIONS";
+    }
+}
+
+static bool options_admit(struct request *r)
+{
+    const char *wanted = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Method");
+    r->route = &preflight;
+    r->status = 204;
+    if (wanted) {
+        const char *headers = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Headers");
+        r->cors = strdup(headers && strlen(headers) < 4096 ? headers : "");
+        return true;
+    }
+    /* HAProxy's bare health check. */
+    if ((strcmp(r->path, "/") == 0 || strcmp(r->path, "*") == 0) && r->srv->phase != SRV_READY) {
+        (void)api_fail(&r->error, 503, r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining", NULL, "The server is not ready.");
+        return false;
+    }
+    const struct route *route = route_find(r->path, strlen(r->path));
+    r->allow = allow_text(route ? route->methods : M_GET | M_HEAD | M_POST);
+    return true;
+}
+
+bool routes_admit(struct request *r)
+{
+    r->has_origin = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Origin") != NULL;
+    path_normalise(r->path);
+    if (r->method == M_OPTIONS) return options_admit(r);
+    const struct route *route = route_find(r->path, strlen(r->path));
+    /* A wrong key learns nothing about which paths exist. */
+    if ((!route || route->auth) && !authorised(r)) {
+        (void)api_fail(&r->error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
+        return false;
+    }
+    if (!route) {
+        const char *name = r->method == M_GET ? "GET" : r->method == M_POST ? "POST" : r->method == M_HEAD ? "HEAD" : "?";
+        if (strcmp(r->path, "/v1/embeddings") == 0) {
+            (void)api_fail(&r->error, 404, "unsupported_endpoint", NULL, "This model does not support embeddings.");
+        } else {
+            (void)api_fail(&r->error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name, r->path);
+        }
+        return false;
+    }
+    r->route = route;
+    if (!(route->methods & r->method)) {
+        r->allow = allow_text(route->methods);
+        (void)api_fail(&r->error, 405, "method_not_supported", NULL, "This method is not supported for this URL.");
+        return false;
+    }
+    if (route->gate && (!gate_ok(r) || !queue_ok(r))) return false;
+    if (route->json && !type_ok(r)) return false;
+    return size_ok(r);
+}

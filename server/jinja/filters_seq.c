@@ -1,0 +1,456 @@
+/* Filters on sequences and mappings. What the reference computes lazily is computed at once; the result is still consumed only
+ * once. */
+#include "server/jinja/internal.h"
+
+#include <stdio.h>
+
+#define GIVEN(v_)      ((v_).type != JN_MISSING)
+#define ATTR_PARTS_MAX 32
+
+static void no_args(struct jinja_ctx *c, const char *name, const struct jn_args *a)
+{
+    jn_bind(c, name, a, NULL, 0, 0, NULL);
+}
+
+static struct jinja_value as_iter(struct jinja_value list)
+{
+    list.type = JN_ITER;
+    return list;
+}
+
+/* ---- attribute paths: "a.b.0" ---- */
+
+struct getter {
+    struct jinja_value part[ATTR_PARTS_MAX];
+    uint32_t count;
+    struct jinja_value fallback; /* for undefined values on the way; JN_MISSING = none */
+};
+
+static void add_part(struct jinja_ctx *c, struct getter *g, const struct jinja_str *s, size_t from, size_t to)
+{
+    int64_t n = 0;
+    bool number = to > from && to - from < 18;
+    if (g->count == ATTR_PARTS_MAX) jn_error(c, "an attribute path has too many parts");
+    for (size_t i = from; i < to; i++) {
+        number = number && s->p[i] >= '0' && s->p[i] <= '9';
+        n = n * 10 + (number ? s->p[i] - '0' : 0);
+        if (!number) break;
+    }
+    g->part[g->count++] = number ? JN_V(JN_INT, i, n) : jn_slice_bytes(c, s, from, to);
+}
+
+static void make_getter(struct jinja_ctx *c, struct getter *g, struct jinja_value attr)
+{
+    g->count = 0;
+    g->fallback = JN_V(JN_MISSING, i, 0);
+    if (attr.type == JN_NONE || attr.type == JN_MISSING) return;
+    if (attr.type != JN_STR) {
+        g->part[g->count++] = attr;
+        return;
+    }
+    size_t from = 0;
+    for (size_t i = 0; i <= attr.u.s->len; i++) {
+        if (i < attr.u.s->len && attr.u.s->p[i] != '.') continue;
+        add_part(c, g, attr.u.s, from, i);
+        from = i + 1;
+    }
+}
+
+static struct jinja_value get(struct jinja_ctx *c, const struct getter *g, struct jinja_value item)
+{
+    for (uint32_t i = 0; i < g->count; i++) {
+        item = jn_getitem(c, item, g->part[i]);
+        if (item.type == JN_UNDEF && GIVEN(g->fallback) && g->fallback.type != JN_NONE) item = g->fallback;
+    }
+    return item;
+}
+
+static struct jinja_value folded(struct jinja_ctx *c, struct jinja_value v, bool case_sensitive)
+{
+    return !case_sensitive && v.type == JN_STR ? jn_lower(c, v.u.s) : v;
+}
+
+/* ---- stable sort ---- */
+
+/* Sorts `a` by `keys` (moved along). reverse keeps the order of equal elements, as Python does. */
+static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, struct jinja_value *tmp, uint32_t n,
+                       bool reverse)
+{
+    if (n < 2) return;
+    uint32_t h = n / 2, i = 0, j = h, o = 0;
+    merge_sort(c, keys, a, tmp, h, reverse);
+    merge_sort(c, keys + h, a + h, tmp, n - h, reverse);
+    while (i < h || j < n) {
+        bool right =
+            i == h || (j < n && (reverse ? jn_compare(c, OP_LT, keys[i], keys[j]) : jn_compare(c, OP_LT, keys[j], keys[i])));
+        uint32_t from = right ? j++ : i++;
+        tmp[o] = keys[from];
+        tmp[n + o++] = a[from];
+    }
+    memcpy(keys, tmp, n * sizeof *keys);
+    memcpy(a, tmp + n, n * sizeof *a);
+    jn_charge(c, (size_t)n * 16);
+}
+
+static void sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n, bool reverse)
+{
+    struct jinja_value *tmp = jn_alloc_array(&c->base, (size_t)n * 2, sizeof *tmp);
+    merge_sort(c, keys, a, tmp, n, reverse);
+}
+
+/* ---- plain ---- */
+
+static struct jinja_value f_length(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    int64_t n;
+    no_args(c, "length", a);
+    if (!jn_length(c, v, &n)) jn_error(c, "object of type '%s' has no len()", jn_type_name(v));
+    return JN_V(JN_INT, i, n);
+}
+
+static struct jinja_value f_list(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    no_args(c, "list", a);
+    const struct jinja_list *l = jn_items_of(c, v);
+    struct jinja_value out = jn_new_list(c, JN_LIST, l->count);
+    for (uint32_t i = 0; i < l->count; i++) jn_list_push(c, out.u.l, l->v[i]);
+    out.origin = v.type == JN_STR ? JINJA_TEMPLATE : v.origin;
+    return out;
+}
+
+static struct jinja_value f_first(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    no_args(c, "first", a);
+    if (v.type == JN_ITER) { /* takes one and leaves the rest */
+        if (v.u.l->pos == v.u.l->count) return jn_undef_text(c, "No first item, sequence was empty.");
+        return v.u.l->v[v.u.l->pos++];
+    }
+    const struct jinja_list *l = jn_items_of(c, v);
+    return l->count ? l->v[0] : jn_undef_text(c, "No first item, sequence was empty.");
+}
+
+static struct jinja_value f_last(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    no_args(c, "last", a);
+    if (v.type == JN_ITER || v.type == JN_LOOP) jn_error(c, "'%s' object is not reversible", jn_type_name(v));
+    if (v.type == JN_UNDEF) return jn_undef_text(c, "No last item, sequence was empty.");
+    const struct jinja_list *l = jn_items_of(c, v);
+    return l->count ? l->v[l->count - 1] : jn_undef_text(c, "No last item, sequence was empty.");
+}
+
+static struct jinja_value f_join(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"d", "attribute"};
+    struct jinja_value arg[2];
+    struct getter g;
+    jn_bind(c, "join", a, names, 2, 0, arg);
+    make_getter(c, &g, arg[1]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    struct jinja_value sep = GIVEN(arg[0]) ? jn_to_str(c, arg[0]) : jn_lit(c, "");
+    struct jn_sb sb = jn_sb_new(c);
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (i) jn_sb_str(c, &sb, sep.u.s);
+        jn_print(c, &sb, get(c, &g, l->v[i]));
+    }
+    return jn_sb_value(c, &sb);
+}
+
+static struct jinja_value f_reverse(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    no_args(c, "reverse", a);
+    struct jinja_value none = JN_V(JN_NONE, i, 0);
+    if (v.type == JN_STR) return jn_getslice(c, v, none, none, JN_V(JN_INT, i, -1));
+    const struct jinja_list *l = jn_items_of(c, v);
+    struct jinja_value out = jn_new_list(c, JN_LIST, l->count);
+    for (uint32_t i = l->count; i > 0; i--) jn_list_push(c, out.u.l, l->v[i - 1]);
+    return v.type == JN_ITER || v.type == JN_UNDEF ? out : as_iter(out);
+}
+
+static struct jinja_value f_items(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    no_args(c, "items", a);
+    if (v.type == JN_UNDEF) return as_iter(jn_new_list(c, JN_LIST, 0));
+    if (v.type != JN_DICT) jn_error(c, "Can only get item pairs from a mapping.");
+    v.type = JN_VIEW;
+    v.kind = JN_V_ITEMS;
+    return as_iter(JN_V(JN_LIST, l, jn_items_of(c, v)));
+}
+
+static struct jinja_value f_sum(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"attribute", "start"};
+    struct jinja_value arg[2], total;
+    struct getter g;
+    jn_bind(c, "sum", a, names, 2, 0, arg);
+    make_getter(c, &g, arg[0]);
+    total = GIVEN(arg[1]) ? arg[1] : JN_V(JN_INT, i, 0);
+    const struct jinja_list *l = jn_items_of(c, v);
+    if (total.type == JN_STR) jn_error(c, "sum() can't sum strings");
+    for (uint32_t i = 0; i < l->count; i++) total = jn_binary(c, OP_ADD, total, get(c, &g, l->v[i]));
+    return total;
+}
+
+/* ---- order ---- */
+
+static struct jinja_value f_sort(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"reverse", "case_sensitive", "attribute"};
+    struct jinja_value arg[3];
+    struct getter g[4];
+    uint32_t getters = 0;
+    jn_bind(c, "sort", a, names, 3, 0, arg);
+    bool cased = GIVEN(arg[1]) && jn_truth(arg[1]);
+    if (arg[2].type == JN_STR) { /* "a,b": by a, then by b */
+        size_t from = 0;
+        for (size_t i = 0; i <= arg[2].u.s->len; i++) {
+            if (i < arg[2].u.s->len && arg[2].u.s->p[i] != ',') continue;
+            if (getters == 4) jn_error(c, "sort: too many attributes");
+            make_getter(c, &g[getters++], jn_slice_bytes(c, arg[2].u.s, from, i));
+            from = i + 1;
+        }
+    } else {
+        make_getter(c, &g[getters++], arg[2]);
+    }
+    const struct jinja_list *l = jn_items_of(c, v);
+    struct jinja_value out = jn_new_list(c, JN_LIST, l->count), *keys = jn_alloc_array(&c->base, l->count, sizeof *keys);
+    out.origin = v.origin;
+    for (uint32_t i = 0; i < l->count; i++) {
+        jn_list_push(c, out.u.l, l->v[i]);
+        keys[i] = jn_new_list(c, JN_LIST, getters);
+        for (uint32_t k = 0; k < getters; k++) jn_list_push(c, keys[i].u.l, folded(c, get(c, &g[k], l->v[i]), cased));
+    }
+    sort_by(c, keys, out.u.l->v, l->count, GIVEN(arg[0]) && jn_truth(arg[0]));
+    return out;
+}
+
+static struct jinja_value f_dictsort(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"case_sensitive", "by", "reverse"};
+    struct jinja_value arg[3];
+    jn_bind(c, "dictsort", a, names, 3, 0, arg);
+    bool by_value = GIVEN(arg[1]) && jn_str_is(arg[1], "value"), cased = GIVEN(arg[0]) && jn_truth(arg[0]);
+    if (GIVEN(arg[1]) && !by_value && !jn_str_is(arg[1], "key")) jn_error(c, "You can only sort by either \"key\" or \"value\"");
+    if (v.type == JN_UNDEF) jn_fail_undef(c, v);
+    if (v.type != JN_DICT) jn_error(c, "'%s' object has no attribute 'items'", jn_type_name(v));
+    const struct jinja_dict *d = v.u.d;
+    struct jinja_value view = v, *keys = jn_alloc_array(&c->base, d->count, sizeof *keys);
+    view.type = JN_VIEW;
+    view.kind = JN_V_ITEMS;
+    struct jinja_value out = JN_V(JN_LIST, l, jn_items_of(c, view));
+    for (uint32_t i = 0; i < d->count; i++) keys[i] = folded(c, by_value ? d->v[i] : d->k[i], cased);
+    sort_by(c, keys, out.u.l->v, d->count, GIVEN(arg[2]) && jn_truth(arg[2]));
+    out.origin = v.origin;
+    return out;
+}
+
+static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a, bool max)
+{
+    static const char *const names[] = {"case_sensitive", "attribute"};
+    struct jinja_value arg[2];
+    struct getter g;
+    jn_bind(c, max ? "max" : "min", a, names, 2, 0, arg);
+    make_getter(c, &g, arg[1]);
+    bool cased = GIVEN(arg[0]) && jn_truth(arg[0]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    if (!l->count) return jn_undef_text(c, "No aggregated item, sequence was empty.");
+    struct jinja_value best = l->v[0], best_key = folded(c, get(c, &g, best), cased);
+    for (uint32_t i = 1; i < l->count; i++) {
+        struct jinja_value key = folded(c, get(c, &g, l->v[i]), cased);
+        if (!jn_compare(c, max ? OP_GT : OP_LT, key, best_key)) continue;
+        best = l->v[i];
+        best_key = key;
+    }
+    return best;
+}
+
+static struct jinja_value f_min(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return min_max(c, v, a, false);
+}
+
+static struct jinja_value f_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return min_max(c, v, a, true);
+}
+
+static struct jinja_value f_unique(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"case_sensitive", "attribute"};
+    struct jinja_value arg[2], seen = jn_new_dict(c), out = jn_new_list(c, JN_LIST, 0), ignored;
+    struct getter g;
+    jn_bind(c, "unique", a, names, 2, 0, arg);
+    make_getter(c, &g, arg[1]);
+    bool cased = GIVEN(arg[0]) && jn_truth(arg[0]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct jinja_value key = folded(c, get(c, &g, l->v[i]), cased);
+        if (jn_dict_find(c, seen.u.d, key, &ignored)) continue;
+        jn_dict_put(c, seen.u.d, key, key);
+        jn_list_push(c, out.u.l, l->v[i]);
+    }
+    return as_iter(out);
+}
+
+static struct jinja_value f_groupby(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"attribute", "default", "case_sensitive"};
+    struct jinja_value arg[3], out = jn_new_list(c, JN_LIST, 0), group = JN_V(JN_MISSING, i, 0);
+    struct getter g;
+    jn_bind(c, "groupby", a, names, 3, 1, arg);
+    make_getter(c, &g, arg[0]);
+    g.fallback = arg[1];
+    bool cased = GIVEN(arg[2]) && jn_truth(arg[2]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    struct jinja_value *keys = jn_alloc_array(&c->base, l->count, sizeof *keys),
+                       *items = jn_alloc_array(&c->base, l->count, sizeof *items);
+    for (uint32_t i = 0; i < l->count; i++) {
+        items[i] = l->v[i];
+        keys[i] = folded(c, get(c, &g, l->v[i]), cased);
+    }
+    sort_by(c, keys, items, l->count, false);
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (!i || !jn_equal(c, keys[i], keys[i - 1])) {
+            struct jinja_value pair = jn_new_list(c, JN_TUPLE, 2);
+            group = jn_new_list(c, JN_LIST, 0);
+            pair.kind = 1;
+            jn_list_push(c, pair.u.l, get(c, &g, items[i]));
+            jn_list_push(c, pair.u.l, group);
+            jn_list_push(c, out.u.l, pair);
+        }
+        jn_list_push(c, group.u.l, items[i]);
+    }
+    return out;
+}
+
+/* ---- cutting ---- */
+
+static struct jinja_value f_batch(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"linecount", "fill_with"};
+    struct jinja_value arg[2], out = jn_new_list(c, JN_LIST, 0), row = JN_V(JN_MISSING, i, 0);
+    jn_bind(c, "batch", a, names, 2, 1, arg);
+    int64_t n = jn_want_int(c, "linecount", arg[0]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (row.type == JN_MISSING || (int64_t)row.u.l->count == n) {
+            row = jn_new_list(c, JN_LIST, 0);
+            jn_list_push(c, out.u.l, row);
+        }
+        jn_list_push(c, row.u.l, l->v[i]);
+    }
+    if (row.type != JN_MISSING && GIVEN(arg[1]) && arg[1].type != JN_NONE) {
+        if (n > (int64_t)c->base.limits.range_max) jn_error(c, "batch: the line count is too large");
+        while ((int64_t)row.u.l->count < n) jn_list_push(c, row.u.l, arg[1]);
+    }
+    return as_iter(out);
+}
+
+static struct jinja_value f_slice(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    static const char *const names[] = {"slices", "fill_with"};
+    struct jinja_value arg[2], out = jn_new_list(c, JN_LIST, 0);
+    jn_bind(c, "slice", a, names, 2, 1, arg);
+    int64_t n = jn_want_int(c, "slices", arg[0]);
+    const struct jinja_list *l = jn_items_of(c, v);
+    if (n == 0) jn_error(c, "integer division or modulo by zero");
+    if (n > (int64_t)c->base.limits.range_max) jn_error(c, "slice: too many slices");
+    int64_t each = n > 0 ? l->count / n : 0, extra = n > 0 ? l->count % n : 0, at = 0;
+    for (int64_t s = 0; s < n; s++) {
+        struct jinja_value row = jn_new_list(c, JN_LIST, 0);
+        for (int64_t k = 0; k < each + (s < extra); k++) jn_list_push(c, row.u.l, l->v[at++]);
+        if (GIVEN(arg[1]) && arg[1].type != JN_NONE && s >= extra) jn_list_push(c, row.u.l, arg[1]);
+        jn_list_push(c, out.u.l, row);
+    }
+    return as_iter(out);
+}
+
+/* ---- map and select ---- */
+
+static struct jinja_value f_map(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0);
+    struct getter g = {0};
+    struct jn_args rest = *a;
+    bool by_attr = !a->count && a->kw_count, has_attr = false;
+    if (by_attr) {
+        struct jinja_value fallback = JN_V(JN_MISSING, i, 0);
+        for (uint32_t k = 0; k < a->kw_count; k++) {
+            if (jn_str_is(a->names[k], "attribute")) {
+                make_getter(c, &g, a->vals[k]);
+                has_attr = true;
+            } else if (jn_str_is(a->names[k], "default")) {
+                fallback = a->vals[k];
+            } else {
+                jn_error(c, "map: unexpected keyword argument");
+            }
+        }
+        g.fallback = fallback;
+    } else if (a->count) {
+        rest.pos++;
+        rest.count--;
+    }
+    if ((by_attr && !has_attr) || (!by_attr && !a->count)) {
+        if (!jn_truth(v)) return as_iter(out);
+        jn_error(c, "map requires a filter argument");
+    }
+    if (!jn_truth(v)) return as_iter(out); /* the reference does not even look at it then */
+    const struct jinja_list *l = jn_items_of(c, v);
+    for (uint32_t i = 0; i < l->count; i++)
+        jn_list_push(c, out.u.l, by_attr ? get(c, &g, l->v[i]) : jn_call_filter(c, -1, a->pos[0], l->v[i], &rest));
+    return as_iter(out);
+}
+
+static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a, bool want, bool by_attr)
+{
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0);
+    struct getter g = {0};
+    uint32_t used = by_attr ? 1 : 0;
+    if (!jn_truth(v)) return as_iter(out);
+    if (a->count < used) jn_error(c, "Missing parameter for attribute name");
+    if (by_attr) make_getter(c, &g, a->pos[0]);
+    bool test = a->count > used;
+    struct jn_args rest = *a;
+    if (test) {
+        rest.pos += used + 1;
+        rest.count -= used + 1;
+    }
+    const struct jinja_list *l = jn_items_of(c, v);
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct jinja_value x = get(c, &g, l->v[i]);
+        bool yes = test ? jn_call_test(c, -1, a->pos[used], x, &rest) : jn_truth(x);
+        if (yes == want) jn_list_push(c, out.u.l, l->v[i]);
+    }
+    return as_iter(out);
+}
+
+static struct jinja_value f_select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return select(c, v, a, true, false);
+}
+
+static struct jinja_value f_reject(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return select(c, v, a, false, false);
+}
+
+static struct jinja_value f_selectattr(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return select(c, v, a, true, true);
+}
+
+static struct jinja_value f_rejectattr(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+{
+    return select(c, v, a, false, true);
+}
+
+const struct jn_filter jn_seq_filters[] = {
+    {"batch", f_batch},     {"count", f_length},    {"dictsort", f_dictsort},
+    {"first", f_first},     {"groupby", f_groupby}, {"items", f_items},
+    {"join", f_join},       {"last", f_last},       {"length", f_length},
+    {"list", f_list},       {"map", f_map},         {"max", f_max},
+    {"min", f_min},         {"reject", f_reject},   {"rejectattr", f_rejectattr},
+    {"reverse", f_reverse}, {"select", f_select},   {"selectattr", f_selectattr},
+    {"slice", f_slice},     {"sort", f_sort},       {"sum", f_sum},
+    {"unique", f_unique},
+};
+const uint32_t jn_seq_filter_count = sizeof jn_seq_filters / sizeof *jn_seq_filters;

@@ -1,0 +1,510 @@
+/* Tokens -> statement trees, and the public face of a parsed template: symbols, parse and free, what it reads. */
+#include "server/jinja/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- symbols ---- */
+
+static uint32_t hash_bytes(const char *p, size_t len)
+{
+    uint32_t h = 2166136261u;
+    for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)p[i]) * 16777619u;
+    return h;
+}
+
+uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t len)
+{
+    if (!t->sym_index_cap) return JN_NO_SYM;
+    uint32_t mask = t->sym_index_cap - 1;
+    for (uint32_t i = hash_bytes(name, len) & mask; t->sym_index[i]; i = (i + 1) & mask) {
+        const struct jn_sym *s = &t->syms[t->sym_index[i] - 1];
+        if (s->len == len && memcmp(s->name, name, len) == 0) return t->sym_index[i] - 1;
+    }
+    return JN_NO_SYM;
+}
+
+static void index_sym(struct jinja_template *t, uint32_t sym)
+{
+    uint32_t mask = t->sym_index_cap - 1, i = hash_bytes(t->syms[sym].name, t->syms[sym].len) & mask;
+    while (t->sym_index[i]) i = (i + 1) & mask;
+    t->sym_index[i] = sym + 1;
+}
+
+uint32_t jn_intern(struct jinja_template *t, const char *name, size_t len)
+{
+    uint32_t sym = jn_find_sym(t, name, len);
+    if (sym != JN_NO_SYM) return sym;
+    if (t->sym_count == t->sym_cap) {
+        uint32_t cap = t->sym_cap ? t->sym_cap * 2 : 32;
+        t->syms = jn_grow(&t->base, t->syms, t->sym_cap * sizeof *t->syms, (size_t)cap * sizeof *t->syms);
+        t->sym_cap = cap;
+        t->sym_index_cap = cap * 2;
+        t->sym_index = jn_alloc_array(&t->base, t->sym_index_cap, sizeof *t->sym_index);
+        memset(t->sym_index, 0, t->sym_index_cap * sizeof *t->sym_index);
+        for (uint32_t i = 0; i < t->sym_count; i++) index_sym(t, i);
+    }
+    t->syms[t->sym_count] = (struct jn_sym){.name = name, .len = (uint32_t)len};
+    index_sym(t, t->sym_count);
+    return t->sym_count++;
+}
+
+/* ---- statements ---- */
+
+/* A statement list inside a tag pair; `ends` are the names that end it (not consumed). */
+static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends);
+
+static struct jn_nodes parse_block(struct jn_parser *p, const char *end)
+{
+    const char *const ends[] = {end, NULL};
+    struct jn_nodes body = parse_until(p, ends);
+    p->tok++;
+    return body;
+}
+
+/* Body of a new scope: what is known to stand in an `if` is known no more, as in the reference's compiler. */
+static struct jn_nodes parse_scope_block(struct jn_parser *p, const char *end)
+{
+    bool soft = p->soft;
+    p->soft = false;
+    struct jn_nodes body = parse_block(p, end);
+    p->soft = soft;
+    return body;
+}
+
+static void check_target(struct jn_parser *p, const struct jn_node *n, bool attributes)
+{
+    if (n->kind == K_NAME || (n->kind == K_NSREF && attributes)) return;
+    if (n->kind != K_TUPLE) jn_syntax(p, "can't assign to this expression");
+    for (uint32_t i = 0; i < n->list.count; i++) check_target(p, n->list.v[i], attributes);
+}
+
+static uint32_t expect_name(struct jn_parser *p)
+{
+    static const char *const constants[] = {"true", "True", "false", "False", "none", "None"};
+    if (p->tok->type != T_NAME) jn_unexpected(p, "a name");
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (jn_is_name(p, constants[i])) jn_syntax(p, "can't assign to a constant");
+    uint32_t sym = jn_intern(p->t, p->tok->p, p->tok->len);
+    p->tok++;
+    return sym;
+}
+
+static struct jn_node *parse_if(struct jn_parser *p)
+{
+    static const char *const ends[] = {"elif", "else", "endif", NULL};
+    struct jn_node *n = jn_new_node(p, K_IF);
+    bool soft = p->soft, last = false;
+    p->soft = true;
+    for (;;) {
+        struct jn_node *br = jn_new_node(p, K_BRANCH);
+        p->tok++; /* if, elif, else */
+        if (!last) br->a = jn_parse_tuple(p, JN_TUPLE_NO_COND, NULL, false);
+        br->body = parse_until(p, ends);
+        jn_push_node(p, &n->list, br);
+        if (jn_skip_name(p, "endif")) break;
+        if (last) jn_unexpected(p, "endif");
+        last = jn_is_name(p, "else");
+    }
+    p->soft = soft;
+    return n;
+}
+
+static struct jn_node *parse_for(struct jn_parser *p)
+{
+    static const char *const ends[] = {"endfor", "else", NULL};
+    struct jn_node *n = jn_new_node(p, K_FOR);
+    p->tok++;
+    n->a = jn_parse_tuple(p, JN_TUPLE_TARGET, "in", false);
+    check_target(p, n->a, false);
+    if (!jn_skip_name(p, "in")) jn_unexpected(p, "in");
+    n->b = jn_parse_tuple(p, JN_TUPLE_NO_COND, "recursive", false);
+    bool soft = p->soft;
+    p->soft = false;
+    if (jn_skip_name(p, "if")) n->c = jn_parse_expr(p, true);
+    n->flag = jn_skip_name(p, "recursive");
+    p->loop_depth++;
+    n->body = parse_until(p, ends);
+    p->loop_depth--;
+    if (jn_skip_name(p, "else"))
+        n->orelse = parse_block(p, "endfor");
+    else
+        p->tok++;
+    p->soft = soft;
+    return n;
+}
+
+static struct jn_node *parse_set(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_SET);
+    p->tok++;
+    n->a = jn_parse_tuple(p, JN_TUPLE_TARGET, NULL, false);
+    check_target(p, n->a, true);
+    if (jn_skip_op(p, "=")) {
+        n->b = jn_parse_tuple(p, JN_TUPLE_EXPR, NULL, false);
+        return n;
+    }
+    n->kind = K_SETBLOCK;
+    n->b = jn_parse_filter(p, NULL, false);
+    n->body = parse_scope_block(p, "endset");
+    return n;
+}
+
+static void parse_signature(struct jn_parser *p, struct jn_node *n)
+{
+    jn_expect_op(p, "(");
+    while (!jn_is_op(p, ")")) {
+        if (n->list.count) jn_expect_op(p, ",");
+        struct jn_node *param = jn_new_node(p, K_NAME);
+        param->sym = expect_name(p);
+        for (uint32_t i = 0; i < n->list.count; i++)
+            if (n->list.v[i]->sym == param->sym) jn_syntax(p, "a parameter is repeated");
+        if (jn_skip_op(p, "="))
+            jn_push_node(p, &n->defaults, jn_parse_expr(p, true));
+        else if (n->defaults.count)
+            jn_syntax(p, "non-default argument follows default argument");
+        jn_push_node(p, &n->list, param);
+    }
+    jn_expect_op(p, ")");
+}
+
+/* Long chains of operators are deep trees: walks that are not evaluation have their own bound. */
+#define TREE_DEPTH_MAX 4000
+
+/* Does the tree load one of the three names that a macro gets for free? Stops where another macro starts to own them. */
+static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth);
+
+static uint8_t specials_of(struct jinja_template *t, const struct jn_node *n, int depth)
+{
+    if (!n) return 0;
+    uint8_t use = 0;
+    if (depth > TREE_DEPTH_MAX) jn_fail(&t->base, JINJA_LIMIT, "an expression is nested too deeply");
+    if (n->kind == K_NAME) {
+        if (n->sym == t->sym_caller) return JN_USES_CALLER;
+        if (n->sym == t->sym_kwargs) return JN_USES_KWARGS;
+        if (n->sym == t->sym_varargs) return JN_USES_VARARGS;
+        return 0;
+    }
+    depth++;
+    if (n->kind != K_MACRO) use |= specials_in(t, &n->body, depth);
+    use |= specials_of(t, n->a, depth) | specials_of(t, n->b, depth) | specials_of(t, n->c, depth);
+    return use | specials_in(t, &n->list, depth) | specials_in(t, &n->defaults, depth) | specials_in(t, &n->orelse, depth);
+}
+
+static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth)
+{
+    uint8_t use = 0;
+    for (uint32_t i = 0; i < list->count; i++) use |= specials_of(t, list->v[i], depth);
+    return use;
+}
+
+static void parse_macro_body(struct jn_parser *p, struct jn_node *n, const char *end)
+{
+    uint32_t loops = p->loop_depth;
+    p->loop_depth = 0;
+    n->body = parse_scope_block(p, end);
+    p->loop_depth = loops;
+    n->flag = specials_in(p->t, &n->body, 0);
+    for (uint32_t i = 0; i < n->list.count; i++) { /* a parameter of that name is an ordinary one */
+        uint32_t sym = n->list.v[i]->sym;
+        if (sym == p->t->sym_kwargs) n->flag &= (uint8_t)~JN_USES_KWARGS;
+        if (sym == p->t->sym_varargs) n->flag &= (uint8_t)~JN_USES_VARARGS;
+        if (sym == p->t->sym_caller) n->flag &= (uint8_t)~JN_USES_CALLER;
+    }
+}
+
+static struct jn_node *parse_macro(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_MACRO);
+    p->tok++;
+    n->sym = expect_name(p);
+    parse_signature(p, n);
+    parse_macro_body(p, n, "endmacro");
+    return n;
+}
+
+static struct jn_node *parse_call_block(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_CALLBLOCK);
+    p->tok++;
+    if (jn_is_op(p, "(")) parse_signature(p, n);
+    n->a = jn_parse_expr(p, true);
+    if (n->a->kind != K_CALL) jn_syntax(p, "expected call");
+    n->sym = p->t->sym_caller;
+    parse_macro_body(p, n, "endcall");
+    return n;
+}
+
+static struct jn_node *parse_with(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_WITH);
+    p->tok++;
+    while (p->tok->type != T_BLOCK_END) {
+        if (n->list.count) jn_expect_op(p, ",");
+        struct jn_node *target = jn_parse_tuple(p, JN_TUPLE_TARGET, NULL, false);
+        check_target(p, target, false);
+        jn_push_node(p, &n->list, target);
+        jn_expect_op(p, "=");
+        jn_push_node(p, &n->defaults, jn_parse_expr(p, true));
+    }
+    n->body = parse_scope_block(p, "endwith");
+    return n;
+}
+
+static struct jn_node *parse_print(struct jn_parser *p)
+{
+    struct jn_node *n = jn_new_node(p, K_PRINT);
+    p->tok++;
+    while (p->tok->type != T_BLOCK_END) {
+        if (n->list.count) jn_expect_op(p, ",");
+        jn_push_node(p, &n->list, jn_parse_expr(p, true));
+    }
+    return n;
+}
+
+static struct jn_node *parse_statement(struct jn_parser *p)
+{
+    static const char *const unsupported[] = {"include", "import", "from", "extends", "block", "autoescape", "do", "trans"};
+    if (p->tok->type != T_NAME) jn_unexpected(p, "a tag name");
+    if (jn_is_name(p, "if")) return parse_if(p);
+    if (jn_is_name(p, "for")) return parse_for(p);
+    if (jn_is_name(p, "set")) return parse_set(p);
+    if (jn_is_name(p, "macro")) return parse_macro(p);
+    if (jn_is_name(p, "call")) return parse_call_block(p);
+    if (jn_is_name(p, "with")) return parse_with(p);
+    if (jn_is_name(p, "print")) return parse_print(p);
+    if (jn_is_name(p, "filter")) {
+        struct jn_node *n = jn_new_node(p, K_FILTERBLOCK);
+        p->tok++;
+        n->b = jn_parse_filter(p, NULL, true);
+        n->body = parse_scope_block(p, "endfilter");
+        return n;
+    }
+    if (jn_is_name(p, "generation")) {
+        struct jn_node *n = jn_new_node(p, K_GENERATION);
+        uint32_t loops = p->loop_depth;
+        p->tok++;
+        p->loop_depth = 0;
+        n->body = parse_scope_block(p, "endgeneration");
+        p->loop_depth = loops;
+        return n;
+    }
+    if (jn_is_name(p, "break") || jn_is_name(p, "continue")) {
+        struct jn_node *n = jn_new_node(p, jn_is_name(p, "break") ? K_BREAK : K_CONTINUE);
+        if (!p->loop_depth) jn_syntax(p, "'break' or 'continue' outside of a loop");
+        p->tok++;
+        return n;
+    }
+    for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
+        if (jn_is_name(p, unsupported[i])) jn_syntax(p, "the statement '%s' is not supported", unsupported[i]);
+    jn_syntax(p, "unknown tag '%.*s'", p->tok->len > 40 ? 40 : (int)p->tok->len, p->tok->p);
+}
+
+static bool at_end(const struct jn_parser *p, const char *const *ends)
+{
+    for (; *ends; ends++)
+        if (jn_is_name(p, *ends)) return true;
+    return false;
+}
+
+/* Data, prints and tags until one of `ends` stands in a tag; with ends == NULL until the template ends. */
+static struct jn_nodes parse_body(struct jn_parser *p, const char *const *ends)
+{
+    struct jn_nodes body = {0};
+    for (;;) {
+        const struct jn_token *t = p->tok;
+        if (t->type == T_DATA) {
+            struct jn_node *n = jn_new_node(p, K_DATA);
+            n->value = jn_const_str(p->b, t->p, t->len);
+            p->tok++;
+            jn_push_node(p, &body, n);
+        } else if (t->type == T_VAR_BEGIN) {
+            struct jn_node *n = jn_new_node(p, K_PRINT);
+            p->tok++;
+            jn_push_node(p, &n->list, jn_parse_tuple(p, JN_TUPLE_EXPR, NULL, false));
+            if (p->tok->type != T_VAR_END) jn_unexpected(p, "end of print statement");
+            p->tok++;
+            jn_push_node(p, &body, n);
+        } else if (t->type == T_BLOCK_BEGIN) {
+            p->tok++;
+            if (ends && at_end(p, ends)) return body;
+            jn_push_node(p, &body, parse_statement(p));
+            if (p->tok->type != T_BLOCK_END) jn_unexpected(p, "end of statement block");
+            p->tok++;
+        } else {
+            if (ends) jn_syntax(p, "unexpected end of template: '%s' is missing", ends[0]);
+            if (t->type != T_EOF) jn_unexpected(p, "end of template");
+            return body;
+        }
+    }
+}
+
+static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends)
+{
+    if (jn_is_op(p, ":")) p->tok++;
+    if (p->tok->type != T_BLOCK_END) jn_unexpected(p, "end of statement block");
+    p->tok++;
+    if (++p->depth > p->b->limits.parse_depth_max)
+        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep", p->b->limits.parse_depth_max);
+    struct jn_nodes body = parse_body(p, ends);
+    p->depth--;
+    return body;
+}
+
+struct jn_nodes jn_parse_statements(struct jn_parser *p)
+{
+    return parse_body(p, NULL);
+}
+
+/* ---- the public face ---- */
+
+/* Copies the source with \n newlines and without one newline at its end. */
+static void take_source(struct jinja_template *t, const char *src, size_t len)
+{
+    char *copy = jn_alloc(&t->base, len + 1), *o = copy;
+    for (size_t i = 0; i < len; i++) {
+        if (src[i] == '\r') {
+            *o++ = '\n';
+            if (i + 1 < len && src[i + 1] == '\n') i++;
+        } else {
+            *o++ = src[i];
+        }
+    }
+    t->src_len = (size_t)(o - copy);
+    if (t->src_len && copy[t->src_len - 1] == '\n') t->src_len--;
+    copy[t->src_len] = '\0';
+    t->src = copy;
+}
+
+static void build(struct jinja_template *t, const char *src, size_t len)
+{
+    if (len > t->base.limits.source_bytes_max)
+        jn_fail(&t->base, JINJA_LIMIT, "the template has more than %zu bytes", t->base.limits.source_bytes_max);
+    if (!jn_valid_utf8(src, len)) jn_fail(&t->base, JINJA_SYNTAX, "the template is not valid UTF-8");
+    take_source(t, src, len);
+    t->sym_caller = jn_intern(t, "caller", 6);
+    t->sym_kwargs = jn_intern(t, "kwargs", 6);
+    t->sym_varargs = jn_intern(t, "varargs", 7);
+    t->sym_loop = jn_intern(t, "loop", 4);
+    struct jn_tokens tokens = {0};
+    jn_lex(&t->base, t->src, t->src_len, &tokens);
+    struct jn_parser p = {.t = t, .b = &t->base, .tok = tokens.v};
+    t->body = jn_parse_statements(&p);
+}
+
+enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits, struct jinja_template **out,
+                        struct jinja_error *err)
+{
+    struct jinja_template *t = calloc(1, sizeof *t);
+    *err = (struct jinja_error){0};
+    if (!t) {
+        err->fault = JINJA_NOMEM;
+        snprintf(err->message, sizeof err->message, "out of memory");
+        return ST_NOMEM;
+    }
+    t->base.limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
+    t->base.arena.bytes_max = t->base.limits.arena_bytes_max;
+    jmp_buf fault;
+    t->base.on_fault = &fault;
+    if (setjmp(fault) == 0) {
+        build(t, src, len);
+        t->base.on_fault = NULL;
+        *out = t;
+        return ST_OK;
+    }
+    *err = t->base.error;
+    jinja_free(t);
+    return err->fault == JINJA_NOMEM ? ST_NOMEM : err->fault == JINJA_LIMIT ? ST_TOO_LARGE : ST_FORMAT;
+}
+
+void jinja_free(struct jinja_template *t)
+{
+    if (!t) return;
+    jn_arena_free(&t->base.arena);
+    free(t);
+}
+
+const char *jinja_source(const struct jinja_template *t, size_t *len)
+{
+    *len = t->src_len;
+    return t->src;
+}
+
+bool jinja_reads(const struct jinja_template *t, const char *name)
+{
+    uint32_t sym = jn_find_sym(t, name, strlen(name));
+    return sym != JN_NO_SYM && t->syms[sym].read;
+}
+
+/* ---- does it walk over message content? ---- */
+
+struct content_scan {
+    const struct jinja_template *t;
+    bool *alias; /* by symbol: holds content */
+    bool found, changed;
+    int depth;
+};
+
+static bool is_content(const struct content_scan *x, const struct jn_node *n)
+{
+    while (n && (n->kind == K_FILTER || (n->kind == K_ITEM && n->b && n->b->kind == K_SLICE) || n->kind == K_OR)) n = n->a;
+    if (!n) return false;
+    if (n->kind == K_NAME) return x->alias[n->sym];
+    if (n->kind == K_ATTR) return jn_str_is(n->value, "content");
+    return n->kind == K_ITEM && n->b->kind == K_CONST && jn_str_is(n->b->value, "content");
+}
+
+static void scan_node(struct content_scan *x, const struct jn_node *n);
+
+static void scan_list(struct content_scan *x, const struct jn_nodes *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) scan_node(x, list->v[i]);
+}
+
+static void set_alias(struct content_scan *x, uint32_t sym)
+{
+    if (x->alias[sym]) return;
+    x->alias[sym] = true;
+    x->changed = true;
+}
+
+/* Arguments of any macro may be content: which parameter is which is decided by name, for all macros of the callee's name. */
+static void scan_macro_args(struct content_scan *x, const struct jn_nodes *tree, const struct jn_node *call)
+{
+    for (uint32_t i = 0; i < tree->count; i++) {
+        const struct jn_node *m = tree->v[i];
+        if (m->kind != K_MACRO || m->sym != call->a->sym) continue;
+        for (uint32_t k = 0; k < call->list.count && k < m->list.count; k++)
+            if (is_content(x, call->list.v[k])) set_alias(x, m->list.v[k]->sym);
+    }
+}
+
+static void scan_node(struct content_scan *x, const struct jn_node *n)
+{
+    if (!n || x->found || x->depth > TREE_DEPTH_MAX) return;
+    x->depth++;
+    if (n->kind == K_FOR && is_content(x, n->b)) x->found = true;
+    if (n->kind == K_ITEM && n->b && n->b->kind == K_CONST && n->b->value.type == JN_INT && is_content(x, n->a)) x->found = true;
+    if (n->kind == K_SET && n->a->kind == K_NAME && is_content(x, n->b)) set_alias(x, n->a->sym);
+    if (n->kind == K_CALL && n->a->kind == K_NAME) scan_macro_args(x, &x->t->body, n);
+    scan_node(x, n->a);
+    scan_node(x, n->b);
+    scan_node(x, n->c);
+    scan_list(x, &n->list);
+    scan_list(x, &n->defaults);
+    scan_list(x, &n->body);
+    scan_list(x, &n->orelse);
+    x->depth--;
+}
+
+bool jinja_iterates_content(const struct jinja_template *t)
+{
+    struct content_scan x = {.t = t, .alias = calloc(t->sym_count + 1u, sizeof(bool))};
+    if (!x.alias) return false;
+    for (int pass = 0; pass < 8 && (x.changed || !pass) && !x.found; pass++) { /* an alias of an alias of an alias ... */
+        x.changed = false;
+        scan_list(&x, &t->body);
+    }
+    free(x.alias);
+    return x.found;
+}

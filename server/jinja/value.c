@@ -1,0 +1,623 @@
+/* Values of the template interpreter: lists, dicts, truth, equality, order, membership, arithmetic. Python's rules. */
+#include "server/jinja/internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- lists ---- */
+
+struct jinja_value jn_new_list(struct jinja_ctx *c, enum jn_type type, uint32_t cap)
+{
+    struct jinja_list *l = jn_alloc(&c->base, sizeof *l);
+    *l = (struct jinja_list){.v = cap ? jn_alloc_array(&c->base, cap, sizeof *l->v) : NULL, .cap = cap};
+    return JN_V((uint8_t)type, l, l);
+}
+
+void jn_list_push(struct jinja_ctx *c, struct jinja_list *l, struct jinja_value v)
+{
+    if (l->count == l->cap) {
+        uint32_t cap = l->cap ? l->cap * 2 : 4;
+        if (cap < l->cap) jn_fail(&c->base, JINJA_LIMIT, "a list is too long");
+        l->v = jn_grow(&c->base, l->v, l->cap * sizeof *l->v, (size_t)cap * sizeof *l->v);
+        l->cap = cap;
+    }
+    l->v[l->count++] = v;
+}
+
+/* ---- dicts ---- */
+
+bool jn_hashable(struct jinja_ctx *c, struct jinja_value v)
+{
+    if (v.type == JN_LIST || v.type == JN_DICT || v.type == JN_VIEW) return false;
+    bool ok = true;
+    if (v.type == JN_TUPLE) {
+        jn_enter(c);
+        for (uint32_t i = 0; i < v.u.l->count && ok; i++) ok = jn_hashable(c, v.u.l->v[i]);
+        jn_leave(c);
+    }
+    return ok;
+}
+
+static uint32_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
+    return (uint32_t)(x ^ (x >> 32));
+}
+
+/* Equal keys must hash alike: 1, 1.0 and true are one key. Depth of tuples was checked by jn_hashable. */
+static uint32_t hash_value(struct jinja_value v)
+{
+    uint32_t h = 2166136261u;
+    switch (v.type) {
+    case JN_STR:
+        for (uint32_t i = 0; i < v.u.s->len; i++) h = (h ^ (unsigned char)v.u.s->p[i]) * 16777619u;
+        return h;
+    case JN_BOOL:
+    case JN_INT:
+        return mix((uint64_t)v.u.i);
+    case JN_FLOAT:
+        if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f)) return mix((uint64_t)(int64_t)v.u.f);
+        return mix((uint64_t)(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7));
+    case JN_BIG:
+        return mix(7); /* as the float that may equal it */
+    case JN_TUPLE:
+        for (uint32_t i = 0; i < v.u.l->count; i++) h = mix(h * 31u + hash_value(v.u.l->v[i]));
+        return h;
+    default:
+        return v.type;
+    }
+}
+
+static bool same_key(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
+{
+    if (a.type == JN_STR && b.type == JN_STR) return a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
+    return jn_equal(c, a, b);
+}
+
+struct jinja_value jn_new_dict(struct jinja_ctx *c)
+{
+    struct jinja_dict *d = jn_alloc(&c->base, sizeof *d);
+    *d = (struct jinja_dict){0};
+    return JN_V(JN_DICT, d, d);
+}
+
+static uint32_t dict_slot(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key)
+{
+    if (!d->index_cap) {
+        for (uint32_t i = 0; i < d->count; i++)
+            if (same_key(c, d->k[i], key)) return i;
+        return UINT32_MAX;
+    }
+    uint32_t mask = d->index_cap - 1;
+    for (uint32_t i = hash_value(key) & mask; d->index[i]; i = (i + 1) & mask)
+        if (same_key(c, d->k[d->index[i] - 1], key)) return d->index[i] - 1;
+    return UINT32_MAX;
+}
+
+static void dict_index(struct jinja_dict *d, uint32_t entry)
+{
+    uint32_t mask = d->index_cap - 1, i = hash_value(d->k[entry]) & mask;
+    while (d->index[i]) i = (i + 1) & mask;
+    d->index[i] = entry + 1;
+}
+
+void jn_dict_put(struct jinja_ctx *c, struct jinja_dict *d, struct jinja_value key, struct jinja_value value)
+{
+    if (!jn_hashable(c, key)) jn_error(c, "unhashable type: '%s'", jn_type_name(key));
+    uint32_t at = dict_slot(c, d, key);
+    if (at != UINT32_MAX) {
+        d->v[at] = value;
+        return;
+    }
+    if (d->count == d->cap) {
+        uint32_t cap = d->cap ? d->cap * 2 : 4;
+        if (cap > UINT32_MAX / 4) jn_fail(&c->base, JINJA_LIMIT, "a dict is too large");
+        d->k = jn_grow(&c->base, d->k, d->cap * sizeof *d->k, (size_t)cap * sizeof *d->k);
+        d->v = jn_grow(&c->base, d->v, d->cap * sizeof *d->v, (size_t)cap * sizeof *d->v);
+        d->cap = cap;
+        if (cap > 8) {
+            d->index_cap = cap * 2;
+            d->index = jn_alloc_array(&c->base, d->index_cap, sizeof *d->index);
+            memset(d->index, 0, d->index_cap * sizeof *d->index);
+            for (uint32_t i = 0; i < d->count; i++) dict_index(d, i);
+        }
+    }
+    d->k[d->count] = key;
+    d->v[d->count++] = value;
+    if (d->index_cap) dict_index(d, d->count - 1);
+}
+
+bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key, struct jinja_value *out)
+{
+    if (!jn_hashable(c, key)) jn_error(c, "unhashable type: '%s'", jn_type_name(key));
+    uint32_t at = dict_slot(c, d, key);
+    if (at == UINT32_MAX) return false;
+    *out = d->v[at];
+    return true;
+}
+
+bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, struct jinja_value *out)
+{
+    struct jinja_str s = {.p = key, .len = (uint32_t)len};
+    struct jinja_value k = JN_V(JN_STR, s, &s);
+    uint32_t mask = d->index_cap - 1;
+    for (uint32_t i = d->index_cap ? hash_value(k) & mask : 0; d->index_cap ? d->index[i] != 0 : i < d->count;
+         i = d->index_cap ? (i + 1) & mask : i + 1) {
+        uint32_t e = d->index_cap ? d->index[i] - 1 : i;
+        if (d->k[e].type == JN_STR && d->k[e].u.s->len == len && memcmp(d->k[e].u.s->p, key, len) == 0) {
+            *out = d->v[e];
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- kinds ---- */
+
+const char *jn_type_name(struct jinja_value v)
+{
+    static const char *const names[] = {
+        "None",        "Undefined", "bool",   "int",       "float",     "str",   "list",     "tuple",
+        "dict",        "Namespace", "range",  "generator", "dict view", "Macro", "function", "builtin_function_or_method",
+        "LoopContext", "Cycler",    "int",    "missing"};
+    return v.type == JN_STR && v.u.s->markup ? "Markup" : names[v.type];
+}
+
+struct jinja_value jn_undef(enum jn_undef kind, const struct jinja_str *name, uint32_t of_type)
+{
+    return (struct jinja_value){.type = JN_UNDEF, .kind = (uint8_t)kind, .n = (uint8_t)of_type, .u.s = name};
+}
+
+struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text)
+{
+    return jn_undef(JN_U_TEXT, jn_lit(c, text).u.s, 0);
+}
+
+void jn_fail_undef(struct jinja_ctx *c, struct jinja_value v)
+{
+    const struct jinja_str *s = v.u.s;
+    int len = s ? (s->len > 100 ? 100 : (int)s->len) : 0;
+    const char *name = s ? s->p : "",
+               *type = jn_type_name((struct jinja_value){.type = (uint8_t)(v.n == JN_STR ? JN_NONE : v.n)});
+    if (v.n == JN_STR) type = "str";
+    switch (v.kind) {
+    case JN_U_NAME:
+        jn_error(c, "'%.*s' is undefined", len, name);
+    case JN_U_ATTR:
+        jn_error(c, v.n == JN_NONE ? "'%s' has no attribute '%.*s'" : "'%s object' has no attribute '%.*s'", type, len, name);
+    case JN_U_ITEM:
+        jn_error(c, "%s object has no element %.*s", type, len, name);
+    case JN_U_UNSAFE:
+        jn_error(c, "access to attribute '%.*s' of '%s' object is unsafe", len, name, type);
+    default:
+        jn_error(c, "%.*s", len, len ? name : "value is undefined");
+    }
+}
+
+bool jn_as_int(struct jinja_value v, int64_t *out)
+{
+    if (v.type != JN_INT && v.type != JN_BOOL) return false;
+    *out = v.u.i;
+    return true;
+}
+
+bool jn_as_num(struct jinja_value v, double *out)
+{
+    if (v.type == JN_FLOAT)
+        *out = v.u.f;
+    else if (v.type == JN_INT || v.type == JN_BOOL)
+        *out = (double)v.u.i;
+    else if (v.type == JN_BIG)
+        *out = strtod(v.u.s->p, NULL);
+    else
+        return false;
+    return true;
+}
+
+bool jn_truth(struct jinja_value v)
+{
+    switch (v.type) {
+    case JN_NONE:
+    case JN_UNDEF:
+    case JN_MISSING:
+        return false;
+    case JN_BOOL:
+    case JN_INT:
+        return v.u.i != 0;
+    case JN_FLOAT:
+        return v.u.f != 0.0;
+    case JN_STR:
+        return v.u.s->len != 0;
+    case JN_LIST:
+    case JN_TUPLE:
+        return v.u.l->count != 0;
+    case JN_DICT:
+    case JN_VIEW:
+        return v.u.d->count != 0;
+    case JN_RANGE:
+        return ((const struct jn_range *)v.u.p)->count != 0;
+    case JN_LOOP:
+        return ((const struct jn_loop *)v.u.p)->items->count != 0;
+    default:
+        return true;
+    }
+}
+
+bool jn_length(struct jinja_ctx *c, struct jinja_value v, int64_t *out)
+{
+    (void)c;
+    switch (v.type) {
+    case JN_UNDEF:
+        *out = 0;
+        return true;
+    case JN_STR:
+        *out = v.u.s->chars;
+        return true;
+    case JN_LIST:
+    case JN_TUPLE:
+        *out = v.u.l->count;
+        return true;
+    case JN_DICT:
+    case JN_VIEW:
+        *out = v.u.d->count;
+        return true;
+    case JN_RANGE:
+        *out = ((const struct jn_range *)v.u.p)->count;
+        return true;
+    case JN_LOOP:
+        *out = ((const struct jn_loop *)v.u.p)->items->count;
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool jn_is_iterable(struct jinja_value v)
+{
+    return v.type == JN_UNDEF || v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE || v.type == JN_DICT ||
+           v.type == JN_RANGE || v.type == JN_ITER || v.type == JN_VIEW || v.type == JN_LOOP;
+}
+
+static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b, uint32_t origin)
+{
+    struct jinja_value t = jn_new_list(c, JN_TUPLE, 2);
+    jn_list_push(c, t.u.l, a);
+    jn_list_push(c, t.u.l, b);
+    t.origin = origin;
+    return t;
+}
+
+/* The elements as a list. For lists and tuples it is the list itself; a generator gives what is left of it and is empty from then
+ * on. */
+struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
+{
+    if (v.type == JN_LIST || v.type == JN_TUPLE) return v.u.l;
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0);
+    switch (v.type) {
+    case JN_UNDEF:
+        break;
+    case JN_STR:
+        for (size_t at = 0; at < v.u.s->len;) {
+            struct jinja_value ch = jn_char_at(c, v.u.s, at);
+            at += ch.u.s->len;
+            jn_list_push(c, out.u.l, ch);
+        }
+        break;
+    case JN_DICT:
+    case JN_VIEW: {
+        bool keys = v.type == JN_DICT || v.kind == JN_V_KEYS;
+        for (uint32_t i = 0; i < v.u.d->count; i++)
+            jn_list_push(c, out.u.l,
+                         keys                    ? v.u.d->k[i]
+                         : v.kind == JN_V_VALUES ? v.u.d->v[i]
+                                                 : pair(c, v.u.d->k[i], v.u.d->v[i], v.origin));
+        break;
+    }
+    case JN_RANGE: {
+        const struct jn_range *r = v.u.p;
+        for (uint32_t i = 0; i < r->count; i++) jn_list_push(c, out.u.l, JN_V(JN_INT, i, r->start + r->step * (int64_t)i));
+        break;
+    }
+    case JN_ITER:
+        if (v.u.l->v) /* an empty one has no array */
+            *out.u.l =
+                (struct jinja_list){.v = v.u.l->v + v.u.l->pos, .count = v.u.l->count - v.u.l->pos, .cap = v.u.l->count - v.u.l->pos};
+        v.u.l->pos = v.u.l->count;
+        break;
+    default:
+        jn_error(c, "'%s' object is not iterable", jn_type_name(v));
+    }
+    jn_charge(c, (size_t)out.u.l->count * 16);
+    return out.u.l;
+}
+
+/* ---- equality and order ---- */
+
+static bool equal_lists(struct jinja_ctx *c, const struct jinja_list *a, const struct jinja_list *b)
+{
+    if (a->count != b->count) return false;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (!jn_equal(c, a->v[i], b->v[i])) return false;
+    return true;
+}
+
+static bool equal_dicts(struct jinja_ctx *c, const struct jinja_dict *a, const struct jinja_dict *b)
+{
+    struct jinja_value other;
+    if (a->count != b->count) return false;
+    for (uint32_t i = 0; i < a->count; i++)
+        if (!jn_dict_find(c, b, a->k[i], &other) || !jn_equal(c, a->v[i], other)) return false;
+    return true;
+}
+
+static bool int_equals_float(int64_t i, double f)
+{
+    return f >= -9223372036854775808.0 && f < 9223372036854775808.0 && f == floor(f) && (int64_t)f == i;
+}
+
+bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
+{
+    int64_t ia = 0, ib = 0;
+    bool na = jn_as_int(a, &ia), nb = jn_as_int(b, &ib), same;
+    if (na && nb) return ia == ib;
+    if (na && b.type == JN_FLOAT) return int_equals_float(ia, b.u.f);
+    if (nb && a.type == JN_FLOAT) return int_equals_float(ib, a.u.f);
+    if (a.type == JN_BIG && (b.type == JN_BIG || (b.type == JN_FLOAT && !isnan(b.u.f)))) return jn_big_compare(a, b) == 0;
+    if (b.type == JN_BIG && a.type == JN_FLOAT && !isnan(a.u.f)) return jn_big_compare(b, a) == 0;
+    if (a.type != b.type) return false;
+    jn_enter(c);
+    switch (a.type) {
+    case JN_FLOAT:
+        same = a.u.f == b.u.f;
+        break;
+    case JN_STR:
+        same = a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
+        break;
+    case JN_LIST:
+    case JN_TUPLE:
+        same = equal_lists(c, a.u.l, b.u.l);
+        break;
+    case JN_DICT:
+        same = equal_dicts(c, a.u.d, b.u.d);
+        break;
+    case JN_RANGE:
+        same = equal_lists(c, jn_items_of(c, a), jn_items_of(c, b));
+        break;
+    case JN_NONE:
+    case JN_UNDEF:
+        same = true;
+        break;
+    case JN_FUNC:
+        same = a.kind == b.kind;
+        break;
+    case JN_VIEW:
+        same = a.kind == b.kind && a.u.d == b.u.d;
+        break;
+    default:
+        same = a.u.p == b.u.p;
+        break;
+    }
+    jn_leave(c);
+    return same;
+}
+
+static bool by_sign(enum jn_op op, int d)
+{
+    return op == OP_LT ? d < 0 : op == OP_LE ? d <= 0 : op == OP_GT ? d > 0 : d >= 0;
+}
+
+static bool compare_lists(struct jinja_ctx *c, enum jn_op op, const struct jinja_list *a, const struct jinja_list *b)
+{
+    for (uint32_t i = 0; i < a->count && i < b->count; i++)
+        if (!jn_equal(c, a->v[i], b->v[i])) return jn_compare(c, op, a->v[i], b->v[i]);
+    return by_sign(op, (a->count > b->count) - (a->count < b->count));
+}
+
+bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b)
+{
+    static const char *const signs[] = {"<", "<=", ">", ">="};
+    int64_t ia = 0, ib = 0;
+    double fa = 0, fb = 0;
+    if (a.type == JN_UNDEF) jn_fail_undef(c, a);
+    if (b.type == JN_UNDEF) jn_fail_undef(c, b);
+    if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return by_sign(op, (ia > ib) - (ia < ib));
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb) && (a.type == JN_BIG || b.type == JN_BIG) && !isnan(fa) && !isnan(fb))
+        return by_sign(op, a.type == JN_BIG ? jn_big_compare(a, b) : -jn_big_compare(b, a));
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb))
+        return op == OP_LT ? fa < fb : op == OP_LE ? fa <= fb : op == OP_GT ? fa > fb : fa >= fb;
+    if (a.type == JN_STR && b.type == JN_STR) return by_sign(op, jn_str_cmp(a.u.s, b.u.s));
+    if (a.type == b.type && (a.type == JN_LIST || a.type == JN_TUPLE)) {
+        jn_enter(c);
+        bool r = compare_lists(c, op, a.u.l, b.u.l);
+        jn_leave(c);
+        return r;
+    }
+    jn_error(c, "'%s' not supported between instances of '%s' and '%s'", signs[op - OP_LT], jn_type_name(a), jn_type_name(b));
+}
+
+bool jn_contains(struct jinja_ctx *c, struct jinja_value box, struct jinja_value item)
+{
+    struct jinja_value ignored;
+    if (box.type == JN_STR) {
+        if (item.type != JN_STR) jn_error(c, "'in <string>' requires string as left operand, not %s", jn_type_name(item));
+        jn_charge(c, box.u.s->len);
+        return !item.u.s->len || memmem(box.u.s->p, box.u.s->len, item.u.s->p, item.u.s->len) != NULL;
+    }
+    if (box.type == JN_DICT || (box.type == JN_VIEW && box.kind == JN_V_KEYS)) return jn_dict_find(c, box.u.d, item, &ignored);
+    if (box.type == JN_NS || !jn_is_iterable(box)) jn_error(c, "argument of type '%s' is not iterable", jn_type_name(box));
+    const struct jinja_list *l = jn_items_of(c, box);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (jn_equal(c, l->v[i], item)) return true;
+    return false;
+}
+
+/* ---- arithmetic ---- */
+
+static _Noreturn void bad_operands(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b)
+{
+    static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "**"};
+    jn_error(c, "unsupported operand type(s) for %s: '%s' and '%s'", signs[op], jn_type_name(a), jn_type_name(b));
+}
+
+static struct jinja_value int_pow(struct jinja_ctx *c, int64_t a, int64_t b)
+{
+    if (b < 0) {
+        if (a == 0) jn_error(c, "0.0 cannot be raised to a negative power");
+        return JN_V(JN_FLOAT, f, pow((double)a, (double)b));
+    }
+    int64_t r = 1;
+    for (; b; b >>= 1) {
+        if ((b & 1) && __builtin_mul_overflow(r, a, &r)) jn_error(c, "integer overflow");
+        if (b > 1 && __builtin_mul_overflow(a, a, &a)) jn_error(c, "integer overflow");
+    }
+    return JN_V(JN_INT, i, r);
+}
+
+static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, int64_t b)
+{
+    int64_t r = 0;
+    bool over = false;
+    switch (op) {
+    case OP_ADD:
+        over = __builtin_add_overflow(a, b, &r);
+        break;
+    case OP_SUB:
+        over = __builtin_sub_overflow(a, b, &r);
+        break;
+    case OP_MUL:
+        over = __builtin_mul_overflow(a, b, &r);
+        break;
+    case OP_DIV:
+        if (!b) jn_error(c, "division by zero");
+        return JN_V(JN_FLOAT, f, (double)a / (double)b);
+    case OP_FLOORDIV:
+    case OP_MOD:
+        if (!b) jn_error(c, "integer division or modulo by zero");
+        if (b == -1) { /* INT64_MIN / -1 traps */
+            over = op == OP_FLOORDIV && __builtin_sub_overflow((int64_t)0, a, &r);
+            break;
+        }
+        r = op == OP_MOD ? a % b : a / b;
+        if (a % b && (a < 0) != (b < 0)) r += op == OP_MOD ? b : -1;
+        break;
+    default:
+        return int_pow(c, a, b);
+    }
+    if (over) jn_error(c, "integer overflow");
+    return JN_V(JN_INT, i, r);
+}
+
+static struct jinja_value float_op(struct jinja_ctx *c, enum jn_op op, double a, double b)
+{
+    double r;
+    if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0.0) jn_error(c, "float division by zero");
+    switch (op) {
+    case OP_ADD:
+        r = a + b;
+        break;
+    case OP_SUB:
+        r = a - b;
+        break;
+    case OP_MUL:
+        r = a * b;
+        break;
+    case OP_DIV:
+        r = a / b;
+        break;
+    case OP_FLOORDIV:
+    case OP_MOD: {
+        double m = fmod(a, b), d = (a - m) / b;
+        if (m != 0.0 && (b < 0) != (m < 0)) {
+            m += b;
+            d -= 1.0;
+        } else if (m == 0.0) {
+            m = copysign(0.0, b);
+        }
+        if (d != 0.0) {
+            double f = floor(d);
+            d = d - f > 0.5 ? f + 1.0 : f;
+        } else {
+            d = copysign(0.0, a / b);
+        }
+        r = op == OP_MOD ? m : d;
+        break;
+    }
+    default:
+        if (a == 0.0 && b < 0) jn_error(c, "0.0 cannot be raised to a negative power");
+        if (a < 0 && b != floor(b)) jn_error(c, "complex numbers are not supported");
+        r = pow(a, b);
+        if (isinf(r) && !isinf(a) && !isinf(b)) jn_error(c, "numerical result out of range");
+        break;
+    }
+    return JN_V(JN_FLOAT, f, r);
+}
+
+static struct jinja_value add_strings(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
+{
+    bool markup = a.u.s->markup || b.u.s->markup; /* markup + text escapes the text: MarkupSafe */
+    if (markup) {
+        a = jn_escape(c, a);
+        b = jn_escape(c, b);
+    }
+    struct jn_sb sb = jn_sb_new(c);
+    jn_sb_str(c, &sb, a.u.s);
+    jn_sb_str(c, &sb, b.u.s);
+    struct jinja_value v = jn_sb_value(c, &sb);
+    if (markup) {
+        struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
+        *s = *v.u.s;
+        s->markup = 1;
+        v.u.s = s;
+    }
+    return v;
+}
+
+static struct jinja_value repeat(struct jinja_ctx *c, struct jinja_value v, int64_t times)
+{
+    if (times < 0) times = 0;
+    if (v.type == JN_STR) {
+        struct jn_sb sb = jn_sb_new(c);
+        if (v.u.s->len && (uint64_t)times > c->base.limits.output_bytes_max / v.u.s->len)
+            jn_fail(&c->base, JINJA_LIMIT, "a repeated string is longer than %zu bytes", c->base.limits.output_bytes_max);
+        for (int64_t i = 0; i < times && v.u.s->len; i++) jn_sb_str(c, &sb, v.u.s);
+        return jn_sb_value(c, &sb);
+    }
+    struct jinja_value out = jn_new_list(c, v.type, 0);
+    out.origin = v.origin;
+    for (int64_t i = 0; i < times && v.u.l->count; i++) {
+        jn_charge(c, (size_t)v.u.l->count * 16);
+        for (uint32_t k = 0; k < v.u.l->count; k++) jn_list_push(c, out.u.l, v.u.l->v[k]);
+    }
+    return out;
+}
+
+struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b)
+{
+    int64_t ia = 0, ib = 0;
+    double fa = 0, fb = 0;
+    if (a.type == JN_UNDEF) jn_fail_undef(c, a);
+    if (op == OP_MOD && a.type == JN_STR) return jn_str_mod(c, a.u.s, b);
+    if (b.type == JN_UNDEF) jn_fail_undef(c, b);
+    if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
+    if (op != OP_DIV && a.type == JN_BIG && jn_as_int(b, &ib)) return jn_big_binary(c, op, a, ib);
+    if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia))) jn_error(c, "integer overflow");
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) {
+        if ((a.type == JN_BIG && isinf(fa)) || (b.type == JN_BIG && isinf(fb))) jn_error(c, "int too large to convert to float");
+        return float_op(c, op, fa, fb);
+    }
+    bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,
+         seq_b = b.type == JN_STR || b.type == JN_LIST || b.type == JN_TUPLE;
+    if (op == OP_ADD && a.type == JN_STR && b.type == JN_STR) return add_strings(c, a, b);
+    if (op == OP_ADD && a.type == b.type && seq_a) {
+        struct jinja_value out = jn_new_list(c, a.type, a.u.l->count + b.u.l->count);
+        out.origin = (a.origin & 3) > (b.origin & 3) ? a.origin : b.origin;
+        jn_charge(c, ((size_t)a.u.l->count + b.u.l->count) * 16);
+        for (uint32_t i = 0; i < a.u.l->count; i++) jn_list_push(c, out.u.l, a.u.l->v[i]);
+        for (uint32_t i = 0; i < b.u.l->count; i++) jn_list_push(c, out.u.l, b.u.l->v[i]);
+        return out;
+    }
+    if (op == OP_MUL && seq_a && jn_as_int(b, &ib)) return repeat(c, a, ib);
+    if (op == OP_MUL && seq_b && jn_as_int(a, &ia)) return repeat(c, b, ia);
+    bad_operands(c, op, a, b);
+}

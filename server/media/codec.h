@@ -1,0 +1,88 @@
+/* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic matched, checks the size in the
+ * header against the limits before it allocates anything in proportion to it, and gives the RGB pixels as stored, plus the orientation that
+ * the file's metadata asks for. Reference for what is accepted and for every pixel: Pillow 13 (Image.open + convert("RGB")). */
+#ifndef KVASIR_IMAGE_CODEC_H
+#define KVASIR_IMAGE_CODEC_H
+
+#include "server/media/image_in.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct image_bytes {
+    const uint8_t *p;
+    size_t len;
+};
+
+/* A decoder: out is filled only on IMAGE_OK; *orientation is 1..8 (EXIF numbering), preset to 1. */
+typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
+                                        struct err *err);
+image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
+
+/* Writes the message and returns f. */
+enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when a picture of this size may not be decoded. */
+enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits, struct err *err);
+/* Allocates the pixels of a checked size; zeroed (black) when asked. */
+enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err);
+
+/* Colour c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
+static inline uint8_t image__over_white(uint32_t c, uint32_t a)
+{
+    uint32_t t = 128 * (c * a + 255 * (255 - a)) + (128 << 7);
+    return (uint8_t)(((t >> 8) + t) >> 15);
+}
+
+/* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's transparent pixels leave what is there;
+ * the first one's are as in image__gif. */
+struct image__gif_info {
+    uint32_t width, height, frames;
+    uint64_t milliseconds; /* of all frames; a duration of 0 counts as 100 */
+};
+struct image__gif_anim;
+/* Reads through the headers of all frames; draws nothing. At most frames_max frames are taken. */
+enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max, const struct image_limits *limits, struct image__gif_info *info,
+                                 struct err *err);
+enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info, struct image__gif_anim **out, struct err *err);
+/* Draws the next frame; *canvas is borrowed until the next call. */
+enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
+void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
+
+/* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number that stands there, 0 when there is
+ * none or the block is malformed. Never reads outside the block. */
+int image__exif_orientation(struct image_bytes tiff);
+int image__xmp_orientation(struct image_bytes xmp);
+/* What both together say, EXIF first: 1..8. */
+int image__orientation(struct image_bytes exif, struct image_bytes xmp);
+
+/* Inflates a zlib stream into out[0..cap): up to its end, a fault, or the end of the input or of the buffer. A stream that ends just where the
+ * buffer does is read to its checksum, if that is there. */
+struct image_inflated {
+    size_t bytes;   /* good bytes in out */
+    bool fault;     /* what follows those is no zlib stream, or its checksum is wrong... */
+    bool no_memory; /* ...or there was no memory to read it with */
+};
+struct image_inflated image__inflate(struct image_bytes in, uint8_t *out, size_t cap);
+
+static inline uint32_t image__be16(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 8 | p[1];
+}
+
+static inline uint32_t image__be32(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+static inline uint32_t image__le16(const uint8_t *p)
+{
+    return (uint32_t)p[1] << 8 | p[0];
+}
+
+static inline uint32_t image__le32(const uint8_t *p)
+{
+    return (uint32_t)p[3] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[1] << 8 | p[0];
+}
+
+#endif

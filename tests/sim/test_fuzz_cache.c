@@ -1,0 +1,1148 @@
+/* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits, branches, repeats,
+ * swapped pictures, several at once) run through the scheduler with small arenas, any chunk size and batch mix, cancels,
+ * deadlines and resets; what every request gets must equal, bit for bit, what it gets cold and alone. Where pictures have grids
+ * of their own (Qwen) they come in several shapes and row counts, videos too, stand at any place of the prompt and are swapped
+ * for longer and shorter ones; hits may end inside them. Counters show that the cache took part. Known bugs, put in on purpose,
+ * must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
+ *
+ *     test_fuzz_cache                                        the short version for CI, and the bugs
+ *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen] [--kernels SET] [--instance K]
+ *                     [--no-cache] [--bug NAME]
+ * A failing instance prints the line that runs it again. */
+#include "engine/internal.h" /* test_bugs */
+#include "kernels/backend.h"
+#include "scheduler/scheduler.h"
+#include "tests/lib/golden.h"
+#include "tests/lib/pictures.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum {
+    LENGTH_MAX = 500, /* prompt tokens, pictures included */
+    ANSWER_MAX = 48,
+    IMAGES_MAX = 4,
+    CONTENTS = 8,       /* picture bytes; every one is read in two shapes: w x h and h x w */
+    CONTENTS_FIXED = 6, /* of which so many where all pictures have one size */
+    PICTURES = 2 * CONTENTS,
+    PER_INSTANCE = 150, /* requests of one scheduler */
+    FLIGHT_MAX = 24,
+    MODELS_MAX = 64,
+    STALL_TURNS = 4000,
+};
+
+/* ---- randomness: splitmix64 ---- */
+static uint64_t rng_state;
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+static uint32_t rnd(uint32_t below)
+{
+    rng_state = mix(rng_state);
+    return (uint32_t)((rng_state >> 33) % below);
+}
+static bool chance(uint32_t percent)
+{
+    return rnd(100) < percent;
+}
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- pictures ---- */
+
+/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; pictures 2c and 2c+1 are the same bytes in two
+ * shapes. */
+static void make_fixed_pictures(const struct model_info *m, struct test_picture *pool)
+{
+    static const uint32_t shapes[CONTENTS_FIXED / 2][2] = {{12, 40}, {33, 20}, {24, 31}};
+    static uint8_t bytes[CONTENTS_FIXED][3 * 33 * 40];
+    for (uint32_t c = 0; c < CONTENTS_FIXED; c++) {
+        size_t n = 3u * shapes[c / 2][0] * shapes[c / 2][1];
+        uint64_t s = 977 * (c / 2) + 1;
+        for (size_t i = 0; i < n; i++) bytes[c][i] = (uint8_t)(s = mix(s));
+        for (size_t i = 0; c % 2 && i < 30; i++) bytes[c][n / 2 + i] ^= 0x80;
+        for (uint32_t t = 0; t < 2; t++)
+            pool[2 * c + t] = picture_prepare(m, c, shapes[c / 2][t], shapes[c / 2][1 - t], bytes[c], 0, 0);
+    }
+}
+
+/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one picture under other bounds of its area, a video of two groups of
+ * frames. The sources are a little off the sizes that the tower takes. */
+static void make_grid_pictures(const struct model_info *m, struct test_picture *pool)
+{
+    static const struct {
+        uint32_t w, h, most; /* tokens; most: the area's bound in tokens */
+    } shapes[CONTENTS] = {{3, 4, 40}, {3, 4, 40}, {2, 6, 40}, {2, 6, 40}, {5, 8, 40}, {5, 8, 15}, {1, 4, 40}, {3, 2, 0}};
+    uint32_t unit = picture_unit(m);
+    for (uint32_t c = 0; c < CONTENTS; c++) {
+        for (uint32_t t = 0; t < 2; t++) {
+            uint32_t w = t ? shapes[c].h : shapes[c].w, h = t ? shapes[c].w : shapes[c].h;
+            if (!shapes[c].most) {
+                pool[2 * c + t] = picture_make(m, c, w, h, 2 * m->image.config.depth, 1.4, c);
+                continue;
+            }
+            uint32_t width = w * unit + (w > h ? 2 : 0), height = h * unit + (h > w ? 2 : 0);
+            size_t n = 3u * width * height;
+            uint8_t *bytes = malloc(n);
+            uint64_t s = 977 * (c / 2) + 1;
+            for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
+            for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
+            pool[2 * c + t] =
+                picture_prepare(m, c, width, height, bytes, (uint64_t)unit * unit, (uint64_t)shapes[c].most * unit * unit);
+            free(bytes);
+        }
+    }
+}
+
+/* The picture's key, unless the bug of leaving the size out is put in. */
+static void content_key(const struct test_picture *p, bool drop_size, uint8_t key[32])
+{
+    struct test_picture q = {.content = p->content};
+    picture_key(drop_size ? &q : p, key);
+}
+
+/* ---- what a request asks, and what it gets cold and alone ---- */
+struct span {
+    uint32_t begin, picture;
+};
+struct history {
+    uint32_t tokens[LENGTH_MAX];
+    uint32_t count;
+    struct span images[IMAGES_MAX];
+    uint32_t image_count;
+};
+struct answer {
+    struct token_out tokens[ANSWER_MAX];
+    uint32_t count;
+    struct token_out *scores; /* [prompt], entry 0 unused; NULL = none were asked for */
+    uint32_t score_count;     /* entries that came */
+    enum seq_end end;
+    uint32_t stop_id;
+};
+struct spec {
+    struct history h;
+    struct sampling_params sampling;
+    struct sampling_bias bias[2];
+    uint32_t tokens_max, tokens_min, stop_ids[2], stop_id_count;
+    bool ignore_eos;
+    struct answer cold;
+};
+struct request {
+    const struct spec *spec;
+    struct prompt prompt; /* tokens are the spec's; images below */
+    struct prompt_image images[IMAGES_MAX];
+    uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
+    uint8_t salt;
+    bool no_read, no_write;
+    uint64_t deadline_us;
+    uint32_t cancel_in; /* turns until it is cancelled; 0 = never */
+    struct seq_id id;
+    uint64_t answer_at[IMAGES_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not asked for */
+    bool refused, submitted, ended;
+    struct answer got;
+    struct sched_cache_info cache;
+};
+
+struct totals { /* counters first: add_totals goes over them */
+    uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused, feature_hits;
+    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances, inside, grids;
+    uint64_t stops[CACHE_STOP_DISABLED + 1];
+    uint64_t differences;
+    double seconds;
+};
+
+/* ---- one run: a checkpoint on a kernel set, one scheduler and its requests ---- */
+struct options {
+    uint32_t requests;
+    uint64_t seed;
+    const char *model, *kernels;
+    int64_t instance; /* only this one; -1 = all */
+    bool no_cache;
+    const char *family;  /* only its checkpoints: "gemma3", "qwen"; NULL = all */
+    bool drop_size;      /* bug: the image key leaves the size out */
+    uint32_t mutation;   /* bug in the scheduler: SCHED_BUG_* */
+    uint32_t engine_bug; /* bug in the engine: ENGINE_BUG_* */
+};
+struct run {
+    const struct options *o;
+    const char *model, *kernels, *dtype;
+    uint32_t instance;
+    struct engine *cold, *warm;
+    struct scheduler *s;
+    const struct model_info *info;
+    struct engine_caps caps;
+    struct test_picture pool[PICTURES];
+    uint32_t pictures; /* in the pool; 0 without a tower */
+    bool grid;         /* they have shapes of their own and may be cut */
+    uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
+    bool cache;
+    struct history roots[3];
+    uint32_t root_count;
+    struct spec *specs[PER_INSTANCE + 8];
+    uint32_t spec_count;
+    struct request *requests; /* [PER_INSTANCE + 8], zeroed */
+    uint32_t request_count, live;
+    uint64_t now_us, turn, last_event;
+    struct totals t;
+};
+
+static bool has_bug(const struct options *o)
+{
+    return o->drop_size || o->mutation || o->engine_bug;
+}
+
+static uint32_t rows_of(const struct run *r, const struct span *s)
+{
+    return r->pool[s->picture].rows;
+}
+
+static void differs(struct run *r, const struct request *q, const char *fmt, ...)
+{
+    va_list args;
+    if (r->o->drop_size && !q->cache.reused) return; /* another's encoded picture, not the prefix cache */
+    if (++r->t.differences > 4) return;
+    printf("DIFFERS: request %u of instance %u: ", (uint32_t)(q - r->requests), r->instance);
+    va_start(args, fmt);
+    vprintf(fmt, args);
+    va_end(args);
+    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache --seed %llu "
+           "--instance %u%s%s%s%s\n",
+           q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model, r->kernels,
+           r->dtype, (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "", r->o->model ? r->o->model : "",
+           r->o->family ? " --family " : "", r->o->family ? r->o->family : "");
+    fflush(stdout);
+}
+
+/* ---- histories ---- */
+static void add_text(const struct run *r, struct history *h, uint32_t n)
+{
+    for (; n > 0 && h->count < r->length_max; n--) {
+        uint32_t id = rnd(r->caps.vocab_size);
+        h->tokens[h->count++] = id == r->info->image.soft_id ? 5 : id;
+    }
+}
+
+static void add_picture(const struct run *r, struct history *h, uint32_t picture)
+{
+    uint32_t n = r->pool[picture].rows;
+    if (!r->pictures || h->image_count == IMAGES_MAX || h->count + n > r->length_max) return;
+    h->images[h->image_count++] = (struct span){h->count, picture};
+    for (uint32_t i = 0; i < n; i++) h->tokens[h->count++] = r->info->image.soft_id;
+}
+
+/* Another picture in the place of picture i: what follows moves when it has another number of rows. */
+static void replace_picture(const struct run *r, struct history *h, uint32_t i, uint32_t picture)
+{
+    struct span *s = &h->images[i];
+    uint32_t old = rows_of(r, s), now = r->pool[picture].rows, end = s->begin + old;
+    if (h->count - old + now > r->length_max) return;
+    memmove(h->tokens + s->begin + now, h->tokens + end, (h->count - end) * sizeof *h->tokens);
+    for (uint32_t k = 0; k < now; k++) h->tokens[s->begin + k] = r->info->image.soft_id;
+    for (uint32_t k = i + 1; k < h->image_count; k++) h->images[k].begin = h->images[k].begin - old + now;
+    h->count = h->count - old + now;
+    s->picture = picture;
+}
+
+/* Keeps the first `at` tokens; a picture that this would cut goes whole. */
+static void cut(const struct run *r, struct history *h, uint32_t at)
+{
+    while (h->image_count > 0 && h->images[h->image_count - 1].begin + rows_of(r, &h->images[h->image_count - 1]) > at) {
+        at = min_u32(at, h->images[h->image_count - 1].begin);
+        h->image_count--;
+    }
+    h->count = min_u32(h->count, at);
+}
+
+/* A place in [1, count], often beside a block border or a window's length before the end. */
+static uint32_t place(const struct run *r, const struct history *h)
+{
+    uint32_t at = 1 + rnd(h->count), block = r->caps.block_tokens;
+    if (chance(40) && h->count > block) at = block * (1 + rnd(h->count / block)) + rnd(3) - 1;
+    return at > h->count ? h->count : at;
+}
+
+static void add_turn(const struct run *r, struct history *h)
+{
+    static const uint32_t lengths[] = {1, 3, 9, 20, 35, 60, 120};
+    if (chance(50)) add_text(r, h, 1 + rnd(6));
+    for (uint32_t k = chance(15) ? 2 : 1; k > 0; k--)
+        if (chance(r->picture_percent)) add_picture(r, h, rnd(r->pictures ? r->pictures : PICTURES));
+    if (r->grid && h->count && chance(35)) return; /* a picture ends the prompt, often */
+    add_text(r, h, 1 + rnd(lengths[rnd(7)]));
+}
+
+static bool inside_picture(const struct run *r, const struct history *h, uint32_t at)
+{
+    for (uint32_t i = 0; i < h->image_count; i++)
+        if (at >= h->images[i].begin && at < h->images[i].begin + rows_of(r, &h->images[i])) return true;
+    return false;
+}
+
+/* One thing is changed: a picture (most often into the one with the same bytes and the other shape), or a token. */
+static void edit(const struct run *r, struct history *h, bool want_picture)
+{
+    if (h->image_count > 0 && (want_picture || chance(40))) {
+        uint32_t i = rnd(h->image_count);
+        replace_picture(r, h, i, chance(60) ? h->images[i].picture ^ 1u : rnd(r->pictures));
+        return;
+    }
+    uint32_t at = place(r, h) - 1;
+    if (!inside_picture(r, h, at)) h->tokens[at] = 4 + (h->tokens[at] + 1 + rnd(97)) % 300;
+}
+
+/* The next prompt: out of nothing, or from what an earlier request asked and was answered. */
+static void next_history(const struct run *r, struct history *h)
+{
+    uint32_t way = rnd(100);
+    *h = r->roots[rnd(r->root_count)];
+    if (way < 8 || r->spec_count == 0) {
+        add_turn(r, h);
+        return;
+    }
+    uint32_t recent = min_u32(r->spec_count, chance(60) ? 6 : 40);
+    const struct spec *from = r->specs[r->spec_count - 1 - rnd(recent)];
+    *h = from->h;
+    if (way < 50) { /* the conversation goes on */
+        for (uint32_t i = 0; i < from->cold.count && h->count < r->length_max; i++) {
+            if (from->cold.tokens[i].id == r->info->image.soft_id) break; /* a client can't send that back */
+            h->tokens[h->count++] = from->cold.tokens[i].id;
+        }
+        add_turn(r, h);
+    } else if (way < 63) { /* a branch */
+        cut(r, h, place(r, h));
+        add_turn(r, h);
+    } else if (way < 77) {
+        edit(r, h, way < 71);
+        if (chance(30)) add_text(r, h, 1 + rnd(8));
+    } else if (way < 83) { /* a beginning of it */
+        cut(r, h, place(r, h));
+    }                                                                                      /* else the same again */
+    if (h->count + 8 > r->length_max && chance(80)) cut(r, h, 1 + rnd(r->length_max / 2)); /* the client forgets the end */
+    if (h->count == 0) add_text(r, h, 1 + rnd(20));
+}
+
+/* ---- sampling ---- */
+static void draw_sampling(const struct run *r, struct spec *p)
+{
+    static const uint32_t tops[] = {SAMPLING_NO_LOGPROBS, 0, 1, 5, SAMPLING_TOP_MAX};
+    p->sampling = mini_greedy();
+    p->sampling.logprobs = tops[rnd(5)];
+    p->sampling.prompt_logprobs = chance(5) ? rnd(4) : SAMPLING_NO_LOGPROBS;
+    if (chance(50)) {
+        p->sampling.temperature = 0.5f + 0.1f * (float)rnd(9);
+        p->sampling.top_k = chance(50) ? 2 + rnd(60) : 0;
+        p->sampling.top_p = chance(50) ? 0.9f : 1.0f;
+        p->sampling.min_p = chance(20) ? 0.02f : 0.0f;
+        p->sampling.seed = mix(rnd(1000));
+    }
+    if (chance(15)) p->sampling.repetition_penalty = 1.2f;
+    if (chance(10)) p->sampling.presence_penalty = 0.5f;
+    if (chance(10)) p->sampling.frequency_penalty = 0.3f;
+    if (chance(10)) {
+        for (uint32_t i = 0; i < 2; i++) p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
+        p->sampling.bias = p->bias;
+        p->sampling.bias_count = 2;
+    }
+    p->tokens_max = 1 + rnd(chance(r->talkative) ? ANSWER_MAX : chance(50) ? 12 : 3);
+    if (p->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS && chance(30)) p->tokens_max = 0;
+    p->tokens_min = chance(10) ? min_u32(rnd(4), p->tokens_max) : 0;
+    p->ignore_eos = chance(50);
+    p->stop_id_count = chance(20) ? 1 + rnd(2) : 0;
+    for (uint32_t i = 0; i < 2; i++) p->stop_ids[i] = rnd(r->caps.vocab_size);
+}
+
+static void fill_prompt(const struct run *r, struct request *q)
+{
+    const struct history *h = &q->spec->h;
+    for (uint32_t i = 0; i < h->image_count; i++) {
+        const struct test_picture *p = &r->pool[h->images[i].picture];
+        q->images[i] = picture_at(r->info, p, h->images[i].begin);
+        content_key(p, r->o->drop_size, q->images[i].key);
+        if (i == q->in_doubt) memset(q->images[i].key, 0, sizeof q->images[i].key);
+    }
+    pictures_scan(q->images, h->image_count);
+    union { /* the scheduler only reads them */
+        const uint32_t *from;
+        uint32_t *to;
+    } tokens = {.from = h->tokens};
+    q->prompt = (struct prompt){.tokens = tokens.to, .token_count = h->count, .images = q->images, .image_count = h->image_count};
+}
+
+static struct sched_sequence sequence_of(struct request *q)
+{
+    const struct spec *p = q->spec;
+    struct sched_sequence seq = {.prompt = &q->prompt,
+                                 .sampling = &p->sampling,
+                                 .tokens_max = p->tokens_max,
+                                 .tokens_min = p->tokens_min,
+                                 .ignore_eos = p->ignore_eos,
+                                 .stop_ids = p->stop_ids,
+                                 .stop_id_count = p->stop_id_count,
+                                 .no_cache_read = q->no_read,
+                                 .no_cache_write = q->no_write,
+                                 .deadline_us = q->deadline_us,
+                                 .user = q};
+    seq.salt[5] = q->salt;
+    return seq;
+}
+
+/* Takes one event into q's answer. */
+static void take_event(struct request *q, const struct sched_event *ev)
+{
+    struct answer *a = &q->got;
+    if (ev->kind == EV_TOKEN) {
+        if (ev->index != a->count || a->count == ANSWER_MAX) fail_msg("token event %u where %u is next", ev->index, a->count);
+        a->tokens[a->count++] = ev->token;
+    } else if (ev->kind == EV_PROMPT_SCORES) {
+        if (!a->scores) a->scores = calloc(LENGTH_MAX, sizeof *a->scores);
+        assert_int_equal(ev->index, a->score_count + 1);
+        assert_true(ev->index + ev->score_count <= q->spec->h.count);
+        memcpy(a->scores + ev->index, ev->scores, ev->score_count * sizeof *a->scores);
+        a->score_count += ev->score_count;
+        free(ev->scores);
+    } else if (ev->kind == EV_END) {
+        assert_int_equal(ev->generated, a->count);
+        a->end = ev->end;
+        a->stop_id = ev->stop_id;
+        q->ended = true;
+    }
+    if (ev->kind == EV_TOKEN || ev->kind == EV_END) q->cache = ev->cache;
+}
+
+/* The reference: a scheduler of its own without a cache, on another engine of the same checkpoint, the request alone and whole.
+ */
+static void run_cold(struct run *r, struct spec *p)
+{
+    struct scheduler *s;
+    struct sched_event ev;
+    struct err err;
+    struct request q = {.spec = p, .in_doubt = IMAGES_MAX};
+    struct options right = *r->o; /* the reference has no bugs */
+    right.drop_size = false;
+    const struct options *o = r->o;
+    r->o = &right;
+    fill_prompt(r, &q);
+    r->o = o;
+    struct sched_options opt = {.queue_max = 1, .no_prefix_cache = true, .features_bytes = 1};
+    if (sched_create(r->cold, &opt, &s, &err)) fail_msg("%s", err.msg);
+    struct sched_sequence seq = sequence_of(&q);
+    if (sched_submit(s, &seq, &q.id, &err)) fail_msg("cold: %s", err.msg);
+    for (uint32_t n = 0; !q.ended; n++) {
+        if (n == STALL_TURNS) fail_msg("the cold run of instance %u hangs", r->instance);
+        sched_step(s, n);
+        while (sched_poll(s, &ev)) take_event(&q, &ev);
+    }
+    if (q.got.end == END_ERROR || q.got.end == END_CANCELLED)
+        fail_msg("the cold run of instance %u ends with %d", r->instance, q.got.end);
+    sched_destroy(s);
+    p->cold = q.got;
+}
+
+/* ---- comparing ---- */
+static bool same_token(const struct token_out *a, const struct token_out *b)
+{
+    return a->id == b->id && memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0 && a->rank == b->rank &&
+           a->top_count == b->top_count && memcmp(a->top, b->top, a->top_count * sizeof a->top[0]) == 0;
+}
+
+static void compare(struct run *r, const struct request *q)
+{
+    const struct answer *want = &q->spec->cold, *got = &q->got;
+    bool whole = got->end != END_CANCELLED && got->end != END_DEADLINE && got->end != END_ERROR;
+    if (got->end == END_ERROR && !q->refused) {
+        differs(r, q, "it ends with an error");
+        return;
+    }
+    if (got->end == END_CANCELLED && !q->cancel_in) differs(r, q, "cancelled by nobody");
+    if (got->end == END_DEADLINE && !q->deadline_us) differs(r, q, "it had no deadline");
+    for (uint32_t i = 0; i < got->count; i++) {
+        if (i < want->count && same_token(&got->tokens[i], &want->tokens[i])) continue;
+        differs(r, q, "token %u is %u (%.9g), cold %u (%.9g)", i, got->tokens[i].id, (double)got->tokens[i].logprob,
+                i < want->count ? want->tokens[i].id : UINT32_MAX, i < want->count ? (double)want->tokens[i].logprob : 0.0);
+        return;
+    }
+    for (uint32_t i = 1; i <= got->score_count; i++) {
+        if (i <= want->score_count && same_token(&got->scores[i], &want->scores[i])) continue;
+        differs(r, q, "the score of prompt token %u", i);
+        return;
+    }
+    if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id ||
+                  got->score_count != want->score_count))
+        differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count, want->end);
+}
+
+/* Item i of a prompt and its answer: a picture's row or a token. */
+static uint64_t item(const struct run *r, const struct spec *p, uint32_t i)
+{
+    for (uint32_t k = 0; k < p->h.image_count; k++) {
+        const struct span *s = &p->h.images[k];
+        if (i >= s->begin && i < s->begin + rows_of(r, s)) return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
+    }
+    return i < p->h.count ? p->h.tokens[i] : p->cold.tokens[i - p->h.count].id;
+}
+
+/* Leading items that are equal to those of a request that was submitted: nothing beyond can be had from any cache. */
+static uint32_t longest_equal(const struct run *r, const struct request *q)
+{
+    uint32_t best = 0, limit = q->spec->h.count;
+    if (q->in_doubt < q->spec->h.image_count) limit = q->spec->h.images[q->in_doubt].begin;
+    for (uint32_t k = 0; k < r->request_count; k++) {
+        const struct request *other = &r->requests[k];
+        if (other == q || !other->submitted || other->salt != q->salt || other->no_write) continue;
+        uint32_t n = 0, all = other->spec->h.count + other->spec->cold.count;
+        if (other->in_doubt < other->spec->h.image_count) all = other->spec->h.images[other->in_doubt].begin;
+        while (n < limit && n < all && item(r, q->spec, n) == item(r, other->spec, n)) n++;
+        if (n > best) best = n;
+    }
+    return best;
+}
+
+static void count_end(struct run *r, const struct request *q)
+{
+    const struct history *h = &q->spec->h;
+    struct totals *t = &r->t;
+    bool may = r->cache && !q->no_read && q->spec->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS;
+    t->requests++;
+    t->cancelled += q->got.end == END_CANCELLED;
+    t->expired += q->got.end == END_DEADLINE;
+    t->refused += q->got.end == END_ERROR;
+    t->prompt_tokens += h->count;
+    t->cacheable += may;
+    t->hits += q->cache.reused > 0;
+    t->hit_tokens += q->cache.reused;
+    t->partial += q->cache.reused % r->caps.block_tokens != 0;
+    t->stops[q->cache.stop]++;
+    t->pictures += h->image_count;
+    for (uint32_t i = 0; i < h->image_count; i++) t->pictures_reused += q->images[i].end <= q->cache.reused;
+    bool inside = false;
+    for (uint32_t i = 0; i < h->image_count; i++)
+        inside |= q->cache.reused > q->images[i].begin && q->cache.reused < q->images[i].end;
+    t->inside += inside;
+    t->grids += r->grid && h->image_count;
+    if (has_bug(r->o)) return; /* there the answers must give the bug away */
+    if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
+    if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
+    if (inside && r->info->image.atomic) differs(r, q, "the hit ends inside a picture");
+    if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
+    if (may && q->cache.equal > longest_equal(r, q)) differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
+}
+
+/* ---- submitting ---- */
+static struct spec *new_spec(struct run *r)
+{
+    struct spec *p = calloc(1, sizeof *p);
+    r->specs[r->spec_count++] = p;
+    return p;
+}
+
+static void submit(struct run *r, const struct spec *p)
+{
+    struct request *q = &r->requests[r->request_count++];
+    struct err err = {{0}};
+    q->spec = p;
+    q->in_doubt = chance(4) ? rnd(IMAGES_MAX) : IMAGES_MAX;
+    q->salt = (uint8_t)rnd(r->salts);
+    q->no_read = chance(4);
+    q->no_write = chance(4);
+    q->cancel_in = chance(6) ? 1 + rnd(30) : 0;
+    q->deadline_us = chance(3) ? r->now_us + 1 + rnd(20000) : 0;
+    fill_prompt(r, q);
+    bool undecoded = chance(50);
+    for (uint32_t i = 0; undecoded && i < q->prompt.image_count; i++)
+        if (chance(80)) q->images[i].pixels.rgb = NULL;
+    struct sched_sequence seq = sequence_of(q);
+    seq.priority = chance(30) ? (int64_t)rnd(3) - 1 : 0;
+    seq.tenant = rnd(3);
+    if (sched_submit(r->s, &seq, &q->id, &err)) fail_msg("instance %u: %s", r->instance, err.msg);
+    q->submitted = true;
+    r->live++;
+}
+
+/* One new conversation turn, alone or in several copies at once. */
+static void arrive(struct run *r)
+{
+    struct spec *p = new_spec(r);
+    next_history(r, &p->h);
+    draw_sampling(r, p);
+    run_cold(r, p);
+    submit(r, p);
+    if (!chance(18)) return;
+    bool equal = chance(40);
+    for (uint32_t n = 1 + rnd(3); n > 0 && r->request_count < PER_INSTANCE; n--) {
+        if (!equal) {
+            struct spec *other = new_spec(r);
+            *other = *p;
+            other->cold = (struct answer){0};
+            if (other->sampling.bias) other->sampling.bias = other->bias;
+            other->sampling.temperature = 0.9f;
+            other->sampling.seed = p->sampling.seed + n;
+            run_cold(r, other);
+            submit(r, other);
+        } else {
+            submit(r, p);
+        }
+    }
+}
+
+/* ---- the loop ---- */
+static void supply(struct run *r, struct request *q, uint32_t image)
+{
+    const struct image_u8 *from = &r->pool[q->spec->h.images[image].picture].pixels;
+    struct image_u8 copy = *from;
+    copy.rgb = malloc(image_u8_bytes(from));
+    memcpy(copy.rgb, from->rgb, image_u8_bytes(from));
+    sched_supply_image(r->s, q->id, image, &copy); /* also when it has ended by now: the id is stale then */
+}
+
+static void poll_events(struct run *r)
+{
+    struct sched_event ev;
+    while (sched_poll(r->s, &ev)) {
+        struct request *q = ev.user;
+        r->last_event = r->turn;
+        if (q->ended) fail_msg("instance %u: an event after the end", r->instance);
+        if (ev.kind == EV_IMAGE) {
+            if (ev.index >= q->prompt.image_count || q->images[ev.index].pixels.rgb)
+                fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
+            if (!q->answer_at[ev.index]) r->t.pictures_asked++;
+            q->answer_at[ev.index] = r->turn + rnd(6) * rnd(4) + 1;
+            continue;
+        }
+        take_event(q, &ev);
+        if (!q->ended) continue;
+        r->live--;
+        compare(r, q);
+        count_end(r, q);
+    }
+}
+
+static void answer_and_cancel(struct run *r)
+{
+    for (uint32_t k = 0; k < r->request_count; k++) {
+        struct request *q = &r->requests[k];
+        for (uint32_t i = 0; i < q->prompt.image_count; i++) {
+            if (!q->answer_at[i] || q->answer_at[i] > r->turn) continue;
+            q->answer_at[i] = 0;
+            if (chance(3)) {
+                q->refused = true;
+                sched_refuse_image(r->s, q->id, i, "not a picture");
+            } else {
+                supply(r, q, i);
+            }
+        }
+        if (!q->ended && q->cancel_in > 1 && --q->cancel_in == 1) sched_cancel(r->s, q->id);
+    }
+}
+
+static void run_requests(struct run *r)
+{
+    bool strict = !has_bug(r->o);
+    while (r->request_count < PER_INSTANCE || r->live > 0) {
+        r->turn++;
+        r->now_us += rnd(400);
+        while (r->request_count < PER_INSTANCE && r->live < r->flight_max && chance(r->rate)) arrive(r);
+        answer_and_cancel(r);
+        if (chance(1) && chance(30)) sched_reset_prefix_cache(r->s);
+        if (chance(1) && chance(30)) sched_reset_features(r->s);
+        sched_step(r->s, r->now_us);
+        poll_events(r);
+        if (strict && chance(6)) sched_check(r->s);
+        if (!strict && r->t.differences) return;
+        if (r->live == 0) r->last_event = r->turn;
+        if (r->turn - r->last_event > STALL_TURNS)
+            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live, (unsigned long long)r->o->seed);
+    }
+    answer_and_cancel(r); /* pictures asked for by requests that are gone */
+    sched_step(r->s, r->now_us);
+}
+
+static void close_requests(struct run *r)
+{
+    struct sched_stats st;
+    bool strict = !has_bug(r->o);
+    uint64_t hit_tokens = 0;
+    sched_stats(r->s, &st);
+    if (strict) {
+        for (uint32_t i = 0; i < r->request_count; i++) /* one that was cancelled while it waited took nothing */
+            if (r->requests[i].got.count > 0) hit_tokens += r->requests[i].cache.reused;
+        sched_check(r->s);
+        assert_int_equal(st.running + st.waiting, 0);
+        for (uint32_t g = 0; g < st.group_count; g++) assert_int_equal(st.groups[g].blocks_live, 0);
+        assert_true(st.cache_hit_tokens >= hit_tokens);
+    }
+    for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
+    r->t.evictions += st.cache_evictions;
+    r->t.preemptions += st.preemptions;
+    r->t.feature_hits += st.feature_hits;
+    r->t.instances++;
+}
+
+/* ---- engines ---- */
+static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32_t batch_tokens, uint32_t sequences,
+                                  uint32_t threads)
+{
+    struct engine *e;
+    struct err err;
+    struct engine_options opt = {.model_dir = r->model,
+                                 .kernels = r->kernels,
+                                 .dtype = r->dtype,
+                                 .threads = threads,
+                                 .kv_bytes = kv_bytes,
+                                 .batch_tokens_max = batch_tokens,
+                                 .sequences_max = sequences};
+    if (engine_open(&opt, &e, &err)) fail_msg("%s: %s", r->model, err.msg);
+    return e;
+}
+
+/* Bytes of the blocks that one sequence of `tokens` tokens holds, more or less. */
+static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
+{
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < c->group_count; g++) {
+        uint32_t w = c->groups[g].window, run = c->image_tokens_max > c->block_tokens ? c->image_tokens_max : c->block_tokens;
+        uint32_t all = (tokens + c->block_tokens - 1) / c->block_tokens, some = (w + run) / c->block_tokens + 2;
+        bytes += c->groups[g].block_bytes * (w && some < all ? some : all);
+    }
+    return bytes;
+}
+
+/* An arena that holds from one to many of the longest requests; chunks, batches, threads and the cache's settings by chance. */
+static void open_warm(struct run *r)
+{
+    static const uint32_t rooms[] = {10, 12, 15, 22, 45, 150}, more_rows[] = {0, 0, 9, 40, 150};
+    uint32_t step_us = chance(60) ? 1 + rnd(chance(50) ? 300 : 20000) : 0; /* from one row a step to all that is there */
+    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = rnd(4), features = chance(40) ? 1 + rnd(60000) : 0,
+             off = chance(6);
+    struct sched_options opt = {.queue_max = 2 * PER_INSTANCE,
+                                .step_us = step_us,
+                                .prefill_chunk = chunk,
+                                .encode_layers = layers,
+                                .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
+                                .features_bytes =
+                                    r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
+                                .test_mutation = r->o->mutation};
+    opt.hash_seed = rnd(1000);
+    uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
+    uint32_t rows = r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
+    r->cache = !opt.no_prefix_cache;
+    for (uint64_t room = rooms[rnd(6)];; room += 2) {
+        struct err err;
+        r->warm = open_engine(r, kv_bytes_of(&r->caps, r->length_max + ANSWER_MAX) * room / 10, rows, sequences, threads);
+        if (sched_create(r->warm, &opt, &r->s, &err)) fail_msg("%s", err.msg);
+        if (sched_context_max(r->s) >= r->length_max + ANSWER_MAX) break;
+        sched_destroy(r->s);
+        engine_close(r->warm);
+    }
+    engine_caps(r->warm, &r->caps);
+    r->warm->test_bugs = r->o->engine_bug;
+}
+
+static void add_totals(struct totals *to, const struct totals *from)
+{
+    for (size_t i = 0; i < offsetof(struct totals, seconds) / sizeof(uint64_t); i++)
+        ((uint64_t *)(void *)to)[i] += ((const uint64_t *)(const void *)from)[i];
+    to->seconds += from->seconds;
+}
+
+static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance, struct totals *sum)
+{
+    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60}, rates[] = {5, 30, 70, 95},
+                          talks[] = {10, 30, 80};
+    static struct run run;
+    struct run *r = &run;
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    *r = (struct run){.o = o, .model = model, .kernels = kernels, .instance = instance};
+    rng_state = mix(o->seed * 1000003u + instance);
+    r->dtype = chance(75) ? "auto" : chance(50) ? "f32" : "bf16";
+    r->cold = open_engine(r, 16u << 20, 512, 1, 1);
+    engine_caps(r->cold, &r->caps);
+    r->info = engine_model(r->cold);
+    r->length_max = lengths[rnd(5)];
+    r->picture_percent = pictures[rnd(3)];
+    r->rate = rates[rnd(4)];
+    r->flight_max = 1 + rnd(FLIGHT_MAX);
+    r->salts = chance(30) ? 3 : 1;
+    r->talkative = talks[rnd(3)];
+    r->grid = r->info->image.present && r->info->image.grid;
+    if (r->info->image.present) {
+        (r->grid ? make_grid_pictures : make_fixed_pictures)(r->info, r->pool);
+        r->pictures = r->grid ? PICTURES : 2 * CONTENTS_FIXED;
+    }
+    open_warm(r);
+    r->root_count = 1 + rnd(3);
+    for (uint32_t i = 0; i < r->root_count; i++) {
+        if (chance(20)) add_picture(r, &r->roots[i], rnd(r->pictures ? r->pictures : PICTURES));
+        add_text(r, &r->roots[i], 1 + rnd(min_u32(60, r->length_max / 2)));
+    }
+    r->requests = calloc(PER_INSTANCE + 8, sizeof *r->requests);
+    run_requests(r);
+    close_requests(r);
+    sched_destroy(r->s);
+    engine_close(r->warm);
+    engine_close(r->cold);
+    for (uint32_t i = 0; i < r->request_count; i++) free(r->requests[i].got.scores);
+    for (uint32_t i = 0; i < r->spec_count; i++) {
+        free(r->specs[i]->cold.scores);
+        free(r->specs[i]);
+    }
+    for (uint32_t i = 0; i < r->pictures; i++) picture_free(&r->pool[i]);
+    free(r->requests);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    r->t.seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+    add_totals(sum, &r->t);
+}
+
+/* ---- all checkpoints ---- */
+static char models[MODELS_MAX][600];
+
+static bool there(const char *dir, const char *file)
+{
+    char path[1300];
+    struct stat st;
+    snprintf(path, sizeof path, "%.900s/%s", dir, file);
+    return stat(path, &st) == 0;
+}
+
+/* The golden checkpoints of a family and its demo model: every `stride`-th entry of `models` from `first` on. Returns how many.
+ */
+static uint32_t list_family(const char *family, const char *demo, uint32_t first, uint32_t stride)
+{
+    char names[MODELS_MAX / 2][64], golden[600], *to = NULL;
+    uint32_t n = 0;
+    snprintf(golden, sizeof golden, "%s/tests/golden", golden_root());
+    uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / 2 - 1) : 0;
+    for (uint32_t i = 0; i < count; i++) golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
+    to = models[first + stride * n];
+    snprintf(to, sizeof models[0], "%s/models/%s", golden_root(), demo);
+    return there(to, "model.safetensors") ? n + 1 : n;
+}
+
+/* The families in turns, so that a short run meets both. */
+static uint32_t find_models(const struct options *o)
+{
+    static const char *const families[2] = {"gemma3", "qwen"}, *const demos[2] = {"demo", "demo-qwen3-vl"};
+    uint32_t n[2], all = 0;
+    if (o->model) {
+        snprintf(models[0], sizeof models[0], "%s", o->model);
+        return 1;
+    }
+    for (uint32_t f = 0; f < 2; f++)
+        if (o->family && strcmp(o->family, families[f]) == 0) return list_family(families[f], demos[f], 0, 1);
+    for (uint32_t f = 0; f < 2; f++) n[f] = list_family(families[f], demos[f], f, 2);
+    for (uint32_t i = 0; i < MODELS_MAX; i++) {
+        if (i / 2 >= n[i % 2]) continue;
+        if (all != i) memcpy(models[all], models[i], sizeof models[0]);
+        all++;
+    }
+    return all;
+}
+
+static uint32_t find_sets(const struct options *o, const char *sets[4])
+{
+    static const char *const all[] = {"amx", "avx512", "avx2", "reference"};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < 4; i++)
+        if (be_cpu_has(all[i]) && (!o->kernels || strcmp(o->kernels, all[i]) == 0)) sets[n++] = all[i];
+    if (n == 0) fail_msg("this CPU has no kernel set %s", o->kernels);
+    return n;
+}
+
+/* Every checkpoint meets every set; the reference, by far the slowest, half as often. */
+static const char *set_of(uint32_t round, const char *sets[4], uint32_t n)
+{
+    uint32_t k = round % (2 * n - 1);
+    return sets[k < n - 1 ? k : k - (n - 1)];
+}
+
+static const char *short_name(const char *dir)
+{
+    const char *slash = strrchr(dir, '/');
+    return slash ? slash + 1 : dir;
+}
+
+static void print_row(const char *name, const struct totals *t)
+{
+    double n = t->requests ? (double)t->requests : 1;
+    printf("%-19s %8llu %6.1f%% %10llu %10llu %8llu %9llu %9llu %8llu %8llu %7llu %7llu %8llu %7.1f\n", name,
+           (unsigned long long)t->requests, 100 * (double)t->hits / n, (unsigned long long)t->prompt_tokens,
+           (unsigned long long)t->hit_tokens, (unsigned long long)t->partial, (unsigned long long)t->evictions,
+           (unsigned long long)t->evicted_blocks, (unsigned long long)t->preemptions, (unsigned long long)t->pictures_reused,
+           (unsigned long long)t->inside, (unsigned long long)t->feature_hits,
+           (unsigned long long)(t->cancelled + t->expired + t->refused), t->seconds);
+}
+
+/* The cache must have taken part, in every way, or the comparison shows nothing. */
+static void check_not_vacuous(const char *name, const struct totals *t)
+{
+    if (t->requests < 1000) return;
+    if (t->hits * 100 < t->cacheable * 30)
+        fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
+    if (t->hit_tokens * 100 < t->prompt_tokens * 15)
+        fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
+    if (t->partial * 100 < t->requests * 15)
+        fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
+    if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
+        fail_msg("%s: no evictions, preemptions or cancels", name);
+    if (t->grids && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
+    if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
+        fail_msg("%s: no picture was reused", name);
+}
+
+/* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the instance that ran
+ * last. */
+static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
+{
+    static struct totals by_model[MODELS_MAX];
+    struct totals all = {0};
+    const char *sets[4];
+    uint32_t n = find_models(o), set_count = find_sets(o, sets), instances = (o->requests + PER_INSTANCE - 1) / PER_INSTANCE;
+    memset(by_model, 0, sizeof by_model);
+    for (uint32_t i = 0; i < instances || o->instance >= 0; i++) {
+        if (o->instance >= 0) i = (uint32_t)o->instance;
+        *last = i;
+        run_instance(o, models[i % n], set_of(i / n + i % n, sets, set_count), i, &by_model[i % n]);
+        if (print && i % 50 == 49) {
+            printf("%u of %u instances\n", i + 1, instances);
+            fflush(stdout);
+        }
+        if (o->instance >= 0 || (has_bug(o) && by_model[i % n].differences)) break;
+    }
+    if (print)
+        printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %7s %8s %7s\n", "checkpoint", "requests", "hits", "prompt tok",
+               "hit tok", "partial", "evictions", "ev.blocks", "preempt", "pictures", "inside", "feat.", "cut off", "seconds");
+    for (uint32_t i = 0; i < n; i++) {
+        if (print && by_model[i].instances) print_row(short_name(models[i]), &by_model[i]);
+        add_totals(&all, &by_model[i]);
+    }
+    if (print) {
+        print_row("all", &all);
+        printf("pictures: reused with their KV; inside: hits that end in one; feat.: encoded once, used again. %u kernel sets, "
+               "seed %llu. Where reuse ended:",
+               set_count, (unsigned long long)o->seed);
+        for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
+        printf("\n%llu differences\n", (unsigned long long)all.differences);
+        fflush(stdout);
+    }
+    if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {
+        for (uint32_t i = 0; i < n; i++) check_not_vacuous(models[i], &by_model[i]);
+        check_not_vacuous("all checkpoints", &all);
+    }
+    return all.differences;
+}
+
+/* ---- known bugs, put in on purpose ---- */
+static const struct bug {
+    const char *name, *family; /* where it can show itself; NULL = anywhere */
+    bool drop_size;
+    uint32_t mutation, engine;
+} bugs[] = {{"image-key", "gemma3", true, 0, 0},
+            {"window", "gemma3", false, SCHED_BUG_WINDOW, 0},
+            {"partial-block", NULL, false, SCHED_BUG_NO_COPY, 0},
+            {"position", NULL, false, SCHED_BUG_POSITION, 0},
+            {"rope", "qwen", false, SCHED_BUG_ROPE, 0},
+            {"rope-delta", "qwen", false, SCHED_BUG_ROPE_DELTA, 0},
+            {"rope-anew", "qwen", false, SCHED_BUG_ROPE_ANEW, 0},
+            {"feature-rows", "qwen", false, 0, ENGINE_BUG_FEATURE_ROWS},
+            {"tap-rows", "qwen", false, 0, ENGINE_BUG_TAP_ROWS},
+            {"no-taps", "qwen", false, 0, ENGINE_BUG_NO_TAPS},
+            {"rope-chunk", "qwen", false, 0, ENGINE_BUG_ROPE_CHUNK},
+            {"rope-leak", "qwen", false, 0, ENGINE_BUG_ROPE_LEAK},
+            {"new-keys", NULL, false, 0, ENGINE_BUG_NEW_KEYS}};
+
+static void put_in(struct options *o, const char *name)
+{
+    const struct bug *b = bugs;
+    for (size_t k = 0; strcmp(b->name, name) != 0; k++, b++)
+        if (k + 1 == sizeof bugs / sizeof bugs[0]) fail_msg("no bug \"%s\"", name);
+    o->family = b->family;
+    o->drop_size = b->drop_size;
+    o->mutation = b->mutation;
+    o->engine_bug = b->engine;
+}
+
+/* Shared with the child that looks: known also when the bug kills it. */
+struct finding {
+    uint64_t differences;
+    uint32_t instance;
+};
+
+/* In a process of its own, because a bug may as well make the scheduler or the engine abort or read where nothing is. */
+static void fuzz_apart(const struct options *o, struct finding *f, int *status)
+{
+    struct finding *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(shared != MAP_FAILED);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        shared->differences = fuzz(o, false, &shared->instance);
+        fflush(NULL);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, status, 0), child);
+    *f = *shared;
+    munmap(shared, sizeof *shared);
+}
+
+/* The bug shows itself within o.requests requests; the same requests without it are equal. */
+static void check_bug(const char *name)
+{
+    struct finding f;
+    int status = 0;
+    struct options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1};
+    put_in(&o, name);
+    fuzz_apart(&o, &f, &status);
+    bool died = WIFSIGNALED(status);
+    if (!died && (!WIFEXITED(status) || WEXITSTATUS(status)))
+        fail_msg("the run with the bug \"%s\" ended with status %d", name, status);
+    if (!died && !f.differences) fail_msg("the bug \"%s\" was not found in %u requests", name, o.requests);
+    printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name, died ? "killed the process" : "answers differ",
+           f.instance, (f.instance + 1) * PER_INSTANCE);
+    o.drop_size = false;
+    o.mutation = o.engine_bug = 0;
+    o.instance = f.instance;
+    fuzz_apart(&o, &f, &status);
+    assert_int_equal(status, 0);
+    assert_int_equal(f.differences, 0);
+}
+
+static void test_finds_image_key_without_size(void **state)
+{
+    (void)state;
+    check_bug("image-key");
+}
+static void test_finds_window_off_by_one(void **state)
+{
+    (void)state;
+    check_bug("window");
+}
+static void test_finds_stale_partial_block(void **state)
+{
+    (void)state;
+    check_bug("partial-block");
+}
+static void test_finds_position_from_block_count(void **state)
+{
+    (void)state;
+    check_bug("position");
+}
+
+static void test_finds_positions_from_token_count(void **state)
+{
+    (void)state;
+    check_bug("rope");
+    check_bug("rope-delta");
+    check_bug("rope-anew");
+}
+static void test_finds_rows_of_a_cut_picture(void **state)
+{
+    (void)state;
+    check_bug("feature-rows");
+}
+static void test_finds_taps_of_a_cut_picture(void **state)
+{
+    (void)state;
+    check_bug("tap-rows");
+    if (!getenv("KVASIR_TEST_SHORT")) check_bug("no-taps");
+}
+static void test_finds_positions_anew_in_a_chunk(void **state)
+{
+    (void)state;
+    check_bug("rope-chunk");
+}
+static void test_finds_a_neighbours_positions(void **state)
+{
+    (void)state;
+    check_bug("rope-leak");
+}
+static void test_finds_new_keys_alone(void **state)
+{
+    (void)state;
+    check_bug("new-keys");
+}
+
+static void test_cold_equals_warm(void **state)
+{
+    uint32_t last;
+    struct options o = {
+        .requests = getenv("KVASIR_TEST_SHORT") ? 4 * PER_INSTANCE : 60 * PER_INSTANCE, .seed = 1, .instance = -1};
+    (void)state;
+    assert_int_equal(fuzz(&o, true, &last), 0);
+}
+
+static struct options by_hand = {.requests = 1000, .seed = 1, .instance = -1};
+
+static void test_by_hand(void **state)
+{
+    uint32_t last;
+    (void)state;
+    assert_int_equal(fuzz(&by_hand, true, &last), 0);
+}
+
+static bool read_arguments(int argc, char **argv, struct options *o)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(a, "--no-cache") == 0) {
+            o->no_cache = true;
+            continue;
+        }
+        i++;
+        if (strcmp(a, "--requests") == 0)
+            o->requests = (uint32_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--seed") == 0)
+            o->seed = strtoull(v, NULL, 10);
+        else if (strcmp(a, "--model") == 0)
+            o->model = v;
+        else if (strcmp(a, "--kernels") == 0)
+            o->kernels = v;
+        else if (strcmp(a, "--instance") == 0)
+            o->instance = (int64_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--family") == 0)
+            o->family = v;
+        else if (strcmp(a, "--bug") == 0)
+            put_in(o, v);
+        else {
+            fprintf(stderr, "unknown argument %s: see the top of the source\n", a);
+            return false;
+        }
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cold_equals_warm),
+        cmocka_unit_test(test_finds_image_key_without_size),
+        cmocka_unit_test(test_finds_window_off_by_one),
+        cmocka_unit_test(test_finds_stale_partial_block),
+        cmocka_unit_test(test_finds_position_from_block_count),
+        cmocka_unit_test(test_finds_positions_from_token_count),
+        cmocka_unit_test(test_finds_rows_of_a_cut_picture),
+        cmocka_unit_test(test_finds_taps_of_a_cut_picture),
+        cmocka_unit_test(test_finds_positions_anew_in_a_chunk),
+        cmocka_unit_test(test_finds_a_neighbours_positions),
+        cmocka_unit_test(test_finds_new_keys_alone),
+    };
+    const struct CMUnitTest by_hand_only[] = {cmocka_unit_test(test_by_hand)};
+    if (argc > 1 && !read_arguments(argc, argv, &by_hand)) return 2;
+    if (argc > 1) return cmocka_run_group_tests_name("fuzz_cache", by_hand_only, NULL, NULL);
+    return cmocka_run_group_tests_name("fuzz_cache", tests, NULL, NULL);
+}

@@ -1,0 +1,256 @@
+/* The engine against transformers: every variant of tests/golden/gemma3 and tests/golden/qwen, every kernel set of this CPU.
+ * Log-probs at every position of the prompt and of 32 greedy tokens: of the token that follows everywhere, of the whole
+ * vocabulary at the positions that are stored; greedy ids; rope positions; pixels and patches.
+ *
+ * Limits in f32: max |delta| over the whole vocabulary <= 1e-4, greedy ids equal.
+ *
+ * In bf16, against the float32 run of the same weights: the log-prob of the token that stands at each position, and of the most
+ * likely one, <= 3e-2; over the whole vocabulary mean and max no larger than those of transformers' own bf16 run (rounding the
+ * inputs of the products, queries, keys and values to bf16 costs up to 6e-2 for the most unlikely tokens, whoever does it);
+ * greedy ids equal but for a near-tie, which is printed. */
+#include "engine/internal.h"
+#include "engine/prompt/image_prep.h"
+#include "tests/lib/backend_sets.h"
+#include "tests/lib/golden.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define F32_LIMIT  1e-4
+#define BF16_LIMIT 3e-2
+#define CHUNK                                                                                                                    \
+    40u /* a chunk and a picture together have at most LOGIT_ROWS_MAX rows, so that all logits of a step can be looked at */
+
+#define SETS backend_sets
+
+struct compare {
+    struct engine *e;
+    const struct golden_case *c;
+    double max, sum, low_max, low_sum; /* low: transformers' bf16 run against its f32 run */
+    double said_max;                   /* of the token that follows and the most likely one */
+    uint64_t count;
+    uint32_t worst_row, rows, whole_rows;
+};
+
+static void note(struct compare *k, double delta, uint32_t row, bool said)
+{
+    if (!(delta <= k->max)) {
+        k->max = delta;
+        k->worst_row = row;
+    }
+    if (said && !(delta <= k->said_max)) k->said_max = delta;
+}
+
+/* All of one row; `follows` is the token that stands behind it. */
+static void compare_row(struct compare *k, const float *logits, double lse, uint32_t row, uint32_t follows)
+{
+    const struct golden_case *c = k->c;
+    const float *want = golden_row(c, c->logprobs, row), *low = golden_row(c, c->logprobs_bf16, row);
+    if (c->follow && follows != UINT32_MAX) note(k, fabs((double)logits[follows] - lse - (double)c->follow[row]), row, true);
+    if (!want) return;
+    uint32_t best = 0;
+    for (uint32_t v = 1; v < c->vocab; v++)
+        if (want[v] > want[best]) best = v;
+    for (uint32_t v = 0; v < c->vocab; v++) {
+        double delta = fabs((double)logits[v] - lse - (double)want[v]);
+        note(k, delta, row, v == best || v == follows);
+        k->sum += delta;
+        k->count++;
+        if (!low) continue;
+        double theirs = fabs((double)low[v] - (double)want[v]);
+        k->low_sum += theirs;
+        if (theirs > k->low_max) k->low_max = theirs;
+    }
+    k->whole_rows++;
+}
+
+/* What lies in the backend's memory, which the host may not be able to read; the caller frees. */
+static void *fetch(const struct engine *e, const void *p, size_t bytes)
+{
+    void *host = malloc(bytes ? bytes : 1);
+    assert_non_null(host);
+    e->ops->download(e->be, host, p, bytes);
+    return host;
+}
+
+/* Reads the logits and the positions that the step left in the engine's scratch. */
+static void after_step(void *arg, const struct engine_batch *b)
+{
+    struct compare *k = arg;
+    const struct engine *e = k->e;
+    const struct golden_case *c = k->c;
+    uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
+    assert_int_equal(b->run_count, 1);
+    assert_true(e->step.wanted_count <= LOGIT_ROWS_MAX);
+    float *logits = fetch(e, e->s.logits, (size_t)e->step.wanted_count * c->vocab * sizeof *logits);
+    struct be_logit_stats *stats = fetch(e, e->s.stats, e->step.wanted_count * sizeof *stats);
+    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->rope_axes * e->step.t * sizeof *pos);
+    for (uint32_t i = 0; i < e->step.wanted_count; i++) {
+        uint32_t row = e->wanted[i].next - 1;
+        if (row >= total) continue;
+        uint32_t follows = row + 1 < c->prompt_count ? c->prompt[row + 1]
+                           : row + 1 < total         ? c->greedy[row + 1 - c->prompt_count]
+                                                     : UINT32_MAX;
+        compare_row(k, logits + (size_t)i * c->vocab, (double)stats[i].lse, row, follows);
+        k->rows++;
+    }
+    for (uint32_t i = 0; i < b->runs[0].count && c->positions; i++)
+        for (uint32_t a = 0; a < 3 && first + i < total; a++) {
+            int32_t got = pos[(e->rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
+            int32_t want = c->positions[(size_t)a * total + first + i];
+            if (got != want) fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
+        }
+    free(logits);
+    free(stats);
+    free(pos);
+}
+
+/* Value `at` of patch n of a picture, as the processor lays them out: patches in blocks of merge x merge; in a patch channel,
+ * frame, row, column. */
+static float patch_value(const struct image_config *cfg, const struct image_u8 *p, const float *lut, uint32_t n, uint32_t at)
+{
+    uint32_t side = cfg->patch, m = cfg->merge, across = p->width / side / m, block = n / (m * m);
+    uint32_t y = (block / across * m + n / m % m) * side + at / side % side, x = (block % across * m + n % m) * side + at % side;
+    uint32_t frame = at / (side * side) % cfg->depth, channel = at / (side * side) / cfg->depth;
+    if (frame >= (p->frames ? p->frames : 1)) frame = p->frames ? p->frames - 1 : 0;
+    return lut[channel * 256 + p->rgb[(((size_t)frame * p->height + y) * p->width + x) * 3 + channel]];
+}
+
+static void check_pixels(const struct engine *e, const struct golden_case *c)
+{
+    const struct image_config *cfg = &e->info.image.config;
+    float lut[3 * 256];
+    if (!c->image_count) return;
+    image_lut(cfg, lut);
+    for (uint32_t i = 0; i < c->image_count; i++) {
+        const struct image_u8 *p = &c->images[i].pixels;
+        double worst = 0;
+        if (c->pixel_values[i]) {
+            size_t n = (size_t)p->width * p->height * 3;
+            float *chw = malloc(n * sizeof *chw);
+            image_to_chw(p, lut, chw);
+            for (size_t k = 0; k < n; k++) worst = fmax(worst, fabs((double)(chw[k] - c->pixel_values[i][k])));
+            free(chw);
+        }
+        uint32_t values = 3 * cfg->depth * cfg->patch * cfg->patch;
+        for (uint32_t n = 0; n < 8 && c->patches[i]; n++)
+            for (uint32_t k = 0; k < values; k++)
+                worst = fmax(worst, fabs((double)(patch_value(cfg, p, lut, n, k) - c->patches[i][n * values + k])));
+        if (worst > 1e-6) fail_msg("%s image %u: pixel values differ by %g", c->name, i, worst);
+    }
+}
+
+static bool greedy_equal(const struct golden_case *c, const struct mini_seq *s, bool exact)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < c->greedy_count; i++) {
+        uint32_t got = s->scores[c->prompt_count + i].id;
+        if (got == c->greedy[i]) continue;
+        double gap = (double)c->gaps[i];
+        printf("    %s: token %u is %u, transformers drew %u; its two best lie %.4f apart\n", c->name, i, got, c->greedy[i], gap);
+        if (exact || gap > 2 * BF16_LIMIT) ok = false;
+    }
+    return ok;
+}
+
+/* Returns false, after saying why, when a limit is broken: the other cases still run. */
+static bool run_case(struct engine *e, const struct golden_case *c, bool f32, const char *set)
+{
+    struct mini_sched m;
+    struct compare k = {.e = e, .c = c};
+    check_pixels(e, c);
+    mini_init(&m, e);
+    m.after_step = after_step;
+    m.arg = &k;
+    struct mini_seq s = {.prompt = c->prompt,
+                         .prompt_count = c->prompt_count,
+                         .generate = c->greedy_count + 1,
+                         .images = c->images,
+                         .image_count = c->image_count,
+                         .sampling = mini_greedy(),
+                         .forced = c->greedy,
+                         .chunk = CHUNK};
+    mini_run(&m, (struct mini_seq *[]){&s}, 1);
+    bool ids = greedy_equal(c, &s, f32);
+    if (c->bf16_delta) {
+        k.low_max = (double)c->bf16_delta[0];
+        k.low_sum = (double)c->bf16_delta[1] * (double)k.count;
+    }
+    printf("  %-26s %-9s %s max |delta| %.2e mean %.2e, of tokens that stand there %.2e", c->name, set, f32 ? "f32 " : "bf16",
+           k.max, k.sum / (double)k.count, k.said_max);
+    if (c->logprobs_bf16) printf("   (transformers bf16: max %.2e mean %.2e)", k.low_max, k.low_sum / (double)k.count);
+    printf("\n");
+    assert_int_equal(k.rows, c->prompt_count + c->greedy_count);
+    assert_int_equal(k.whole_rows, c->row_count);
+    bool close = f32 ? k.max <= F32_LIMIT : k.said_max <= BF16_LIMIT && k.max <= k.low_max && k.sum <= k.low_sum;
+    if (!close) printf("    FAIL: over the limit, worst at row %u\n", k.worst_row);
+    if (!ids) printf("    FAIL: greedy ids differ\n");
+    mini_drop(&m, &s);
+    mini_fini(&m);
+    return close && ids;
+}
+
+static uint32_t run_variant(const char *family, const char *variant, const char *set)
+{
+    struct engine *e;
+    struct golden g;
+    struct err err;
+    char dir[600];
+    bool low = strstr(variant, "_bf16") != NULL;
+    golden_dir(dir, sizeof dir, family, variant);
+    struct engine_options opt = {.model_dir = dir,
+                                 .backend = test_engine_backend(set),
+                                 .kernels = test_engine_kernels(set),
+                                 .threads = 2,
+                                 .kv_bytes = 8u << 20,
+                                 .batch_tokens_max = 256,
+                                 .sequences_max = 4,
+                                 .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
+    if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(e->survey.ignored, 0); /* what transformers saved is used to the last tensor */
+    assert_string_equal(engine_model(e)->dtype, low ? "bf16" : "f32");
+    golden_open(&g, family, variant, engine_model(e)->image.present ? &engine_model(e)->image.config : NULL);
+    uint32_t failed = 0;
+    for (uint32_t i = 0; i < g.case_count; i++) failed += !run_case(e, &g.cases[i], !low, set);
+    golden_close(&g);
+    engine_close(e);
+    return failed;
+}
+
+static void run_family(const char *family)
+{
+    char names[64][64];
+    const char *only = getenv("GOLDEN_VARIANT"), *set = getenv("GOLDEN_KERNELS");
+    uint32_t n = golden_variants(family, names, 64), failed = 0;
+    assert_true(n > 0);
+    for (uint32_t i = 0; i < n; i++) {
+        if (only && !strstr(names[i], only)) continue;
+        for (size_t k = 0; k < TEST_SETS; k++)
+            if (be_cpu_has(SETS[k]) && (!set || strcmp(set, SETS[k]) == 0)) failed += run_variant(family, names[i], SETS[k]);
+    }
+    assert_int_equal(failed, 0);
+}
+
+static void test_gemma3(void **state)
+{
+    (void)state;
+    run_family("gemma3");
+}
+
+static void test_qwen(void **state)
+{
+    (void)state;
+    run_family("qwen");
+}
+
+int main(int argc, char **argv)
+{
+    test_backend_args(&argc, argv);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen)};
+    return cmocka_run_group_tests_name("engine_golden", tests, NULL, NULL);
+}

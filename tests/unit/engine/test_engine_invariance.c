@@ -1,0 +1,256 @@
+/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures (of two
+ * sizes, and one of them a video, where the family has these), greedy, sampled from the best and from whole rows with penalties,
+ * is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens (through the pictures, where the family allows it), beside
+ * 16 others that come and go, with 1, 2 and 3 threads, with the tower in slices. Every log-prob (of the token and of 20
+ * alternatives, at every prompt and generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32
+ * and in bf16. */
+#include "engine/model/model_info.h"
+#include "kernels/backend.h"
+#include "tests/lib/backend_sets.h"
+#include "tests/lib/golden.h"
+#include "tests/lib/pictures.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300 };
+
+struct variant {
+    const char *family, *name;
+};
+
+#define SETS backend_sets
+
+static uint32_t next_random(uint64_t *s)
+{
+    *s = *s * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(*s >> 33);
+}
+
+/* A request that depends on its seed alone. */
+struct request {
+    uint32_t prompt[PROMPT];
+    struct test_picture pictures[2];
+    struct mini_image images[2];
+    struct mini_seq s;
+};
+
+static void make_pictures(struct request *r, const struct model_info *m, uint64_t seed, uint64_t *rng)
+{
+    uint32_t group = m->image.config.depth;
+    for (uint32_t k = 0; k < 2; k++) {
+        uint32_t w = 1 + next_random(rng) % 5, h = 2 + next_random(rng) % 5;
+        uint32_t frames = k == 1 && m->image.video_marker ? (m->image.video_stamps ? group : 2 * group) : 0;
+        r->pictures[k] = picture_make(m, k, w, h, frames, frames ? 1.4 : 0, seed * 2 + k);
+    }
+}
+
+/* How tokens are drawn. WALKED: each draw looks at the whole row or at the history, so that several of a step share the backend's threads. */
+enum draw { GREEDY, SAMPLED, WALKED, DRAWS };
+
+static void set_walked(struct sampling_params *p, uint64_t seed)
+{
+    p->temperature = 1.1f;
+    p->seed = seed;
+    if (seed % 4 < 2) p->top_p = 0.95f;
+    if (seed % 4 > 0) p->repetition_penalty = 1.1f;
+    if (seed % 4 == 1) p->frequency_penalty = 0.4f;
+    if (seed % 4 == 3) p->presence_penalty = 0.7f;
+}
+
+static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, enum draw draw)
+{
+    uint64_t rng = seed * 77 + 5;
+    *r = (struct request){0};
+    for (uint32_t i = 0; i < length; i++) r->prompt[i] = 4 + next_random(&rng) % VOCAB_TEXT;
+    if (m->image.present) make_pictures(r, m, seed, &rng);
+    uint32_t count = m->image.present && length > r->pictures[0].rows + r->pictures[1].rows + 24 ? 2 : 0;
+    for (uint32_t k = 0; k < count; k++) {
+        const struct test_picture *p = &r->pictures[k];
+        uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - p->rows - 1 - next_random(&rng) % 4;
+        r->images[k] = (struct mini_image){.begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid};
+        for (uint32_t i = begin; i < begin + p->rows; i++)
+            r->prompt[i] = p->pixels.frames ? m->image.video_soft_id : m->image.soft_id;
+    }
+    mini_scan(r->images, count);
+    r->s = (struct mini_seq){.prompt = r->prompt,
+                             .prompt_count = length,
+                             .generate = GENERATE,
+                             .images = r->images,
+                             .image_count = count,
+                             .sampling = mini_greedy()};
+    r->s.sampling.logprobs = r->s.sampling.prompt_logprobs = SAMPLING_TOP_MAX;
+    if (draw == WALKED) set_walked(&r->s.sampling, seed);
+    if (draw == SAMPLED) {
+        r->s.sampling.temperature = 0.9f;
+        r->s.sampling.top_k = 40;
+        r->s.sampling.top_p = 0.95f;
+        r->s.sampling.seed = seed;
+    }
+}
+
+static void free_request(struct request *r)
+{
+    for (uint32_t k = 0; k < 2; k++) picture_free(&r->pictures[k]);
+}
+
+struct result {
+    struct token_out out[PROMPT + GENERATE];
+    uint32_t tokens[PROMPT + GENERATE];
+};
+
+static struct engine *open_engine(const struct variant *v, const char *set, uint32_t threads)
+{
+    struct engine *e;
+    struct err err;
+    char dir[600];
+    golden_dir(dir, sizeof dir, v->family, v->name);
+    struct engine_options opt = {.model_dir = dir,
+                                 .backend = test_engine_backend(set),
+                                 .kernels = test_engine_kernels(set),
+                                 .threads = threads,
+                                 .kv_bytes = 64u << 20,
+                                 .batch_tokens_max = 2048,
+                                 .sequences_max = OTHERS + 1};
+    if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
+    return e;
+}
+
+/* Steps in which each sequence takes part on its own schedule: some join late, some skip turns. */
+static void run_mixed(struct mini_sched *m, struct request *mine, struct request *others, uint32_t n, uint64_t seed)
+{
+    uint64_t rng = seed;
+    mini_add(m, &mine->s);
+    for (uint32_t i = 0; i < n; i++) mini_add(m, &others[i].s);
+    for (bool more = true; more;) {
+        struct mini_seq *now[OTHERS + 1];
+        uint32_t k = 0, at = next_random(&rng) % (n + 1); /* where mine stands among them */
+        for (uint32_t i = 0; i <= n; i++) {
+            if (i == at) now[k++] = &mine->s;
+            if (i < n && next_random(&rng) % 4) now[k++] = &others[i].s;
+        }
+        more = mini_step(m, now, k) || mine->s.generated < GENERATE;
+        if (mine->s.generated == GENERATE) more = false;
+    }
+}
+
+static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, enum draw draw,
+                    uint32_t encode_layers, struct result *out)
+{
+    static struct request mine, others[OTHERS];
+    struct engine *e = open_engine(v, set, threads);
+    struct mini_sched m;
+    mini_init(&m, e);
+    m.encode_layers = encode_layers;
+    make_request(&mine, engine_model(e), 1, PROMPT, draw);
+    mine.s.chunk = chunk;
+    for (uint32_t i = 0; i < n; i++) {
+        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i, draw == WALKED ? WALKED : i % 2 ? SAMPLED : GREEDY);
+        others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
+    }
+    run_mixed(&m, &mine, others, n, chunk + 31u * threads);
+    memset(out, 0, sizeof *out);
+    for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
+        const struct token_out *t = &mine.s.scores[i];
+        out->out[i] = *t;
+        out->tokens[i] = mine.s.tokens[i];
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        mini_drop(&m, &others[i].s);
+        free_request(&others[i]);
+    }
+    mini_drop(&m, &mine.s);
+    free_request(&mine);
+    mini_fini(&m);
+    engine_close(e);
+}
+
+static void compare(const struct result *a, const struct result *b, const char *what)
+{
+    for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
+        const struct token_out *x = &a->out[i], *y = &b->out[i];
+        bool same = x->id == y->id && memcmp(&x->logprob, &y->logprob, 4) == 0 && x->rank == y->rank &&
+                    x->top_count == y->top_count && memcmp(x->top, y->top, x->top_count * sizeof x->top[0]) == 0;
+        if (!same)
+            fail_msg("%s: position %u differs: id %u and %u, log-prob %.9g and %.9g", what, i, x->id, y->id, (double)x->logprob,
+                     (double)y->logprob);
+    }
+    assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+}
+
+static void check_set(const struct variant *v, const char *set)
+{
+    static const struct {
+        uint32_t threads, chunk, others, encode_layers;
+    } ways[] = {{1, 0, 0, 1}, {2, 1, 0, 0}, {2, 7, OTHERS, 1}, {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
+    static struct result base, other;
+    static const char *const draws[DRAWS] = {"greedy", "sampled", "walked"};
+    for (enum draw draw = GREEDY; draw < DRAWS; draw++) {
+        run_one(v, set, 2, 0, 0, draw, 0, &base);
+        assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
+        for (size_t w = draw == WALKED ? 3 : 0; w < sizeof ways / sizeof ways[0]; w++) {
+            char what[160];
+            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set, draws[draw],
+                     ways[w].threads, ways[w].chunk, ways[w].others);
+            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, draw, ways[w].encode_layers, &other);
+            compare(&base, &other, what);
+        }
+    }
+}
+
+static void check_variants(const struct variant *variants, size_t count)
+{
+    const char *only = getenv("GOLDEN_KERNELS"), *name = getenv("GOLDEN_VARIANT");
+    for (size_t k = 0; k < TEST_SETS; k++) {
+        if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
+        for (size_t i = 0; i < count; i++) {
+            if (name && !strstr(variants[i].name, name)) continue;
+            if (getenv("KVASIR_TEST_SHORT") && !name && i % 4 != k) continue; /* under a sanitizer each on one set */
+            check_set(&variants[i], SETS[k]);
+            printf("  %s %s: bit-equal\n", SETS[k], variants[i].name);
+        }
+    }
+}
+
+static void test_gemma3(void **state)
+{
+    static const struct variant variants[] = {
+        {"gemma3", "vision_f32"}, {"gemma3", "vision_bf16"}, {"gemma3", "window_small_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
+static void test_qwen(void **state)
+{
+    static const struct variant variants[] = {
+        {"qwen", "qwen2_vl_f32"},     {"qwen", "qwen2_vl_bf16"},  {"qwen", "qwen2_5_vl_f32"},     {"qwen", "qwen2_5_vl_bf16"},
+        {"qwen", "qwen3_vl_f32"},     {"qwen", "qwen3_vl_bf16"},  {"qwen", "qwen3_vl_moe_f32"},   {"qwen", "qwen3_moe_bf16"},
+        {"qwen", "qwen3_window_f32"}, {"qwen", "qwen2_yarn_f32"}, {"qwen", "qwen3_moe_fused_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
+/* The comparison can fail: other weights and another seed do change the result. */
+static void test_it_can_fail(void **state)
+{
+    static const struct variant f32 = {"gemma3", "vision_f32"}, bf16 = {"gemma3", "vision_bf16"};
+    static struct result a, b;
+    (void)state;
+    run_one(&f32, SETS[0], 1, 0, 0, false, 0, &a);
+    run_one(&bf16, SETS[0], 1, 0, 0, false, 0, &b);
+    assert_memory_not_equal(a.out, b.out, sizeof a.out);
+    run_one(&f32, SETS[0], 1, 0, 0, true, 0, &b);
+    assert_memory_not_equal(a.tokens, b.tokens, sizeof a.tokens);
+}
+
+int main(int argc, char **argv)
+{
+    test_backend_args(&argc, argv);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
+                                       cmocka_unit_test(test_it_can_fail)};
+    return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
+}

@@ -1,0 +1,858 @@
+/* Failures that others shipped, each as a test of its own on tiny Qwen checkpoints: whole requests run through the scheduler and
+ * the engine. With the right code every answer equals, bit for bit (ids, log-probs, 20 alternatives a token), what the request
+ * gets cold and alone; with the fault put back in an answer differs (or the process dies, or the hit is gone): so each test can
+ * fail in both directions. Names follow the table of public reports that the design answers to: T1 rows of a hit, T2
+ * near-identical pictures, T7 what a picture's key covers, T9 one picture more, T16 a new picture behind a cached one, T17
+ * positions that leak, T18 and T19 DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long answers. One thread, no
+ * files but the checkpoints. */
+#include "engine/internal.h" /* test_bugs, and the positions of the step */
+#include "scheduler/scheduler.h"
+#include "tests/lib/golden.h"
+#include "tests/lib/pictures.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum {
+    PROMPT_MAX = 2000,
+    ANSWER_MAX = 160,
+    IMAGES_MAX = 10,
+    ASKS_MAX = 64,
+    VARIANTS_MAX = 32,
+    TURNS_MAX = 60000,
+};
+
+/* ---- requests ---- */
+struct ask {
+    uint32_t tokens[PROMPT_MAX];
+    uint32_t count;
+    struct prompt_image images[IMAGES_MAX];
+    uint32_t image_count;
+    uint32_t answer; /* tokens that are wanted */
+    bool score;      /* log-probs of the prompt's tokens instead */
+};
+struct reply {
+    struct token_out tokens[ANSWER_MAX];
+    uint32_t count;
+    struct token_out *scores; /* [prompt]: log-probs of its tokens where asked for; owned */
+    struct sched_cache_info cache;
+    enum seq_end end;
+    bool ended;
+};
+
+/* Faults of one run; all zero: the right code. */
+struct faults {
+    uint32_t sched, engine; /* SCHED_BUG_*, ENGINE_BUG_* */
+    bool keys;              /* the keys of pictures are made in a wrong way; which, the scenario knows */
+};
+struct desk_options {
+    uint32_t chunk, rows, sequences; /* 0: any number of tokens, 2048, 4 */
+    bool no_cache;
+};
+struct desk {
+    struct engine *e;
+    struct scheduler *s;
+    const struct model_info *m;
+    uint64_t turn;
+    uint32_t together;                             /* most sequences in one step */
+    void (*after_turn)(struct desk *d, void *arg); /* may be NULL */
+    void *arg;
+};
+
+static const char *variant; /* the checkpoint that the scenario is run on */
+
+static void die(const char *what, const char *detail)
+{
+    fprintf(stderr, "%s: %s: %s\n", variant ? variant : "-", what, detail);
+    abort();
+}
+
+/* ---- randomness ---- */
+static uint64_t rng_state;
+static uint32_t rnd(uint32_t below)
+{
+    rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng_state >> 33) % below;
+}
+
+/* ---- the desk ---- */
+static void desk_open(struct desk *d, const struct desk_options *o, const struct faults *f)
+{
+    char dir[600];
+    struct err err;
+    golden_dir(dir, sizeof dir, "qwen", variant);
+    struct engine_options eo = {.model_dir = dir,
+                                .threads = 1,
+                                .kv_bytes = 64u << 20,
+                                .batch_tokens_max = o->rows ? o->rows : 2048,
+                                .sequences_max = o->sequences ? o->sequences : 4};
+    /* Encoded pictures are not kept: what is reused comes from the prefix cache. */
+    struct sched_options so = {.prefill_chunk = o->chunk,
+                               .no_prefix_cache = o->no_cache,
+                               .features_bytes = 1,
+                               .encode_layers = 64,
+                               .test_mutation = f->sched};
+    *d = (struct desk){0};
+    if (engine_open(&eo, &d->e, &err)) die("engine", err.msg);
+    if (sched_create(d->e, &so, &d->s, &err)) die("scheduler", err.msg);
+    d->m = engine_model(d->e);
+    d->e->test_bugs = f->engine;
+}
+
+static void desk_close(struct desk *d)
+{
+    sched_destroy(d->s);
+    engine_close(d->e);
+}
+
+static struct sched_stats stats_of(const struct desk *d)
+{
+    struct sched_stats st;
+    sched_stats(d->s, &st);
+    return st;
+}
+
+struct flight { /* one submitted request */
+    const struct ask *a;
+    struct reply *r;
+    struct prompt prompt;
+    struct sampling_params sampling;
+    struct seq_id id;
+};
+
+static void submit(struct desk *d, struct flight *f, const struct ask *a, struct reply *r)
+{
+    struct err err;
+    union { /* the scheduler only reads them */
+        const struct ask *from;
+        struct ask *to;
+    } ask = {.from = a};
+    *r = (struct reply){0};
+    *f = (struct flight){.a = a, .r = r, .sampling = mini_greedy()};
+    f->sampling.logprobs = SAMPLING_TOP_MAX;
+    f->sampling.prompt_logprobs = a->score ? 0 : SAMPLING_NO_LOGPROBS;
+    f->prompt = (struct prompt){
+        .tokens = ask.to->tokens, .token_count = a->count, .images = ask.to->images, .image_count = a->image_count};
+    if (a->score) r->scores = calloc(a->count + 1, sizeof *r->scores);
+    struct sched_sequence seq = {
+        .prompt = &f->prompt, .sampling = &f->sampling, .tokens_max = a->answer, .ignore_eos = true, .user = f};
+    if (sched_submit(d->s, &seq, &f->id, &err)) die("submit", err.msg);
+}
+
+static void poll_events(struct desk *d)
+{
+    struct sched_event ev;
+    while (sched_poll(d->s, &ev)) {
+        struct reply *r = ((struct flight *)ev.user)->r;
+        if (ev.kind == EV_TOKEN) r->tokens[r->count++] = ev.token;
+        if (ev.kind == EV_PROMPT_SCORES) {
+            memcpy(r->scores + ev.index, ev.scores, ev.score_count * sizeof *ev.scores);
+            free(ev.scores);
+        }
+        if (ev.kind == EV_IMAGE) die("events", "asks for pixels that it has");
+        if (ev.kind == EV_TOKEN || ev.kind == EV_END) r->cache = ev.cache;
+        if (ev.kind != EV_END) continue;
+        if (ev.end == END_ERROR) die("a request failed", ev.message);
+        r->end = ev.end;
+        r->ended = true;
+    }
+}
+
+static void one_turn(struct desk *d)
+{
+    if (++d->turn > TURNS_MAX) die("the scheduler", "hangs");
+    sched_step(d->s, d->turn);
+    uint32_t n = stats_of(d).last_batch_sequences;
+    if (n > d->together) d->together = n;
+    if (d->after_turn) d->after_turn(d, d->arg);
+    poll_events(d);
+}
+
+/* All at once, to the end. */
+static void ask_all(struct desk *d, const struct ask *asks, struct reply *replies, uint32_t n)
+{
+    static struct flight flights[ASKS_MAX];
+    for (uint32_t i = 0; i < n; i++) submit(d, &flights[i], &asks[i], &replies[i]);
+    for (uint32_t i = 0; i < n; i++)
+        while (!replies[i].ended) one_turn(d);
+}
+
+/* Prefills `steps` chunks of it and gives up: so much is cached. */
+static void ask_part(struct desk *d, const struct ask *a, uint32_t tokens)
+{
+    struct flight f;
+    struct reply r;
+    uint64_t before = stats_of(d).prompt_tokens;
+    submit(d, &f, a, &r);
+    while (!r.ended && stats_of(d).prompt_tokens - before < tokens) one_turn(d);
+    sched_cancel(d->s, f.id);
+    while (!r.ended) one_turn(d);
+    if (stats_of(d).prompt_tokens - before != tokens) die("part of a prompt", "another number of tokens was computed");
+}
+
+/* What it gets cold and alone from the right code, with the keys as they are in `a`. */
+static void ask_cold(const struct ask *a, struct reply *r)
+{
+    struct desk d;
+    desk_open(&d, &(struct desk_options){.no_cache = true}, &(struct faults){0});
+    ask_all(&d, a, r, 1);
+    desk_close(&d);
+}
+
+static bool same(const struct reply *a, const struct reply *b)
+{
+    if (a->count != b->count || a->end != b->end) return false;
+    for (uint32_t i = 0; i < a->count; i++) {
+        const struct token_out *x = &a->tokens[i], *y = &b->tokens[i];
+        if (x->id != y->id || x->rank != y->rank || x->top_count != y->top_count ||
+            memcmp(&x->logprob, &y->logprob, sizeof x->logprob) || memcmp(x->top, y->top, x->top_count * sizeof x->top[0]))
+            return false;
+    }
+    return true;
+}
+
+/* ---- prompts ---- */
+static void add_text(struct ask *a, uint32_t n, uint64_t seed)
+{
+    rng_state = seed;
+    while (n-- > 0) a->tokens[a->count++] = 4 + rnd(200);
+}
+
+static void add_picture(struct ask *a, const struct model_info *m, const struct test_picture *p)
+{
+    a->images[a->image_count++] = picture_at(m, p, a->count);
+    for (uint32_t i = 0; i < p->rows; i++) a->tokens[a->count++] = m->image.soft_id;
+    pictures_scan(a->images, a->image_count);
+}
+
+static void add_reply(struct ask *a, const struct reply *r)
+{
+    for (uint32_t i = 0; i < r->count; i++) a->tokens[a->count++] = r->tokens[i].id % 250; /* never a soft token */
+}
+
+/* ---- the checkpoints ---- */
+static char variants[VARIANTS_MAX][64];
+static uint32_t variant_count;
+static bool variant_taps[VARIANTS_MAX];
+
+/* Those that take pictures, and whether they have DeepStack taps. */
+static int find_variants(void **state)
+{
+    char names[VARIANTS_MAX][64];
+    uint32_t n = golden_variants("qwen", names, VARIANTS_MAX), taps = 0;
+    (void)state;
+    for (uint32_t i = 0; i < n; i++) {
+        struct desk d;
+        variant = names[i];
+        desk_open(&d, &(struct desk_options){0}, &(struct faults){0});
+        if (d.m->image.present) {
+            variant_taps[variant_count] = d.e->desc.vision.tap_count > 0;
+            taps += d.e->desc.vision.tap_count > 0;
+            memcpy(variants[variant_count++], names[i], sizeof names[i]);
+        }
+        desk_close(&d);
+    }
+    return taps >= 2 && variant_count >= taps + 2 ? 0 : -1; /* both kinds are there */
+}
+
+/* A scenario returns whether everything was as it has to be. */
+typedef bool scenario(const struct faults *f);
+
+/* Whether something is wrong with these faults. In a process of its own: they may as well kill it. */
+static bool found(scenario *run, const struct faults *f)
+{
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool right = run(f);
+        fflush(NULL);
+        _exit(right ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) > 1)
+        fail_msg("%s: the run with the fault ended with status %d", variant, status);
+    return !WIFEXITED(status) || WEXITSTATUS(status) == 1;
+}
+
+/* On every checkpoint with pictures (taps: of those with DeepStack taps): right without a fault, found with any of them. */
+static void check(scenario *run, bool taps, const struct faults *faults, uint32_t count)
+{
+    const struct faults none = {0};
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < variant_count; i++) {
+        if (taps && !variant_taps[i]) continue;
+        if (n++ % 3 != 0 && getenv("KVASIR_TEST_SHORT")) continue;
+        variant = variants[i];
+        if (found(run, &none)) fail_msg("%s: not what it has to be, with the right code", variant);
+        for (uint32_t k = 0; k < count; k++)
+            if (!found(run, &faults[k]))
+                fail_msg("%s: the fault (scheduler %u, engine %u, keys %u) does not show", variant, faults[k].sched,
+                         faults[k].engine, faults[k].keys);
+    }
+    assert_true(n > 0);
+}
+
+#define CHECK(run, taps, ...)                                                                                                    \
+    do {                                                                                                                         \
+        static const struct faults list_[] = {__VA_ARGS__};                                                                      \
+        check(run, taps, list_, sizeof list_ / sizeof list_[0]);                                                                 \
+    } while (0)
+
+static struct ask asks[ASKS_MAX]; /* of the scenario that runs */
+static struct reply warm[ASKS_MAX], cold[ASKS_MAX];
+
+static void new_asks(void)
+{
+    memset(asks, 0, sizeof asks);
+}
+
+/* ---- T1: a hit covers none, a part or all of a picture ---- */
+
+/* 5 words, a picture of 12 rows, 4 words. A run that was cut off left 5 + k tokens. */
+static bool rows_of_a_hit(const struct faults *f)
+{
+    bool right = true;
+    for (uint32_t k = 0; k <= 12 && right; k++) {
+        struct desk d;
+        struct sched_stats st;
+        desk_open(&d, &(struct desk_options){.chunk = 5 + k}, f);
+        struct test_picture p = picture_make(d.m, 1, 4, 3, 0, 0, 11);
+        new_asks();
+        asks[0].answer = 5;
+        add_text(&asks[0], 5, 1);
+        add_picture(&asks[0], d.m, &p);
+        add_text(&asks[0], 4, 2);
+        ask_part(&d, &asks[0], 5 + k);
+        st = stats_of(&d);
+        ask_all(&d, asks, warm, 1);
+        right &= warm[0].cache.reused == 5 + k;
+        right &=
+            stats_of(&d).images_encoded - st.images_encoded == (k < 12); /* nothing of it left to compute: not even looked at */
+        desk_close(&d);
+        ask_cold(asks, cold);
+        right &= same(warm, cold);
+        picture_free(&p);
+    }
+    return right;
+}
+
+static void t1_rows_of_a_hit(void **state)
+{
+    (void)state;
+    CHECK(rows_of_a_hit, false, {.engine = ENGINE_BUG_FEATURE_ROWS});
+}
+
+/* ---- T2: near-identical pictures, all at once ---- */
+
+static bool near_identical_pictures(const struct faults *f)
+{
+    static struct test_picture pictures[ASKS_MAX];
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){.sequences = ASKS_MAX}, f);
+    new_asks();
+    for (uint32_t i = 0; i < ASKS_MAX; i++) {
+        struct ask *a = &asks[i];
+        pictures[i] = picture_make(d.m, i, 4, 4, 0, 0, 22);
+        for (uint32_t k = 0; k < 12; k++) pictures[i].pixels.rgb[7 * i + k] ^= 0xff; /* another wall of the maze */
+        a->answer = 3;
+        add_text(a, 20, 3);
+        add_picture(a, d.m, &pictures[i]);
+        if (f->keys) a->images[0].key[8] = 0; /* the fault: what is in the picture does not count */
+        add_text(a, 5, 4);
+    }
+    ask_all(&d, asks, warm, ASKS_MAX);
+    right &= d.together > ASKS_MAX / 2;
+    desk_close(&d);
+    for (uint32_t i = 0; i < ASKS_MAX; i++) {
+        ask_cold(&asks[i], &cold[i]);
+        right &= same(&warm[i], &cold[i]) && warm[i].cache.reused <= 20;
+        if (i > 0 && same(&cold[i], &cold[i - 1])) die("near-identical pictures", "the answers do not depend on them");
+    }
+    for (uint32_t i = 0; i < ASKS_MAX; i++) picture_free(&pictures[i]);
+    return right;
+}
+
+static void t2_near_identical_pictures(void **state)
+{
+    (void)state;
+    CHECK(near_identical_pictures, false, {.keys = true});
+}
+
+/* ---- T9: a conversation that grows by a picture a turn ---- */
+
+/* The fault: one key for the list of pictures (and the place of each in it). */
+static void key_of_the_list(struct ask *a)
+{
+    uint8_t all[32] = {0};
+    for (uint32_t i = 0; i < a->image_count; i++)
+        for (uint32_t k = 1; k < 32; k++) all[k] = (uint8_t)(all[k] * 31 + a->images[i].key[k] + 1);
+    for (uint32_t i = 0; i < a->image_count; i++) {
+        all[0] = (uint8_t)i;
+        memcpy(a->images[i].key, all, sizeof all);
+    }
+}
+
+static bool one_picture_more(const struct faults *f)
+{
+    static const uint32_t sides[8][2] = {{3, 2}, {2, 3}, {4, 4}, {1, 6}, {5, 3}, {2, 2}, {6, 1}, {3, 5}};
+    struct test_picture pictures[8];
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    new_asks();
+    uint32_t before = 0; /* tokens whose keys and values the turn before left */
+    for (uint32_t i = 0; i < 8; i++) {
+        struct ask *a = &asks[i];
+        struct sched_stats st = stats_of(&d);
+        if (i > 0) *a = asks[i - 1];
+        if (i > 0) add_reply(a, &warm[i - 1]);
+        if (i == 0) add_text(a, 6, 5);
+        pictures[i] = picture_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 30 + i);
+        a->answer = 4;
+        for (uint32_t k = 0; k < a->image_count; k++) picture_key(&pictures[k], a->images[k].key);
+        add_picture(a, d.m, &pictures[i]);
+        if (f->keys) key_of_the_list(a);
+        add_text(a, 3, 6 + i);
+        ask_all(&d, a, &warm[i], 1);
+        right &= warm[i].cache.reused == before && stats_of(&d).images_encoded - st.images_encoded == 1;
+        before = a->count + warm[i].count - 1; /* the last token's are not computed */
+        for (uint32_t k = 0; k < warm[i].count; k++)
+            if (warm[i].tokens[k].id >= 250 && before > a->count + k) before = a->count + k; /* add_reply changes it */
+        ask_cold(a, &cold[i]);
+        right &= same(&warm[i], &cold[i]);
+    }
+    desk_close(&d);
+    for (uint32_t i = 0; i < 8; i++) picture_free(&pictures[i]);
+    return right;
+}
+
+static void t9_one_picture_more(void **state)
+{
+    (void)state;
+    CHECK(one_picture_more, false, {.keys = true});
+}
+
+/* ---- what makes a picture another one: pixels, shape, bounds of its size, place ---- */
+
+static bool reuse_ends_at_a_difference(const struct faults *f)
+{
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    uint32_t unit = picture_unit(d.m), side = 6 * unit;
+    uint64_t area = (uint64_t)unit * unit;
+    uint8_t *rgb = malloc(3u * side * side);
+    for (uint32_t i = 0; i < 3 * side * side; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
+    struct test_picture p[5] = {picture_make(d.m, 1, 3, 4, 0, 0, 41), picture_make(d.m, 2, 3, 4, 0, 0, 42),
+                                picture_make(d.m, 1, 2, 6, 0, 0, 41), picture_prepare(d.m, 3, side, side, rgb, area, 36 * area),
+                                picture_prepare(d.m, 3, side, side, rgb, area, 16 * area)};
+    static const struct {
+        uint32_t first[2], second[2], pictures; /* shared ones that the second prompt reuses whole */
+    } cases[] = {
+        {{0, 1}, {0, 0}, 1}, /* another picture in the second place */
+        {{0, 1}, {1, 1}, 0}, /* in the first */
+        {{0, 1}, {1, 0}, 0}, /* the order */
+        {{0, 0}, {0, 1}, 1}, /* the same one twice, then once */
+        {{0, 1}, {2, 1}, 0}, /* the same bytes and row count in another shape */
+        {{3, 1}, {4, 1}, 0}, /* the same file under other bounds */
+        {{0, 1}, {0, 1}, 2},
+    };
+    right &= p[2].rows == p[0].rows && p[3].rows != p[4].rows;
+    for (uint32_t c = 0; c < sizeof cases / sizeof cases[0] && right; c++) {
+        new_asks();
+        for (uint32_t i = 0; i < 2; i++) {
+            add_text(&asks[i], 5, 200 + c);
+            for (uint32_t k = 0; k < 2; k++) {
+                const struct test_picture *q = &p[i ? cases[c].second[k] : cases[c].first[k]];
+                add_picture(&asks[i], d.m, q);
+                struct prompt_image *im = &asks[i].images[k];
+                if (f->keys) memset(im->key + 8, 0, 4); /* the fault: what is in it does not count */
+            }
+            add_text(&asks[i], 5, 300);
+            asks[i].answer = 3;
+            ask_all(&d, &asks[i], &warm[i], 1);
+            ask_cold(&asks[i], &cold[i]);
+            right &= same(&warm[i], &cold[i]);
+        }
+        uint32_t n = cases[c].pictures, want = n == 2 ? asks[1].count - 1 : asks[1].images[n].begin;
+        right &= warm[1].cache.reused == want;
+    }
+    desk_close(&d);
+    for (uint32_t i = 0; i < 5; i++) picture_free(&p[i]);
+    free(rgb);
+    return right;
+}
+
+static void t7_what_makes_a_picture_another(void **state)
+{
+    (void)state;
+    CHECK(reuse_ends_at_a_difference, false, {.keys = true});
+}
+
+/* ---- T16: A is cached, then B comes ---- */
+
+/* The positions of 4 words, A of 4 x 6, 3 words | 4 words, B of 8 x 2, 2 words, as they are worked out in the specification. */
+static void worked_example(int32_t want[22][3])
+{
+    for (uint32_t i = 0; i < 22; i++) {
+        uint32_t b = i - 4;
+        for (uint32_t axis = 0; axis < 3; axis++)
+            want[i][axis] = i < 4 ? (int32_t)(13 + i) : i < 20 ? 17 : (int32_t)(25 + i - 20);
+        if (i < 4 || i >= 20) continue;
+        want[i][1] += (int32_t)(b / 2);
+        want[i][2] += (int32_t)(b % 2);
+    }
+}
+
+struct watch {
+    uint32_t tokens; /* of the step that is looked at */
+    int32_t seen[64][3];
+    uint32_t times;
+};
+
+static void copy_positions(struct desk *d, void *arg)
+{
+    struct watch *w = arg;
+    const struct step *st = &d->e->step;
+    if (st->t != w->tokens || !stats_of(d).steps) return;
+    for (uint32_t i = 0; i < st->t; i++)
+        for (uint32_t a = 0; a < 3; a++) w->seen[i][a] = st->rope_pos[a * st->t + i]; /* the CPU's memory is the host's */
+    w->times++;
+}
+
+/* First A and a question; then the same conversation with the answer, B and the question about both. */
+static bool new_picture(const struct faults *f)
+{
+    static struct watch watch;
+    int32_t want[22][3];
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    struct test_picture a = picture_make(d.m, 1, 6, 4, 0, 0, 51), b = picture_make(d.m, 2, 2, 8, 0, 0, 52),
+                        twin = picture_make(d.m, 3, 2, 8, 0, 0, 53);
+    new_asks();
+    for (uint32_t i = 0; i < 4; i++) { /* 0: A alone; 1: then B; 2: then its twin in size; 3: then A again */
+        const struct test_picture *second[] = {NULL, &b, &twin, &a};
+        asks[i].answer = i ? 6 : 1;
+        add_text(&asks[i], 4, 71);
+        add_picture(&asks[i], d.m, &a);
+        add_text(&asks[i], 3, 72);
+        if (i == 0) continue;
+        add_text(&asks[i], 4, 73);
+        add_picture(&asks[i], d.m, second[i]);
+        add_text(&asks[i], 2, 74);
+    }
+    watch = (struct watch){.tokens = 22};
+    for (uint32_t i = 0; i < 4; i++) {
+        if (i == 1) d.after_turn = copy_positions;
+        d.arg = &watch;
+        ask_all(&d, &asks[i], &warm[i], 1);
+        d.after_turn = NULL;
+        ask_cold(&asks[i], &cold[i]);
+        right &= same(&warm[i], &cold[i]);
+        if (i) right &= warm[i].cache.reused == (i == 1 ? 31 : 35);
+    }
+    right &= !same(&warm[1], &warm[2]) && !same(&warm[1], &warm[3]);
+    worked_example(want);
+    right &= watch.times == 1 && memcmp(watch.seen, want, sizeof want) == 0;
+    right &= asks[1].images[0].rope_offset == -18 && asks[1].images[1].rope_offset == -26;
+    desk_close(&d);
+    picture_free(&a);
+    picture_free(&b);
+    picture_free(&twin);
+    return right;
+}
+
+static void t16_new_picture_behind_a_cached_one(void **state)
+{
+    (void)state;
+    CHECK(new_picture, false, {.sched = SCHED_BUG_ROPE}, {.sched = SCHED_BUG_ROPE_DELTA}, {.sched = SCHED_BUG_ROPE_ANEW},
+          {.engine = ENGINE_BUG_NEW_KEYS});
+}
+
+/* ---- T17: offsets of several requests in one step ---- */
+
+static bool offsets_apart(const struct faults *f)
+{
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    struct test_picture a = picture_make(d.m, 1, 5, 5, 0, 0, 61), b = picture_make(d.m, 2, 2, 9, 0, 0, 62);
+    new_asks();
+    for (uint32_t i = 0; i < 3; i++) {
+        asks[i].answer = 8;
+        add_text(&asks[i], 3 + i, 81 + i);
+        if (i < 2) add_picture(&asks[i], d.m, i ? &b : &a);
+        add_text(&asks[i], 6 + 5 * i, 84 + i);
+    }
+    right &= asks[0].images[0].rope_offset != asks[1].images[0].rope_offset;
+    for (uint32_t i = 0; i < 3; i++) ask_cold(&asks[i], &cold[i]);
+    for (uint32_t round = 0; round < 2; round++) { /* together: first computed, then as hits */
+        ask_all(&d, asks, warm, 3);
+        for (uint32_t i = 0; i < 3; i++) right &= same(&warm[i], &cold[i]) && (warm[i].cache.reused > 0) == (round > 0);
+    }
+    right &= d.together == 3;
+    for (uint32_t i = 0; i < 3; i++) { /* one after the other */
+        ask_all(&d, &asks[(i + 1) % 3], &warm[i], 1);
+        right &= same(&warm[i], &cold[(i + 1) % 3]);
+    }
+    desk_close(&d);
+    picture_free(&a);
+    picture_free(&b);
+    return right;
+}
+
+static void t17_offsets_of_other_requests(void **state)
+{
+    (void)state;
+    CHECK(offsets_apart, false, {.engine = ENGINE_BUG_ROPE_LEAK});
+}
+
+/* ---- T18: DeepStack rows in chunks, and in a batch of two ---- */
+
+static bool tap_rows(const struct faults *f)
+{
+    bool right = true;
+    struct test_picture a, b;
+    struct desk d;
+    desk_open(&d, &(struct desk_options){0}, &(struct faults){0});
+    a = picture_make(d.m, 1, 4, 5, 0, 0, 91);
+    b = picture_make(d.m, 2, 3, 4, 0, 0, 92);
+    new_asks();
+    for (uint32_t i = 0; i < 2; i++) { /* their pictures stand at other offsets */
+        asks[i].answer = 3;
+        add_text(&asks[i], i ? 11 : 2, 101 + i);
+        add_picture(&asks[i], d.m, i ? &b : &a);
+        add_text(&asks[i], 3, 103 + i);
+    }
+    desk_close(&d);
+    for (uint32_t i = 0; i < 2; i++) ask_cold(&asks[i], &cold[i]);
+    for (uint32_t chunk = 1; chunk <= asks[0].count && right; chunk++) {
+        desk_open(&d, &(struct desk_options){.chunk = chunk}, f);
+        ask_all(&d, asks, warm, 2);
+        right &= same(&warm[0], &cold[0]) && same(&warm[1], &cold[1]) && d.together == 2;
+        desk_close(&d);
+    }
+    picture_free(&a);
+    picture_free(&b);
+    return right;
+}
+
+static void t18_deepstack_rows_in_chunks(void **state)
+{
+    (void)state;
+    CHECK(tap_rows, true, {.engine = ENGINE_BUG_TAP_ROWS}, {.engine = ENGINE_BUG_TAP_BATCH});
+}
+
+/* ---- T19: DeepStack, chunks of any size and a hit ---- */
+
+static bool taps_behind_a_hit(const struct faults *f)
+{
+    bool right = true;
+    for (uint32_t round = 0; round < 24 && right; round++) {
+        struct desk d;
+        uint64_t seed = 1000 + 10 * round;
+        rng_state = seed;
+        uint32_t chunk = 1 + rnd(40), rows = 5 + rnd(60), left = 3 + rnd(24);
+        if (left > rows - 4) left = rows - 4;
+        desk_open(&d, &(struct desk_options){.chunk = chunk > left ? left : chunk, .rows = rows}, f);
+        struct test_picture a = picture_make(d.m, 1, 4, 6, 0, 0, seed), b = picture_make(d.m, 2, 5, 5, 0, 0, seed + 1);
+        new_asks();
+        for (uint32_t i = 0; i < 2; i++) {
+            asks[i].answer = 4;
+            add_text(&asks[i], 3, seed);
+            add_picture(&asks[i], d.m, &a);
+            add_text(&asks[i], 2, seed + 2 + i);
+            add_picture(&asks[i], d.m, &b);
+            add_text(&asks[i], 2 + 30 * i, seed + 4);
+        }
+        left = chunk > left ? left : left / chunk * chunk;
+        ask_part(&d, &asks[0], left); /* ends inside A */
+        ask_all(&d, asks, warm, 2);
+        desk_close(&d);
+        for (uint32_t i = 0; i < 2; i++) {
+            ask_cold(&asks[i], &cold[i]);
+            right &= same(&warm[i], &cold[i]) && warm[i].cache.reused >= left;
+        }
+        picture_free(&a);
+        picture_free(&b);
+    }
+    return right;
+}
+
+static void t19_deepstack_behind_a_hit(void **state)
+{
+    (void)state;
+    CHECK(taps_behind_a_hit, true, {.engine = ENGINE_BUG_TAP_SIZE}, {.engine = ENGINE_BUG_NO_TAPS});
+}
+
+/* ---- T20: the answer depends on what only the cached prefix says ---- */
+
+static bool fact_in_the_prefix(const struct faults *f)
+{
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    struct test_picture p[2] = {picture_make(d.m, 1, 3, 4, 0, 0, 111), picture_make(d.m, 2, 3, 4, 0, 0, 112)};
+    new_asks();
+    for (uint32_t i = 0; i < 4; i++) { /* bit 0: a word of the prefix; bit 1: its picture */
+        asks[i].answer = 6;
+        add_text(&asks[i], 9, 121);
+        asks[i].tokens[5] = i & 1 ? 77 : 99;
+        add_picture(&asks[i], d.m, &p[i >> 1]);
+        add_text(&asks[i], 40, 122);
+        asks[4 + i] = asks[i]; /* the prefix, then the question */
+        add_text(&asks[4 + i], 7, 123);
+    }
+    ask_all(&d, asks, warm, 4);
+    for (uint32_t i = 4; i < 8; i++) {
+        ask_all(&d, &asks[i], &warm[i], 1);
+        ask_cold(&asks[i], &cold[i]);
+        right &= warm[i].cache.reused == asks[0].count && same(&warm[i], &cold[i]);
+        for (uint32_t k = 4; k < i; k++) right &= !same(&warm[i], &warm[k]);
+    }
+    desk_close(&d);
+    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    return right;
+}
+
+static void t20_fact_in_the_cached_prefix(void **state)
+{
+    (void)state;
+    CHECK(fact_in_the_prefix, false, {.engine = ENGINE_BUG_NEW_KEYS});
+}
+
+/* ---- T21: chunk sizes ---- */
+
+static uint32_t chunk_size; /* that the scenario is run with */
+
+/* 1900 tokens with a picture of 30 rows every 100, then one that shares its first half. */
+static bool chunks_of(const struct faults *f)
+{
+    static const uint32_t sides[2][2] = {{5, 6}, {3, 10}};
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){.chunk = chunk_size}, f);
+    struct test_picture p[2];
+    for (uint32_t i = 0; i < 2; i++) p[i] = picture_make(d.m, i, sides[i][0], sides[i][1], 0, 0, 131 + i);
+    new_asks();
+    for (uint32_t i = 0; i < 2; i++) {
+        struct ask *a = &asks[i];
+        a->answer = 4;
+        while (a->image_count < IMAGES_MAX) {
+            add_text(a, a->image_count == 0 ? 50 : 160, 141 + a->image_count + (i && a->image_count > 4 ? 1000 : 0));
+            add_picture(a, d.m, &p[a->image_count % 2]);
+        }
+        add_text(a, 5, 151);
+        ask_all(&d, a, &warm[i], 1);
+        ask_cold(a, &cold[i]);
+        right &= same(&warm[i], &cold[i]);
+    }
+    right &= warm[1].cache.reused > 600 && warm[1].cache.reused < 1000;
+    desk_close(&d);
+    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    return right;
+}
+
+static void t21_chunk_sizes(void **state)
+{
+    static const uint32_t sizes[] = {1, 7, 16, 64, 2048};
+    static const struct faults anew = {.engine = ENGINE_BUG_ROPE_CHUNK};
+    (void)state;
+    for (uint32_t i = 0; i < 5; i++) {
+        chunk_size = sizes[i];
+        check(chunks_of, false, &anew, sizes[i] < 100 ? 1 : 0); /* a chunk larger than the prompt cuts no picture */
+    }
+}
+
+/* ---- T22: answers that go on long past pictures ---- */
+
+struct decode_watch {
+    uint32_t prompt;
+    int32_t offset; /* behind the last picture */
+    uint32_t steps, wrong;
+};
+
+static void check_decode(struct desk *d, void *arg)
+{
+    struct decode_watch *w = arg;
+    const struct step *st = &d->e->step;
+    if (st->t != 1) return; /* a step of a decode: one row */
+    int32_t at = (int32_t)(w->prompt + w->steps++);
+    for (uint32_t a = 0; a < 3; a++) w->wrong += st->rope_pos[a] != at + w->offset;
+}
+
+static bool long_answer(const struct faults *f)
+{
+    struct desk d;
+    bool right = true;
+    desk_open(&d, &(struct desk_options){0}, f);
+    struct test_picture p[2] = {picture_make(d.m, 1, 6, 6, 0, 0, 161), picture_make(d.m, 2, 2, 9, 0, 0, 162)};
+    new_asks();
+    struct ask *a = asks;
+    a->answer = ANSWER_MAX;
+    add_text(a, 7, 171);
+    add_picture(a, d.m, &p[0]);
+    add_picture(a, d.m, &p[1]);
+    add_text(a, 8, 172);
+    struct decode_watch w = {.prompt = a->count, .offset = a->images[1].rope_offset};
+    d.after_turn = check_decode;
+    d.arg = &w;
+    ask_all(&d, a, warm, 1);
+    d.after_turn = NULL;
+    right &= w.wrong == 0 && w.steps == ANSWER_MAX - 1 && w.offset == 6 + 9 - 36 - 18;
+    /* The same tokens, prefilled in one go by the right code: their log-probs are those that they were drawn with. */
+    struct ask *whole = &asks[1];
+    *whole = *a;
+    for (uint32_t i = 0; i < warm[0].count; i++) whole->tokens[whole->count++] = warm[0].tokens[i].id;
+    whole->score = true;
+    whole->answer = 1;
+    ask_cold(whole, &cold[1]);
+    for (uint32_t i = 0; i < warm[0].count; i++)
+        right &= memcmp(&cold[1].scores[a->count + i].logprob, &warm[0].tokens[i].logprob, sizeof(float)) == 0;
+    free(cold[1].scores);
+    /* And the next turn, behind the answer, goes on from there. */
+    whole->score = false;
+    whole->answer = 5;
+    add_picture(whole, d.m, &p[0]);
+    add_text(whole, 4, 173);
+    ask_all(&d, whole, &warm[1], 1);
+    ask_cold(whole, &cold[1]);
+    right &= warm[1].cache.reused == a->count + ANSWER_MAX - 1 && same(&warm[1], &cold[1]);
+    desk_close(&d);
+    for (uint32_t i = 0; i < 2; i++) picture_free(&p[i]);
+    return right;
+}
+
+static void t22_long_answers(void **state)
+{
+    (void)state;
+    CHECK(long_answer, false, {.engine = ENGINE_BUG_ROPE_DECODE});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(t1_rows_of_a_hit),
+        cmocka_unit_test(t2_near_identical_pictures),
+        cmocka_unit_test(t7_what_makes_a_picture_another),
+        cmocka_unit_test(t9_one_picture_more),
+        cmocka_unit_test(t16_new_picture_behind_a_cached_one),
+        cmocka_unit_test(t17_offsets_of_other_requests),
+        cmocka_unit_test(t18_deepstack_rows_in_chunks),
+        cmocka_unit_test(t19_deepstack_behind_a_hit),
+        cmocka_unit_test(t20_fact_in_the_cached_prefix),
+        cmocka_unit_test(t21_chunk_sizes),
+        cmocka_unit_test(t22_long_answers),
+    };
+    return cmocka_run_group_tests_name("known_failures", tests, find_variants, NULL);
+}

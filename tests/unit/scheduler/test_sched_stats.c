@@ -1,0 +1,89 @@
+/* What a second thread reads of the scheduler while it works: the numbers of one reading agree, and what an event has told is counted. */
+#include "tests/sim/fake_engine.h"
+
+#include "config/base/log.h"
+#include "scheduler/scheduler.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <cmocka.h>
+
+enum { REQUESTS = 1000, AT_ONCE = 12, TOKENS_MAX = 5 };
+
+static void *run_thread(void *s)
+{
+    sched_run(s);
+    return NULL;
+}
+
+static uint64_t ended(const struct sched_stats *st)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < SEQ_ENDS; i++) n += st->ended[i];
+    return n;
+}
+
+static void test_readings(void **state)
+{
+    (void)state;
+    static uint32_t tokens[20];
+    struct engine e = {.vocab = 1000, .eos = 1};
+    struct prompt prompts[AT_ONCE];
+    struct sampling_params sampling = {.prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    struct scheduler *s;
+    struct err err;
+    struct seq_id ids[AT_ONCE];
+    bool cancel[AT_ONCE] = {false};
+    pthread_t runner;
+    e.caps = (struct engine_caps){.group_count = 1, .block_tokens = 8, .arena_units = 100, .context_max = 200, .sequences_max = 4, .batch_tokens_max = 64};
+    e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
+    fake_open(&e, false);
+    for (uint32_t i = 0; i < 20; i++) tokens[i] = 2 + i;
+    assert_int_equal(sched_create(&e, &(struct sched_options){.queue_max = 100}, &s, &err), ST_OK);
+    assert_int_equal(pthread_create(&runner, NULL, run_thread, s), 0);
+    uint32_t sent = 0, gone = 0, told = 0, busy = 0;
+    while (gone < REQUESTS) {
+        for (; sent < REQUESTS && sent - gone < AT_ONCE; sent++) {
+            /* A free place: one whose sequence has ended. */
+            uint32_t k = 0;
+            while (busy & 1u << k) k++;
+            busy |= 1u << k;
+            prompts[k] = (struct prompt){.tokens = tokens, .token_count = 1 + sent % 20};
+            struct sched_sequence q = {.prompt = &prompts[k], .sampling = &sampling, .tokens_max = 1 + sent % TOKENS_MAX, .ignore_eos = true, .user = &prompts[k]};
+            assert_int_equal(sched_submit(s, &q, &ids[k], &err), ST_OK);
+            if (sent % 7 == 0) sched_cancel(s, ids[k]);
+            cancel[k] = sent % 7 == 0;
+        }
+        struct sched_event ev;
+        if (sched_poll(s, &ev)) {
+            uint32_t k = (uint32_t)((struct prompt *)ev.user - prompts);
+            told += ev.kind == EV_TOKEN;
+            if (ev.kind == EV_END) {
+                assert_true(ev.end == END_LENGTH || (ev.end == END_CANCELLED && cancel[k]));
+                busy &= ~(1u << k);
+                gone++;
+            }
+        }
+        struct sched_stats st;
+        sched_stats(s, &st);
+        ASSERT_CMP(st.generated_tokens, >=, told);
+        ASSERT_CMP(ended(&st), >=, gone);
+        ASSERT_CMP(ended(&st) + st.running + st.waiting, ==, sent);
+        if (gone == sent) ASSERT_CMP(st.running + st.waiting + st.groups[0].blocks_live, ==, 0);
+        ASSERT(st.running > 0 || st.groups[0].blocks_live == 0);
+        ASSERT_CMP(st.groups[0].blocks_used, ==, st.groups[0].blocks_live + st.groups[0].blocks_cached);
+    }
+    sched_stop(s, true);
+    pthread_join(runner, NULL);
+    sched_destroy(s);
+    fake_close(&e);
+}
+
+int main(void)
+{
+    log_set_level((enum log_level)-1);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_readings)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,165 @@
+/* The prompts of tests/golden/qwen from their messages on: template, tokenizer and prompt_build give transformers' text, ids,
+ * spans, grids and positions, for every case of every variant. */
+#include "config/hf_config.h"
+#include "engine/prompt/image_prep.h"
+#include "engine/model/model_desc.h"
+#include "engine/prompt/prompt_build.h"
+#include "server/chat/template.h"
+#include "tests/lib/golden.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { ROOM = 4096, FRAMES_MAX = 16 };
+
+/* A checkpoint folder without its weights, and what transformers makes of it. */
+struct fixture {
+    struct hf_config *config;
+    struct model_desc desc;
+    struct model_info m;
+    struct tokenizer *t;
+    struct template *chat;
+    struct golden g;
+    json_t *about; /* golden.json */
+};
+
+static void open_fixture(struct fixture *f, const char *variant)
+{
+    char dir[600], path[640];
+    struct err err = {""};
+    golden_dir(dir, sizeof dir, "qwen", variant);
+    *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
+    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
+        template_load(dir, &f->chat, &err))
+        fail_msg("%s: %s", variant, err.msg);
+    f->m = (struct model_info){.family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
+    if (f->m.image.present && image_config_load(dir, f->m.family, &f->m.image.config, &err)) fail_msg("%s: %s", variant, err.msg);
+    template_guard(f->chat, f->t);
+    golden_open(&f->g, "qwen", variant, f->m.image.present ? &f->m.image.config : NULL);
+    snprintf(path, sizeof path, "%s/golden.json", dir);
+    f->about = json_load_file(path, JSON_ALLOW_NUL, NULL);
+    assert_non_null(f->about);
+}
+
+static void close_fixture(struct fixture *f)
+{
+    json_decref(f->about);
+    golden_close(&f->g);
+    template_free(f->chat);
+    tok_free(f->t);
+    model_desc_free(&f->desc);
+    free(f->config);
+}
+
+/* The pictures of a case in the order of the prompt, with grids and stamps but no pixels: what a request brings whose pictures
+ * are known from before. */
+struct album {
+    struct prompt_picture list[GOLDEN_IMAGES_MAX];
+    uint32_t count;
+    struct prompt_grid grids[GOLDEN_IMAGES_MAX];
+    uint8_t keys[GOLDEN_IMAGES_MAX][32];
+    double stamps[GOLDEN_IMAGES_MAX];
+};
+
+static void album_of(struct album *a, const struct fixture *f, const struct golden_case *c, const json_t *about)
+{
+    *a = (struct album){0};
+    for (uint32_t i = 0; i < c->image_count; i++) {
+        const json_t *span = json_array_get(json_object_get(about, "spans"), i);
+        bool video = strcmp(json_string_value(json_object_get(span, "kind")), "video") == 0;
+        uint32_t group = (uint32_t)json_integer_value(json_object_get(span, "first"));
+        a->grids[i] = c->images[i].grid;
+        memset(a->keys[i], (int)i + 1, 32);
+        if (group > 0) { /* one more group of the video in front */
+            a->list[a->count - 1].count++;
+            continue;
+        }
+        struct prompt_picture *p = &a->list[a->count++];
+        *p = (struct prompt_picture){.keys = (const uint8_t(*)[32]) & a->keys[i],
+                                     .count = 1,
+                                     .video = video,
+                                     .grids = &a->grids[i],
+                                     .stamps = &a->stamps[i]};
+        if (!video || !f->m.image.video_stamps) continue;
+        uint32_t frames[FRAMES_MAX], k = (uint32_t)json_integer_value(json_object_get(span, "index")), n = 0;
+        char name[64];
+        snprintf(name, sizeof name, "case%d.video%u.frames", (int)json_integer_value(json_object_get(about, "id")), k);
+        const struct stf_tensor *all = stf_find(f->g.files, name);
+        assert_true(all && all->shape[0] <= FRAMES_MAX);
+        for (; n < all->shape[0]; n++) frames[n] = n;
+        image_video_stamps(&f->m.image.config, frames, n, json_number_value(json_array_get(json_object_get(about, "fps"), k)),
+                           &a->stamps[i]);
+    }
+}
+
+static void check_prompt(const struct golden_case *c, const struct prompt *p)
+{
+    for (uint32_t i = 0; i < p->token_count && i < c->prompt_count; i++)
+        if (p->tokens[i] != c->prompt[i]) fail_msg("%s: token %u is %u, not %u", c->name, i, p->tokens[i], c->prompt[i]);
+    assert_int_equal(p->token_count, c->prompt_count);
+    assert_int_equal(p->image_count, c->image_count);
+    uint32_t total = c->prompt_count + c->greedy_count;
+    for (uint32_t i = 0; i < p->image_count; i++) {
+        const struct prompt_image *got = &p->images[i];
+        const struct mini_image *want = &c->images[i];
+        assert_true(got->begin == want->begin && got->end == want->end && !got->atomic);
+        assert_memory_equal(&got->grid, &want->grid, sizeof got->grid);
+        int32_t behind = c->positions[got->end], left = c->positions[2 * total + got->end];
+        assert_int_equal(got->rope_offset, behind - (int32_t)got->end);
+        assert_int_equal(behind, left);
+    }
+}
+
+static void run_case(const struct fixture *f, const struct golden_case *c, const json_t *about)
+{
+    const char *rendered = json_string_value(json_object_get(about, "rendered"));
+    struct tok_run whole = {rendered, strlen(rendered), TOK_CONTROL_ALL};
+    struct template_result r = {.runs = &whole, .run_count = 1};
+    struct prompt p;
+    struct err err = {""};
+    struct album a;
+    bool chat = json_object_get(about, "messages") != NULL;
+    if (chat) {
+        struct template_request rq = {.messages = json_object_get(about, "messages"),
+                                      .kwargs = json_object_get(about, "template"),
+                                      .add_generation_prompt = true};
+        if (template_render(f->chat, &rq, &r, &err)) fail_msg("%s: %s", c->name, err.msg);
+        if (strcmp(r.text, rendered) != 0) fail_msg("%s: rendered as \"%s\", not \"%s\"", c->name, r.text, rendered);
+    }
+    album_of(&a, f, c, about);
+    if (prompt_build(&f->m, f->t, r.runs, r.run_count, false, a.list, a.count, ROOM, &p, &err))
+        fail_msg("%s: %s", c->name, err.msg);
+    check_prompt(c, &p);
+    prompt_free(&p);
+    if (chat) template_result_free(&r);
+}
+
+static void test_prompts(void **state)
+{
+    char names[64][64];
+    uint32_t n = golden_variants("qwen", names, 64), pictures = 0, chats = 0;
+    (void)state;
+    for (uint32_t i = 0; i < n; i++) {
+        struct fixture f;
+        open_fixture(&f, names[i]);
+        for (uint32_t k = 0; k < f.g.case_count; k++) {
+            const json_t *about = json_array_get(json_object_get(f.about, "cases"), k);
+            run_case(&f, &f.g.cases[k], about);
+            pictures += f.g.cases[k].image_count;
+            chats += json_object_get(about, "messages") != NULL;
+        }
+        close_fixture(&f);
+    }
+    assert_true(n >= 20 && pictures >= 40 && chats >= 25);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_prompts)};
+    return cmocka_run_group_tests_name("qwen_golden", tests, NULL, NULL);
+}
