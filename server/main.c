@@ -4,7 +4,7 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
-#include "server/http/http.h"
+#include "server/server.h"
 
 #include <errno.h>
 #include <jansson.h>

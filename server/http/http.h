@@ -9,14 +9,15 @@
  *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are cancelled)
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence has given its EV_END. Pictures that
  * the scheduler asks for while it runs are decoded by further workers (generate/images.c), counted in `fetches`. */
-#ifndef KVASIR_SERVER_H
-#define KVASIR_SERVER_H
+#ifndef KVASIR_HTTP_H
+#define KVASIR_HTTP_H
 
 #include "config/base/buf.h"
 #include "config/base/status.h"
 #include "config/options.h"
 #include "scheduler/scheduler.h"
 #include "server/http/error_map.h"
+#include "server/server.h"
 
 #include <microhttpd.h>
 #include <stdatomic.h>
@@ -180,8 +181,6 @@ struct server {
 };
 
 /* loop.c */
-/* Opens the listening socket, starts the loader thread, runs the loop until the end. Returns the process's exit code. */
-int server_run(const struct options *opt, char *model_dir);
 uint64_t now_us(void); /* monotonic */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
 void server_kick(struct server *s); /* libmicrohttpd runs soon: a connection was resumed */
@@ -245,7 +244,5 @@ void gen_events(struct server *s);
 void gen_cancel(struct request *r);        /* the client left, or the drain limit: asks the scheduler to end its sequences */
 void gen_abort(struct request *r, int http, const char *code, const char *message); /* an error for the client, before or inside the stream */
 void gen_free(struct gen *g);
-
-#define KVASIR_VERSION "0.1.0"
 
 #endif
