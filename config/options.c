@@ -19,7 +19,7 @@ struct row {
     uint64_t min, max;       /* K_COUNT, K_SIZE */
     const char *choices;     /* K_CHOICE: "a|b|c" */
     const char *arg;         /* how --help names the value */
-    const char *help;
+    const char *help;        /* NULL: it is known and does nothing yet, so it isn't shown */
 };
 
 #define AT(field) offsetof(struct options, field)
@@ -44,10 +44,10 @@ static const struct row rows[] = {
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE", "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE", "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in their turn"},
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE", "answers that are being made or read, with their log-probs; beyond it the request that holds most gets 429"},
-    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", "drafter checkpoint (not in this version)"},
-    {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", "tokens drafted per step (not in this version)"},
+    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", NULL},
+    {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", NULL},
     {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL, "compute type; auto = the checkpoint's"},
-    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8", NULL, "weight quantisation (only none in this version)"},
+    {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8", NULL, NULL},
     {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL, "sampling defaults from the checkpoint"},
     {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL, "control tokens typed in a message: plain text, or parsed"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE", "accepted API keys, one per line (default: no key needed)"},
@@ -331,6 +331,7 @@ void options_help(FILE *f)
     for (size_t i = 0; i < ROW_COUNT; i++) {
         char left[96];
         const struct row *r = &rows[i];
+        if (!r->help) continue;
         snprintf(left, sizeof left, "--%s %s", r->name, r->kind == K_CHOICE ? r->choices : r->kind == K_BOOL ? "on|off" : r->arg);
         fprintf(f, "  %-38s %s", left, r->help);
         if (r->init && strcmp(r->init, "0") != 0) fprintf(f, " [%s]", r->init);

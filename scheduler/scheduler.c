@@ -500,6 +500,10 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     s->now.steps++;
     s->now.step_us_total += spent;
     s->now.last_batch_tokens = s->step_tokens;
+    s->now.step_tokens_total += s->step_tokens;
+    uint32_t bucket = s->step_tokens > 1;
+    while (bucket && bucket < SCHED_STEP_BUCKETS - 1 && s->step_tokens > 4u << bucket) bucket++;
+    s->now.step_tokens[bucket]++;
     s->now.last_batch_sequences = n;
     if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before anybody hears of it and comes again */
     for (uint32_t i = 0; i < n; i++) {

@@ -150,6 +150,7 @@ void sched_check(const struct scheduler *s);
 
 /* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is one of those that wait, run or have ended.
  * And they are never behind the events: what sched_poll has given is counted. */
+#define SCHED_STEP_BUCKETS 14u
 struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_units, used_units;
@@ -171,6 +172,7 @@ struct sched_stats {
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
     uint64_t ended[SEQ_ENDS];    /* by enum seq_end */
     uint32_t last_batch_tokens, last_batch_sequences;
+    uint64_t step_tokens[SCHED_STEP_BUCKETS], step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */
     uint64_t inbox_us;           /* how long the oldest submission has been waiting for the engine thread to take it; 0 = none is */
     uint64_t heartbeat_us;       /* monotonic time of the last turn of the engine thread: readiness probes look at it */
     bool failed;                 /* the engine reported ST_DEVICE; nothing runs any more */

@@ -402,6 +402,17 @@ static void engine_text(struct writer *w, const struct sched_stats *st)
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.", (double)st->step_us_total * 1e-6);
     single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
     single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.", st->last_batch_sequences);
+    struct scale scale = {{1}, SCHED_STEP_BUCKETS - 1};
+    struct histogram tokens = {.sum = (double)st->step_tokens_total};
+    for (uint32_t i = 1; i < scale.count; i++) scale.le[i] = 4u << i;
+    for (uint32_t i = 0; i < scale.count; i++) tokens.counts[i] = st->step_tokens[i];
+    tokens.counts[BUCKETS_MAX] = st->step_tokens[scale.count];
+    char *labels;
+    if (asprintf(&labels, "engine=\"0\",model_name=\"%s\"", w->m->model_label) >= 0) {
+        head(w, "vllm:iteration_tokens_total", "histogram", "Tokens of an engine step.");
+        histogram_text(w, "vllm:iteration_tokens_total", labels, &tokens, &scale);
+        free(labels);
+    }
     head(w, "kvasir:sequences_ended_total", "counter", "Sequences by how the scheduler ended them.");
     for (int i = 0; i < SEQ_ENDS; i++) {
         char label[32];
@@ -477,18 +488,18 @@ static void process_text(struct writer *w, const struct server *s)
     process_one(w, "process_open_fds", "gauge", "Open file descriptors.", fds);
     if (!getrlimit(RLIMIT_NOFILE, &rl)) process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
     process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.", (double)s->started);
-    process_one(w, "kvasir_open_connections", "gauge", "Client connections.", s->conn_count);
+    process_one(w, "kvasir:open_connections", "gauge", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);
-    process_one(w, "kvasir_loop_lag_seconds", "gauge", "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
-    process_one(w, "kvasir_engine_to_loop_seconds", "gauge", "How long events of the engine waited for the event loop, the worst of ten seconds.",
+    process_one(w, "kvasir:loop_lag_seconds", "gauge", "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
+    process_one(w, "kvasir:engine_to_loop_seconds", "gauge", "How long events of the engine waited for the event loop, the worst of ten seconds.",
                 (double)s->handed.us * 1e-6);
-    process_one(w, "kvasir_loop_to_engine_seconds", "gauge", "How long the oldest submission has waited for the engine's thread.", (double)st.inbox_us * 1e-6);
-    process_one(w, "kvasir_requests_in_flight", "gauge", "Generating requests in flight.", s->load);
-    process_one(w, "kvasir_queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
-    process_one(w, "kvasir_draining", "gauge", "1 while the process is shutting down.", s->phase >= SRV_LEAVING);
-    head(w, "kvasir_build_info", "gauge", "Version and kernel set.");
-    W(w, "kvasir_build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "", KVASIR_VERSION);
+    process_one(w, "kvasir:loop_to_engine_seconds", "gauge", "How long the oldest submission has waited for the engine's thread.", (double)st.inbox_us * 1e-6);
+    process_one(w, "kvasir:requests_in_flight", "gauge", "Generating requests in flight.", s->load);
+    process_one(w, "kvasir:queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
+    process_one(w, "kvasir:draining", "gauge", "1 while the process is shutting down.", s->phase >= SRV_LEAVING);
+    head(w, "kvasir:build_info", "gauge", "Version and kernel set.");
+    W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "", KVASIR_VERSION);
 }
 
 enum status metrics_text(const struct server *s, struct buf *out)

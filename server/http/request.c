@@ -228,7 +228,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
         r->suspended = true;
         return 0;
     }
-    size_t n = sse_whole_events(r->out.data + r->out_at, waiting, max);
+    size_t n = sse_first_event(r->out.data + r->out_at, waiting, max);
     memcpy(to, r->out.data + r->out_at, n);
     r->out_at += n;
     if (r->out_at == r->out.len) r->out_at = r->out.len = r->out_told = 0;

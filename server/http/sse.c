@@ -18,15 +18,10 @@ void sse_done(struct json_out *o)
     jo_text(o, "data: [DONE]\n\n");
 }
 
-size_t sse_whole_events(const char *text, size_t len, size_t max)
+size_t sse_first_event(const char *text, size_t len, size_t max)
 {
-    if (len <= max) return len;
+    size_t most = len < max ? len : max;
     /* JSON escapes line feeds, so "\n\n" is the end of an event and nothing else. */
-    for (size_t n = max; n >= 2; n--) {
-        const char *at = memrchr(text, '\n', n);
-        if (!at || at == text) break;
-        n = (size_t)(at - text) + 1;
-        if (at[-1] == '\n') return n;
-    }
-    return max;
+    const char *end = memmem(text, most, "\n\n", 2);
+    return end ? (size_t)(end - text) + 2 : most;
 }

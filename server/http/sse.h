@@ -9,7 +9,7 @@
 void sse_begin(struct json_out *o); /* "data: " */
 void sse_end(struct json_out *o);   /* "\n\n" */
 void sse_done(struct json_out *o);  /* the last event */
-/* Bytes of `text` to hand over when at most max fit: as many whole events as possible; max when not even the first one fits. */
-size_t sse_whole_events(const char *text, size_t len, size_t max);
+/* Bytes of `text` to hand over when at most max fit: its first event, for each makes an HTTP chunk of its own; max where it doesn't fit. */
+size_t sse_first_event(const char *text, size_t len, size_t max);
 
 #endif

@@ -531,7 +531,7 @@ def test_wire(s):
                 c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             c.close()
             s.resume()
-    check.true("who left is forgotten", wait_until(lambda: s.metric("kvasir_open_connections") == 1), s.metric("kvasir_open_connections"))
+    check.true("who left is forgotten", wait_until(lambda: s.metric("kvasir:open_connections") == 1), s.metric("kvasir:open_connections"))
     # A body that is too large, which the client sends all the same, for longer than the server bears silence.
     for _ in range(5):
         pause = 0

@@ -305,7 +305,7 @@ def test_pixels_on_demand(s):
         c = s.connect()
         c.request("POST", CHAT, json.dumps({"messages": turns, "max_tokens": 50}), {"Content-Type": "application/json"})
         c.close()
-    check.true("left alone, the server comes to rest", wait_until(lambda: s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") + s.metric("kvasir_requests_in_flight") == 0))
+    check.true("left alone, the server comes to rest", wait_until(lambda: s.metric("vllm:num_requests_running") + s.metric("vllm:num_requests_waiting") + s.metric("kvasir:requests_in_flight") == 0))
     a = ask(s, *turns, **PROBS)
     check.equal("and answers as before", a["choices"], cold["choices"])
 

@@ -234,7 +234,7 @@ def test_stalled_loop(s):
     time.sleep(1)
     s.resume()
     check.true("healthy again", s.soon(lambda: s.request("GET", "/health")[0] == 200))
-    check.true("the lag was seen", wait_until(lambda: s.metric("kvasir_loop_lag_seconds") > 0.5, 5))
+    check.true("the lag was seen", wait_until(lambda: s.metric("kvasir:loop_lag_seconds") > 0.5, 5))
 
 
 def main():

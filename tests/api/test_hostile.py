@@ -190,7 +190,7 @@ if __name__ == "__main__":
     check.true("the process lives", server.process.poll() is None)
     check.true("idle again", wait_until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0))
     check.true("all KV free", wait_until(lambda: server.metric("kvasir:kv_blocks_live") == 0))
-    check.true("no request hangs", wait_until(lambda: server.metric("kvasir_requests_in_flight") == 0), server.metric("kvasir_requests_in_flight"))
+    check.true("no request hangs", wait_until(lambda: server.metric("kvasir:requests_in_flight") == 0), server.metric("kvasir:requests_in_flight"))
     check.equal("it answers", server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0], 200)
     check.run(server.stop)
     check.end()

@@ -60,7 +60,7 @@ def test_memory_returns():
     # of them; what leaks grows on.
     while len(sizes) < parts or (sizes[-1] - sizes[-1 - last] >= GROWTH_MAX and len(sizes) < 3 * parts):
         run(server, len(sizes) * (args.requests // parts), args.requests // parts)
-        check.true("nothing is held", harness.wait_until(lambda: server.held() == (0, 0, 0) and server.metric("kvasir_requests_in_flight") == 0), server.held())
+        check.true("nothing is held", harness.wait_until(lambda: server.held() == (0, 0, 0) and server.metric("kvasir:requests_in_flight") == 0), server.held())
         sizes.append(resident(server))
     m = server.metrics()
     total = lambda name: sum(v for k, v in m.items() if k.split("{")[0] == name)
