@@ -38,12 +38,15 @@ FULL_TEST_SRC := $(wildcard tests/unit/server/*.c)
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
 test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TEST_SRC)))
+# What known bugs can be put back into is compiled a second time for the tests: config/base/faults.h.
+FAULT_OBJ := $(patsubst %,$(OUT)/faults/%.o,$(shell grep -lrw -e FAULT --include=*.c engine scheduler))
+FAULT_LIB := $(OUT)/libfaults.a
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
-tests: all $(CORE_TESTS) $(FULL_TESTS)
+tests: all $(CORE_TESTS) $(FULL_TESTS) $(OUT)/kvasir-faults
 
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
@@ -65,6 +68,14 @@ $(OUT)/libcore.a: $(CORE_OBJ)
 $(OUT)/libserver.a: $(SRV_OBJ)
 	@rm -f $@
 	ar qcs $@ $^
+$(OUT)/faults/%.c.o: %.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(DEPS) $(CPPFLAGS) -DKVASIR_FAULTS $(BASE_CFLAGS) $(CFLAGS) $(if $(filter server/%,$<),$(LIB_CFLAGS)) $(MODE) -c $< -o $@
+$(FAULT_LIB): $(FAULT_OBJ)
+	@rm -f $@
+	ar qcs $@ $^
+$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/http/loop.c.o $(FAULT_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
+	$(CC) $(MODE) $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -72,8 +83,8 @@ $(TEST_LIB): $(TEST_LIB_OBJ)
 $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | check-libs
 	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 .SECONDEXPANSION:
-$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
+$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a
+	$(CC) $(MODE) $< $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 

@@ -137,7 +137,7 @@ struct engine {
     uint32_t graph_count;
     uint64_t graph_steps; /* that came from a graph */
     struct engine_batch *in_flight;
-    uint32_t test_bugs; /* ENGINE_BUG_*; 0 but in tests */
+    uint32_t test_bugs; /* ENGINE_BUG_*, where they are compiled in: config/base/faults.h */
     uint32_t test_rows; /* tokens of the step before this one, for them */
 };
 

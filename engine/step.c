@@ -6,6 +6,7 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/faults.h"
 
 #include <math.h>
 #include <string.h>
@@ -63,14 +64,14 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
     for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
         uint32_t m = 0;
-        int32_t offset = (p->e->test_bugs & ENGINE_BUG_ROPE_LEAK ? &b->runs[0] : r)->rope_offset;
+        int32_t offset = (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_LEAK) ? &b->runs[0] : r)->rope_offset;
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t at = r->position + k;
             while (m < r->image_count && r->images[m].end <= at) offset = r->images[m++].rope_offset;
             const struct engine_image_use *u = m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
             uint32_t first = u ? u->begin : 0;
-            if (p->e->test_bugs & ENGINE_BUG_ROPE_DECODE && at >= r->prompt_count) offset = 0;
-            if (u && p->e->test_bugs & ENGINE_BUG_ROPE_CHUNK && first < r->position) first = r->position;
+            if (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_DECODE) && at >= r->prompt_count) offset = 0;
+            if (u && FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_CHUNK) && first < r->position) first = r->position;
             for (int a = 0; a < 3; a++)
                 pos[(size_t)a * st->t + row + k] =
                     u && u->grid.w ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
@@ -139,7 +140,7 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *run = &b->runs[i];
-        uint32_t bug = p->e->test_bugs & ENGINE_BUG_NEW_KEYS && run->count > 1 ? run->position : 0;
+        uint32_t bug = FAULT(p->e->test_bugs, ENGINE_BUG_NEW_KEYS) && run->count > 1 ? run->position : 0;
         for (uint32_t k = 0; k < run->count; k++, row++) {
             lo[row] = low(run->position + k, window);
             if (lo[row] < bug) lo[row] = bug;

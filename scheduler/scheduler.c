@@ -3,6 +3,7 @@
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/faults.h"
 #include "config/base/log.h"
 #include "scheduler/tenants.h"
 
@@ -328,11 +329,11 @@ static int32_t rope_before(const struct prompt *p, uint32_t i)
 static void naive_positions(const struct scheduler *s, const struct sequence *q, struct engine_run *r)
 {
     const struct prompt *p = q->req.prompt;
-    bool anew = s->opt.test_mutation & SCHED_BUG_ROPE_ANEW;
+    bool anew = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_ANEW);
     uint32_t n = 0;
     while (n < p->image_count && p->images[n].end <= q->cache.reused) n++;
     int32_t delta = rope_before(p, n), shift = anew ? -(int32_t)q->cache.reused - delta : 0;
-    if (!anew) r->rope_offset = s->opt.test_mutation & SCHED_BUG_ROPE_DELTA ? delta : 0;
+    if (!anew) r->rope_offset = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_DELTA) ? delta : 0;
     r->rope_offset += shift;
     for (uint32_t i = 0; i < r->image_count; i++) {
         struct engine_image_use *u = &q->uses[i];
@@ -374,7 +375,7 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     }
     r->images = q->uses;
     uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
-    if (s->opt.test_mutation & naive && q->cache.reused) naive_positions(s, q, r);
+    if (FAULT(s->opt.test_mutation, naive) && q->cache.reused) naive_positions(s, q, r);
     if (q->generated < q->req.tokens_min) {
         r->banned = q->banned;
         r->banned_count = q->banned_count;

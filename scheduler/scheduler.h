@@ -35,7 +35,7 @@ struct sched_options {
     uint64_t hash_seed;        /* of the tables' hash functions: random in a server, fixed in tests */
     void (*wake)(void *arg);   /* events are waiting; may be NULL */
     void *wake_arg;
-    uint32_t test_mutation;    /* tests only: puts a known bug back in. Bits: SCHED_BUG_* */
+    uint32_t test_mutation;    /* puts known bugs back in (SCHED_BUG_*), where they are compiled in: config/base/faults.h */
 };
 /* 1: a hit is content with one token of window less than attention reaches back. 2: a partly filled block of a hit is shared as it is instead of copied.
  * 4: the position of a hit is taken from the count of its blocks (rounded up). */

@@ -59,7 +59,8 @@ def both_turns(server, pair, name, cold=False):
 
 
 def run(args, mutation, cold):
-    with second_picture.started(args.binary, args.model, env={"KVASIR_TEST_MUTATION": mutation}) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+    binary = args.binary + ("-faults" if mutation else "")
+    with second_picture.started(binary, args.model, env={"KVASIR_TEST_MUTATION": mutation} if mutation else {}) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
         server = second_picture.Server(url, args.timeout)
         pairs = second_picture.pairs_of(args.seed, args.pairs)
         return list(pool.map(lambda i: both_turns(server, pairs[i], f"pair {i}", cold), range(len(pairs))))

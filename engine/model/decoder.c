@@ -4,6 +4,7 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/faults.h"
 
 #include <stddef.h>
 
@@ -28,7 +29,7 @@ static const float *feature_row(const struct engine *e, const struct engine_imag
 {
     ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
     uint32_t first = u->begin;
-    if (e->test_bugs & (part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position) first = r->position;
+    if (FAULT(e->test_bugs, part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position) first = r->position;
     return u->features->rows + ((size_t)part * u->features->tokens + (at - first)) * e->desc.hidden;
 }
 
@@ -57,9 +58,9 @@ static void add_rows(struct engine *e, const float *x, float *resid, uint32_t t)
 static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_image_use *u, uint32_t from,
                        uint32_t *to, uint32_t *row)
 {
-    if (e->test_bugs & ENGINE_BUG_NO_TAPS && u->begin < r->position) *to = from;
-    if (e->test_bugs & ENGINE_BUG_TAP_BATCH) *row = from - r->position;
-    if (e->test_bugs & ENGINE_BUG_TAP_SIZE && *to - from > e->test_rows) *to = from + e->test_rows;
+    if (FAULT(e->test_bugs, ENGINE_BUG_NO_TAPS) && u->begin < r->position) *to = from;
+    if (FAULT(e->test_bugs, ENGINE_BUG_TAP_BATCH)) *row = from - r->position;
+    if (FAULT(e->test_bugs, ENGINE_BUG_TAP_SIZE) && *to - from > e->test_rows) *to = from + e->test_rows;
 }
 
 /* DeepStack: tap n of each picture onto the stream behind layer n, rows of the chunk only. */
@@ -72,7 +73,7 @@ static void add_taps(struct engine *e, const struct engine_batch *b, uint32_t n)
             const struct engine_image_use *u = &r->images[k];
             if (!use_rows(r, u, &from, &to)) continue;
             uint32_t row = first + from - r->position;
-            if (e->test_bugs) spoil_taps(e, r, u, from, &to, &row);
+            if (FAULT(e->test_bugs, UINT32_MAX)) spoil_taps(e, r, u, from, &to, &row);
             if (from < to) add_rows(e, feature_row(e, u, 1 + n, from, r), e->s.resid + (size_t)row * e->desc.hidden, to - from);
         }
     }

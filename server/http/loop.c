@@ -306,6 +306,7 @@ static void wake_loop(void *arg)
     uv_async_send(&((struct server *)arg)->wake);
 }
 
+#ifdef KVASIR_FAULTS
 /* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
 static enum status test_mutation(uint32_t *out, struct err *err)
 {
@@ -322,6 +323,7 @@ static enum status test_mutation(uint32_t *out, struct err *err)
     fprintf(stderr, "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are wrong on purpose\n", v);
     return ST_OK;
 }
+#endif
 
 static void load_progress(void *arg, uint64_t done, uint64_t total)
 {
@@ -364,7 +366,9 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
                                .wake = wake_loop,
                                .wake_arg = s};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
+#ifdef KVASIR_FAULTS
     st = test_mutation(&so.test_mutation, err);
+#endif
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
     if (!st) {

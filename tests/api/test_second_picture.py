@@ -58,7 +58,7 @@ def test_scenario():
 
 
 def test_unknown_mutation():
-    server = harness.Server(args.binary, args.qwen, wait=False, env={"KVASIR_TEST_MUTATION": "no such thing"})
+    server = harness.Server(args.binary + "-faults", args.qwen, wait=False, env={"KVASIR_TEST_MUTATION": "no such thing"})
     check.true("a server with an unknown fault does not start", server.process.wait(60) != 0)
     server.process.stdout.close()
 
