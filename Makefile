@@ -1,4 +1,4 @@
-# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1] [all|core|tests|test|test-core|cuda|cuda-host|cuda-host-so|test-cuda-host]
+# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1] [all|install|core|tests|test|test-core|cuda|cuda-host|cuda-host-so|test-cuda-host]
 #
 # Everything built lands under $(OUT_ROOT)/$(CONFIG)/: the binary is build/release/kvasir, tests lie in build/release/tests/.
 # `core` is config + kernels + engine + scheduler and their tests: it needs no HTTP, JSON or image library (a bare GPU machine builds it).
@@ -89,7 +89,18 @@ $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserve
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 
 check-libs:
-	@pkg-config --print-errors --exists $(PKGS) cmocka || { echo "missing libraries: run scripts/run.sh or install the -dev packages named in README.md"; exit 1; }
+	@pkg-config --print-errors --exists $(PKGS) || { echo "libraries are missing: scripts/deps.sh installs them"; exit 1; }
+
+# The program looks for the demo model in ../share/kvasir/models beside it.
+PREFIX ?= /usr/local
+install: all
+	install -D -m 755 $(OUT)/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir
+	install -d $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
+	install -m 644 models/demo/* $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
+	[ ! -e $(OUT)/kvasir-cuda.so ] || install -m 755 $(OUT)/kvasir-cuda.so $(DESTDIR)$(PREFIX)/bin
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir-cuda.so
+	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
 
 test: tests
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS)) $(FULL_TESTS)
@@ -175,5 +186,5 @@ test-cuda-host: cuda-host
 	@sh kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
-.PHONY: all core tests test test-core check-libs cuda cuda-host cuda-host-so test-cuda-emu test-cuda-host
+.PHONY: install uninstall all core tests test test-core check-libs cuda cuda-host cuda-host-so test-cuda-emu test-cuda-host
 .SECONDARY:

@@ -2,6 +2,8 @@
  * ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
 #include "config/options.h"
 
+#include "config/base/env.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <stddef.h>
@@ -261,7 +263,7 @@ static enum status env_read(struct options *o, struct err *err)
         size_t n = strlen(name);
         for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++) name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         name[n] = '\0';
-        const char *v = getenv(name);
+        const char *v = env_get(name);
         if (!v || !*v) continue;
         if (strcmp(name, "KVASIR_PORT") == 0 && strncmp(v, "tcp://", 6) == 0) continue; /* Kubernetes again */
         enum status st = row_set(&rows[i], o, v, "environment, --", err);
@@ -299,7 +301,7 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err)
 {
     struct options o = {0};
-    const char *env_config = getenv("KVASIR_CONFIG");
+    const char *env_config = env_get("KVASIR_CONFIG");
     enum status st = defaults_set(&o, err);
     /* The file's name may come from the command line or the environment, yet both override what the file says: find it first. */
     if (!st) st = args_read(argc, argv, &o, true, err);

@@ -4,6 +4,7 @@
  */
 #include "engine/internal.h"
 
+#include "config/base/env.h"
 #include "config/base/faults.h"
 
 #include "config/base/log.h"
@@ -61,7 +62,7 @@ static double seconds(void)
 
 enum status engine__graphs_open(struct engine *e, struct err *err)
 {
-    const char *wish = getenv("KVASIR_CUDA_GRAPHS"); /* for hunting faults */
+    const char *wish = env_get("KVASIR_CUDA_GRAPHS"); /* for hunting faults */
     uint32_t most = e->plan.sequences_max;
     enum be_result r = BE_OK;
     double start = seconds();

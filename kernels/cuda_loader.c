@@ -1,6 +1,8 @@
 /* See cuda_loader.h. */
 #include "kernels/cuda_loader.h"
 
+#include "config/base/env.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -19,7 +21,7 @@ const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 /* The library's path; false: there is no such file. */
 static bool loader__path(char *out, size_t room)
 {
-    const char *named = getenv("KVASIR_CUDA_LIBRARY");
+    const char *named = env_get("KVASIR_CUDA_LIBRARY");
     if (named && *named) return snprintf(out, room, "%s", named) < (int)room;
     char exe[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);

@@ -2,6 +2,7 @@
  * of a named shape, each as tokens/s and as a share of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
 #include "server/bench.h"
 
+#include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
@@ -423,7 +424,7 @@ int bench_main(int argc, char **argv)
     if (a.vision && longest < PICTURE_TOKENS) longest = PICTURE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
                                  .backend = a.backend ? a.backend : "auto",
-                                 .kernels = a.kernels ? a.kernels : getenv("KVASIR_CPU_KERNELS"),
+                                 .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
                                  .dtype = a.dtype ? a.dtype : "auto",
                                  .context_max = longest,

@@ -1,5 +1,6 @@
 /* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll descriptor, the loader and engine
  * thread, signals, and the phases of the process. See http/http.h for the threads and the life of a request. Knows no endpoint. */
+#include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -314,7 +315,7 @@ static enum status test_mutation(uint32_t *out, struct err *err)
         const char *name;
         uint32_t bug;
     } known[] = {{"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
-    const char *v = getenv("KVASIR_TEST_MUTATION");
+    const char *v = env_get("KVASIR_TEST_MUTATION");
     *out = 0;
     if (!v || !*v) return ST_OK;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
