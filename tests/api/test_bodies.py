@@ -230,7 +230,7 @@ def test_no_memory():
 
 def test_no_room():
     """A body that the process has no memory for."""
-    server = Server(args.binary, args.demo, env={"UV_THREADPOOL_SIZE": "1"})
+    server = Server(args.binary, args.demo, *CPU, env={"UV_THREADPOOL_SIZE": "1"})
     server.ok(TEXT, {"prompt": "red", "max_tokens": 1})
     most = (megabytes(server, "VmSize") << 20) + (16 << 20)
     resource.prlimit(server.process.pid, resource.RLIMIT_AS, (most, most))
@@ -269,6 +269,7 @@ HEAD = b'{"prompt":"red","max_tokens":1,"x":'
 TURN = b'{"max_tokens":1,"messages":[{"role":"user","content":'
 BIG = many(1_900_000, HEAD + b"[", b"{}", b"]}")
 SCANS = json.dumps(chat(image(scans(5000, 400)))).encode()
+CPU = ("--backend", "cpu")  # looking for a GPU loads libraries of 150 MB
 COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
     "ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * (60 << 20) + b'"}', 400, 250, 2),
     "some ill-formed bytes": (TEXT, HEAD + b'"' + b"\xff" * 60_000 + b'"}', 200, 100, 2),
@@ -300,7 +301,7 @@ COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
 def test_cost():
     """Of one body, in memory and in time."""
     for name, (path, body, want, memory, time) in COSTLY.items():
-        server = Server(args.binary, args.demo)
+        server = Server(args.binary, args.demo, *CPU)
         status, _, answer = server.request("POST", path, body)
         check.true(f"{name}: answer", status == want, (status, answer[:300]))
         peak, spent = megabytes(server, "VmHWM"), seconds(server)
@@ -313,7 +314,7 @@ def test_cost():
 
 def test_together():
     """Large bodies are read in turn, and small ones beside them; who leaves loses his turn."""
-    server = Server(args.binary, args.demo, env={"UV_THREADPOOL_SIZE": "4"})
+    server = Server(args.binary, args.demo, *CPU, env={"UV_THREADPOOL_SIZE": "4"})
     sent, done, counts = threading.Barrier(9), [], []
 
     def client(number):
