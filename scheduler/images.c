@@ -336,7 +336,8 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
     }
     if (!st) st = features_encode(c, f, layers, &err);
     s->slice_us = (double)(sched__clock(s) - start);
-    s->layer_us = s->slice_us / layers;
+    /* The last slice of a picture runs what layers are left. */
+    if (!st && features_state(f) != FEATURES_DONE) s->layer_us = s->slice_us / layers;
     if (!st && features_state(f) == FEATURES_DONE) s->now.images_encoded++;
     if (st) {
         /* Others who hold the picture begin anew with their own pixels. */

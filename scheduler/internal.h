@@ -135,7 +135,8 @@ struct scheduler {
     double slice_us;                 /* what this turn's slice of a picture took; 0 = there was none */
     double layer_us;                 /* what one more layer of such a slice takes, as seen last; 0 = not known */
     uint64_t layer_pixels;           /* of a picture of so many pixels */
-    bool events_pushed, skip_decodes;
+    struct sequence *wide;           /* whose picture had no room beside the others in the last step; compared only: it may be gone */
+    bool events_pushed;
     struct sched_stats now;          /* without `waiting` and `failed` */
 
     atomic_uint backlog;             /* sequences submitted and not yet running */

@@ -104,12 +104,12 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
 
 /* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget); smaller when the arena has no
  * room for the whole chunk at once (the window groups give back behind a shorter one). */
-static uint32_t prefill_length(struct scheduler *s, const struct sequence *q, uint32_t soft, uint32_t hard)
+static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t soft, uint32_t hard)
 {
     uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
     if (n == 0 && span > 0) {
         if (span > hard) {
-            s->skip_decodes = s->step_tokens > 0;
+            if (s->step_tokens > 0) s->wide = q;
             return 0;
         }
         return chunk_of(q, span, &span);
@@ -195,7 +195,8 @@ static double prefill_budget(struct scheduler *s)
     double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, fixed));
-    return fmin(left, fmax(1, rows * s->cost.us[STEP_ROWS])); /* so that what rows end is divided, too */
+    double full = rows * s->cost.us[STEP_ROWS]; /* so that what rows end is divided, too */
+    return full > 0 && full < left ? full : left;
 }
 
 void sched__plan(struct scheduler *s, uint64_t now_us)
@@ -203,9 +204,14 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
-    /* A picture larger than what the decodes leave of the step's tokens gets one step without them. */
-    bool skip = s->skip_decodes;
-    s->skip_decodes = false;
-    if (!skip) plan_decodes(s);
+    /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes stand back. */
+    const struct sequence *wide = s->wide;
+    s->wide = NULL;
+    if (!wide) plan_decodes(s);
+    for (struct sequence *q = wide ? s->running.head : NULL; q; q = q->next) {
+        if (q != wide) continue;
+        sched__prefill_run(s, q, 1);
+        break;
+    }
     sched__plan_prefills(s, prefill_budget(s));
 }

@@ -121,7 +121,7 @@ static double divide(struct scheduler *s, uint32_t n, double budget)
         used += took;
         for (uint32_t i = 0; took > 2 * each && i < n; i++) {
             struct sequence *q = s->prefills[i].q;
-            if (q->req.tenant == t->tenant && q->run_tokens) q->prefill_turn += (uint64_t)(took / each);
+            if (q->req.tenant == t->tenant && q->run_tokens) q->prefill_turn += (uint64_t)fmin(took / each, 1000);
         }
     }
     return used;

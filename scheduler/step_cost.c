@@ -1,11 +1,13 @@
 /* See step_cost.h. */
 #include "scheduler/step_cost.h"
 
+#include <math.h>
+
 /* What each term comes to in a step of middling size: the weights move in proportion to it. */
 static const double typical[STEP_TERMS] = {1, 64, 16, 64 * 1024, 16 * 1024};
 /* Before anything was measured, in microseconds: a small model on a slow machine. */
 static const double at_first[STEP_TERMS] = {5000, 1000, 1000, 0.1, 0.1};
-enum { FIRST_ROWS = 8, ROWS_GROWTH = 4, EARLY_STEPS = 8 };
+enum { FIRST_ROWS = 8, ROWS_GROWTH = 4, EARLY_STEPS = 8, LEAST_US = 100 };
 
 void step_cost_init(struct step_cost *c, const struct engine_caps *caps)
 {
@@ -47,8 +49,10 @@ double step_cost_us(const struct step_cost *c, const struct step_load *l)
 void step_cost_learn(struct step_cost *c, const struct step_load *l, double us)
 {
     double expected = step_cost_us(c, l), miss = us - expected, norm = 0, pace = c->steps < EARLY_STEPS ? 0.7 : 0.25;
-    /* A step that was held up by something else (another process, a page fault) says little about the next one. */
-    if (c->steps >= EARLY_STEPS && miss > expected) miss = expected;
+    /* A step that was held up by something else (another process, cold memory) says little about the next one. Never believed whole: a weight of
+     * rows that is absurd would keep runs so short that it is hardly learnt anew. */
+    double most = (c->steps < EARLY_STEPS ? 10 : 1) * fmax(expected, LEAST_US);
+    if (miss > most) miss = most;
     for (uint32_t i = 0; i < STEP_TERMS; i++) norm += l->n[i] / typical[i] * (l->n[i] / typical[i]);
     for (uint32_t i = 0; i < STEP_TERMS; i++) {
         c->us[i] += pace * miss * (l->n[i] / typical[i]) / norm / typical[i];

@@ -27,9 +27,11 @@ struct conn {
     bool mhd_open;             /* libmicrohttpd has its end of the pair */
     bool served;               /* a request was answered */
     bool ended;                /* the client sends nothing more */
+    bool hup;                  /* its end was seen, behind what has not been read yet */
     bool refused;              /* `last` is the end: nothing more is read as a request */
     enum conn_phase phase;
-    uint64_t phase_us, data_us; /* begin of the phase, in CONN_HEAD of its first byte; when bytes came or went last */
+    uint64_t phase_us;         /* begin of the phase, in CONN_HEAD of its first byte */
+    uint64_t data_us, sent_us; /* when bytes came last; when the client took some last, or had to begin to */
     struct http_in in;
     struct buf kept;           /* from the client, of the next request */
     struct buf up, down;       /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
@@ -118,7 +120,7 @@ static void polls(struct conn *n)
     bool down = n->down.len > n->down_at, up = n->up.len > n->up_at;
     if (n->phase == CONN_LINGER) tcp = UV_READABLE;
     else if (n->refused || n->ended) tcp = 0;
-    else if (n->phase == CONN_BUSY) tcp = n->kept.len < PIECE ? UV_READABLE : UV_DISCONNECT;
+    else if (n->phase == CONN_BUSY) tcp = n->kept.len < PIECE ? UV_READABLE : n->hup ? 0 : UV_DISCONNECT;
     else if (!up) tcp = UV_READABLE;
     if (down) tcp |= UV_WRITABLE;
     if (!down) pair = UV_READABLE;
@@ -140,7 +142,7 @@ static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent
         if (k > 0) {
             *sent += (size_t)k;
             n->srv->moved++;
-            n->data_us = now_us();
+            n->sent_us = now_us();
         } else if (errno != EINTR) {
             return errno == EAGAIN;
         }
@@ -171,6 +173,7 @@ static void pump_down(struct conn *n)
                 break;
             }
             n->down = n->last;
+            n->sent_us = now_us();
             buf_init(&n->last, n->last.max);
             continue;
         }
@@ -181,6 +184,7 @@ static void pump_down(struct conn *n)
             side_close(&n->pair_poll, &n->pair);
             continue;
         }
+        n->sent_us = now_us(); /* down is empty */
         if (!to_client(n, bytes, (size_t)k, &sent) || (sent < (size_t)k && buf_add(&n->down, bytes + sent, (size_t)k - sent))) {
             drop(n);
             return;
@@ -320,9 +324,13 @@ static void tcp_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->tcp < 0) return;
-    if (status || (events & UV_DISCONNECT && !(events & UV_READABLE))) {
+    if (status) { /* a reset */
         drop(n);
         return;
+    }
+    if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
+        n->hup = true; /* it sends no more than what it has; who has to wait isn't waited for, as in client_ended */
+        if (n->request && n->request->suspended) request_client_gone(n->request);
     }
     if (events & UV_WRITABLE) pump_down(n);
     if (n->tcp >= 0 && events & UV_READABLE) from_client(n);
@@ -333,7 +341,11 @@ static void pair_event(uv_poll_t *p, int status, int events)
 {
     struct conn *n = p->data;
     if (n->pair < 0) return;
-    if (status) n->pair_mask = -1; /* its end is closed; what it wrote before is still there */
+    if (status) { /* its end is closed; what it wrote before is still there */
+        n->pair_mask = -1;
+        buf_fini(&n->up);
+        n->up_at = 0;
+    }
     if (events & UV_WRITABLE) flush_up(n);
     pump_down(n);
 }
@@ -397,23 +409,25 @@ static void sweep_one(struct conn *n, uint64_t now)
 {
     uint64_t idle = n->srv->opt->keep_alive_timeout, silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
     if (n->tcp < 0) return;
-    if (n->down.len > n->down_at) {
-        if (later(now, n->data_us, LIMIT_WRITE_SECONDS)) drop(n);
+    bool down = n->down.len > n->down_at;
+    if (down && later(now, n->sent_us, LIMIT_WRITE_SECONDS)) {
+        drop(n);
         return;
     }
     if (n->refused && n->phase != CONN_LINGER) return;
     switch (n->phase) {
     case CONN_HEAD:
         if (n->ended) pump_down(n); /* its last answer may have come this moment */
-        if (n->tcp < 0 || n->down.len > n->down_at) break;
-        if (n->ended || (!http_in_begun(&n->in) && later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS))) drop(n);
+        if (n->tcp < 0) break;
+        down = n->down.len > n->down_at;
+        if ((n->ended && !down) || (!http_in_begun(&n->in) && !down && later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS))) drop(n);
         else if (http_in_begun(&n->in) && later(now, n->phase_us, LIMIT_HEADER_SECONDS)) overdue(n, "head");
         break;
     case CONN_BODY:
         if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS)) overdue(n, "body");
         break;
     case CONN_BUSY:
-        if (n->ended && n->request && n->request->suspended) request_client_gone(n->request);
+        if ((n->ended || n->hup) && n->request && n->request->suspended) request_client_gone(n->request);
         break;
     case CONN_LINGER:
         if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS)) drop(n);
@@ -469,7 +483,7 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
         free(n);
         return;
     }
-    *n = (struct conn){.srv = s, .tcp = fd, .pair = pair[0], .handles = 2, .phase_us = now_us(), .data_us = now_us(), .next = s->conns};
+    *n = (struct conn){.srv = s, .tcp = fd, .pair = pair[0], .handles = 2, .phase_us = now_us(), .data_us = now_us(), .sent_us = now_us(), .next = s->conns};
     if (n->next) n->next->prev = n;
     s->conns = n;
     s->conn_count++;
@@ -480,9 +494,22 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
     buf_init(&n->last, PIECE);
     n->tcp_poll.data = n->pair_poll.data = n;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    int bad = uv_poll_init(&s->loop, &n->tcp_poll, n->tcp) | uv_poll_init(&s->loop, &n->pair_poll, n->pair);
+    if (uv_poll_init(&s->loop, &n->tcp_poll, n->tcp)) { /* can't happen with sockets of ours; nothing of libuv's is to be closed */
+        close(n->tcp);
+        close(n->pair);
+        close(pair[1]);
+        n->handles = 0;
+        release(n);
+        return;
+    }
+    bool bad = uv_poll_init(&s->loop, &n->pair_poll, n->pair) != 0;
+    if (bad) {
+        n->handles--;
+        close(n->pair);
+        n->pair = -1;
+    }
     s->adding = n;
-    bad |= MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES; /* it closes its end, also where it fails */
+    bad = MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES || bad; /* it closes its end, also where it fails */
     s->adding = NULL;
     if (bad) drop(n);
     else polls(n);

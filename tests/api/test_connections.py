@@ -89,6 +89,10 @@ def test_pipelining(s):
     got = answers(s.raw(one + two + three + b"GET /version HTTP/1.1\r\nX-Request-Id: d\r\n\r\n" + three))
     check.equal("pipelined: status", [a[0] for a in got], [200, 200, 200, 400])
     check.equal("pipelined: ids", [a[1][b"x-request-id"] for a in got], [b"a", b"b", b"c", b"d"])
+    with connect(s) as c:  # more than is kept of them at a time, and the client's end behind it
+        c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3000)
+        c.shutdown(socket.SHUT_WR)
+        check.equal("many pipelined", len(answers(read_all(c))), 3000)
     with connect(s) as c:  # byte by byte
         for i in range(len(one)):
             c.sendall(one[i:i + 1])

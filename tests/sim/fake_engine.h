@@ -46,6 +46,7 @@ struct engine {
     /* What a step takes on a clock of its own, in microseconds: for scheduling by time. All 0: nothing takes any. */
     struct {
         double fixed, row, sampled, pair, layer, noise; /* noise: up to so much of it more or less */
+        double once;                                          /* the next step alone takes so much longer */
     } takes;
     double clock_us;
     void (*on_run)(const struct engine_run *r); /* may be NULL */
@@ -269,7 +270,8 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
         e->random = fake_mix(e->random);
         us *= 1 + e->takes.noise * ((double)(e->random >> 40) / (1 << 23) - 1);
     }
-    e->clock_us += us;
+    e->clock_us += us + e->takes.once;
+    e->takes.once = 0;
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         ASSERT_CMP(r->count, >, 0);

@@ -284,6 +284,23 @@ static void test_long_prompt_ends(void **state)
     world_close(&w);
 }
 
+/* A process that was stopped during its first step has learnt nothing from that. */
+static void test_held_up(void **state)
+{
+    (void)state;
+    static struct world w;
+    double first, whole;
+    alone(4000, 1, &first, &whole);
+    world_open(&w, 8, 10);
+    w.e.takes.once = 125e6;
+    add(&w, 0, 5, 300, 0, 0);
+    struct job *after = add(&w, 200e6, 4000, 1, 0, 0);
+    run(&w);
+    printf("4000 tokens alone %.1f s, after a first step of 125 s %.1f s\n", first / 1e6, (after->first - after->arrives) / 1e6);
+    assert_true(after->first - after->arrives < 1.5 * first);
+    world_close(&w);
+}
+
 /* Pictures are encoded beside streams: a slice and a step together keep the time of a step, nearly. */
 static void test_picture_beside_stream(void **state)
 {
@@ -313,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_short_beside_long), cmocka_unit_test(test_mixed_load),           cmocka_unit_test(test_tenants_share_time),
         cmocka_unit_test(test_long_prompt_ends),  cmocka_unit_test(test_picture_beside_stream),
+        cmocka_unit_test(test_held_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
