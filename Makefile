@@ -12,8 +12,8 @@ MODE_tsan    := -O1 -fsanitize=thread
 MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
-# Required libraries; a missing one is named. The image decoders: libjpeg-turbo, libwebp, zlib (PNG).
-PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libsodium libutf8proc zlib
+# Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a header); zlib: PNG checksums, texts.
+PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib
 # The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core (tests/lib/cmocka); CMOCKA=none asks for that.
 CMOCKA    ?= $(if $(shell printf '\#include <setjmp.h>\n\#include <stdarg.h>\n\#include <stddef.h>\n\#include <stdint.h>\n\#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo 1),cmocka,none)
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)

@@ -2,7 +2,7 @@
 # Installs the Debian packages that the build (and with --test, the tests) need and that are missing; does nothing when all are there.
 # Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
 set -eu
-need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev zlib1g-dev libcmocka-dev curl"
+need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev curl"
 [ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx"
 missing=""
 for p in $need; do

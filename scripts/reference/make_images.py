@@ -506,11 +506,39 @@ OURS = {
     "ours_png_text_bomb.png": ("png_split_idat.png", "text without a meaning for us is not inflated; Pillow raises ValueError"),
 }
 
+# What Pillow reads and we refuse: why -> names.
+REFUSED = {
+    "16-bit BMP is not taken":
+        "bmp_16.bmp bmp_16_down.bmp bmp_555.bmp bmp_565.bmp",
+    "run-length BMP is not taken":
+        "bmp_rle4.bmp bmp_rle8.bmp bmp_rle8_delta.bmp bmp_rle8_short_rows.bmp",
+    "OS/2's BMP is not taken":
+        "bmp_1_os2.bmp bmp_4_os2.bmp bmp_8_os2.bmp bmp_24_os2.bmp",
+    "a BMP header that next to nobody writes":
+        "bmp_8_v52.bmp bmp_8_v56.bmp bmp_8_v64.bmp bmp_24_v52.bmp bmp_24_v56.bmp bmp_24_v64.bmp",
+    "bit fields that next to nobody writes":
+        "bmp_24_fields.bmp bmp_32_fields7.bmp",
+    "the header points elsewhere than to the pixels":
+        "bmp_8_offset0.bmp bmp_8_offset_at_palette.bmp",
+    "pixels have colours that the palette lacks; black for Pillow":
+        "bmp_8_short_palette.bmp",
+    "truncated: Pillow does not miss IEND":
+        "png_cut_iend.png png_cut_iend_crc.png",
+    "a wrong checksum, which Pillow does not look at here":
+        "png_idat_crc.png",
+    "inflates to far more than the picture needs; Pillow stops there":
+        "png_data_bomb.png",
+}
+
 
 def make_files():
     files = {}
     for f in (png_files, jpeg_files, webp_files, gif_files, bmp_files):
         f(files)
+    for why, names in REFUSED.items():
+        for name in names.split():
+            files["ours_" + name] = files.pop(name)
+            OURS["ours_" + name] = (None, why)
     files["bad_text.bin"] = b"this is not a picture\n"
     return files
 

@@ -1,6 +1,6 @@
 /* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic matched, checks the size in the
  * header against the limits before it allocates anything in proportion to it, and gives the RGB pixels as stored, plus the orientation that
- * the file's metadata asks for. Reference for what is accepted and for every pixel: Pillow 13 (Image.open + convert("RGB")). */
+ * the file's metadata asks for. Reference for every pixel: Pillow 13 (Image.open + convert("RGB")). */
 #ifndef KVASIR_IMAGE_CODEC_H
 #define KVASIR_IMAGE_CODEC_H
 
@@ -56,14 +56,12 @@ int image__xmp_orientation(struct image_bytes xmp);
 /* What both together say, EXIF first: 1..8. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
-/* Inflates a zlib stream into out[0..cap): up to its end, a fault, or the end of the input or of the buffer. A stream that ends just where the
- * buffer does is read to its checksum, if that is there. */
-struct image_inflated {
-    size_t bytes;   /* good bytes in out */
-    bool fault;     /* what follows those is no zlib stream, or its checksum is wrong... */
-    bool no_memory; /* ...or there was no memory to read it with */
-};
-struct image_inflated image__inflate(struct image_bytes in, uint8_t *out, size_t cap);
+/* Pixels by stb_image of the PNG or BMP file that the parts make when they stand together. The file's size was
+ * checked (image__check_size), and of a PNG that zlib takes its pixel data and comes to an end. channels: how
+ * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the caller's to
+ * free(); *stored: channels that the file has. Writes no message. */
+enum image_fault image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
+                            void **pixels, int *stored);
 
 static inline uint32_t image__be16(const uint8_t *p)
 {

@@ -1,24 +1,28 @@
-/* GIF: the frames of an animation, and the first frame on its canvas, as Pillow shows it: pixels that the frame leaves out have the transparent index's colour, or that of
- * index 0. Own reader: common ones fill with the background colour instead. Any thread. */
+/* GIF by giflib: the frames of an animation, and the first frame on its canvas, as Pillow shows it: pixels
+ * that the frame leaves out have the transparent index's colour, or that of index 0. Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { CODES = 4096, CODE_BITS = 12, HEADER = 13, INTRO_EXTENSION = 0x21, INTRO_IMAGE = 0x2C, INTRO_END = 0x3B, LABEL_CONTROL = 0xF9 };
+#include <gif_lib.h>
+
+enum { HEADER = 13 };
 
 struct gif {
     struct image_bytes in;
-    size_t at;
+    size_t at; /* read so far */
     struct err *err;
-    uint32_t width, height;   /* of the canvas */
-    uint32_t x, y, w, h;      /* of the frame */
-    bool interlaced;
-    int transparent;          /* index, -1 for none */
-    int skip;                 /* index that leaves the canvas as it is, -1 for none */
-    uint32_t delay, disposal; /* 1/100 s; what becomes of the frame: 2 = back to the background, 3 = to what was before */
-    bool ended;               /* there is no further frame */
-    uint8_t palette[256 * 3]; /* black beyond its end */
+    GifFileType *file;
+    uint32_t width, height; /* of the canvas */
+    uint32_t x, y, w, h;    /* of the frame */
+    int transparent;        /* index, -1 for none */
+    int skip;               /* index that leaves the canvas as it is, -1 for none */
+    uint32_t delay;         /* 1/100 s */
+    uint32_t disposal;      /* of the frame when its time is over: 2 = the background, 3 = what was before */
+    bool ended;             /* there is no further frame */
+    uint8_t palette[256 * 3]; /* of the frame; black beyond its end */
+    uint8_t *row;           /* indices of one row of the frame, owned */
 };
 
 static enum image_fault bad(struct gif *g, const char *what)
@@ -26,42 +30,75 @@ static enum image_fault bad(struct gif *g, const char *what)
     return image__fail(g->err, IMAGE_BAD_DATA, "not a valid GIF file: %s", what);
 }
 
-/* `bits` as in the flags: 2^(bits+1) colours. */
-static bool read_palette(struct gif *g, uint32_t bits)
+/* What giflib says no to. */
+static enum image_fault refused(struct gif *g, const char *what)
 {
-    size_t bytes = (size_t)3 << (bits + 1);
-    if (g->in.len - g->at < bytes) return false;
-    memset(g->palette, 0, sizeof g->palette);
-    memcpy(g->palette, g->in.p + g->at, bytes);
-    /* Indices that equal their colours make a plain gray picture, which has all 256. */
+    if (g->file->Error == D_GIF_ERR_NOT_ENOUGH_MEM) return image__fail(g->err, IMAGE_NOMEM, "out of memory");
+    return bad(g, what);
+}
+
+static int feed(GifFileType *file, GifByteType *to, int size)
+{
+    struct gif *g = file->UserData;
+    size_t left = g->in.len - g->at, n = (size_t)size < left ? (size_t)size : left;
+    memcpy(to, g->in.p + g->at, n);
+    g->at += n;
+    return (int)n;
+}
+
+static void close_file(struct gif *g)
+{
+    if (g->file) DGifCloseFile(g->file, NULL);
+    free(g->row);
+    g->file = NULL;
+    g->row = NULL;
+}
+
+/* No colours: 256 grays. So do indices that equal their colours: a plain gray picture has all 256. */
+static void set_palette(struct gif *g, const ColorMapObject *map)
+{
     bool gray = true;
-    for (size_t i = 0; i < bytes; i++) gray = gray && g->palette[i] == i / 3;
-    for (size_t i = 0; gray && i < sizeof g->palette; i++) g->palette[i] = (uint8_t)(i / 3);
-    g->at += bytes;
-    return true;
-}
-
-static bool skip_blocks(struct gif *g)
-{
-    while (g->at < g->in.len) {
-        size_t n = g->in.p[g->at++];
-        if (!n) return true;
-        if (n > g->in.len - g->at) return false;
-        g->at += n;
+    int n = map ? map->ColorCount : 0;
+    for (int i = 0; i < n; i++) {
+        const GifColorType *c = map->Colors + i;
+        gray = gray && c->Red == i && c->Green == i && c->Blue == i;
     }
-    return false;
+    for (int i = 0; i < 256; i++) {
+        uint8_t *to = g->palette + 3 * (size_t)i;
+        memset(to, gray ? i : 0, 3);
+        if (i < n) memcpy(to, (uint8_t[]){map->Colors[i].Red, map->Colors[i].Green, map->Colors[i].Blue}, 3);
+    }
 }
 
-static enum image_fault read_screen(struct gif *g)
+/* g->file is to be closed (close_file) once this was called. */
+static enum image_fault read_screen(struct gif *g, struct image_bytes in, struct err *err)
 {
-    const uint8_t *h = g->in.p;
-    if (g->in.len < HEADER) return bad(g, "truncated");
-    g->width = image__le16(h + 6);
-    g->height = image__le16(h + 8);
-    g->at = HEADER;
-    g->skip = -1;
-    for (size_t i = 0; i < sizeof g->palette; i++) g->palette[i] = (uint8_t)(i / 3);
-    return (h[10] & 0x80) && !read_palette(g, h[10] & 7) ? bad(g, "truncated palette") : IMAGE_OK;
+    *g = (struct gif){.in = in, .err = err, .skip = -1};
+    if (in.len < HEADER) return bad(g, "truncated");
+    uint32_t flags = in.p[10];
+    if ((flags & 0x80) && in.len - HEADER < (size_t)3 << ((flags & 7) + 1))
+        return bad(g, "truncated palette");
+    g->file = DGifOpen(g, feed, NULL);
+    if (!g->file) return image__fail(err, IMAGE_NOMEM, "out of memory"); /* the rest was looked at above */
+    g->width = (uint32_t)g->file->SWidth;
+    g->height = (uint32_t)g->file->SHeight;
+    return IMAGE_OK;
+}
+
+static enum image_fault read_extension(struct gif *g)
+{
+    int label, ok;
+    GifByteType *block; /* its length, then its bytes */
+    GraphicsControlBlock control;
+    ok = DGifGetExtension(g->file, &label, &block);
+    if (ok == GIF_OK && block && label == GRAPHICS_EXT_FUNC_CODE &&
+        DGifExtensionToGCB(block[0], block + 1, &control) == GIF_OK) {
+        g->transparent = control.TransparentColor;
+        g->disposal = (uint32_t)control.DisposalMode;
+        g->delay = (uint32_t)control.DelayTime;
+    }
+    while (ok == GIF_OK && block) ok = DGifGetExtensionNext(g->file, &block);
+    return ok == GIF_OK ? IMAGE_OK : refused(g, "truncated extension");
 }
 
 /* Up to the next frame's data, or to the end. */
@@ -70,38 +107,34 @@ static enum image_fault read_frame(struct gif *g)
     g->transparent = -1;
     g->delay = g->disposal = 0;
     while (g->at < g->in.len) {
-        uint8_t intro = g->in.p[g->at++];
-        size_t left = g->in.len - g->at;
-        const uint8_t *b = g->in.p + g->at;
-        if (intro == INTRO_END) break;
-        if (intro == INTRO_EXTENSION) {
-            if (left >= 6 && b[0] == LABEL_CONTROL && b[1] >= 4) {
-                if (b[2] & 1) g->transparent = b[5];
-                g->disposal = b[2] >> 2 & 7;
-                g->delay = image__le16(b + 3);
-            }
+        GifRecordType record;
+        enum image_fault f = IMAGE_OK;
+        if (!memchr(",!;", g->in.p[g->at], 3)) { /* stray bytes: Pillow itself writes some */
             g->at++;
-            if (left < 1 || !skip_blocks(g)) return bad(g, "truncated extension");
-        } else if (intro == INTRO_IMAGE) {
-            if (left < 9) return bad(g, "truncated frame");
-            g->x = image__le16(b);
-            g->y = image__le16(b + 2);
-            g->w = image__le16(b + 4);
-            g->h = image__le16(b + 6);
-            g->interlaced = b[8] & 0x40;
-            g->at += 9;
-            if ((b[8] & 0x80) && !read_palette(g, b[8] & 7)) return bad(g, "truncated palette");
-            return g->w && g->h ? IMAGE_OK : bad(g, "an empty frame");
+            continue;
         }
+        if (DGifGetRecordType(g->file, &record) == GIF_ERROR) return refused(g, "truncated");
+        if (record == TERMINATE_RECORD_TYPE) break;
+        if (record == EXTENSION_RECORD_TYPE) f = read_extension(g);
+        if (f) return f;
+        if (record != IMAGE_DESC_RECORD_TYPE) continue;
+        if (DGifGetImageDesc(g->file) == GIF_ERROR) return refused(g, "truncated frame");
+        const GifImageDesc *d = &g->file->Image;
+        g->x = (uint32_t)d->Left;
+        g->y = (uint32_t)d->Top;
+        g->w = (uint32_t)d->Width;
+        g->h = (uint32_t)d->Height;
+        set_palette(g, d->ColorMap ? d->ColorMap : g->file->SColorMap);
+        return g->w && g->h ? IMAGE_OK : bad(g, "an empty frame");
     }
     g->ended = true;
     return IMAGE_OK;
 }
 
 /* Up to the first frame's data. */
-static enum image_fault read_head(struct gif *g)
+static enum image_fault read_head(struct gif *g, struct image_bytes in, struct err *err)
 {
-    enum image_fault f = read_screen(g);
+    enum image_fault f = read_screen(g, in, err);
     if (!f) f = read_frame(g);
     if (f) return f;
     if (g->ended) return bad(g, "there is no frame");
@@ -110,117 +143,26 @@ static enum image_fault read_head(struct gif *g)
     return IMAGE_OK;
 }
 
-/* Codes come as bits, low first, from blocks of up to 255 bytes. */
-struct bits {
-    struct gif *g;
-    size_t block; /* bytes left in the block */
-    uint32_t value, count;
-};
-
-static int read_code(struct bits *b, uint32_t size)
+static enum image_fault new_row(struct gif *g, uint32_t width)
 {
-    struct gif *g = b->g;
-    while (b->count < size) {
-        if (!b->block) {
-            if (g->at >= g->in.len || !g->in.p[g->at]) return -1;
-            b->block = g->in.p[g->at++];
-            if (b->block > g->in.len - g->at) return -1;
-        }
-        b->value |= (uint32_t)g->in.p[g->at++] << b->count;
-        b->count += 8;
-        b->block--;
-    }
-    int code = (int)(b->value & ((1u << size) - 1));
-    b->value >>= size;
-    b->count -= size;
-    return code;
+    g->row = malloc(width);
+    return g->row ? IMAGE_OK : image__fail(g->err, IMAGE_NOMEM, "out of memory");
 }
 
-/* Where the next pixel goes. */
-struct cursor {
-    uint32_t x, y, step, pass;
-    bool full;
-};
-
-static void new_line(struct cursor *c, const struct gif *g)
+static enum image_fault draw_frame(struct gif *g, struct image_u8 *img)
 {
-    static const uint32_t first[5] = {0, 4, 2, 1, 0}, step[5] = {8, 8, 4, 2, 0};
-    c->x = 0;
-    c->y += c->step;
-    while (c->y >= g->h && !c->full) {
-        if (!g->interlaced || ++c->pass > 3) {
-            c->full = true;
-        } else {
-            c->y = first[c->pass];
-            c->step = step[c->pass];
+    static const uint32_t start[] = {0, 4, 2, 1}, step[] = {8, 8, 4, 2};
+    bool interlaced = g->file->Image.Interlace;
+    for (int pass = 0; pass < (interlaced ? 4 : 1); pass++) {
+        for (uint32_t y = start[pass]; y < g->h; y += interlaced ? step[pass] : 1) {
+            uint8_t *to = img->rgb + ((size_t)(g->y + y) * img->width + g->x) * 3;
+            if (DGifGetLine(g->file, g->row, (int)g->w) == GIF_ERROR)
+                return refused(g, "a frame is truncated or corrupt");
+            for (size_t x = 0; x < g->w; x++)
+                if (g->row[x] != g->skip) memcpy(to + 3 * x, g->palette + 3 * (size_t)g->row[x], 3);
         }
     }
-}
-
-static void put(struct cursor *c, const struct gif *g, struct image_u8 *img, uint8_t index)
-{
-    if (c->full) return;
-    if (index != g->skip) memcpy(img->rgb + ((size_t)(g->y + c->y) * img->width + g->x + c->x) * 3, g->palette + 3 * (size_t)index, 3);
-    if (++c->x >= g->w) new_line(c, g);
-}
-
-struct lzw {
-    uint16_t prefix[CODES];
-    uint8_t suffix[CODES];
-    uint8_t stack[CODES + 1];
-};
-
-/* Draws the frame. False when the data ends or breaks before it is full. */
-static bool decode_frame(struct gif *g, struct lzw *t, struct image_u8 *img)
-{
-    if (g->at >= g->in.len || g->in.p[g->at] > CODE_BITS) return false;
-    const uint32_t start = g->in.p[g->at++];
-    const int clear = 1 << start, end = clear + 1;
-    struct bits bits = {.g = g};
-    struct cursor c = {.step = g->interlaced ? 8 : 1};
-    uint32_t size = start + 1;
-    int next = clear + 2, last = -1; /* last code; -1 right after a clear */
-    uint8_t last_first = 0;          /* first byte of its string */
-    while (!c.full) {
-        int code = read_code(&bits, size);
-        if (code < 0 || code == end) return false;
-        if (code == clear) {
-            size = start + 1;
-            next = clear + 2;
-            last = -1;
-            continue;
-        }
-        if (last < 0) {
-            if (code > clear) return false;
-            last = code;
-            last_first = (uint8_t)code;
-            put(&c, g, img, last_first);
-            continue;
-        }
-        if (code > next) return false;
-        uint32_t depth = 0;
-        int walk = code;
-        if (walk == next) { /* the string that is being defined: the last one and its own first byte */
-            t->stack[depth++] = last_first;
-            walk = last;
-        }
-        while (walk >= clear) {
-            if (walk >= CODES || depth >= CODES) return false;
-            t->stack[depth++] = t->suffix[walk];
-            walk = t->prefix[walk];
-        }
-        last_first = (uint8_t)walk;
-        if (next < CODES) {
-            t->suffix[next] = last_first;
-            t->prefix[next] = (uint16_t)last;
-            if (next == (1 << size) - 1 && size < CODE_BITS) size++;
-            next++;
-        }
-        last = code;
-        put(&c, g, img, last_first);
-        while (depth) put(&c, g, img, t->stack[--depth]);
-    }
-    return true;
+    return IMAGE_OK;
 }
 
 /* The canvas before the first frame: whatever it leaves out. */
@@ -230,24 +172,22 @@ static void fill_canvas(const struct gif *g, struct image_u8 *img)
     for (size_t i = 0; i < (size_t)img->width * img->height; i++) memcpy(img->rgb + 3 * i, fill, 3);
 }
 
-enum image_fault image__gif(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
-                            struct err *err)
+enum image_fault image__gif(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+                            int *orientation, struct err *err)
 {
     (void)orientation; /* GIF has no such thing */
-    struct gif g = {.in = in, .err = err};
+    struct gif g;
     struct image_u8 img = {0};
-    enum image_fault f = read_head(&g);
+    enum image_fault f = read_head(&g, in, err);
     if (!f) f = image__check_size(g.width, g.height, limits, err);
+    if (!f) f = new_row(&g, g.w);
     if (!f) f = image__new(g.width, g.height, false, &img, err);
-    if (f) return f;
-    if (limits->on_white && g.transparent >= 0) memset(g.palette + 3 * (size_t)g.transparent, 255, 3);
-    if (g.w != g.width || g.h != g.height) fill_canvas(&g, &img);
-    struct lzw *t = calloc(1, sizeof *t);
-    if (!t)
-        f = image__fail(err, IMAGE_NOMEM, "out of memory");
-    else if (!decode_frame(&g, t, &img))
-        f = bad(&g, "the first frame is truncated or corrupt");
-    free(t);
+    if (!f) {
+        if (limits->on_white && g.transparent >= 0) memset(g.palette + 3 * (size_t)g.transparent, 255, 3);
+        fill_canvas(&g, &img);
+        f = draw_frame(&g, &img);
+    }
+    close_file(&g);
     if (f)
         image_u8_free(&img);
     else
@@ -259,43 +199,50 @@ enum image_fault image__gif(struct image_bytes in, const struct image_limits *li
 
 struct image__gif_anim {
     struct gif g;
-    struct lzw lzw;
     struct image_u8 canvas, before; /* before: for disposal 3, allocated when first needed */
-    uint8_t global[256 * 3];
-    int background, transparent; /* indices: of the file, and of the first frame (-1 for none) */
-    bool drawn;                  /* the first frame was */
+    int transparent;                /* index of the first frame, -1 for none */
+    bool drawn;                     /* the first frame was */
 };
 
-enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max, const struct image_limits *limits, struct image__gif_info *info,
+static enum image_fault skip_frame(struct gif *g)
+{
+    int size;
+    GifByteType *block;
+    int ok = DGifGetCode(g->file, &size, &block);
+    while (ok == GIF_OK && block) ok = DGifGetCodeNext(g->file, &block);
+    return ok == GIF_OK ? IMAGE_OK : refused(g, "a frame is truncated");
+}
+
+enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
+                                 const struct image_limits *limits, struct image__gif_info *info,
                                  struct err *err)
 {
-    struct gif g = {.in = in, .err = err};
-    struct image__gif_info i = {0};
-    enum image_fault f = read_head(&g);
+    struct gif g;
+    enum image_fault f = read_head(&g, in, err);
     if (!f) f = image__check_size(g.width, g.height, limits, err);
-    i.width = g.width;
-    i.height = g.height;
+    struct image__gif_info i = {.width = g.width, .height = g.height};
     while (!f && !g.ended) {
-        if (i.frames == frames_max) return image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %u frames", frames_max);
-        if (g.x + g.w > i.width || g.y + g.h > i.height) return bad(&g, "a frame does not fit the canvas");
+        if (i.frames == frames_max)
+            f = image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %u frames", frames_max);
+        else if (g.x + g.w > i.width || g.y + g.h > i.height)
+            f = bad(&g, "a frame does not fit the canvas");
         i.frames++;
         i.milliseconds += g.delay ? g.delay * 10 : 100;
-        g.at++; /* the size of the codes */
-        if (g.at > in.len || !skip_blocks(&g)) return bad(&g, "a frame is truncated");
-        f = read_frame(&g);
+        if (!f) f = skip_frame(&g);
+        if (!f) f = read_frame(&g);
     }
+    close_file(&g);
     if (!f) *info = i;
     return f;
 }
 
-enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info, struct image__gif_anim **out, struct err *err)
+enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info,
+                                 struct image__gif_anim **out, struct err *err)
 {
     struct image__gif_anim *a = calloc(1, sizeof *a);
     if (!a) return image__fail(err, IMAGE_NOMEM, "out of memory");
-    a->g = (struct gif){.in = in, .err = err};
-    enum image_fault f = read_screen(&a->g);
-    memcpy(a->global, a->g.palette, sizeof a->global);
-    a->background = f ? 0 : in.p[11];
+    enum image_fault f = read_screen(&a->g, in, err);
+    if (!f) f = new_row(&a->g, info->width);
     if (!f) f = image__new(info->width, info->height, false, &a->canvas, err);
     if (f)
         image__gif_close(a);
@@ -307,22 +254,26 @@ enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_
 void image__gif_close(struct image__gif_anim *a)
 {
     if (!a) return;
+    close_file(&a->g);
     image_u8_free(&a->canvas);
     image_u8_free(&a->before);
     free(a);
 }
 
-/* What the last frame leaves behind it. Its own palette is still there. As Pillow has it, a place that is cleared shows the colour of the
- * transparent index, if there is one. */
+/* What the last frame leaves behind it. Its own palette is still there. As Pillow has it, a place that is
+ * cleared shows the colour of the transparent index, if there is one. */
 static void dispose(struct image__gif_anim *a)
 {
     const struct gif *g = &a->g;
     size_t stride = (size_t)a->canvas.width * 3;
-    int index = a->transparent >= 0 ? a->transparent : g->transparent >= 0 ? g->transparent : a->background;
+    int index = a->transparent >= 0   ? a->transparent
+                : g->transparent >= 0 ? g->transparent
+                                      : g->file->SBackGroundColor;
     if (g->disposal == 3) memcpy(a->canvas.rgb, a->before.rgb, stride * a->canvas.height);
     if (g->disposal != 2) return;
     for (uint32_t y = g->y; y < g->y + g->h; y++)
-        for (uint32_t x = g->x; x < g->x + g->w; x++) memcpy(a->canvas.rgb + y * stride + (size_t)x * 3, g->palette + 3 * (size_t)index, 3);
+        for (uint32_t x = g->x; x < g->x + g->w; x++)
+            memcpy(a->canvas.rgb + y * stride + (size_t)x * 3, g->palette + 3 * (size_t)index, 3);
 }
 
 enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err)
@@ -330,25 +281,24 @@ enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *can
     struct gif *g = &a->g;
     g->err = err;
     if (a->drawn) dispose(a);
-    memcpy(g->palette, a->global, sizeof g->palette);
     enum image_fault f = read_frame(g);
     if (f) return f;
-    if (g->ended || g->x + g->w > a->canvas.width || g->y + g->h > a->canvas.height) return bad(g, "a frame does not fit the canvas");
+    if (g->ended || g->x + g->w > a->canvas.width || g->y + g->h > a->canvas.height)
+        return bad(g, "a frame does not fit the canvas");
     if (!a->drawn) {
         fill_canvas(g, &a->canvas);
         a->transparent = g->transparent;
-        if (g->disposal == 3 && g->transparent < 0) g->disposal = 1; /* nothing was there before it: it stays */
+        if (g->disposal == 3 && g->transparent < 0)
+            g->disposal = 1; /* nothing was there before it: it stays */
     }
     g->skip = a->drawn ? g->transparent : -1;
     if (g->disposal == 3) {
-        if (!a->before.rgb && (f = image__new(a->canvas.width, a->canvas.height, false, &a->before, err)) != IMAGE_OK) return f;
+        if (!a->before.rgb) f = image__new(a->canvas.width, a->canvas.height, false, &a->before, err);
+        if (f) return f;
         memcpy(a->before.rgb, a->canvas.rgb, image_u8_bytes(&a->canvas));
     }
-    size_t data = g->at;
     a->drawn = true;
-    if (!decode_frame(g, &a->lzw, &a->canvas)) return bad(g, "a frame is truncated or corrupt");
-    g->at = data + 1;
-    if (!skip_blocks(g)) return bad(g, "a frame is truncated");
-    *canvas = a->canvas;
-    return IMAGE_OK;
+    f = draw_frame(g, &a->canvas);
+    if (!f) *canvas = a->canvas;
+    return f;
 }

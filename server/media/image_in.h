@@ -1,8 +1,8 @@
 /* Pictures as they come from clients: data: URIs, encoded files, limits, and the content key. Runs on worker threads; pure, no globals.
- * Formats: JPEG (libjpeg-turbo), PNG (zlib inflates, the rest is ours), GIF and BMP (ours), WebP (libwebp); first frame of an
+ * Formats: JPEG (libjpeg-turbo), PNG and BMP (stb_image), GIF (giflib), WebP (libwebp); first frame of an
  * animation. Result = what exif_transpose + convert("RGB") of Pillow 13 give, or convert("RGBA") and alpha_composite over white where
- * image_limits asks for it, bit for bit; the few deliberate exceptions are listed in
- * scripts/reference/make_images.py (OURS). */
+ * image_limits asks for it, bit for bit; the few deliberate exceptions, and what is refused although Pillow reads it, are
+ * listed in scripts/reference/make_images.py (OURS, REFUSED). */
 #ifndef KVASIR_IMAGE_IN_H
 #define KVASIR_IMAGE_IN_H
 

@@ -173,6 +173,7 @@ REQUESTS = {
 }
 PICTURES = {
     "png": file("files/png_pal4_adam7.png"),
+    "png with a packed text": file("files/png_raw_profile5.png"),
     "jpeg progressive": file("files/jpeg_420_33x21_prog.jpg"),
     "jpeg": file("files/jpeg_420_33x21.jpg"),
     "gif": file("videos/delta.gif"),

@@ -179,7 +179,7 @@ static void test_truncated(void **state)
 {
     (void)state;
     static const char *const names[] = {"png_rgb8.png", "png_pal4_adam7.png", "jpeg_420_33x21.jpg", "jpeg_420_33x21_prog.jpg", "webp_lossy.webp",
-                                        "webp_lossless_alpha.webp", "webp_animated.webp", "gif_part_local.gif", "bmp_24.bmp", "bmp_rle8.bmp",
+                                        "webp_lossless_alpha.webp", "webp_animated.webp", "gif_part_local.gif", "bmp_24.bmp", "bmp_8.bmp",
                                         "jpeg_exif6.jpg"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct file *f = find(names[i]);
@@ -337,13 +337,12 @@ static void test_bombs(void **state)
     assert_string_equal(got, f->sha256);
     image_u8_free(&img);
     free(b);
-    /* 32 MB in 32 KB: as text and as pixels. The pixels are those that the size asks for. */
-    static const char *const small[] = {"ours_png_text_bomb.png", "png_data_bomb.png"};
-    for (size_t i = 0; i < 2; i++) {
-        f = find(small[i]);
-        assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_OK);
-        image_u8_free(&img);
-    }
+    /* 32 MB in 32 KB: as text, which is not looked at, and as pixels of a small picture, which is refused. */
+    f = find("ours_png_text_bomb.png");
+    assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_OK);
+    image_u8_free(&img);
+    f = find("ours_png_data_bomb.png");
+    assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_BAD_DATA);
     assert_true(peak() - before < PEAK_MAX);
     assert_true(seconds() - t < 20.0); /* far beyond what it takes under a sanitizer; without the ceilings it is minutes */
 }
@@ -573,13 +572,24 @@ static void test_key(void **state)
     assert_memory_not_equal(keys[0], keys[2], 32);
 }
 
+/* Makes the checksums of a PNG's chunks right, so that what is behind them is reached. */
+static void seal(uint8_t *b, size_t len)
+{
+    for (size_t at = 8; at + 12 <= len;) {
+        size_t n = (size_t)b[at] << 24 | (size_t)b[at + 1] << 16 | (size_t)b[at + 2] << 8 | b[at + 3];
+        if (n > len - at - 12) put_be(b + at, (uint32_t)(n = len - at - 12), 4);
+        put_be(b + at + 8 + n, crc32_of(b + at + 4, n + 4), 4);
+        at += n + 12;
+    }
+}
+
 static size_t mutate(uint8_t *b, size_t len, size_t cap, uint64_t *s)
 {
     uint32_t edits = 1 + next_random(s) % 4;
     for (uint32_t e = 0; e < edits && len; e++) {
         bool anywhere = next_random(s) % 2 || len < 80; /* else in the header */
         size_t at = next_random(s) % (anywhere ? len : 80), n = 1 + next_random(s) % 16;
-        switch (next_random(s) % 7) {
+        switch (next_random(s) % 6) {
         case 0: b[at] = (uint8_t)next_random(s); break;
         case 1: b[at] = (uint8_t)(b[at] ^ 1u << next_random(s) % 8); break;
         case 2: b[at] = (uint8_t[]){0, 1, 127, 128, 255}[next_random(s) % 5]; break;
@@ -594,11 +604,10 @@ static size_t mutate(uint8_t *b, size_t len, size_t cap, uint64_t *s)
             for (size_t i = 0; i < n; i++) b[at + i] = (uint8_t)next_random(s);
             len += n;
             break;
-        case 5: len = at; break;
-        default: /* fix the CRC of a PNG's header, so that what is behind it is reached */
-            if (len > 33 && b[0] == 0x89) put_be(b + 29, crc32_of(b + 12, 17), 4);
+        default: len = at;
         }
     }
+    if (len && b[0] == 0x89 && next_random(s) % 4) seal(b, len);
     return len;
 }
 
