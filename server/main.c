@@ -96,15 +96,7 @@ static int inspect(const struct options *o, const char *dir)
 {
     static char text[1 << 18];
     struct err err = {0};
-    struct engine_options eo = {.model_dir = dir,
-                                .backend = o->backend,
-                                .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
-                                .threads = (uint32_t)o->threads,
-                                .dtype = o->dtype,
-                                .kv_bytes = o->kv_memory,
-                                .context_max = (uint32_t)o->max_context,
-                                .batch_tokens_max = (uint32_t)o->max_batch_tokens,
-                                .sequences_max = (uint32_t)o->max_sequences};
+    struct engine_options eo = server_engine_options(o, dir);
     if (engine_inspect(&eo, text, sizeof text, &err)) return fail(&err);
     fputs(text, stdout);
     return fflush(stdout) ? 1 : 0;

@@ -27,18 +27,10 @@ static void generate_job(struct request *r)
 
 void api_chat_start(struct request *r)
 {
-    if (gen_create(r, GEN_CHAT)) {
-        request_work(r, generate_job, generate_done);
-    } else {
-        request_fail(r);
-    }
+    gen_start(r, GEN_CHAT, generate_job, generate_done);
 }
 
 void api_completions_start(struct request *r)
 {
-    if (gen_create(r, GEN_COMPLETION)) {
-        request_work(r, generate_job, generate_done);
-    } else {
-        request_fail(r);
-    }
+    gen_start(r, GEN_COMPLETION, generate_job, generate_done);
 }

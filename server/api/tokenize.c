@@ -132,18 +132,10 @@ static void job_end(struct request *r)
 /* The gen carries the body's JSON and the prompt; no sequence is made of it. */
 void api_tokenize_start(struct request *r)
 {
-    if (gen_create(r, GEN_CHAT)) {
-        request_work(r, tokenize_job, job_end);
-    } else {
-        request_fail(r);
-    }
+    gen_start(r, GEN_CHAT, tokenize_job, job_end);
 }
 
 void api_detokenize_start(struct request *r)
 {
-    if (gen_create(r, GEN_CHAT)) {
-        request_work(r, detokenize_job, job_end);
-    } else {
-        request_fail(r);
-    }
+    gen_start(r, GEN_CHAT, detokenize_job, job_end);
 }

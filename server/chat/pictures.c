@@ -10,10 +10,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-
-static const char frames_uri[] = "data:video/jpeg;base64,"; /* JPEG files with commas between them */
-enum { FRAMES_URI = sizeof frames_uri - 1 };
 
 /* ---- mm_processor_kwargs ---- */
 
@@ -119,41 +115,20 @@ static enum status picture_fail(struct gen *g, enum image_fault fault, const str
     return api_fail(&g->r->error, 400, code, ref->param, "%s", err->msg);
 }
 
-/* One more file of a list. */
-static enum image_fault pack(struct gen_picture *file, const char *text, size_t len, bool url, const struct image_limits *limits,
-                             struct err *err)
-{
-    uint8_t *bytes = NULL;
-    size_t n = 0;
-    enum image_fault f =
-        url ? image_in_data_uri(text, len, limits, &bytes, &n, err) : image_in_base64(text, len, limits, &bytes, &n, err);
-    if (!f) f = picture_pack(&file->bytes, &file->len, bytes, n, limits, err);
-    free(bytes);
-    return f;
-}
-
 /* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list. */
 static enum image_fault fetch(const struct image_ref *ref, struct gen_picture *file, struct err *err)
 {
     const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     enum image_fault f = IMAGE_OK;
-    if (ref->frames) {
-        file->ask.list = true;
-        for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
-            const json_t *url = json_array_get(ref->frames, i);
-            f = pack(file, json_string_value(url), json_string_length(url), true, &limits, err);
-        }
-        return f;
-    }
-    if (!ref->video || ref->url_len < FRAMES_URI || strncasecmp(ref->url, frames_uri, FRAMES_URI) != 0)
-        return image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
+    if (!ref->frames) return image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
     file->ask.list = true;
-    const char *at = ref->url + FRAMES_URI, *end = ref->url + ref->url_len;
-    while (!f) {
-        const char *comma = memchr(at, ',', (size_t)(end - at)), *stop = comma ? comma : end;
-        f = pack(file, at, (size_t)(stop - at), false, &limits, err);
-        if (!comma) break;
-        at = comma + 1;
+    for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
+        const json_t *url = json_array_get(ref->frames, i);
+        uint8_t *bytes = NULL;
+        size_t n = 0;
+        f = image_in_data_uri(json_string_value(url), json_string_length(url), &limits, &bytes, &n, err);
+        if (!f) f = picture_pack(&file->bytes, &file->len, bytes, n, &limits, err);
+        free(bytes);
     }
     return f;
 }

@@ -130,8 +130,8 @@ struct gen {
     uint32_t image_count;
 };
 
-/* loop thread: attaches a gen to r; false with r->error set */
-bool gen_create(struct request *r, enum gen_kind kind);
+/* loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no memory */
+void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r), void (*done)(struct request *r));
 
 /* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller owns. */
 enum status request_body_parse(struct request *r, json_t **root);

@@ -7,29 +7,31 @@
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "scheduler/cache/hash_mix.h"
 #include "server/generate/fields.h"
 #include "server/http/limits.h"
 #include "server/chat/tool_types.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define TEXT_MAX (64u << 20) /* bytes of one choice's text */
 
-bool gen_create(struct request *r, enum gen_kind kind)
+void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r), void (*done)(struct request *r))
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
         (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
-        return false;
+        request_fail(r);
+        return;
     }
     g->r = r;
     g->kind = kind;
     g->p.n = 1;
     r->gen = g;
     r->srv->load++;
-    return true;
+    request_work(r, job, done);
 }
 
 /* ---- the memory of answers ---- */
@@ -419,8 +421,7 @@ static void request_id_take(struct request *r, json_t *root)
     static const char *const names[] = {"request_id", "rid"};
     for (size_t i = 0; i < 2 && !r->id_from_client; i++) {
         const char *s = json_string_value(field(root, names[i]));
-        size_t n = s ? strlen(s) : 0;
-        if (n < 1 || n > 128 || strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") != n) continue;
+        if (!s || !request_id_ok(s)) continue;
         snprintf(r->id, sizeof r->id, "%s", s);
         r->id_from_client = true;
     }
@@ -428,19 +429,15 @@ static void request_id_take(struct request *r, json_t *root)
 
 static uint64_t random_seed(void)
 {
-    uint64_t v = 0;
-    if (getrandom(&v, sizeof v, 0) != (ssize_t)sizeof v) v = now_us() * 0x9E3779B97F4A7C15ull;
+    uint64_t v;
+    randombytes_buf(&v, sizeof v);
     return v;
 }
 
 /* Sample 0 draws with the request's own seed, so that n = 1 and n = 3 agree on it; the others with a mix (splitmix64). */
 static uint64_t choice_seed(uint64_t seed, uint32_t sample)
 {
-    if (!sample) return seed;
-    uint64_t z = seed + sample * 0x9E3779B97F4A7C15ull;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
+    return sample ? hash_mix(seed + (sample - 1) * 0x9E3779B97F4A7C15ull) : seed;
 }
 
 /* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary added tokens. */

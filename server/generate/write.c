@@ -6,9 +6,9 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "server/http/sse.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 static void preamble(struct json_out *o, const struct gen *g, bool chunk)
 {
@@ -181,10 +181,7 @@ static void call_id_make(struct chat_call *call)
 {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     unsigned char random[24];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
-        uint64_t t = now_us();
-        for (size_t i = 0; i < sizeof random; i++) random[i] = (unsigned char)((t = t * 6364136223846793005u + 1442695040888963407u) >> 56);
-    }
+    randombytes_buf(random, sizeof random);
     memcpy(call->id, "call_", 5);
     for (size_t i = 0; i < sizeof random; i++) call->id[5 + i] = alphabet[random[i] % 62];
     call->id[29] = '\0';
@@ -416,6 +413,20 @@ static void piece_delta(struct json_out *o, struct choice *c, const struct piece
     jo_text(o, "}");
 }
 
+/* How it ended, if it did, and the tokens that no event had yet. */
+static void reasons_and_ids(struct json_out *o, const struct choice *c, bool last)
+{
+    if (last) {
+        reasons(o, c);
+    } else {
+        jo_text(o, ",\"finish_reason\":null");
+    }
+    if (c->gen->p.return_token_ids) {
+        jo_text(o, ",\"token_ids\":");
+        jo_ids(o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
+    }
+}
+
 /* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish: the last one carries the
  * finish_reason. */
 static void pieces_write(struct choice *c, bool finish)
@@ -439,15 +450,7 @@ static void pieces_write(struct choice *c, bool finish)
         piece = piece_next(c);
         bool last = finish && piece.kind == PIECE_NONE && !content_missing(c);
         logprobs_field(&o, c, first);
-        if (last) {
-            reasons(&o, c);
-        } else {
-            jo_text(&o, ",\"finish_reason\":null");
-        }
-        if (g->p.return_token_ids) {
-            jo_text(&o, ",\"token_ids\":");
-            jo_ids(&o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
-        }
+        reasons_and_ids(&o, c, last);
         c->ids_shown = c->id_count;
         first = false;
         jo_text(&o, "}");
@@ -489,16 +492,8 @@ void gen_write_delta(struct choice *c, bool final)
     }
     if (g->kind == GEN_CHAT) jo_text(&o, "}");
     logprobs_field(&o, c, true);
-    if (final) {
-        reasons(&o, c);
-    } else {
-        jo_text(&o, ",\"finish_reason\":null");
-    }
-    if (g->p.return_token_ids) {
-        jo_text(&o, ",\"token_ids\":");
-        jo_ids(&o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
-        if (g->kind == GEN_COMPLETION && !c->started) prompt_ids(&o, p);
-    }
+    reasons_and_ids(&o, c, final);
+    if (g->p.return_token_ids && g->kind == GEN_COMPLETION && !c->started) prompt_ids(&o, p);
     jo_text(&o, "}");
     c->started = true;
     c->dirty = false;

@@ -197,6 +197,7 @@ struct auth *auth_load(const char *file, struct err *err); /* NULL with err set 
 void auth_free(struct auth *a);
 
 /* request.c */
+bool request_id_ok(const char *s); /* fit to be one */
 void request_id_make(char id[REQUEST_ID_BYTES], const char *given); /* the client's (may be NULL) if it is fit, else a new one */
 struct request *request_create(struct server *s, struct MHD_Connection *c);
 void request_release(struct request *r); /* frees it if nobody needs it any more */

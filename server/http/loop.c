@@ -334,21 +334,26 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
     log_info("loading %llu of %llu MiB", (unsigned long long)(done >> 20), (unsigned long long)(total >> 20));
 }
 
+struct engine_options server_engine_options(const struct options *o, const char *model_dir)
+{
+    return (struct engine_options){.model_dir = model_dir,
+                                   .backend = o->backend,
+                                   .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
+                                   .threads = (uint32_t)o->threads,
+                                   .dtype = o->dtype,
+                                   .kv_bytes = o->kv_memory,
+                                   .context_max = (uint32_t)o->max_context,
+                                   .batch_tokens_max = (uint32_t)o->max_batch_tokens,
+                                   .sequences_max = (uint32_t)o->max_sequences};
+}
+
 static enum status model_load(struct server *s, struct model *m, struct err *err)
 {
     const struct options *o = s->opt;
     uint64_t last_us = now_us();
-    struct engine_options eo = {.model_dir = s->model_dir,
-                                .backend = o->backend,
-                                .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
-                                .threads = (uint32_t)o->threads,
-                                .dtype = o->dtype,
-                                .kv_bytes = o->kv_memory,
-                                .context_max = (uint32_t)o->max_context,
-                                .batch_tokens_max = (uint32_t)o->max_batch_tokens,
-                                .sequences_max = (uint32_t)o->max_sequences,
-                                .progress = load_progress,
-                                .progress_arg = &last_us};
+    struct engine_options eo = server_engine_options(o, s->model_dir);
+    eo.progress = load_progress;
+    eo.progress_arg = &last_us;
     enum status st = tok_load(s->model_dir, &m->tok, err);
     if (!st) {
         st = template_load(s->model_dir, &m->tmpl, err);

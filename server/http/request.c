@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-static bool id_ok(const char *s)
+bool request_id_ok(const char *s)
 {
     size_t n = strlen(s);
     return n >= 1 && n <= 128 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
@@ -21,7 +21,7 @@ static bool id_ok(const char *s)
 void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
 {
     unsigned char raw[16];
-    if (given && id_ok(given)) {
+    if (given && request_id_ok(given)) {
         snprintf(id, REQUEST_ID_BYTES, "%s", given);
         return;
     }
@@ -40,7 +40,7 @@ struct request *request_create(struct server *s, struct MHD_Connection *c)
     buf_init(&r->body, s->opt->max_body_bytes);
     buf_init(&r->out, LIMIT_ANSWER_BYTES);
     const char *given = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "X-Request-Id");
-    r->id_from_client = given && id_ok(given);
+    r->id_from_client = given && request_id_ok(given);
     request_id_make(r->id, given);
     r->next = s->requests;
     if (r->next) r->next->prev = r;

@@ -47,10 +47,6 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
 /* Decodes an encoded file. out is filled only on IMAGE_OK (image_u8_free). */
 enum image_fault image_in_decode(const uint8_t *bytes, size_t len, const struct image_limits *limits, struct image_u8 *out, struct err *err);
 
-/* Decodes base64 text as in the payload above. */
-enum image_fault image_in_base64(const char *text, size_t text_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
-                                 struct err *err);
-
 /* 256-bit content key of what the vision tower will see and where its tokens lie: SHA-256 over a canonical record (version, family, resize mode,
  * filter, target size or patches, crop settings, mean/std/rescale bits, grid, width, height, frames, RGB bytes). What a request asked of the size
  * counts through its outcome. `family` is the checkpoint's model_type; grid: image_grid with the seconds of a video. */

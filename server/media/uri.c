@@ -116,7 +116,7 @@ static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t 
     }
 }
 
-enum image_fault image_in_base64(const char *s, size_t n, const struct image_limits *limits, uint8_t **bytes, size_t *len, struct err *err)
+static enum image_fault decode_all(const char *s, size_t n, const struct image_limits *limits, uint8_t **bytes, size_t *len, struct err *err)
 {
     uint8_t table[256];
     make_table(table);
@@ -151,5 +151,5 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
     size_t head = (size_t)(comma - url);
     if (head < BASE64 || strncasecmp(comma - BASE64, base64, BASE64) != 0)
         return image__fail(err, IMAGE_BAD_URL, "the data: URL is not base64: \";base64\" must stand before the comma");
-    return image_in_base64(comma + 1, url_len - head - 1, limits, bytes, len, err);
+    return decode_all(comma + 1, url_len - head - 1, limits, bytes, len, err);
 }

@@ -165,8 +165,7 @@ static enum image_fault source_open(struct source *s, double fps, struct err *er
     if (len >= 12 && memcmp(b, "RIFF", 4) == 0 && memcmp(b + 8, "WEBP", 4) == 0) return webp_open(s, err);
     return image__fail(
         err, IMAGE_BAD_TYPE,
-        "the video is of an unsupported type: send an animated GIF or WebP, data:video/jpeg;base64 with frames separated by "
-        "commas, or an array of images");
+        "the video is of an unsupported type: send an animated GIF or WebP, or an array of images");
 }
 
 static enum image_fault source_next(struct source *s, struct image_u8 *frame, struct err *err)

@@ -1,6 +1,5 @@
 """Pictures of any size and videos, over HTTP, on the small Qwen-VL checkpoints: python3 test_pictures.py [--binary B] [test ...]
 What a request asks of the size counts, the caches never change an answer, and what can't be taken is refused."""
-import base64
 import os
 import sys
 import threading
@@ -31,10 +30,10 @@ def video(name):
     return {"type": "video_url", "video_url": {"url": data_url(file("videos/" + name), "image/" + name.rsplit(".", 1)[1])}}
 
 
-def jpegs(count, fps=None):
-    """The same file again and again: one size."""
-    frames = ",".join(base64.b64encode(file(f"files/jpeg_{kind}_33x21.jpg")).decode() for kind in ["420", "422", "411", "420", "422"][:count])
-    return {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + frames, **({"fps": fps} if fps else {})}}
+def jpegs(count, **fields):
+    """Files of different kinds, all of one size."""
+    kinds = ["420", "422", "411", "420", "422"][:count]
+    return {"type": "video", "video": [data_url(file(f"files/jpeg_{kind}_33x21.jpg"), "image/jpeg") for kind in kinds], **fields}
 
 
 def frames(count):
@@ -145,8 +144,8 @@ def test_refused(model):
         (image(BIG), {"mm_processor_kwargs": {"do_resize": False}}, "unsupported_parameter"),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAAGGZ0eXBpc29t"}}, {}, "unsupported_content_part"),
         ({"type": "video_url", "video_url": {"url": "https://example.com/a.mp4"}}, {}, "invalid_image_url"),
-        ({"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,"}}, {}, "empty_image_file"),
-        ({"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,!!"}}, {}, "invalid_base64_image"),
+        ({"type": "video", "video": ["data:image/jpeg;base64,"]}, {}, "empty_image_file"),
+        ({"type": "video", "video": ["data:image/jpeg;base64,!!"]}, {}, "invalid_base64_image"),
         ({"type": "video", "video": [data_url(noisy(32, 24)), data_url(noisy(32, 25))]}, {}, "invalid_value"),
         ({"type": "video", "video": [data_url(file("videos/delta.gif")[:300])]}, {}, "image_parse_error"),
         ({"type": "video", "video": []}, {}, "empty_array"),

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <zlib.h>
 
 #define GOLDEN "tests/golden/images/"
 
@@ -51,16 +52,6 @@ static const struct model_image_rule rule = {.present = true,
                                                         .video_fps = 2,
                                                         .video_frames_min = 4,
                                                         .video_frames_max = 16}};
-
-static uint32_t crc32_of(const uint8_t *p, size_t len)
-{
-    uint32_t crc = ~0u;
-    for (size_t i = 0; i < len; i++) {
-        crc ^= p[i];
-        for (int k = 0; k < 8; k++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
-    }
-    return ~crc;
-}
 
 static uint8_t *read_file(const char *name, size_t *len)
 {
@@ -106,7 +97,7 @@ static void test_animations(void **state)
         size_t each = (size_t)v.pixels.width * v.pixels.height * 3;
         for (uint32_t k = 0; k < frames; k++) {
             uint32_t want = (uint32_t)json_integer_value(json_array_get(json_object_get(row, "crc32"), k));
-            if (crc32_of(v.pixels.rgb + k * each, each) != want) fail_msg("%s: frame %u differs", name, k);
+            if ((uint32_t)crc32_z(0, v.pixels.rgb + k * each, each) != want) fail_msg("%s: frame %u differs", name, k);
         }
         video_frames_free(&v);
         free(bytes);
