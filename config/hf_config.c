@@ -1,6 +1,6 @@
-/* See hf_config.h: finding the family, what is common to all, generation_config.json. The defaults of the families are those of
- * transformers' configuration classes: released files leave out every key that equals its class default, so they are part of the
- * format. */
+/* See hf_config.h: finding the family, what is common to all, generation_config.json. The defaults of the
+ * families are those of transformers' configuration classes: released files leave out every key that equals
+ * its class default, so they are part of the format. */
 #include "config/hf_config.h"
 
 #include "config/hf_reader.h"
@@ -38,8 +38,8 @@ static const struct hf_row *find_row(struct hf_reader *r)
     else {
         if (!json_str_copy(r->d, node, type, sizeof type - 1, &len)) len = 0;
         type[len < sizeof type ? len : 0] = '\0';
-        r->st =
-            err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)", r->file, type, served);
+        r->st = err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)",
+                        r->file, type, served);
     }
     return NULL;
 }
@@ -54,7 +54,8 @@ static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
     return JSON_NONE;
 }
 
-static enum status parse_doc(const struct json_doc *d, const char *name, struct hf_config *out, struct err *err)
+static enum status parse_doc(const struct json_doc *d, const char *name, struct hf_config *out,
+                             struct err *err)
 {
     struct hf_reader r = {d, name, "", err, ST_OK};
     if (json_kind(d, 0) != JSON_OBJECT) return err_set(err, ST_FORMAT, "%s: not a JSON object", name);
@@ -62,26 +63,30 @@ static enum status parse_doc(const struct json_doc *d, const char *name, struct 
     if (!row) return r.st;
     /* Their tensors would be refused one by one for their types; this says why. */
     if (json_get_live(d, 0, "quantization_config") != JSON_NONE)
-        hf__fault(&r, ST_UNSUPPORTED, "quantization_config", "only float weights (bf16, f16, f32) are served");
+        hf__fault(&r, ST_UNSUPPORTED, "quantization_config",
+                  "only float weights (bf16, f16, f32) are served");
     struct hf_config *c = calloc(1, sizeof *c);
     if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
     c->family = row->family;
     snprintf(c->model_type, sizeof c->model_type, "%s", row->model_type);
     c->text = *row->text;
     c->bos_id = c->video_id = HF_NO_ID;
-    uint32_t nested = row->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", row->place == HF_NESTED);
+    uint32_t nested =
+        row->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", row->place == HF_NESTED);
     uint32_t vision = row->vision ? find_object(&r, "vision_config", false) : JSON_NONE;
     c->has_vision = vision != JSON_NONE;
     if (c->has_vision) c->vision = *row->vision;
     hf__ids(&r, 0, "eos_token_id", c->eos_ids, &c->eos_count);
-    if (nested != JSON_NONE && c->eos_count == 0) hf__ids(&r, nested, "eos_token_id", c->eos_ids, &c->eos_count);
+    if (nested != JSON_NONE && c->eos_count == 0)
+        hf__ids(&r, nested, "eos_token_id", c->eos_ids, &c->eos_count);
     if (!r.st) row->read(&r, row, nested == JSON_NONE ? 0 : nested, vision, c);
     if (!r.st) *out = *c;
     free(c);
     return r.st;
 }
 
-enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out, struct err *err)
+enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out,
+                            struct err *err)
 {
     struct json_doc d = {0};
     enum status st = json_parse(text, len, name, &d, err);
@@ -115,7 +120,8 @@ enum status hf_generation_load(const char *dir, struct hf_generation *out, struc
     char *path;
     struct json_doc d = {0};
     struct hf_generation g = {0};
-    if (asprintf(&path, "%s/generation_config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    if (asprintf(&path, "%s/generation_config.json", dir) < 0)
+        return err_set(err, ST_NOMEM, "%s: out of memory", dir);
     enum status st = json_doc_load(path, CONFIG_BYTES_MAX, &d, err);
     if (st == ST_NOT_FOUND) {
         free(path);

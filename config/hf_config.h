@@ -1,7 +1,7 @@
-/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first releases,
- * transformers v5), every absent key filled with its family's class default, every number range-checked, so that nobody after
- * this has to distrust a size. Pure; knows no tensor and no kernel. A new model_type is a row in the table of hf_config.c; a new
- * family is a file hf_<family>.c beside it. */
+/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first
+ * releases, transformers v5), every absent key filled with its family's class default, every number
+ * range-checked, so that nobody after this has to distrust a size. Pure; knows no tensor and no kernel. A new
+ * model_type is a row in the table of hf_config.c; a new family is a file hf_<family>.c beside it. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 
@@ -32,18 +32,21 @@ enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
 struct hf_rope {
     enum hf_rope_type type;
     double theta;
-    double factor; /* HF_ROPE_LINEAR: frequencies are divided by it; HF_ROPE_YARN: the slow ones are; else 1 */
+    double
+        factor; /* HF_ROPE_LINEAR: frequencies are divided by it; HF_ROPE_YARN: the slow ones are; else 1 */
     /* HF_ROPE_YARN */
     double original_max, beta_fast, beta_slow, attention_factor;
     bool truncate;
-    /* Positions of three axes (time, row, column): frequencies per axis, their sum is head_dim / 2; all 0 = one axis. */
+    /* Positions of three axes (time, row, column): frequencies per axis, their sum is head_dim / 2; all 0 =
+     * one axis. */
     uint32_t mrope_section[3];
     bool mrope_interleaved;
 };
 
 /* Names are the keys of config.json. */
 struct hf_text {
-    uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+        num_key_value_heads, head_dim;
     uint32_t max_position_embeddings, sliding_window;
     double rms_norm_eps, query_pre_attn_scalar;
     double attn_logit_softcapping, final_logit_softcapping; /* 0 = none */
@@ -84,11 +87,12 @@ struct hf_config {
     uint32_t eos_count; /* 0 = the file names none */
 };
 
-/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or
- * range. */
+/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of
+ * the wrong kind or range. */
 enum status hf_config_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
 /* The same from text; `name` is used in messages. */
-enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out, struct err *err) KV_MUST_CHECK;
+enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out,
+                            struct err *err) KV_MUST_CHECK;
 
 /* DIR/generation_config.json: `has_*` tells what it states. All absent when there is no such file. */
 struct hf_generation {

@@ -40,18 +40,18 @@ static void read_rope_dict(struct hf_reader *r, uint32_t dict, bool types_allowe
     if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
     hf__double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
     if (type != JSON_NONE && !r->st) {
-        if (json_str_eq(r->d, type, "default"))
-            rope->type = HF_ROPE_DEFAULT;
-        else if (json_str_eq(r->d, type, "linear") && types_allowed)
-            rope->type = HF_ROPE_LINEAR;
+        if (json_str_eq(r->d, type, "default")) rope->type = HF_ROPE_DEFAULT;
+        else if (json_str_eq(r->d, type, "linear") && types_allowed) rope->type = HF_ROPE_LINEAR;
         else
             hf__fault(r, ST_UNSUPPORTED, "rope_type",
-                      types_allowed ? "only default and linear are served" : "only default is served on sliding layers");
+                      types_allowed ? "only default and linear are served"
+                                    : "only default is served on sliding layers");
     }
     double factor = 0;
     hf__double(r, dict, "factor", 1e-6, 1e6, &factor);
     if (factor > 0) rope->factor = factor;
-    if (type != JSON_NONE && rope->type == HF_ROPE_LINEAR && factor <= 0) hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
+    if (type != JSON_NONE && rope->type == HF_ROPE_LINEAR && factor <= 0)
+        hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
 }
 
 /* Both spellings, and the mixed files that have per-type dicts without rope_theta beside the flat keys. */
@@ -60,7 +60,8 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     static const char *const names[2] = {[HF_FULL] = "full_attention", [HF_SLIDING] = "sliding_attention"};
     hf__double(r, obj, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
     hf__double(r, obj, "rope_local_base_freq", 1.0, 1e12, &t->rope[HF_SLIDING].theta);
-    uint32_t params = json_get_live(r->d, obj, "rope_parameters"), scaling = json_get_live(r->d, obj, "rope_scaling");
+    uint32_t params = json_get_live(r->d, obj, "rope_parameters"),
+             scaling = json_get_live(r->d, obj, "rope_scaling");
     bool per_type = false;
     for (int k = 0; k < 2; k++) {
         uint32_t dict = json_get(r->d, params, names[k]);
@@ -70,14 +71,19 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         read_rope_dict(r, dict, k == HF_FULL, &t->rope[k]);
     }
     if (params != JSON_NONE && !per_type && json_count(r->d, params) > 0) {
-        log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention", r->file);
+        log_warn("%s: rope_parameters has no entries per layer type: read as those of full attention",
+                 r->file);
         read_rope_dict(r, params, true, &t->rope[HF_FULL]);
     }
-    /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old spelling "type" is ignored without a word; vLLM
-     * goes by it. Which one a checkpoint was made for can't be told: refused. (Released files have rope_type. In the Qwen families "type" counts.) */
+    /* transformers (5.23) lays rope_scaling over {"rope_type": "default"}, so for this family the old
+     * spelling "type" is ignored without a word; vLLM goes by it. Which one a checkpoint was made for can't
+     * be told: refused. (Released files have rope_type. In the Qwen families "type" counts.) */
     uint32_t old = json_get_live(r->d, scaling, "type");
-    if (json_kind(r->d, scaling) == JSON_OBJECT && json_get_live(r->d, scaling, "rope_type") == JSON_NONE && old != JSON_NONE && !json_str_eq(r->d, old, "default"))
-        hf__fault(r, ST_UNSUPPORTED, "rope_scaling", "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the entry out");
+    if (json_kind(r->d, scaling) == JSON_OBJECT && json_get_live(r->d, scaling, "rope_type") == JSON_NONE &&
+        old != JSON_NONE && !json_str_eq(r->d, old, "default"))
+        hf__fault(r, ST_UNSUPPORTED, "rope_scaling",
+                  "has \"type\", which transformers ignores for Gemma 3: write \"rope_type\", or take the "
+                  "entry out");
     if (scaling != JSON_NONE) read_rope_dict(r, scaling, true, &t->rope[HF_FULL]);
     for (int k = 0; k < 2; k++)
         if (t->rope[k].type == HF_ROPE_DEFAULT) t->rope[k].factor = 1;
@@ -89,7 +95,8 @@ static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *
     if (hf__layer_types(r, obj, t) || r->st) return;
     hf__u32(r, obj, "_sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     hf__u32(r, obj, "sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = (n + 1) % pattern == 0 ? HF_FULL : HF_SLIDING;
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->layer_types[n] = (n + 1) % pattern == 0 ? HF_FULL : HF_SLIDING;
 }
 
 static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -112,7 +119,8 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf__activation(r, obj, "hidden_activation", HF_GELU_TANH);
     bool encoder = false;
     hf__bool(r, obj, "use_bidirectional_attention", &encoder);
-    if (encoder) hf__fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
+    if (encoder)
+        hf__fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
     if (!r->st && t->head_dim % 2) hf__fault(r, ST_FORMAT, "head_dim", "must be even");
     if (!r->st && t->num_attention_heads % t->num_key_value_heads)
         hf__fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
@@ -142,7 +150,8 @@ static void read_vision(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     r->scope = "";
 }
 
-/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the other. */
+/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the
+ * other. */
 static void check_image_tokens(struct hf_reader *r, const struct hf_config *c)
 {
     uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
@@ -157,7 +166,8 @@ static void id_alias(struct hf_reader *r, const char *key, const char *alias, ui
     hf__u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-static void read_gemma3(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision, struct hf_config *c)
+static void read_gemma3(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision,
+                        struct hf_config *c)
 {
     read_text(r, text, &c->text);
     if (row->place == HF_NESTED) hf__bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);

@@ -1,6 +1,7 @@
-/* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts): specs qwen-vl 1.
- * Class defaults are those of transformers 5.23's configuration classes; where released files differ from them (rms_norm_eps
- * 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves. See hf_reader.h. */
+/* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts):
+ * specs qwen-vl 1. Class defaults are those of transformers 5.23's configuration classes; where released
+ * files differ from them (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves.
+ * See hf_reader.h. */
 #include "config/hf_reader.h"
 
 #include "config/base/log.h"
@@ -154,7 +155,8 @@ static double mscale_of(double factor, double mscale)
     return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
 
-/* transformers' _compute_yarn_parameters: which keys there are and what stands for an absent one (0 and null count as absent). */
+/* transformers' _compute_yarn_parameters: which keys there are and what stands for an absent one (0 and null
+ * count as absent). */
 static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
     double mscale = 0, all_dim = 0;
@@ -175,8 +177,9 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
     if (p->beta_slow == 0) p->beta_slow = 1;
     if (p->beta_fast < p->beta_slow) hf__fault(r, ST_FORMAT, "beta_fast", "must not be below beta_slow");
     if (p->attention_factor == 0)
-        p->attention_factor =
-            mscale > 0 && all_dim > 0 ? mscale_of(p->factor, mscale) / mscale_of(p->factor, all_dim) : mscale_of(p->factor, 1);
+        p->attention_factor = mscale > 0 && all_dim > 0
+                                  ? mscale_of(p->factor, mscale) / mscale_of(p->factor, all_dim)
+                                  : mscale_of(p->factor, 1);
 }
 
 static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
@@ -189,7 +192,8 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
         p->type = HF_ROPE_LINEAR;
         p->factor = 0;
         hf__double(r, dict, "factor", 1e-6, 1e6, &p->factor);
-        if (p->factor == 0) hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
+        if (p->factor == 0)
+            hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
     } else if (json_str_eq(r->d, type, "yarn")) {
         p->type = HF_ROPE_YARN;
         read_yarn(r, dict, t, p);
@@ -198,29 +202,32 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
     }
 }
 
-static void read_sections(struct hf_reader *r, const struct hf_row *row, uint32_t dict, const struct hf_text *t,
-                          struct hf_rope *p)
+static void read_sections(struct hf_reader *r, const struct hf_row *row, uint32_t dict,
+                          const struct hf_text *t, struct hf_rope *p)
 {
     bool interleaved = row->family == HF_QWEN3_VL, stated = interleaved;
     uint32_t s[3] = {interleaved ? 24 : 16, interleaved ? 20 : 24, interleaved ? 20 : 24}, count = 3;
     hf__list(r, dict, "mrope_section", SIZE_MAX_HEAD_DIM, 3, s, &count);
     hf__bool(r, dict, "mrope_interleaved", &stated);
     if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != t->head_dim / 2))
-        hf__fault(r, ST_FORMAT, "mrope_section", "must be three integers, the first not 0, whose sum is half of the head size");
+        hf__fault(r, ST_FORMAT, "mrope_section",
+                  "must be three integers, the first not 0, whose sum is half of the head size");
     /* The flag is not read by transformers' classes: each has one layout. */
     if (!r->st && stated != interleaved)
-        log_warn("%s: mrope_interleaved is %s, which this family does not have: ignored", r->file, stated ? "true" : "false");
+        log_warn("%s: mrope_interleaved is %s, which this family does not have: ignored", r->file,
+                 stated ? "true" : "false");
     for (int i = 0; i < 3; i++) p->mrope_section[i] = s[i];
     p->mrope_interleaved = interleaved;
 }
 
-/* `rope_parameters` is the spelling of transformers 5, `rope_scaling` the one before. A file that has both is a new one to which
- * somebody added the old key: that key counts, as in transformers, but theta is still looked up in both (transformers would fall
- * back to the class default). */
+/* `rope_parameters` is the spelling of transformers 5, `rope_scaling` the one before. A file that has both is
+ * a new one to which somebody added the old key: that key counts, as in transformers, but theta is still
+ * looked up in both (transformers would fall back to the class default). */
 static void read_rope(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
-    uint32_t params = json_get_live(r->d, obj, "rope_parameters"), scaling = json_get_live(r->d, obj, "rope_scaling");
+    uint32_t params = json_get_live(r->d, obj, "rope_parameters"),
+             scaling = json_get_live(r->d, obj, "rope_scaling");
     if (params != JSON_NONE && json_kind(r->d, params) != JSON_OBJECT)
         hf__fault(r, ST_FORMAT, "rope_parameters", "must be an object");
     if (scaling != JSON_NONE && json_kind(r->d, scaling) != JSON_OBJECT)
@@ -240,8 +247,8 @@ static void read_rope(struct hf_reader *r, const struct hf_row *row, uint32_t ob
 
 /* ---- text ---- */
 
-/* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers; Qwen3-MoE all or none;
- * Qwen3-VL none. Released files have use_sliding_window false. */
+/* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;
+ * Qwen3-MoE all or none; Qwen3-VL none. Released files have use_sliding_window false. */
 static void read_windows(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
 {
     bool use = false, by_layer = !(row->family == HF_QWEN3 && row->text->num_experts > 0);
@@ -254,7 +261,8 @@ static void read_windows(struct hf_reader *r, const struct hf_row *row, uint32_t
     if (by_layer && hf__layer_types(r, obj, t)) {
         for (uint32_t n = 0; n < t->num_hidden_layers; n++)
             if (t->layer_types[n] == HF_SLIDING && !window)
-                hf__fault(r, ST_FORMAT, "layer_types", "has sliding_attention where use_sliding_window is off");
+                hf__fault(r, ST_FORMAT, "layer_types",
+                          "has sliding_attention where use_sliding_window is off");
         return;
     }
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
@@ -265,7 +273,8 @@ static void read_experts(struct hf_reader *r, const struct hf_row *row, uint32_t
 {
     uint32_t step = 1, dense[HF_LAYERS_MAX], dense_count = 0;
     if (row->text->num_experts == 0) return;
-    hf__u32(r, obj, "num_local_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts); /* how transformers 5 saves num_experts */
+    hf__u32(r, obj, "num_local_experts", 0, SIZE_MAX_EXPERTS,
+            &t->num_experts); /* how transformers 5 saves num_experts */
     hf__u32(r, obj, "num_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts);
     hf__u32(r, obj, "num_experts_per_tok", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
     hf__u32(r, obj, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
@@ -274,7 +283,8 @@ static void read_experts(struct hf_reader *r, const struct hf_row *row, uint32_t
     if (row->family == HF_QWEN3) hf__bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
     if (t->num_experts > 0 && t->num_experts_per_tok > t->num_experts)
         hf__fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
     for (uint32_t i = 0; i < dense_count; i++)
         if (dense[i] < t->num_hidden_layers) t->sparse[dense[i]] = false;
 }
@@ -285,22 +295,25 @@ static void read_heads(struct hf_reader *r, const struct hf_row *row, uint32_t o
     uint32_t kv = json_get(r->d, obj, "num_key_value_heads");
     if (kv != JSON_NONE && json_kind(r->d, kv) == JSON_NULL) t->num_key_value_heads = t->num_attention_heads;
     hf__u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
-    /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at a width of 2560. */
+    /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at
+     * a width of 2560. */
     if (row->family != HF_QWEN2_VL && row->family != HF_QWEN2_5_VL)
         hf__u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
     if (r->st) return;
     if (t->head_dim == 0) {
         t->head_dim = t->hidden_size / t->num_attention_heads;
         if (t->hidden_size % t->num_attention_heads || t->head_dim > SIZE_MAX_HEAD_DIM || t->head_dim == 0)
-            hf__fault(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into heads of at most 1024");
+            hf__fault(r, ST_FORMAT, "num_attention_heads",
+                      "must divide hidden_size into heads of at most 1024");
     }
     if (t->head_dim % 2) hf__fault(r, ST_FORMAT, "head_dim", "must be even");
     if (t->num_attention_heads % t->num_key_value_heads)
         hf__fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
 }
 
-/* Where the tie is stated: text models at the top. Qwen2-VL and Qwen2.5-VL in either place (files before transformers 5 have it
- * in text_config). Qwen3-VL at the top, else in text_config; not so with experts, whose class writes a meaningless true there. */
+/* Where the tie is stated: text models at the top. Qwen2-VL and Qwen2.5-VL in either place (files before
+ * transformers 5 have it in text_config). Qwen3-VL at the top, else in text_config; not so with experts,
+ * whose class writes a meaningless true there. */
 static void read_tie(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
 {
     bool top = false, inner = false, stated = json_get_live(r->d, 0, "tie_word_embeddings") != JSON_NONE;
@@ -320,7 +333,8 @@ static void read_text(struct hf_reader *r, const struct hf_row *row, uint32_t ob
     hf__u32(r, obj, "max_position_embeddings", 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
     hf__double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
     hf__activation(r, obj, "hidden_act", HF_SILU);
-    if (row->family == HF_QWEN3 || row->family == HF_QWEN3_VL) hf__bool(r, obj, "attention_bias", &t->attention_bias);
+    if (row->family == HF_QWEN3 || row->family == HF_QWEN3_VL)
+        hf__bool(r, obj, "attention_bias", &t->attention_bias);
     read_heads(r, row, obj, t);
     read_rope(r, row, obj, t);
     read_windows(r, row, obj, t);
@@ -342,8 +356,7 @@ static void read_side(struct hf_reader *r, uint32_t obj, const char *key, uint32
     if (!hf__list(r, obj, key, hi, 2, s, &count)) return;
     if (count == 0 || s[0] == 0 || (count == 2 && s[0] != s[1]))
         hf__fault(r, ST_FORMAT, key, "must be one size for both sides");
-    else
-        *v = s[0];
+    else *v = s[0];
 }
 
 static void read_position(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
@@ -372,14 +385,19 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
 
 static void read_taps(struct hf_reader *r, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
 {
-    hf__list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack, &v->deepstack_count);
+    hf__list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
+             &v->deepstack_count);
     bool ok = v->deepstack_count <= t->num_hidden_layers;
     for (uint32_t i = 0; i < v->deepstack_count; i++)
-        ok = ok && v->deepstack[i] < v->num_hidden_layers && (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
-    if (!ok) hf__fault(r, ST_FORMAT, "deepstack_visual_indexes", "must be ascending, below depth, and no more than text layers");
+        ok =
+            ok && v->deepstack[i] < v->num_hidden_layers && (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
+    if (!ok)
+        hf__fault(r, ST_FORMAT, "deepstack_visual_indexes",
+                  "must be ascending, below depth, and no more than text layers");
 }
 
-static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
+static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t obj, const struct hf_text *t,
+                        struct hf_vision *v)
 {
     bool first = row->family == HF_QWEN2_VL;
     r->scope = "vision_config.";
@@ -391,7 +409,8 @@ static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t 
         double ratio = 4;
         hf__double(r, obj, "mlp_ratio", 0.01, 64, &ratio);
         double ff = ratio * v->hidden_size;
-        if (ff < 1 || ff > SIZE_MAX_FF) hf__fault(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
+        if (ff < 1 || ff > SIZE_MAX_FF)
+            hf__fault(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
         if (!r->st) v->intermediate_size = (uint32_t)ff;
     } else {
         hf__u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
@@ -404,8 +423,10 @@ static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t 
     read_side(r, obj, "temporal_patch_size", 16, &v->temporal_patch_size);
     hf__u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
     hf__activation(r, obj, "hidden_act", v->activation);
-    if (row->family == HF_QWEN2_5_VL) hf__double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);
-    hf__double(r, obj, "rope_theta", 1, 1e12, &v->rope_theta); /* the spelling before transformers 5, as in the text */
+    if (row->family == HF_QWEN2_5_VL)
+        hf__double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);
+    hf__double(r, obj, "rope_theta", 1, 1e12,
+               &v->rope_theta); /* the spelling before transformers 5, as in the text */
     hf__double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
     read_position(r, obj, v);
     read_windows_of_tower(r, obj, v);
@@ -413,9 +434,11 @@ static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t 
     if (!r->st) {
         uint32_t head = v->hidden_size / v->num_attention_heads;
         if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4 || head == 0)
-            hf__fault(r, ST_FORMAT, "num_heads", "must divide the tower's width into heads of a multiple of 4");
+            hf__fault(r, ST_FORMAT, "num_heads",
+                      "must divide the tower's width into heads of a multiple of 4");
         else if (v->out_hidden_size != t->hidden_size)
-            hf__fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size", "must be the hidden_size of the text model");
+            hf__fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
+                      "must be the hidden_size of the text model");
     }
     r->scope = "";
 }
@@ -427,7 +450,8 @@ static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_
     hf__u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-static void read_qwen(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision, struct hf_config *c)
+static void read_qwen(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision,
+                      struct hf_config *c)
 {
     read_text(r, row, text, &c->text);
     read_id(r, text, "bos_token_id", &c->bos_id);
@@ -441,7 +465,8 @@ static void read_qwen(struct hf_reader *r, const struct hf_row *row, uint32_t te
     read_id(r, text, "vision_start_token_id", &c->boi_id);
     read_id(r, text, "vision_end_token_id", &c->eoi_id);
     read_vision(r, row, vision, &c->text, &c->vision);
-    if (c->image_id >= c->text.vocab_size) hf__fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
+    if (c->image_id >= c->text.vocab_size)
+        hf__fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
     if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
 }
 

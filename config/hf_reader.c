@@ -15,10 +15,8 @@ void hf__u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, ui
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
-    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi)
-        hf__fault(r, ST_FORMAT, key, what);
-    else
-        *v = (uint32_t)x;
+    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf__fault(r, ST_FORMAT, key, what);
+    else *v = (uint32_t)x;
 }
 
 void hf__double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
@@ -28,10 +26,8 @@ void hf__double(struct hf_reader *r, uint32_t obj, const char *key, double lo, d
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
-    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi))
-        hf__fault(r, ST_FORMAT, key, what);
-    else
-        *v = x;
+    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf__fault(r, ST_FORMAT, key, what);
+    else *v = x;
 }
 
 void hf__bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
@@ -66,7 +62,8 @@ void hf__ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, 
 
 void hf__activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want)
 {
-    static const char *const names[] = {[HF_GELU_TANH] = "gelu_pytorch_tanh", [HF_SILU] = "silu", [HF_QUICK_GELU] = "quick_gelu"};
+    static const char *const names[] = {
+        [HF_GELU_TANH] = "gelu_pytorch_tanh", [HF_SILU] = "silu", [HF_QUICK_GELU] = "quick_gelu"};
     uint32_t n = json_get_live(r->d, obj, key);
     char what[64];
     if (n == JSON_NONE || r->st || json_str_eq(r->d, n, names[want])) return;
@@ -74,7 +71,8 @@ void hf__activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_
     hf__fault(r, ST_UNSUPPORTED, key, what);
 }
 
-bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out, uint32_t *count)
+bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
+              uint32_t *count)
 {
     uint32_t list = json_get_live(r->d, obj, key), n = 0;
     char what[96];
@@ -107,12 +105,11 @@ bool hf__layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     }
     uint32_t at = json_first(r->d, list);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++, at = json_next(r->d, at)) {
-        if (json_str_eq(r->d, at, "full_attention"))
-            t->layer_types[n] = HF_FULL;
-        else if (json_str_eq(r->d, at, "sliding_attention"))
-            t->layer_types[n] = HF_SLIDING;
+        if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
+        else if (json_str_eq(r->d, at, "sliding_attention")) t->layer_types[n] = HF_SLIDING;
         else {
-            hf__fault(r, ST_UNSUPPORTED, "layer_types", "only full_attention and sliding_attention are served");
+            hf__fault(r, ST_UNSUPPORTED, "layer_types",
+                      "only full_attention and sliding_attention are served");
             return false;
         }
     }

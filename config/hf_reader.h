@@ -1,12 +1,14 @@
-/* Reading keys of a configuration with range checks: shared by hf_config.c and the families' files (hf_<family>.c) only. After
- * the first fault every read does nothing, so that a family's reader is a plain list of keys. */
+/* Reading keys of a configuration with range checks: shared by hf_config.c and the families' files
+ * (hf_<family>.c) only. After the first fault every read does nothing, so that a family's reader is a plain
+ * list of keys. */
 #ifndef KVASIR_HF_READER_H
 #define KVASIR_HF_READER_H
 
 #include "config/base/json.h"
 #include "config/hf_config.h"
 
-/* Ceilings far above any model: they only keep products of two or three sizes inside 64 bits and refuse nonsense early. */
+/* Ceilings far above any model: they only keep products of two or three sizes inside 64 bits and refuse
+ * nonsense early. */
 #define SIZE_MAX_HIDDEN    65536u
 #define SIZE_MAX_FF        (1u << 20)
 #define SIZE_MAX_VOCAB     (1u << 24)
@@ -37,7 +39,8 @@ void hf__ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, 
 /* Only the one named by `want` is served. */
 void hf__activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want);
 /* A list of at most `cap` integers 0..hi. false: absent (or a fault). */
-bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out, uint32_t *count);
+bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
+              uint32_t *count);
 /* layer_types: a list of num_hidden_layers strings. false: absent (or a fault). */
 bool hf__layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 
@@ -54,7 +57,8 @@ struct hf_row {
     const struct hf_text *text;     /* class defaults */
     const struct hf_vision *vision; /* NULL: no pictures */
     /* text, vision: their objects; vision JSON_NONE = none. *c holds the row's defaults. */
-    void (*read)(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision, struct hf_config *c);
+    void (*read)(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision,
+                 struct hf_config *c);
 };
 extern const struct hf_row hf__gemma3_rows[2];
 extern const struct hf_row hf__qwen_rows[7];

@@ -1,4 +1,5 @@
-/* See options.h. A row of the table = one setting; its flag, environment variable and config key are the same name spelled three ways
+/* See options.h. A row of the table = one setting; its flag, environment variable and config key are the same
+ * name spelled three ways
  * ("max-context", "KVASIR_MAX_CONTEXT", "max-context = 4096"). */
 #include "config/options.h"
 
@@ -16,58 +17,90 @@ enum kind { K_STRING, K_CHOICE, K_COUNT, K_SIZE, K_BOOL };
 struct row {
     const char *name;
     enum kind kind;
-    size_t at;               /* offset of the field in struct options */
-    const char *init;        /* default, in the form that a person would write; NULL = unset */
-    uint64_t min, max;       /* K_COUNT, K_SIZE */
-    const char *choices;     /* K_CHOICE: "a|b|c" */
-    const char *arg;         /* how --help names the value */
-    const char *help;        /* NULL: it is known and does nothing yet, so it isn't shown */
+    size_t at;           /* offset of the field in struct options */
+    const char *init;    /* default, in the form that a person would write; NULL = unset */
+    uint64_t min, max;   /* K_COUNT, K_SIZE */
+    const char *choices; /* K_CHOICE: "a|b|c" */
+    const char *arg;     /* how --help names the value */
+    const char *help;    /* NULL: it is known and does nothing yet, so it isn't shown */
 };
 
 #define AT(field) offsetof(struct options, field)
-#define U32_TOP 0xffffffffull
+#define U32_TOP   0xffffffffull
 static const struct row rows[] = {
-    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR", "checkpoint directory (default: the bundled demo model)"},
+    {"model", K_STRING, AT(model), NULL, 0, 0, NULL, "DIR",
+     "checkpoint directory (default: the bundled demo model)"},
     {"served-model-name", K_STRING, AT(served_model_name), NULL, 0, 0, NULL, "NAME[,NAME]",
      "model names in the API (default: the directory's name)"},
     {"host", K_STRING, AT(host), "127.0.0.1", 0, 0, NULL, "ADDR", "address to listen on"},
     {"port", K_COUNT, AT(port), "8000", 0, 65535, NULL, "N", "TCP port; 0 picks a free one"},
     {"backend", K_CHOICE, AT(backend), "auto", 0, 0, "auto|cpu|cuda", NULL, "where the model runs"},
-    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL, "kernel set of the CPU backend"},
+    {"cpu-kernels", K_CHOICE, AT(cpu_kernels), "auto", 0, 0, "auto|reference|avx2|avx512|amx", NULL,
+     "kernel set of the CPU backend"},
     {"threads", K_COUNT, AT(threads), "0", 0, 256, NULL, "N", "compute threads; 0 = all usable cores"},
-    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto", "memory for cached keys and values (K, M, G suffixes)"},
-    {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N", "tokens of prompt and answer; 0 = the checkpoint's limit"},
-    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N", "tokens of one engine step; 0 = 2048"},
-    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N", "sequences of one engine step; 0 = 64"},
-    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N", "sequences waiting; beyond it requests get 429"},
-    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N", "prompt tokens of one sequence per step; 0 = what the step allows"},
-    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS", "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
-    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL, "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
-    {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE", "encoded pictures kept for later requests (K, M, G suffixes)"},
-    {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE", "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in their turn"},
-    {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE", "answers that are being made or read, with their log-probs; beyond it the request that holds most gets 429"},
+    {"kv-memory", K_SIZE, AT(kv_memory), "auto", 1u << 20, UINT64_MAX, NULL, "SIZE|auto",
+     "memory for cached keys and values (K, M, G suffixes)"},
+    {"max-context", K_COUNT, AT(max_context), "0", 0, U32_TOP, NULL, "N",
+     "tokens of prompt and answer; 0 = the checkpoint's limit"},
+    {"max-batch-tokens", K_COUNT, AT(max_batch_tokens), "0", 0, 1u << 20, NULL, "N",
+     "tokens of one engine step; 0 = 2048"},
+    {"max-sequences", K_COUNT, AT(max_sequences), "0", 0, 65536, NULL, "N",
+     "sequences of one engine step; 0 = 64"},
+    {"max-queue", K_COUNT, AT(max_queue), "1024", 1, 1u << 20, NULL, "N",
+     "sequences waiting; beyond it requests get 429"},
+    {"prefill-chunk", K_COUNT, AT(prefill_chunk), "0", 0, 1u << 20, NULL, "N",
+     "prompt tokens of one sequence per step; 0 = what the step allows"},
+    {"step-ms", K_COUNT, AT(step_ms), "100", 0, 60000, NULL, "MS",
+     "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
+    {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
+     "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+    {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
+     "encoded pictures kept for later requests (K, M, G suffixes)"},
+    {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
+     "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in "
+     "their turn"},
+    {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
+     "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
+     "429"},
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", NULL},
     {"draft-tokens", K_COUNT, AT(draft_tokens), "0", 0, 64, NULL, "N", NULL},
-    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL, "compute type; auto = the checkpoint's"},
+    {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
+     "compute type; auto = the checkpoint's"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8", NULL, NULL},
-    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL, "sampling defaults from the checkpoint"},
-    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL, "control tokens typed in a message: plain text, or parsed"},
-    {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE", "accepted API keys, one per line (default: no key needed)"},
-    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL, "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
-    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL, "answer requests whatever model they name"},
-    {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE", "largest request body"},
-    {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N", "open client connections"},
+    {"generation-config", K_CHOICE, AT(generation_config), "auto", 0, 0, "auto|ignore", NULL,
+     "sampling defaults from the checkpoint"},
+    {"control-tokens", K_CHOICE, AT(control_tokens), "text", 0, 0, "text|parse", NULL,
+     "control tokens typed in a message: plain text, or parsed"},
+    {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
+     "accepted API keys, one per line (default: no key needed)"},
+    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
+     "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
+    {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
+     "answer requests whatever model they name"},
+    {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",
+     "largest request body"},
+    {"max-connections", K_COUNT, AT(max_connections), "4096", 1, 1u << 20, NULL, "N",
+     "open client connections"},
     {"max-n", K_COUNT, AT(max_n), "128", 1, 1024, NULL, "N", "largest n of a request"},
     {"max-images", K_COUNT, AT(max_images), "16", 0, 1024, NULL, "N", "pictures in one request"},
-    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS", "idle time after which a connection is closed"},
-    {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS", "after SIGTERM: unready, but still serving"},
-    {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS", "after that: time for running requests to finish"},
-    {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS", "an engine with work that gets on with nothing for so long counts as dead: /health 503"},
-    {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS", "after that, still dead: the process ends with code 1; 0 = never"},
-    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS", "longest time for one request, waiting included; 0 = no limit"},
-    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL, "finish_reason in its own chunk or in the last token's"},
-    {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE", "file of 'name = value' lines, names as the flags here"},
-    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL, "what is logged on stderr"},
+    {"keep-alive-timeout", K_COUNT, AT(keep_alive_timeout), "75", 1, 86400, NULL, "SECONDS",
+     "idle time after which a connection is closed"},
+    {"shutdown-delay", K_COUNT, AT(shutdown_delay), "5", 0, 86400, NULL, "SECONDS",
+     "after SIGTERM: unready, but still serving"},
+    {"drain-timeout", K_COUNT, AT(drain_timeout), "25", 0, 86400, NULL, "SECONDS",
+     "after that: time for running requests to finish"},
+    {"watchdog", K_COUNT, AT(watchdog), "600", 1, 86400, NULL, "SECONDS",
+     "an engine with work that gets on with nothing for so long counts as dead: /health 503"},
+    {"watchdog-exit", K_COUNT, AT(watchdog_exit), "300", 0, 86400, NULL, "SECONDS",
+     "after that, still dead: the process ends with code 1; 0 = never"},
+    {"request-timeout", K_COUNT, AT(request_timeout), "0", 0, 31536000, NULL, "SECONDS",
+     "longest time for one request, waiting included; 0 = no limit"},
+    {"stream-finish", K_CHOICE, AT(stream_finish), "separate", 0, 0, "separate|merged", NULL,
+     "finish_reason in its own chunk or in the last token's"},
+    {"config", K_STRING, AT(config), NULL, 0, 0, NULL, "FILE",
+     "file of 'name = value' lines, names as the flags here"},
+    {"log-level", K_CHOICE, AT(log_level), "info", 0, 0, "error|warn|info|debug", NULL,
+     "what is logged on stderr"},
 };
 enum { ROW_COUNT = sizeof rows / sizeof *rows };
 
@@ -128,7 +161,8 @@ static void size_text(uint64_t v, const char *before, char *to, size_t cap)
     snprintf(to, cap, "%s%llu%.*s", before, (unsigned long long)v, i ? 1 : 0, i ? &suffix[i - 1] : "");
 }
 
-static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin, struct err *err)
+static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin,
+                           struct err *err)
 {
     char *field = (char *)o + r->at;
     uint64_t v = 0;
@@ -136,7 +170,8 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
     case K_STRING:
     case K_CHOICE: {
         if (r->kind == K_CHOICE && !choice_ok(r->choices, value)) {
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value, r->choices);
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not one of %s", origin, r->name, value,
+                           r->choices);
         }
         if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
         char *copy = strdup(value);
@@ -153,22 +188,25 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
         /* fall through */
     case K_COUNT:
         if (!number_parse(value, r->kind == K_SIZE, &v)) {
-            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a %s", origin, r->name, value, r->kind == K_SIZE ? "size" : "whole number");
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not a %s", origin, r->name, value,
+                           r->kind == K_SIZE ? "size" : "whole number");
         }
         if (r->kind == K_SIZE && (v < r->min || v > r->max)) {
             char least[32], most[48] = "";
             size_text(r->min, "", least, sizeof least);
             if (r->max < UINT64_MAX) size_text(r->max, " and at most ", most, sizeof most);
-            return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin, r->name, value, least, most);
+            return err_set(err, ST_INVALID, "%s%s: %.60s is not allowed: it must be at least %s%s", origin,
+                           r->name, value, least, most);
         }
         if (v < r->min || v > r->max) {
-            return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name, (unsigned long long)v,
-                           (unsigned long long)r->min, (unsigned long long)r->max);
+            return err_set(err, ST_INVALID, "%s%s: %llu is outside %llu..%llu", origin, r->name,
+                           (unsigned long long)v, (unsigned long long)r->min, (unsigned long long)r->max);
         }
         *(uint64_t *)(void *)field = v;
         return ST_OK;
     case K_BOOL:
-        if (!choice_ok("on|off|true|false|1|0", value)) return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
+        if (!choice_ok("on|off|true|false|1|0", value))
+            return err_set(err, ST_INVALID, "%s%s: '%.60s' is not on or off", origin, r->name, value);
         *(bool *)(void *)field = choice_ok("on|true|1", value);
         return ST_OK;
     }
@@ -234,8 +272,9 @@ static enum status file_read(const char *path, struct options *o, struct err *er
     return st;
 }
 
-/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the load
- * tool's key; and what Kubernetes sets in every pod for a service that is called kvasir or kvasir-something. */
+/* A misspelt name must not be without effect. What is no setting, yet ours: switches for hunting faults, the
+ * load tool's key; and what Kubernetes sets in every pod for a service that is called kvasir or
+ * kvasir-something. */
 static bool env_known(const char *entry, size_t len)
 {
     static const char *const exact[] = {"API_KEY", "CUDA_GRAPHS", "CUDA_HOPPER", "CUDA_LIBRARY",
@@ -261,7 +300,8 @@ static enum status env_read(struct options *o, struct err *err)
     for (size_t i = 0; i < ROW_COUNT; i++) {
         char name[64] = "KVASIR_";
         size_t n = strlen(name);
-        for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++) name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+        for (const char *p = rows[i].name; *p && n < sizeof name - 1; p++)
+            name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
         name[n] = '\0';
         const char *v = env_get(name);
         if (!v || !*v) continue;
@@ -276,7 +316,8 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
 {
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
-        if (strncmp(a, "--", 2) != 0 || !a[2]) return err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
+        if (strncmp(a, "--", 2) != 0 || !a[2])
+            return err_set(err, ST_INVALID, "unexpected argument '%.60s' (see --help)", a);
         const char *name = a + 2, *eq = strchr(name, '=');
         size_t len = eq ? (size_t)(eq - name) : strlen(name);
         const struct row *r = row_find(name, len);
@@ -284,7 +325,8 @@ static enum status args_read(int argc, char **argv, struct options *o, bool only
         const char *value;
         if (eq) {
             value = eq + 1;
-        } else if ((r->kind == K_BOOL || (r->kind == K_CHOICE && choice_ok(r->choices, "on"))) && (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
+        } else if ((r->kind == K_BOOL || (r->kind == K_CHOICE && choice_ok(r->choices, "on"))) &&
+                   (i + 1 >= argc || strncmp(argv[i + 1], "--", 2) == 0)) {
             value = "on";
         } else if (i + 1 < argc) {
             value = argv[++i];
@@ -303,7 +345,8 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
     struct options o = {0};
     const char *env_config = env_get("KVASIR_CONFIG");
     enum status st = defaults_set(&o, err);
-    /* The file's name may come from the command line or the environment, yet both override what the file says: find it first. */
+    /* The file's name may come from the command line or the environment, yet both override what the file
+     * says: find it first. */
     if (!st) st = args_read(argc, argv, &o, true, err);
     if (!st && !o.config && env_config && *env_config) {
         o.config = strdup(env_config);
@@ -323,7 +366,8 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
 void options_fini(struct options *o)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        if (rows[i].kind == K_STRING || rows[i].kind == K_CHOICE) free(*(char **)(void *)((char *)o + rows[i].at));
+        if (rows[i].kind == K_STRING || rows[i].kind == K_CHOICE)
+            free(*(char **)(void *)((char *)o + rows[i].at));
     }
     *o = (struct options){0};
 }
@@ -334,11 +378,16 @@ void options_help(FILE *f)
         char left[96];
         const struct row *r = &rows[i];
         if (!r->help) continue;
-        snprintf(left, sizeof left, "--%s %s", r->name, r->kind == K_CHOICE ? r->choices : r->kind == K_BOOL ? "on|off" : r->arg);
+        snprintf(left, sizeof left, "--%s %s", r->name,
+                 r->kind == K_CHOICE ? r->choices
+                 : r->kind == K_BOOL ? "on|off"
+                                     : r->arg);
         fprintf(f, "  %-38s %s", left, r->help);
         if (r->init && strcmp(r->init, "0") != 0) fprintf(f, " [%s]", r->init);
         fputc('\n', f);
     }
-    fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file (max-context = 4096);\n"
-          "the command line wins over the environment, and that over the file.\n", f);
+    fputs("\nEach flag is also an environment variable (KVASIR_MAX_CONTEXT) and a line of the --config file "
+          "(max-context = 4096);\n"
+          "the command line wins over the environment, and that over the file.\n",
+          f);
 }

@@ -1,6 +1,6 @@
-/* Settings of the program: command line, environment, config file. One table (options.c) gives names, bounds, defaults and the help text;
- * nothing else in the program reads argv or the environment for settings. Immutable after options_parse; safe on any thread from then on.
- * Knows nothing of models or HTTP. */
+/* Settings of the program: command line, environment, config file. One table (options.c) gives names, bounds,
+ * defaults and the help text; nothing else in the program reads argv or the environment for settings.
+ * Immutable after options_parse; safe on any thread from then on. Knows nothing of models or HTTP. */
 #ifndef KVASIR_OPTIONS_H
 #define KVASIR_OPTIONS_H
 
@@ -22,35 +22,36 @@ struct options {
     uint64_t kv_memory;      /* bytes; 0 = auto */
     uint64_t max_context;    /* tokens; 0 = the checkpoint's */
     uint64_t max_batch_tokens, max_sequences, max_queue;
-    uint64_t step_ms;        /* time budget of a step; 0 = none */
-    uint64_t prefill_chunk;  /* tokens of one sequence's prefill per step; 0 = the step's budget */
-    char *prefix_cache;      /* on | off */
+    uint64_t step_ms;              /* time budget of a step; 0 = none */
+    uint64_t prefill_chunk;        /* tokens of one sequence's prefill per step; 0 = the step's budget */
+    char *prefix_cache;            /* on | off */
     uint64_t encoder_cache_memory; /* bytes of encoded pictures kept */
-    uint64_t picture_memory; /* bytes of decoded pictures held by requests that wait or run */
-    uint64_t answer_memory;  /* bytes of answers that are being made or read */
+    uint64_t picture_memory;       /* bytes of decoded pictures held by requests that wait or run */
+    uint64_t answer_memory;        /* bytes of answers that are being made or read */
     char *draft_model;
     uint64_t draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */
     /* HTTP */
     char *host;
-    uint64_t port;           /* 0 = the system picks one */
-    char *api_key_file;      /* one key per line; NULL = open */
-    char *control_tokens;    /* text | parse */
+    uint64_t port;        /* 0 = the system picks one */
+    char *api_key_file;   /* one key per line; NULL = open */
+    char *control_tokens; /* text | parse */
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
-    uint64_t watchdog;       /* seconds */
-    uint64_t watchdog_exit;  /* seconds after that; 0 = never */
-    uint64_t request_timeout; /* seconds; 0 = none */
-    char *enable_admin;      /* auto (API keys are configured, or only this machine can connect) | on | off */
-    char *stream_finish;     /* separate | merged */
+    uint64_t watchdog;                                          /* seconds */
+    uint64_t watchdog_exit;                                     /* seconds after that; 0 = never */
+    uint64_t request_timeout;                                   /* seconds; 0 = none */
+    char *enable_admin;  /* auto (API keys are configured, or only this machine can connect) | on | off */
+    char *stream_finish; /* separate | merged */
     /* process */
-    char *config;            /* file of "key = value" lines */
+    char *config; /* file of "key = value" lines */
     char *log_level;
 };
 
-/* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the environment (KVASIR_NAME), the file
- * of --config, defaults. ST_INVALID with a message that names the flag. All strings of *out are owned: options_fini. */
+/* Fills *out from, in falling precedence: argv[0..argc) (flags "--name value" or "--name=value"), the
+ * environment (KVASIR_NAME), the file of --config, defaults. ST_INVALID with a message that names the flag.
+ * All strings of *out are owned: options_fini. */
 enum status options_parse(int argc, char **argv, struct options *out, struct err *err) KV_MUST_CHECK;
 void options_fini(struct options *o);
 /* The flags table as text, generated from the same rows. */

@@ -12,7 +12,8 @@ static uint32_t picture_side(const struct desc_vision *v)
     return (uint32_t)((n > 1 ? n : 1) * unit);
 }
 
-/* Pairs of patches that see each other in a layer with windows of `window` tokens per side; a frame has side x side tokens. */
+/* Pairs of patches that see each other in a layer with windows of `window` tokens per side; a frame has side
+ * x side tokens. */
 static double windowed_pairs(const struct desc_vision *v, uint32_t side)
 {
     double per_axis = 0, patches = (double)v->merge * v->merge;
@@ -26,9 +27,12 @@ static double windowed_pairs(const struct desc_vision *v, uint32_t side)
 static double vision_flops(const struct model_desc *m, uint32_t pixels)
 {
     const struct desc_vision *v = &m->vision;
-    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = v->mlp == VISION_GLU_SILU ? 3 : 2, pairs = 0;
+    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = v->mlp == VISION_GLU_SILU ? 3 : 2,
+           pairs = 0;
     for (uint32_t n = 0; n < v->layers; n++)
-        pairs += v->window && !(v->full_layers[n / 8] >> n % 8 & 1) ? windowed_pairs(v, pixels / v->patch / v->merge) : s * s;
+        pairs += v->window && !(v->full_layers[n / 8] >> n % 8 & 1)
+                     ? windowed_pairs(v, pixels / v->patch / v->merge)
+                     : s * s;
     double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
     flops += v->layers * s * 2 * (4 * c * c + mats * c * v->ff) + pairs * 4 * c;
     if (v->end == VISION_POOL) return flops + (double)v->tokens * 2 * c * m->hidden;
@@ -59,7 +63,8 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
         c.linear_flops_per_token += 2 * (double)d->hidden * (q + 2 * kv + q + mlp);
         c.weight_bytes += layer_bytes(e, w);
         for (uint32_t k = 0; k < l->experts; k++)
-            c.expert_bytes += (double)(e->ops->weight_bytes(w->expert_glu[k]) + e->ops->weight_bytes(w->expert_down[k]));
+            c.expert_bytes +=
+                (double)(e->ops->weight_bytes(w->expert_glu[k]) + e->ops->weight_bytes(w->expert_down[k]));
         if (l->experts) {
             c.experts = l->experts;
             c.experts_used = l->experts_used;
@@ -74,7 +79,8 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
         c.vision_flops = vision_flops(d, c.vision_side);
     }
     if (e->ops->ceiling(e->be, &ceiling) != BE_OK)
-        return err_set(err, ST_DEVICE, "the machine's ceilings can't be measured: %s", e->ops->last_error(e->be));
+        return err_set(err, ST_DEVICE, "the machine's ceilings can't be measured: %s",
+                       e->ops->last_error(e->be));
     c.matrix_flops = ceiling.matrix_flops;
     c.read_bytes_per_s = ceiling.read_bytes_per_s;
     *out = c;

@@ -1,4 +1,5 @@
-/* Opening a checkpoint, and the small calls of engine.h. See engine/step.c for a step, engine/plan.c for memory. Engine thread.
+/* Opening a checkpoint, and the small calls of engine.h. See engine/step.c for a step, engine/plan.c for
+ * memory. Engine thread.
  */
 #include "engine/internal.h"
 
@@ -24,29 +25,23 @@ static enum status pick_ops(const struct engine_options *opt, const struct be_op
     if (strcmp(name, "auto") != 0 && strcmp(name, "cuda") != 0)
         return err_set(err, ST_UNSUPPORTED, "backend %s: must be auto, cpu or cuda", name);
     const struct be_ops *cuda = be_cuda_load(why, sizeof why);
-    if (cuda)
-        *out = cuda;
-    else if (strcmp(name, "cuda") == 0)
-        return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
-    else
-        log_info("running on the CPU: %s", why);
+    if (cuda) *out = cuda;
+    else if (strcmp(name, "cuda") == 0) return err_set(err, ST_UNSUPPORTED, "backend cuda: %s", why);
+    else log_info("running on the CPU: %s", why);
     return ST_OK;
 }
 
-/* The compute type: what the option says, else what the checkpoint is stored in (f16 overflows in this arithmetic: it runs as
- * bf16). */
-static enum status pick_dtype(const struct engine_options *opt, const struct model_desc *d, const struct stf_files *files,
-                              enum be_dtype *out, struct err *err)
+/* The compute type: what the option says, else what the checkpoint is stored in (f16 overflows in this
+ * arithmetic: it runs as bf16). */
+static enum status pick_dtype(const struct engine_options *opt, const struct model_desc *d,
+                              const struct stf_files *files, enum be_dtype *out, struct err *err)
 {
     const char *name = opt->dtype ? opt->dtype : "auto";
-    if (strcmp(name, "f32") == 0)
-        *out = BE_F32;
-    else if (strcmp(name, "bf16") == 0)
-        *out = BE_BF16;
+    if (strcmp(name, "f32") == 0) *out = BE_F32;
+    else if (strcmp(name, "bf16") == 0) *out = BE_BF16;
     else if (strcmp(name, "auto") != 0)
         return err_set(err, ST_INVALID, "dtype %s: must be auto, f32 or bf16", name);
-    else if (opt->random_weights)
-        *out = BE_BF16;
+    else if (opt->random_weights) *out = BE_BF16;
     else {
         struct weights_survey s;
         enum status st = weights_survey(files, d, BE_F32, &s, err);
@@ -71,8 +66,13 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
         r = e->ops->open(&params, &e->be);
     }
     if (r == BE_UNSUPPORTED)
-        return opt->threads ? err_set(err, ST_UNSUPPORTED, "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads)
-                            : err_set(err, ST_UNSUPPORTED, "kernel set %s: this CPU doesn't have it (kvasir inspect --devices lists those that it has)", set);
+        return opt->threads
+                   ? err_set(err, ST_UNSUPPORTED,
+                             "kernel set %s with %u threads: this machine doesn't have it", set, opt->threads)
+                   : err_set(err, ST_UNSUPPORTED,
+                             "kernel set %s: this CPU doesn't have it (kvasir inspect --devices lists those "
+                             "that it has)",
+                             set);
     if (r != BE_OK) return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "the backend can't be opened");
     e->ops->caps(e->be, &e->becaps);
     snprintf(e->device, sizeof e->device, "%s", e->becaps.device);
@@ -150,21 +150,27 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     st = image_config_load(e->dir, e->model_type, &m->image.config, err);
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
-        if (!c->dynamic || c->patch != d->vision.patch || c->merge != d->vision.merge || c->depth != d->vision.depth)
+        if (!c->dynamic || c->patch != d->vision.patch || c->merge != d->vision.merge ||
+            c->depth != d->vision.depth)
             st = err_set(err, ST_FORMAT,
-                         "%s: the image processor makes patches of %u pixels, %u x %u to a token, %u frames deep; the vision "
+                         "%s: the image processor makes patches of %u pixels, %u x %u to a token, %u frames "
+                         "deep; the vision "
                          "tower takes %u, %u x %u, %u",
-                         e->dir, c->patch, c->merge, c->merge, c->depth, d->vision.patch, d->vision.merge, d->vision.merge,
-                         d->vision.depth);
+                         e->dir, c->patch, c->merge, c->merge, c->depth, d->vision.patch, d->vision.merge,
+                         d->vision.merge, d->vision.depth);
         return st;
     }
-    if (!st && (m->image.config.width != d->vision.image_size || m->image.config.height != d->vision.image_size))
-        st = err_set(err, ST_FORMAT, "%s: the image processor makes %u x %u pixels, the vision tower takes %u x %u", e->dir,
-                     m->image.config.width, m->image.config.height, d->vision.image_size, d->vision.image_size);
+    if (!st &&
+        (m->image.config.width != d->vision.image_size || m->image.config.height != d->vision.image_size))
+        st = err_set(err, ST_FORMAT,
+                     "%s: the image processor makes %u x %u pixels, the vision tower takes %u x %u", e->dir,
+                     m->image.config.width, m->image.config.height, d->vision.image_size,
+                     d->vision.image_size);
     return st;
 }
 
-enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files, struct err *err)
+enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
+                            struct err *err)
 {
     struct hf_config *config = calloc(1, sizeof *config);
     e->dir = strdup(opt->model_dir ? opt->model_dir : "");
@@ -187,7 +193,8 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     return st;
 }
 
-/* sqrt(hidden) is rounded to the type of the stored embedding before it multiplies: 4B has 50.5, not 50.596. */
+/* sqrt(hidden) is rounded to the type of the stored embedding before it multiplies: 4B has 50.5, not 50.596.
+ */
 static float rounded_scale(double scale, enum stf_dtype stored)
 {
     float s = (float)scale;
@@ -197,12 +204,13 @@ static float rounded_scale(double scale, enum stf_dtype stored)
 static void set_fingerprint(struct engine *e, uint64_t identity)
 {
     char text[160];
-    snprintf(text, sizeof text, "%016llx %s %s %u", (unsigned long long)identity, e->info.dtype, e->backend_name,
-             NUMERICS_REVISION);
+    snprintf(text, sizeof text, "%016llx %s %s %u", (unsigned long long)identity, e->info.dtype,
+             e->backend_name, NUMERICS_REVISION);
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
     h ^= h >> 32;
-    snprintf(e->info.fingerprint, sizeof e->info.fingerprint, "fp_%010llx", (unsigned long long)(h & UINT64_C(0xffffffffff)));
+    snprintf(e->info.fingerprint, sizeof e->info.fingerprint, "fp_%010llx",
+             (unsigned long long)(h & UINT64_C(0xffffffffff)));
 }
 
 enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err)
@@ -213,10 +221,11 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!e) return err_set(err, ST_NOMEM, "out of memory");
     enum status st = engine__prepare(opt, e, &files, err);
     if (!st && e->survey.ignored)
-        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->survey.ignored, e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
+        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->survey.ignored,
+                 e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
     if (!st)
-        st = weights_load(files, &e->desc, &e->survey, e->ops, e->be, (struct weights_progress){opt->progress, opt->progress_arg},
-                          &e->w, &identity, err);
+        st = weights_load(files, &e->desc, &e->survey, e->ops, e->be,
+                          (struct weights_progress){opt->progress, opt->progress_arg}, &e->w, &identity, err);
     if (!st) {
         e->info.weight_bytes = weights_bytes(&e->w, &e->desc, e->ops, e->survey.slab_floats);
         e->info.context_max = e->plan.context_max;
@@ -228,10 +237,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!st) st = engine__graphs_open(e, err);
     weights_survey_free(&e->survey); /* its list points into the files, which are closed now */
     stf_close(files);
-    if (st)
-        engine_close(e);
-    else
-        *out = e;
+    if (st) engine_close(e);
+    else *out = e;
     return st;
 }
 
@@ -258,7 +265,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,
                                 .images = e->desc.has_vision,
-                                .image_tokens_max = e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0,
+                                .image_tokens_max =
+                                    e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0,
                                 .picture_tokens_max = engine__vision_tokens_max(e)};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
@@ -275,9 +283,11 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32
 {
     ASSERT_CMP(group, <, e->kv.group_count);
     const struct engine_kv_group *g = &e->kv.groups[group];
-    ASSERT((uint64_t)from_unit + g->block_units <= e->arena_units && (uint64_t)to_unit + g->block_units <= e->arena_units);
+    ASSERT((uint64_t)from_unit + g->block_units <= e->arena_units &&
+           (uint64_t)to_unit + g->block_units <= e->arena_units);
     char *arena = e->arena;
-    e->ops->copy(e->be, arena + (size_t)to_unit * BE_KV_UNIT, arena + (size_t)from_unit * BE_KV_UNIT, (size_t)g->block_bytes);
+    e->ops->copy(e->be, arena + (size_t)to_unit * BE_KV_UNIT, arena + (size_t)from_unit * BE_KV_UNIT,
+                 (size_t)g->block_bytes);
     for (uint32_t n = 0; n < e->desc.layer_count && tokens < BE_BLOCK_TOKENS; n++) {
         const struct desc_layer *l = &e->desc.layers[n];
         struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
@@ -293,15 +303,16 @@ static size_t row_floats(const struct engine *e, const struct engine_features *f
     return (size_t)(1 + e->desc.vision.tap_count) * f->tokens * e->desc.hidden;
 }
 
-enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
+                                   struct engine_features **out, struct err *err)
 {
     if (!e->desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
     struct engine_features *f = calloc(1, sizeof *f);
     if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
     enum status st = vision_measure(e, pixels, f, err);
     if (!st && !engine__vision_room(e, f->patches))
-        st = err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB: more than is left for it", f->patches,
-                     (unsigned long long)(vision_picture_bytes(e, f->patches) >> 20));
+        st = err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB: more than is left for it",
+                     f->patches, (unsigned long long)(vision_picture_bytes(e, f->patches) >> 20));
     if (!st) st = vision_prepare(e, f, err);
     size_t rgb = image_u8_bytes(pixels), rows = st ? 0 : row_floats(e, f) * sizeof(float);
     void *p = NULL;
@@ -309,12 +320,9 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
         f->pixels = *pixels;
         f->pixels.rgb = malloc(rgb);
         enum be_result r = f->pixels.rgb ? e->ops->alloc(e->be, rows, &p) : BE_NOMEM;
-        if (r == BE_OK)
-            f->rows = p;
-        else if (r == BE_DEVICE)
-            st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-        else
-            st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
+        if (r == BE_OK) f->rows = p;
+        else if (r == BE_DEVICE) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+        else st = err_set(err, ST_NOMEM, "out of memory for a picture's features (%zu bytes)", rows);
     }
     if (st) {
         engine_features_free(e, f);
@@ -326,7 +334,8 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     return ST_OK;
 }
 
-enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
+                                 struct err *err)
 {
     ASSERT(!e->in_flight);
     if (!f->done) vision_run(e, f, layers);

@@ -1,6 +1,7 @@
-/* A loaded checkpoint that runs ragged steps: block ids in, tokens out. The scheduler's only view of the model: no tensor, dtype,
- * layer or family appears here. One thread (the engine thread) calls everything but engine_open's result getters, which are
- * immutable after open. The engine owns KV bytes, image features and weights; the caller owns block ids and decides what runs. */
+/* A loaded checkpoint that runs ragged steps: block ids in, tokens out. The scheduler's only view of the
+ * model: no tensor, dtype, layer or family appears here. One thread (the engine thread) calls everything but
+ * engine_open's result getters, which are immutable after open. The engine owns KV bytes, image features and
+ * weights; the caller owns block ids and decides what runs. */
 #ifndef KVASIR_ENGINE_H
 #define KVASIR_ENGINE_H
 
@@ -21,17 +22,18 @@ struct model_info; /* what the server needs to build prompts: engine/model/model
 
 struct engine_options {
     const char *model_dir;
-    const char *backend;       /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
-    const char *kernels;       /* NULL or "auto", or a kernel set of the CPU backend */
-    uint32_t threads;          /* 0 = all usable cores */
-    const char *dtype;         /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
-    uint64_t kv_bytes;         /* size of the KV arena; 0 = from free memory */
+    const char *backend; /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
+    const char *kernels; /* NULL or "auto", or a kernel set of the CPU backend */
+    uint32_t threads;    /* 0 = all usable cores */
+    const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
+    uint64_t kv_bytes; /* size of the KV arena; 0 = from free memory */
     uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max; /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;    /* sequences of one step; 0 = 64 */
-    bool random_weights; /* for measuring: model_dir holds only config.json; weights are made up (seeded), bf16 unless dtype says
-                            f32 */
-    void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL; called while loading */
+    bool random_weights; /* for measuring: model_dir holds only config.json; weights are made up (seeded),
+                            bf16 unless dtype says f32 */
+    void (*progress)(void *arg, uint64_t done_bytes,
+                     uint64_t total_bytes); /* may be NULL; called while loading */
     void *progress_arg;
 };
 
@@ -52,29 +54,32 @@ struct engine_caps {
     uint32_t context_max;      /* prompt + generated tokens of one sequence */
     uint32_t batch_tokens_max; /* at least the largest atomic span */
     uint32_t sequences_max;
-    bool images;               /* takes pictures */
-    uint32_t image_tokens_max; /* tokens of the largest atomic span; 0 = none is atomic. batch_tokens_max >= image_tokens_max +
-                                  sequences_max */
-    uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all that the context holds */
-    uint32_t eos_ids[16];      /* ids that end a generation */
+    bool images;                 /* takes pictures */
+    uint32_t image_tokens_max;   /* tokens of the largest atomic span; 0 = none is atomic. batch_tokens_max >=
+                                    image_tokens_max +   sequences_max */
+    uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all
+                                    that the context holds */
+    uint32_t eos_ids[16];        /* ids that end a generation */
     uint32_t eos_count;
 };
 
 enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err) KV_MUST_CHECK;
 void engine_close(struct engine *e); /* NULL is fine */
 void engine_caps(const struct engine *e, struct engine_caps *out);
-/* A number that changes while a step or an encode goes on, however long it takes: a watchdog tells slow from hung by it. Any thread. */
+/* A number that changes while a step or an encode goes on, however long it takes: a watchdog tells slow from
+ * hung by it. Any thread. */
 uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
 /* ---- image features ---- */
 struct engine_features; /* encoded rows of one picture, in backend memory */
-/* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does not take). The tower
- * runs in slices so that decoding is not starved: each engine_features_step runs `layers` more of its layers, of a large
- * picture a part of one (0 = all that are left), and sets *done at the end. Same bits however it is sliced. Not while a step is in
- * flight. ST_TOO_LARGE: the plan has no memory for a picture of that size. */
-enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out,
-                                   struct err *err) KV_MUST_CHECK;
+/* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does
+ * not take). The tower runs in slices so that decoding is not starved: each engine_features_step runs
+ * `layers` more of its layers, of a large picture a part of one (0 = all that are left), and sets *done at
+ * the end. Same bits however it is sliced. Not while a step is in flight. ST_TOO_LARGE: the plan has no
+ * memory for a picture of that size. */
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
+                                   struct engine_features **out, struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
                                  struct err *err) KV_MUST_CHECK;
 size_t engine_features_bytes(const struct engine_features *f);
@@ -84,52 +89,59 @@ void engine_features_free(struct engine *e, struct engine_features *f);
 /* A picture whose soft tokens lie, in part or whole, in a run. */
 struct engine_image_use {
     const struct engine_features *features; /* fully encoded */
-    uint32_t begin,
-        end; /* the picture's token span in the sequence (absolute); an atomic span lies wholly in the run or before it */
+    uint32_t begin, end; /* the picture's token span in the sequence (absolute); an atomic span lies wholly in
+                            the run or before it */
     bool atomic;
-    struct prompt_grid grid;          /* its 3-D positions; all 0 = plain positions */
-    int32_t rope_before, rope_offset; /* rope position minus position of the text in front of it and behind it */
+    struct prompt_grid grid; /* its 3-D positions; all 0 = plain positions */
+    int32_t rope_before,
+        rope_offset; /* rope position minus position of the text in front of it and behind it */
 };
-/* One sequence's part of a step: `count` tokens at absolute positions [position, position + count); all earlier positions are in
- * the cache (sliding groups: those that the window can still reach). */
+/* One sequence's part of a step: `count` tokens at absolute positions [position, position + count); all
+ * earlier positions are in the cache (sliding groups: those that the window can still reach). */
 struct engine_run {
     uint32_t position, count;
-    const uint32_t *tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position + count
-                             * entries (one more when prompt tokens are scored: the token after the run's last) */
-    uint32_t token_count;   /* entries of tokens */
-    uint32_t prompt_count;  /* of which prompt */
-    const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries in arena units */
+    const uint32_t
+        *tokens; /* the sequence's history from position 0 on: prompt, then generated; at least position +
+                  * count entries (one more when prompt tokens are scored: the token after the run's last) */
+    uint32_t token_count;                      /* entries of tokens */
+    uint32_t prompt_count;                     /* of which prompt */
+    const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries
+                                                  in arena units */
     const struct engine_image_use *images;     /* those that touch [position, position + count), in order */
     uint32_t image_count;
-    int32_t rope_offset; /* rope position minus position of text in this run that stands in front of its first picture; 0 with
-                            plain positions */
+    int32_t rope_offset; /* rope position minus position of text in this run that stands in front of its first
+                            picture; 0 with plain positions */
     const struct sampling_params *sampling;
     bool sample;            /* draw the token that follows the run's last token -> out */
     const uint32_t *banned; /* ids that may not be drawn (min_tokens), or NULL */
     uint32_t banned_count;
-    uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in (position,
-                           * position+count] and below prompt_count: log-prob of each given what precedes it. UINT32_MAX = none */
+    uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in
+                           * (position, position+count] and below prompt_count: log-prob of each given what
+                           * precedes it. UINT32_MAX = none */
     /* results, valid after engine_wait */
-    struct token_out out;     /* if sample */
-    bool broken;              /* logits that were wanted, of this or a scored token, or, when the last token's were not, what the last
-                               * layer gets of it, are not all numbers, as with damaged weights: out and scores mean nothing, nor does the KV */
-    struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at position p in (position,
-                                 min(position+count, prompt_count-1)] */
+    struct token_out out; /* if sample */
+    bool broken; /* logits that were wanted, of this or a scored token, or, when the last token's were not,
+                  * what the last layer gets of it, are not all numbers, as with damaged weights: out and
+                  * scores mean nothing, nor does the KV */
+    struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at
+                                 position p in (position, min(position+count, prompt_count-1)] */
 };
 struct engine_batch {
     struct engine_run *runs; /* [run_count], caller's */
     uint32_t run_count;      /* <= sequences_max; sum of counts <= batch_tokens_max */
 };
-/* Launches a step; engine_wait blocks until its results are there. One step in flight. Errors: ST_DEVICE, ST_NOMEM: every run of
- * the step is lost. */
+/* Launches a step; engine_wait blocks until its results are there. One step in flight. Errors: ST_DEVICE,
+ * ST_NOMEM: every run of the step is lost. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
-/* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly filled block). What the original
- * holds behind them is another request's, not even finite perhaps: the copy has zeros there. */
+/* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
+ * filled block). What the original holds behind them is another request's, not even finite perhaps: the copy
+ * has zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens);
 
-/* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`. Takes a second. */
+/* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`.
+ * Takes a second. */
 struct engine_costs {
     double linear_flops_per_token; /* all decoder linears, multiply and add counted as 2 */
     double head_flops_per_row;     /* logits of one row */
@@ -139,20 +151,25 @@ struct engine_costs {
     uint32_t group_count;
     struct {
         uint32_t window;
-        double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key) pair */
+        double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
+                                  pair */
         double bytes_per_key;  /* K and V bytes of one key, all layers of the group */
     } groups[ENGINE_GROUPS_MAX];
-    double vision_flops; /* one picture of vision_side x vision_side pixels: tower, mergers or projector; 0 = no tower */
+    double vision_flops; /* one picture of vision_side x vision_side pixels: tower, mergers or projector; 0 =
+                            no tower */
     uint32_t vision_side;
     double matrix_flops, read_bytes_per_s;
     uint32_t threads;
 };
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err) KV_MUST_CHECK;
 
-/* For `kvasir inspect --devices`: writes what this machine can compute on as text, the CPU and the GPUs, or why there is none. */
+/* For `kvasir inspect --devices`: writes what this machine can compute on as text, the CPU and the GPUs, or
+ * why there is none. */
 enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHECK;
 
-/* For `kvasir inspect`: writes what was understood of the checkpoint in DIR as text, without loading the weights. */
-enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap, struct err *err) KV_MUST_CHECK;
+/* For `kvasir inspect`: writes what was understood of the checkpoint in DIR as text, without loading the
+ * weights. */
+enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
+                           struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -1,6 +1,7 @@
-/* Decode steps as graphs: a step in which every sequence has one row is the same operations with the same arguments every time,
- * but for what lies in the index arrays. So it is recorded once per size and played back; a batch between two sizes is filled up
- * with rows that stand for nothing (engine__pack). The rule of backend.h makes the bits those of the plain step. Engine thread.
+/* Decode steps as graphs: a step in which every sequence has one row is the same operations with the same
+ * arguments every time, but for what lies in the index arrays. So it is recorded once per size and played
+ * back; a batch between two sizes is filled up with rows that stand for nothing (engine__pack). The rule of
+ * backend.h makes the bits those of the plain step. Engine thread.
  */
 #include "engine/internal.h"
 
@@ -13,8 +14,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Close together, so that few rows are wasted, and where the backend's own tiles end. Larger batches run the plain way: the time
- * of a launch is nothing there. */
+/* Close together, so that few rows are wasted, and where the backend's own tiles end. Larger batches run the
+ * plain way: the time of a launch is nothing there. */
 static const uint32_t sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 _Static_assert(sizeof sizes / sizeof *sizes <= ENGINE_GRAPHS_MAX, "a place for each");
 
@@ -29,8 +30,8 @@ static void record(struct engine *e, const struct engine_batch *b, const struct 
     if (engine__graph_has_logits(e, g)) decoder_logits(e, 0, g->rows);
 }
 
-/* One real row, at the start of the arena, which nobody uses yet, and g->rows - 1 that stand for nothing. It runs once as it is,
- * so that whatever the backend does at a first call is done, and then is recorded. */
+/* One real row, at the start of the arena, which nobody uses yet, and g->rows - 1 that stand for nothing. It
+ * runs once as it is, so that whatever the backend does at a first call is done, and then is recorded. */
 static enum be_result open_one(struct engine *e, struct engine_graph *g)
 {
     static const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1};
@@ -72,7 +73,8 @@ enum status engine__graphs_open(struct engine *e, struct err *err)
         log_info("CUDA graphs: off (KVASIR_CUDA_GRAPHS=0)");
         return ST_OK;
     }
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && r == BE_OK && (i == 0 || sizes[i - 1] < most); i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && r == BE_OK && (i == 0 || sizes[i - 1] < most);
+         i++) {
         struct engine_graph g = {.rows = sizes[i] < most ? sizes[i] : most};
         r = open_one(e, &g);
         if (r == BE_OK) e->graphs[e->graph_count++] = g;
@@ -83,12 +85,13 @@ enum status engine__graphs_open(struct engine *e, struct err *err)
     e->ops->zero(e->be, e->arena, dirty);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (r != BE_OK) {
-        log_warn("CUDA graphs: none, steps are launched one operation at a time: %s", e->ops->last_error(e->be));
+        log_warn("CUDA graphs: none, steps are launched one operation at a time: %s",
+                 e->ops->last_error(e->be));
         engine__graphs_close(e);
         return ST_OK;
     }
-    log_info("CUDA graphs: decode steps of up to %u sequences, %u sizes, recorded in %.2f s", e->graphs[e->graph_count - 1].rows,
-             e->graph_count, seconds() - start);
+    log_info("CUDA graphs: decode steps of up to %u sequences, %u sizes, recorded in %.2f s",
+             e->graphs[e->graph_count - 1].rows, e->graph_count, seconds() - start);
     return ST_OK;
 }
 
@@ -100,7 +103,9 @@ void engine__graphs_close(struct engine *e)
 
 const struct engine_graph *engine__graph_for(const struct engine *e, const struct engine_batch *b)
 {
-    if (!e->graph_count || FAULT(e->test_bugs, UINT32_MAX) || b->run_count > e->graphs[e->graph_count - 1].rows) return NULL;
+    if (!e->graph_count || FAULT(e->test_bugs, UINT32_MAX) ||
+        b->run_count > e->graphs[e->graph_count - 1].rows)
+        return NULL;
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         if (r->count != 1 || !r->sample) return NULL;

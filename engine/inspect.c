@@ -1,4 +1,5 @@
-/* `kvasir inspect`: what was understood of a checkpoint, as text, from configuration and headers only; and what the machine has.
+/* `kvasir inspect`: what was understood of a checkpoint, as text, from configuration and headers only; and
+ * what the machine has.
  */
 #include "engine/internal.h"
 
@@ -13,8 +14,9 @@
 
 static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 {
-    return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->window == b->window &&
-           a->rope == b->rope && a->ff == b->ff && a->experts == b->experts && a->experts_used == b->experts_used;
+    return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
+           a->window == b->window && a->rope == b->rope && a->ff == b->ff && a->experts == b->experts &&
+           a->experts_used == b->experts_used;
 }
 
 static enum status say_layers(struct buf *b, const struct engine *e)
@@ -30,20 +32,21 @@ static enum status say_layers(struct buf *b, const struct engine *e)
         snprintf(kind, sizeof kind, l->window ? "sliding(%u)" : "full", l->window);
         if (l->experts)
             snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
-        else
-            snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
-        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s\n", which, kind, l->heads,
-                      l->kv_heads, l->head_dim, (double)l->scale, d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
+        else snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
+        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s\n",
+                      which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
+                      d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
         n = end;
     }
     for (uint32_t i = 0; i < d->rope_count && !st; i++) {
         const struct desc_rope *r = &d->ropes[i];
         if (r->yarn)
-            st = buf_addf(b, "YaRN       factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n", r->factor,
-                          r->yarn_original, r->yarn_beta_fast, r->yarn_beta_slow, r->attention);
+            st = buf_addf(b,
+                          "YaRN       factor %g over %g positions, ramp %g to %g rotations, attention %.6g\n",
+                          r->factor, r->yarn_original, r->yarn_beta_fast, r->yarn_beta_slow, r->attention);
         if (!st && r->sections[0])
-            st = buf_addf(b, "mRoPE      %u + %u + %u frequencies, %s\n", r->sections[0], r->sections[1], r->sections[2],
-                          r->interleaved ? "interleaved" : "one after the other");
+            st = buf_addf(b, "mRoPE      %u + %u + %u frequencies, %s\n", r->sections[0], r->sections[1],
+                          r->sections[2], r->interleaved ? "interleaved" : "one after the other");
     }
     return st;
 }
@@ -61,13 +64,14 @@ static uint64_t active_parameters(const struct engine *e)
 
 static enum status say_kv(struct buf *b, const struct engine *e)
 {
-    enum status st = buf_addf(b, "KV groups (blocks of %u tokens, units of %u bytes)\n", BE_BLOCK_TOKENS, BE_KV_UNIT);
+    enum status st =
+        buf_addf(b, "KV groups (blocks of %u tokens, units of %u bytes)\n", BE_BLOCK_TOKENS, BE_KV_UNIT);
     for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
         const struct engine_kv_group *k = &e->kv.groups[g];
         char kind[48];
         snprintf(kind, sizeof kind, k->window ? "sliding(%u)" : "full", k->window);
-        st = buf_addf(b, "  %u        %-16s %u layers, %llu bytes per token, %llu per block\n", g, kind, k->layers,
-                      (unsigned long long)k->bytes_per_token, (unsigned long long)k->block_bytes);
+        st = buf_addf(b, "  %u        %-16s %u layers, %llu bytes per token, %llu per block\n", g, kind,
+                      k->layers, (unsigned long long)k->bytes_per_token, (unsigned long long)k->block_bytes);
     }
     return st;
 }
@@ -77,15 +81,22 @@ static enum status say_tower(struct buf *b, const struct engine *e)
     const struct desc_vision *v = &e->desc.vision;
     const struct image_config *c = &e->info.image.config;
     uint32_t unit = v->patch * v->merge, full = 0;
-    enum status st = buf_addf(
-        b, "vision     multiples of %u pixels, %llu to %llu pixels in all, patches of %u, %u layers of %u, %u heads, MLP %u\n",
-        unit, (unsigned long long)c->area_min, (unsigned long long)c->area_max, v->patch, v->layers, v->hidden, v->heads, v->ff);
-    if (!st) st = buf_addf(b, "           %u x %u patches per token (soft id %u)", v->merge, v->merge, e->info.image.soft_id);
+    enum status st = buf_addf(b,
+                              "vision     multiples of %u pixels, %llu to %llu pixels in all, patches of %u, "
+                              "%u layers of %u, %u heads, MLP %u\n",
+                              unit, (unsigned long long)c->area_min, (unsigned long long)c->area_max,
+                              v->patch, v->layers, v->hidden, v->heads, v->ff);
+    if (!st)
+        st = buf_addf(b, "           %u x %u patches per token (soft id %u)", v->merge, v->merge,
+                      e->info.image.soft_id);
     for (uint32_t n = 0; n < v->layers; n++) full += v->full_layers[n / 8] >> n % 8 & 1;
-    if (!st && v->window) st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
+    if (!st && v->window)
+        st = buf_addf(b, ", windows of %u x %u tokens in %u layers", v->window, v->window, v->layers - full);
     if (!st && v->position_side) st = buf_addf(b, ", positions %u x %u", v->position_side, v->position_side);
-    for (uint32_t i = 0; i < v->tap_count && !st; i++) st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->taps[i]);
-    if (!st && e->info.image.video_marker) st = buf_addf(b, ", videos (soft id %u)", e->info.image.video_soft_id);
+    for (uint32_t i = 0; i < v->tap_count && !st; i++)
+        st = buf_addf(b, "%s%u", i ? ", " : ", taps after layers ", v->taps[i]);
+    if (!st && e->info.image.video_marker)
+        st = buf_addf(b, ", videos (soft id %u)", e->info.image.video_soft_id);
     return st ? st : buf_adds(b, "\n");
 }
 
@@ -95,20 +106,23 @@ static enum status say_vision(struct buf *b, const struct engine *e)
     if (!e->desc.has_vision) return buf_adds(b, "vision     none\n");
     if (v->end == VISION_MERGE) return say_tower(b, e);
     return buf_addf(b,
-                    "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per picture (soft id %u)%s\n",
-                    v->image_size, v->image_size, v->patch, v->layers, v->hidden, v->heads, v->tokens, e->info.image.soft_id,
-                    e->info.image.config.pan_and_scan ? ", pan and scan" : "");
+                    "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per "
+                    "picture (soft id %u)%s\n",
+                    v->image_size, v->image_size, v->patch, v->layers, v->hidden, v->heads, v->tokens,
+                    e->info.image.soft_id, e->info.image.config.pan_and_scan ? ", pan and scan" : "");
 }
 
 static enum status say_plan(struct buf *b, const struct engine *e)
 {
     const struct engine_plan *p = &e->plan;
     return buf_addf(b,
-                    "memory     %.1f MiB free: weights %.1f, scratch %.1f, vision scratch %.1f, KV %.1f MiB (%.1f would hold %u "
+                    "memory     %.1f MiB free: weights %.1f, scratch %.1f, vision scratch %.1f, KV %.1f MiB "
+                    "(%.1f would hold %u "
                     "sequences of %u tokens)\n"
                     "step       at most %u tokens of %u sequences\n",
-                    MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes), MIB(p->kv_bytes),
-                    MIB(p->kv_wanted), p->sequences_max, p->context_max, p->batch_tokens_max, p->sequences_max);
+                    MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
+                    MIB(p->kv_bytes), MIB(p->kv_wanted), p->sequences_max, p->context_max,
+                    p->batch_tokens_max, p->sequences_max);
 }
 
 static enum status say_all(struct buf *b, const struct engine *e)
@@ -120,17 +134,19 @@ static enum status say_all(struct buf *b, const struct engine *e)
         int n = snprintf(eos + at, sizeof eos - at, "%s%u", i ? ", " : "", e->info.eos_ids[i]);
         if (n > 0 && (size_t)n < sizeof eos - at) at += (size_t)n;
     }
-    enum status st = buf_addf(
-        b,
-        "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu parameters stored as %s, %.1f MiB in the files\n"
-        "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
-        e->model_type, e->backend_name, e->device, e->info.dtype, (unsigned long long)e->survey.parameters,
-        stf_dtype_name(e->survey.stored), MIB(e->survey.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
-        e->plan.context_max, at ? eos : "none");
+    enum status st = buf_addf(b,
+                              "family     %s\nbackend    %s (%s), computing in %s\nweights    %llu "
+                              "parameters stored as %s, %.1f MiB in the files\n"
+                              "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
+                              e->model_type, e->backend_name, e->device, e->info.dtype,
+                              (unsigned long long)e->survey.parameters, stf_dtype_name(e->survey.stored),
+                              MIB(e->survey.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
+                              e->plan.context_max, at ? eos : "none");
     if (!st && active_parameters(e) != e->survey.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
     if (!st && e->survey.ignored)
-        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->survey.ignored, e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
+        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->survey.ignored, e->survey.ignored_names,
+                      e->survey.ignored > 3 ? ", ..." : "");
     if (!st) st = say_vision(b, e);
     if (!st) st = say_layers(b, e);
     if (!st) st = say_kv(b, e);
@@ -145,7 +161,8 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     struct engine *e = calloc(1, sizeof *e);
     if (!e) return err_set(err, ST_NOMEM, "out of memory");
     enum status st = engine__prepare(opt, e, &files, err);
-    if (!st && (st = say_all(&b, e))) st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
+    if (!st && (st = say_all(&b, e)))
+        st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
     if (!st) memcpy(text, b.data, b.len + 1);
     buf_fini(&b);
     stf_close(files);
@@ -161,7 +178,8 @@ static enum status say_cpu(struct buf *b)
     const struct be_ops *ops = be_cpu_ops();
     struct backend *be = NULL;
     struct be_caps caps;
-    if (ops->open(&(struct be_params){.act = BE_F32}, &be) != BE_OK) return buf_adds(b, "CPU        can't be opened\n");
+    if (ops->open(&(struct be_params){.act = BE_F32}, &be) != BE_OK)
+        return buf_adds(b, "CPU        can't be opened\n");
     ops->caps(be, &caps);
     enum status st = buf_addf(b, "CPU        %s, kernel sets:", caps.device);
     for (size_t i = 0; i < sizeof sets / sizeof *sets && !st; i++)
@@ -179,15 +197,14 @@ enum status engine_devices(char *text, size_t cap, struct err *err)
     uint32_t n = be_cuda_devices(gpus, 16, version, why, sizeof why);
     enum status st = say_cpu(&b);
     for (uint32_t i = 0; i < n && !st; i++)
-        st = buf_addf(&b, "GPU %-6u %s, compute capability %u.%u, %u multiprocessors, %zu of %zu MiB free%s\n", i, gpus[i].name,
-                      gpus[i].major, gpus[i].minor, gpus[i].multiprocessors, gpus[i].memory_free >> 20,
-                      gpus[i].memory_total >> 20, i == 0 ? " (--backend auto and cuda use this one)" : "");
+        st = buf_addf(
+            &b, "GPU %-6u %s, compute capability %u.%u, %u multiprocessors, %zu of %zu MiB free%s\n", i,
+            gpus[i].name, gpus[i].major, gpus[i].minor, gpus[i].multiprocessors, gpus[i].memory_free >> 20,
+            gpus[i].memory_total >> 20, i == 0 ? " (--backend auto and cuda use this one)" : "");
     if (!n && !st) st = buf_addf(&b, "GPU        none: %s\n", why);
     if (version[0] && !st) st = buf_addf(&b, "CUDA       %s\n", version + strlen("CUDA "));
-    if (st)
-        st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
-    else
-        memcpy(text, b.data, b.len + 1);
+    if (st) st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);
+    else memcpy(text, b.data, b.len + 1);
     buf_fini(&b);
     return st;
 }

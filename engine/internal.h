@@ -10,13 +10,16 @@
 
 #include <stdatomic.h>
 
-#define LOGIT_ROWS_MAX 64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there is room for more */
+#define LOGIT_ROWS_MAX                                                                                       \
+    64u /* rows of logits at a time: 64 x 262,208 x 4 bytes = 67 MB. Where a device has its own memory there \
+           is room for more */
 #define LOGIT_ROWS_DEVICE 256u
 
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
- *   arena  | unit 0 | unit 1 | ...                                  unit = BE_KV_UNIT bytes; a block begins at a unit
- *   block  | layer a | layer b | ... | padding to a unit |          layer_offset[n] = where layer n's part begins */
+ *   arena  | unit 0 | unit 1 | ...                                  unit = BE_KV_UNIT bytes; a block begins
+ * at a unit block  | layer a | layer b | ... | padding to a unit |          layer_offset[n] = where layer n's
+ * part begins */
 struct kv_layout {
     uint32_t group_count;
     struct engine_kv_group groups[ENGINE_GROUPS_MAX];
@@ -27,50 +30,52 @@ struct kv_layout {
 /* ---- memory plan ---- */
 struct engine_plan {
     enum be_dtype act;
-    uint32_t context_max, batch_tokens_max, sequences_max, blocks_max; /* blocks_max: of one sequence, per group */
-    uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes;      /* backend memory */
-    uint64_t kv_wanted;                                                /* what all sequences at full context would take */
-    uint64_t available;                                                /* memory that the plan started from */
-    uint32_t logit_rows;                                               /* at a time: each time reads the head's weights */
-    uint64_t spare;                                                    /* what is left of it: scratch of larger pictures comes from here */
+    uint32_t context_max, batch_tokens_max, sequences_max,
+        blocks_max;                                               /* blocks_max: of one sequence, per group */
+    uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
+    uint64_t kv_wanted;  /* what all sequences at full context would take */
+    uint64_t available;  /* memory that the plan started from */
+    uint32_t logit_rows; /* at a time: each time reads the head's weights */
+    uint64_t spare;      /* what is left of it: scratch of larger pictures comes from here */
 };
 
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
 struct decoder_scratch {
     void *block;
-    float *resid;      /* [T, C] */
-    float *tail_resid; /* [T, C] the rows whose logits are wanted, packed */
-    float *proj;       /* [T, C] */
-    float *qkv;        /* [T, (H+2G)D]; after the last layer's qkv: its wanted queries, act [., H D] */
-    void *h;           /* act [T, ld(C)] */
-    void *q;           /* act [T, H D] */
-    void *attn;        /* act [T, ld(H D)] */
-    void *mlp;         /* act [T, ld(ff)] */
-    float *router;           /* [T, E] */
-    uint32_t *expert_ids;    /* [T, k] */
-    float *expert_weights;   /* [T, k] */
-    void *experts;           /* the backend's */
+    float *resid;          /* [T, C] */
+    float *tail_resid;     /* [T, C] the rows whose logits are wanted, packed */
+    float *proj;           /* [T, C] */
+    float *qkv;            /* [T, (H+2G)D]; after the last layer's qkv: its wanted queries, act [., H D] */
+    void *h;               /* act [T, ld(C)] */
+    void *q;               /* act [T, H D] */
+    void *attn;            /* act [T, ld(H D)] */
+    void *mlp;             /* act [T, ld(ff)] */
+    float *router;         /* [T, E] */
+    uint32_t *expert_ids;  /* [T, k] */
+    float *expert_weights; /* [T, k] */
+    void *experts;         /* the backend's */
     float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX]; /* [T, dim/2] */
     void *head_in;                                    /* act [plan.logit_rows, ld(C)] */
     float *logits;                                    /* [plan.logit_rows, V] */
-    struct be_logit_stats *stats;                     /* [plan.logit_rows], and behind them, so that one download takes all: */
-    uint32_t *top;                                    /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
-    uint32_t *step; /* [step_words] the step's index arrays */
+    struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
+    uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
+    uint32_t *step;               /* [step_words] the step's index arrays */
 };
 
-/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer runs over a picture in pieces of so many, because its rows meet
- * only in the attention's keys and values. It carries nothing from one slice of an encode to the next. */
+/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer runs over a picture in pieces
+ * of so many, because its rows meet only in the attention's keys and values. It carries nothing from one
+ * slice of an encode to the next. */
 struct vision_scratch {
     void *block;
     uint32_t rows;
-    float *qkv;      /* [R, 3 Cv] */
-    void *h, *attn;  /* act [R, ld(Cv)]; while merging: act [R / merge^2, ld(merge^2 Cv)] */
-    void *mlp;       /* act [R, ld(ff)] */
-    float *dense;    /* [R, Cv] */
+    float *qkv;     /* [R, 3 Cv] */
+    void *h, *attn; /* act [R, ld(Cv)]; while merging: act [R / merge^2, ld(merge^2 Cv)] */
+    void *mlp;      /* act [R, ld(ff)] */
+    float *dense;   /* [R, Cv] */
     /* of all pictures, apart from the block */
-    float *lut;          /* [3*256] */
-    float *rope_freq;    /* [D/2] */
-    uint8_t *rope_axis;  /* [D/2] 0: row, 1: column */
+    float *lut;         /* [3*256] */
+    float *rope_freq;   /* [D/2] */
+    uint8_t *rope_axis; /* [D/2] 0: row, 1: column */
 };
 
 /* One token run's row whose logits are wanted. */
@@ -81,13 +86,15 @@ struct wanted {
     bool sample, score;
 };
 
-/* Index arrays of the step in flight; addresses are the backend's. Where an array lies follows from the numbers of rows and sequences alone;
- * only the block tables, which stand behind all others, have a length of their own. */
+/* Index arrays of the step in flight; addresses are the backend's. Where an array lies follows from the
+ * numbers of rows and sequences alone; only the block tables, which stand behind all others, have a length of
+ * their own. */
 struct step {
     uint32_t t, seq_count; /* with the rows that stand for nothing */
     uint32_t wanted_count; /* without them */
     bool all_wanted;       /* the tail is the whole step, in its order */
-    bool logits_done;      /* of the wanted rows, with their statistics: the step came from a graph that ends with them */
+    bool logits_done; /* of the wanted rows, with their statistics: the step came from a graph that ends with
+                         them */
     const uint32_t *ids;
     const int32_t *rope_pos;
     struct be_rows rows[ENGINE_GROUPS_MAX];
@@ -97,7 +104,7 @@ struct step {
 };
 
 /* A step of so many sequences with a row each, recorded (engine/graph.c). */
-#define ENGINE_GRAPHS_MAX 16u
+#define ENGINE_GRAPHS_MAX   16u
 #define ENGINE_SAMPLERS_MAX 16u /* threads that draw: each has 16 bytes for every id of the vocabulary */
 struct engine_graph {
     uint32_t rows;
@@ -105,7 +112,8 @@ struct engine_graph {
 };
 
 struct engine {
-    atomic_uint_fast64_t progress; /* engine_progress; grows with every product of the decoder and the tower */
+    atomic_uint_fast64_t
+        progress; /* engine_progress; grows with every product of the decoder and the tower */
     const struct be_ops *ops;
     struct backend *be;
     struct be_caps becaps;
@@ -130,8 +138,8 @@ struct engine {
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct wanted *wanted; /* [batch_tokens_max] */
-    float *host_row;       /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
-    void *host_results;    /* statistics and largest logits as they lie in decoder_scratch */
+    float *host_row;    /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
+    void *host_results; /* statistics and largest logits as they lie in decoder_scratch */
     struct step step;
     struct engine_graph graphs[ENGINE_GRAPHS_MAX]; /* by rows, ascending */
     uint32_t graph_count;
@@ -143,25 +151,26 @@ struct engine {
 
 /* One picture on its way through the tower, then its rows. */
 struct engine_features {
-    struct image_u8 pixels; /* host copy; freed once the patches are embedded */
+    struct image_u8 pixels;          /* host copy; freed once the patches are embedded */
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
     uint32_t layers_done, taps_done;
-    uint32_t piece;     /* rows of the tower that run at a time: a matter of the picture's size alone */
-    uint32_t row;       /* of the layer that runs now: the next row */
-    bool attending;     /* its keys and values are all there */
+    uint32_t piece; /* rows of the tower that run at a time: a matter of the picture's size alone */
+    uint32_t row;   /* of the layer that runs now: the next row */
+    bool attending; /* its keys and values are all there */
     bool embedded, done;
     float *rows;  /* [1 + taps][tokens, C] backend */
     size_t bytes; /* backend memory that it holds now */
     /* while it is encoded: one block */
     void *work;
-    float *resid;                   /* [S, Cv] */
-    void *q, *kv;                   /* act [S, Cv]; one layer's keys and values */
+    float *resid; /* [S, Cv] */
+    void *q, *kv; /* act [S, Cv]; one layer's keys and values */
     /* The same memory, while no layer runs: */
-    uint8_t *rgb;                   /* one row of patches in time: [depth, height, width, 3] */
-    void *patch_rows;               /* act [S, ld(3 depth p p)] */
-    float *dense, *pooled;          /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
-    float *cos, *sin;               /* [S, D/2]; NULL: no rotary */
+    uint8_t *rgb;     /* one row of patches in time: [depth, height, width, 3] */
+    void *patch_rows; /* act [S, ld(3 depth p p)] */
+    float *dense,
+        *pooled;      /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
+    float *cos, *sin; /* [S, D/2]; NULL: no rotary */
     struct be_rows whole, windowed; /* every patch of a frame sees the frame, or its window of it */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
@@ -169,29 +178,31 @@ struct engine_features {
     const float *table_weights;
 };
 
-/* Faults that others shipped, put in on purpose: tests show that they would be found. A test sets e->test_bugs. */
+/* Faults that others shipped, put in on purpose: tests show that they would be found. A test sets
+ * e->test_bugs. */
 enum {
-    ENGINE_BUG_FEATURE_ROWS = 1, /* a picture's rows count from where the chunk begins */
-    ENGINE_BUG_TAP_ROWS = 2,     /* the same for its taps alone */
-    ENGINE_BUG_NO_TAPS = 4,      /* a chunk that begins inside a picture gets no taps */
-    ENGINE_BUG_ROPE_CHUNK = 8,   /* 3-D positions of a picture start anew in every chunk */
-    ENGINE_BUG_ROPE_LEAK = 16,   /* the first sequence's offset serves all sequences of a step */
-    ENGINE_BUG_NEW_KEYS = 32,    /* rows of a prompt's chunk see the keys of their own step only */
-    ENGINE_BUG_TAP_BATCH = 64,   /* taps of every sequence go to the step's first rows */
-    ENGINE_BUG_TAP_SIZE = 128,   /* no more rows of taps than the step before had tokens */
+    ENGINE_BUG_FEATURE_ROWS = 1,  /* a picture's rows count from where the chunk begins */
+    ENGINE_BUG_TAP_ROWS = 2,      /* the same for its taps alone */
+    ENGINE_BUG_NO_TAPS = 4,       /* a chunk that begins inside a picture gets no taps */
+    ENGINE_BUG_ROPE_CHUNK = 8,    /* 3-D positions of a picture start anew in every chunk */
+    ENGINE_BUG_ROPE_LEAK = 16,    /* the first sequence's offset serves all sequences of a step */
+    ENGINE_BUG_NEW_KEYS = 32,     /* rows of a prompt's chunk see the keys of their own step only */
+    ENGINE_BUG_TAP_BATCH = 64,    /* taps of every sequence go to the step's first rows */
+    ENGINE_BUG_TAP_SIZE = 128,    /* no more rows of taps than the step before had tokens */
     ENGINE_BUG_ROPE_DECODE = 256, /* a generated token's rope position is its index */
 };
 
 /* engine/plan.c */
-enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be, struct kv_layout *out,
-                           struct err *err) KV_MUST_CHECK;
+enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
+                           struct kv_layout *out, struct err *err) KV_MUST_CHECK;
 void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
 /* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Host memory is given out before it is there: whether the plan has room for a picture of that many patches. */
+/* Host memory is given out before it is there: whether the plan has room for a picture of that many patches.
+ */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void engine__rope_frequencies(const struct desc_rope *r, float *out);
@@ -199,12 +210,13 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
-/* engine/step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's that stand for nothing (each a
- * sequence of its own); every run has one row then. 0: the batch's own size. */
+/* engine/step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's
+ * that stand for nothing (each a sequence of its own); every run has one row then. 0: the batch's own size.
+ */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
 
-/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that can't record them runs every step
- * the plain way (a line in the log); ST_DEVICE when it fails for good. */
+/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that can't
+ * record them runs every step the plain way (a line in the log); ST_DEVICE when it fails for good. */
 enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__graphs_close(struct engine *e);
 /* The graph that does this batch's step; NULL: none does. */
@@ -212,7 +224,8 @@ const struct engine_graph *engine__graph_for(const struct engine *e, const struc
 /* Whether it ends with decoder_logits of all its rows. */
 bool engine__graph_has_logits(const struct engine *e, const struct engine_graph *g);
 
-/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where decoder_logits finds them. */
+/* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where
+ * decoder_logits finds them. */
 void decoder_run(struct engine *e, const struct engine_batch *b);
 /* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, uint32_t first, uint32_t count);
@@ -221,7 +234,8 @@ void decoder_top(struct engine *e, uint32_t count, uint32_t k);
 
 /* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
 /* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */
-enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f, struct err *err) KV_MUST_CHECK;
+enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
+                           struct err *err) KV_MUST_CHECK;
 /* Allocates f->work and fills what lies in it. */
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err) KV_MUST_CHECK;
 /* Patches of the largest picture that can ever be asked for. */
@@ -230,13 +244,13 @@ uint32_t vision_patches_max(const struct engine *e);
 uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches);
 /* Most rows of the tower that run at a time. */
 #define VISION_ROWS_MAX 2048u
-/* What one slice of `layers` = 1 may take, in rows times keys: a layer of a picture of 4,096 patches. The products of a row weigh as much as
- * VISION_ROW_KEYS keys (tower of Gemma 3). */
+/* What one slice of `layers` = 1 may take, in rows times keys: a layer of a picture of 4,096 patches. The
+ * products of a row weigh as much as VISION_ROW_KEYS keys (tower of Gemma 3). */
 #define VISION_ROW_KEYS 6600u
 #define VISION_SLICE    (4096ull * (VISION_ROW_KEYS + 4096))
 
-/* vision.c: `layers` more layers of the tower (0 = all that are left), with the embedding before the first and the pooling after
- * the last. */
+/* vision.c: `layers` more layers of the tower (0 = all that are left), with the embedding before the first
+ * and the pooling after the last. */
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers);
 
 #endif

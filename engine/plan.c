@@ -1,5 +1,6 @@
-/* What a loaded model needs of the backend's memory: KV layout, scratch for the worst step, the arena; and its allocation. Sizes
- * come from the configuration, whose ranges hf_config.c checked, so products of three of them fit in 64 bits. */
+/* What a loaded model needs of the backend's memory: KV layout, scratch for the worst step, the arena; and
+ * its allocation. Sizes come from the configuration, whose ranges hf_config.c checked, so products of three
+ * of them fit in 64 bits. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -15,7 +16,7 @@
 #define BATCH_TOKENS_MAX     (1u << 16)
 #define SEQUENCES_DEFAULT    64u
 #define SEQUENCES_MAX        4096u
-#define KV_SHARE             0.8 /* of the memory that is free after weights and scratch, when nobody says how much */
+#define KV_SHARE             0.8 /* of the memory that weights and scratch leave, when nobody says how much */
 
 static uint64_t round_up(uint64_t x, uint64_t to)
 {
@@ -24,8 +25,8 @@ static uint64_t round_up(uint64_t x, uint64_t to)
 
 /* ---- KV layout ---- */
 
-static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32_t group, const struct be_ops *ops,
-                         const struct backend *be)
+static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32_t group,
+                         const struct be_ops *ops, const struct backend *be)
 {
     size_t bytes = 0;
     struct engine_kv_group *g = &k->groups[group];
@@ -40,13 +41,15 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
     g->bytes_per_token = g->block_bytes / BE_BLOCK_TOKENS;
 }
 
-enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be, struct kv_layout *out,
-                           struct err *err)
+enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
+                           struct kv_layout *out, struct err *err)
 {
     struct kv_layout k = {0};
     k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
     k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
-    enum status st = k.layer_group && k.layer_offset ? ST_OK : err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    enum status st = k.layer_group && k.layer_offset
+                         ? ST_OK
+                         : err_set(err, ST_NOMEM, "out of memory for the list of layers");
     /* Full attention first, then one group per window, in order of first use. */
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
@@ -57,17 +60,16 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
             uint32_t g = 0;
             while (g < k.group_count && k.groups[g].window != l->window) g++;
             if (g == ENGINE_GROUPS_MAX)
-                st = err_set(err, ST_UNSUPPORTED, "more than %u kinds of attention windows", ENGINE_GROUPS_MAX);
+                st = err_set(err, ST_UNSUPPORTED, "more than %u kinds of attention windows",
+                             ENGINE_GROUPS_MAX);
             if (st) break;
             if (g == k.group_count) k.groups[k.group_count++].window = l->window;
             k.layer_group[n] = g;
         }
     }
     for (uint32_t g = 0; g < k.group_count && !st; g++) layout_group(&k, d, g, ops, be);
-    if (st)
-        kv_layout_free(&k);
-    else
-        *out = k;
+    if (st) kv_layout_free(&k);
+    else *out = k;
     return st;
 }
 
@@ -95,8 +97,8 @@ static void *piece(struct carve *c, uint64_t bytes)
 static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
 {
     const struct model_desc *d = &e->desc;
-    uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act), qkv = 0, hd = 0, ff = 0,
-             experts = 0, used = 0, scratch = 0;
+    uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act),
+             qkv = 0, hd = 0, ff = 0, experts = 0, used = 0, scratch = 0;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
@@ -104,7 +106,8 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
         if (h > hd) hd = h;
         if (l->ff > ff && !l->experts) ff = l->ff;
         if (!l->experts) continue;
-        uint64_t s1 = e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
+        uint64_t s1 =
+            e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
         if (l->experts > experts) experts = l->experts;
         if (l->experts_used > used) used = l->experts_used;
         if (s1 > scratch) scratch = s1;
@@ -159,13 +162,14 @@ static uint64_t host_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, targets, three of the tail, lo per group; tables, with an
- * entry behind each group's first; per array up to 16 of padding; with mRoPE three more per row. */
+/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, targets, three of the tail, lo per group;
+ * tables, with an entry behind each group's first; per array up to 16 of padding; with mRoPE three more per
+ * row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (8 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) + g * (s * e->plan.blocks_max + 1) +
-           16 * (13 + 3 * g);
+    return t * (8 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 3 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -187,21 +191,24 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     struct engine_plan *p = &e->plan;
     p->context_max = opt->context_max ? opt->context_max : e->desc.context_max;
     if (p->context_max > e->desc.context_max) {
-        log_warn("context of %u tokens asked for, the model was made for %u: using %u", p->context_max, e->desc.context_max,
-                 e->desc.context_max);
+        log_warn("context of %u tokens asked for, the model was made for %u: using %u", p->context_max,
+                 e->desc.context_max, e->desc.context_max);
         p->context_max = e->desc.context_max;
     }
     p->batch_tokens_max = opt->batch_tokens_max ? opt->batch_tokens_max : BATCH_TOKENS_DEFAULT;
     p->sequences_max = opt->sequences_max ? opt->sequences_max : SEQUENCES_DEFAULT;
-    if (p->sequences_max > SEQUENCES_MAX) return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
+    if (p->sequences_max > SEQUENCES_MAX)
+        return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
     /* A picture is never cut, and no decoding sequence waits for it. */
-    uint32_t least = p->sequences_max + (e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0);
+    uint32_t least =
+        p->sequences_max + (e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0);
     if (p->batch_tokens_max < least) {
-        log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit", least,
-                 p->batch_tokens_max);
+        log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit",
+                 least, p->batch_tokens_max);
         p->batch_tokens_max = least;
     }
-    if (p->batch_tokens_max > BATCH_TOKENS_MAX) return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
+    if (p->batch_tokens_max > BATCH_TOKENS_MAX)
+        return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
     p->logit_rows = LOGIT_ROWS_MAX;
     if (!e->becaps.host_memory && p->sequences_max > p->logit_rows)
         p->logit_rows = p->sequences_max < LOGIT_ROWS_DEVICE ? p->sequences_max : LOGIT_ROWS_DEVICE;
@@ -217,7 +224,8 @@ static uint32_t vision_patches_planned(const struct engine *e)
     return e->desc.vision.image_size || most < PLANNED ? most : PLANNED;
 }
 
-/* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are pooled. */
+/* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are
+ * pooled. */
 static uint32_t vision_rows(const struct engine *e)
 {
     const struct desc_vision *d = &e->desc.vision;
@@ -235,8 +243,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
         if (e->desc.ropes[i].sections[0]) e->rope_axes = 3;
     if (!st) st = kv_layout_make(&e->desc, e->ops, e->be, &e->kv, err);
     if (st) return st;
-    if (e->desc.has_vision &&
-        e->ops->kv_layer_bytes(e->be, e->desc.vision.heads, e->desc.vision.hidden / e->desc.vision.heads) == 0)
+    if (e->desc.has_vision && e->ops->kv_layer_bytes(e->be, e->desc.vision.heads,
+                                                     e->desc.vision.hidden / e->desc.vision.heads) == 0)
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
                        e->desc.vision.hidden / e->desc.vision.heads);
     e->step_words = step_words(e);
@@ -257,14 +265,16 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     if (host && host < p->available) p->available = host;
     uint64_t used = p->weight_bytes + p->scratch_bytes + p->vision_bytes;
     if (used >= p->available)
-        return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free", (unsigned long long)(used >> 20),
-                       (unsigned long long)(p->available >> 20));
+        return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free",
+                       (unsigned long long)(used >> 20), (unsigned long long)(p->available >> 20));
     uint64_t room = (uint64_t)((double)(p->available - used) * KV_SHARE);
     p->kv_bytes = opt->kv_bytes ? opt->kv_bytes : room < p->kv_wanted ? room : p->kv_wanted;
     if (p->kv_bytes > p->available - used)
         return err_set(err, ST_NOMEM,
-                       "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides weights and scratch",
-                       (unsigned long long)(p->kv_bytes >> 20), (unsigned long long)((p->available - used) >> 20));
+                       "%llu MiB for keys and values are asked for (--kv-memory), %llu MiB are free besides "
+                       "weights and scratch",
+                       (unsigned long long)(p->kv_bytes >> 20),
+                       (unsigned long long)((p->available - used) >> 20));
     e->arena_units = p->kv_bytes / BE_KV_UNIT;
     if (e->arena_units >= BE_NO_BLOCK) e->arena_units = BE_NO_BLOCK - 1;
     p->kv_bytes = e->arena_units * BE_KV_UNIT;
@@ -272,9 +282,10 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     uint64_t least = 0;
     for (uint32_t g = 0; g < e->kv.group_count; g++) least += e->kv.groups[g].block_bytes;
     if (p->kv_bytes < least)
-        return err_set(err, ST_NOMEM,
-                       "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
-                       (unsigned long long)p->kv_bytes, (unsigned long long)least);
+        return err_set(
+            err, ST_NOMEM,
+            "%llu bytes for keys and values (--kv-memory) don't hold one block of every kind (%llu bytes)",
+            (unsigned long long)p->kv_bytes, (unsigned long long)least);
     return ST_OK;
 }
 
@@ -311,7 +322,8 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out)
     }
     /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
     for (uint32_t k = 0; k < r->dim / 2; k++) {
-        float exponent = (float)(2 * k) / (float)r->dim, power = (float)pow((double)(float)r->theta, (double)exponent);
+        float exponent = (float)(2 * k) / (float)r->dim,
+              power = (float)pow((double)(float)r->theta, (double)exponent);
         if (!r->yarn) {
             out[k] = 1.0f / power / (float)r->factor;
             continue;
@@ -356,7 +368,8 @@ static enum status alloc_ropes(struct engine *e, struct err *err)
 bool engine__vision_room(const struct engine *e, uint32_t patches)
 {
     uint32_t planned = vision_patches_planned(e);
-    return patches <= planned || vision_picture_bytes(e, patches) <= vision_picture_bytes(e, planned) + e->plan.spare;
+    return patches <= planned ||
+           vision_picture_bytes(e, patches) <= vision_picture_bytes(e, planned) + e->plan.spare;
 }
 
 uint32_t engine__vision_tokens_max(const struct engine *e)
@@ -368,10 +381,8 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
     uint32_t most = high;
     while (low < high) {
         uint32_t middle = high - (high - low) / 2;
-        if (engine__vision_room(e, middle * unit))
-            low = middle;
-        else
-            high = middle - 1;
+        if (engine__vision_room(e, middle * unit)) low = middle;
+        else high = middle - 1;
     }
     return low == most ? 0 : low;
 }

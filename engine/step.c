@@ -1,8 +1,10 @@
-/* One step: index arrays from the scheduler's runs, launch, then logits in chunks and the draw of tokens. Engine thread.
+/* One step: index arrays from the scheduler's runs, launch, then logits in chunks and the draw of tokens.
+ * Engine thread.
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group):
- *   lo = 0 (full attention) or max(0, p - window + 1);   hi = p, or the last position of the picture that p lies in when that is
- * atomic which is transformers' rule for Gemma 3: (j <= i or same picture) and, in sliding layers, i - j < window. */
+ *   lo = 0 (full attention) or max(0, p - window + 1);   hi = p, or the last position of the picture that p
+ * lies in when that is atomic which is transformers' rule for Gemma 3: (j <= i or same picture) and, in
+ * sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -45,14 +47,16 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
     ASSERT(total <= e->plan.batch_tokens_max);
 }
 
-/* Position of token i of a picture on one axis; see struct prompt_grid. `base` is the free position in front of it. */
+/* Position of token i of a picture on one axis; see struct prompt_grid. `base` is the free position in front
+ * of it. */
 static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t i, int axis)
 {
     if (axis == 0) return base + prompt_grid_time(g, i / (g->h * g->w));
     return base + (int32_t)(axis == 1 ? i / g->w % g->h : i % g->w);
 }
 
-/* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a picture have their own. */
+/* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a
+ * picture have their own. */
 static void pack_rope(struct packer *p, const struct engine_batch *b)
 {
     struct step *st = &p->e->step;
@@ -68,14 +72,17 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t at = r->position + k;
             while (m < r->image_count && r->images[m].end <= at) offset = r->images[m++].rope_offset;
-            const struct engine_image_use *u = m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
+            const struct engine_image_use *u =
+                m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
             uint32_t first = u ? u->begin : 0;
             if (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_DECODE) && at >= r->prompt_count) offset = 0;
-            if (u && FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_CHUNK) && first < r->position) first = r->position;
+            if (u && FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_CHUNK) && first < r->position)
+                first = r->position;
             for (int a = 0; a < 3; a++)
                 pos[(size_t)a * st->t + row + k] =
-                    u && u->grid.w ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
-                                   : (int32_t)at + offset;
+                    u && u->grid.w
+                        ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
+                        : (int32_t)at + offset;
         }
     }
 }
@@ -85,9 +92,10 @@ static uint32_t blocks_of(const struct engine_run *r)
     return (r->position + r->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
 }
 
-/* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic, see the whole
- * picture. */
-static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos, const uint32_t **hi)
+/* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic,
+ * see the whole picture. */
+static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos,
+                        const uint32_t **hi)
 {
     struct step *st = &p->e->step;
     const uint32_t *ids_dev;
@@ -105,17 +113,20 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             const struct engine_image_use *u = &r->images[m];
             uint32_t end = r->position + r->count;
             ASSERT(u->begin < u->end);
-            ASSERT(!u->atomic || u->end <= r->position || u->begin >= end || (u->begin >= r->position && u->end <= end));
+            ASSERT(!u->atomic || u->end <= r->position || u->begin >= end ||
+                   (u->begin >= r->position && u->end <= end));
             for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++) {
                 ids[row + q - r->position] = UINT32_MAX;
                 if (u->atomic) h[row + q - r->position] = u->end - 1;
             }
         }
-        for (uint32_t k = 0; k < r->count; k++) ASSERT(ids[row + k] < p->e->desc.vocab || ids[row + k] == UINT32_MAX);
+        for (uint32_t k = 0; k < r->count; k++)
+            ASSERT(ids[row + k] < p->e->desc.vocab || ids[row + k] == UINT32_MAX);
         row += r->count;
     }
-    /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place behind its blocks, where
-     * the table keeps nothing. So all of them are one and the same row: they choose the same experts and read next to nothing. */
+    /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place
+     * behind its blocks, where the table keeps nothing. So all of them are one and the same row: they choose
+     * the same experts and read next to nothing. */
     for (uint32_t k = 0; k < p->pad; k++) {
         ids[row + k] = ids[0];
         ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
@@ -129,8 +140,8 @@ static uint32_t low(uint32_t pos, uint32_t window)
 }
 
 /* First keys and places in the tables of one group. */
-static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row, const uint32_t *pos,
-                       const uint32_t *hi)
+static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row,
+                       const uint32_t *pos, const uint32_t *hi)
 {
     struct step *st = &p->e->step;
     uint32_t window = p->e->kv.groups[g].window, row = 0;
@@ -149,9 +160,9 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = b->runs[0].position;
 }
 
-/* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each begins. Blocks behind
- * the window are passed on as they are. Rows that stand for nothing share the first sequence's table, which has an entry more for
- * them. */
+/* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each
+ * begins. Blocks behind the window are passed on as they are. Rows that stand for nothing share the first
+ * sequence's table, which has an entry more for them. */
 static void pack_tables(struct packer *p, const struct engine_batch *b)
 {
     struct engine *e = p->e;
@@ -174,7 +185,8 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     }
 }
 
-/* Which rows' logits are wanted: the last one of a run that samples, and those before a scored prompt token. */
+/* Which rows' logits are wanted: the last one of a run that samples, and those before a scored prompt token.
+ */
 static void find_wanted(struct engine *e, const struct engine_batch *b)
 {
     uint32_t row = 0;
@@ -186,7 +198,8 @@ static void find_wanted(struct engine *e, const struct engine_batch *b)
             uint32_t next = r->position + k + 1;
             struct wanted w = {.run = i, .row = row + k, .next = next};
             w.sample = r->sample && k + 1 == r->count;
-            w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count && next < r->token_count;
+            w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count &&
+                      next < r->token_count;
             if (w.sample || w.score) e->wanted[st->wanted_count++] = w;
         }
     }
@@ -201,11 +214,13 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
     for (uint32_t i = 0; i < n + p->pad; i++) {
         const struct wanted *w = &e->wanted[i];
         targets[i] = UINT32_MAX;
-        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->desc.vocab) targets[i] = b->runs[w->run].tokens[w->next];
+        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->desc.vocab)
+            targets[i] = b->runs[w->run].tokens[w->next];
     }
 }
 
-/* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables: pack_tail_tables. */
+/* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables:
+ * pack_tail_tables. */
 static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g)
 {
     struct engine *e = p->e;
@@ -214,7 +229,8 @@ static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g
     const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->s.step);
     uint32_t *rows = array(p, n, &st->wanted_rows);
     st->tail = (struct be_rows){.t = n};
-    uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo), *hi = array(p, n, &st->tail.hi);
+    uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo),
+             *hi = array(p, n, &st->tail.hi);
     uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row);
     (void)array(p, b->run_count, &st->tail.seq_table);
     for (uint32_t i = 0; i < n; i++) {
@@ -256,7 +272,8 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     st->seq_count = b->run_count + p.pad;
     pack_tokens(&p, b, &pos, &hi);
     uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev);
-    for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++) seq_row[i] = row;
+    for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++)
+        seq_row[i] = row;
     seq_row[st->seq_count] = row;
     for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos, hi);
     find_wanted(e, b);
@@ -264,10 +281,8 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     if (st->wanted_count) pack_targets(&p, b);
     if (st->wanted_count && !st->all_wanted) pack_tail(&p, b, last);
     pack_tables(&p, b);
-    if (st->all_wanted)
-        st->tail = st->rows[last];
-    else if (st->wanted_count)
-        pack_tail_tables(e, &st->rows[last]);
+    if (st->all_wanted) st->tail = st->rows[last];
+    else if (st->wanted_count) pack_tail_tables(e, &st->rows[last]);
     e->ops->upload(e->be, e->s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 
@@ -297,7 +312,8 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
     uint32_t k = 0;
     if (w->sample) {
         k = sampler_top_wanted(r->sampling, r->banned_count);
-        if (r->sampling->logprobs != SAMPLING_NO_LOGPROBS && r->sampling->logprobs > k) k = r->sampling->logprobs;
+        if (r->sampling->logprobs != SAMPLING_NO_LOGPROBS && r->sampling->logprobs > k)
+            k = r->sampling->logprobs;
     }
     if (w->score && r->sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && r->sampling->prompt_logprobs > k)
         k = r->sampling->prompt_logprobs;
@@ -305,10 +321,10 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
     return k < e->desc.vocab ? k : e->desc.vocab;
 }
 
-/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not enough to draw from:
- * then the row has been fetched, and the device's word on that is still out. */
-static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k, const struct wanted *w,
-                       struct sampler *sampler)
+/* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not
+ * enough to draw from: then the row has been fetched, and the device's word on that is still out. */
+static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uint32_t count, uint32_t k,
+                       const struct wanted *w, struct sampler *sampler)
 {
     struct engine_run *r = &b->runs[w->run];
     const float *logits = e->s.logits + (size_t)i * e->desc.vocab;
@@ -329,12 +345,14 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
     if (w->score) {
         struct token_out *out = &r->scores[w->next - r->position - 1];
         sampler_score(r->tokens[w->next], r->sampling->prompt_logprobs, &row, out);
-        if (r->tokens[w->next] >= e->desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
+        if (r->tokens[w->next] >=
+            e->desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
             out->logprob = NEVER_LOGPROB;
             out->rank = e->desc.vocab + 1;
         }
     }
-    if (!isfinite(row.stats.lse)) r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
+    if (!isfinite(row.stats.lse))
+        r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
     if (w->sample && !r->broken && !sampler_draw(sampler, r->sampling, &row, &r->out)) {
         e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
         row.raw = e->host_row;
@@ -364,7 +382,8 @@ static void finish_slice(void *ctx, uint32_t slice)
 }
 
 /* Draws that walk a row or a history take longer than waking threads does. */
-static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, uint32_t k)
+static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
+                            uint32_t k)
 {
     uint32_t walks = 0, n = e->sampler_count;
     struct finish_slices f = {.e = e, .b = b, .wanted = e->wanted + first, .count = count, .k = k};
@@ -384,7 +403,8 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
 }
 
 /* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
-static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count, struct err *err)
+static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
+                                struct err *err)
 {
     uint32_t k = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -399,13 +419,16 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (finish_together(e, b, first, count, k)) return ST_OK;
     bool fetched = false;
-    for (uint32_t i = 0; i < count; i++) fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
-    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    for (uint32_t i = 0; i < count; i++)
+        fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
+    if (fetched && e->ops->sync(e->be) != BE_OK)
+        return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;
 }
 
-/* Where nobody wants the logits of a run's last row, that row tells whether there still are numbers: it has seen all others. A
- * part of a prompt that has none must not be kept for others, who may share the beginning alone. */
+/* Where nobody wants the logits of a run's last row, that row tells whether there still are numbers: it has
+ * seen all others. A part of a prompt that has none must not be kept for others, who may share the beginning
+ * alone. */
 static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
 {
     uint32_t row = 0, hidden = e->desc.hidden;
@@ -413,7 +436,8 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
         row += r->count;
-        if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count)) continue; /* its last row was seen */
+        if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
+            continue; /* its last row was seen */
         const float *x = e->s.resid + (size_t)(row - 1) * hidden;
         if (!e->becaps.host_memory) {
             e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);
@@ -422,7 +446,8 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
         }
         for (uint32_t k = 0; k < hidden; k++) r->broken |= !isfinite(x[k]);
     }
-    if (fetched && e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (fetched && e->ops->sync(e->be) != BE_OK)
+        return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;
 }
 
@@ -435,7 +460,8 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
         uint32_t left = e->step.wanted_count - first;
         st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
     }
-    if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK)
+        st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = check_unseen(e, b, err);
     e->in_flight = NULL;
     return st;

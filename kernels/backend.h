@@ -1,23 +1,29 @@
-/* The one seam to hardware: a table of functions over opaque memory. `cpu/` and (later) `cuda/` fill it; the engine sees nothing else.
- * Includes nothing of ours. One thread (the engine's) calls a backend; how the work is divided among threads or streams is its own affair.
+/* The one seam to hardware: a table of functions over opaque memory. `cpu/` and `cuda/` fill it; the engine
+ * sees nothing else. Includes nothing of ours. One thread (the engine's) calls a backend; how the work
+ * is divided among threads or streams is its own affair.
  *
- * THE RULE that binds every function: a row's result depends on that row's inputs alone, bit for bit - never on how many other rows there
- * are, how rows were cut into calls, or how many threads run. So: one fixed accumulation order over K in `linear`; attention walks keys in
- * fixed tiles by absolute position; a tile that is wholly masked for a row changes no bit of it; no atomics in reductions. Results may differ
- * between kernel sets (reference, avx2, avx512, amx), never inside one.
+ * THE RULE that binds every function: a row's result depends on that row's inputs alone, bit for bit - never
+ * on how many other rows there are, how rows were cut into calls, or how many threads run. So: one fixed
+ * accumulation order over K in `linear`; attention walks keys in fixed tiles by absolute position; a tile
+ * that is wholly masked for a row changes no bit of it; no atomics in reductions. Results may differ between
+ * kernel sets (reference, avx2, avx512, amx), never inside one.
  *
- * Shape letters: T rows (tokens or patches) in the call, C hidden size, K inputs of a linear, N outputs, H query heads, G kv heads,
- * D head size, V vocabulary, R logit rows. "act" = the compute type of the model (be_params.act: BE_F32 or BE_BF16).
+ * Shape letters: T rows (tokens or patches) in the call, C hidden size, K inputs of a linear, N outputs, H
+ * query heads, G kv heads, D head size, V vocabulary, R logit rows. "act" = the compute type of the model
+ * (be_params.act: BE_F32 or BE_BF16).
  *
- * Memory layout: f32 matrices are dense, row stride = columns. act matrices that feed `linear` have row stride be_ld(K) elements: K rounded up to 32,
- * and whoever produces one writes zeros into the padding. All matrices start 64-byte aligned. Addresses are device addresses: the engine may
- * add offsets to them but never dereferences them (it uses upload/download; with caps.host_memory it may read after sync).
+ * Memory layout: f32 matrices are dense, row stride = columns. act matrices that feed `linear` have row
+ * stride be_ld(K) elements: K rounded up to 32, and whoever produces one writes zeros into the padding. All
+ * matrices start 64-byte aligned. Addresses are device addresses: the engine may add offsets to them but
+ * never dereferences them (it uses upload/download; with caps.host_memory it may read after sync).
  *
- * Errors: operations can't fail by contract (supported() was asked at load, shapes are asserted); device errors surface in sync().
+ * Errors: operations can't fail by contract (`open` refuses what a device can't do, shapes are asserted);
+ * device errors surface in sync().
  *
- * Graphs: a backend may record a series of operations once and play it back as one. The numbers and addresses in the arguments are kept as
- * they were; what differs from one playback to the next is what lies at the addresses. So no operation may choose by anything but its
- * arguments' numbers (t, seq_count, shapes), never by what the arrays hold. */
+ * Graphs: a backend may record a series of operations once and play it back as one. The numbers and addresses
+ * in the arguments are kept as they were; what differs from one playback to the next is what lies at the
+ * addresses. So no operation may choose by anything but its arguments' numbers (t, seq_count, shapes), never
+ * by what the arrays hold. */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
@@ -28,11 +34,11 @@
 enum be_result { BE_OK = 0, BE_NOMEM, BE_UNSUPPORTED, BE_DEVICE };
 enum be_dtype { BE_F32 = 0, BE_BF16 = 1, BE_F16 = 2 /* only as a source of weight_pack */ };
 
-#define BE_ROW_ALIGN 32u     /* elements */
-#define BE_BLOCK_TOKENS 32u  /* tokens in a KV block, all groups */
-#define BE_KV_UNIT 512u      /* bytes: block-table entries count these from the start of the arena */
-#define BE_NO_BLOCK UINT32_MAX
-#define BE_TOPK_MAX 256u
+#define BE_ROW_ALIGN     32u  /* elements */
+#define BE_BLOCK_TOKENS  32u  /* tokens in a KV block, all groups */
+#define BE_KV_UNIT       512u /* bytes: block-table entries count these from the start of the arena */
+#define BE_NO_BLOCK      UINT32_MAX
+#define BE_TOPK_MAX      256u
 #define BE_EXPERTS_K_MAX 64u /* experts per token */
 
 static inline size_t be_ld(size_t k)
@@ -47,12 +53,13 @@ static inline size_t be_dtype_bytes(enum be_dtype t)
 struct be_params {
     enum be_dtype act;   /* compute type: BE_F32 or BE_BF16 */
     uint32_t threads;    /* 0 = one per usable core */
-    const char *kernels; /* NULL or "auto" = best that the CPU has; "reference", "avx2", "avx512", "amx" (environment KVASIR_CPU_KERNELS is the caller's business) */
+    const char *kernels; /* NULL or "auto" = best that the CPU has; "reference", "avx2", "avx512", "amx"
+                            (environment KVASIR_CPU_KERNELS is the caller's business) */
 };
 
 struct be_caps {
-    const char *name;    /* "cpu-amx", "cpu-avx512", ...: part of the system fingerprint */
-    const char *device;  /* for people: CPU brand string and threads */
+    const char *name;   /* "cpu-amx", "cpu-avx512", ...: part of the system fingerprint */
+    const char *device; /* for people: CPU brand string and threads */
     uint32_t threads;
     bool host_memory;    /* device addresses can be read by the host after sync() */
     size_t memory_bytes; /* that weights and KV may use at most (physical memory for the CPU) */
@@ -62,20 +69,20 @@ struct backend;   /* an opened backend */
 struct be_weight; /* a prepacked weight: layout private to the backend */
 struct be_graph;  /* recorded operations */
 
-/* ---- linear ------------------------------------------------------------------------------------------------------------- */
+/* ---- linear ---- */
 
 struct be_weight_src {
-    const void *data;     /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
-    enum be_dtype dtype;  /* converted to the act type: round to nearest even */
+    const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
+    enum be_dtype dtype; /* converted to the act type: round to nearest even */
     bool transposed;
-    uint32_t n;           /* output features of this part */
+    uint32_t n; /* output features of this part */
 };
 struct be_weight_desc {
-    uint32_t k;                       /* input features */
-    uint32_t src_count;               /* 1..3 parts, outputs concatenated in order (q|k|v) */
+    uint32_t k;         /* input features */
+    uint32_t src_count; /* 1..3 parts, outputs concatenated in order (q|k|v) */
     struct be_weight_src src[3];
-    bool glu;                         /* exactly 2 parts of equal n: gate and up, interleaved as the GLU epilogues want them */
-    const float *bias;                /* f32 [sum n] host, or NULL; added to the f32 sum before the epilogue */
+    bool glu; /* exactly 2 parts of equal n: gate and up, interleaved as the GLU epilogues want them */
+    const float *bias; /* f32 [sum n] host, or NULL; added to the f32 sum before the epilogue */
 };
 
 enum be_epilogue {
@@ -90,56 +97,60 @@ enum be_epilogue {
 };
 struct be_linear_args {
     const struct be_weight *w;
-    const void *x;   /* act [T, be_ld(K)] */
-    uint32_t t;      /* rows; 0 is fine */
+    const void *x; /* act [T, be_ld(K)] */
+    uint32_t t;    /* rows; 0 is fine */
     enum be_epilogue epilogue;
     void *out;
 };
 
-/* x[t] = w_row[ids[t]] * scale, as f32. The table is the packed weight of the tied head ([V, C]); `round_act` rounds the product to the act type
- * (transformers does). An id of UINT32_MAX leaves its row untouched (an image row is copied there). */
+/* x[t] = w_row[ids[t]] * scale, as f32. The table is the packed weight of the tied head ([V, C]); `round_act`
+ * rounds the product to the act type (transformers does). An id of UINT32_MAX leaves its row untouched (an
+ * image row is copied there). */
 struct be_embed_args {
     const struct be_weight *w;
     const uint32_t *ids; /* [T] */
     uint32_t t;
     float scale;
     bool round_act;
-    float *out;          /* f32 [T, C] */
+    float *out; /* f32 [T, C] */
 };
 
-/* ---- mixture of experts -------------------------------------------------------------------------------------------------- */
+/* ---- mixture of experts ---- */
 
-/* Softmax over all experts, then the k largest in descending order, ties by lower id; with renorm their weights are divided by their sum. f32. The order is that of
- * the logits (which softmax keeps), so it does not depend on a kernel set; NaN counts as lowest, so that ids are k different experts whatever the row. */
+/* Softmax over all experts, then the k largest in descending order, ties by lower id; with renorm their
+ * weights are divided by their sum. f32. The order is that of the logits (which softmax keeps), so it does
+ * not depend on a kernel set; NaN counts as lowest, so that ids are k different experts whatever the row. */
 struct be_route_args {
-    const float *logits; /* f32 [T, E] */
+    const float *logits;    /* f32 [T, E] */
     uint32_t t, experts, k; /* 1 <= k <= E, k <= BE_EXPERTS_K_MAX */
     bool renorm;
-    uint32_t *ids;       /* [T, k] */
-    float *weights;      /* f32 [T, k] */
+    uint32_t *ids;  /* [T, k] */
+    float *weights; /* f32 [T, k] */
 };
-/* out[t] = sum over the row's k experts, in ascending expert id, of weight * down_e(gate_epilogue(glu_e(x[t]))). Products of an expert are those
- * of `linear`, so a row's sum does not depend on which other rows chose the same expert. */
+/* out[t] = sum over the row's k experts, in ascending expert id, of weight *
+ * down_e(gate_epilogue(glu_e(x[t]))). Products of an expert are those of `linear`, so a row's sum does not
+ * depend on which other rows chose the same expert. */
 struct be_experts_args {
     struct be_weight *const *glu;  /* host array [E]: weights made with glu, [2I, C] */
     struct be_weight *const *down; /* host array [E]: [C, I] */
     uint32_t experts, k, t;
-    uint32_t c, ff;                /* C of x and out, I */
-    enum be_epilogue gate;         /* BE_EPI_GLU_* */
-    const void *x;                 /* act [T, be_ld(C)] */
-    const uint32_t *ids;           /* [T, k] from route */
-    const float *weights;          /* f32 [T, k] */
-    void *scratch;                 /* experts_scratch(...) bytes */
-    float *out;                    /* f32 [T, C], overwritten */
+    uint32_t c, ff;        /* C of x and out, I */
+    enum be_epilogue gate; /* BE_EPI_GLU_* */
+    const void *x;         /* act [T, be_ld(C)] */
+    const uint32_t *ids;   /* [T, k] from route */
+    const float *weights;  /* f32 [T, k] */
+    void *scratch;         /* experts_scratch(...) bytes */
+    float *out;            /* f32 [T, C], overwritten */
 };
 
-/* ---- norms --------------------------------------------------------------------------------------------------------------- */
+/* ---- norms ---- */
 
 /* Three steps, each optional, so that a decoder layer's "norm, add to the residual, norm again" is one pass:
  *   a = post_weight ? rms(x)*post_weight : x                     (post_weight: RMS only)
  *   if residual: residual += a;  b = residual   else  b = a
  *   if out: out = norm(b)*weight + bias                         (kind: RMS without bias, or LAYER with bias)
- * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (Gemma's 1 + w is added at load). All arithmetic in f32. */
+ * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (Gemma's 1 + w is added at load). All
+ * arithmetic in f32. */
 enum be_norm_kind { BE_NORM_RMS = 0, BE_NORM_LAYER = 1 };
 struct be_norm_args {
     enum be_norm_kind kind;
@@ -155,87 +166,94 @@ struct be_norm_args {
     bool out_dense;           /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C) */
 };
 
-/* ---- positions, KV ------------------------------------------------------------------------------------------------------- */
+/* ---- positions, KV ---- */
 
 /* cos/sin of angle = float(pos[axis[i]][t]) * inv_freq[i], times `scaling` (1, or YaRN's factor). */
 struct be_rope_args {
-    const int32_t *pos;     /* [axes][T] */
-    uint32_t t, axes;       /* axes 1 (plain) or 3 (mRoPE) */
-    uint32_t half;          /* D/2 */
-    const float *inv_freq;  /* f32 [half] */
-    const uint8_t *axis;    /* [half], or NULL = all 0 */
+    const int32_t *pos;    /* [axes][T] */
+    uint32_t t, axes;      /* axes 1 (plain) or 3 (mRoPE) */
+    uint32_t half;         /* D/2 */
+    const float *inv_freq; /* f32 [half] */
+    const uint8_t *axis;   /* [half], or NULL = all 0 */
     float scaling;
-    float *cos, *sin;       /* f32 [T, half] */
+    float *cos, *sin; /* f32 [T, half] */
 };
 
-/* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_UNIT + layer_offset is the layer's part of the block that holds
- * position p. Inside it the layout is private to the backend (kv_layer_bytes says how much); a block may be copied whole as bytes. */
+/* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_UNIT + layer_offset is
+ * the layer's part of the block that holds position p. Inside it the layout is private to the backend
+ * (kv_layer_bytes says how much); a block may be copied whole as bytes. */
 struct be_kv {
     void *arena;
     size_t layer_offset; /* bytes, a multiple of 64 */
     uint32_t kv_heads, head_dim;
 };
-/* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are consecutive, in ascending position.
- * On a backend with graphs a row may stand for nothing, so that a batch has the size of a recorded one: the table says BE_NO_BLOCK where its
- * key would go. Then qkv writes its query and leaves the cache alone; for the other operations it is a row like any. */
+/* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are
+ * consecutive, in ascending position. On a backend with graphs a row may stand for nothing, so that a batch
+ * has the size of a recorded one: the table says BE_NO_BLOCK where its key would go. Then qkv writes its
+ * query and leaves the cache alone; for the other operations it is a row like any. */
 struct be_rows {
-    uint32_t t;               /* rows */
+    uint32_t t; /* rows */
     uint32_t seq_count;
-    const uint32_t *seq_row;  /* [seq_count + 1] first row of each sequence; seq_row[seq_count] = t */
-    const uint32_t *seq_table;/* [seq_count] index into `tables` where the sequence's block table starts */
-    const uint32_t *tables;   /* block tables: entry b is the block of positions [32b, 32b+32), or BE_NO_BLOCK where nothing is kept */
-    const uint32_t *pos;      /* [T] absolute position = KV slot of the row's own key */
-    const uint32_t *lo, *hi;  /* [T] the row sees keys lo <= j <= hi (inclusive); hi may exceed pos inside an image */
+    const uint32_t *seq_row;   /* [seq_count + 1] first row of each sequence; seq_row[seq_count] = t */
+    const uint32_t *seq_table; /* [seq_count] index into `tables` where the sequence's block table starts */
+    const uint32_t *tables; /* block tables: entry b is the block of positions [32b, 32b+32), or BE_NO_BLOCK
+                               where nothing is kept */
+    const uint32_t *pos;    /* [T] absolute position = KV slot of the row's own key */
+    const uint32_t *lo,
+        *hi; /* [T] the row sees keys lo <= j <= hi (inclusive); hi may exceed pos inside an image */
 };
 
-/* From the fused projection [T, (H+2G)*D] f32: per-head RMS norm of q and k (weights may be NULL), rotate-half RoPE with cos/sin, q out as act,
- * k and v written to the cache (rounded to the act type). */
+/* From the fused projection [T, (H+2G)*D] f32: per-head RMS norm of q and k (weights may be NULL),
+ * rotate-half RoPE with cos/sin, q out as act, k and v written to the cache (rounded to the act type). */
 struct be_qkv_args {
     const struct be_rows *rows;
-    uint32_t heads;             /* H */
-    struct be_kv kv;            /* G, D */
-    const float *qkv;           /* f32 [T, (H+2G)*D] */
+    uint32_t heads;               /* H */
+    struct be_kv kv;              /* G, D */
+    const float *qkv;             /* f32 [T, (H+2G)*D] */
     const float *q_norm, *k_norm; /* f32 [D] or NULL */
     float eps;
-    const float *cos, *sin;     /* f32 [T, D/2], or NULL = no rotation */
-    void *q;                    /* act [T, H*D] dense */
+    const float *cos, *sin; /* f32 [T, D/2], or NULL = no rotation */
+    void *q;                /* act [T, H*D] dense */
 };
 
-/* Values must be finite: a NaN or an infinity in a value that no row of a group of neighbouring rows may see can reach those of them that share
- * its tile (0 * NaN). Keys may be anything.
- * o[t,h] = softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi; query head h reads kv head h*G/H. softcap(s) = c*tanh(s/c) when c > 0.
- * Scores, max, exp and sums in f32; online softmax over key tiles fixed by absolute position. */
+/* Values must be finite: a NaN or an infinity in a value that no row of a group of neighbouring rows may see
+ * can reach those of them that share its tile (0 * NaN). Keys may be anything. o[t,h] =
+ * softmax_j(softcap(scale * q.k_j)) v_j over lo<=j<=hi; query head h reads kv head h*G/H. softcap(s) =
+ * c*tanh(s/c) when c > 0. Scores, max, exp and sums in f32; online softmax over key tiles fixed by absolute
+ * position. */
 struct be_attn_args {
     const struct be_rows *rows;
     uint32_t heads;
     struct be_kv kv;
-    const void *q;   /* act [T, H*D] dense */
+    const void *q; /* act [T, H*D] dense */
     float scale, softcap;
-    void *out;       /* act [T, be_ld(H*D)] */
+    void *out; /* act [T, be_ld(H*D)] */
 };
 
-/* ---- vision, rows, logits ------------------------------------------------------------------------------------------------- */
+/* ---- vision, rows, logits ---- */
 
-/* Patches of a picture, `depth` frames deep. Output row n holds patch q = order ? order[n] : n, the one at cell row q / (w/ps), column q % (w/ps):
- *   out[n][((c*depth + s)*ps + ky)*ps + kx] = lut[c*256 + rgb_s[row*ps + ky][col*ps + kx][c]],   rgb_s = rgb + s * frame_stride
- * act, stride be_ld(3*depth*ps*ps). A still picture in a tower of depth 2 is shown twice: frame_stride 0. */
+/* Patches of a picture, `depth` frames deep. Output row n holds patch q = order ? order[n] : n, the one at
+ * cell row q / (w/ps), column q % (w/ps): out[n][((c*depth + s)*ps + ky)*ps + kx] = lut[c*256 + rgb_s[row*ps
+ * + ky][col*ps + kx][c]],   rgb_s = rgb + s * frame_stride act, stride be_ld(3*depth*ps*ps). A still picture
+ * in a tower of depth 2 is shown twice: frame_stride 0. */
 struct be_patchify_args {
-    const uint8_t *rgb; /* [height, width, 3] */
+    const uint8_t *rgb;            /* [height, width, 3] */
     uint32_t width, height, patch; /* multiples of patch */
-    const float *lut;   /* f32 [3*256] */
+    const float *lut;              /* f32 [3*256] */
     void *out;
     uint32_t depth;        /* 0 counts as 1 */
     size_t frame_stride;   /* bytes */
     const uint32_t *order; /* [(h/ps)*(w/ps)] or NULL */
 };
-/* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and add (no fused steps are required,
- * but one kernel set always does the same). Bilinear look-up in a learnt table of positions. */
+/* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and
+ * add (no fused steps are required, but one kernel set always does the same). Bilinear look-up in a learnt
+ * table of positions. */
 struct be_interpolate_args {
-    const float *table;    /* f32 [S, C] */
-    const uint32_t *rows;  /* [T, 4] */
-    const float *weights;  /* f32 [T, 4] */
+    const float *table;   /* f32 [S, C] */
+    const uint32_t *rows; /* [T, 4] */
+    const float *weights; /* f32 [T, 4] */
     uint32_t t, c;
-    float *out;            /* f32 [T, C] dense */
+    float *out; /* f32 [T, C] dense */
 };
 /* out[t] = x[t], f32 dense to act with stride be_ld(C), padding zeroed. */
 struct be_pack_args {
@@ -257,8 +275,9 @@ struct be_gather_args {
     size_t row_bytes;
     void *dst;
 };
-/* Per row of f32 [R, V]: c*tanh(x/c) in place first when softcap > 0; then the largest value and its lowest id, log(sum(exp)), and for a target id its value and
- * rank (1 + number of ids with a larger value, or an equal value and a lower id). target UINT32_MAX = none. */
+/* Per row of f32 [R, V]: c*tanh(x/c) in place first when softcap > 0; then the largest value and its lowest
+ * id, log(sum(exp)), and for a target id its value and rank (1 + number of ids with a larger value, or an
+ * equal value and a lower id). target UINT32_MAX = none. */
 struct be_logit_stats {
     float max;
     uint32_t argmax;
@@ -267,24 +286,24 @@ struct be_logit_stats {
     uint32_t target_rank;
 };
 struct be_logits_args {
-    float *logits;             /* f32 [R, V] */
+    float *logits; /* f32 [R, V] */
     uint32_t r, v;
     float softcap;
-    const uint32_t *targets;   /* [R] or NULL */
+    const uint32_t *targets;      /* [R] or NULL */
     struct be_logit_stats *stats; /* [R] */
 };
 /* The k largest of each row, descending, ties by lower id. */
 struct be_topk_args {
-    const float *logits;       /* f32 [R, V] */
-    uint32_t r, v, k;          /* k <= min(V, BE_TOPK_MAX) */
-    uint32_t *ids;             /* [R, k] */
-    float *values;             /* [R, k] */
+    const float *logits; /* f32 [R, V] */
+    uint32_t r, v, k;    /* k <= min(V, BE_TOPK_MAX) */
+    uint32_t *ids;       /* [R, k] */
+    float *values;       /* [R, k] */
 };
 
-/* Measured ceilings of this machine with the opened number of threads: register-resident multiply-accumulate loop of the kernel set's own
- * instruction, and a read sweep over memory far larger than the caches. */
+/* Measured ceilings of this machine with the opened number of threads: register-resident multiply-accumulate
+ * loop of the kernel set's own instruction, and a read sweep over memory far larger than the caches. */
 struct be_ceiling {
-    double matrix_flops;     /* multiply and add counted as 2, act type */
+    double matrix_flops; /* multiply and add counted as 2, act type */
     double read_bytes_per_s;
 };
 
@@ -294,7 +313,8 @@ struct be_ops {
     void (*caps)(const struct backend *b, struct be_caps *out);
     const char *(*last_error)(const struct backend *b);
 
-    enum be_result (*alloc)(struct backend *b, size_t bytes, void **out); /* zeroed, 64-byte aligned; big ones on huge pages where possible */
+    enum be_result (*alloc)(struct backend *b, size_t bytes,
+                            void **out); /* zeroed, 64-byte aligned; big ones on huge pages where possible */
     void (*free)(struct backend *b, void *p);
     void (*upload)(struct backend *b, void *dst, const void *host, size_t bytes);
     void (*download)(struct backend *b, void *host, const void *src, size_t bytes); /* waits */
@@ -302,13 +322,15 @@ struct be_ops {
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
 
-    enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out); /* threaded; near memory speed */
+    enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d,
+                                  struct be_weight **out); /* threaded; near memory speed */
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
 
     /* Bytes that one layer's keys and values take in one block; a multiple of 64. 0 = shape not supported. */
     size_t (*kv_layer_bytes)(const struct backend *b, uint32_t kv_heads, uint32_t head_dim);
-    /* Zeroes what a layer keeps in the slots from `first` on of the block `unit`: behind what is taken over of a copied block. */
+    /* Zeroes what a layer keeps in the slots from `first` on of the block `unit`: behind what is taken over
+     * of a copied block. */
     void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);
 
     void (*linear)(struct backend *b, const struct be_linear_args *a);
@@ -324,24 +346,30 @@ struct be_ops {
     void (*pack)(struct backend *b, const struct be_pack_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     /* Bytes of be_experts_args.scratch for up to t rows. */
-    size_t (*experts_scratch)(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+    size_t (*experts_scratch)(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                              uint32_t experts);
     void (*experts)(struct backend *b, const struct be_experts_args *a);
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
 
-    /* fn(ctx, i) for each i < count on the backend's own host threads, in any order and several at once; returns when all are done. NULL where
-     * memory isn't the host's (host_memory): the device has no use for host threads. */
+    /* fn(ctx, i) for each i < count on the backend's own host threads, in any order and several at once;
+     * returns when all are done. NULL where memory isn't the host's (host_memory): the device has no use for
+     * host threads. */
     void (*host_each)(struct backend *b, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
 
     enum be_result (*ceiling)(struct backend *b, struct be_ceiling *out); /* takes about a second */
 
-    /* All four are NULL where the backend has no graphs. Between begin and end operations are recorded instead of run; alloc, free, upload,
-     * download, sync and ceiling may not be called. begin: BE_UNSUPPORTED or BE_DEVICE, then nothing is recorded. end: what was recorded, the
-     * caller's until graph_free; BE_UNSUPPORTED when it can't be recorded (the backend goes on as if nothing had been), BE_NOMEM, BE_DEVICE;
-     * last_error says why. Memory that the operations were given must stay until graph_free. */
+    /* All four are NULL where the backend has no graphs. Between begin and end operations are recorded
+     * instead of run; alloc, free, upload, download, sync and ceiling may not be called. begin:
+     * BE_UNSUPPORTED or BE_DEVICE, then nothing is recorded. end: what was recorded, the caller's until
+     * graph_free; BE_UNSUPPORTED when it can't be recorded (the backend goes on as if nothing had been),
+     * BE_NOMEM, BE_DEVICE; last_error says why. Memory that the operations were given must stay until
+     * graph_free. */
     enum be_result (*graph_begin)(struct backend *b);
     enum be_result (*graph_end)(struct backend *b, struct be_graph **out);
-    void (*graph_launch)(struct backend *b, const struct be_graph *g); /* like the operations, in their order, with the same bits */
+    void (*graph_launch)(
+        struct backend *b,
+        const struct be_graph *g); /* like the operations, in their order, with the same bits */
     void (*graph_free)(struct backend *b, struct be_graph *g);
 };
 

@@ -40,16 +40,18 @@ static bool within(uint64_t at, uint64_t bytes, uint64_t size)
     return at <= size && bytes <= size - at;
 }
 
-/* Whether the file is as long as its own headers say. dlopen maps what they say, and the first touch of a page behind the end of a
- * file, of a copy that was cut short, kills the process. What isn't ELF of this machine's kind is left to dlopen, which says so.
- * The section headers matter to nobody here, but stand at the end. */
+/* Whether the file is as long as its own headers say. dlopen maps what they say, and the first touch of a
+ * page behind the end of a file, of a copy that was cut short, kills the process. What isn't ELF of this
+ * machine's kind is left to dlopen, which says so. The section headers matter to nobody here, but stand at
+ * the end. */
 static bool loader__whole(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat sb;
     Elf64_Ehdr h;
     if (fd < 0) return true; /* a bare name, which dlopen looks up; or dlopen says why not */
-    bool whole = true, elf = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && pread(fd, &h, sizeof h, 0) == (ssize_t)sizeof h &&
+    bool whole = true, elf = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
+                             pread(fd, &h, sizeof h, 0) == (ssize_t)sizeof h &&
                              memcmp(h.e_ident, ELFMAG, SELFMAG) == 0 && h.e_ident[EI_CLASS] == ELFCLASS64;
     uint64_t size = elf ? (uint64_t)sb.st_size : 0;
     if (elf) {
@@ -65,8 +67,8 @@ static bool loader__whole(const char *path)
     return whole;
 }
 
-/* What the library exports. ISO C has no conversion of an object pointer to a function pointer; POSIX says that these bytes are
- * one. */
+/* What the library exports. ISO C has no conversion of an object pointer to a function pointer; POSIX says
+ * that these bytes are one. */
 struct library {
     const struct be_ops *(*ops)(void);
     const char *(*probe)(void);
@@ -127,10 +129,9 @@ uint32_t be_cuda_devices(struct be_cuda_device *out, uint32_t max, char version[
     if (!loader__open(&lib, why, room)) return 0;
     lib.versions(&driver, &runtime);
     if (driver)
-        snprintf(version, 96, "CUDA runtime %d.%d, driver for up to %d.%d", runtime / 1000, runtime % 1000 / 10, driver / 1000,
-                 driver % 1000 / 10);
-    else
-        snprintf(version, 96, "CUDA runtime %d.%d, no driver", runtime / 1000, runtime % 1000 / 10);
+        snprintf(version, 96, "CUDA runtime %d.%d, driver for up to %d.%d", runtime / 1000,
+                 runtime % 1000 / 10, driver / 1000, driver % 1000 / 10);
+    else snprintf(version, 96, "CUDA runtime %d.%d, no driver", runtime / 1000, runtime % 1000 / 10);
     const char *missing = lib.probe();
     uint32_t n = lib.devices(out, max);
     snprintf(why, room, "%s", missing ? missing : n ? "" : "the GPU can't be asked");

@@ -1,5 +1,5 @@
-/* See event_queue.h. A linked list with a dummy node: the producer publishes a chain of nodes with a release store of `next`, the consumer takes with an
- * acquire load; neither ever waits for the other. */
+/* See event_queue.h. A linked list with a dummy node: the producer publishes a chain of nodes with a release
+ * store of `next`, the consumer takes with an acquire load; neither ever waits for the other. */
 #include "scheduler/event_queue.h"
 
 #include <stdlib.h>

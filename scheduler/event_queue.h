@@ -1,5 +1,5 @@
-/* Events from the engine thread to one consumer: an unbounded lock-free queue with one producer and one consumer. What is pushed shows when
- * it is published. */
+/* Events from the engine thread to one consumer: an unbounded lock-free queue with one producer and one
+ * consumer. What is pushed shows when it is published. */
 #ifndef KVASIR_EVENT_QUEUE_H
 #define KVASIR_EVENT_QUEUE_H
 
@@ -11,7 +11,8 @@ struct event_node {
     _Atomic(struct event_node *) next;
     struct sched_event ev;
 };
-/* head is the consumer's: the node whose successor is the oldest event. tail is the producer's, as are the pushed ones behind it. */
+/* head is the consumer's: the node whose successor is the oldest event. tail is the producer's, as are the
+ * pushed ones behind it. */
 struct event_queue {
     struct event_node *head;
     struct event_node *tail;
@@ -23,7 +24,8 @@ void eventq_fini(struct event_queue *q); /* frees what was not taken, scores inc
 struct event_node *eventq_node(void);    /* malloc'd; NULL when out of memory */
 void eventq_push(struct event_queue *q, struct event_node *node); /* takes the node; producer thread */
 void eventq_publish(struct event_queue *q);                       /* producer thread */
-const struct sched_event *eventq_peek(const struct event_queue *q); /* what eventq_pop would take, or NULL; consumer thread */
-bool eventq_pop(struct event_queue *q, struct sched_event *ev);   /* consumer thread */
+const struct sched_event *
+eventq_peek(const struct event_queue *q); /* what eventq_pop would take, or NULL; consumer thread */
+bool eventq_pop(struct event_queue *q, struct sched_event *ev); /* consumer thread */
 
 #endif

@@ -1,7 +1,9 @@
-/* Pictures of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode in slices between steps so
- * that decoding goes on. Entries come from feature_cache.h; released when the picture's tokens are prefilled. See scheduler/internal.h.
+/* Pictures of live sequences: which encoded ones they hold, whose pixels have to be asked for, and the encode
+ * in slices between steps so that decoding goes on. Entries come from feature_cache.h; released when the
+ * picture's tokens are prefilled. See scheduler/internal.h.
  *
- *   look ahead: hold entry --EMPTY, no pixels--> EV_IMAGE --answer (any thread)--> replies --take--> pixels --encode slices--> ready
+ *   look ahead: hold entry --EMPTY, no pixels--> EV_IMAGE --answer (any thread)--> replies --take--> pixels
+ * --encode slices--> ready
  *                          `-ENCODING or DONE: somebody else's work, or a hit: nothing is asked
  *
  * The memory of an answer is allocated with its question: an answer can't get lost. */
@@ -14,8 +16,9 @@
 #include <string.h>
 
 enum {
-    LOOK_AHEAD = 4,               /* pictures of one sequence whose pixels are asked for at a time: they are decoded while others are encoded */
-    OPEN_MAX = 8,                 /* of all sequences: one picture is encoded at a time, and decoded ones are large */
+    LOOK_AHEAD = 4, /* pictures of one sequence whose pixels are asked for at a time: they are decoded while
+                       others are encoded */
+    OPEN_MAX = 8,   /* of all sequences: one picture is encoded at a time, and decoded ones are large */
     FEATURES_BYTES_DEFAULT = 256, /* MiB */
 };
 
@@ -25,7 +28,7 @@ struct image_reply {
     uint32_t image;
     bool refused;
     struct image_u8 pixels; /* unless refused */
-    char message[sizeof ((struct sched_event *)0)->message];
+    char message[sizeof((struct sched_event *)0)->message];
 };
 
 struct images {
@@ -41,7 +44,8 @@ enum status sched__images_create(struct scheduler *s, struct err *err)
     if (!im) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
     uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : (uint64_t)FEATURES_BYTES_DEFAULT << 20;
     /* Without a prefix cache nothing of one request is kept for another. */
-    enum status st = features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &im->cache, err);
+    enum status st =
+        features_create(s->engine, s->opt.no_prefix_cache ? 0 : bytes, s->opt.hash_seed, &im->cache, err);
     if (st) free(im);
     else s->images = im;
     return st;
@@ -70,7 +74,8 @@ void sched__images_destroy(struct scheduler *s)
 
 /* ---- answers (any thread) ---- */
 
-/* Under the lock. The reply that waits for this picture, taken from its sequence; NULL: nobody asked, or it was answered. */
+/* Under the lock. The reply that waits for this picture, taken from its sequence; NULL: nobody asked, or it
+ * was answered. */
 static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t image)
 {
     if (id.slot >= s->slot_count || s->slots[id.slot].gen != id.gen) return NULL;
@@ -159,9 +164,10 @@ bool sched__images_take(struct scheduler *s, uint64_t now_us)
         if (f) f->asked = false;
         if (f && r->refused) {
             sched__end(s, q, END_ERROR, 0, r->message, now_us);
-        } else if (f && r->image >= q->next_image && !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
-            /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the picture meanwhile, or it came
-             * from the prefix cache. */
+        } else if (f && r->image >= q->next_image &&
+                   !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
+            /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the
+             * picture meanwhile, or it came from the prefix cache. */
             ASSERT(!f->pixels.rgb);
             f->pixels = r->pixels;
             r->pixels = (struct image_u8){0};
@@ -198,7 +204,8 @@ void sched__features_drop(struct scheduler *s, struct sequence *q)
 void sched__features_passed(struct scheduler *s, struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
-    while (q->next_image < p->image_count && p->images[q->next_image].end <= q->position) let_go(s, &q->features[q->next_image++]);
+    while (q->next_image < p->image_count && p->images[q->next_image].end <= q->position)
+        let_go(s, &q->features[q->next_image++]);
 }
 
 void sched__features_free(struct sequence *q)
@@ -214,7 +221,8 @@ void sched__features_free(struct sequence *q)
 
 static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image)
 {
-    const struct image_u8 *supplied = &q->features[image].pixels, *given = &q->req.prompt->images[image].pixels;
+    const struct image_u8 *supplied = &q->features[image].pixels,
+                          *given = &q->req.prompt->images[image].pixels;
     return supplied->rgb ? supplied : given->rgb ? given : NULL;
 }
 
@@ -243,8 +251,9 @@ static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
     return sched__push_event(s, &ev);
 }
 
-/* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their sequence needs next. These
- * are counted on their own: what is only looked ahead for may wait for them, so it can't keep them from being asked for. */
+/* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their
+ * sequence needs next. These are counted on their own: what is only looked ahead for may wait for them, so it
+ * can't keep them from being asked for. */
 struct open_pictures {
     uint32_t all, next;
 };
@@ -269,7 +278,8 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pict
         if (!f->entry) f->entry = hold(s, q, p->images[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
-        uint32_t twin = q->next_image; /* the same picture further up in the prompt is encoded before this one is wanted */
+        uint32_t twin = q->next_image; /* the same picture further up in the prompt is encoded before this one
+                                          is wanted */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
         bool next_one = i == q->next_image;
         if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
@@ -294,8 +304,8 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
     return NULL;
 }
 
-/* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to slice, and guessed of a picture of
- * another size from its patches, that each see the others. */
+/* Layers of the next slice: what fits into half of a step's time. What a layer takes is seen from slice to
+ * slice, and guessed of a picture of another size from its patches, that each see the others. */
 static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
 {
     if (s->opt.encode_layers) return s->opt.encode_layers;
@@ -318,7 +328,8 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
     for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
     for (struct sequence *q = s->running.head, *next; q; q = next) {
         next = q->next;
-        if (!look_ahead(s, q, &open)) sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
+        if (!look_ahead(s, q, &open))
+            sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
     }
     uint32_t image;
     struct sequence *q = find_encodable(s, &image);

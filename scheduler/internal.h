@@ -1,11 +1,12 @@
 /* State shared by the files of scheduler/; nobody else includes it.
  *
- *   submit()/cancel() --mutex--> inbox --take--> waiting (by priority, then arrival) --admit--> running --end--> EV_END, slot freed
+ *   submit()/cancel() --mutex--> inbox --take--> waiting (by priority, then arrival) --admit--> running
+ * --end--> EV_END, slot freed
  *                                                    ^------------- preempt (blocks dropped, position 0) ---'
  *
- * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the tail that the window reaches).
- * Preemption gives the KV to the prefix cache (or forgets it) and keeps the history, so a resumed sequence takes over or recomputes exactly what
- * it had: no answer changes. */
+ * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the
+ * tail that the window reaches). Preemption gives the KV to the prefix cache (or forgets it) and keeps the
+ * history, so a resumed sequence takes over or recomputes exactly what it had: no answer changes. */
 #ifndef KVASIR_SCHED_INTERNAL_H
 #define KVASIR_SCHED_INTERNAL_H
 
@@ -22,61 +23,62 @@
 
 struct feature_entry; /* feature_cache.h */
 struct image_reply;
-struct images;        /* scheduler/images.c */
+struct images; /* scheduler/images.c */
 
 /* What a live sequence has of one picture of its prompt. */
 struct seq_image {
-    struct feature_entry *entry; /* held while the sequence runs, from a few pictures ahead until its tokens are prefilled; else NULL */
+    struct feature_entry *entry; /* held while the sequence runs, from a few pictures ahead until its tokens
+                                    are prefilled; else NULL */
     struct image_u8 pixels;      /* supplied and not yet encoded */
     bool asked;                  /* EV_IMAGE went out and its answer was not yet taken */
     struct image_reply *reply;   /* under the lock: what the answer will be written to */
 };
 
 struct block_table {
-    uint32_t *units;  /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t cap;     /* entries */
-    uint32_t first;   /* blocks before this one were released (sliding) or never needed */
-    uint32_t end;     /* blocks [first, end) are held */
+    uint32_t *units; /* by absolute block index; ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t cap;    /* entries */
+    uint32_t first;  /* blocks before this one were released (sliding) or never needed */
+    uint32_t end;    /* blocks [first, end) are held */
 };
 
 struct sequence {
     struct sequence *prev, *next; /* inbox, waiting or running list */
     struct seq_id id;
     struct sched_sequence req;
-    uint64_t arrival;             /* order of submission: ties of priority, preemption order */
+    uint64_t arrival; /* order of submission: ties of priority, preemption order */
     atomic_bool cancelled;
     bool running;
-    bool alone;                   /* runs with nobody beside it, in small chunks: see make_room */
-    uint32_t *tokens;             /* [token_cap] prompt, then generated */
+    bool alone;       /* runs with nobody beside it, in small chunks: see make_room */
+    uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
-    uint32_t position;            /* tokens whose KV is computed */
-    uint32_t published;           /* of which the prefix cache knows so many */
-    struct radix_pin pin;         /* where in the cache; empty: publishes nothing */
+    uint32_t position;             /* tokens whose KV is computed */
+    uint32_t published;            /* of which the prefix cache knows so many */
+    struct radix_pin pin;          /* where in the cache; empty: publishes nothing */
     struct sched_cache_info cache; /* of the first admission */
-    bool looked;                  /* `cache` is final */
-    bool resumed;                 /* ran before and was preempted */
-    bool deferred;                /* not to be admitted in this turn */
-    bool waits;                   /* for the prefill of waits_for to reach wait_until */
+    bool looked;                   /* `cache` is final */
+    bool resumed;                  /* ran before and was preempted */
+    bool deferred;                 /* not to be admitted in this turn */
+    bool waits;                    /* for the prefill of waits_for to reach wait_until */
     struct seq_id waits_for;
     uint32_t wait_until;
-    uint64_t refused_at;          /* s->freed when the arena had no room for it; + 1 */
-    uint32_t scored;              /* prompt positions below this one have been scored */
-    uint32_t next_image;          /* pictures before this one are wholly prefilled */
+    uint64_t refused_at; /* s->freed when the arena had no room for it; + 1 */
+    uint32_t scored;     /* prompt positions below this one have been scored */
+    uint32_t next_image; /* pictures before this one are wholly prefilled */
     struct block_table tables[ENGINE_GROUPS_MAX];
-    struct seq_image *features;         /* [image_count], or NULL without pictures */
-    struct engine_image_use *uses;      /* [image_count] scratch for the step's run */
-    struct token_out *scores;           /* of the run in flight */
+    struct seq_image *features;    /* [image_count], or NULL without pictures */
+    struct engine_image_use *uses; /* [image_count] scratch for the step's run */
+    struct token_out *scores;      /* of the run in flight */
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
-    struct event_node *end_event;       /* allocated with the sequence: an end is never lost to a failed malloc */
+    struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
-    uint32_t run_tokens;                /* tokens of the run planned for this step; 0 = none */
-    uint32_t wanted_until;              /* others wait for its prefill to reach this; 0 = none does */
-    uint64_t prefill_turn;              /* the turn in which it was prefilled last; later: it stands back until then */
+    uint32_t run_tokens;   /* tokens of the run planned for this step; 0 = none */
+    uint32_t wanted_until; /* others wait for its prefill to reach this; 0 = none does */
+    uint64_t prefill_turn; /* the turn in which it was prefilled last; later: it stands back until then */
 };
 
-/* scheduler/prefill.c: one that wants to be prefilled in this step, and one tenant's share of it. Costs in microseconds, or in tokens where a
- * step has no time budget. */
+/* scheduler/prefill.c: one that wants to be prefilled in this step, and one tenant's share of it. Costs in
+ * microseconds, or in tokens where a step has no time budget. */
 struct prefill {
     struct sequence *q;
     double left, need; /* of all that is left to prefill; of what can go into one step */
@@ -113,7 +115,7 @@ struct scheduler {
     uint32_t slot_count, slots_used;
     uint32_t *free_slots;
     bool stopping, drain;
-    bool poked;           /* a cancel arrived, or something else to look after */
+    bool poked; /* a cancel arrived, or something else to look after */
     bool reset_cache;
     uint64_t arrivals;
     struct sched_stats seen; /* `now`, as it was published last */
@@ -121,26 +123,27 @@ struct scheduler {
     /* engine thread only */
     struct seq_list waiting, running;
     struct images *images;
-    struct radix_cache *cache;       /* NULL: off */
+    struct radix_cache *cache; /* NULL: off */
     struct tenants *tenants;
-    uint64_t freed;                  /* grows when a sequence gives blocks back */
-    struct engine_run *runs;         /* [sequences_max] */
-    struct sequence **run_seqs;      /* [sequences_max] */
+    uint64_t freed;             /* grows when a sequence gives blocks back */
+    struct engine_run *runs;    /* [sequences_max] */
+    struct sequence **run_seqs; /* [sequences_max] */
     uint32_t run_count, step_tokens;
-    uint32_t step_rows;              /* tokens that prefills may fill the step up to */
-    struct step_cost cost;           /* what steps take, as learnt so far */
-    struct prefill *prefills;        /* [sequences_max] */
-    struct prefill_share *shares;    /* [sequences_max] */
-    uint64_t turn;                   /* steps planned */
-    double slice_us;                 /* what this turn's slice of a picture took; 0 = there was none */
-    double layer_us;                 /* what one more layer of such a slice takes, as seen last; 0 = not known */
-    uint64_t layer_pixels;           /* of a picture of so many pixels */
-    struct sequence *wide;           /* whose picture had no room beside the others in the last step; compared only: it may be gone */
+    uint32_t step_rows;           /* tokens that prefills may fill the step up to */
+    struct step_cost cost;        /* what steps take, as learnt so far */
+    struct prefill *prefills;     /* [sequences_max] */
+    struct prefill_share *shares; /* [sequences_max] */
+    uint64_t turn;                /* steps planned */
+    double slice_us;              /* what this turn's slice of a picture took; 0 = there was none */
+    double layer_us;              /* what one more layer of such a slice takes, as seen last; 0 = not known */
+    uint64_t layer_pixels;        /* of a picture of so many pixels */
+    struct sequence *wide; /* whose picture had no room beside the others in the last step; compared only: it
+                              may be gone */
     bool events_pushed;
-    struct sched_stats now;          /* without `waiting` and `failed` */
+    struct sched_stats now; /* without `waiting` and `failed` */
 
-    atomic_uint backlog;             /* sequences submitted and not yet running */
-    atomic_bool failed;              /* the engine reported ST_DEVICE */
+    atomic_uint backlog; /* sequences submitted and not yet running */
+    atomic_bool failed;  /* the engine reported ST_DEVICE */
 };
 
 /* seq_list.c: doubly linked, O(1) removal; `by order` keeps (priority, arrival) ascending. */
@@ -151,7 +154,8 @@ void sched__list_remove(struct seq_list *l, struct sequence *s);
 /* seq_blocks.c: the block tables of one sequence. */
 /* Blocks of group g that a run over [position, position+n) still lacks. */
 uint32_t sched__blocks_missing(const struct scheduler *s, const struct sequence *q, uint32_t g, uint32_t n);
-/* Makes the tables cover [position, position+n) of every group; false (nothing taken) when the arena can't. */
+/* Makes the tables cover [position, position+n) of every group; false (nothing taken) when the arena can't.
+ */
 bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
@@ -185,31 +189,38 @@ void sched__admit(struct scheduler *s, uint64_t now_us);
 void sched__plan(struct scheduler *s, uint64_t now_us);
 void sched__preempt(struct scheduler *s, struct sequence *q);
 bool sched__prefill_ready(const struct sequence *q); /* its next tokens don't wait for a picture */
-/* Plans a prefill run of about so many tokens for q; how many it became: a picture goes whole, where there is room. May preempt, q too. */
+/* Plans a prefill run of about so many tokens for q; how many it became: a picture goes whole, where there is
+ * room. May preempt, q too. */
 uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens);
 
-/* scheduler/prefill.c: runs for those that want to be prefilled, within the budget (microseconds, or tokens without --step-ms). */
+/* scheduler/prefill.c: runs for those that want to be prefilled, within the budget (microseconds, or tokens
+ * without --step-ms). */
 void sched__plan_prefills(struct scheduler *s, double budget);
 
 /* scheduler/images.c: encoded pictures. */
 enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
-void sched__images_destroy(struct scheduler *s); /* when no sequence holds a picture any more; answers that came too late are freed */
-/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May end sequences. After take_inbox: that clears `poked`. */
+void sched__images_destroy(struct scheduler *s); /* when no sequence holds a picture any more; answers that
+                                                    came too late are freed */
+/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May end sequences. After
+ * take_inbox: that clears `poked`. */
 bool sched__images_take(struct scheduler *s, uint64_t now_us);
-/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can go on. False when nothing was
- * encoded. May end sequences. */
+/* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can
+ * go on. False when nothing was encoded. May end sequences. */
 bool sched__encode_slice(struct scheduler *s, uint64_t now_us);
 bool sched__image_ready(const struct sequence *q, uint32_t image);
-const struct engine_features *sched__image_features(const struct sequence *q, uint32_t image); /* of a ready one */
-void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
-void sched__features_free(struct sequence *q);                      /* with the sequence itself, after a drop */
+const struct engine_features *sched__image_features(const struct sequence *q,
+                                                    uint32_t image); /* of a ready one */
+void sched__features_drop(struct scheduler *s, struct sequence *q);  /* of a sequence that stops running */
+void sched__features_free(struct sequence *q); /* with the sequence itself, after a drop */
 void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);
-void sched__features_passed(struct scheduler *s, struct sequence *q); /* releases pictures that lie wholly before position */
+void sched__features_passed(struct scheduler *s,
+                            struct sequence *q); /* releases pictures that lie wholly before position */
 
 /* scheduler.c */
 uint64_t sched__clock(const struct scheduler *s); /* microseconds; the tests' virtual one, or monotonic */
 bool sched__push_event(struct scheduler *s, const struct sched_event *ev); /* false: out of memory */
-void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id, const char *message, uint64_t now_us);
+void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
+                const char *message, uint64_t now_us);
 
 #endif

@@ -1,5 +1,6 @@
-/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill chunks (scheduler/prefill.c) of what is
- * left of the step's time, a picture's tokens whole, preemption of the youngest when the arena is full. See scheduler/internal.h. */
+/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill
+ * chunks (scheduler/prefill.c) of what is left of the step's time, a picture's tokens whole, preemption of
+ * the youngest when the arena is full. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -9,7 +10,8 @@
 
 /* However much time the decodes take: the part of a step's time that prefills get. */
 #define PREFILL_PART 3
-/* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and comparisons with all that run. */
+/* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and
+ * comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
 
 void sched__preempt(struct scheduler *s, struct sequence *q)
@@ -28,7 +30,8 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     s->now.preemptions++;
 }
 
-/* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks count as free: they give way. */
+/* Is there room for q's whole history beside what those that run will still take for theirs? Cached blocks
+ * count as free: they give way. */
 static bool has_room(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
@@ -42,8 +45,9 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
     return kvb_can_reclaim(s->blocks, need);
 }
 
-/* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between tenants, then by arrival. Nobody
- * overtakes one that waits for room; those that wait for another's prefill of the same prefix stand aside. */
+/* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between
+ * tenants, then by arrival. Nobody overtakes one that waits for room; those that wait for another's prefill
+ * of the same prefix stand aside. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
     uint32_t deferred = 0;
@@ -74,8 +78,9 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Tokens of q's next run within `budget`: never ends inside an atomic picture, never enters a picture that is not encoded. 0 = none now;
- * then *span_need is what a whole picture would take if only the budget stands in its way, else 0. */
+/* Tokens of q's next run within `budget`: never ends inside an atomic picture, never enters a picture that is
+ * not encoded. 0 = none now; then *span_need is what a whole picture would take if only the budget stands in
+ * its way, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
@@ -102,8 +107,9 @@ static bool fits_now(const struct scheduler *s, const struct sequence *q, uint32
     return kvb_can_reclaim(s->blocks, need);
 }
 
-/* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget); smaller when the arena has no
- * room for the whole chunk at once (the window groups give back behind a shorter one). */
+/* Length of a prefill run: at most `soft` tokens, but a picture goes whole up to `hard` (the step's budget);
+ * smaller when the arena has no room for the whole chunk at once (the window groups give back behind a
+ * shorter one). */
 static uint32_t prefill_length(struct scheduler *s, struct sequence *q, uint32_t soft, uint32_t hard)
 {
     uint32_t span = 0, n = chunk_of(q, soft < hard ? soft : hard, &span);
@@ -134,13 +140,15 @@ static void remove_run(struct scheduler *s, const struct sequence *q)
     }
 }
 
-/* Blocks for q's run; takes them from the youngest running sequences if it must. False: q itself had to go, or memory for its table is missing. */
+/* Blocks for q's run; takes them from the youngest running sequences if it must. False: q itself had to go,
+ * or memory for its table is missing. */
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
         struct sequence *victim = s->running.tail;
-        /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that is gone, or of a chunk larger than
-         * it must be, may have stood between q's blocks: then these are scattered over more slabs than they need. So q starts anew, alone. */
+        /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that
+         * is gone, or of a chunk larger than it must be, may have stood between q's blocks: then these are
+         * scattered over more slabs than they need. So q starts anew, alone. */
         if (victim == q && s->running.count == 1) q->alone = true;
         if (victim->run_tokens) remove_run(s, victim);
         sched__preempt(s, victim);
@@ -168,7 +176,8 @@ bool sched__prefill_ready(const struct sequence *q)
 uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t tokens)
 {
     if (s->opt.prefill_chunk && tokens > s->opt.prefill_chunk) tokens = s->opt.prefill_chunk;
-    if (q->alone && tokens > s->caps.block_tokens) tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
+    if (q->alone && tokens > s->caps.block_tokens)
+        tokens = s->caps.block_tokens; /* what sched__blocks_worst counts on */
     uint32_t n = prefill_length(s, q, tokens, s->caps.batch_tokens_max - s->step_tokens);
     return n && add_run(s, q, n) ? n : 0;
 }
@@ -182,16 +191,19 @@ static void plan_decodes(struct scheduler *s)
     }
 }
 
-/* What prefills may take of the step beside what is planned already, in microseconds; in tokens without a time budget. */
+/* What prefills may take of the step beside what is planned already, in microseconds; in tokens without a
+ * time budget. */
 static double prefill_budget(struct scheduler *s)
 {
     uint32_t rows = s->caps.batch_tokens_max - s->step_tokens;
     s->step_rows = s->caps.batch_tokens_max;
     if (!s->opt.step_us) return rows;
     struct step_load l = {{0}};
-    for (uint32_t i = 0; i < s->run_count; i++) step_load_add(&s->cost, &l, s->run_seqs[i]->position, 1, true);
+    for (uint32_t i = 0; i < s->run_count; i++)
+        step_load_add(&s->cost, &l, s->run_seqs[i]->position, 1, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
-    /* What a step costs before the first token is worth as much prefill at least: weights that are read for one row serve more. */
+    /* What a step costs before the first token is worth as much prefill at least: weights that are read for
+     * one row serve more. */
     double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, fixed));
@@ -204,7 +216,8 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
-    /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes stand back. */
+    /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes
+     * stand back. */
     const struct sequence *wide = s->wide;
     s->wide = NULL;
     if (!wide) plan_decodes(s);

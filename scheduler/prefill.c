@@ -1,17 +1,20 @@
-/* How the prefill share of a step is divided among the sequences that want it: by priority first, evenly between tenants, and within a tenant
- * the least work left first, but a quarter to the one that came first. So a short prompt passes long ones, and a long one ends whatever comes
- * after it. What is divided is time (step_cost.h), as a token behind many cached ones costs more than one behind few; tokens, where a step has
- * no time budget. Pictures whose tokens see each other go whole, also where that is more than their share; their tenant stands back for as
- * many turns. See scheduler/internal.h. */
+/* How the prefill share of a step is divided among the sequences that want it: by priority first, evenly
+ * between tenants, and within a tenant the least work left first, but a quarter to the one that came first.
+ * So a short prompt passes long ones, and a long one ends whatever comes after it. What is divided is time
+ * (step_cost.h), as a token behind many cached ones costs more than one behind few; tokens, where a step has
+ * no time budget. Pictures whose tokens see each other go whole, also where that is more than their share;
+ * their tenant stands back for as many turns. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
 
 #include <math.h>
 
-/* The part of a tenant's share that its oldest sequence gets though others have less left to do: one in so many. */
+/* The part of a tenant's share that its oldest sequence gets though others have less left to do: one in so
+ * many. */
 #define OLDEST_PART 4
-/* A run of fewer tokens isn't worth its place in a step: with many tenants some wait for the next one instead. */
+/* A run of fewer tokens isn't worth its place in a step: with many tenants some wait for the next one
+ * instead. */
 #define RUN_LEAST 8
 
 static double run_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)
@@ -24,7 +27,8 @@ static bool wants_prefill(const struct sequence *q)
     return q->running && !q->run_tokens && !(q->count - q->position == 1 && q->generated > 0);
 }
 
-/* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was looked at. */
+/* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was
+ * looked at. */
 static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence **end)
 {
     uint32_t n = 0, most = s->opt.prefill_chunk ? s->opt.prefill_chunk : s->caps.batch_tokens_max;
@@ -33,9 +37,10 @@ static uint32_t collect(struct scheduler *s, struct sequence *q, struct sequence
         if (!wants_prefill(q) || !sched__prefill_ready(q)) continue;
         uint32_t left = (q->wanted_until > q->position ? q->wanted_until : q->count) - q->position;
         uint32_t now = q->count - q->position < most ? q->count - q->position : most;
-        s->prefills[n++] = (struct prefill){.q = q,
-                                            .left = run_cost(s, q->position, left, false),
-                                            .need = run_cost(s, q->position, now, q->position + now == q->count)};
+        s->prefills[n++] =
+            (struct prefill){.q = q,
+                             .left = run_cost(s, q->position, left, false),
+                             .need = run_cost(s, q->position, now, q->position + now == q->count)};
     }
     *end = q;
     return n;
@@ -63,11 +68,14 @@ static double give(struct scheduler *s, struct prefill *c, double cost)
 {
     struct sequence *q = c->q;
     c->done = true;
-    if (!wants_prefill(q) || s->run_count == s->caps.sequences_max || s->step_tokens >= s->step_rows) return 0;
-    uint32_t left = q->count - q->position, rows = s->step_rows - s->step_tokens, most = left < rows ? left : rows;
-    uint32_t n = sched__prefill_run(s, q, s->opt.step_us  ? step_cost_fit(&s->cost, q->position, most, cost)
-                                          : cost < most ? (uint32_t)cost + !cost
-                                                        : most);
+    if (!wants_prefill(q) || s->run_count == s->caps.sequences_max || s->step_tokens >= s->step_rows)
+        return 0;
+    uint32_t left = q->count - q->position, rows = s->step_rows - s->step_tokens,
+             most = left < rows ? left : rows;
+    uint32_t n = sched__prefill_run(s, q,
+                                    s->opt.step_us ? step_cost_fit(&s->cost, q->position, most, cost)
+                                    : cost < most  ? (uint32_t)cost + !cost
+                                                   : most);
     if (n) q->prefill_turn = s->turn;
     return n ? run_cost(s, q->position, n, q->position + n == q->count) : 0;
 }
@@ -104,7 +112,8 @@ static struct prefill_share *share_of(struct scheduler *s, uint32_t *count, cons
     return t;
 }
 
-/* Divides `budget` of the step among the n candidates; what they took. Whoever was served longest ago comes first. */
+/* Divides `budget` of the step among the n candidates; what they took. Whoever was served longest ago comes
+ * first. */
 static double divide(struct scheduler *s, uint32_t n, double budget)
 {
     uint32_t tenants = 0;
@@ -121,7 +130,8 @@ static double divide(struct scheduler *s, uint32_t n, double budget)
         used += took;
         for (uint32_t i = 0; took > 2 * each && i < n; i++) {
             struct sequence *q = s->prefills[i].q;
-            if (q->req.tenant == t->tenant && q->run_tokens) q->prefill_turn += (uint64_t)fmin(took / each, 1000);
+            if (q->req.tenant == t->tenant && q->run_tokens)
+                q->prefill_turn += (uint64_t)fmin(took / each, 1000);
         }
     }
     return used;
@@ -129,7 +139,9 @@ static double divide(struct scheduler *s, uint32_t n, double budget)
 
 void sched__plan_prefills(struct scheduler *s, double budget)
 {
-    double all = budget, least = run_cost(s, 0, RUN_LEAST, false); /* crumbs are not worth a place, nor a worse priority's turn */
+    double all = budget,
+           least = run_cost(s, 0, RUN_LEAST,
+                            false); /* crumbs are not worth a place, nor a worse priority's turn */
     s->turn++;
     for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
         uint32_t n = collect(s, q, &end);

@@ -1,5 +1,6 @@
-/* The prefix cache as the scheduler uses it: what a sequence takes over when it is admitted, what it publishes as it runs, and who waits for
- * whose prefill. Engine thread. The tree itself is radix_cache.h. See scheduler/internal.h. */
+/* The prefix cache as the scheduler uses it: what a sequence takes over when it is admitted, what it
+ * publishes as it runs, and who waits for whose prefill. Engine thread. The tree itself is radix_cache.h. See
+ * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -11,7 +12,11 @@
 static struct radix_view view_of(const struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
-    return (struct radix_view){.tokens = q->tokens, .count = q->count, .images = p->images, .image_count = p->image_count, .salt = q->req.salt};
+    return (struct radix_view){.tokens = q->tokens,
+                               .count = q->count,
+                               .images = p->images,
+                               .image_count = p->image_count,
+                               .salt = q->req.salt};
 }
 
 /* Log-probs of the prompt come from computing it. */
@@ -37,8 +42,8 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q)
     }
 }
 
-/* The blocks of a hit become q's; the partly filled ones at its end as copies, because q goes on writing there. False: no room for a copy or for
- * a table; what q holds is dropped by the caller. */
+/* The blocks of a hit become q's; the partly filled ones at its end as copies, because q goes on writing
+ * there. False: no room for a copy or for a table; what q holds is dropped by the caller. */
 static bool take_blocks(struct scheduler *s, struct sequence *q, const struct radix_hit *hit)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0}, partial = hit->length / s->caps.block_tokens;
@@ -90,7 +95,8 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
         return;
     }
     bool writes = !q->req.no_cache_write;
-    if (reads_cache(s, q) && !radix_match(s->cache, &v, q->count - 1, &hit)) hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
+    if (reads_cache(s, q) && !radix_match(s->cache, &v, q->count - 1, &hit))
+        hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
     if (hit.length && !take_blocks(s, q, &hit)) {
         sched__blocks_drop(s, q);
@@ -127,12 +133,14 @@ static void publish_to(struct scheduler *s, struct sequence *q, uint32_t to, boo
     struct radix_view v = view_of(q);
     struct radix_table tables[ENGINE_GROUPS_MAX];
     for (uint32_t g = 0; g < s->caps.group_count; g++)
-        tables[g] = (struct radix_table){.units = q->tables[g].units, .first = q->tables[g].first, .end = q->tables[g].end};
+        tables[g] = (struct radix_table){
+            .units = q->tables[g].units, .first = q->tables[g].first, .end = q->tables[g].end};
     q->published = radix_publish(s->cache, &v, &q->pin, q->published, to, tables, checkpoint);
 }
 
-/* Places where hits end, for which the sliding groups' tails are kept: ends of pictures, of the prompt, of the turn (`last`). Blocks behind the
- * window are still in the tables: this comes before sched__blocks_trim. */
+/* Places where hits end, for which the sliding groups' tails are kept: ends of pictures, of the prompt, of
+ * the turn (`last`). Blocks behind the window are still in the tables: this comes before sched__blocks_trim.
+ */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
 {
     const struct prompt *p = q->req.prompt;
@@ -142,7 +150,8 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
     if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
     for (uint32_t i = 0; prefilled && i < p->image_count && p->images[i].end <= reached; i++)
         if (p->images[i].end > q->published) publish_to(s, q, p->images[i].end, true);
-    if (prefilled && reached >= p->token_count && q->published < p->token_count) publish_to(s, q, p->token_count, true);
+    if (prefilled && reached >= p->token_count && q->published < p->token_count)
+        publish_to(s, q, p->token_count, true);
     if (reached > q->published || last) publish_to(s, q, reached, last);
 }
 
@@ -158,14 +167,16 @@ void sched__cache_defer(struct scheduler *s)
             struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
             q->waits = r && r->running && r->position < q->wait_until;
             /* It stands where the shortest that waits for it would. */
-            if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until)) r->wanted_until = q->wait_until;
+            if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until))
+                r->wanted_until = q->wait_until;
         }
         q->deferred = q->waits;
     }
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A sequence whose prompt begins like one that is being prefilled waits until that part is there, rather than compute it twice. */
+/* A sequence whose prompt begins like one that is being prefilled waits until that part is there, rather than
+ * compute it twice. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q)
 {
     if (!s->cache || !reads_cache(s, q)) return false;
@@ -175,7 +186,9 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
         if (r->req.priority > q->req.priority) continue; /* its prefill stands back for others, q need not */
         struct radix_view w = view_of(r);
-        uint32_t limit = r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1, common;
+        uint32_t limit =
+                     r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1,
+                 common;
         if (limit <= r->position + s->caps.block_tokens) continue;
         common = radix_common(&v, &w, limit);
         if (common <= r->position) continue;
@@ -225,7 +238,8 @@ void sched__cache_gauges(struct scheduler *s)
 
 struct claims {
     const struct scheduler *s;
-    uint32_t *to; /* [group_count * arena_units]: below which position the tree claims the block; 0 = not at all */
+    uint32_t
+        *to; /* [group_count * arena_units]: below which position the tree claims the block; 0 = not at all */
 };
 
 static void note_claim(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to)
@@ -249,7 +263,8 @@ void sched__cache_check(const struct scheduler *s)
     }
     for (const struct sequence *q = s->running.head; q; q = q->next)
         for (uint32_t g = 0; g < s->caps.group_count; g++)
-            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) held[g * units + q->tables[g].units[i]]++;
+            for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++)
+                held[g * units + q->tables[g].units[i]]++;
     for (const struct sequence *q = s->running.head; q; q = q->next) {
         for (uint32_t g = 0; g < s->caps.group_count; g++) {
             for (uint32_t i = q->tables[g].first; i < q->tables[g].end; i++) {

@@ -1,5 +1,6 @@
-/* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See scheduler.h; planning is
- * scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures scheduler/images.c. */
+/* The scheduler's public face: submission, cancellation, events, the step loop and the end of a sequence. See
+ * scheduler.h; planning is scheduler/plan.c, blocks are seq_blocks.c and kv_blocks.c, pictures
+ * scheduler/images.c. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -27,7 +28,8 @@ uint64_t sched__clock(const struct scheduler *s)
 
 static void publish(struct scheduler *s);
 
-enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out, struct err *err)
+enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out,
+                         struct err *err)
 {
     struct scheduler *s = calloc(1, sizeof *s);
     if (!s) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
@@ -56,7 +58,8 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
-    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares || eventq_init(&s->events)))
+    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares ||
+                eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
         sched_destroy(s);
@@ -127,7 +130,8 @@ uint32_t sched_context_max(const struct scheduler *s)
 
 /* ---- submission (any thread) ---- */
 
-static enum status check_sequence(const struct scheduler *s, const struct sched_sequence *r, uint64_t *total, struct err *err)
+static enum status check_sequence(const struct scheduler *s, const struct sched_sequence *r, uint64_t *total,
+                                  struct err *err)
 {
     const struct prompt *p = r->prompt;
     if (p->token_count == 0) return err_set(err, ST_INVALID, "the prompt is empty");
@@ -138,7 +142,8 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
     uint32_t need[ENGINE_GROUPS_MAX];
     sched__blocks_worst(s, *total, need);
     if (!kvb_could_ever_allocate(s->blocks, need))
-        return err_set(err, ST_TOO_LARGE, "%llu tokens of KV can never fit into the arena of %llu bytes", (unsigned long long)*total,
+        return err_set(err, ST_TOO_LARGE, "%llu tokens of KV can never fit into the arena of %llu bytes",
+                       (unsigned long long)*total,
                        (unsigned long long)s->caps.arena_units * s->caps.unit_bytes);
     if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
@@ -148,16 +153,19 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
             (im->atomic && im->end - im->begin > s->caps.image_tokens_max))
             return err_set(err, ST_INVALID, "image %u stands at a bad place in the prompt", i);
     }
-    /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up for them. */
+    /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up
+     * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->image_count && p->images[im].end <= i) im++;
         if (im < p->image_count && p->images[im].begin <= i) continue;
-        if (p->tokens[i] >= s->caps.vocab_size) return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
+        if (p->tokens[i] >= s->caps.vocab_size)
+            return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }
     return ST_OK;
 }
 
-static enum status sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total, struct sequence **out)
+static enum status sequence_create(const struct scheduler *s, const struct sched_sequence *r, uint64_t total,
+                                   struct sequence **out)
 {
     struct sequence *q = calloc(1, sizeof *q);
     if (!q) return ST_NOMEM;
@@ -185,7 +193,8 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
     return ST_OK;
 }
 
-enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id, struct err *err)
+enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
+                         struct err *err)
 {
     uint64_t total = 0;
     enum status st = check_sequence(s, seq, &total, err);
@@ -246,7 +255,8 @@ void sched_stop(struct scheduler *s, bool drain)
 
 /* ---- engine thread ---- */
 
-void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id, const char *message, uint64_t now_us)
+void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
+                const char *message, uint64_t now_us)
 {
     if (q->running) {
         sched__list_remove(&s->running, q);
@@ -261,8 +271,14 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
     tenants_leave(s->tenants, q->req.tenant);
     struct event_node *node = q->end_event;
     q->end_event = NULL;
-    node->ev = (struct sched_event){.kind = EV_END, .id = q->id, .user = q->req.user, .end = end, .stop_id = stop_id, .generated = q->generated,
-                                    .cache = q->cache, .pushed_us = clock_us()};
+    node->ev = (struct sched_event){.kind = EV_END,
+                                    .id = q->id,
+                                    .user = q->req.user,
+                                    .end = end,
+                                    .stop_id = stop_id,
+                                    .generated = q->generated,
+                                    .cache = q->cache,
+                                    .pushed_us = clock_us()};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
@@ -310,7 +326,8 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
     for (int i = 0; i < 2; i++) {
         for (struct sequence *q = lists[i]->head, *next; q; q = next) {
             next = q->next;
-            bool cancelled = atomic_load_explicit(&q->cancelled, memory_order_relaxed), late = q->req.deadline_us && now_us >= q->req.deadline_us;
+            bool cancelled = atomic_load_explicit(&q->cancelled, memory_order_relaxed),
+                 late = q->req.deadline_us && now_us >= q->req.deadline_us;
             if (!cancelled && !late) continue;
             sched__end(s, q, cancelled ? END_CANCELLED : END_DEADLINE, 0, NULL, now_us);
             any = true;
@@ -319,7 +336,8 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
     return any;
 }
 
-/* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one). */
+/* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one).
+ */
 static int32_t rope_before(const struct prompt *p, uint32_t i)
 {
     return i ? p->images[i - 1].rope_offset : 0;
@@ -407,7 +425,12 @@ static bool push_scores(struct scheduler *s, struct sequence *q, const struct en
     uint32_t last = r->position + r->count < prompt - 1 ? r->position + r->count : prompt - 1; /* inclusive */
     uint32_t skip = r->score_first - (r->position + 1), count = last - r->score_first + 1;
     if (skip) memmove(q->scores, q->scores + skip, count * sizeof *q->scores);
-    struct sched_event ev = {.kind = EV_PROMPT_SCORES, .id = q->id, .user = q->req.user, .index = r->score_first, .scores = q->scores, .score_count = count};
+    struct sched_event ev = {.kind = EV_PROMPT_SCORES,
+                             .id = q->id,
+                             .user = q->req.user,
+                             .index = r->score_first,
+                             .scores = q->scores,
+                             .score_count = count};
     if (!sched__push_event(s, &ev)) return false;
     q->scores = NULL;
     q->scored = last + 1;
@@ -439,8 +462,9 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
 {
     static const char *no_memory = "out of memory";
     if (r->broken) {
-        /* It may have been a fault of the moment, which must not outlive the request. The position stays, so what this step wrote is not
-         * published; but steps before whose logits nobody saw, or a picture's features, may be where it began. */
+        /* It may have been a fault of the moment, which must not outlive the request. The position stays, so
+         * what this step wrote is not published; but steps before whose logits nobody saw, or a picture's
+         * features, may be where it began. */
         sched_reset_prefix_cache(s);
         sched_reset_features(s);
         sched__end(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
@@ -466,7 +490,12 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
     }
     uint32_t id = r->out.id;
     if (!q->first_token_us) q->first_token_us = now_us;
-    struct sched_event ev = {.kind = EV_TOKEN, .id = q->id, .user = q->req.user, .token = r->out, .index = q->generated, .cache = q->cache};
+    struct sched_event ev = {.kind = EV_TOKEN,
+                             .id = q->id,
+                             .user = q->req.user,
+                             .token = r->out,
+                             .index = q->generated,
+                             .cache = q->cache};
     if (!append_token(q, id) || !sched__push_event(s, &ev)) {
         sched__end(s, q, END_ERROR, 0, no_memory, now_us);
         return;
@@ -474,8 +503,10 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
     q->generated++;
     tenants_charge(s->tenants, q->req.tenant, 1);
     s->now.generated_tokens++;
-    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count)) sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
-    else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count)) sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
+    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
+        sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
+    else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count))
+        sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
     else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
 }
 
@@ -491,7 +522,8 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     struct engine_batch batch = {.runs = s->runs, .run_count = n};
     struct err err = {{0}};
     struct step_load load = {{0}};
-    for (uint32_t i = 0; i < n; i++) step_load_add(&s->cost, &load, s->runs[i].position, s->runs[i].count, s->runs[i].sample);
+    for (uint32_t i = 0; i < n; i++)
+        step_load_add(&s->cost, &load, s->runs[i].position, s->runs[i].count, s->runs[i].sample);
     uint64_t start = sched__clock(s);
     enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);
@@ -512,11 +544,12 @@ static void run_step(struct scheduler *s, uint64_t now_us)
         if (st) sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
         else finish_run(s, q, &s->runs[i], now_us);
     }
-    if (st) log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
+    if (st)
+        log_error("event=step_failed status=\"%s\" message=\"%s\" sequences=%u", status_name(st), err.msg, n);
 }
 
-/* What others see of the state, and the events that tell of it, in this order: whoever has seen an event finds it counted. All at once, so
- * that the numbers of one reading agree, during a long step too. */
+/* What others see of the state, and the events that tell of it, in this order: whoever has seen an event
+ * finds it counted. All at once, so that the numbers of one reading agree, during a long step too. */
 static void publish(struct scheduler *s)
 {
     struct sched_stats *st = &s->now;
@@ -552,12 +585,14 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
     if (sched__encode_slice(s, now_us)) worked = true;
     sched__plan(s, now_us);
-    if (s->events_pushed) publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
+    if (s->events_pushed)
+        publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
     if (s->run_count > 0) {
         run_step(s, now_us);
         worked = true;
     }
-    if (!s->running.head && s->waiting.head) worked = true; /* the only one gave its blocks back: it is admitted anew at once */
+    if (!s->running.head && s->waiting.head)
+        worked = true; /* the only one gave its blocks back: it is admitted anew at once */
     s->now.heartbeat_us = now_us;
     publish(s);
     return worked;
@@ -575,7 +610,8 @@ void sched_run(struct scheduler *s)
             clock_gettime(CLOCK_MONOTONIC, &ts);
             ts.tv_sec += IDLE_HEARTBEAT_S;
             pthread_cond_timedwait(&s->work, &s->lock, &ts);
-            idle = idle && !s->inbox.head; /* one may have come in while this thread slept, and the stop after it */
+            idle = idle &&
+                   !s->inbox.head; /* one may have come in while this thread slept, and the stop after it */
         }
         bool done = s->stopping && idle;
         pthread_mutex_unlock(&s->lock);

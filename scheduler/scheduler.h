@@ -1,12 +1,13 @@
-/* Requests as sequences, continuous batching, KV blocks. The server submits sequences and reads events; the engine thread (sched_run, or the caller of sched_step in
- * tests) alone touches blocks, batches and the engine. Nothing makes the engine thread wait for a client.
+/* Requests as sequences, continuous batching, KV blocks. The server submits sequences and reads events; the
+ * engine thread (sched_run, or the caller of sched_step in tests) alone touches blocks, batches and the
+ * engine. Nothing makes the engine thread wait for a client.
  *
- * Lifecycle of a sequence: sched_submit -> (waiting -> running)* -> exactly one EV_END event. Memory handed over with sched_submit (prompt,
- * sampling, stop ids) is borrowed until that event was taken with sched_poll; only then may it be freed. sched_cancel asks for an early end;
- * the EV_END (END_CANCELLED) still comes.
+ * Lifecycle of a sequence: sched_submit -> (waiting -> running)* -> exactly one EV_END event. Memory handed
+ * over with sched_submit (prompt, sampling, stop ids) is borrowed until that event was taken with sched_poll;
+ * only then may it be freed. sched_cancel asks for an early end; the EV_END (END_CANCELLED) still comes.
  *
- * Thread rules: sched_submit, sched_cancel, sched_stats: any thread. sched_poll: one consumer thread (the event loop). The wake callback is
- * called on the engine thread when the event queue turns non-empty. */
+ * Thread rules: sched_submit, sched_cancel, sched_stats: any thread. sched_poll: one consumer thread (the
+ * event loop). The wake callback is called on the engine thread when the event queue turns non-empty. */
 #ifndef KVASIR_SCHEDULER_H
 #define KVASIR_SCHEDULER_H
 
@@ -23,80 +24,93 @@ struct seq_id {
 };
 
 struct sched_options {
-    uint32_t queue_max;        /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
-    uint32_t prefill_chunk;    /* tokens of one sequence's prefill in one step at most; 0 = what the step's budget leaves */
-    uint32_t step_us;          /* what a step may take, its slice of a picture included: prefills share what decodes leave of it. Not kept by a
-                                * model whose single rows take longer, nor by pictures that go whole. 0 = no limit but tokens */
+    uint32_t queue_max;     /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
+    uint32_t prefill_chunk; /* tokens of one sequence's prefill in one step at most; 0 = what the step's
+                               budget leaves */
+    uint32_t step_us; /* what a step may take, its slice of a picture included: prefills share what decodes
+                       * leave of it. Not kept by a model whose single rows take longer, nor by pictures that
+                       * go whole. 0 = no limit but tokens */
     uint64_t (*clock)(void *arg); /* microseconds, for measuring steps; NULL = the monotonic clock */
     void *clock_arg;
-    uint32_t encode_layers;    /* vision-tower layers between two decode steps; 0 = what fits into half of step_us, or 2 */
-    bool no_prefix_cache;      /* compute every prompt */
-    uint64_t features_bytes;   /* encoded pictures, in use or kept for later requests, as long as idle ones can give way; 0 = 256 MiB */
-    uint64_t hash_seed;        /* of the tables' hash functions: random in a server, fixed in tests */
-    void (*wake)(void *arg);   /* events are waiting; may be NULL */
+    uint32_t encode_layers;  /* vision-tower layers between two decode steps; 0 = what fits into half of
+                                step_us, or 2 */
+    bool no_prefix_cache;    /* compute every prompt */
+    uint64_t features_bytes; /* encoded pictures, in use or kept for later requests, as long as idle ones can
+                                give way; 0 = 256 MiB */
+    uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
+    void (*wake)(void *arg); /* events are waiting; may be NULL */
     void *wake_arg;
-    uint32_t test_mutation;    /* puts known bugs back in (SCHED_BUG_*), where they are compiled in: config/base/faults.h */
+    uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
+                               config/base/faults.h */
 };
-/* 1: a hit is content with one token of window less than attention reaches back. 2: a partly filled block of a hit is shared as it is instead of copied.
- * 4: the position of a hit is taken from the count of its blocks (rounded up). */
+/* 1: a hit is content with one token of window less than attention reaches back. 2: a partly filled block of
+ * a hit is shared as it is instead of copied. 4: the position of a hit is taken from the count of its blocks
+ * (rounded up). */
 enum {
     SCHED_BUG_WINDOW = 1,
     SCHED_BUG_NO_COPY = 2,
     SCHED_BUG_POSITION = 4,
-    /* Naive rules for rope positions behind a hit. Positions go on with the count of tokens, a new picture's too: */
+    /* Naive rules for rope positions behind a hit. Positions go on with the count of tokens, a new picture's
+       too: */
     SCHED_BUG_ROPE = 8,
-    SCHED_BUG_ROPE_DELTA = 16, /* the same, less what the pictures of the hit saved: one number per conversation is kept */
-    SCHED_BUG_ROPE_ANEW = 32,  /* the scan runs over what is computed alone: it begins at 0 */
+    SCHED_BUG_ROPE_DELTA =
+        16, /* the same, less what the pictures of the hit saved: one number per conversation is kept */
+    SCHED_BUG_ROPE_ANEW = 32, /* the scan runs over what is computed alone: it begins at 0 */
 };
 
 enum seq_end {
-    END_STOP_EOS = 0,   /* the model's own end token */
-    END_STOP_TOKEN,     /* one of stop_ids */
-    END_LENGTH,         /* tokens_max generated, or the context is full */
+    END_STOP_EOS = 0, /* the model's own end token */
+    END_STOP_TOKEN,   /* one of stop_ids */
+    END_LENGTH,       /* tokens_max generated, or the context is full */
     END_CANCELLED,
-    END_ERROR,          /* the engine failed; message in the event */
-    END_DEADLINE,       /* deadline_us passed */
-    SEQ_ENDS            /* how many there are */
+    END_ERROR,    /* the engine failed; message in the event */
+    END_DEADLINE, /* deadline_us passed */
+    SEQ_ENDS      /* how many there are */
 };
 
 struct sched_sequence {
     const struct prompt *prompt;            /* borrowed until EV_END */
     const struct sampling_params *sampling; /* borrowed until EV_END */
-    uint32_t tokens_max;                    /* generated tokens at most; 0 only with prompt log-probs (scoring) */
-    uint32_t tokens_min;                    /* eos and stop ids are not drawn before */
+    uint32_t tokens_max; /* generated tokens at most; 0 only with prompt log-probs (scoring) */
+    uint32_t tokens_min; /* eos and stop ids are not drawn before */
     bool ignore_eos;
-    const uint32_t *stop_ids;               /* borrowed until EV_END */
+    const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
-    int64_t priority;                       /* lower = earlier; equal: tenants share evenly, then first come, first served */
-    uint64_t tenant;                        /* whose request it is (hash of API key or user): fairness between tenants; 0 = nobody's */
-    uint8_t salt[32];                       /* name space of prefix cache and image features: hash of the request's cache_salt; all zero = the common one */
-    bool no_cache_read;                     /* computes its prompt whatever is cached */
-    bool no_cache_write;                    /* publishes nothing */
-    uint64_t deadline_us;                   /* on the clock of sched_step's now_us; 0 = none. Past it: END_DEADLINE */
-    void *user;                             /* handed back in events */
+    int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
+    uint64_t
+        tenant; /* whose request it is (hash of API key or user): fairness between tenants; 0 = nobody's */
+    uint8_t salt[32]; /* name space of prefix cache and image features: hash of the request's cache_salt; all
+                         zero = the common one */
+    bool no_cache_read;   /* computes its prompt whatever is cached */
+    bool no_cache_write;  /* publishes nothing */
+    uint64_t deadline_us; /* on the clock of sched_step's now_us; 0 = none. Past it: END_DEADLINE */
+    void *user;           /* handed back in events */
 };
 
 enum event_kind {
-    EV_PROMPT_SCORES, /* scores of prompt tokens 1.., in order; several events when the prompt is prefilled in chunks */
+    EV_PROMPT_SCORES, /* scores of prompt tokens 1.., in order; several events when the prompt is prefilled in
+                         chunks */
     EV_TOKEN,         /* one generated token */
-    EV_IMAGE,         /* pixels of prompt image `index` are wanted: answer with sched_supply_image or sched_refuse_image */
+    EV_IMAGE,         /* pixels of prompt image `index` are wanted: answer with sched_supply_image or
+                         sched_refuse_image */
     EV_END,           /* last event of the sequence */
 };
 /* Why reuse of a prompt ended where it did. */
 enum cache_stop {
-    CACHE_STOP_NONE = 0,  /* everything but the last token was reused */
-    CACHE_STOP_END,       /* all that is cached is equal, the prompt goes on */
-    CACHE_STOP_TOKEN,     /* a text token differs from what is cached */
-    CACHE_STOP_IMAGE,     /* another picture (or a picture instead of text) stands there */
-    CACHE_STOP_SPAN,      /* equal to a place inside a picture that is only reusable as a whole */
-    CACHE_STOP_WINDOW,    /* equal further on, but the sliding-window KV before that place is gone */
-    CACHE_STOP_EVICTED,   /* what follows was cached and had to go */
-    CACHE_STOP_SALT,      /* nothing is cached under the request's salt (or at all) */
-    CACHE_STOP_DISABLED,  /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
+    CACHE_STOP_NONE = 0, /* everything but the last token was reused */
+    CACHE_STOP_END,      /* all that is cached is equal, the prompt goes on */
+    CACHE_STOP_TOKEN,    /* a text token differs from what is cached */
+    CACHE_STOP_IMAGE,    /* another picture (or a picture instead of text) stands there */
+    CACHE_STOP_SPAN,     /* equal to a place inside a picture that is only reusable as a whole */
+    CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that place is gone */
+    CACHE_STOP_EVICTED,  /* what follows was cached and had to go */
+    CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
+    CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
 struct sched_cache_info {
-    uint32_t reused;      /* prompt tokens whose KV came from the cache */
-    uint32_t equal;       /* leading prompt tokens that are equal to something cached, reusable or not: where the ways part */
+    uint32_t reused; /* prompt tokens whose KV came from the cache */
+    uint32_t equal;  /* leading prompt tokens that are equal to something cached, reusable or not: where the
+                        ways part */
     enum cache_stop stop;
 };
 
@@ -104,32 +118,39 @@ struct sched_event {
     enum event_kind kind;
     struct seq_id id;
     void *user;
-    uint64_t pushed_us;         /* when it was made, monotonic */
-    struct token_out token;     /* EV_TOKEN */
-    uint32_t index;             /* EV_TOKEN: number of generated tokens before it. EV_PROMPT_SCORES: prompt position of scores[0]. EV_IMAGE: which prompt image */
-    struct token_out *scores;   /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
+    uint64_t pushed_us;     /* when it was made, monotonic */
+    struct token_out token; /* EV_TOKEN */
+    uint32_t index; /* EV_TOKEN: number of generated tokens before it. EV_PROMPT_SCORES: prompt position of
+                       scores[0]. EV_IMAGE: which prompt image */
+    struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;           /* EV_END */
-    uint32_t stop_id;           /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated;         /* EV_END */
-    struct sched_cache_info cache; /* EV_END and EV_TOKEN: of the first admission */
+    enum seq_end end;               /* EV_END */
+    uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated;             /* EV_END */
+    struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
-    char message[160];          /* EV_END with END_ERROR */
+    char message[160];              /* EV_END with END_ERROR */
 };
 
 /* Starts nothing: sched_run or sched_step drive it. The engine is borrowed and must outlive the scheduler. */
-enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out, struct err *err) KV_MUST_CHECK;
-void sched_destroy(struct scheduler *s); /* after sched_run returned; sequences still alive are dropped without events */
+enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out,
+                         struct err *err) KV_MUST_CHECK;
+void sched_destroy(
+    struct scheduler *s); /* after sched_run returned; sequences still alive are dropped without events */
 
-/* Longest sequence (prompt + answer) that the context and an empty KV arena can hold: what the server states as max_model_len. */
+/* Longest sequence (prompt + answer) that the context and an empty KV arena can hold: what the server states
+ * as max_model_len. */
 uint32_t sched_context_max(const struct scheduler *s);
 
-/* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_UNSUPPORTED: shutting down. */
-enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id, struct err *err) KV_MUST_CHECK;
+/* ST_AGAIN: queue full. ST_TOO_LARGE: can never fit (context, KV arena); message says why. ST_UNSUPPORTED:
+ * shutting down. */
+enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
+                         struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
-/* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when another's encode failed), but never
- * while its question is open; refusing an open question always ends it. supply: the prepared pixels that belong to the image's key; ownership moves (freed by the scheduler,
- * also when id is stale). refuse: the sequence ends with END_ERROR and the message. */
+/* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when
+ * another's encode failed), but never while its question is open; refusing an open question always ends it.
+ * supply: the prepared pixels that belong to the image's key; ownership moves (freed by the scheduler, also
+ * when id is stale). refuse: the sequence ends with END_ERROR and the message. */
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels);
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message);
 /* Drops what is cached and not in use, at the next turn of the engine thread. Any thread. */
@@ -137,45 +158,56 @@ void sched_reset_prefix_cache(struct scheduler *s);
 void sched_reset_features(struct scheduler *s);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
-uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0 = there is none. The consumer's thread */
+uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0
+                                                         = there is none. The consumer's thread */
 
 /* Runs the step loop on the calling thread until sched_stop; parks when there is nothing to do. */
 void sched_run(struct scheduler *s);
-/* drain: new submissions are refused, running ones finish, then sched_run returns. Not drain: all sequences end with END_CANCELLED first. */
+/* drain: new submissions are refused, running ones finish, then sched_run returns. Not drain: all sequences
+ * end with END_CANCELLED first. */
 void sched_stop(struct scheduler *s, bool drain);
-/* One turn of the loop: takes submissions and cancels, runs at most one step. Returns false when there was nothing to do. For tests and sched_run. */
+/* One turn of the loop: takes submissions and cancels, runs at most one step. Returns false when there was
+ * nothing to do. For tests and sched_run. */
 bool sched_step(struct scheduler *s, uint64_t now_us);
 /* Invariants of block accounting; aborts with a message when broken. For tests. */
 void sched_check(const struct scheduler *s);
 
-/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is one of those that wait, run or have ended.
- * And they are never behind the events: what sched_poll has given is counted. */
+/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is one of those
+ * that wait, run or have ended. And they are never behind the events: what sched_poll has given is counted.
+ */
 #define SCHED_STEP_BUCKETS 14u
 struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_units, used_units;
     uint32_t group_count;
     struct {
-        uint64_t blocks_used, bytes_used; /* live + cached */
+        uint64_t blocks_used, bytes_used;    /* live + cached */
         uint64_t blocks_live, blocks_cached; /* held by sequences; by the prefix cache alone */
-        uint64_t hit_tokens;                 /* tokens of this group's KV taken over from the cache (sliding: what the window reaches) */
+        uint64_t hit_tokens; /* tokens of this group's KV taken over from the cache (sliding: what the window
+                                reaches) */
         uint64_t evicted_blocks;
         uint32_t window;
     } groups[ENGINE_GROUPS_MAX];
-    uint64_t cache_queries, cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
-    uint64_t cache_hits, cache_hit_tokens;      /* with at least one token reused */
-    uint64_t cache_recomputed_tokens;           /* equal to something cached, computed all the same (last token, window, picture cut) */
-    uint64_t cache_waits, cache_copied_blocks;  /* admissions put off for an equal prefix in flight; partly filled blocks copied */
-    uint64_t cache_nodes, cache_evictions;      /* nodes of the tree now; nodes evicted */
+    uint64_t cache_queries,
+        cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
+    uint64_t cache_hits, cache_hit_tokens; /* with at least one token reused */
+    uint64_t cache_recomputed_tokens; /* equal to something cached, computed all the same (last token, window,
+                                         picture cut) */
+    uint64_t cache_waits, cache_copied_blocks; /* admissions put off for an equal prefix in flight; partly
+                                                  filled blocks copied */
+    uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded pictures */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
-    uint64_t ended[SEQ_ENDS];    /* by enum seq_end */
+    uint64_t ended[SEQ_ENDS]; /* by enum seq_end */
     uint32_t last_batch_tokens, last_batch_sequences;
-    uint64_t step_tokens[SCHED_STEP_BUCKETS], step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */
-    uint64_t inbox_us;           /* how long the oldest submission has been waiting for the engine thread to take it; 0 = none is */
-    uint64_t heartbeat_us;       /* monotonic time of the last turn of the engine thread: readiness probes look at it */
-    bool failed;                 /* the engine reported ST_DEVICE; nothing runs any more */
+    uint64_t step_tokens[SCHED_STEP_BUCKETS],
+        step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */
+    uint64_t inbox_us; /* how long the oldest submission has been waiting for the engine thread to take it; 0
+                          = none is */
+    uint64_t
+        heartbeat_us; /* monotonic time of the last turn of the engine thread: readiness probes look at it */
+    bool failed;      /* the engine reported ST_DEVICE; nothing runs any more */
 };
 void sched_stats(struct scheduler *s, struct sched_stats *out);
 

@@ -1,4 +1,5 @@
-/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See scheduler/internal.h. */
+/* Block tables of one sequence: growing them before a run, trimming the sliding groups behind it. See
+ * scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -86,8 +87,10 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         uint32_t all = blocks_of(s, tokens);
         need[g] = all;
         if (w > 0) {
-            /* The window behind a run, the run itself (it may be cut down to an atomic span), and two partial blocks at the ends. */
-            uint64_t run = s->caps.image_tokens_max > s->caps.block_tokens ? s->caps.image_tokens_max : s->caps.block_tokens;
+            /* The window behind a run, the run itself (it may be cut down to an atomic span), and two partial
+             * blocks at the ends. */
+            uint64_t run = s->caps.image_tokens_max > s->caps.block_tokens ? s->caps.image_tokens_max
+                                                                           : s->caps.block_tokens;
             uint32_t some = blocks_of(s, (uint64_t)w + run) + 1;
             if (some < all) need[g] = some;
         }

@@ -21,15 +21,20 @@ void step_cost_init(struct step_cost *c, const struct engine_caps *caps)
     }
 }
 
-/* Keys that the queries at [position, position + count) see, each the last `window` up to itself (0 = all). */
+/* Keys that the queries at [position, position + count) see, each the last `window` up to itself (0 = all).
+ */
 static double pairs(uint32_t window, uint32_t position, uint32_t count)
 {
     double p = position, n = count, w = window, rising = n;
-    if (window) rising = position >= window ? 0 : n < w - p ? n : w - p; /* queries whose window reaches the beginning */
+    if (window)
+        rising = position >= window ? 0
+                 : n < w - p        ? n
+                                    : w - p; /* queries whose window reaches the beginning */
     return rising * p + rising * (rising + 1) / 2 + (n - rising) * w;
 }
 
-void step_load_add(const struct step_cost *c, struct step_load *l, uint32_t position, uint32_t count, bool sampled)
+void step_load_add(const struct step_cost *c, struct step_load *l, uint32_t position, uint32_t count,
+                   bool sampled)
 {
     double seen = 0;
     for (uint32_t g = 0; g < c->group_count; g++) seen += c->share[g] * pairs(c->window[g], position, count);
@@ -48,9 +53,11 @@ double step_cost_us(const struct step_cost *c, const struct step_load *l)
 
 void step_cost_learn(struct step_cost *c, const struct step_load *l, double us)
 {
-    double expected = step_cost_us(c, l), miss = us - expected, norm = 0, pace = c->steps < EARLY_STEPS ? 0.7 : 0.25;
-    /* A step that was held up by something else (another process, cold memory) says little about the next one. Never believed whole: a weight of
-     * rows that is absurd would keep runs so short that it is hardly learnt anew. */
+    double expected = step_cost_us(c, l), miss = us - expected, norm = 0,
+           pace = c->steps < EARLY_STEPS ? 0.7 : 0.25;
+    /* A step that was held up by something else (another process, cold memory) says little about the next
+     * one. Never believed whole: a weight of rows that is absurd would keep runs so short that it is hardly
+     * learnt anew. */
     double most = (c->steps < EARLY_STEPS ? 10 : 1) * fmax(expected, LEAST_US);
     if (miss > most) miss = most;
     for (uint32_t i = 0; i < STEP_TERMS; i++) norm += l->n[i] / typical[i] * (l->n[i] / typical[i]);

@@ -1,11 +1,14 @@
-/* What a step takes: a linear model of its time, learnt from the steps themselves. Pure data structure: knows numbers, no sequences, no clock.
+/* What a step takes: a linear model of its time, learnt from the steps themselves. Pure data structure: knows
+ * numbers, no sequences, no clock.
  *
  *     microseconds = fixed + rows * a + sampled rows * b + prefill pairs * c + decode pairs * d
  *
- * `fixed` is what every step pays (weights are read once), a row is a token through the linear layers, a sampled row its logits and its draw,
- * a pair a query and a key that it sees. Pairs of sliding groups count by their window, groups by their share of a token's KV bytes. Two weights
- * for pairs: a prefill's keys are read once for many queries, a decode's for one. Learnt by normalised least mean squares: every step moves
- * the weights a part of the way to what it took; none becomes negative. It decides how long a step gets, never what is computed. */
+ * `fixed` is what every step pays (weights are read once), a row is a token through the linear layers, a
+ * sampled row its logits and its draw, a pair a query and a key that it sees. Pairs of sliding groups count
+ * by their window, groups by their share of a token's KV bytes. Two weights for pairs: a prefill's keys are
+ * read once for many queries, a decode's for one. Learnt by normalised least mean squares: every step moves
+ * the weights a part of the way to what it took; none becomes negative. It decides how long a step gets,
+ * never what is computed. */
 #ifndef KVASIR_STEP_COST_H
 #define KVASIR_STEP_COST_H
 
@@ -17,7 +20,7 @@ struct step_load {
     double n[STEP_TERMS]; /* how many of each term; STEP_FIXED is 1 */
 };
 struct step_cost {
-    double us[STEP_TERMS]; /* of one each */
+    double us[STEP_TERMS];           /* of one each */
     double share[ENGINE_GROUPS_MAX]; /* of a pair in that group; they add up to 1 */
     uint32_t group_count, window[ENGINE_GROUPS_MAX];
     uint32_t steps;    /* learnt from */
@@ -26,7 +29,8 @@ struct step_cost {
 
 void step_cost_init(struct step_cost *c, const struct engine_caps *caps);
 /* Adds a run of `count` tokens behind `position` cached ones; sampled: its last token's logits are wanted. */
-void step_load_add(const struct step_cost *c, struct step_load *l, uint32_t position, uint32_t count, bool sampled);
+void step_load_add(const struct step_cost *c, struct step_load *l, uint32_t position, uint32_t count,
+                   bool sampled);
 double step_cost_us(const struct step_cost *c, const struct step_load *l);
 /* A step of this load took so long. */
 void step_cost_learn(struct step_cost *c, const struct step_load *l, double us);

@@ -16,12 +16,12 @@ struct tenant {
 struct tenants {
     uint64_t seed, clock;
     uint32_t cap, bucket_mask;
-    uint32_t used;      /* entries in the table */
-    uint32_t fresh;     /* entries [fresh, cap) were never used */
+    uint32_t used;  /* entries in the table */
+    uint32_t fresh; /* entries [fresh, cap) were never used */
     uint32_t free_head;
     uint32_t live, live_max; /* sequences of all tenants */
-    struct tenant *all; /* [cap] */
-    uint32_t *buckets;  /* [bucket_mask + 1] */
+    struct tenant *all;      /* [cap] */
+    uint32_t *buckets;       /* [bucket_mask + 1] */
 };
 
 static uint32_t *bucket_of(const struct tenants *t, uint64_t id)
@@ -87,8 +87,8 @@ static void drop(struct tenants *t, struct tenant *x)
     t->used--;
 }
 
-/* Makes room in a full table: debts that the clock has passed go, else the smallest one. A walk over the table; at least half of a full one
- * are debts. */
+/* Makes room in a full table: debts that the clock has passed go, else the smallest one. A walk over the
+ * table; at least half of a full one are debts. */
 static void drop_debts(struct tenants *t)
 {
     struct tenant *least = NULL;

@@ -1,13 +1,15 @@
-/* Who got how much: a virtual time per tenant for fairness between them (start-time fair queueing, counted in tokens). Engine thread only.
- * Pure data structure: knows ids and numbers, no sequences, no clock.
+/* Who got how much: a virtual time per tenant for fairness between them (start-time fair queueing, counted in
+ * tokens). Engine thread only. Pure data structure: knows ids and numbers, no sequences, no clock.
  *
- * A tenant with live sequences (waiting or running) has a virtual time that advances by the tokens served to it; of those that wait, the one
- * with the smallest time is served next (scheduler/fair.c), so all advance alike. The virtual clock follows that smallest time and is a floor
- * under all: being away, slow, or outranked by priority earns nothing. A tenant that left ahead of the clock is remembered until the clock
- * has passed it (or the table is full of such): leaving and coming back forgets no debt. When nobody is left at all, all is forgotten.
+ * A tenant with live sequences (waiting or running) has a virtual time that advances by the tokens served to
+ * it; of those that wait, the one with the smallest time is served next (scheduler/fair.c), so all advance
+ * alike. The virtual clock follows that smallest time and is a floor under all: being away, slow, or
+ * outranked by priority earns nothing. A tenant that left ahead of the clock is remembered until the clock
+ * has passed it (or the table is full of such): leaving and coming back forgets no debt. When nobody is left
+ * at all, all is forgotten.
  *
- * What to charge: tokens to prefill when a sequence is admitted (at once, so that the choice of the next one sees it), then each generated
- * token. Tokens from the prefix cache cost nothing. */
+ * What to charge: tokens to prefill when a sequence is admitted (at once, so that the choice of the next one
+ * sees it), then each generated token. Tokens from the prefix cache cost nothing. */
 #ifndef KVASIR_TENANTS_H
 #define KVASIR_TENANTS_H
 
@@ -17,12 +19,14 @@
 
 struct tenants;
 
-/* live_max: sequences that are ever live at once, so at most as many tenants. All memory is taken here; nothing else fails. */
-enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **out, struct err *err) KV_MUST_CHECK;
+/* live_max: sequences that are ever live at once, so at most as many tenants. All memory is taken here;
+ * nothing else fails. */
+enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **out,
+                           struct err *err) KV_MUST_CHECK;
 void tenants_destroy(struct tenants *t); /* NULL is fine */
 
-void tenants_enter(struct tenants *t, uint64_t id); /* one more live sequence; it waits */
-void tenants_leave(struct tenants *t, uint64_t id); /* one less; the tenant must have one */
+void tenants_enter(struct tenants *t, uint64_t id);                   /* one more live sequence; it waits */
+void tenants_leave(struct tenants *t, uint64_t id);                   /* one less; the tenant must have one */
 void tenants_charge(struct tenants *t, uint64_t id, uint64_t tokens); /* of a tenant with live sequences */
 /* Virtual time in tokens, at least the clock; of an unknown tenant: the clock. */
 uint64_t tenants_time(const struct tenants *t, uint64_t id);
@@ -31,6 +35,6 @@ void tenants_advance(struct tenants *t, uint64_t time);
 uint64_t tenants_clock(const struct tenants *t);
 uint32_t tenants_live(const struct tenants *t, uint64_t id); /* its live sequences */
 uint32_t tenants_count(const struct tenants *t);             /* tenants known, debts included */
-void tenants_check(const struct tenants *t);                 /* walks everything; aborts when something is broken */
+void tenants_check(const struct tenants *t); /* walks everything; aborts when something is broken */
 
 #endif

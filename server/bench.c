@@ -1,5 +1,6 @@
-/* `kvasir bench`: measures the machine's (CPU's or GPU's) ceilings (matrix peak, read bandwidth), then prefill and decode of a checkpoint or of random weights
- * of a named shape, each as tokens/s and as a share of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
+/* `kvasir bench`: measures the machine's (CPU's or GPU's) ceilings (matrix peak, read bandwidth), then
+ * prefill and decode of a checkpoint or of random weights of a named shape, each as tokens/s and as a share
+ * of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
 #include "server/bench.h"
 
 #include "config/base/env.h"
@@ -32,28 +33,35 @@ static const struct {
 } shapes[] = {
     {"gemma3-270m",
      "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":640,\"intermediate_size\":2048,"
-     "\"num_hidden_layers\":18,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,"
+     "\"num_hidden_layers\":18,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,"
+     "\"sliding_window\":512,"
      "\"max_position_embeddings\":32768}"},
     {"gemma3-1b",
      "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":1152,\"intermediate_size\":6912,"
-     "\"num_hidden_layers\":26,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,\"sliding_window\":512,"
+     "\"num_hidden_layers\":26,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,"
+     "\"sliding_window\":512,"
      "\"max_position_embeddings\":32768}"},
     {"gemma3-4b",
      "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
-     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},"
-     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,"
-     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,\"patch_size\":14,"
+     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"
+     "\"linear\"},"
+     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":"
+     "1152,"
+     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,"
+     "\"patch_size\":14,"
      "\"vision_use_head\":false}}"},
     {"qwen2.5-0.5b",
      "{\"model_type\":\"qwen2\",\"hidden_size\":896,\"intermediate_size\":4864,\"num_hidden_layers\":24,"
-     "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_theta\":1000000.0,\"tie_word_embeddings\":true}"},
+     "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_theta\":1000000.0,\"tie_word_embeddings\":"
+     "true}"},
     {"qwen3-0.6b",
      "{\"model_type\":\"qwen3\",\"hidden_size\":1024,\"intermediate_size\":3072,\"num_hidden_layers\":28,"
-     "\"num_attention_heads\":16,\"num_key_value_heads\":8,\"max_position_embeddings\":40960,\"rope_theta\":1000000,"
+     "\"num_attention_heads\":16,\"num_key_value_heads\":8,\"max_position_embeddings\":40960,\"rope_theta\":"
+     "1000000,"
      "\"tie_word_embeddings\":true}"},
-    {"qwen3-30b-a3b",
-     "{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"head_dim\":128,\"max_position_embeddings\":40960,"
-     "\"norm_topk_prob\":true,\"rope_theta\":1000000.0}"},
+    {"qwen3-30b-a3b", "{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"head_dim\":128,\"max_"
+                      "position_embeddings\":40960,"
+                      "\"norm_topk_prob\":true,\"rope_theta\":1000000.0}"},
     {"qwen2-vl-2b",
      "{\"model_type\":\"qwen2_vl\",\"vocab_size\":151936,\"hidden_size\":1536,\"intermediate_size\":8960,"
      "\"num_hidden_layers\":28,\"num_attention_heads\":12,\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,"
@@ -61,32 +69,42 @@ static const struct {
      "\"vision_config\":{\"hidden_size\":1536,\"spatial_patch_size\":14}}"},
     {"qwen2.5-vl-3b",
      "{\"model_type\":\"qwen2_5_vl\",\"vocab_size\":151936,\"hidden_size\":2048,\"intermediate_size\":11008,"
-     "\"num_hidden_layers\":36,\"num_attention_heads\":16,\"num_key_value_heads\":2,\"max_position_embeddings\":128000,"
-     "\"rms_norm_eps\":1e-06,\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,"
+     "\"num_hidden_layers\":36,\"num_attention_heads\":16,\"num_key_value_heads\":2,\"max_position_"
+     "embeddings\":128000,"
+     "\"rms_norm_eps\":1e-06,\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_"
+     "section\":[16,24,"
      "24]},\"vision_config\":{\"hidden_size\":1280,\"out_hidden_size\":2048,\"tokens_per_second\":2}}"},
     {"qwen3-vl-2b",
      "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2048,"
-     "\"intermediate_size\":6144,\"num_hidden_layers\":28,\"num_attention_heads\":16,\"num_key_value_heads\":8,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":28,\"num_attention_heads\":16,\"num_key_value_heads\":"
+     "8,"
      "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_size\":1024,"
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_"
+     "size\":1024,"
      "\"intermediate_size\":4096,\"out_hidden_size\":2048,\"deepstack_visual_indexes\":[5,11,17]}}"},
     {"qwen3-vl-4b",
      "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2560,"
-     "\"intermediate_size\":9728,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"intermediate_size\":9728,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":"
+     "8,"
      "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_size\":1024,"
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_"
+     "size\":1024,"
      "\"intermediate_size\":4096,\"out_hidden_size\":2560,\"deepstack_visual_indexes\":[5,11,17]}}"},
     {"qwen3-vl-8b",
      "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":4096,"
-     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_"
+     "heads\":8,"
      "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}}"},
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}"
+     "}"},
     {"qwen3-vl-30b-a3b",
      "{\"model_type\":\"qwen3_vl_moe\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":2048,"
-     "\"intermediate_size\":6144,\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":4,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":"
+     "4,"
      "\"max_position_embeddings\":262144,\"head_dim\":128,\"num_experts\":128,\"num_experts_per_tok\":8,"
      "\"moe_intermediate_size\":768,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":2048}}"},
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":2048}"
+     "}"},
 };
 
 static double now_s(void)
@@ -98,8 +116,10 @@ static double now_s(void)
 
 static void usage(FILE *f)
 {
-    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] [--kernels SET]\n"
-               "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] [--context N] [--vision] [--repeats N] [--json]\n"
+    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
+               "[--kernels SET]\n"
+               "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] "
+               "[--context N] [--vision] [--repeats N] [--json]\n"
                "  --context N   tokens already in the cache when decoding starts (default 128)\n"
                "shapes:");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(f, " %s", shapes[i].name);
@@ -126,12 +146,18 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},  {"threads", 1, 0, 't'}, {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'}, {"prefill", 1, 0, 'p'},
-        {"decode", 1, 0, 'D'},  {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'},  {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},  {"help", 0, 0, 'h'},
-        {NULL, 0, 0, 0}};
+        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},  {"shape", 1, 0, 's'},   {"threads", 1, 0, 't'},
+        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},  {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
+        {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'}, {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},
+        {"help", 0, 0, 'h'},    {NULL, 0, 0, 0}};
     uint32_t n;
     uint32_t one[LIST_MAX];
-    *a = (struct bench_args){.repeats = REPEATS_DEFAULT, .context = 128, .prefill = {512, 2048}, .prefill_count = 2, .decode = {1, 8, 32}, .decode_count = 3};
+    *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
+                             .context = 128,
+                             .prefill = {512, 2048},
+                             .prefill_count = 2,
+                             .decode = {1, 8, 32},
+                             .decode_count = 3};
     optind = 1;
     for (int c; (c = getopt_long(argc, argv, "", opts, NULL)) != -1;) {
         bool ok = true;
@@ -145,9 +171,18 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
         case 'j': a->json = true; break;
         case 'p': ok = parse_list(optarg, a->prefill, &a->prefill_count, 1u << 17); break;
         case 'D': ok = parse_list(optarg, a->decode, &a->decode_count, BATCH_MAX); break;
-        case 't': ok = parse_list(optarg, one, &n, 1024) && n == 1; a->threads = one[0]; break;
-        case 'r': ok = parse_list(optarg, one, &n, 1000) && n == 1; a->repeats = one[0]; break;
-        case 'c': ok = parse_list(optarg, one, &n, 1u << 17) && n == 1; a->context = one[0]; break;
+        case 't':
+            ok = parse_list(optarg, one, &n, 1024) && n == 1;
+            a->threads = one[0];
+            break;
+        case 'r':
+            ok = parse_list(optarg, one, &n, 1000) && n == 1;
+            a->repeats = one[0];
+            break;
+        case 'c':
+            ok = parse_list(optarg, one, &n, 1u << 17) && n == 1;
+            a->context = one[0];
+            break;
         case 'h': usage(stdout); exit(0);
         default: return false;
         }
@@ -202,7 +237,8 @@ static void seqs_free(struct bench_seqs *q)
     memset(q, 0, sizeof *q);
 }
 
-static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint32_t count, uint32_t length, const struct sampling_params *sp)
+static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint32_t count, uint32_t length,
+                      const struct sampling_params *sp)
 {
     memset(q, 0, sizeof *q);
     q->length = length;
@@ -216,7 +252,12 @@ static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint
             seed = seed * 1664525u + 1013904223u;
             q->tokens[i][j] = (seed >> 8) % (caps->vocab_size < 250000 ? caps->vocab_size : 250000);
         }
-        q->runs[i] = (struct engine_run){.tokens = q->tokens[i], .token_count = length, .prompt_count = length, .sampling = sp, .sample = true, .score_first = UINT32_MAX};
+        q->runs[i] = (struct engine_run){.tokens = q->tokens[i],
+                                         .token_count = length,
+                                         .prompt_count = length,
+                                         .sampling = sp,
+                                         .sample = true,
+                                         .score_first = UINT32_MAX};
         for (uint32_t g = 0; g < caps->group_count; g++) {
             uint32_t *t = q->tables[i][g] = malloc(blocks * sizeof(uint32_t));
             if (!t) return false;
@@ -225,7 +266,8 @@ static bool seqs_init(struct bench_seqs *q, const struct engine_caps *caps, uint
         }
     }
     if (next > caps->arena_units) {
-        fprintf(stderr, "kvasir bench: the KV arena is too small for %u sequences of %u tokens\n", count, length);
+        fprintf(stderr, "kvasir bench: the KV arena is too small for %u sequences of %u tokens\n", count,
+                length);
         return false;
     }
     return true;
@@ -243,7 +285,8 @@ static bool step(struct engine *e, struct bench_seqs *q)
 }
 
 /* Feeds [from, to) of every sequence in chunks that fit a step. */
-static bool feed(struct engine *e, const struct engine_caps *caps, struct bench_seqs *q, uint32_t from, uint32_t to)
+static bool feed(struct engine *e, const struct engine_caps *caps, struct bench_seqs *q, uint32_t from,
+                 uint32_t to)
 {
     uint32_t room = caps->batch_tokens_max / q->count;
     for (uint32_t p = from; p < to;) {
@@ -270,11 +313,13 @@ static double pairs(uint32_t from, uint32_t to, uint32_t window)
 static double attention_flops(const struct engine_costs *c, uint32_t from, uint32_t to)
 {
     double f = 0;
-    for (uint32_t g = 0; g < c->group_count; g++) f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window);
+    for (uint32_t g = 0; g < c->group_count; g++)
+        f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window);
     return f;
 }
 
-/* Bytes of weights that a step of so many rows reads: of the experts those that at least one row is expected to choose. */
+/* Bytes of weights that a step of so many rows reads: of the experts those that at least one row is expected
+ * to choose. */
 static double weight_bytes(const struct engine_costs *c, uint32_t rows)
 {
     double missed = 1;
@@ -286,7 +331,8 @@ static double weight_bytes(const struct engine_costs *c, uint32_t rows)
 static double attention_bytes(const struct engine_costs *c, uint32_t from, uint32_t to)
 {
     double b = 0;
-    for (uint32_t g = 0; g < c->group_count; g++) b += c->groups[g].bytes_per_key * pairs(from, to, c->groups[g].window);
+    for (uint32_t g = 0; g < c->group_count; g++)
+        b += c->groups[g].bytes_per_key * pairs(from, to, c->groups[g].window);
     return b;
 }
 
@@ -295,8 +341,9 @@ struct result {
     double tokens_s, seconds, flops_share, read_share;
 };
 
-static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, const struct bench_args *a, uint32_t n,
-                          const struct sampling_params *sp, struct result *r)
+static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
+                          const struct bench_args *a, uint32_t n, const struct sampling_params *sp,
+                          struct result *r)
 {
     struct bench_seqs q;
     bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n);
@@ -309,13 +356,17 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
     }
     seqs_free(&q);
     double flops = c->linear_flops_per_token * n + c->head_flops_per_row + attention_flops(c, 0, n);
-    *r = (struct result){.tokens_s = n / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
+    *r = (struct result){.tokens_s = n / best,
+                         .seconds = best,
+                         .flops_share = flops / best / c->matrix_flops,
+                         .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "prefill %u", n);
     return ok;
 }
 
-static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, const struct bench_args *a, uint32_t batch,
-                         const struct sampling_params *sp, struct result *r)
+static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
+                         const struct bench_args *a, uint32_t batch, const struct sampling_params *sp,
+                         struct result *r)
 {
     struct bench_seqs q;
     uint32_t ctx = a->context, length = ctx + DECODE_STEPS + 1;
@@ -335,14 +386,19 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
         if (t < best) best = t;
     }
     seqs_free(&q);
-    double flops = batch * (c->linear_flops_per_token + c->head_flops_per_row + attention_flops(c, ctx, ctx + 1));
+    double flops =
+        batch * (c->linear_flops_per_token + c->head_flops_per_row + attention_flops(c, ctx, ctx + 1));
     double bytes = weight_bytes(c, batch) + batch * attention_bytes(c, ctx, ctx + 1);
-    *r = (struct result){.tokens_s = batch / best, .seconds = best, .flops_share = flops / best / c->matrix_flops, .read_share = bytes / best / c->read_bytes_per_s};
+    *r = (struct result){.tokens_s = batch / best,
+                         .seconds = best,
+                         .flops_share = flops / best / c->matrix_flops,
+                         .read_share = bytes / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "decode batch %u", batch);
     return ok;
 }
 
-static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct bench_args *a, struct result *r)
+static bool bench_vision(struct engine *e, const struct engine_costs *c, const struct bench_args *a,
+                         struct result *r)
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
@@ -361,7 +417,8 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
         if (t < best) best = t;
     }
     free(img.rgb);
-    *r = (struct result){.tokens_s = 1 / best, .seconds = best, .flops_share = c->vision_flops / best / c->matrix_flops};
+    *r = (struct result){
+        .tokens_s = 1 / best, .seconds = best, .flops_share = c->vision_flops / best / c->matrix_flops};
     snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
     return ok;
 }
@@ -369,11 +426,12 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
 static void print_result(const struct result *r, bool json, bool first)
 {
     if (json)
-        printf("%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f}", first ? "" : ",", r->name, r->tokens_s, r->seconds,
-               r->flops_share, r->read_share);
+        printf(
+            "%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f}",
+            first ? "" : ",", r->name, r->tokens_s, r->seconds, r->flops_share, r->read_share);
     else
-        printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of matrix peak   %5.1f %% of read bandwidth\n", r->name, r->tokens_s, r->seconds * 1e3, r->flops_share * 100,
-               r->read_share * 100);
+        printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of matrix peak   %5.1f %% of read bandwidth\n", r->name,
+               r->tokens_s, r->seconds * 1e3, r->flops_share * 100, r->read_share * 100);
     fflush(stdout);
 }
 
@@ -388,22 +446,31 @@ static int run(struct engine *e, const struct bench_args *a)
         fprintf(stderr, "kvasir bench: %s\n", err.msg);
         return 1;
     }
-    const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    const struct sampling_params greedy = {.top_p = 1,
+                                           .repetition_penalty = 1,
+                                           .logprobs = SAMPLING_NO_LOGPROBS,
+                                           .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     char threads[32] = ""; /* a GPU has none to speak of */
     if (c.threads) snprintf(threads, sizeof threads, "%u threads, ", c.threads);
     if (a->json)
-        printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
-               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
+        printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,"
+               "\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
+               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12,
+               c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
     else
-        printf("%s, %s, %s%s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: %.0f MB\n", a->shape ? a->shape : a->model, m->backend,
-               threads, m->dtype, c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
+        printf("%s, %s, %s%s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: "
+               "%.0f MB\n",
+               a->shape ? a->shape : a->model, m->backend, threads, m->dtype, c.matrix_flops * 1e-12,
+               c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
     bool ok = true, first = true;
     struct result r;
     for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
-        if ((ok = bench_prefill(e, &caps, &c, a, a->prefill[i], &greedy, &r))) print_result(&r, a->json, first);
+        if ((ok = bench_prefill(e, &caps, &c, a, a->prefill[i], &greedy, &r)))
+            print_result(&r, a->json, first);
     for (uint32_t i = 0; ok && i < a->decode_count; i++, first = false)
         if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r))) print_result(&r, a->json, first);
-    if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r))) print_result(&r, a->json, first);
+    if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r)))
+        print_result(&r, a->json, first);
     if (a->json) printf("]}\n");
     return ok ? 0 : 1;
 }

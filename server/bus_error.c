@@ -10,7 +10,9 @@
 static void on_bus_error(int signum, siginfo_t *info, void *context)
 {
     (void)context;
-    const char *parts[] = {"kvasir: ", stf_file_at(info->si_addr), ": can't be read: it was cut short while it was being loaded, or the disk has failed\n"};
+    const char *parts[] = {
+        "kvasir: ", stf_file_at(info->si_addr),
+        ": can't be read: it was cut short while it was being loaded, or the disk has failed\n"};
     if (!parts[1]) {
         signal(signum, SIG_DFL);
         raise(signum); /* on return; it may have been sent, so that nothing would fault again */

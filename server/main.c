@@ -1,4 +1,5 @@
-/* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed engine) that ends the process. */
+/* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed
+ * engine) that ends the process. */
 #include "config/base/log.h"
 #include "config/options.h"
 #include "engine/engine.h"
@@ -35,7 +36,8 @@ static bool is_checkpoint(const char *dir)
     return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
 }
 
-/* The checkpoint to serve: --model, or the demo model beside the sources or the installed program. malloc'd; NULL with err set. */
+/* The checkpoint to serve: --model, or the demo model beside the sources or the installed program. malloc'd;
+ * NULL with err set. */
 static char *model_find(const struct options *o, struct err *err)
 {
     if (o->model) {
@@ -43,8 +45,11 @@ static char *model_find(const struct options *o, struct err *err)
         if (stat(o->model, &st)) {
             (void)err_set(err, ST_NOT_FOUND, "--model %.200s: %s", o->model, strerror(errno));
         } else if (!is_checkpoint(o->model)) {
-            (void)err_set(err, ST_INVALID, "--model %.200s: %s; a checkpoint is a directory with config.json, tokenizer.json and safetensors files",
-                          o->model, S_ISDIR(st.st_mode) ? "there is no config.json in it" : "not a directory");
+            (void)err_set(err, ST_INVALID,
+                          "--model %.200s: %s; a checkpoint is a directory with config.json, tokenizer.json "
+                          "and safetensors files",
+                          o->model,
+                          S_ISDIR(st.st_mode) ? "there is no config.json in it" : "not a directory");
         } else {
             char *dir = strdup(o->model);
             if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
@@ -77,13 +82,16 @@ static int fail(const struct err *err)
 
 static enum status settings_check(const struct options *o, struct err *err)
 {
-    if (strcmp(o->quantize, "none") != 0) return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
+    if (strcmp(o->quantize, "none") != 0)
+        return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
     if (o->draft_model || o->draft_tokens)
-        return err_set(err, ST_UNSUPPORTED, "--draft-%s is not in this version", o->draft_model ? "model" : "tokens");
+        return err_set(err, ST_UNSUPPORTED, "--draft-%s is not in this version",
+                       o->draft_model ? "model" : "tokens");
     return ST_OK;
 }
 
-/* The worker pool decodes pictures and tokenizes: as many workers as cores, so that one large picture holds up none of the small requests. */
+/* The worker pool decodes pictures and tokenizes: as many workers as cores, so that one large picture holds
+ * up none of the small requests. */
 static void workers_set(void)
 {
     char text[16];
@@ -115,7 +123,8 @@ int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "help";
     bus_error_catch();
-    if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) return puts("kvasir " KVASIR_VERSION) < 0;
+    if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
+        return puts("kvasir " KVASIR_VERSION) < 0;
     if (strcmp(command, "bench") == 0) return bench_main(argc - 1, argv + 1);
     bool serve = strcmp(command, "serve") == 0;
     if (!serve && strcmp(command, "inspect") != 0) {

@@ -1,4 +1,5 @@
-/* Growable byte buffer with a mandatory ceiling. Not thread-safe. A failed append leaves the buffer as it was. */
+/* Growable byte buffer with a mandatory ceiling. Not thread-safe. A failed append leaves the buffer as it
+ * was. */
 #ifndef KVASIR_BUF_H
 #define KVASIR_BUF_H
 

@@ -1,4 +1,5 @@
-/* Overflow-checked arithmetic on sizes that come from a file or the network. Each returns true when the result did not fit. */
+/* Overflow-checked arithmetic on sizes that come from a file or the network. Each returns true when the
+ * result did not fit. */
 #ifndef KVASIR_CHECKED_H
 #define KVASIR_CHECKED_H
 

@@ -27,7 +27,9 @@ static enum status bad(struct parser *p, const char *what)
 
 static void skip_space(struct parser *p)
 {
-    while (p->at < p->len && (p->t[p->at] == ' ' || p->t[p->at] == '\n' || p->t[p->at] == '\r' || p->t[p->at] == '\t')) p->at++;
+    while (p->at < p->len &&
+           (p->t[p->at] == ' ' || p->t[p->at] == '\n' || p->t[p->at] == '\r' || p->t[p->at] == '\t'))
+        p->at++;
 }
 
 static enum status add_node(struct parser *p, enum json_kind kind, size_t at, size_t len, uint32_t *idx)
@@ -42,8 +44,8 @@ static enum status add_node(struct parser *p, enum json_kind kind, size_t at, si
         p->cap = cap;
     }
     if (idx) *idx = d->node_count;
-    d->nodes[d->node_count] =
-        (struct json_node){.next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};
+    d->nodes[d->node_count] = (struct json_node){
+        .next = d->node_count + 1, .len = (uint32_t)len, .kind = (uint8_t)kind, .at = (uint64_t)at};
     d->node_count++;
     return ST_OK;
 }
@@ -66,7 +68,8 @@ static enum status parse_string(struct parser *p)
         if (c == '\\') {
             escaped = true;
             p->at++;
-            if (p->at >= p->len || !strchr("\"\\/bfnrtu", p->t[p->at]) || p->t[p->at] == '\0') return bad(p, "bad escape");
+            if (p->at >= p->len || !strchr("\"\\/bfnrtu", p->t[p->at]) || p->t[p->at] == '\0')
+                return bad(p, "bad escape");
             if (p->t[p->at] == 'u') {
                 if (p->len - p->at < 5) return bad(p, "bad \\u escape");
                 for (int i = 1; i <= 4; i++) {
@@ -151,7 +154,8 @@ static enum status parse_value(struct parser *p)
         if (p->at >= p->len) return bad(p, "unexpected end");
         char c = p->t[p->at];
         if (c == '{' || c == '[') {
-            if (depth == DEPTH_MAX) return err_set(p->err, ST_TOO_LARGE, "%s: JSON nested too deeply", p->name);
+            if (depth == DEPTH_MAX)
+                return err_set(p->err, ST_TOO_LARGE, "%s: JSON nested too deeply", p->name);
             uint32_t idx;
             if ((st = add_node(p, c == '{' ? JSON_OBJECT : JSON_ARRAY, p->at, 0, &idx))) return st;
             p->at++;
@@ -235,7 +239,8 @@ enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *o
     } else if (!S_ISREG(sb.st_mode)) {
         st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
     } else if ((uint64_t)sb.st_size > max_bytes) {
-        st = err_set(err, ST_TOO_LARGE, "%s: %lld bytes, at most %zu are read", path, (long long)sb.st_size, max_bytes);
+        st = err_set(err, ST_TOO_LARGE, "%s: %lld bytes, at most %zu are read", path, (long long)sb.st_size,
+                     max_bytes);
     } else if (!(text = malloc((size_t)sb.st_size + 1))) {
         st = err_set(err, ST_NOMEM, "%s: out of memory", path);
     } else {
@@ -283,13 +288,15 @@ uint32_t json_get_live(const struct json_doc *d, uint32_t object, const char *ke
 
 uint32_t json_first(const struct json_doc *d, uint32_t container)
 {
-    if (container == JSON_NONE || d->nodes[container].kind < JSON_ARRAY || d->nodes[container].count == 0) return JSON_NONE;
+    if (container == JSON_NONE || d->nodes[container].kind < JSON_ARRAY || d->nodes[container].count == 0)
+        return JSON_NONE;
     return container + 1;
 }
 
 uint32_t json_at(const struct json_doc *d, uint32_t array, uint32_t idx)
 {
-    if (array == JSON_NONE || d->nodes[array].kind != JSON_ARRAY || idx >= d->nodes[array].count) return JSON_NONE;
+    if (array == JSON_NONE || d->nodes[array].kind != JSON_ARRAY || idx >= d->nodes[array].count)
+        return JSON_NONE;
     uint32_t n = array + 1;
     while (idx--) n = d->nodes[n].next;
     return n;
@@ -450,7 +457,8 @@ bool json_str_eq(const struct json_doc *d, uint32_t node, const char *s)
 {
     if (node == JSON_NONE || d->nodes[node].kind != JSON_STRING) return false;
     size_t n = strlen(s), len;
-    if (!d->nodes[node].escaped) return d->nodes[node].len == n && memcmp(d->text + d->nodes[node].at, s, n) == 0;
+    if (!d->nodes[node].escaped)
+        return d->nodes[node].len == n && memcmp(d->text + d->nodes[node].at, s, n) == 0;
     char *copy = json_str_dup(d, node, &len);
     bool eq = copy && len == n && memcmp(copy, s, n) == 0;
     free(copy);

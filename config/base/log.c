@@ -50,7 +50,8 @@ void log_msg(enum log_level level, const char *fmt, ...)
     if (m > 0) n += (size_t)m;
     if (n > sizeof line - 2) n = sizeof line - 2;
     for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)line[i] < 0x20) line[i] = ' '; /* one event stays one line, whatever a client wrote */
+        if ((unsigned char)line[i] < 0x20)
+            line[i] = ' '; /* one event stays one line, whatever a client wrote */
     }
     line[n++] = '\n';
     ssize_t w = write(STDERR_FILENO, line, n);

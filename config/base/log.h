@@ -1,4 +1,5 @@
-/* One line per event on stderr: time, level, then key=value text. Thread-safe (one write per line). Prompts and images only at debug. */
+/* One line per event on stderr: time, level, then key=value text. Thread-safe (one write per line). Prompts
+ * and images only at debug. */
 #ifndef KVASIR_LOG_H
 #define KVASIR_LOG_H
 
@@ -13,8 +14,8 @@ bool log_level_parse(const char *name, enum log_level *out);
 void log_msg(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_msg(LOG_ERROR, __VA_ARGS__)
-#define log_warn(...) log_msg(LOG_WARN, __VA_ARGS__)
-#define log_info(...) log_msg(LOG_INFO, __VA_ARGS__)
+#define log_warn(...)  log_msg(LOG_WARN, __VA_ARGS__)
+#define log_info(...)  log_msg(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_msg(LOG_DEBUG, __VA_ARGS__)
 
 #endif

@@ -1,5 +1,6 @@
-/* The one style of errors: a status code returned by everything that can fail, and a fixed-size message filled once, where the fault is
- * known. Leaf library: includes nothing of ours, allocates nothing, safe on any thread. */
+/* The one style of errors: a status code returned by everything that can fail, and a fixed-size message
+ * filled once, where the fault is known. Leaf library: includes nothing of ours, allocates nothing, safe on
+ * any thread. */
 #ifndef KVASIR_STATUS_H
 #define KVASIR_STATUS_H
 
@@ -24,10 +25,13 @@ struct err {
 
 #define KV_MUST_CHECK __attribute__((warn_unused_result))
 
-/* Writes the message (err may be NULL) and returns st, so that a fault is one line: return err_set(err, ST_FORMAT, "...", ...); */
-enum status err_set(struct err *err, enum status st, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Writes the message (err may be NULL) and returns st, so that a fault is one line: return err_set(err,
+ * ST_FORMAT, "...", ...); */
+enum status err_set(struct err *err, enum status st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Puts "prefix: " before the message that is already there. Returns st. */
-enum status err_prefix(struct err *err, enum status st, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+enum status err_prefix(struct err *err, enum status st, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* "invalid", "too large" ...: for logs. Never NULL. */
 const char *status_name(enum status st);
 

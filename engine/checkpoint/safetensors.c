@@ -1,10 +1,12 @@
-/* See safetensors.h. A file is: u64 little-endian header length, that many bytes of JSON, then the tensors' bytes without holes:
+/* See safetensors.h. A file is: u64 little-endian header length, that many bytes of JSON, then the tensors'
+ * bytes without holes:
  *
- *   | len | {"name": {"dtype": "BF16", "shape": [2,3], "data_offsets": [begin, end]}, ..., "__metadata__": {...}} | bytes 0..end
+ *   | len | {"name": {"dtype": "BF16", "shape": [2,3], "data_offsets": [begin, end]}, ..., "__metadata__":
+ * {...}} | bytes 0..end
  * |
  *
- * The reference reader's rules are kept: the header is at most 100 MB, tensors sorted by offset follow each other exactly, and
- * the last one ends where the file does. */
+ * The reference reader's rules are kept: the header is at most 100 MB, tensors sorted by offset follow each
+ * other exactly, and the last one ends where the file does. */
 #include "engine/checkpoint/safetensors.h"
 
 #include "config/base/checked.h"
@@ -42,9 +44,10 @@ static const struct {
     const char *name;
     uint32_t bytes;
 } DTYPES[] = {
-    [STF_F64] = {"F64", 8},   [STF_F32] = {"F32", 4},         [STF_F16] = {"F16", 2},         [STF_BF16] = {"BF16", 2},
-    [STF_I64] = {"I64", 8},   [STF_I32] = {"I32", 4},         [STF_I16] = {"I16", 2},         [STF_I8] = {"I8", 1},
-    [STF_U64] = {"U64", 8},   [STF_U32] = {"U32", 4},         [STF_U16] = {"U16", 2},         [STF_U8] = {"U8", 1},
+    [STF_F64] = {"F64", 8},   [STF_F32] = {"F32", 4},         [STF_F16] = {"F16", 2},
+    [STF_BF16] = {"BF16", 2}, [STF_I64] = {"I64", 8},         [STF_I32] = {"I32", 4},
+    [STF_I16] = {"I16", 2},   [STF_I8] = {"I8", 1},           [STF_U64] = {"U64", 8},
+    [STF_U32] = {"U32", 4},   [STF_U16] = {"U16", 2},         [STF_U8] = {"U8", 1},
     [STF_BOOL] = {"BOOL", 1}, [STF_F8_E4M3] = {"F8_E4M3", 1}, [STF_F8_E5M2] = {"F8_E5M2", 1},
 };
 
@@ -80,16 +83,14 @@ const struct stf_tensor *stf_find(const struct stf_files *f, const char *name)
         size_t mid = lo + (hi - lo) / 2;
         int c = strcmp(f->tensors[mid].name, name);
         if (c == 0) return &f->tensors[mid];
-        if (c < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
+        if (c < 0) lo = mid + 1;
+        else hi = mid;
     }
     return NULL;
 }
 
-/* Page-aligned part of a tensor's bytes: outwards for a wish to read, inwards for a wish to drop (neighbours may still be
- * needed). */
+/* Page-aligned part of a tensor's bytes: outwards for a wish to read, inwards for a wish to drop (neighbours
+ * may still be needed). */
 static void advise(const struct stf_files *f, const struct stf_tensor *t, int advice, bool inwards)
 {
     const struct mapped *m = &f->files[t->file];
@@ -124,15 +125,18 @@ static enum status add_tensor(struct stf_files *f, const struct stf_tensor *t, s
 }
 
 /* Reads one entry of the header; `body` is where tensor bytes begin, of which there are body_len. */
-static enum status parse_tensor(const struct json_doc *d, uint32_t node, const char *file, const char *body, size_t body_len,
-                                struct stf_tensor *t, struct err *err)
+static enum status parse_tensor(const struct json_doc *d, uint32_t node, const char *file, const char *body,
+                                size_t body_len, struct stf_tensor *t, struct err *err)
 {
-    uint32_t dtype = json_get(d, node, "dtype"), shape = json_get(d, node, "shape"), offsets = json_get(d, node, "data_offsets");
+    uint32_t dtype = json_get(d, node, "dtype"), shape = json_get(d, node, "shape"),
+             offsets = json_get(d, node, "data_offsets");
     uint32_t k = 0;
     while (k < sizeof DTYPES / sizeof DTYPES[0] && !json_str_eq(d, dtype, DTYPES[k].name)) k++;
-    if (k == sizeof DTYPES / sizeof DTYPES[0]) return err_set(err, ST_FORMAT, "%s: tensor %s has no known dtype", file, t->name);
+    if (k == sizeof DTYPES / sizeof DTYPES[0])
+        return err_set(err, ST_FORMAT, "%s: tensor %s has no known dtype", file, t->name);
     t->dtype = (enum stf_dtype)k;
-    if (json_kind(d, shape) != JSON_ARRAY) return err_set(err, ST_FORMAT, "%s: tensor %s has no shape", file, t->name);
+    if (json_kind(d, shape) != JSON_ARRAY)
+        return err_set(err, ST_FORMAT, "%s: tensor %s has no shape", file, t->name);
     if (json_count(d, shape) > STF_RANK_MAX)
         return err_set(err, ST_FORMAT, "%s: tensor %s has %u dimensions, at most %u are read", file, t->name,
                        json_count(d, shape), STF_RANK_MAX);
@@ -146,15 +150,17 @@ static enum status parse_tensor(const struct json_doc *d, uint32_t node, const c
         t->shape[t->rank++] = dim;
     }
     uint64_t begin, end;
-    if (json_kind(d, offsets) != JSON_ARRAY || json_count(d, offsets) != 2 || !json_uint(d, json_at(d, offsets, 0), &begin) ||
-        !json_uint(d, json_at(d, offsets, 1), &end) || end < begin)
+    if (json_kind(d, offsets) != JSON_ARRAY || json_count(d, offsets) != 2 ||
+        !json_uint(d, json_at(d, offsets, 0), &begin) || !json_uint(d, json_at(d, offsets, 1), &end) ||
+        end < begin)
         return err_set(err, ST_FORMAT, "%s: tensor %s has no valid data_offsets", file, t->name);
     if (end > body_len)
-        return err_set(err, ST_FORMAT, "%s: tensor %s ends at byte %llu of the data, the file has %zu (is it truncated?)", file,
-                       t->name, (unsigned long long)end, body_len);
+        return err_set(err, ST_FORMAT,
+                       "%s: tensor %s ends at byte %llu of the data, the file has %zu (is it truncated?)",
+                       file, t->name, (unsigned long long)end, body_len);
     if (end - begin != bytes)
-        return err_set(err, ST_FORMAT, "%s: tensor %s occupies %llu bytes, its shape and dtype need %zu", file, t->name,
-                       (unsigned long long)(end - begin), bytes);
+        return err_set(err, ST_FORMAT, "%s: tensor %s occupies %llu bytes, its shape and dtype need %zu",
+                       file, t->name, (unsigned long long)(end - begin), bytes);
     t->bytes = bytes;
     t->data = body + begin;
     return ST_OK;
@@ -173,8 +179,8 @@ static int by_name(const void *a, const void *b)
 }
 
 /* Tensors [first, count) are those of one file: they must tile its data exactly. */
-static enum status check_tiling(struct stf_files *f, size_t first, const char *file, const char *body, size_t body_len,
-                                struct err *err)
+static enum status check_tiling(struct stf_files *f, size_t first, const char *file, const char *body,
+                                size_t body_len, struct err *err)
 {
     if (f->count > first) qsort(f->tensors + first, f->count - first, sizeof *f->tensors, by_address);
     size_t at = 0;
@@ -182,33 +188,38 @@ static enum status check_tiling(struct stf_files *f, size_t first, const char *f
         const struct stf_tensor *t = &f->tensors[i];
         size_t begin = (size_t)((const char *)t->data - body);
         if (begin != at)
-            return err_set(err, ST_FORMAT, "%s: tensor %s begins at byte %zu of the data, the one before it ends at %zu", file,
-                           t->name, begin, at);
+            return err_set(err, ST_FORMAT,
+                           "%s: tensor %s begins at byte %zu of the data, the one before it ends at %zu",
+                           file, t->name, begin, at);
         at = begin + (size_t)t->bytes;
     }
     if (at != body_len)
-        return err_set(err, ST_FORMAT, "%s: tensors end at byte %zu of the data, the file has %zu", file, at, body_len);
+        return err_set(err, ST_FORMAT, "%s: tensors end at byte %zu of the data, the file has %zu", file, at,
+                       body_len);
     return ST_OK;
 }
 
 static enum status parse_header(struct stf_files *f, uint32_t file, struct err *err)
 {
     const struct mapped *m = &f->files[file];
-    if (m->len < 8) return err_set(err, ST_FORMAT, "%s: %zu bytes are too few for a safetensors file", m->name, m->len);
+    if (m->len < 8)
+        return err_set(err, ST_FORMAT, "%s: %zu bytes are too few for a safetensors file", m->name, m->len);
     uint64_t header = 0;
     for (int i = 0; i < 8; i++) header |= (uint64_t)((const uint8_t *)m->map)[i] << (8 * i);
     if (header > HEADER_BYTES_MAX)
-        return err_set(err, ST_FORMAT, "%s: header of %llu bytes, at most %u are read (not a safetensors file?)", m->name,
+        return err_set(err, ST_FORMAT,
+                       "%s: header of %llu bytes, at most %u are read (not a safetensors file?)", m->name,
                        (unsigned long long)header, HEADER_BYTES_MAX);
     if (header > m->len - 8)
-        return err_set(err, ST_FORMAT, "%s: header of %llu bytes in a file of %zu (is it truncated?)", m->name,
-                       (unsigned long long)header, m->len);
+        return err_set(err, ST_FORMAT, "%s: header of %llu bytes in a file of %zu (is it truncated?)",
+                       m->name, (unsigned long long)header, m->len);
     const char *text = (const char *)m->map + 8, *body = text + header;
     size_t body_len = m->len - 8 - (size_t)header, first = f->count;
     struct json_doc d = {0};
     enum status st = json_parse(text, (size_t)header, m->name, &d, err);
     if (st) return st;
-    if (json_kind(&d, 0) != JSON_OBJECT) st = err_set(err, ST_FORMAT, "%s: the header is not a JSON object", m->name);
+    if (json_kind(&d, 0) != JSON_OBJECT)
+        st = err_set(err, ST_FORMAT, "%s: the header is not a JSON object", m->name);
     uint32_t key = json_first(&d, 0);
     for (uint32_t n = st ? 0 : json_count(&d, 0); n > 0 && !st; n--) {
         uint32_t value = json_next(&d, key), next = json_next(&d, value);
@@ -216,8 +227,7 @@ static enum status parse_header(struct stf_files *f, uint32_t file, struct err *
             size_t len;
             struct stf_tensor t = {.file = file};
             char *name = json_str_dup(&d, key, &len);
-            if (!name)
-                st = err_set(err, ST_NOMEM, "%s: out of memory", m->name);
+            if (!name) st = err_set(err, ST_NOMEM, "%s: out of memory", m->name);
             else if (strlen(name) != len || len == 0)
                 st = err_set(err, ST_FORMAT, "%s: a tensor's name is empty or holds a NUL", m->name);
             t.name = name;
@@ -263,7 +273,8 @@ const char *stf_file_at(const void *address)
 {
     for (uint32_t i = 0; i < FILES_MAX; i++) {
         uintptr_t begin = atomic_load(&mappings[i].begin), at = (uintptr_t)address;
-        if (begin && at >= begin && at - begin < atomic_load(&mappings[i].len)) return atomic_load(&mappings[i].name);
+        if (begin && at >= begin && at - begin < atomic_load(&mappings[i].len))
+            return atomic_load(&mappings[i].name);
     }
     return NULL;
 }
@@ -284,12 +295,11 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
     if (fd < 0) return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
     struct stat sb;
     enum status st = ST_OK;
-    if (fstat(fd, &sb) != 0)
-        st = err_set(err, ST_IO, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(sb.st_mode))
-        st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
+    if (fstat(fd, &sb) != 0) st = err_set(err, ST_IO, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(sb.st_mode)) st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
     else if (sb.st_size < 8)
-        st = err_set(err, ST_FORMAT, "%s: %lld bytes are too few for a safetensors file", path, (long long)sb.st_size);
+        st = err_set(err, ST_FORMAT, "%s: %lld bytes are too few for a safetensors file", path,
+                     (long long)sb.st_size);
     if (!st) {
         void *p = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
@@ -329,10 +339,10 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The distinct shard names of the index, sorted; each must be a plain file name. On error the names so far are still the
- * caller's. */
-static enum status shard_names(const struct json_doc *d, uint32_t map, const char *path, char ***out, uint32_t *count,
-                               struct err *err)
+/* The distinct shard names of the index, sorted; each must be a plain file name. On error the names so far
+ * are still the caller's. */
+static enum status shard_names(const struct json_doc *d, uint32_t map, const char *path, char ***out,
+                               uint32_t *count, struct err *err)
 {
     uint32_t n = json_count(d, map), key = json_first(d, map);
     if (json_kind(d, map) != JSON_OBJECT || n == 0) return err_set(err, ST_FORMAT, "%s: no weight_map", path);
@@ -345,26 +355,26 @@ static enum status shard_names(const struct json_doc *d, uint32_t map, const cha
         char *name = json_str_dup(d, value, &len);
         if (!name) return err_set(err, ST_FORMAT, "%s: a value of weight_map is not a file name", path);
         names[(*count)++] = name;
-        if (len == 0 || strlen(name) != len || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        if (len == 0 || strlen(name) != len || strchr(name, '/') || strcmp(name, ".") == 0 ||
+            strcmp(name, "..") == 0)
             return err_set(err, ST_FORMAT, "%s: \"%s\" is not a plain file name", path, name);
         key = json_next(d, value);
     }
     qsort(names, *count, sizeof *names, by_text);
     uint32_t kept = 1;
     for (uint32_t i = 1; i < *count; i++) {
-        if (strcmp(names[i], names[kept - 1]) == 0)
-            free(names[i]);
-        else
-            names[kept++] = names[i];
+        if (strcmp(names[i], names[kept - 1]) == 0) free(names[i]);
+        else names[kept++] = names[i];
     }
     *count = kept;
-    if (kept > FILES_MAX) return err_set(err, ST_TOO_LARGE, "%s: %u shards, at most %u are read", path, kept, FILES_MAX);
+    if (kept > FILES_MAX)
+        return err_set(err, ST_TOO_LARGE, "%s: %u shards, at most %u are read", path, kept, FILES_MAX);
     return ST_OK;
 }
 
 /* Every tensor of the index must stand in a shard, and in the one that the index names. */
-static enum status check_index(const struct stf_files *f, const struct json_doc *d, uint32_t map, const char *path,
-                               struct err *err)
+static enum status check_index(const struct stf_files *f, const struct json_doc *d, uint32_t map,
+                               const char *path, struct err *err)
 {
     uint32_t key = json_first(d, map);
     for (uint32_t n = json_count(d, map); n > 0; n--) {
@@ -375,10 +385,10 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
         const struct stf_tensor *t = stf_find(f, name);
         const char *base = t ? strrchr(stf_file_name(f, t), '/') : NULL;
         enum status st = ST_OK;
-        if (!t)
-            st = err_set(err, ST_FORMAT, "%s: tensor %s stands in no shard", path, name);
+        if (!t) st = err_set(err, ST_FORMAT, "%s: tensor %s stands in no shard", path, name);
         else if (!json_str_eq(d, value, base ? base + 1 : stf_file_name(f, t)))
-            st = err_set(err, ST_FORMAT, "%s: tensor %s stands in %s, not where the index says", path, name, stf_file_name(f, t));
+            st = err_set(err, ST_FORMAT, "%s: tensor %s stands in %s, not where the index says", path, name,
+                         stf_file_name(f, t));
         free(name);
         if (st) return st;
         key = json_next(d, value);
@@ -391,7 +401,8 @@ static enum status open_shards(struct stf_files *f, const char *dir, const char 
     struct json_doc d = {0};
     enum status st = json_doc_load(path, INDEX_BYTES_MAX, &d, err);
     if (st == ST_NOT_FOUND)
-        return err_set(err, ST_NOT_FOUND, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+        return err_set(err, ST_NOT_FOUND,
+                       "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
     if (st) return st;
     uint32_t map = json_get(&d, 0, "weight_map"), count = 0;
     char **names = NULL;
@@ -424,10 +435,8 @@ enum status stf_open(const char *dir, struct stf_files **out, struct err *err)
     }
     free(single);
     free(index);
-    if (st)
-        stf_close(f);
-    else
-        *out = f;
+    if (st) stf_close(f);
+    else *out = f;
     return st;
 }
 
@@ -437,10 +446,8 @@ enum status stf_open_file(const char *path, struct stf_files **out, struct err *
     if (!f) return err_set(err, ST_NOMEM, "%s: out of memory", path);
     enum status st = add_file(f, strdup(path), err);
     if (!st) st = sort_names(f, err);
-    if (st)
-        stf_close(f);
-    else
-        *out = f;
+    if (st) stf_close(f);
+    else *out = f;
     return st;
 }
 

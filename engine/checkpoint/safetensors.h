@@ -1,7 +1,7 @@
-/* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json names. Files are
- * mapped read-only; every dtype, shape and offset is checked against the file before anything is handed out, so a tensor's bytes
- * can be read without further checks. Knows nothing of models. Immutable after open except for the paging hints; any thread may
- * read. */
+/* The tensors of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json
+ * names. Files are mapped read-only; every dtype, shape and offset is checked against the file before
+ * anything is handed out, so a tensor's bytes can be read without further checks. Knows nothing of models.
+ * Immutable after open except for the paging hints; any thread may read. */
 #ifndef KVASIR_SAFETENSORS_H
 #define KVASIR_SAFETENSORS_H
 
@@ -36,13 +36,15 @@ struct stf_tensor {
     uint32_t rank;                /* 0 = a scalar */
     uint64_t shape[STF_RANK_MAX]; /* row-major, outermost first */
     uint64_t bytes;               /* product of shape times the dtype's size */
-    const void *data;             /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
-    uint32_t file;                /* index of the file that it stands in */
+    const void
+        *data; /* [bytes] in the mapping; aligned as the file has it: read with memcpy or unaligned loads */
+    uint32_t file; /* index of the file that it stands in */
 };
 
 struct stf_files;
 
-/* ST_NOT_FOUND: no such file (named); ST_FORMAT: a header, an offset or the index is wrong (file, tensor and numbers named). */
+/* ST_NOT_FOUND: no such file (named); ST_FORMAT: a header, an offset or the index is wrong (file, tensor and
+ * numbers named). */
 enum status stf_open(const char *dir, struct stf_files **out, struct err *err) KV_MUST_CHECK;
 /* One file by its path. */
 enum status stf_open_file(const char *path, struct stf_files **out, struct err *err) KV_MUST_CHECK;
@@ -55,11 +57,12 @@ const char *stf_file_name(const struct stf_files *f, const struct stf_tensor *t)
 const char *stf_dtype_name(enum stf_dtype d);
 uint64_t stf_bytes(const struct stf_files *f); /* of all tensors */
 
-/* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): a file that is cut short,
- * or a disk that fails, while its bytes are read. */
+/* The path of the file that is mapped at `address`; NULL: none. For a SIGBUS handler (async-signal-safe): a
+ * file that is cut short, or a disk that fails, while its bytes are read. */
 const char *stf_file_at(const void *address);
 
-/* All values as float32 into dst [elements]; false (nothing written) for a dtype other than F32, BF16 and F16. */
+/* All values as float32 into dst [elements]; false (nothing written) for a dtype other than F32, BF16 and
+ * F16. */
 bool stf_to_f32(const struct stf_tensor *t, float *dst);
 
 /* Paging hints: the tensor will be read soon; its pages may go. */

@@ -1,5 +1,6 @@
-/* See weights.h. One walk over the description serves both passes: the survey (names, shapes and sizes from the headers; records
- * the reading order) and the load (packs, in that order, with read-ahead in front and released pages behind). */
+/* See weights.h. One walk over the description serves both passes: the survey (names, shapes and sizes from
+ * the headers; records the reading order) and the load (packs, in that order, with read-ahead in front and
+ * released pages behind). */
 #include "engine/checkpoint/weights.h"
 
 #include "config/base/assert.h"
@@ -36,7 +37,8 @@ struct loader {
     struct weights_progress progress;
     size_t ahead, at; /* next tensor of the plan to ask for; next to be read */
     uint64_t ahead_bytes, done_bytes, digest;
-    uint16_t *made_up;         /* [made_up_count] bf16 values that every tensor is taken from when there are no files */
+    uint16_t
+        *made_up; /* [made_up_count] bf16 values that every tensor is taken from when there are no files */
     struct stf_tensor made[6]; /* the tensors of one weight */
     uint32_t made_count;
     float *host;        /* [slab_floats] image of the slab */
@@ -76,15 +78,16 @@ static int by_canonical(const void *a, const void *b)
     return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
 }
 
-/* What checkpoints carry along and no version of the model reads: tables that can be computed, and the pooling head of SigLIP's own tower. (A copy
- * of the embedding as the tied head is no surprise either.) */
+/* What checkpoints carry along and no version of the model reads: tables that can be computed, and the
+ * pooling head of SigLIP's own tower. (A copy of the embedding as the tied head is no surprise either.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids"};
     size_t len = strlen(name);
     for (size_t i = 0; i < 2; i++) {
         size_t n = strlen(ends[i]);
-        if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.')) return true;
+        if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
+            return true;
     }
     return strstr(name, "vision_tower.vision_model.head.") != NULL;
 }
@@ -117,19 +120,21 @@ static enum status build_map(struct loader *ld)
     if (ld->map_count) qsort(ld->map, ld->map_count, sizeof *ld->map, by_canonical);
     for (size_t i = 1; i < ld->map_count; i++)
         if (strcmp(ld->map[i - 1].name, ld->map[i].name) == 0)
-            return err_set(ld->err, ST_FORMAT, "tensors %s and %s are the same part of the model (%s)", ld->map[i - 1].t->name,
-                           ld->map[i].t->name, ld->map[i].name);
+            return err_set(ld->err, ST_FORMAT, "tensors %s and %s are the same part of the model (%s)",
+                           ld->map[i - 1].t->name, ld->map[i].t->name, ld->map[i].name);
     return ST_OK;
 }
 
-/* "text.layers.#.mlp.up_proj", 7, ".weight" -> "text.layers.7.mlp.up_proj.weight"; a second '#' is the expert. */
-static void expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix, char out[DESC_NAME_MAX])
+/* "text.layers.#.mlp.up_proj", 7, ".weight" -> "text.layers.7.mlp.up_proj.weight"; a second '#' is the
+ * expert. */
+static void expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
+                   char out[DESC_NAME_MAX])
 {
     size_t at = 0;
     uint32_t number = layer;
     for (const char *s = stem; *s; s++) {
-        int n =
-            *s == '#' ? snprintf(out + at, DESC_NAME_MAX - at, "%u", number) : snprintf(out + at, DESC_NAME_MAX - at, "%c", *s);
+        int n = *s == '#' ? snprintf(out + at, DESC_NAME_MAX - at, "%u", number)
+                          : snprintf(out + at, DESC_NAME_MAX - at, "%c", *s);
         ASSERT(n > 0 && (size_t)n < DESC_NAME_MAX - at);
         at += (size_t)n;
         if (*s == '#') number = expert;
@@ -167,17 +172,20 @@ static const struct stf_tensor *make_up(struct loader *ld, uint32_t rank, const 
     return t;
 }
 
-/* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a fault. */
-static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
-                                     uint32_t rank, const uint64_t *shape)
+/* Everything that reading a tensor entails apart from its bytes: found, shape, dtype, counted. NULL after a
+ * fault. */
+static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
+                                     const char *suffix, uint32_t rank, const uint64_t *shape)
 {
     if (ld->st) return NULL;
     if (!ld->files) return make_up(ld, rank, shape);
     struct named key;
     expand(stem, layer, expert, suffix, key.name);
-    struct named *m = ld->map_count ? bsearch(&key, ld->map, ld->map_count, sizeof *ld->map, by_canonical) : NULL;
+    struct named *m =
+        ld->map_count ? bsearch(&key, ld->map, ld->map_count, sizeof *ld->map, by_canonical) : NULL;
     if (!m) {
-        ld->st = err_set(ld->err, ST_FORMAT, "the checkpoint has no tensor %s (in any known layout)", key.name);
+        ld->st =
+            err_set(ld->err, ST_FORMAT, "the checkpoint has no tensor %s (in any known layout)", key.name);
         return NULL;
     }
     const struct stf_tensor *t = m->t;
@@ -185,12 +193,13 @@ static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32
         char have[96], want[96];
         shape_text(t->shape, t->rank, have, sizeof have);
         shape_text(shape, rank, want, sizeof want);
-        ld->st = err_set(ld->err, ST_FORMAT, "tensor %s has shape [%s], config.json implies [%s]", t->name, have, want);
+        ld->st = err_set(ld->err, ST_FORMAT, "tensor %s has shape [%s], config.json implies [%s]", t->name,
+                         have, want);
         return NULL;
     }
     if (t->dtype != STF_F32 && t->dtype != STF_BF16 && t->dtype != STF_F16) {
-        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s is stored as %s; F32, BF16 and F16 are served", t->name,
-                         stf_dtype_name(t->dtype));
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s is stored as %s; F32, BF16 and F16 are served",
+                         t->name, stf_dtype_name(t->dtype));
         return NULL;
     }
     if (ld->survey) {
@@ -234,9 +243,10 @@ static void after_read(struct loader *ld, const struct stf_tensor *t)
 
 /* ---- one weight, one vector ---- */
 
-/* f32 vector of n values (any shape), in the slab; `plus` is added to each. NULL for a stem of NULL: the family has none. */
-static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t rank,
-                           const uint64_t *shape, float plus)
+/* f32 vector of n values (any shape), in the slab; `plus` is added to each. NULL for a stem of NULL: the
+ * family has none. */
+static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                           uint32_t rank, const uint64_t *shape, float plus)
 {
     if (!stem) return NULL;
     const struct stf_tensor *t = take(ld, stem, layer, 0, suffix, rank, shape);
@@ -253,7 +263,8 @@ static const float *vector(struct loader *ld, const char *stem, uint32_t layer, 
     return ld->slab + at;
 }
 
-static const float *vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n, float plus)
+static const float *vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                            uint32_t n, float plus)
 {
     uint64_t shape[1] = {n};
     return vector(ld, stem, layer, suffix, 1, shape, plus);
@@ -272,12 +283,11 @@ struct linear_spec {
     uint64_t shape[STF_RANK_MAX];
 };
 
-static void finish_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t, uint32_t count,
-                        struct be_weight **out)
+static void finish_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
+                        uint32_t count, struct be_weight **out)
 {
     enum be_result r = ld->ops->weight_pack(ld->be, d, out);
-    if (r == BE_NOMEM)
-        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+    if (r == BE_NOMEM) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
     else if (r == BE_UNSUPPORTED)
         ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: no kernel for its shape", t[0]->name);
     else if (r != BE_OK)
@@ -292,10 +302,11 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
     struct be_weight_desc d = {.k = s->k, .src_count = s->part_count, .glu = s->glu};
     for (uint32_t i = 0; i < s->part_count; i++) {
         uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
-        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight", s->rank ? s->rank : 2,
-                        s->rank ? s->shape : plain);
+        t[count] = take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
+                        s->rank ? s->rank : 2, s->rank ? s->shape : plain);
         if (!t[count]) return;
-        d.src[i] = (struct be_weight_src){t[count]->data, be_type(t[count]->dtype), s->transposed, s->part[i].n};
+        d.src[i] =
+            (struct be_weight_src){t[count]->data, be_type(t[count]->dtype), s->transposed, s->part[i].n};
         total += s->part[i].n;
         count++;
     }
@@ -306,7 +317,8 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
         count++;
     }
     if (ld->survey) {
-        ld->survey->memory_bytes += (uint64_t)total * be_ld(s->k) * be_dtype_bytes(ld->act) + (s->bias ? 4ull * total : 0);
+        ld->survey->memory_bytes +=
+            (uint64_t)total * be_ld(s->k) * be_dtype_bytes(ld->act) + (s->bias ? 4ull * total : 0);
         return;
     }
     float *bias = NULL;
@@ -317,7 +329,8 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
             return;
         }
         uint32_t at = 0;
-        for (uint32_t i = 0; i < s->part_count; at += s->part[i].n, i++) (void)stf_to_f32(t[s->part_count + i], bias + at);
+        for (uint32_t i = 0; i < s->part_count; at += s->part[i].n, i++)
+            (void)stf_to_f32(t[s->part_count + i], bias + at);
     }
     d.bias = bias;
     before_read(ld);
@@ -326,10 +339,8 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
         /* The format does not align tensors; files almost always do. */
         if ((uintptr_t)t[i]->data % be_dtype_bytes(d.src[i].dtype) == 0) continue;
         moved[i] = malloc(t[i]->bytes ? (size_t)t[i]->bytes : 1);
-        if (!moved[i])
-            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[i]->name);
-        else
-            d.src[i].data = memcpy(moved[i], t[i]->data, (size_t)t[i]->bytes);
+        if (!moved[i]) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[i]->name);
+        else d.src[i].data = memcpy(moved[i], t[i]->data, (size_t)t[i]->bytes);
     }
     if (!ld->st) finish_pack(ld, &d, t, count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
@@ -338,8 +349,8 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
 
 /* ---- experts ---- */
 
-/* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs first) is a stretch
- * of every row, which weight_pack can't step over: it is copied out. */
+/* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs
+ * first) is a stretch of every row, which weight_pack can't step over: it is copied out. */
 struct fused {
     const struct stf_tensor *t;
     const char *slice; /* of the expert */
@@ -348,7 +359,8 @@ struct fused {
     bool in_out;
 };
 
-static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t first, uint32_t n, void **copy)
+static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t first, uint32_t n,
+                              void **copy)
 {
     size_t row = (size_t)n * f->elem;
     const char *from = f->slice + (f->in_out ? (size_t)first * f->elem : (size_t)first * f->k * f->elem);
@@ -359,16 +371,16 @@ static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t
         ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", f->t->name);
         return NULL;
     }
-    if (!f->in_out)
-        memcpy(*copy, from, bytes);
+    if (!f->in_out) memcpy(*copy, from, bytes);
     else
-        for (uint32_t r = 0; r < f->k; r++) memcpy((char *)*copy + r * row, from + (size_t)r * f->width * f->elem, row);
+        for (uint32_t r = 0; r < f->k; r++)
+            memcpy((char *)*copy + r * row, from + (size_t)r * f->width * f->elem, row);
     return *copy;
 }
 
 /* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
-static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k, uint32_t parts,
-                       uint32_t n, struct be_weight **out)
+static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k,
+                       uint32_t parts, uint32_t n, struct be_weight **out)
 {
     bool in_out = ld->desc->expert_layout == EXPERTS_IN_OUT;
     uint64_t wide = (uint64_t)parts * n, shape[3] = {experts, in_out ? k : wide, in_out ? wide : k};
@@ -381,11 +393,13 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     before_read(ld);
     size_t elem = be_dtype_bytes(be_type(t->dtype));
     for (uint32_t e = 0; e < experts && !ld->st; e++) {
-        struct fused f = {t, (const char *)t->data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
+        struct fused f = {t,     (const char *)t->data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem,
+                          in_out};
         struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
         void *copies[2] = {NULL};
         for (uint32_t p = 0; p < parts && !ld->st; p++)
-            d.src[p] = (struct be_weight_src){fused_part(ld, &f, p * n, n, &copies[p]), be_type(t->dtype), in_out, n};
+            d.src[p] = (struct be_weight_src){fused_part(ld, &f, p * n, n, &copies[p]), be_type(t->dtype),
+                                              in_out, n};
         if (!ld->st) finish_pack(ld, &d, &t, 0, &out[e]);
         free(copies[0]);
         free(copies[1]);
@@ -398,11 +412,13 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct desc_names *a = &ld->desc->names;
     const struct desc_layer *l = &ld->desc->layers[n];
     uint32_t c = ld->desc->hidden;
-    linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}}, &w->router);
+    linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}},
+           &w->router);
     if (!ld->survey && !ld->st) {
         w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
         w->expert_down = calloc(l->experts, sizeof *w->expert_down);
-        if (!w->expert_glu || !w->expert_down) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
+        if (!w->expert_glu || !w->expert_down)
+            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
     }
     if (ld->desc->expert_layout != EXPERTS_EACH) {
         walk_fused(ld, n, a->expert_gate_up, l->experts, c, 2, l->ff, w->expert_glu);
@@ -419,7 +435,9 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
                                      .part = {{a->expert_gate, l->ff}, {a->expert_up, l->ff}},
                                      .glu = true},
                ld->survey ? &none : &w->expert_glu[e]);
-        linear(ld, &(struct linear_spec){.layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
+        linear(ld,
+               &(struct linear_spec){
+                   .layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
                ld->survey ? &none : &w->expert_down[e]);
     }
 }
@@ -435,12 +453,17 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = vector1(ld, a->input_norm, n, ".weight", c, plus);
     linear(ld,
-           &(struct linear_spec){
-               .layer = n, .k = c, .part_count = 3, .part = {{a->q, q}, {a->k, kv}, {a->v, kv}}, .bias = l->qkv_bias},
+           &(struct linear_spec){.layer = n,
+                                 .k = c,
+                                 .part_count = 3,
+                                 .part = {{a->q, q}, {a->k, kv}, {a->v, kv}},
+                                 .bias = l->qkv_bias},
            &w->qkv);
     w->q_norm = vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     w->k_norm = vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
-    linear(ld, &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias}, &w->o);
+    linear(ld,
+           &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias},
+           &w->o);
     w->post_attn_norm = vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
     if (l->experts) {
@@ -448,22 +471,28 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     } else {
         linear(
             ld,
-            &(struct linear_spec){.layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
+            &(struct linear_spec){
+                .layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
             &w->glu);
-        linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}}, &w->down);
+        linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}},
+               &w->down);
     }
     w->post_mlp_norm = vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
 }
 
-static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2, uint32_t norm_width,
-                        struct vision_merger_weights *m)
+static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
+                        uint32_t norm_width, struct vision_merger_weights *m)
 {
     const struct desc_vision *v = &ld->desc->vision;
     uint32_t wide = v->hidden * v->merge * v->merge;
     m->norm = vector1(ld, norm, n, ".weight", norm_width, 0);
     m->norm_bias = v->rms ? NULL : vector1(ld, norm, n, ".bias", norm_width, 0);
-    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true}, &m->fc1);
-    linear(ld, &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
+    linear(ld,
+           &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true},
+           &m->fc1);
+    linear(ld,
+           &(struct linear_spec){
+               .layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
            &m->fc2);
 }
 
@@ -482,11 +511,16 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
         memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
     }
     linear(ld, &patch, &w->patch);
-    if (v->position) w->position = vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
+    if (v->position)
+        w->position =
+            vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
     for (uint32_t n = 0; n < v->layers; n++) {
         struct vision_layer_weights *l = &w->layers[n];
-        struct linear_spec qkv = {
-            .layer = n, .k = c, .part_count = 3, .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}}, .bias = true};
+        struct linear_spec qkv = {.layer = n,
+                                  .k = c,
+                                  .part_count = 3,
+                                  .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}},
+                                  .bias = true};
         if (v->qkv_fused) {
             qkv.part_count = 1;
             qkv.part[0].n = 3 * c;
@@ -494,45 +528,56 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
         l->norm1 = vector1(ld, v->names.norm1, n, ".weight", c, 0);
         l->norm1_bias = v->rms ? NULL : vector1(ld, v->names.norm1, n, ".bias", c, 0);
         linear(ld, &qkv, &l->qkv);
-        linear(ld, &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c}}, .bias = true}, &l->o);
+        linear(ld,
+               &(struct linear_spec){
+                   .layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c}}, .bias = true},
+               &l->o);
         l->norm2 = vector1(ld, v->names.norm2, n, ".weight", c, 0);
         l->norm2_bias = v->rms ? NULL : vector1(ld, v->names.norm2, n, ".bias", c, 0);
-        struct linear_spec fc1 = {.layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true};
+        struct linear_spec fc1 = {
+            .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true};
         if (v->mlp == VISION_GLU_SILU) {
             fc1.part_count = 2;
             fc1.part[1] = (struct part){v->names.up, v->ff};
             fc1.glu = true;
         }
         linear(ld, &fc1, &l->fc1);
-        linear(ld, &(struct linear_spec){.layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c}}, .bias = true},
+        linear(ld,
+               &(struct linear_spec){
+                   .layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c}}, .bias = true},
                &l->fc2);
     }
     if (v->end == VISION_MERGE) {
         walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
         for (uint32_t k = 0; k < v->tap_count; k++)
-            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge, &w->taps[k]);
+            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge,
+                        &w->taps[k]);
         return;
     }
     w->post_norm = vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
     w->post_norm_bias = vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
     w->soft_norm = vector1(ld, v->names.soft_norm, 0, ".weight", c, ld->desc->norm_plus_one ? 1.0f : 0.0f);
-    linear(
-        ld,
-        &(struct linear_spec){
-            .k = c, .part_count = 1, .part = {{v->names.projection, ld->desc->hidden}}, .whole_name = true, .transposed = true},
-        &w->projection);
+    linear(ld,
+           &(struct linear_spec){.k = c,
+                                 .part_count = 1,
+                                 .part = {{v->names.projection, ld->desc->hidden}},
+                                 .whole_name = true,
+                                 .transposed = true},
+           &w->projection);
 }
 
 static void walk(struct loader *ld, struct weights *w)
 {
     const struct model_desc *d = ld->desc;
-    linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}}, &w->embed);
+    linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
+           &w->embed);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
     w->final_norm = vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
-    if (d->tied)
-        w->head = w->embed;
+    if (d->tied) w->head = w->embed;
     else
-        linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}}, &w->head);
+        linear(ld,
+               &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
+               &w->head);
     if (d->has_vision) walk_vision(ld, &w->vision);
 }
 
@@ -540,7 +585,8 @@ static enum status alloc_layers(const struct model_desc *d, struct weights *w, s
 {
     w->layers = calloc(d->layer_count, sizeof *w->layers);
     w->vision.layers = d->has_vision ? calloc(d->vision.layers, sizeof *w->vision.layers) : NULL;
-    if (!w->layers || (d->has_vision && !w->vision.layers)) return err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    if (!w->layers || (d->has_vision && !w->vision.layers))
+        return err_set(err, ST_NOMEM, "out of memory for the list of layers");
     return ST_OK;
 }
 
@@ -560,7 +606,8 @@ enum status weights_survey(const struct stf_files *files, const struct model_des
         out->slab_floats = ld.slab_used;
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
-            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0)) note_ignored(out, ld.map[i].t->name);
+            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0))
+                note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);
     free(none.vision.layers);
@@ -596,9 +643,10 @@ static enum status make_values(struct loader *ld)
     return ST_OK;
 }
 
-enum status weights_load(const struct stf_files *files, const struct model_desc *desc, const struct weights_survey *survey,
-                         const struct be_ops *ops, struct backend *be, struct weights_progress progress, struct weights *out,
-                         uint64_t *identity, struct err *err)
+enum status weights_load(const struct stf_files *files, const struct model_desc *desc,
+                         const struct weights_survey *survey, const struct be_ops *ops, struct backend *be,
+                         struct weights_progress progress, struct weights *out, uint64_t *identity,
+                         struct err *err)
 {
     struct weights w = {0};
     struct loader ld = {.files = files,
@@ -612,9 +660,11 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
     size_t slab_bytes = (size_t)survey->slab_floats * sizeof(float);
     ld.st = build_map(&ld);
     if (!ld.st) ld.st = alloc_layers(desc, &w, err);
-    enum be_result r = ld.st || !(ld.host = malloc(slab_bytes)) ? BE_NOMEM : ops->alloc(be, slab_bytes, &w.slab);
+    enum be_result r =
+        ld.st || !(ld.host = malloc(slab_bytes)) ? BE_NOMEM : ops->alloc(be, slab_bytes, &w.slab);
     if (!ld.st && r == BE_DEVICE) ld.st = err_set(err, ST_DEVICE, "%s", ops->last_error(be));
-    if (!ld.st && r != BE_OK) ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
+    if (!ld.st && r != BE_OK)
+        ld.st = err_set(err, ST_NOMEM, "out of memory: %zu bytes for norms and positions", slab_bytes);
     if (!ld.st && !files) ld.st = make_values(&ld);
     if (!ld.st) {
         memset(ld.host, 0, slab_bytes);
@@ -639,7 +689,8 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
 
 /* ---- all packed weights, for release and for counting ---- */
 
-static void each_weight(const struct weights *w, const struct model_desc *d, void (*fn)(void *arg, struct be_weight *), void *arg)
+static void each_weight(const struct weights *w, const struct model_desc *d,
+                        void (*fn)(void *arg, struct be_weight *), void *arg)
 {
     if (w->embed) fn(arg, w->embed);
     if (w->head && w->head != w->embed) fn(arg, w->head);
@@ -687,7 +738,8 @@ static void count_one(void *arg, struct be_weight *w)
     v->bytes += v->ops->weight_bytes(w);
 }
 
-void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops, struct backend *be)
+void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops,
+                  struct backend *be)
 {
     struct visit v = {ops, be, 0};
     each_weight(w, desc, free_one, &v);
@@ -701,7 +753,8 @@ void weights_free(struct weights *w, const struct model_desc *desc, const struct
     *w = (struct weights){0};
 }
 
-uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops, uint64_t slab_floats)
+uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops,
+                       uint64_t slab_floats)
 {
     struct visit v = {ops, NULL, slab_floats * sizeof(float)};
     each_weight(w, desc, count_one, &v);

@@ -1,5 +1,5 @@
-/* A checkpoint's tensors, packed through the backend as a description wants them. Used by engine.c at load, read by decoder.c and
- * vision.c. Knows no family: names come from the description. Engine thread only. */
+/* A checkpoint's tensors, packed through the backend as a description wants them. Used by engine.c at load,
+ * read by decoder.c and vision.c. Knows no family: names come from the description. Engine thread only. */
 #ifndef KVASIR_WEIGHTS_H
 #define KVASIR_WEIGHTS_H
 
@@ -7,7 +7,8 @@
 #include "engine/checkpoint/safetensors.h"
 #include "kernels/backend.h"
 
-/* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description says so). */
+/* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description
+ * says so). */
 struct layer_weights {
     struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v */
     struct be_weight *o;                          /* [C, H D] */
@@ -15,8 +16,9 @@ struct layer_weights {
     struct be_weight *down;                       /* [C, ff] */
     struct be_weight *router;                     /* [E, C]; NULL without experts */
     struct be_weight **expert_glu, **expert_down; /* [E] of [2 ff, C] and [C, ff]; the lists are owned */
-    const float *input_norm, *post_attn_norm, *pre_mlp_norm, *post_mlp_norm; /* [C]; the post ones may be NULL */
-    const float *q_norm, *k_norm;                                            /* [D] or NULL */
+    const float *input_norm, *post_attn_norm, *pre_mlp_norm,
+        *post_mlp_norm;           /* [C]; the post ones may be NULL */
+    const float *q_norm, *k_norm; /* [D] or NULL */
 };
 struct vision_layer_weights {
     struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases; fc1 of a GLU: gate and up */
@@ -54,11 +56,13 @@ struct weights_survey {
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
     size_t count;
-    uint32_t ignored;        /* tensors of the files that nothing asks for, though they may have been meant to count */
+    uint32_t
+        ignored; /* tensors of the files that nothing asks for, though they may have been meant to count */
     char ignored_names[400]; /* of the first few, with commas between them */
 };
 /* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
- * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT names the tensor. */
+ * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT
+ * names the tensor. */
 enum status weights_survey(const struct stf_files *files, const struct model_desc *desc, enum be_dtype act,
                            struct weights_survey *out, struct err *err) KV_MUST_CHECK;
 void weights_survey_free(struct weights_survey *s);
@@ -68,11 +72,14 @@ struct weights_progress {
     void *arg;
 };
 /* *identity is a 64-bit digest of names, shapes and samples of the contents. On error *out is released. */
-enum status weights_load(const struct stf_files *files, const struct model_desc *desc, const struct weights_survey *survey,
-                         const struct be_ops *ops, struct backend *be, struct weights_progress progress, struct weights *out,
-                         uint64_t *identity, struct err *err) KV_MUST_CHECK;
-void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops, struct backend *be);
-uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops, uint64_t slab_floats);
+enum status weights_load(const struct stf_files *files, const struct model_desc *desc,
+                         const struct weights_survey *survey, const struct be_ops *ops, struct backend *be,
+                         struct weights_progress progress, struct weights *out, uint64_t *identity,
+                         struct err *err) KV_MUST_CHECK;
+void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops,
+                  struct backend *be);
+uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops,
+                       uint64_t slab_floats);
 
 /* a float as bf16 and back, round to nearest even; as f16 and back for finite values in range */
 float weights_round_bf16(float x);

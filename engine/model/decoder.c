@@ -1,6 +1,6 @@
-/* The decoder: runs what the description says over one ragged step. Only a queue of backend operations; no number is looked at
- * here. In the last layer only the rows whose logits are wanted go on after their keys and values are written: nobody reads the
- * others. */
+/* The decoder: runs what the description says over one ragged step. Only a queue of backend operations; no
+ * number is looked at here. In the last layer only the rows whose logits are wanted go on after their keys
+ * and values are written: nobody reads the others. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -15,7 +15,8 @@ static float *tail_resid(const struct engine *e)
 }
 
 /* Rows [from, to) of picture u, absolute positions, that lie in run r. */
-static bool use_rows(const struct engine_run *r, const struct engine_image_use *u, uint32_t *from, uint32_t *to)
+static bool use_rows(const struct engine_run *r, const struct engine_image_use *u, uint32_t *from,
+                     uint32_t *to)
 {
     uint32_t end = r->position + r->count;
     *from = u->begin > r->position ? u->begin : r->position;
@@ -24,12 +25,13 @@ static bool use_rows(const struct engine_run *r, const struct engine_image_use *
 }
 
 /* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
-static const float *feature_row(const struct engine *e, const struct engine_image_use *u, uint32_t part, uint32_t at,
-                                const struct engine_run *r)
+static const float *feature_row(const struct engine *e, const struct engine_image_use *u, uint32_t part,
+                                uint32_t at, const struct engine_run *r)
 {
     ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
     uint32_t first = u->begin;
-    if (FAULT(e->test_bugs, part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position) first = r->position;
+    if (FAULT(e->test_bugs, part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position)
+        first = r->position;
     return u->features->rows + ((size_t)part * u->features->tokens + (at - first)) * e->desc.hidden;
 }
 
@@ -51,12 +53,13 @@ static void copy_features(struct engine *e, const struct engine_batch *b)
 
 static void add_rows(struct engine *e, const float *x, float *resid, uint32_t t)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS, .t = t, .c = e->desc.hidden, .x = x, .residual = resid});
+    e->ops->norm(e->be, &(struct be_norm_args){
+                            .kind = BE_NORM_RMS, .t = t, .c = e->desc.hidden, .x = x, .residual = resid});
 }
 
 /* Faults in add_taps: what becomes of its rows [from, *to), which belong at *row of the step. */
-static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_image_use *u, uint32_t from,
-                       uint32_t *to, uint32_t *row)
+static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_image_use *u,
+                       uint32_t from, uint32_t *to, uint32_t *row)
 {
     if (FAULT(e->test_bugs, ENGINE_BUG_NO_TAPS) && u->begin < r->position) *to = from;
     if (FAULT(e->test_bugs, ENGINE_BUG_TAP_BATCH)) *row = from - r->position;
@@ -74,7 +77,9 @@ static void add_taps(struct engine *e, const struct engine_batch *b, uint32_t n)
             if (!use_rows(r, u, &from, &to)) continue;
             uint32_t row = first + from - r->position;
             if (FAULT(e->test_bugs, UINT32_MAX)) spoil_taps(e, r, u, from, &to, &row);
-            if (from < to) add_rows(e, feature_row(e, u, 1 + n, from, r), e->s.resid + (size_t)row * e->desc.hidden, to - from);
+            if (from < to)
+                add_rows(e, feature_row(e, u, 1 + n, from, r), e->s.resid + (size_t)row * e->desc.hidden,
+                         to - from);
         }
     }
 }
@@ -96,33 +101,34 @@ static void add_taps_to_wanted(struct engine *e, const struct engine_batch *b, u
 static void rope_tables(struct engine *e)
 {
     for (uint32_t i = 0; i < e->desc.rope_count; i++)
-        e->ops->rope(e->be,
-                     &(struct be_rope_args){.pos = e->step.rope_pos,
-                                            .t = e->step.t,
-                                            .axes = e->rope_axes,
-                                            .half = e->desc.ropes[i].dim / 2,
-                                            .inv_freq = e->inv_freq[i],
-                                            .axis = e->rope_axis[i],
-                                            .scaling = e->desc.ropes[i].attention ? (float)e->desc.ropes[i].attention : 1.0f,
-                                            .cos = e->s.cos[i],
-                                            .sin = e->s.sin[i]});
+        e->ops->rope(e->be, &(struct be_rope_args){.pos = e->step.rope_pos,
+                                                   .t = e->step.t,
+                                                   .axes = e->rope_axes,
+                                                   .half = e->desc.ropes[i].dim / 2,
+                                                   .inv_freq = e->inv_freq[i],
+                                                   .axis = e->rope_axis[i],
+                                                   .scaling = e->desc.ropes[i].attention
+                                                                  ? (float)e->desc.ropes[i].attention
+                                                                  : 1.0f,
+                                                   .cos = e->s.cos[i],
+                                                   .sin = e->s.sin[i]});
 }
 
 static enum be_epilogue gate_epilogue(enum desc_gate g)
 {
     switch (g) {
-    case GATE_GELU_TANH:
-        return BE_EPI_GLU_GELU_TANH;
-    case GATE_SILU:
-        return BE_EPI_GLU_SILU;
+    case GATE_GELU_TANH: return BE_EPI_GLU_GELU_TANH;
+    case GATE_SILU: return BE_EPI_GLU_SILU;
     }
     UNREACHABLE();
     return BE_EPI_GLU_GELU_TANH;
 }
 
-/* x += add, or rms(add, post) if there is a post norm, if there is something to add; h = rms(x, next), if there is a next norm.
+/* x += add, or rms(add, post) if there is a post norm, if there is something to add; h = rms(x, next), if
+ * there is a next norm.
  */
-static void add_and_norm(struct engine *e, uint32_t t, float *resid, const float *add, const float *post, const float *next)
+static void add_and_norm(struct engine *e, uint32_t t, float *resid, const float *add, const float *post,
+                         const float *next)
 {
     if (!add && !next) return;
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
@@ -137,36 +143,39 @@ static void add_and_norm(struct engine *e, uint32_t t, float *resid, const float
                                                .out_dtype = e->plan.act});
 }
 
-static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, enum be_epilogue epi, void *out)
+static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
+                   enum be_epilogue epi, void *out)
 {
     e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
-/* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the last layer run on
- * them alone. Returns the queries. */
+/* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the
+ * last layer run on them alone. Returns the queries. */
 static const void *narrow(struct engine *e, const struct desc_layer *l)
 {
     const struct step *st = &e->step;
     if (st->all_wanted) return e->s.q;
     size_t q_bytes = (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act);
-    e->ops->gather(e->be, &(struct be_gather_args){e->s.q, st->wanted_rows, st->wanted_count, q_bytes, e->s.qkv});
-    e->ops->gather(e->be, &(struct be_gather_args){e->s.resid, st->wanted_rows, st->wanted_count, e->desc.hidden * sizeof(float),
-                                                   e->s.tail_resid});
+    e->ops->gather(e->be,
+                   &(struct be_gather_args){e->s.q, st->wanted_rows, st->wanted_count, q_bytes, e->s.qkv});
+    e->ops->gather(e->be, &(struct be_gather_args){e->s.resid, st->wanted_rows, st->wanted_count,
+                                                   e->desc.hidden * sizeof(float), e->s.tail_resid});
     return e->s.qkv;
 }
 
-/* The stream takes a product: through the post norm where the family has one (then it waits in proj for add_and_norm, which gets
- * the returned address), else right away. */
-static const float *project(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, const float *post,
-                            float *resid)
+/* The stream takes a product: through the post norm where the family has one (then it waits in proj for
+ * add_and_norm, which gets the returned address), else right away. */
+static const float *project(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
+                            const float *post, float *resid)
 {
     linear(e, w, x, t, post ? BE_EPI_F32 : BE_EPI_ADD_F32, post ? e->s.proj : resid);
     return post ? e->s.proj : NULL;
 }
 
 /* s.h -> what is to be added to the stream, as project() says. */
-static const float *mlp(struct engine *e, const struct desc_layer *l, const struct layer_weights *w, uint32_t t, float *resid)
+static const float *mlp(struct engine *e, const struct desc_layer *l, const struct layer_weights *w,
+                        uint32_t t, float *resid)
 {
     struct decoder_scratch *s = &e->s;
     if (!l->experts) {
@@ -203,7 +212,8 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
     const struct step *st = &e->step;
     struct decoder_scratch *s = &e->s;
     e->ops->embed(e->be,
-                  &(struct be_embed_args){.w = e->w.embed, .ids = st->ids, .t = st->t, .scale = e->embed_scale, .out = s->resid});
+                  &(struct be_embed_args){
+                      .w = e->w.embed, .ids = st->ids, .t = st->t, .scale = e->embed_scale, .out = s->resid});
     copy_features(e, b);
     rope_tables(e);
     add_and_norm(e, st->t, s->resid, NULL, NULL, e->w.layers[0].input_norm);
@@ -234,20 +244,21 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
             t = st->tail.t;
             resid = tail_resid(e);
         }
-        e->ops->attn(
-            e->be,
-            &(struct be_attn_args){
-                .rows = rows, .heads = l->heads, .kv = kv, .q = q, .scale = l->scale, .softcap = l->softcap, .out = s->attn});
+        e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
+                                                   .heads = l->heads,
+                                                   .kv = kv,
+                                                   .q = q,
+                                                   .scale = l->scale,
+                                                   .softcap = l->softcap,
+                                                   .out = s->attn});
         const float *add = project(e, w->o, s->attn, t, w->post_attn_norm, resid);
         add_and_norm(e, t, resid, add, w->post_attn_norm, w->pre_mlp_norm);
         add = mlp(e, l, w, t, resid);
         const float *next = last ? NULL : e->w.layers[n + 1].input_norm;
         if (d->has_vision && n < d->vision.tap_count) {
             add_and_norm(e, t, resid, add, w->post_mlp_norm, NULL);
-            if (last)
-                add_taps_to_wanted(e, b, n);
-            else
-                add_taps(e, b, n);
+            if (last) add_taps_to_wanted(e, b, n);
+            else add_taps(e, b, n);
             add_and_norm(e, t, resid, NULL, NULL, next);
         } else {
             add_and_norm(e, t, resid, add, w->post_mlp_norm, next);

@@ -1,4 +1,5 @@
-/* Dispatch from a configuration to the file of its family; what only the checkpoint's tensors can tell. See model_desc.h. */
+/* Dispatch from a configuration to the file of its family; what only the checkpoint's tensors can tell. See
+ * model_desc.h. */
 #include "engine/model/model_desc.h"
 
 #include "config/base/log.h"
@@ -12,17 +13,12 @@ _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fi
 enum status model_describe(const struct hf_config *config, struct model_desc *out, struct err *err)
 {
     switch (config->family) {
-    case HF_GEMMA3:
-        return gemma3_describe(config, out, err);
+    case HF_GEMMA3: return gemma3_describe(config, out, err);
     case HF_QWEN2:
-    case HF_QWEN3:
-        return qwen_text_describe(config, out, err);
-    case HF_QWEN2_VL:
-        return qwen2_vl_describe(config, out, err);
-    case HF_QWEN2_5_VL:
-        return qwen2_5_vl_describe(config, out, err);
-    case HF_QWEN3_VL:
-        return qwen3_vl_describe(config, out, err);
+    case HF_QWEN3: return qwen_text_describe(config, out, err);
+    case HF_QWEN2_VL: return qwen2_vl_describe(config, out, err);
+    case HF_QWEN2_5_VL: return qwen2_5_vl_describe(config, out, err);
+    case HF_QWEN3_VL: return qwen3_vl_describe(config, out, err);
     }
     return err_set(err, ST_UNSUPPORTED, "model_type %s: no such family", config->model_type);
 }
@@ -57,8 +53,9 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
     }
     bool wide = matches(name, d->names.expert_gate_up, "");
     if (rank != 3 || (!wide && !matches(name, d->names.expert_down_all, ""))) return false;
-    /* A square says nothing, but then the other tensor does: both square would take 2I = C and I = C. (transformers decides
-     * tensor by tensor and would read a square one of a released file the wrong way round.) */
+    /* A square says nothing, but then the other tensor does: both square would take 2I = C and I = C.
+     * (transformers decides tensor by tensor and would read a square one of a released file the wrong way
+     * round.) */
     uint64_t out = wide ? 2 * i : c, in = wide ? c : i;
     if (out == in) return false;
     *layout = EXPERTS_OUT_IN;
@@ -68,7 +65,8 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
 }
 
 /* The tensor STEM.weight of the description; NULL: the files have none. */
-static const struct stf_tensor *find_weight(const struct model_desc *d, const struct stf_files *files, const char *stem)
+static const struct stf_tensor *find_weight(const struct model_desc *d, const struct stf_files *files,
+                                            const char *stem)
 {
     char name[DESC_NAME_MAX];
     for (size_t i = 0; i < stf_count(files); i++) {
@@ -83,15 +81,16 @@ static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
     return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
 }
 
-/* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of other values: the files
- * count, as in transformers (tie_weights). */
+/* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of
+ * other values: the files count, as in transformers (tie_weights). */
 static void settle_tie(struct model_desc *d, const struct stf_files *files)
 {
     const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,
                             *embed = head ? find_weight(d, files, d->names.embed) : NULL;
     if (!embed || !same_shape(head, embed)) return;
     if (head->dtype == embed->dtype && memcmp(head->data, embed->data, (size_t)head->bytes) == 0) return;
-    log_warn("config.json ties the head to the embedding, but %s differs from %s: not tied", head->name, embed->name);
+    log_warn("config.json ties the head to the embedding, but %s differs from %s: not tied", head->name,
+             embed->name);
     d->tied = false;
 }
 
@@ -102,7 +101,8 @@ void model_desc_settle(struct model_desc *d, const struct stf_files *files)
     if (files) settle_tie(d, files);
     for (size_t i = 0; files && i < stf_count(files); i++) {
         const struct stf_tensor *t = stf_at(files, i);
-        if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout)) continue;
+        if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout))
+            continue;
         d->expert_layout = layout;
         return; /* if others disagree, loading names them */
     }

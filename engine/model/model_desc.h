@@ -1,15 +1,13 @@
-/* A model as a description: what engine/model/decoder.c and engine/model/vision.c run, and which tensors engine/checkpoint/weights.c loads. A family's
- * file (engine/models/<family>.c) fills it from the checkpoint's configuration; nothing else knows a family. Plain data,
- * immutable after load.
+/* A model as a description: what engine/model/decoder.c and engine/model/vision.c run, and which tensors
+ * engine/checkpoint/weights.c loads. A family's file (engine/models/<family>.c) fills it from the
+ * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
- * One decoder layer, as the decoder runs it (x is the f32 residual stream; a norm whose name is NULL is left out):
- *   h = rms(x, input_norm)
- *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm))
- *   a = attention(q, keys, values visible under `window`)
- *   x += rms(a Wo (+ bias), post_attn_norm)
- *   h = rms(x, pre_mlp_norm)
- *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd   or, with experts, the weighted sum of that over the row's experts
- *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack) */
+ * One decoder layer, as the decoder runs it (x is the f32 residual stream; a norm whose name is NULL is left
+ * out): h = rms(x, input_norm) q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm)) a =
+ * attention(q, keys, values visible under `window`) x += rms(a Wo (+ bias), post_attn_norm) h = rms(x,
+ * pre_mlp_norm) x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd   or, with experts, the weighted
+ * sum of that over the row's experts x += tap n of the picture whose soft token the row is, for n <
+ * vision.tap_count (DeepStack) */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -29,9 +27,9 @@ enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range (specs qwen-vl 5.8)
- * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2; interleaved: i % 3 == a and
- * i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range (specs
+ * qwen-vl 5.8) Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1,
+ * else 2; interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 struct desc_rope {
     double theta, factor;
     uint32_t dim; /* = head_dim of the layers that use it */
@@ -57,15 +55,18 @@ struct desc_layer {
 /* How the experts' matrices are stored. */
 enum desc_experts {
     EXPERTS_EACH = 0, /* names with two '#' (layer, expert): gate, up [I, C], down [C, I] */
-    EXPERTS_IN_OUT,   /* one tensor for all: gate_up [E, C, 2I] (gate columns first), down [E, I, C]; whole names */
-    EXPERTS_OUT_IN,   /* one tensor for all: gate_up [E, 2I, C] (gate rows first), down [E, C, I]; whole names */
+    EXPERTS_IN_OUT,   /* one tensor for all: gate_up [E, C, 2I] (gate columns first), down [E, I, C]; whole
+                         names */
+    EXPERTS_OUT_IN,   /* one tensor for all: gate_up [E, 2I, C] (gate rows first), down [E, C, I]; whole names
+                       */
 };
 
-/* Names of a layer's tensors in canonical form; '#' stands for the layer's number. Stems: ".weight" or ".bias" is appended. NULL:
- * the family has no such tensor. */
+/* Names of a layer's tensors in canonical form; '#' stands for the layer's number. Stems: ".weight" or
+ * ".bias" is appended. NULL: the family has no such tensor. */
 struct desc_names {
     const char *embed, *head, *final_norm;
-    const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up, *down, *post_mlp_norm;
+    const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
+        *down, *post_mlp_norm;
     const char *router;                                /* stem */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
@@ -76,8 +77,8 @@ struct desc_names {
  *   each layer:  h += attn(N(h), 2-D rotary);  h += mlp(N(h))        N: LayerNorm with bias or RMS norm
  * then one of two ends:
  *   pool   (fixed size):  h = LN(h); mean over pool x pool cells; RMS norm; projection to the decoder's width
- *   merge  (any size; patches lie in runs of merge x merge that form a token): fc2(gelu_erf(fc1(N(h) of the run, concatenated)));
- *          the same, with a LayerNorm over the concatenation, after each layer in `taps`. */
+ *   merge  (any size; patches lie in runs of merge x merge that form a token): fc2(gelu_erf(fc1(N(h) of the
+ * run, concatenated))); the same, with a LayerNorm over the concatenation, after each layer in `taps`. */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU };
 struct desc_vision {
@@ -90,8 +91,8 @@ struct desc_vision {
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
     uint32_t depth;         /* frames per patch: a still picture is shown that often */
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
-    uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned); 0 with image_size:
-                               one row per patch */
+    uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned);
+                               0 with image_size: one row per patch */
     bool position;
     uint32_t window;         /* tokens per side of an attention window; 0 = a patch sees its whole frame */
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n sees the whole frame all the same */
@@ -99,8 +100,8 @@ struct desc_vision {
     uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
     uint32_t tokens;                         /* VISION_POOL: rows that come out */
     uint32_t merge;                          /* VISION_MERGE: patches per side of a token */
-    uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to the decoder's stream
-                                                after its layer k */
+    uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to
+                                                the decoder's stream after its layer k */
     struct {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
@@ -132,19 +133,22 @@ struct model_desc {
 };
 
 /* engine/models/<family>.c, by config.family. ST_UNSUPPORTED for what the family's file does not do. */
-enum status model_describe(const struct hf_config *config, struct model_desc *out, struct err *err) KV_MUST_CHECK;
+enum status model_describe(const struct hf_config *config, struct model_desc *out,
+                           struct err *err) KV_MUST_CHECK;
 void model_desc_free(struct model_desc *d);
 
-/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (model_describe leaves the released one),
- * and clears `tied` where the files hold a head that is not the embedding. files NULL: nothing. Call it before weights_survey. */
+/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (model_describe
+ * leaves the released one), and clears `tied` where the files hold a head that is not the embedding. files
+ * NULL: nothing. Call it before weights_survey. */
 struct stf_files;
 void model_desc_settle(struct model_desc *d, const struct stf_files *files);
-/* The layout that one tensor implies (canonical name); false: it implies none. Released Qwen3-VL-MoE files are EXPERTS_IN_OUT,
- * the same saved by transformers 5 EXPERTS_OUT_IN, Qwen3-MoE EXPERTS_EACH in both. */
+/* The layout that one tensor implies (canonical name); false: it implies none. Released Qwen3-VL-MoE files
+ * are EXPERTS_IN_OUT, the same saved by transformers 5 EXPERTS_OUT_IN, Qwen3-MoE EXPERTS_EACH in both. */
 bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,
                         enum desc_experts *layout);
 
-enum status gemma3_describe(const struct hf_config *config, struct model_desc *out, struct err *err) KV_MUST_CHECK;
+enum status gemma3_describe(const struct hf_config *config, struct model_desc *out,
+                            struct err *err) KV_MUST_CHECK;
 enum status qwen2_vl_describe(const struct hf_config *config, struct model_desc *out,
                               struct err *err) KV_MUST_CHECK; /* Qwen2-VL */
 enum status qwen2_5_vl_describe(const struct hf_config *config, struct model_desc *out,

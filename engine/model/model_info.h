@@ -1,4 +1,5 @@
-/* What a loaded checkpoint tells the server: names, special ids, how a picture is written into a prompt, defaults. Immutable after load. */
+/* What a loaded checkpoint tells the server: names, special ids, how a picture is written into a prompt,
+ * defaults. Immutable after load. */
 #ifndef KVASIR_MODEL_INFO_H
 #define KVASIR_MODEL_INFO_H
 
@@ -12,46 +13,47 @@
 /* Sampling defaults of generation_config.json; `has_*` tells what the file states. */
 struct model_generation_defaults {
     bool has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
-    bool do_sample;      /* false in the file -> greedy default */
+    bool do_sample; /* false in the file -> greedy default */
     bool has_do_sample;
     double temperature, top_p, min_p, repetition_penalty;
     uint32_t top_k;
 };
 
-/* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced (before tokenising) by
- * prefix + soft x tokens + suffix. */
+/* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced
+ * (before tokenising) by prefix + soft x tokens + suffix. */
 struct model_image_rule {
-    bool present;                /* the model takes pictures */
-    const char *marker;          /* "<start_of_image>" */
-    const char *prefix;          /* "\n\n<start_of_image>" */
-    const char *suffix;          /* "<end_of_image>\n\n" */
-    const char *soft;            /* text of the soft token */
-    uint32_t soft_id;            /* its id: never accepted from a client */
-    uint32_t tokens;             /* soft tokens per picture; 0: as its grid says (config.dynamic) */
+    bool present;       /* the model takes pictures */
+    const char *marker; /* "<start_of_image>" */
+    const char *prefix; /* "\n\n<start_of_image>" */
+    const char *suffix; /* "<end_of_image>\n\n" */
+    const char *soft;   /* text of the soft token */
+    uint32_t soft_id;   /* its id: never accepted from a client */
+    uint32_t tokens;    /* soft tokens per picture; 0: as its grid says (config.dynamic) */
     bool atomic;
-    bool grid;                   /* pictures have 3-D positions (struct prompt_grid) */
-    /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix + soft x tokens + suffix, each a picture of
-     * its own (Qwen3-VL); else one run of soft tokens for all frames, whose positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
+    bool grid; /* pictures have 3-D positions (struct prompt_grid) */
+    /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix +
+     * soft x tokens + suffix, each a picture of its own (Qwen3-VL); else one run of soft tokens for all
+     * frames, whose positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
     const char *video_marker, *video_prefix, *video_suffix, *video_soft;
     uint32_t video_soft_id;
     bool video_stamps;
     double tokens_per_second;
-    struct image_config config;  /* preprocessing */
+    struct image_config config; /* preprocessing */
 };
 
 struct model_info {
-    const char *family;        /* model_type */
-    const char *dir;           /* checkpoint directory as given */
-    const char *dtype;         /* "bf16", "f32": the compute type */
-    const char *backend;       /* kernel set, e.g. "cpu-amx" */
-    char fingerprint[16];      /* "fp_" + 10 hex: weights identity, version, dtype, kernel set */
-    uint64_t parameters;       /* weights count */
+    const char *family;   /* model_type */
+    const char *dir;      /* checkpoint directory as given */
+    const char *dtype;    /* "bf16", "f32": the compute type */
+    const char *backend;  /* kernel set, e.g. "cpu-amx" */
+    char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, dtype, kernel set */
+    uint64_t parameters;  /* weights count */
     uint64_t weight_bytes;
     uint32_t vocab_size;
     uint32_t context_max;
     uint32_t eos_ids[MODEL_EOS_MAX];
     uint32_t eos_count;
-    uint32_t bos_id;           /* UINT32_MAX = none */
+    uint32_t bos_id; /* UINT32_MAX = none */
     struct model_generation_defaults generation;
     struct model_image_rule image;
 };

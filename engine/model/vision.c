@@ -1,13 +1,14 @@
-/* The vision tower: runs the description's tower over one picture, a few layers at a time. Only a queue of backend operations.
- * Attention uses the same paged kernel as the decoder, over one layer's worth of keys and values in blocks 0, 1, 2...; who sees
- * whom is an interval of rows per row (vision_geometry.c). */
+/* The vision tower: runs the description's tower over one picture, a few layers at a time. Only a queue of
+ * backend operations. Attention uses the same paged kernel as the decoder, over one layer's worth of keys and
+ * values in blocks 0, 1, 2...; who sees whom is an interval of rows per row (vision_geometry.c). */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
 
 #include <math.h>
 
-static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t, enum be_epilogue epi, void *out)
+static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
+                   enum be_epilogue epi, void *out)
 {
     e->ops->linear(e->be, &(struct be_linear_args){.w = w, .x = x, .t = t, .epilogue = epi, .out = out});
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
@@ -19,8 +20,8 @@ static enum be_norm_kind norm_kind(const struct desc_vision *d)
 }
 
 /* N(x) of t rows of c floats; dense: f32 without padding. */
-static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float *weight, const float *bias, void *out,
-                 bool dense)
+static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float *weight, const float *bias,
+                 void *out, bool dense)
 {
     e->ops->norm(e->be, &(struct be_norm_args){.kind = norm_kind(&e->desc.vision),
                                                .t = t,
@@ -51,8 +52,7 @@ static bool embed_positions(struct engine *e, struct engine_features *f)
                                                                      .t = frame,
                                                                      .c = d->hidden,
                                                                      .out = f->resid});
-        else
-            e->ops->copy(e->be, f->resid + i * stride, f->resid, stride * sizeof(float));
+        else e->ops->copy(e->be, f->resid + i * stride, f->resid, stride * sizeof(float));
     }
     return true;
 }
@@ -64,18 +64,20 @@ static void embed_patches(struct engine *e, struct engine_features *f)
     const struct image_u8 *p = &f->pixels;
     uint32_t shown = p->frames ? d->depth : 1; /* frames that make one row of patches in time */
     size_t bytes = (size_t)p->width * p->height * 3;
-    size_t stride = (size_t)f->grid_h * f->grid_w * be_ld(3ull * d->depth * d->patch * d->patch) * be_dtype_bytes(e->plan.act);
+    size_t stride = (size_t)f->grid_h * f->grid_w * be_ld(3ull * d->depth * d->patch * d->patch) *
+                    be_dtype_bytes(e->plan.act);
     for (uint32_t i = 0; i < f->frames; i++) {
         e->ops->upload(e->be, f->rgb, p->rgb + i * shown * bytes, shown * bytes);
-        e->ops->patchify(e->be, &(struct be_patchify_args){.rgb = f->rgb,
-                                                           .width = p->width,
-                                                           .height = p->height,
-                                                           .patch = d->patch,
-                                                           .lut = e->v.lut,
-                                                           .out = (char *)f->patch_rows + i * stride,
-                                                           .depth = d->depth,
-                                                           .frame_stride = shown > 1 ? bytes : 0,
-                                                           .order = d->end == VISION_MERGE ? f->order : NULL});
+        e->ops->patchify(e->be,
+                         &(struct be_patchify_args){.rgb = f->rgb,
+                                                    .width = p->width,
+                                                    .height = p->height,
+                                                    .patch = d->patch,
+                                                    .lut = e->v.lut,
+                                                    .out = (char *)f->patch_rows + i * stride,
+                                                    .depth = d->depth,
+                                                    .frame_stride = shown > 1 ? bytes : 0,
+                                                    .order = d->end == VISION_MERGE ? f->order : NULL});
     }
     image_u8_free(&f->pixels);
     bool add = embed_positions(e, f);
@@ -85,19 +87,17 @@ static void embed_patches(struct engine *e, struct engine_features *f)
 static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
 {
     switch (m) {
-    case VISION_GELU_TANH:
-        return BE_EPI_GELU_TANH;
-    case VISION_QUICK_GELU:
-        return BE_EPI_QUICK_GELU;
-    case VISION_GLU_SILU:
-        return BE_EPI_GLU_SILU;
+    case VISION_GELU_TANH: return BE_EPI_GELU_TANH;
+    case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
+    case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
     }
     UNREACHABLE();
     return BE_EPI_GELU_TANH;
 }
 
 /* Rows [row, row + n) of all rows of a picture; n is f->piece, or what is left of it at the end. */
-static struct be_rows some_rows(const struct engine_features *f, const struct be_rows *all, uint32_t row, uint32_t n)
+static struct be_rows some_rows(const struct engine_features *f, const struct be_rows *all, uint32_t row,
+                                uint32_t n)
 {
     struct be_rows r = *all;
     r.t = n;
@@ -113,14 +113,15 @@ static bool sees_frame(const struct desc_vision *d, uint32_t layer)
     return !d->window || (d->full_layers[layer / 8 % sizeof d->full_layers] >> layer % 8 & 1);
 }
 
-/* One piece of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in the unit of
- * VISION_SLICE. */
+/* One piece of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in the
+ * unit of VISION_SLICE. */
 static uint64_t run_piece(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->desc.vision;
     const struct vision_layer_weights *w = &e->w.vision.layers[f->layers_done];
     struct vision_scratch *v = &e->v;
-    uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row, t = left < f->piece ? left : f->piece;
+    uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row,
+             t = left < f->piece ? left : f->piece;
     bool whole = sees_frame(d, f->layers_done);
     struct be_kv kv = {f->kv, 0, d->heads, head_dim};
     struct be_rows rows = some_rows(f, whole ? &f->whole : &f->windowed, row, t);
@@ -150,7 +151,8 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
         norm(e, resid, t, d->hidden, w->norm2, w->norm2_bias, v->h, false);
         linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
         linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, resid);
-        uint64_t side = (uint64_t)d->window * d->merge, keys = whole ? (uint64_t)f->grid_h * f->grid_w : side * side;
+        uint64_t side = (uint64_t)d->window * d->merge,
+                 keys = whole ? (uint64_t)f->grid_h * f->grid_w : side * side;
         cost = (uint64_t)t * (VISION_ROW_KEYS - VISION_ROW_KEYS / 4 + keys);
     }
     f->row += t;
@@ -167,8 +169,10 @@ static void finish_pool(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->desc.vision;
     struct vision_scratch *v = &e->v;
-    norm(e, f->resid, f->patches, d->hidden, e->w.vision.post_norm, e->w.vision.post_norm_bias, f->dense, true);
-    e->ops->pool(e->be, &(struct be_pool_args){f->dense, f->grid_h, f->grid_w, d->pool, d->hidden, f->pooled});
+    norm(e, f->resid, f->patches, d->hidden, e->w.vision.post_norm, e->w.vision.post_norm_bias, f->dense,
+         true);
+    e->ops->pool(e->be,
+                 &(struct be_pool_args){f->dense, f->grid_h, f->grid_w, d->pool, d->hidden, f->pooled});
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = f->tokens,
                                                .c = d->hidden,
@@ -200,7 +204,9 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
         linear(e, w->fc1, v->h, t, BE_EPI_GELU_ERF, v->attn);
         linear(e, w->fc2, v->attn, t, BE_EPI_F32, to + (size_t)first * c);
     }
-    if (f->token_row) e->ops->gather(e->be, &(struct be_gather_args){f->pooled, f->token_row, f->tokens, c * sizeof(float), out});
+    if (f->token_row)
+        e->ops->gather(e->be,
+                       &(struct be_gather_args){f->pooled, f->token_row, f->tokens, c * sizeof(float), out});
 }
 
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
@@ -213,13 +219,13 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
     f->embedded = true;
     while (f->layers_done < last && (!layers || spent < most)) {
         spent += run_piece(e, f);
-        if (f->row || f->attending || f->taps_done == d->tap_count || d->taps[f->taps_done] + 1 != f->layers_done) continue;
+        if (f->row || f->attending || f->taps_done == d->tap_count ||
+            d->taps[f->taps_done] + 1 != f->layers_done)
+            continue;
         merge(e, f, 1 + f->taps_done++);
     }
     if (f->layers_done < d->layers) return;
-    if (d->end == VISION_POOL)
-        finish_pool(e, f);
-    else
-        merge(e, f, 0);
+    if (d->end == VISION_POOL) finish_pool(e, f);
+    else merge(e, f, 0);
     f->done = true;
 }

@@ -1,9 +1,11 @@
-/* What the vision tower has to know of one picture besides its pixels: how many patches and tokens it has, in which order they
- * run through the tower, which of them see each other, their 2-D rotary angles and their places in the table of positions. Host
- * arithmetic and uploads; no layer is run here. Formulas: specs qwen-vl 3.1, 3.3, 3.6, 3.7 and transformers vision_utils.py.
+/* What the vision tower has to know of one picture besides its pixels: how many patches and tokens it has, in
+ * which order they run through the tower, which of them see each other, their 2-D rotary angles and their
+ * places in the table of positions. Host arithmetic and uploads; no layer is run here. Formulas: specs
+ * qwen-vl 3.1, 3.3, 3.6, 3.7 and transformers vision_utils.py.
  *
- * Order of rows in the tower: frame by frame; inside a frame token by token (window by window where the tower has windows, else
- * in raster order); inside a token its merge x merge patches in raster order. A tower that pools has merge 1: plain raster order.
+ * Order of rows in the tower: frame by frame; inside a frame token by token (window by window where the tower
+ * has windows, else in raster order); inside a token its merge x merge patches in raster order. A tower that
+ * pools has merge 1: plain raster order.
  */
 #include "engine/internal.h"
 
@@ -30,26 +32,32 @@ uint32_t vision_patches_max(const struct engine *e)
     return n > UINT32_MAX / 64 ? UINT32_MAX / 64 : (uint32_t)n;
 }
 
-enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f, struct err *err)
+enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
+                           struct err *err)
 {
     const struct desc_vision *d = &e->desc.vision;
     uint32_t unit = d->patch * merge_of(d), frames = pixels->frames ? pixels->frames : d->depth;
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
-                       pixels->height, d->image_size, d->image_size);
-    if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit || frames % d->depth)
         return err_set(err, ST_INVALID,
-                       "a picture of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
-                       pixels->width, pixels->height, frames, unit);
+                       "a picture of %u x %u pixels was not prepared for this model (%u x %u)", pixels->width,
+                       pixels->height, d->image_size, d->image_size);
+    if (!pixels->width || !pixels->height || pixels->width % unit || pixels->height % unit ||
+        frames % d->depth)
+        return err_set(
+            err, ST_INVALID,
+            "a picture of %u x %u pixels and %u frames was not prepared for this model (multiples of %u)",
+            pixels->width, pixels->height, frames, unit);
     f->frames = frames / d->depth;
     f->grid_h = pixels->height / d->patch;
     f->grid_w = pixels->width / d->patch;
     size_t patches;
     bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
     uint64_t tokens = d->end == VISION_POOL ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
-    if (!ok || tokens > context || patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
-        return err_set(err, ST_TOO_LARGE, "a picture of %u x %u pixels takes more tokens than the context holds (%u)",
+    if (!ok || tokens > context ||
+        patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
+        return err_set(err, ST_TOO_LARGE,
+                       "a picture of %u x %u pixels takes more tokens than the context holds (%u)",
                        pixels->width, pixels->height, e->plan.context_max);
     f->patches = (uint32_t)patches;
     f->tokens = (uint32_t)tokens;
@@ -58,9 +66,10 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
 
 /* ---- order ---- */
 
-/* One frame's tokens in tower order -> raster index of each; window_end[i]: token index behind the window that i lies in. */
-static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, uint32_t *token, uint32_t *window_begin,
-                         uint32_t *window_end)
+/* One frame's tokens in tower order -> raster index of each; window_end[i]: token index behind the window
+ * that i lies in. */
+static void order_tokens(const struct desc_vision *d, uint32_t h, uint32_t w, uint32_t *token,
+                         uint32_t *window_begin, uint32_t *window_end)
 {
     uint32_t side = d->window ? d->window : (h > w ? h : w), n = 0;
     for (uint32_t y0 = 0; y0 < h; y0 += side) {
@@ -93,10 +102,11 @@ static void axis_taps(uint32_t index, uint32_t size, uint32_t side, uint32_t tap
 /* Offsets in bytes of the parts of f->work. One walk counts, the same walk lays out. */
 struct layout {
     size_t resid, cos, sin, index, bytes;
-    size_t words;               /* of the index part */
-    size_t area;                /* bytes from here on: q and kv, or what else needs room before and behind the layers */
+    size_t words; /* of the index part */
+    size_t area;  /* bytes from here on: q and kv, or what else needs room before and behind the layers */
     size_t kv, patches, pooled; /* bytes within the area */
-    size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows, table_weights; /* words */
+    size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
+        table_weights; /* words */
 };
 
 static size_t reserve(size_t *used, size_t n)
@@ -131,14 +141,19 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.index = reserve(&used, l.words);
     l.area = used * 4;
     /* Three uses of one stretch of memory, none of which outlives its part of the work. */
-    size_t act = be_dtype_bytes(e->plan.act), layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    size_t act = be_dtype_bytes(e->plan.act),
+           layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
     l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
-    size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS * ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
+    size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
+                             ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
     l.patches = (frame * d->patch * d->patch * 3 * d->depth + 63) / 64 * 64; /* behind rgb */
     size_t end = l.patches + n * be_ld(3ull * d->depth * d->patch * d->patch) * act;
     if (end > most) most = end;
     l.pooled = d->end == VISION_POOL ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
-    end = l.pooled + 4 * (size_t)f->tokens * (d->end == VISION_POOL ? d->hidden : d->window ? e->desc.hidden : 0);
+    end = l.pooled + 4 * (size_t)f->tokens *
+                         (d->end == VISION_POOL ? d->hidden
+                          : d->window           ? e->desc.hidden
+                                                : 0);
     if (end > most) most = end;
     l.bytes = l.area + most;
     return l;
@@ -148,11 +163,13 @@ uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
 {
     const struct desc_vision *d = &e->desc.vision;
     uint32_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens;
-    struct engine_features f = {.frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
+    struct engine_features f = {
+        .frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
     return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->desc.hidden * sizeof(float);
 }
 
-/* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what takes the time. */
+/* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what
+ * takes the time. */
 static uint32_t piece_of(const struct engine *e, const struct engine_features *f)
 {
     uint64_t rows = VISION_SLICE / (VISION_ROW_KEYS + (uint64_t)f->grid_h * f->grid_w) / 32 * 32;
@@ -161,14 +178,15 @@ static uint32_t piece_of(const struct engine *e, const struct engine_features *f
     return rows < f->patches ? (uint32_t)rows : f->patches;
 }
 
-static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l, uint32_t *w,
-                       const uint32_t *token)
+static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l,
+                       uint32_t *w, const uint32_t *token)
 {
     const struct desc_vision *d = &e->desc.vision;
     uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
     for (uint32_t i = 0; i < per_frame; i++) {
         for (uint32_t k = 0; k < m * m; k++) {
-            uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m, n = i * m * m + k;
+            uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m,
+                     n = i * m * m + k;
             w[l->order + n] = row * f->grid_w + column;
             if (!d->position_side) continue;
             uint32_t ty[2], tx[2];
@@ -184,8 +202,8 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
     }
 }
 
-static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l, uint32_t *w,
-                      const uint32_t *window_begin, const uint32_t *window_end)
+static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l,
+                      uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
     const struct desc_vision *d = &e->desc.vision;
     uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
@@ -207,10 +225,12 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
     w[l->seq_row + 3] = f->patches % f->piece; /* of the last piece, where it is smaller */
     size_t layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
     uint32_t unit = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
-    for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++) w[l->table + b] = b * unit;
+    for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++)
+        w[l->table + b] = b * unit;
 }
 
-static struct be_rows rows_at(const struct engine_features *f, const struct layout *l, const uint32_t *dev, bool windowed)
+static struct be_rows rows_at(const struct engine_features *f, const struct layout *l, const uint32_t *dev,
+                              bool windowed)
 {
     return (struct be_rows){.t = f->patches,
                             .seq_count = 1,
@@ -240,7 +260,8 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     order_tokens(d, f->grid_h / m, f->grid_w / m, token, begin, end);
     fill_frame(e, f, &l, w, token);
     fill_rows(e, f, &l, w, begin, end);
-    for (uint32_t i = 0; d->window && i < f->tokens; i++) w[l.token_row + i / per_frame * per_frame + token[i % per_frame]] = i;
+    for (uint32_t i = 0; d->window && i < f->tokens; i++)
+        w[l.token_row + i / per_frame * per_frame + token[i % per_frame]] = i;
     uint32_t *base = f->work, *dev = base + l.index;
     e->ops->upload(e->be, dev, w, l.words * sizeof *w);
     free(w);
@@ -261,15 +282,16 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     if (d->rope_theta > 0) {
         f->cos = (float *)base + l.cos;
         f->sin = (float *)base + l.sin;
-        e->ops->rope(e->be, &(struct be_rope_args){.pos = (const int32_t *)(dev + l.rope), /* below 2^24: the same bits */
-                                                   .t = f->patches,
-                                                   .axes = 3, /* row, column, none */
-                                                   .half = d->hidden / d->heads / 2,
-                                                   .inv_freq = e->v.rope_freq,
-                                                   .axis = e->v.rope_axis,
-                                                   .scaling = 1.0f,
-                                                   .cos = f->cos,
-                                                   .sin = f->sin});
+        e->ops->rope(e->be, &(struct be_rope_args){
+                                .pos = (const int32_t *)(dev + l.rope), /* below 2^24: the same bits */
+                                .t = f->patches,
+                                .axes = 3, /* row, column, none */
+                                .half = d->hidden / d->heads / 2,
+                                .inv_freq = e->v.rope_freq,
+                                .axis = e->v.rope_axis,
+                                .scaling = 1.0f,
+                                .cos = f->cos,
+                                .sin = f->sin});
     }
     return ST_OK;
 }

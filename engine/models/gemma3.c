@@ -1,5 +1,6 @@
-/* Gemma 3 (text 270M, 1B; text and pictures 4B, 12B, 27B; their fine-tunes): config.json -> description. Formulas and names:
- * transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside the line that gets it right. */
+/* Gemma 3 (text 270M, 1B; text and pictures 4B, 12B, 27B; their fine-tunes): config.json -> description.
+ * Formulas and names: transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside
+ * the line that gets it right. */
 #include "engine/model/model_desc.h"
 
 #include <math.h>
@@ -14,14 +15,15 @@ static const char *after(const char *s, const char *prefix)
 }
 
 /* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
- *   A  language_model.model.X   vision_tower.vision_model.Y   multi_modal_projector.Z   language_model.lm_head.weight
- *   B  model.language_model.X   model.vision_tower.[..].Y     model.multi_modal_projector.Z   lm_head.weight
- *   C  model.X                                                                                lm_head.weight
- * Canonical: text.X, vision.Y, projector.Z, head.weight. */
+ *   A  language_model.model.X   vision_tower.vision_model.Y   multi_modal_projector.Z
+ * language_model.lm_head.weight B  model.language_model.X   model.vision_tower.[..].Y
+ * model.multi_modal_projector.Z   lm_head.weight C  model.X lm_head.weight Canonical: text.X, vision.Y,
+ * projector.Z, head.weight. */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     const char *s = name, *rest = after(name, "model."), *x;
-    if (rest && (after(rest, "language_model.") || after(rest, "vision_tower.") || after(rest, "multi_modal_projector.")))
+    if (rest && (after(rest, "language_model.") || after(rest, "vision_tower.") ||
+                 after(rest, "multi_modal_projector.")))
         s = rest;
     const char *part = "text.";
     if ((x = after(s, "vision_tower."))) {
@@ -31,7 +33,8 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
         part = "vision.";
     } else if ((x = after(s, "multi_modal_projector."))) {
         part = "projector.";
-    } else if ((x = after(s, "language_model.model.")) || (x = after(s, "language_model.")) || (x = after(s, "model."))) {
+    } else if ((x = after(s, "language_model.model.")) || (x = after(s, "language_model.")) ||
+               (x = after(s, "model."))) {
         if (after(x, "lm_head.")) {
             x += strlen("lm_head.");
             part = "head.";
@@ -51,8 +54,9 @@ static void describe_layer(const struct hf_text *t, uint32_t n, struct desc_laye
     *l = (struct desc_layer){
         .heads = t->num_attention_heads,
         .kv_heads = t->num_key_value_heads,
-        .head_dim = t->head_dim,                                /* never hidden_size / heads: 4B has 2560 / 8 = 320 but 256 */
-        .scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)), /* not head_dim^-0.5: 27B has head_dim 128 and scale 168^-0.5 */
+        .head_dim = t->head_dim, /* never hidden_size / heads: 4B has 2560 / 8 = 320 but 256 */
+        .scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)), /* not head_dim^-0.5: 27B has head_dim 128 and
+                                                                   scale 168^-0.5 */
         .softcap = (float)t->attn_logit_softcapping,
         .window = sliding ? t->sliding_window : 0,
         .rope = sliding ? 1 : 0,
@@ -119,7 +123,9 @@ enum status gemma3_describe(const struct hf_config *c, struct model_desc *out, s
         .context_max = t->max_position_embeddings,
         .rope_count = 2,
         .ropes = {{.theta = t->rope[HF_FULL].theta, .factor = t->rope[HF_FULL].factor, .dim = t->head_dim},
-                  {.theta = t->rope[HF_SLIDING].theta, .factor = t->rope[HF_SLIDING].factor, .dim = t->head_dim}},
+                  {.theta = t->rope[HF_SLIDING].theta,
+                   .factor = t->rope[HF_SLIDING].factor,
+                   .dim = t->head_dim}},
         .norm_eps = (float)t->rms_norm_eps,
         .norm_plus_one = true,
         .embed_scale = sqrt((double)t->hidden_size),

@@ -1,5 +1,6 @@
-/* The decoder of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of the text side of their vision models: config.json -> description.
- * Formulas and names: transformers models/qwen2, qwen3, qwen3_moe, qwen2_vl, qwen3_vl_moe; specs qwen-vl 2, 5, 6. */
+/* The decoder of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of the text side of their vision models:
+ * config.json -> description. Formulas and names: transformers models/qwen2, qwen3, qwen3_moe, qwen2_vl,
+ * qwen3_vl_moe; specs qwen-vl 2, 5, 6. */
 #include "engine/models/qwen.h"
 
 #include <math.h>
@@ -16,15 +17,16 @@ static const char *after(const char *s, const char *prefix)
 }
 
 /* The layouts in the wild:
- *   A  model.X                  visual.Y         lm_head.weight                  released Qwen2-VL, Qwen2.5-VL and all text
- * models B  model.language_model.X   model.visual.Y   lm_head.weight                  Qwen3-VL; what transformers 4.52 and later
- * saved C  language_model.model.X   visual.Y         language_model.lm_head.weight   re-exports D  language_model.X visual.Y
- * saved without the head Canonical: text.X, vision.Y, head.weight. */
+ *   A  model.X                  visual.Y         lm_head.weight                  released Qwen2-VL,
+ * Qwen2.5-VL and all text models B  model.language_model.X   model.visual.Y   lm_head.weight Qwen3-VL; what
+ * transformers 4.52 and later saved C  language_model.model.X   visual.Y language_model.lm_head.weight
+ * re-exports D  language_model.X visual.Y saved without the head Canonical: text.X, vision.Y, head.weight. */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
     const char *x, *part = "text.";
     size_t len = strlen(name), tail = strlen("inv_freq");
-    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0) return false; /* tables that old files carry along */
+    if (len >= tail && strcmp(name + len - tail, "inv_freq") == 0)
+        return false; /* tables that old files carry along */
     if ((x = after(name, "visual.")) || (x = after(name, "model.visual."))) {
         part = "vision.";
     } else if ((x = after(name, "lm_head.")) || (x = after(name, "language_model.lm_head."))) {
@@ -57,14 +59,15 @@ static void describe_rope(const struct hf_text *t, struct desc_rope *r)
     r->attention = p->attention_factor;
 }
 
-/* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the model is good for
- * factor x the length that it was trained with. (transformers has no limit; vLLM always takes the product, even where the file
- * says more.) */
+/* YaRN is switched on by an entry in config.json, often without raising max_position_embeddings: then the
+ * model is good for factor x the length that it was trained with. (transformers has no limit; vLLM always
+ * takes the product, even where the file says more.) */
 static uint32_t context_max(const struct hf_text *t)
 {
     const struct hf_rope *p = &t->rope[HF_FULL];
     double context = t->max_position_embeddings;
-    if (p->type == HF_ROPE_YARN && p->factor * p->original_max > context) context = p->factor * p->original_max;
+    if (p->type == HF_ROPE_YARN && p->factor * p->original_max > context)
+        context = p->factor * p->original_max;
     return (uint32_t)(context < POSITIONS_MAX ? context : POSITIONS_MAX);
 }
 
@@ -103,26 +106,28 @@ enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *
         .norm_eps = (float)t->rms_norm_eps,
         .embed_scale = 1,
         .tied = t->tie_word_embeddings,
-        .names = {.embed = "text.embed_tokens",
-                  .head = "head",
-                  .final_norm = "text.norm",
-                  .input_norm = "text.layers.#.input_layernorm",
-                  .q = "text.layers.#.self_attn.q_proj",
-                  .k = "text.layers.#.self_attn.k_proj",
-                  .v = "text.layers.#.self_attn.v_proj",
-                  .o = "text.layers.#.self_attn.o_proj",
-                  .q_norm = normed ? "text.layers.#.self_attn.q_norm" : NULL,
-                  .k_norm = normed ? "text.layers.#.self_attn.k_norm" : NULL,
-                  .pre_mlp_norm = "text.layers.#.post_attention_layernorm", /* the name is Llama's: it stands before the MLP */
-                  .gate = "text.layers.#.mlp.gate_proj",
-                  .up = "text.layers.#.mlp.up_proj",
-                  .down = "text.layers.#.mlp.down_proj",
-                  .router = "text.layers.#.mlp.gate",
-                  .expert_gate = "text.layers.#.mlp.experts.#.gate_proj",
-                  .expert_up = "text.layers.#.mlp.experts.#.up_proj",
-                  .expert_down = "text.layers.#.mlp.experts.#.down_proj",
-                  .expert_gate_up = "text.layers.#.mlp.experts.gate_up_proj",
-                  .expert_down_all = "text.layers.#.mlp.experts.down_proj"},
+        .names =
+            {.embed = "text.embed_tokens",
+             .head = "head",
+             .final_norm = "text.norm",
+             .input_norm = "text.layers.#.input_layernorm",
+             .q = "text.layers.#.self_attn.q_proj",
+             .k = "text.layers.#.self_attn.k_proj",
+             .v = "text.layers.#.self_attn.v_proj",
+             .o = "text.layers.#.self_attn.o_proj",
+             .q_norm = normed ? "text.layers.#.self_attn.q_norm" : NULL,
+             .k_norm = normed ? "text.layers.#.self_attn.k_norm" : NULL,
+             .pre_mlp_norm =
+                 "text.layers.#.post_attention_layernorm", /* the name is Llama's: it stands before the MLP */
+             .gate = "text.layers.#.mlp.gate_proj",
+             .up = "text.layers.#.mlp.up_proj",
+             .down = "text.layers.#.mlp.down_proj",
+             .router = "text.layers.#.mlp.gate",
+             .expert_gate = "text.layers.#.mlp.experts.#.gate_proj",
+             .expert_up = "text.layers.#.mlp.experts.#.up_proj",
+             .expert_down = "text.layers.#.mlp.experts.#.down_proj",
+             .expert_gate_up = "text.layers.#.mlp.experts.gate_up_proj",
+             .expert_down_all = "text.layers.#.mlp.experts.down_proj"},
         /* As released; model_desc_settle looks at the file. */
         .expert_layout = c->family == HF_QWEN3_VL ? EXPERTS_IN_OUT : EXPERTS_EACH,
         .bos_id = c->bos_id,
@@ -131,7 +136,8 @@ enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *
     };
     describe_rope(t, &d->ropes[0]);
     for (uint32_t i = 0; i < c->eos_count; i++) d->eos_ids[i] = c->eos_ids[i];
-    if (d->eos_count == 0 && d->vocab > 151645) d->eos_ids[d->eos_count++] = 151645; /* <|im_end|>, the vision classes' default */
+    if (d->eos_count == 0 && d->vocab > 151645)
+        d->eos_ids[d->eos_count++] = 151645; /* <|im_end|>, the vision classes' default */
     d->layers = calloc(d->layer_count, sizeof *d->layers);
     if (!d->layers) return err_set(err, ST_NOMEM, "out of memory for %u layers", d->layer_count);
     for (uint32_t n = 0; n < d->layer_count; n++) describe_layer(c, n, &d->layers[n]);

@@ -1,5 +1,5 @@
-/* Qwen2.5-VL: RMS-norm tower with SwiGLU MLPs; most layers see windows of the frame, a few the whole frame; a video's positions
- * follow its clock. transformers models/qwen2_5_vl; specs qwen-vl 3.6. */
+/* Qwen2.5-VL: RMS-norm tower with SwiGLU MLPs; most layers see windows of the frame, a few the whole frame; a
+ * video's positions follow its clock. transformers models/qwen2_5_vl; specs qwen-vl 3.6. */
 #include "engine/models/qwen.h"
 
 enum status qwen2_5_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
@@ -12,7 +12,8 @@ enum status qwen2_5_vl_describe(const struct hf_config *c, struct model_desc *ou
     _Static_assert(sizeof v->full_layers * 8 >= HF_LAYERS_MAX, "every layer has its bit");
     v->rms = true;
     v->mlp = VISION_GLU_SILU;
-    v->window = c->vision.window_size / c->vision.spatial_merge_size / c->vision.patch_size; /* rounded down twice, as there */
+    v->window = c->vision.window_size / c->vision.spatial_merge_size /
+                c->vision.patch_size; /* rounded down twice, as there */
     for (uint32_t n = 0; n < v->layers; n++)
         if (c->vision.fullatt[n]) v->full_layers[n / 8] |= (uint8_t)(1u << n % 8);
     v->names.fc1 = "vision.blocks.#.mlp.gate_proj";

@@ -1,5 +1,6 @@
-/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Formulas: specs image-preprocess §2 and
- * §3. Everything that is a float here is an IEEE double used in the order that the reference uses, because the windows are rounded from it. */
+/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Formulas:
+ * specs image-preprocess §2 and §3. Everything that is a float here is an IEEE double used in the order that
+ * the reference uses, because the windows are rounded from it. */
 #include "engine/prompt/image.h"
 
 #include "config/base/assert.h"
@@ -71,8 +72,8 @@ static int torch_bits(double largest)
     return bits;
 }
 
-enum status image__axis_init(struct image_axis *a, uint32_t in, uint32_t out, enum image_filter filter, enum image_resize_mode mode,
-                             struct err *err)
+enum status image__axis_init(struct image_axis *a, uint32_t in, uint32_t out, enum image_filter filter,
+                             enum image_resize_mode mode, struct err *err)
 {
     ASSERT(in >= 1 && in <= SIDE_MAX && out >= 1 && out <= SIDE_MAX);
     double scale = (double)in / (double)out;
@@ -91,7 +92,8 @@ enum status image__axis_init(struct image_axis *a, uint32_t in, uint32_t out, en
     if (!w || !a->lo || !a->n || !a->k || !a->part[0] || (a->part_count == 2 && !a->part[1])) {
         free(w);
         image__axis_fini(a);
-        return err_set(err, ST_NOMEM, "image resize: out of memory for the tables of %u to %u pixels", in, out);
+        return err_set(err, ST_NOMEM, "image resize: out of memory for the tables of %u to %u pixels", in,
+                       out);
     }
     double largest = fill_windows(a, w, filter, ksize);
     a->shift = mode == IMAGE_PIL ? PIL_BITS : torch_bits(largest);
@@ -126,10 +128,11 @@ static uint8_t *pixels_alloc(uint32_t width, uint32_t height)
     return malloc(bytes);
 }
 
-/* The horizontal pass, then the vertical one, or the one whose size changes. Only the rows that the vertical windows touch are resampled
- * horizontally. */
-static enum status two_passes(const struct image_resize_kernel *kernel, const struct image_u8 *src, const struct image_axis *h,
-                              const struct image_axis *v, bool vertical_first, uint8_t *out, struct err *err)
+/* The horizontal pass, then the vertical one, or the one whose size changes. Only the rows that the vertical
+ * windows touch are resampled horizontally. */
+static enum status two_passes(const struct image_resize_kernel *kernel, const struct image_u8 *src,
+                              const struct image_axis *h, const struct image_axis *v, bool vertical_first,
+                              uint8_t *out, struct err *err)
 {
     if (!v->out) {
         kernel->horizontal(h, src->rgb, src->height, out);
@@ -153,13 +156,14 @@ static enum status two_passes(const struct image_resize_kernel *kernel, const st
     return ST_OK;
 }
 
-enum status image__resize_with(const struct image_resize_kernel *kernel, const struct image_u8 *src, uint32_t width, uint32_t height,
-                               enum image_filter filter, enum image_resize_mode mode, struct image_u8 *dst, struct err *err)
+enum status image__resize_with(const struct image_resize_kernel *kernel, const struct image_u8 *src,
+                               uint32_t width, uint32_t height, enum image_filter filter,
+                               enum image_resize_mode mode, struct image_u8 *dst, struct err *err)
 {
-    if (!src->width || !src->height || !width || !height || src->width > SIDE_MAX || src->height > SIDE_MAX || width > SIDE_MAX ||
-        height > SIDE_MAX)
-        return err_set(err, ST_INVALID, "image resize: %u x %u to %u x %u pixels: each side must be 1 to %d", src->width, src->height,
-                       width, height, SIDE_MAX);
+    if (!src->width || !src->height || !width || !height || src->width > SIDE_MAX || src->height > SIDE_MAX ||
+        width > SIDE_MAX || height > SIDE_MAX)
+        return err_set(err, ST_INVALID, "image resize: %u x %u to %u x %u pixels: each side must be 1 to %d",
+                       src->width, src->height, width, height, SIDE_MAX);
     uint8_t *out = pixels_alloc(width, height);
     if (!out) return err_set(err, ST_NOMEM, "image resize: out of memory for %u x %u pixels", width, height);
     enum status st = ST_OK;
@@ -169,8 +173,8 @@ enum status image__resize_with(const struct image_resize_kernel *kernel, const s
         struct image_axis h = {0}, v = {0};
         if (width != src->width) st = image__axis_init(&h, src->width, width, filter, mode, err);
         if (!st && height != src->height) st = image__axis_init(&v, src->height, height, filter, mode, err);
-        /* Since version 13 Pillow does the vertical pass first when the height shrinks by more than twice what the width does. The
-         * picture between the passes is rounded to bytes, so the order shows. */
+        /* Since version 13 Pillow does the vertical pass first when the height shrinks by more than twice
+         * what the width does. The picture between the passes is rounded to bytes, so the order shows. */
         int64_t fewer_rows = (int64_t)src->height - height, fewer_columns = (int64_t)src->width - width;
         bool vertical_first = mode == IMAGE_PIL && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
         if (!st) st = two_passes(kernel, src, &h, &v, vertical_first, out, err);
@@ -185,8 +189,9 @@ enum status image__resize_with(const struct image_resize_kernel *kernel, const s
     return ST_OK;
 }
 
-enum status image_resize(const struct image_u8 *src, uint32_t width, uint32_t height, enum image_filter filter,
-                         enum image_resize_mode mode, struct image_u8 *dst, struct err *err)
+enum status image_resize(const struct image_u8 *src, uint32_t width, uint32_t height,
+                         enum image_filter filter, enum image_resize_mode mode, struct image_u8 *dst,
+                         struct err *err)
 {
     const struct image_resize_kernel *fast = image__resize_avx2();
     return image__resize_with(fast ? fast : &image__resize_c, src, width, height, filter, mode, dst, err);
@@ -203,10 +208,8 @@ void image_lut(const struct image_config *cfg, float lut[3 * 256])
         }
         for (int v = 0; v < 256; v++) {
             float y = (float)v;
-            if (cfg->do_normalize)
-                y = (y - mean) / std;
-            else if (cfg->do_rescale)
-                y *= factor;
+            if (cfg->do_normalize) y = (y - mean) / std;
+            else if (cfg->do_rescale) y *= factor;
             lut[c * 256 + v] = y;
         }
     }

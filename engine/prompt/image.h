@@ -1,5 +1,6 @@
-/* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no file formats here (decoding is
- * server/media/image_in.h). Resampling is bit-exact to the reference processors: shared source of truth is specs "image-preprocess" §2. */
+/* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no
+ * file formats here (decoding is server/media/image_in.h). Resampling is bit-exact to the reference
+ * processors: shared source of truth is specs "image-preprocess" §2. */
 #ifndef KVASIR_IMAGE_H
 #define KVASIR_IMAGE_H
 
@@ -22,47 +23,55 @@ static inline size_t image_u8_bytes(const struct image_u8 *img)
     return (size_t)img->width * img->height * 3 * (img->frames ? img->frames : 1);
 }
 
-enum image_filter { IMAGE_BILINEAR = 2, IMAGE_BICUBIC = 3 }; /* PIL's codes, as in preprocessor_config.json `resample` */
+enum image_filter {
+    IMAGE_BILINEAR = 2,
+    IMAGE_BICUBIC = 3
+}; /* PIL's codes, as in preprocessor_config.json `resample` */
 enum image_resize_mode {
     IMAGE_TORCH_U8 = 0, /* torchvision's uint8 antialias kernel: what transformers' default processors do */
     IMAGE_PIL = 1,      /* Pillow 13 */
 };
 
-/* Separable antialiased resize, rounded to bytes between the passes. Horizontal pass first, except where Pillow does otherwise. ST_NOMEM, ST_INVALID (a size of 0 or over 65,535). dst is allocated here. */
-enum status image_resize(const struct image_u8 *src, uint32_t width, uint32_t height, enum image_filter filter,
-                         enum image_resize_mode mode, struct image_u8 *dst, struct err *err) KV_MUST_CHECK;
+/* Separable antialiased resize, rounded to bytes between the passes. Horizontal pass first, except where
+ * Pillow does otherwise. ST_NOMEM, ST_INVALID (a size of 0 or over 65,535). dst is allocated here. */
+enum status image_resize(const struct image_u8 *src, uint32_t width, uint32_t height,
+                         enum image_filter filter, enum image_resize_mode mode, struct image_u8 *dst,
+                         struct err *err) KV_MUST_CHECK;
 
-/* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or preprocessor_config.json, with the class defaults of
- * the family for absent keys. */
+/* Image settings of a checkpoint: processor_config.json (nested `image_processor`) or
+ * preprocessor_config.json, with the class defaults of the family for absent keys. */
 struct image_config {
-    uint32_t width, height; /* fixed target size in pixels; 0 = decided per image by the family (dynamic resolution) */
+    uint32_t width,
+        height; /* fixed target size in pixels; 0 = decided per image by the family (dynamic resolution) */
     enum image_filter filter;
     enum image_resize_mode mode;
     bool do_resize, do_rescale, do_normalize;
-    double rescale_factor;  /* 1/255 */
+    double rescale_factor; /* 1/255 */
     float mean[3], std[3];
-    bool pan_and_scan;      /* Gemma 3: crops of extreme aspect ratios; default off */
+    bool pan_and_scan; /* Gemma 3: crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;
-    /* Dynamic resolution (Qwen): sides become multiples of patch * merge, the area lies in [area_min, area_max] (specs qwen-vl
-     * 4.1). dynamic false: width x height above. */
+    /* Dynamic resolution (Qwen): sides become multiples of patch * merge, the area lies in [area_min,
+     * area_max] (specs qwen-vl 4.1). dynamic false: width x height above. */
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
-    /* Transparent places show white (Qwen: its own tools and processor do so); false: transparency is dropped, and the colours under
-     * it are seen (Gemma 3: what the reference's loader leaves of a picture is RGB). */
+    /* Transparent places show white (Qwen: its own tools and processor do so); false: transparency is
+     * dropped, and the colours under it are seen (Gemma 3: what the reference's loader leaves of a picture is
+     * RGB). */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
-    bool video_volume;                       /* Qwen3-VL's rules: areas over all frames, its way of choosing frames */
+    bool video_volume; /* Qwen3-VL's rules: areas over all frames, its way of choosing frames */
     uint64_t video_area_min, video_area_max; /* per frame (Qwen2, 2.5) or over all frames (video_volume) */
     uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
     double video_fps;                        /* frames per second that are looked at */
     uint32_t video_frames_min, video_frames_max;
 };
 
-/* lut[c*256 + v] = the normalised float of byte v in channel c, computed as the processor's float32 arithmetic does (fused rescale and
- * normalise of the torchvision backend): y = (float32(v) - mean*255) / (std*255). */
+/* lut[c*256 + v] = the normalised float of byte v in channel c, computed as the processor's float32
+ * arithmetic does (fused rescale and normalise of the torchvision backend): y = (float32(v) - mean*255) /
+ * (std*255). */
 void image_lut(const struct image_config *cfg, float lut[3 * 256]);
 
 #endif

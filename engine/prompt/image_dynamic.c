@@ -1,6 +1,7 @@
-/* Sizes, grids and the choice of frames for families whose pictures keep their shape (Qwen-VL). Pure; any thread. All numbers
- * that the reference rounds are IEEE doubles here, in its order of operations: transformers 5.23, smart_resize and sample_frames
- * of qwen2_vl/{image,video}_processing_qwen2_vl.py and qwen3_vl/video_processing_qwen3_vl.py. */
+/* Sizes, grids and the choice of frames for families whose pictures keep their shape (Qwen-VL). Pure; any
+ * thread. All numbers that the reference rounds are IEEE doubles here, in its order of operations:
+ * transformers 5.23, smart_resize and sample_frames of qwen2_vl/{image,video}_processing_qwen2_vl.py and
+ * qwen3_vl/video_processing_qwen3_vl.py. */
 #include "engine/prompt/image_prep.h"
 
 #include <math.h>
@@ -51,37 +52,41 @@ static struct room video_room(const struct image_config *cfg, uint32_t frames, u
     uint64_t max = cfg->video_area_max, least = (uint64_t)((double)cfg->video_area_min * 1.05);
     if (cfg->video_volume) {
         if (cfg->video_cap_tokens) {
-            uint64_t cap = cfg->video_cap_tokens * factor * factor, share = max / frames, each = cap < share ? cap : share;
+            uint64_t cap = cfg->video_cap_tokens * factor * factor, share = max / frames,
+                     each = cap < share ? cap : share;
             max = (each > least ? each : least) * frames;
         }
         return (struct room){.min = cfg->video_area_min, .max = max, .frames = frames, .depth = cfg->depth};
     }
     if (cfg->video_cap_tokens) {
-        uint64_t total = (uint64_t)((double)(cfg->video_cap_tokens * factor * factor) * 0.9), share = total * cfg->depth / frames;
+        uint64_t total = (uint64_t)((double)(cfg->video_cap_tokens * factor * factor) * 0.9),
+                 share = total * cfg->depth / frames;
         if (share < max) max = share;
         if (max < least) max = least;
     }
     return (struct room){.min = cfg->video_area_min, .max = max, .frames = 1, .depth = 1};
 }
 
-static enum status keep_size(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t *to_width,
-                             uint32_t *to_height, struct err *err)
+static enum status keep_size(const struct image_config *cfg, uint32_t width, uint32_t height,
+                             uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
     uint32_t factor = cfg->dynamic ? cfg->patch * cfg->merge : 1;
     if (!cfg->dynamic && (width != cfg->width || height != cfg->height))
-        return err_set(err, ST_INVALID, "the picture is %u x %u pixels; this model takes only %u x %u (its do_resize is off)",
+        return err_set(err, ST_INVALID,
+                       "the picture is %u x %u pixels; this model takes only %u x %u (its do_resize is off)",
                        width, height, cfg->width, cfg->height);
     if (width % factor || height % factor)
-        return err_set(err, ST_INVALID,
-                       "the picture is %u x %u pixels; this model takes only multiples of %u (its do_resize is off)", width,
-                       height, factor);
+        return err_set(
+            err, ST_INVALID,
+            "the picture is %u x %u pixels; this model takes only multiples of %u (its do_resize is off)",
+            width, height, factor);
     *to_width = width;
     *to_height = height;
     return ST_OK;
 }
 
-enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames, uint32_t *to_width,
-                         uint32_t *to_height, struct err *err)
+enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames,
+                         uint32_t *to_width, uint32_t *to_height, struct err *err)
 {
     if (!width || !height) return err_set(err, ST_INVALID, "the picture has no pixels");
     if (!cfg->do_resize) return keep_size(cfg, width, height, to_width, to_height, err);
@@ -105,28 +110,34 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
     }
     double ratio = (h > w ? h : w) / (h > w ? w : h);
     if (ratio > RATIO_MAX)
-        return err_set(err, ST_INVALID, "the picture is %u x %u pixels: its sides must not differ by more than %d to 1", width,
+        return err_set(err, ST_INVALID,
+                       "the picture is %u x %u pixels: its sides must not differ by more than %d to 1", width,
                        height, RATIO_MAX);
     double hb, wb;
     smart_resize(h, w, f, &room, &hb, &wb);
-    if (hb < f || wb < f || hb > SIDE_MAX || wb > SIDE_MAX) /* bounds of a checkpoint that no picture can keep */
-        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits", width, height);
+    if (hb < f || wb < f || hb > SIDE_MAX ||
+        wb > SIDE_MAX) /* bounds of a checkpoint that no picture can keep */
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits",
+                       width, height);
     *to_height = (uint32_t)hb;
     *to_width = (uint32_t)wb;
     return ST_OK;
 }
 
-struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames)
+struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height,
+                              uint32_t frames)
 {
     if (!cfg->dynamic) return (struct prompt_grid){0};
     uint32_t factor = cfg->patch * cfg->merge;
-    return (struct prompt_grid){
-        .t = frames ? frames / cfg->depth + (frames % cfg->depth != 0) : 1, .h = height / factor, .w = width / factor};
+    return (struct prompt_grid){.t = frames ? frames / cfg->depth + (frames % cfg->depth != 0) : 1,
+                                .h = height / factor,
+                                .w = width / factor};
 }
 
 /* ---- frames ---- */
 
-/* Qwen3VLVideoProcessor.sample_frames: evenly from the first to the last frame. numpy's linspace is i * step, and the end itself.
+/* Qwen3VLVideoProcessor.sample_frames: evenly from the first to the last frame. numpy's linspace is i * step,
+ * and the end itself.
  */
 static uint32_t even_count(const struct image_config *cfg, uint32_t total, double fps)
 {
@@ -139,7 +150,8 @@ static uint32_t even_count(const struct image_config *cfg, uint32_t total, doubl
 static void even_fill(uint32_t *frames, uint32_t n, uint32_t total)
 {
     double last = (double)(total - 1), step = n > 1 ? last / (double)(n - 1) : 0.0;
-    for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)rint(i + 1 == n && n > 1 ? last : (double)i * step);
+    for (uint32_t i = 0; i < n; i++)
+        frames[i] = (uint32_t)rint(i + 1 == n && n > 1 ? last : (double)i * step);
 }
 
 /* Qwen2VLVideoProcessor.sample_frames: every total/n-th, n a multiple of the depth. */
@@ -152,21 +164,22 @@ static uint32_t strided_count(const struct image_config *cfg, uint32_t total, do
     return (uint32_t)floor(n / (double)cfg->depth) * cfg->depth;
 }
 
-/* torch.arange(0, total, total / n).int(), float32 values; of those only the n that were asked for (rounding can add one behind
- * the end). */
+/* torch.arange(0, total, total / n).int(), float32 values; of those only the n that were asked for (rounding
+ * can add one behind the end). */
 static void strided_fill(uint32_t *frames, uint32_t n, uint32_t total)
 {
     double step = (double)total / (double)n;
     for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)((double)(float)((double)i * step));
 }
 
-enum status image_video_sample(const struct image_config *cfg, uint32_t total, double fps, struct image_sample *out,
-                               struct err *err)
+enum status image_video_sample(const struct image_config *cfg, uint32_t total, double fps,
+                               struct image_sample *out, struct err *err)
 {
     if (!total || !(fps > 0.0)) return err_set(err, ST_INVALID, "the video has no frames");
     uint32_t n = cfg->video_volume ? even_count(cfg, total, fps) : strided_count(cfg, total, fps);
     if (n < cfg->depth || !n)
-        return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth, total);
+        return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth,
+                       total);
     uint32_t *frames = malloc((size_t)n * sizeof *frames);
     if (!frames) return err_set(err, ST_NOMEM, "out of memory for the frames of a video");
     (cfg->video_volume ? even_fill : strided_fill)(frames, n, total);
@@ -174,7 +187,8 @@ enum status image_video_sample(const struct image_config *cfg, uint32_t total, d
     return ST_OK;
 }
 
-void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, uint32_t count, double fps, double *stamps)
+void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, uint32_t count, double fps,
+                        double *stamps)
 {
     for (uint32_t i = 0; i < count; i += cfg->depth) {
         uint32_t last = count - i < cfg->depth ? count - 1 : i + cfg->depth - 1;

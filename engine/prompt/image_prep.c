@@ -8,7 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONFIG_BYTES_MAX = 1 << 20, TARGET_SIDE_MAX = 16384, CROPS_MAX = 64, PATCH_MAX = 256, FRAMES_MAX = 100000 };
+enum {
+    CONFIG_BYTES_MAX = 1 << 20,
+    TARGET_SIDE_MAX = 16384,
+    CROPS_MAX = 64,
+    PATCH_MAX = 256,
+    FRAMES_MAX = 100000
+};
 #define AREA_MAX (1ull << 40)
 
 /* What the processor classes of a family set themselves. */
@@ -18,8 +24,9 @@ struct family {
     float video_mean[3], video_std[3];
 };
 
-/* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has null. Note: in
- * transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says; we do what the file says. */
+/* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has
+ * null. Note: in transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says;
+ * we do what the file says. */
 static const struct image_config gemma3 = {.width = 224,
                                            .height = 224,
                                            .filter = IMAGE_BILINEAR,
@@ -35,16 +42,17 @@ static const struct image_config gemma3 = {.width = 224,
                                            .pan_max_crops = 4,
                                            .pan_min_ratio = 1.2};
 
-#define CLIP_MEAN                                                                                                                \
-    {                                                                                                                            \
-        0.48145466f, 0.4578275f, 0.40821073f                                                                                     \
+#define CLIP_MEAN                                                                                            \
+    {                                                                                                        \
+        0.48145466f, 0.4578275f, 0.40821073f                                                                 \
     }
-#define CLIP_STD                                                                                                                 \
-    {                                                                                                                            \
-        0.26862954f, 0.26130258f, 0.27577711f                                                                                    \
+#define CLIP_STD                                                                                             \
+    {                                                                                                        \
+        0.26862954f, 0.26130258f, 0.27577711f                                                                \
     }
 
-/* Qwen2VLImageProcessor (of all four families) and Qwen2VLVideoProcessor. fps: the class has none; the model's own tools use 2.
+/* Qwen2VLImageProcessor (of all four families) and Qwen2VLVideoProcessor. fps: the class has none; the
+ * model's own tools use 2.
  */
 static const struct image_config qwen2_vl = {.filter = IMAGE_BICUBIC,
                                              .mode = IMAGE_TORCH_U8,
@@ -148,7 +156,8 @@ static enum status read_channels(const struct settings *s, const char *key, bool
     float read[3];
     for (uint32_t c = 0; c < 3; c++) {
         double d;
-        if (!json_double(s->doc, list ? json_at(s->doc, v, c) : v, &d) || !isfinite(d) || fabs(d) > 1e6 || (positive && d < 1e-6))
+        if (!json_double(s->doc, list ? json_at(s->doc, v, c) : v, &d) || !isfinite(d) || fabs(d) > 1e6 ||
+            (positive && d < 1e-6))
             return wrong(s, key, positive ? "numbers over 0" : "numbers");
         read[c] = (float)d;
     }
@@ -173,7 +182,8 @@ static enum status read_size(const struct settings *s, struct image_config *out)
     if (st) return err_prefix(s->err, st, "size");
     if (!height || !width)
         return err_set(s->err, ST_UNSUPPORTED,
-                       "%s: size must have height and width: this family's pictures have one fixed size, not one by edge",
+                       "%s: size must have height and width: this family's pictures have one fixed size, not "
+                       "one by edge",
                        s->path);
     out->height = height;
     out->width = width;
@@ -185,16 +195,18 @@ static enum status read_area(const struct settings *s, const char *key, uint64_t
     uint32_t v = json_get_live(s->doc, s->node, key);
     uint64_t n;
     if (v == JSON_NONE) return ST_OK;
-    if (!json_uint(s->doc, v, &n) || n < 1 || n > AREA_MAX) return wrong(s, key, "a number of pixels in range");
+    if (!json_uint(s->doc, v, &n) || n < 1 || n > AREA_MAX)
+        return wrong(s, key, "a number of pixels in range");
     *out = n;
     return ST_OK;
 }
 
-/* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas in spite of their names; the former
- * win. */
+/* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas in spite of their
+ * names; the former win. */
 static enum status read_areas(const struct settings *s, struct image_config *out)
 {
-    struct settings size = {.doc = s->doc, .node = json_get_live(s->doc, s->node, "size"), .path = s->path, .err = s->err};
+    struct settings size = {
+        .doc = s->doc, .node = json_get_live(s->doc, s->node, "size"), .path = s->path, .err = s->err};
     enum status st = ST_OK;
     if (size.node != JSON_NONE) {
         static const char *const known[] = {"min_pixels", "max_pixels", "shortest_edge", "longest_edge"};
@@ -202,8 +214,10 @@ static enum status read_areas(const struct settings *s, struct image_config *out
         for (size_t i = 0; i < sizeof known / sizeof *known; i++)
             any |= json_get_live(s->doc, size.node, known[i]) != JSON_NONE;
         if (!any)
-            return err_set(s->err, ST_UNSUPPORTED,
-                           "%s: size must have shortest_edge and longest_edge: this family's pictures keep their shape", s->path);
+            return err_set(
+                s->err, ST_UNSUPPORTED,
+                "%s: size must have shortest_edge and longest_edge: this family's pictures keep their shape",
+                s->path);
         st = read_area(&size, "min_pixels", &out->area_min);
         if (!st) st = read_area(&size, "max_pixels", &out->area_max);
         if (!st) st = read_area(&size, "shortest_edge", &out->area_min);
@@ -214,7 +228,8 @@ static enum status read_areas(const struct settings *s, struct image_config *out
     if (!st) st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
     if (!st) st = read_count(s, "merge_size", PATCH_MAX, &out->merge);
     if (!st) st = read_count(s, "temporal_patch_size", PATCH_MAX, &out->depth);
-    if (!st && out->area_min > out->area_max) st = wrong(s, "size", "a smallest area that is not over the largest");
+    if (!st && out->area_min > out->area_max)
+        st = wrong(s, "size", "a smallest area that is not over the largest");
     return st;
 }
 
@@ -239,7 +254,8 @@ static enum status read_filter(const struct settings *s, enum image_filter *out)
     if (v == JSON_NONE) return ST_OK;
     if (!json_int(s->doc, v, &code)) return wrong(s, "resample", "a whole number");
     if (code != IMAGE_BILINEAR && code != IMAGE_BICUBIC)
-        return err_set(s->err, ST_UNSUPPORTED, "%s: resample %lld: only 2 (bilinear) and 3 (bicubic) are supported", s->path,
+        return err_set(s->err, ST_UNSUPPORTED,
+                       "%s: resample %lld: only 2 (bilinear) and 3 (bicubic) are supported", s->path,
                        (long long)code);
     *out = (enum image_filter)code;
     return ST_OK;
@@ -273,15 +289,16 @@ static enum status read_settings(const struct settings *s, struct image_config *
 static enum status read_video_settings(const struct settings *s, struct image_config *out)
 {
     struct settings v = *s;
-    v.size_only = out->video_volume; /* Qwen3VLVideoProcessor has no such arguments, unlike Qwen2VLVideoProcessor */
+    v.size_only =
+        out->video_volume; /* Qwen3VLVideoProcessor has no such arguments, unlike Qwen2VLVideoProcessor */
     enum status st = read_settings(&v, out);
     return st ? st : read_frames(&v, out);
 }
 
 /* Reads dir/file, or the object under `key` in it. *found says whether there were settings. */
 static enum status read_file(const char *dir, const char *file, const char *key,
-                             enum status (*read)(const struct settings *, struct image_config *), struct image_config *out,
-                             bool *found, struct err *err)
+                             enum status (*read)(const struct settings *, struct image_config *),
+                             struct image_config *out, bool *found, struct err *err)
 {
     char path[4096];
     int n = snprintf(path, sizeof path, "%s/%s", dir, file);
@@ -295,15 +312,17 @@ static enum status read_file(const char *dir, const char *file, const char *key,
     if (node != JSON_NONE) {
         struct settings s = {.doc = &doc, .node = node, .path = path, .err = err};
         *found = true;
-        st = json_kind(&doc, node) == JSON_OBJECT ? read(&s, out) : wrong(&s, key ? key : "the file", "an object");
+        st = json_kind(&doc, node) == JSON_OBJECT ? read(&s, out)
+                                                  : wrong(&s, key ? key : "the file", "an object");
     }
     json_free(&doc);
     return st;
 }
 
-/* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames only: one tower takes
- * both. */
-static enum status load_video(const char *dir, const struct family *family, struct image_config *cfg, struct err *err)
+/* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames
+ * only: one tower takes both. */
+static enum status load_video(const char *dir, const struct family *family, struct image_config *cfg,
+                              struct err *err)
 {
     struct image_config v = *family->defaults;
     bool found;
@@ -312,15 +331,18 @@ static enum status load_video(const char *dir, const struct family *family, stru
     memcpy(v.mean, family->video_mean, sizeof v.mean);
     memcpy(v.std, family->video_std, sizeof v.std);
     if (v.video_volume) v.patch = 16;
-    enum status st = read_file(dir, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
-    if (!st && !found) st = read_file(dir, "video_preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
-    if (!st && !found) st = read_file(dir, "preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+    enum status st =
+        read_file(dir, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
+    if (!st && !found)
+        st = read_file(dir, "video_preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+    if (!st && !found)
+        st = read_file(dir, "preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
     if (st == ST_UNSUPPORTED) return ST_OK;
     if (st || !found) return st;
-    bool same = v.patch == cfg->patch && v.merge == cfg->merge && v.depth == cfg->depth && v.filter == cfg->filter &&
-                v.do_resize && v.do_rescale == cfg->do_rescale && v.do_normalize == cfg->do_normalize &&
-                v.rescale_factor == cfg->rescale_factor && memcmp(v.mean, cfg->mean, sizeof v.mean) == 0 &&
-                memcmp(v.std, cfg->std, sizeof v.std) == 0;
+    bool same = v.patch == cfg->patch && v.merge == cfg->merge && v.depth == cfg->depth &&
+                v.filter == cfg->filter && v.do_resize && v.do_rescale == cfg->do_rescale &&
+                v.do_normalize == cfg->do_normalize && v.rescale_factor == cfg->rescale_factor &&
+                memcmp(v.mean, cfg->mean, sizeof v.mean) == 0 && memcmp(v.std, cfg->std, sizeof v.std) == 0;
     cfg->video = same && v.video_frames_min <= v.video_frames_max;
     cfg->video_area_min = v.area_min;
     cfg->video_area_max = v.area_max;
@@ -331,19 +353,25 @@ static enum status load_video(const char *dir, const struct family *family, stru
     return ST_OK;
 }
 
-enum status image_config_load(const char *dir, const char *model_type, struct image_config *out, struct err *err)
+enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,
+                              struct err *err)
 {
     const struct family *family = NULL;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(families[i].model_type, model_type) == 0) family = &families[i];
-    if (!family) return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"", model_type);
+    if (!family)
+        return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"",
+                       model_type);
     struct image_config cfg = *family->defaults;
     bool found;
-    enum status st = read_file(dir, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
-    if (!st && !found) st = read_file(dir, "preprocessor_config.json", NULL, read_settings, &cfg, &found, err);
+    enum status st =
+        read_file(dir, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
+    if (!st && !found)
+        st = read_file(dir, "preprocessor_config.json", NULL, read_settings, &cfg, &found, err);
     if (st) return st;
     if (!found)
-        return err_set(err, ST_NOT_FOUND, "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
+        return err_set(err, ST_NOT_FOUND,
+                       "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
                        dir);
     if (cfg.dynamic) st = load_video(dir, family, &cfg, err);
     if (st) return st;
@@ -359,7 +387,8 @@ void image_prepared_free(struct image_prepared *p)
     *p = (struct image_prepared){0};
 }
 
-/* How a picture is cut: columns * rows crops of width x height pixels each, the last ones smaller. No crops: columns = 0. */
+/* How a picture is cut: columns * rows crops of width x height pixels each, the last ones smaller. No crops:
+ * columns = 0. */
 struct crops {
     uint32_t columns, rows, width, height;
 };
@@ -397,8 +426,8 @@ uint32_t image_crop_count(const struct image_config *cfg, uint32_t width, uint32
 }
 
 /* A copy of the rectangle at (x, y), cut at the border; it is never empty. */
-static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c, struct image_u8 *out,
-                       struct err *err)
+static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const struct crops *c,
+                       struct image_u8 *out, struct err *err)
 {
     uint32_t w = src->width - x < c->width ? src->width - x : c->width;
     uint32_t h = src->height - y < c->height ? src->height - y : c->height;
@@ -410,14 +439,16 @@ static enum status cut(const struct image_u8 *src, uint32_t x, uint32_t y, const
     return ST_OK;
 }
 
-static enum status to_target(const struct image_config *cfg, const struct image_u8 *src, struct image_u8 *out, struct err *err)
+static enum status to_target(const struct image_config *cfg, const struct image_u8 *src, struct image_u8 *out,
+                             struct err *err)
 {
     uint32_t width, height;
     enum status st = image_target(cfg, src->width, src->height, 0, &width, &height, err);
     return st ? st : image_resize(src, width, height, cfg->filter, cfg->mode, out, err);
 }
 
-enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out, struct err *err)
+enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
+                       struct err *err)
 {
     struct crops c = plan_crops(cfg, src->width, src->height);
     struct image_prepared p = {.images = calloc(1 + (size_t)c.columns * c.rows, sizeof *p.images)};

@@ -1,7 +1,7 @@
-/* From a decoded picture or video to what the vision tower sees: settings from a checkpoint's folder, the family's sizes, crops
- * and resize, the grid of tokens, and the table look-up to floats. Pure functions on worker threads; no file formats of pictures,
- * no tensors. Source of the rules: specs gemma3 §5, image-preprocess §1, §3, and qwen-vl §4; where they and transformers 5.23
- * differ, transformers. */
+/* From a decoded picture or video to what the vision tower sees: settings from a checkpoint's folder, the
+ * family's sizes, crops and resize, the grid of tokens, and the table look-up to floats. Pure functions on
+ * worker threads; no file formats of pictures, no tensors. Source of the rules: specs gemma3 §5,
+ * image-preprocess §1, §3, and qwen-vl §4; where they and transformers 5.23 differ, transformers. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
 
@@ -11,13 +11,15 @@
 
 #include <stdint.h>
 
-/* Reads `image_processor` of dir/processor_config.json or, where that is absent, dir/preprocessor_config.json; for families with
- * videos also `video_processor` of the former, else dir/video_preprocessor_config.json, else dir/preprocessor_config.json. Absent
- * and null keys get the defaults of the class that the family uses. model_type: as in config.json ("gemma3", "qwen3_vl").
- * ST_NOT_FOUND when neither file has settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 = bilinear and 3 =
- * bicubic) or a step that we don't do; ST_FORMAT for values of a wrong type or out of range. Settings for videos that we don't do
- * only leave `video` false. */
-enum status image_config_load(const char *dir, const char *model_type, struct image_config *out, struct err *err) KV_MUST_CHECK;
+/* Reads `image_processor` of dir/processor_config.json or, where that is absent,
+ * dir/preprocessor_config.json; for families with videos also `video_processor` of the former, else
+ * dir/video_preprocessor_config.json, else dir/preprocessor_config.json. Absent and null keys get the
+ * defaults of the class that the family uses. model_type: as in config.json ("gemma3", "qwen3_vl").
+ * ST_NOT_FOUND when neither file has settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 =
+ * bilinear and 3 = bicubic) or a step that we don't do; ST_FORMAT for values of a wrong type or out of range.
+ * Settings for videos that we don't do only leave `video` false. */
+enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,
+                              struct err *err) KV_MUST_CHECK;
 
 /* ---- sizes: families with dynamic resolution (image_dynamic.c) ---- */
 
@@ -25,18 +27,20 @@ enum status image_config_load(const char *dir, const char *model_type, struct im
 struct image_bounds {
     uint64_t area_min, area_max;
 };
-/* Puts them into a copy of the checkpoint's settings; nothing happens where the size is fixed. An area_min over the resulting
- * area_max becomes that. */
+/* Puts them into a copy of the checkpoint's settings; nothing happens where the size is fixed. An area_min
+ * over the resulting area_max becomes that. */
 void image_config_bound(struct image_config *cfg, const struct image_bounds *bounds);
 
-/* The size in pixels that a picture (frames 0) or each frame of a video is resized to. ST_INVALID, with a message for the client:
- * sides of more than 200 : 1, too few frames, or a size that a switched-off resize can't give. */
-enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames, uint32_t *to_width,
-                         uint32_t *to_height, struct err *err) KV_MUST_CHECK;
+/* The size in pixels that a picture (frames 0) or each frame of a video is resized to. ST_INVALID, with a
+ * message for the client: sides of more than 200 : 1, too few frames, or a size that a switched-off resize
+ * can't give. */
+enum status image_target(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames,
+                         uint32_t *to_width, uint32_t *to_height, struct err *err) KV_MUST_CHECK;
 
-/* Tokens of a picture that has been resized: {t, h, w}, with t = frames / depth rounded up, 1 for a still one; seconds = 0. All 0
- * for families of fixed size. */
-struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height, uint32_t frames);
+/* Tokens of a picture that has been resized: {t, h, w}, with t = frames / depth rounded up, 1 for a still
+ * one; seconds = 0. All 0 for families of fixed size. */
+struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height,
+                              uint32_t frames);
 
 /* Which frames of a video are looked at, and when they are shown. */
 struct image_sample {
@@ -44,17 +48,19 @@ struct image_sample {
     uint32_t count;
     double fps; /* of what was chosen */
 };
-/* From `total` frames at `fps` per second, as the processor class does at cfg->video_fps. ST_INVALID: fewer frames than the
- * family needs. */
-enum status image_video_sample(const struct image_config *cfg, uint32_t total, double fps, struct image_sample *out,
-                               struct err *err) KV_MUST_CHECK;
-/* stamps [ceil(count / depth)]: seconds in the middle of each group of `depth` frames; the last frame is repeated where some are
- * missing. */
-void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, uint32_t count, double fps, double *stamps);
+/* From `total` frames at `fps` per second, as the processor class does at cfg->video_fps. ST_INVALID: fewer
+ * frames than the family needs. */
+enum status image_video_sample(const struct image_config *cfg, uint32_t total, double fps,
+                               struct image_sample *out, struct err *err) KV_MUST_CHECK;
+/* stamps [ceil(count / depth)]: seconds in the middle of each group of `depth` frames; the last frame is
+ * repeated where some are missing. */
+void image_video_stamps(const struct image_config *cfg, const uint32_t *frames, uint32_t count, double fps,
+                        double *stamps);
 
 /* ---- pixels ---- */
 
-/* The pictures that one input picture becomes: the whole first, then the pan-and-scan crops (row by row), all at the target size.
+/* The pictures that one input picture becomes: the whole first, then the pan-and-scan crops (row by row), all
+ * at the target size.
  */
 struct image_prepared {
     struct image_u8 *images; /* owned: image_prepared_free */
@@ -62,8 +68,8 @@ struct image_prepared {
 };
 void image_prepared_free(struct image_prepared *p);
 
-/* Crops and resizes a still picture. ST_INVALID as image_target, and when the settings switch the resize off and src has another
- * size; ST_NOMEM. */
+/* Crops and resizes a still picture. ST_INVALID as image_target, and when the settings switch the resize off
+ * and src has another size; ST_NOMEM. */
 enum status image_prep(const struct image_config *cfg, const struct image_u8 *src, struct image_prepared *out,
                        struct err *err) KV_MUST_CHECK;
 

@@ -1,4 +1,5 @@
-/* The plain C resampling kernel: what the vector kernel is compared with, and what runs where there is no AVX2. Pure; any thread. */
+/* The plain C resampling kernel: what the vector kernel is compared with, and what runs where there is no
+ * AVX2. Pure; any thread. */
 #include "engine/prompt/image_resize_internal.h"
 
 static void horizontal(const struct image_axis *a, const uint8_t *src, uint32_t rows, uint8_t *dst)
@@ -22,7 +23,8 @@ static void horizontal(const struct image_axis *a, const uint8_t *src, uint32_t 
     }
 }
 
-static void vertical(const struct image_axis *a, const uint8_t *src, uint32_t row0, uint32_t width, uint8_t *dst)
+static void vertical(const struct image_axis *a, const uint8_t *src, uint32_t row0, uint32_t width,
+                     uint8_t *dst)
 {
     size_t bytes = (size_t)width * 3;
     for (uint32_t y = 0; y < a->out; y++) {
@@ -37,4 +39,5 @@ static void vertical(const struct image_axis *a, const uint8_t *src, uint32_t ro
     }
 }
 
-const struct image_resize_kernel image__resize_c = {.name = "c", .horizontal = horizontal, .vertical = vertical};
+const struct image_resize_kernel image__resize_c = {
+    .name = "c", .horizontal = horizontal, .vertical = vertical};

@@ -1,5 +1,6 @@
-/* The AVX2 resampling kernel. Compiled for the base instruction set of the build, with the target given per function; chosen at run time.
- * All sums are exact integers, so the result equals image_resize.c bit for bit whatever the order. Pure; any thread. */
+/* The AVX2 resampling kernel. Compiled for the base instruction set of the build, with the target given per
+ * function; chosen at run time. All sums are exact integers, so the result equals image_resize.c bit for bit
+ * whatever the order. Pure; any thread. */
 #include "engine/prompt/image_resize_internal.h"
 
 #if defined(__x86_64__)
@@ -7,13 +8,14 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define AVX2 __attribute__((target("avx2")))
+#define AVX2        __attribute__((target("avx2")))
 #define AVX2_INLINE __attribute__((target("avx2"), always_inline)) static inline
 
 /* Bytes that one step of `horizontal_row` loads from the first of its 4 pixels (12 are used). */
 enum { STEP_LOAD = 16 };
 
-/* Sum of the taps of one output pixel: lanes 0..2 of the result are R, G, B. `taps` coefficients at k, a multiple of 4. */
+/* Sum of the taps of one output pixel: lanes 0..2 of the result are R, G, B. `taps` coefficients at k, a
+ * multiple of 4. */
 AVX2_INLINE __m128i window_sum(const uint8_t *p, const int16_t *k, uint32_t taps)
 {
     /* Each 128-bit lane takes two of the four pixels as 16-bit pairs (R0 R1)(G0 G1)(B0 B1)(0 0). */
@@ -26,7 +28,8 @@ AVX2_INLINE __m128i window_sum(const uint8_t *p, const int16_t *k, uint32_t taps
     for (uint32_t j = 0; j < taps; j += 4, p += 12) {
         long long four;
         memcpy(&four, k + j, sizeof four);
-        __m256i px = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)), pick);
+        __m256i px = _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)), pick);
         __m256i kk = _mm256_shuffle_epi8(_mm256_set1_epi64x(four), spread);
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(px, kk));
     }
@@ -41,7 +44,8 @@ AVX2_INLINE void horizontal_row(const struct image_axis *a, const uint8_t *row, 
         size_t at = (size_t)x * a->taps;
         uint32_t taps = (a->n[x] + 3) & ~3u;
         __m128i sum = _mm_add_epi32(half, window_sum(p, a->part[0] + at, taps));
-        if (part_count == 2) sum = _mm_add_epi32(sum, _mm_slli_epi32(window_sum(p, a->part[1] + at, taps), 15));
+        if (part_count == 2)
+            sum = _mm_add_epi32(sum, _mm_slli_epi32(window_sum(p, a->part[1] + at, taps), 15));
         sum = _mm_sra_epi32(sum, shift);
         sum = _mm_packs_epi32(sum, sum);
         sum = _mm_packus_epi16(sum, sum);
@@ -64,10 +68,8 @@ AVX2 static void horizontal(const struct image_axis *a, const uint8_t *src, uint
             row = tail;
         }
         uint8_t *out = dst + (size_t)y * a->out * 3;
-        if (a->part_count == 1)
-            horizontal_row(a, row, out, 1);
-        else
-            horizontal_row(a, row, out, 2);
+        if (a->part_count == 1) horizontal_row(a, row, out, 1);
+        else horizontal_row(a, row, out, 2);
     }
 }
 
@@ -83,7 +85,8 @@ AVX2_INLINE void pair_step(__m256i a, __m256i b, __m256i kk, __m256i sum[4])
 }
 
 /* 32 columns of one output row. */
-AVX2_INLINE void vertical_32(const struct image_axis *a, uint32_t y, const uint8_t *top, size_t bytes, uint8_t *out, int part_count)
+AVX2_INLINE void vertical_32(const struct image_axis *a, uint32_t y, const uint8_t *top, size_t bytes,
+                             uint8_t *out, int part_count)
 {
     const __m256i half = _mm256_set1_epi32(1 << (a->shift - 1));
     const __m128i shift = _mm_cvtsi32_si128(a->shift);
@@ -92,7 +95,8 @@ AVX2_INLINE void vertical_32(const struct image_axis *a, uint32_t y, const uint8
     size_t at = (size_t)y * a->taps;
     for (uint32_t j = 0; j < a->n[y]; j += 2) {
         const uint8_t *p = top + j * bytes;
-        __m256i r0 = _mm256_loadu_si256((const __m256i *)(const void *)p), r1 = r0; /* the odd tap's partner has coefficient 0 */
+        __m256i r0 = _mm256_loadu_si256((const __m256i *)(const void *)p),
+                r1 = r0; /* the odd tap's partner has coefficient 0 */
         if (j + 1 < a->n[y]) r1 = _mm256_loadu_si256((const __m256i *)(const void *)(p + bytes));
         int kk;
         memcpy(&kk, a->part[0] + at + j, sizeof kk);
@@ -106,12 +110,14 @@ AVX2_INLINE void vertical_32(const struct image_axis *a, uint32_t y, const uint8
         if (part_count == 2) sum[i] = _mm256_add_epi32(sum[i], _mm256_slli_epi32(high[i], 15));
         sum[i] = _mm256_sra_epi32(sum[i], shift);
     }
-    /* unpack and pack both work inside 128-bit lanes, so the bytes come out in the order in which they were loaded. */
+    /* unpack and pack both work inside 128-bit lanes, so the bytes come out in the order in which they were
+     * loaded. */
     __m256i v = _mm256_packus_epi16(_mm256_packs_epi32(sum[0], sum[1]), _mm256_packs_epi32(sum[2], sum[3]));
     _mm256_storeu_si256((__m256i *)(void *)out, v);
 }
 
-AVX2 static void vertical(const struct image_axis *a, const uint8_t *src, uint32_t row0, uint32_t width, uint8_t *dst)
+AVX2 static void vertical(const struct image_axis *a, const uint8_t *src, uint32_t row0, uint32_t width,
+                          uint8_t *dst)
 {
     size_t bytes = (size_t)width * 3;
     for (uint32_t y = 0; y < a->out; y++) {
@@ -131,7 +137,8 @@ AVX2 static void vertical(const struct image_axis *a, const uint8_t *src, uint32
     }
 }
 
-static const struct image_resize_kernel avx2_kernel = {.name = "avx2", .horizontal = horizontal, .vertical = vertical};
+static const struct image_resize_kernel avx2_kernel = {
+    .name = "avx2", .horizontal = horizontal, .vertical = vertical};
 
 const struct image_resize_kernel *image__resize_avx2(void)
 {

@@ -91,8 +91,8 @@ static size_t len_of(const char *s)
     return s ? strlen(s) : 0;
 }
 
-/* Walks over the markers of pictures and videos, and over soft tokens that are none. A marker may be the soft token itself, or
- * contain it. Every text is looked for once only, however many of another there are. */
+/* Walks over the markers of pictures and videos, and over soft tokens that are none. A marker may be the soft
+ * token itself, or contain it. Every text is looked for once only, however many of another there are. */
 struct mark_scan {
     const struct joined *j;
     struct {
@@ -104,13 +104,15 @@ struct mark_scan {
 
 static struct mark_scan mark_scan(const struct model_image_rule *rule, const struct joined *j)
 {
-    struct mark_scan s = {.j = j,
-                          .marks = {{.text = rule->marker, .kind = MARK_PICTURE},
-                                    {.text = rule->video_marker, .kind = MARK_VIDEO},
-                                    {.text = rule->soft, .kind = MARK_STRAY},
-                                    {.text = rule->video_marker ? rule->video_soft : NULL, .kind = MARK_STRAY}}};
+    struct mark_scan s = {
+        .j = j,
+        .marks = {{.text = rule->marker, .kind = MARK_PICTURE},
+                  {.text = rule->video_marker, .kind = MARK_VIDEO},
+                  {.text = rule->soft, .kind = MARK_STRAY},
+                  {.text = rule->video_marker ? rule->video_soft : NULL, .kind = MARK_STRAY}}};
     for (size_t i = 0; i < 4; i++)
-        s.marks[i].hit = len_of(s.marks[i].text) ? next_control(j, s.marks[i].text, 0, &s.marks[i].run) : SIZE_MAX;
+        s.marks[i].hit =
+            len_of(s.marks[i].text) ? next_control(j, s.marks[i].text, 0, &s.marks[i].run) : SIZE_MAX;
     return s;
 }
 
@@ -119,9 +121,11 @@ static struct mark_at next_mark(struct mark_scan *s, size_t at)
 {
     struct mark_at best = {.kind = MARK_NONE, .at = SIZE_MAX};
     for (size_t i = 0; i < 4; i++) {
-        if (s->marks[i].hit < at) s->marks[i].hit = next_control(s->j, s->marks[i].text, at, &s->marks[i].run);
+        if (s->marks[i].hit < at)
+            s->marks[i].hit = next_control(s->j, s->marks[i].text, at, &s->marks[i].run);
         if (s->marks[i].hit < best.at)
-            best = (struct mark_at){s->marks[i].kind, s->marks[i].hit, strlen(s->marks[i].text), s->marks[i].text};
+            best = (struct mark_at){s->marks[i].kind, s->marks[i].hit, strlen(s->marks[i].text),
+                                    s->marks[i].text};
     }
     return best;
 }
@@ -140,7 +144,8 @@ struct expansion {
     uint32_t stamped; /* of them used */
 };
 
-static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control, struct err *err)
+static enum status add_run(struct expansion *x, const char *text, size_t len, enum tok_control control,
+                           struct err *err)
 {
     if (len == 0) return ST_OK;
     if (x->count == x->cap) {
@@ -185,22 +190,26 @@ static uint64_t token_count(const struct model_image_rule *rule, const struct pr
     if (rule->tokens && !p->video) return rule->tokens;
     const struct prompt_grid *g = p->grids ? &p->grids[i] : &(struct prompt_grid){0};
     uint64_t n;
-    return __builtin_mul_overflow((uint64_t)g->t, g->h, &n) || __builtin_mul_overflow(n, g->w, &n) ? UINT64_MAX : n;
+    return __builtin_mul_overflow((uint64_t)g->t, g->h, &n) || __builtin_mul_overflow(n, g->w, &n)
+               ? UINT64_MAX
+               : n;
 }
 
 static enum status add_stamp(struct expansion *x, double seconds, struct err *err)
 {
     char *slot = x->stamps + (size_t)x->stamped++ * STAMP_BYTES;
     int n = snprintf(slot, STAMP_BYTES, "<%.1f seconds>", seconds);
-    if (n < 0 || (size_t)n >= STAMP_BYTES) return err_set(err, ST_INVALID, "The time of a frame is out of range.");
+    if (n < 0 || (size_t)n >= STAMP_BYTES)
+        return err_set(err, ST_INVALID, "The time of a frame is out of range.");
     return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
 }
 
 /* The crops' sentence or the frames' timestamps, and for each image prefix, soft tokens, suffix. */
-static enum status add_picture(const struct model_image_rule *rule, struct expansion *x, const struct prompt_picture *p,
-                               struct err *err)
+static enum status add_picture(const struct model_image_rule *rule, struct expansion *x,
+                               const struct prompt_picture *p, struct err *err)
 {
-    const char *prefix = p->video ? rule->video_prefix : rule->prefix, *suffix = p->video ? rule->video_suffix : rule->suffix;
+    const char *prefix = p->video ? rule->video_prefix : rule->prefix,
+               *suffix = p->video ? rule->video_suffix : rule->suffix;
     size_t soft = strlen(p->video ? rule->video_soft : rule->soft);
     bool crops = !p->video && p->count > 1;
     enum status st = crops ? add_literal(x, CROPS_BEFORE, err) : ST_OK;
@@ -208,15 +217,16 @@ static enum status add_picture(const struct model_image_rule *rule, struct expan
         if (crops && i) st = add_literal(x, i == 1 ? CROPS_BETWEEN : " ", err);
         if (p->video && rule->video_stamps && !st) st = add_stamp(x, p->stamps[i], err);
         if (prefix && !st) st = add_literal(x, prefix, err);
-        if (!st) st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
+        if (!st)
+            st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
         if (suffix && !st) st = add_literal(x, suffix, err);
     }
     return st;
 }
 
 /* The texts that pictures bring. Their sizes were checked by check_pictures. */
-static enum status make_texts(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
-                              struct expansion *x, struct err *err)
+static enum status make_texts(const struct model_image_rule *rule, const struct prompt_picture *pictures,
+                              uint32_t picture_count, struct expansion *x, struct err *err)
 {
     uint64_t most[2] = {0, 0}, stamps = 0;
     for (uint32_t k = 0; k < picture_count; k++) {
@@ -232,7 +242,8 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
         size_t len = len_of(soft), bytes;
         if (!most[v]) continue;
         if (mul_overflows((size_t)most[v], len, &bytes) || bytes > EXPANSION_BYTES_MAX)
-            return err_set(err, ST_TOO_LARGE, "An image of %llu tokens is too large.", (unsigned long long)most[v]);
+            return err_set(err, ST_TOO_LARGE, "An image of %llu tokens is too large.",
+                           (unsigned long long)most[v]);
         x->soft[v] = malloc(bytes ? bytes : 1);
         for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
         if (!x->soft[v]) return err_set(err, ST_NOMEM, "out of memory for an image's placeholder");
@@ -243,7 +254,8 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
 }
 
 static enum status count_markers(const struct model_image_rule *rule, const struct joined *j,
-                                 const struct prompt_picture *pictures, uint32_t picture_count, struct err *err)
+                                 const struct prompt_picture *pictures, uint32_t picture_count,
+                                 struct err *err)
 {
     uint64_t found[2] = {0, 0}, wanted[2] = {0, 0};
     struct mark_scan scan = mark_scan(rule, j);
@@ -254,7 +266,8 @@ static enum status count_markers(const struct model_image_rule *rule, const stru
     for (size_t at = 0; (m = next_mark(&scan, at)).kind != MARK_NONE; at = m.at + m.len) {
         bool video = m.kind == MARK_VIDEO;
         if (m.kind == MARK_STRAY)
-            return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.", m.text);
+            return err_set(err, ST_INVALID, "The prompt holds the token %s, which only images may bring.",
+                           m.text);
         found[video]++;
         in_order = in_order && k < picture_count && pictures[k].video == video;
         k++;
@@ -262,16 +275,19 @@ static enum status count_markers(const struct model_image_rule *rule, const stru
     for (int v = 0; v < 2; v++) {
         const char *what = v ? "video" : "image";
         if (found[v] != wanted[v])
-            return err_set(err, ST_INVALID, "The prompt has %llu %s placeholder%s (%s), but the request has %llu %s%s.",
-                           (unsigned long long)found[v], what, found[v] == 1 ? "" : "s", v ? rule->video_marker : rule->marker,
-                           (unsigned long long)wanted[v], what, wanted[v] == 1 ? "" : "s");
+            return err_set(err, ST_INVALID,
+                           "The prompt has %llu %s placeholder%s (%s), but the request has %llu %s%s.",
+                           (unsigned long long)found[v], what, found[v] == 1 ? "" : "s",
+                           v ? rule->video_marker : rule->marker, (unsigned long long)wanted[v], what,
+                           wanted[v] == 1 ? "" : "s");
     }
     return in_order ? ST_OK
-                    : err_set(err, ST_INVALID, "The chat template puts images and videos in another order than the request.");
+                    : err_set(err, ST_INVALID,
+                              "The chat template puts images and videos in another order than the request.");
 }
 
-static enum status expand(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
-                          struct expansion *x, struct err *err)
+static enum status expand(const struct model_image_rule *rule, const struct prompt_picture *pictures,
+                          uint32_t picture_count, struct expansion *x, struct err *err)
 {
     enum status st = count_markers(rule, &x->j, pictures, picture_count, err);
     if (!st) st = make_texts(rule, pictures, picture_count, x, err);
@@ -291,17 +307,19 @@ static enum status expand(const struct model_image_rule *rule, const struct prom
 
 /* What can be said of the pictures before anything is made of them. *images: how many places they take. */
 static enum status check_pictures(const struct model_image_rule *rule, const struct prompt_picture *pictures,
-                                  uint32_t picture_count, uint32_t token_max, uint32_t *images, struct err *err)
+                                  uint32_t picture_count, uint32_t token_max, uint32_t *images,
+                                  struct err *err)
 {
     uint64_t count = 0, tokens = 0;
     if (picture_count && !rule->present) return err_set(err, ST_INVALID, "This model takes no images.");
     for (uint32_t k = 0; k < picture_count; k++) {
-        if (pictures[k].video && !rule->video_marker) return err_set(err, ST_INVALID, "This model takes no videos.");
+        if (pictures[k].video && !rule->video_marker)
+            return err_set(err, ST_INVALID, "This model takes no videos.");
         count += pictures[k].count;
     }
     if (count > PICTURES_MAX)
-        return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.", (unsigned long long)count,
-                       PICTURES_MAX);
+        return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.",
+                       (unsigned long long)count, PICTURES_MAX);
     for (uint32_t k = 0; k < picture_count; k++) {
         if (pictures[k].video && rule->video_stamps && !pictures[k].stamps)
             return err_set(err, ST_INVALID, "A video's frames have no times.");
@@ -313,8 +331,8 @@ static enum status check_pictures(const struct model_image_rule *rule, const str
         }
     }
     if (tokens > token_max)
-        return err_set(err, ST_TOO_LARGE, "%llu image%s take more than the limit of %u tokens.", (unsigned long long)count,
-                       count == 1 ? "" : "s", token_max);
+        return err_set(err, ST_TOO_LARGE, "%llu image%s take more than the limit of %u tokens.",
+                       (unsigned long long)count, count == 1 ? "" : "s", token_max);
     *images = (uint32_t)count;
     return ST_OK;
 }
@@ -325,10 +343,10 @@ static bool is_soft(const struct model_image_rule *rule, uint32_t token, bool *v
     return *video || token == rule->soft_id;
 }
 
-/* Each soft token belongs to the picture whose turn it is: the pictures' lengths are known, so neighbours need no text between
- * them. */
-static enum status find_spans(const struct model_image_rule *rule, const struct prompt_picture *pictures, uint32_t picture_count,
-                              struct prompt *p, struct err *err)
+/* Each soft token belongs to the picture whose turn it is: the pictures' lengths are known, so neighbours
+ * need no text between them. */
+static enum status find_spans(const struct model_image_rule *rule, const struct prompt_picture *pictures,
+                              uint32_t picture_count, struct prompt *p, struct err *err)
 {
     uint32_t at = 0, found = 0;
     bool video;
@@ -336,10 +354,12 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
         for (uint32_t i = 0; i < pictures[k].count; i++) {
             uint32_t want = (uint32_t)token_count(rule, &pictures[k], i), n = 0;
             while (at < p->token_count && !is_soft(rule, p->tokens[at], &video)) at++;
-            while (n < want && at + n < p->token_count && is_soft(rule, p->tokens[at + n], &video) && video == pictures[k].video)
+            while (n < want && at + n < p->token_count && is_soft(rule, p->tokens[at + n], &video) &&
+                   video == pictures[k].video)
                 n++;
             if (n != want)
-                return err_set(err, ST_INVALID, "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
+                return err_set(err, ST_INVALID,
+                               "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
                                want);
             p->images[found] = (struct prompt_image){.begin = at, .end = at + n, .atomic = rule->atomic};
             if (rule->grid && pictures[k].grids) p->images[found].grid = pictures[k].grids[i];
@@ -349,14 +369,16 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     }
     for (; at < p->token_count; at++)
         if (is_soft(rule, p->tokens[at], &video))
-            return err_set(err, ST_INVALID, "The tokenizer made more placeholder tokens than the request's %u images have.",
+            return err_set(err, ST_INVALID,
+                           "The tokenizer made more placeholder tokens than the request's %u images have.",
                            found);
     return ST_OK;
 }
 
-/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. Behind a video it also
- * clears the video's time, as in the training code, vLLM and transformers 4; transformers 5.23 takes max(h, w) alone there, so
- * that the text behind a long video stands at positions which the video's later frames have. */
+/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. Behind
+ * a video it also clears the video's time, as in the training code, vLLM and transformers 4;
+ * transformers 5.23 takes max(h, w) alone there, so that the text behind a long video stands at positions
+ * which the video's later frames have. */
 static enum status set_offsets(const struct model_image_rule *rule, struct prompt *p, struct err *err)
 {
     int64_t next = 0;
@@ -371,7 +393,8 @@ static enum status set_offsets(const struct model_image_rule *rule, struct promp
         if (span < (int64_t)m->grid.w - 1) span = (int64_t)m->grid.w - 1;
         next += (int64_t)(m->begin - at) + span + 1;
         at = m->end;
-        if (next > POSITIONS_MAX) return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
+        if (next > POSITIONS_MAX)
+            return err_set(err, ST_INVALID, "The videos are too long for the model's positions.");
         m->rope_offset = (int32_t)(next - (int64_t)at); /* next in 0..2^24, at in 0..2^31-1 */
     }
     return ST_OK;
@@ -400,10 +423,12 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
         if (k < p->image_count && i >= p->images[k].begin) continue;
         bool video;
         if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
-            return err_set(err, ST_INVALID, "The prompt holds the image placeholder token %u outside of an image.", p->tokens[i]);
+            return err_set(err, ST_INVALID,
+                           "The prompt holds the image placeholder token %u outside of an image.",
+                           p->tokens[i]);
         if (p->tokens[i] >= m->vocab_size)
-            return err_set(err, ST_INVALID, "Token id %u is not in the model's vocabulary (%u ids).", p->tokens[i],
-                           m->vocab_size);
+            return err_set(err, ST_INVALID, "Token id %u is not in the model's vocabulary (%u ids).",
+                           p->tokens[i], m->vocab_size);
     }
     return ST_OK;
 }
@@ -421,9 +446,9 @@ static void expansion_fini(struct expansion *x)
 
 /* ---- the two ways to a prompt ---- */
 
-enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
-                         bool add_special, struct prompt_picture *pictures, uint32_t picture_count, uint32_t token_max,
-                         struct prompt *out, struct err *err)
+enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
+                         size_t run_count, bool add_special, struct prompt_picture *pictures,
+                         uint32_t picture_count, uint32_t token_max, struct prompt *out, struct err *err)
 {
     struct expansion x = {0};
     struct tok_ids ids = {0};
@@ -434,8 +459,8 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
     if (st) return st;
     if (m->image.present) st = expand(&m->image, pictures, picture_count, &x, err);
     if (!st)
-        st = tok_encode(t, m->image.present ? x.runs : runs, m->image.present ? x.count : run_count, add_special, token_max, &ids,
-                        err);
+        st = tok_encode(t, m->image.present ? x.runs : runs, m->image.present ? x.count : run_count,
+                        add_special, token_max, &ids, err);
     if (!st && ids.count > UINT32_MAX) st = err_set(err, ST_TOO_LARGE, "%zu tokens are too many.", ids.count);
     if (!st) {
         p = (struct prompt){.tokens = ids.ids, .token_count = (uint32_t)ids.count};
@@ -488,10 +513,12 @@ static size_t take(struct trail *r, uint32_t i)
     if (!n) return 0;
     if (fits(r, r->at, i)) return n;
     /* A blank that the tokenizer put in front. */
-    if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0) return n - 1;
+    if (n > 1 && s[0] == ' ' && n - 1 <= r->len - r->at && memcmp(r->text + r->at, s + 1, n - 1) == 0)
+        return n - 1;
     for (size_t at = r->at + 1; at < r->len && at <= r->at + WINDOW; at++) {
         if (!fits(r, at, i)) continue;
-        if (i + 1 < r->p->token_count && at + n < r->len && !fits(r, at + n, i + 1)) continue; /* two in a row, or it is chance */
+        if (i + 1 < r->p->token_count && at + n < r->len && !fits(r, at + n, i + 1))
+            continue; /* two in a row, or it is chance */
         r->at = at;
         return n;
     }
@@ -504,13 +531,14 @@ static enum status trail_init(struct trail *r, const struct expansion *x, struct
     for (size_t k = 0; r->ends && k < x->count; k++) r->ends[k] = r->len += x->runs[k].len;
     r->text = r->ends ? malloc(r->len ? r->len : 1) : NULL;
     if (!r->text) return err_set(err, ST_NOMEM, "out of memory for a text of %zu bytes", r->len);
-    for (size_t k = 0; k < x->count; k++) memcpy(r->text + r->ends[k] - x->runs[k].len, x->runs[k].text, x->runs[k].len);
+    for (size_t k = 0; k < x->count; k++)
+        memcpy(r->text + r->ends[k] - x->runs[k].len, x->runs[k].text, x->runs[k].len);
     return ST_OK;
 }
 
 /* One entry per stretch of equal tags. */
-static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out, size_t *count,
-                              struct err *err)
+static enum status trail_walk(struct trail *r, const struct expansion *x, struct prompt_origin **out,
+                              size_t *count, struct err *err)
 {
     struct prompt_origin *list = NULL;
     size_t n = 0, cap = 0;
@@ -518,7 +546,8 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
         size_t len = take(r, i), end = r->at + (len ? len : 1);
         while (r->run < x->count && r->ends[r->run] <= r->at) r->run++;
         uint32_t tag = r->run < x->count ? x->tags[r->run] : 0;
-        for (size_t k = r->run; !tag && len && k < x->count && (k == r->run || r->ends[k - 1] < end); k++) tag = x->tags[k];
+        for (size_t k = r->run; !tag && len && k < x->count && (k == r->run || r->ends[k - 1] < end); k++)
+            tag = x->tags[k];
         r->at += len;
         if (n && list[n - 1].tag == tag) continue;
         if (n == cap) {
@@ -538,8 +567,9 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
 }
 
 enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
-                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count,
-                           const struct prompt *p, struct prompt_origin **out, size_t *count, struct err *err)
+                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures,
+                           uint32_t picture_count, const struct prompt *p, struct prompt_origin **out,
+                           size_t *count, struct err *err)
 {
     struct expansion x = {.run_tags = tags};
     struct trail r = {.t = t, .p = p};
@@ -548,7 +578,8 @@ enum status prompt_origins(const struct model_info *m, const struct tokenizer *t
     if (!st) st = join(runs, run_count, &x.j, err);
     if (st) return st;
     size_t first = 0;
-    st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err) : add_text(&x, 0, x.j.len, &first, err);
+    st = m->image.present ? expand(&m->image, pictures, picture_count, &x, err)
+                          : add_text(&x, 0, x.j.len, &first, err);
     if (!st) st = trail_init(&r, &x, err);
     if (!st) st = trail_walk(&r, &x, out, count, err);
     free(r.text);
@@ -557,17 +588,17 @@ enum status prompt_origins(const struct model_info *m, const struct tokenizer *t
     return st;
 }
 
-enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max, struct prompt *out,
-                            struct err *err)
+enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max,
+                            struct prompt *out, struct err *err)
 {
-    if (count > token_max) return err_set(err, ST_TOO_LARGE, "The prompt has %zu tokens, the limit is %u.", count, token_max);
-    struct prompt p = {.tokens = malloc(count ? count * sizeof *p.tokens : 1), .token_count = (uint32_t)count};
+    if (count > token_max)
+        return err_set(err, ST_TOO_LARGE, "The prompt has %zu tokens, the limit is %u.", count, token_max);
+    struct prompt p = {.tokens = malloc(count ? count * sizeof *p.tokens : 1),
+                       .token_count = (uint32_t)count};
     if (!p.tokens) return err_set(err, ST_NOMEM, "out of memory for %zu tokens", count);
     if (count) memcpy(p.tokens, ids, count * sizeof *p.tokens);
     enum status st = prompt_check(m, &p, err);
-    if (st)
-        prompt_free(&p);
-    else
-        *out = p;
+    if (st) prompt_free(&p);
+    else *out = p;
     return st;
 }

@@ -1,6 +1,6 @@
-/* From rendered text and prepared pictures to a prompt: placeholders, tokens, spans. Pure functions on worker threads.
- * A picture's place is a marker that the chat template wrote; what a user typed never makes one (its bytes don't allow control
- * tokens). */
+/* From rendered text and prepared pictures to a prompt: placeholders, tokens, spans. Pure functions on worker
+ * threads. A picture's place is a marker that the chat template wrote; what a user typed never makes one (its
+ * bytes don't allow control tokens). */
 #ifndef KVASIR_PROMPT_BUILD_H
 #define KVASIR_PROMPT_BUILD_H
 
@@ -9,52 +9,60 @@
 #include "engine/prompt/prompt.h"
 #include "engine/tokenizer/tokenizer.h"
 
-/* One picture of a request as image_prep made it: the whole first, then its pan-and-scan crops, each with its content key. Or one
- * video: all of its frames as one entry, or, for families that write timestamps, one entry per group of frames. */
+/* One picture of a request as image_prep made it: the whole first, then its pan-and-scan crops, each with its
+ * content key. Or one video: all of its frames as one entry, or, for families that write timestamps, one
+ * entry per group of frames. */
 struct prompt_picture {
-    struct image_u8 *images;   /* [count]; on success the pixels move into the prompt and `rgb` becomes NULL here. NULL: not
-                                * decoded, the keys   are known from before; the prompt's pixels stay NULL */
+    struct image_u8
+        *images; /* [count]; on success the pixels move into the prompt and `rgb` becomes NULL here. NULL: not
+                  * decoded, the keys   are known from before; the prompt's pixels stay NULL */
     const uint8_t (*keys)[32]; /* [count], borrowed for the call */
     uint32_t count;            /* >= 1 */
     bool video;
-    const struct prompt_grid *grids; /* [count], borrowed: how many tokens each takes and where they lie. May be NULL where the
-                                      * rule has a fixed number of tokens */
-    const double *stamps;            /* [count], borrowed: seconds, for a video where rule.video_stamps; else NULL */
+    const struct prompt_grid *grids; /* [count], borrowed: how many tokens each takes and where they lie. May
+                                      * be NULL where the rule has a fixed number of tokens */
+    const double *stamps; /* [count], borrowed: seconds, for a video where rule.video_stamps; else NULL */
 };
 
-/* Replaces the k-th marker (of pictures and videos together) that stands wholly in TOK_CONTROL_ALL text by picture k
- * (model_image_rule; with crops, the family's sentence around them), tokenizes the whole, gives each picture its span of soft
- * tokens, and with rule.grid the rope offsets (specs qwen-vl 5.2). Spans follow from how many tokens each picture was given, so
- * neighbours without text between them stay two. add_special: as for tok_encode. ST_INVALID, with a message for the client: other
- * markers than pictures; pictures for a text model, videos for a model without; a placeholder token in the text; an empty prompt;
- * a token that the model has no row for. ST_TOO_LARGE: more than token_max tokens, told before anything is allocated for the
+/* Replaces the k-th marker (of pictures and videos together) that stands wholly in TOK_CONTROL_ALL text by
+ * picture k (model_image_rule; with crops, the family's sentence around them), tokenizes the whole, gives
+ * each picture its span of soft tokens, and with rule.grid the rope offsets (specs qwen-vl 5.2). Spans follow
+ * from how many tokens each picture was given, so neighbours without text between them stay two. add_special:
+ * as for tok_encode. ST_INVALID, with a message for the client: other markers than pictures; pictures for a
+ * text model, videos for a model without; a placeholder token in the text; an empty prompt; a token that the
+ * model has no row for. ST_TOO_LARGE: more than token_max tokens, told before anything is allocated for the
  * pictures. On error *out is untouched and the pictures stay with the caller. */
-enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
-                         bool add_special, struct prompt_picture *pictures, uint32_t picture_count, uint32_t token_max,
-                         struct prompt *out, struct err *err) KV_MUST_CHECK;
+enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
+                         size_t run_count, bool add_special, struct prompt_picture *pictures,
+                         uint32_t picture_count, uint32_t token_max, struct prompt *out,
+                         struct err *err) KV_MUST_CHECK;
 
 /* Which part of the input a token stands for: [token, next entry's token) all bear `tag`. */
 struct prompt_origin {
     uint32_t token, tag;
 };
-#define PROMPT_TAG_PICTURE 0x80000000u /* | index of the picture: its soft tokens and what the processor writes around them */
+#define PROMPT_TAG_PICTURE                                                                                   \
+    0x80000000u /* | index of the picture: its soft tokens and what the processor writes around them */
 
-/* The origins of all tokens of `p`, which prompt_build made from the same runs and pictures. tags[run_count], below
- * PROMPT_TAG_PICTURE: 0 for text that nobody but the template answers for. A token that reaches over several runs bears the first
- * tag that is not 0. The tokens' own bytes are laid along the text; where the tokenizer changed the text (normalisation, repair,
- * swallowed blanks) the next place where both agree is looked for, so an origin may then be off by some tokens. O(text). *out:
+/* The origins of all tokens of `p`, which prompt_build made from the same runs and pictures. tags[run_count],
+ * below PROMPT_TAG_PICTURE: 0 for text that nobody but the template answers for. A token that reaches over
+ * several runs bears the first tag that is not 0. The tokens' own bytes are laid along the text; where the
+ * tokenizer changed the text (normalisation, repair, swallowed blanks) the next place where both agree is
+ * looked for, so an origin may then be off by some tokens. O(text). *out:
  * [*count] in order of token, owned; NULL for count 0. */
 enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
-                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures, uint32_t picture_count,
-                           const struct prompt *p, struct prompt_origin **out, size_t *count, struct err *err) KV_MUST_CHECK;
+                           const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures,
+                           uint32_t picture_count, const struct prompt *p, struct prompt_origin **out,
+                           size_t *count, struct err *err) KV_MUST_CHECK;
 
-/* A prompt of token ids (copied). ST_INVALID: empty, an id beyond the vocabulary, the picture placeholder. ST_TOO_LARGE: over
- * token_max. */
-enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max, struct prompt *out,
-                            struct err *err) KV_MUST_CHECK;
+/* A prompt of token ids (copied). ST_INVALID: empty, an id beyond the vocabulary, the picture placeholder.
+ * ST_TOO_LARGE: over token_max. */
+enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, size_t count, uint32_t token_max,
+                            struct prompt *out, struct err *err) KV_MUST_CHECK;
 
-/* Whether the engine can run it: not empty, every id outside of a picture's span has a row in the embedding and is not the
- * placeholder. Both functions above have asked; for prompts that were made otherwise. ST_INVALID names the id. */
+/* Whether the engine can run it: not empty, every id outside of a picture's span has a row in the embedding
+ * and is not the placeholder. Both functions above have asked; for prompts that were made otherwise.
+ * ST_INVALID names the id. */
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -14,19 +14,20 @@ struct sampler {
     float *logits;    /* [V] copy with penalties and bias */
     float *weights;   /* [V] exp of scaled logits; before that the logits of changed ids, and only those */
     uint32_t *order;  /* [V] ids under selection; before that the changed ones */
-    uint32_t *counts; /* [V] all zero between calls: SEEN = stands in the history, CHANGED = by bias or ban, the rest = times
-                         generated */
+    uint32_t *counts; /* [V] all zero between calls: SEEN = stands in the history, CHANGED = by bias or ban,
+                         the rest = times generated */
     uint32_t *bucket_count; /* [BUCKETS] logits by size */
     double *block_sums;     /* [ceil(V / BLOCK)] of the weights of a whole row */
     double *bucket_sum;     /* [BUCKETS] and the sum of their weights */
 };
-#define BUCKETS       (1u << 14)
-#define BLOCK         SAMPLER__BLOCK
-#define SEEN          0x80000000u
-#define CHANGED       0x40000000u
-#define CHANGED_SPARE 64u  /* entries of the list beyond those that are drawn from: so many best ones may be changed away */
-#define NUCLEUS       128u /* entries in which top_p mostly ends */
-#define LIST_MAX      (4 * BE_TOPK_MAX) /* best ids after changes that are looked at before the whole row is */
+#define BUCKETS (1u << 14)
+#define BLOCK   SAMPLER__BLOCK
+#define SEEN    0x80000000u
+#define CHANGED 0x40000000u
+#define CHANGED_SPARE                                                                                        \
+    64u /* entries of the list beyond those that are drawn from: so many best ones may be changed away */
+#define NUCLEUS  128u              /* entries in which top_p mostly ends */
+#define LIST_MAX (4 * BE_TOPK_MAX) /* best ids after changes that are looked at before the whole row is */
 
 enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err)
 {
@@ -43,7 +44,8 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
         s->bucket_count = malloc(BUCKETS * sizeof *s->bucket_count);
         s->bucket_sum = malloc(BUCKETS * sizeof *s->bucket_sum);
     }
-    if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->block_sums || !s->bucket_count || !s->bucket_sum) {
+    if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->block_sums || !s->bucket_count ||
+        !s->bucket_sum) {
         sampler_destroy(s);
         return err_set(err, ST_NOMEM, "out of memory for a sampler of %u ids", vocab);
     }
@@ -99,12 +101,12 @@ static bool penalises_repetition(const struct sampling_params *p)
 
 static bool modifies(const struct sampling_params *p, uint32_t banned_count)
 {
-    return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f || p->bias_count > 0 ||
-           banned_count > 0;
+    return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f ||
+           p->bias_count > 0 || banned_count > 0;
 }
 
-/* Ids whose logits this request changes, into s->order, and what becomes of them, into s->weights at the id. Returns how many;
- * the marks in s->counts stay until unmark(). */
+/* Ids whose logits this request changes, into s->order, and what becomes of them, into s->weights at the id.
+ * Returns how many; the marks in s->counts stay until unmark(). */
 static uint32_t change(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row)
 {
     uint32_t n = 0, *ids = s->order;
@@ -124,14 +126,16 @@ static uint32_t change(struct sampler *s, const struct sampling_params *p, const
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = ids[i], count = s->counts[id];
         float l = row->raw[id];
-        if (count & SEEN && penalises_repetition(p)) l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
+        if (count & SEEN && penalises_repetition(p))
+            l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
         count &= ~(SEEN | CHANGED);
         if (count) l -= p->frequency_penalty * (float)count + p->presence_penalty;
         s->weights[id] = l;
     }
     for (uint32_t i = 0; i < p->bias_count; i++)
         if (p->bias[i].id < s->vocab)
-            s->weights[p->bias[i].id] = p->bias[i].bias <= -100.0f ? -INFINITY : s->weights[p->bias[i].id] + p->bias[i].bias;
+            s->weights[p->bias[i].id] =
+                p->bias[i].bias <= -100.0f ? -INFINITY : s->weights[p->bias[i].id] + p->bias[i].bias;
     for (uint32_t i = 0; i < row->banned_count; i++)
         if (row->banned[i] < s->vocab) s->weights[row->banned[i]] = -INFINITY;
     return n;
@@ -212,10 +216,12 @@ static void select_top(const float *l, uint32_t v, uint32_t k, uint32_t *h)
     drain(l, h, k);
 }
 
-/* The best ids of the row, in order, as far as they are certain: `n` entries of the backend's list, and what change() made of the
- * changed ones. Whatever stands in neither comes behind the list's last entry, so those that come before that are the best of
- * all. Their logits are at s->weights[id] then. 0 when there is nothing certain, or more than LIST_MAX. */
-static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32_t n, uint32_t changed, uint32_t *ids)
+/* The best ids of the row, in order, as far as they are certain: `n` entries of the backend's list, and what
+ * change() made of the changed ones. Whatever stands in neither comes behind the list's last entry, so those
+ * that come before that are the best of all. Their logits are at s->weights[id] then. 0 when there is nothing
+ * certain, or more than LIST_MAX. */
+static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32_t n, uint32_t changed,
+                        uint32_t *ids)
 {
     if (!n || n > row->top_count) return 0;
     uint32_t m = 0, last_id = n == s->vocab ? UINT32_MAX : row->top_ids[n - 1];
@@ -238,8 +244,9 @@ static uint32_t best_of(struct sampler *s, const struct sampler_row *row, uint32
 
 /* ---- the draw ---- */
 
-/* Candidates are sorted: ids[i] with value(i). Cuts by top_p of `total` (the weight of everything before top_p) and min_p.
- * Returns how many stay, or 0 when `n` candidates were not enough to tell (never when `all`: nothing lies behind them). */
+/* Candidates are sorted: ids[i] with value(i). Cuts by top_p of `total` (the weight of everything before
+ * top_p) and min_p. Returns how many stay, or 0 when `n` candidates were not enough to tell (never when
+ * `all`: nothing lies behind them). */
 static uint32_t cut(const struct sampling_params *p, const float *w, uint32_t n, double total, bool all)
 {
     uint32_t keep = n;
@@ -286,7 +293,8 @@ static double sum_of(const float *w, uint32_t n)
     return sum;
 }
 
-double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights, double *sums)
+double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights,
+                          double *sums)
 {
     return weights_body(l, vocab, max, inv_temperature, weights, sums);
 }
@@ -331,7 +339,8 @@ static uint32_t bucket_of(float x)
     return u >> 18;
 }
 
-/* Sorted ids of all logits that the smallest set with weight >= want may hold (want <= total of the weights), into s->order. */
+/* Sorted ids of all logits that the smallest set with weight >= want may hold (want <= total of the weights),
+ * into s->order. */
 static uint32_t gather_top(struct sampler *s, const float *l, double want)
 {
     memset(s->bucket_count, 0, BUCKETS * sizeof *s->bucket_count);
@@ -362,7 +371,8 @@ static uint32_t gather_above(struct sampler *s, const float *l, float least)
 }
 
 struct drawn {
-    uint32_t id, top_idx; /* top_idx: place in the row's top list, UINT32_MAX if it was not drawn from there */
+    uint32_t id,
+        top_idx; /* top_idx: place in the row's top list, UINT32_MAX if it was not drawn from there */
 };
 
 static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t keep, uint64_t position)
@@ -370,10 +380,10 @@ static uint32_t pick(const struct sampling_params *p, const float *w, uint32_t k
     return walk(w, keep, sum_of(w, keep), sampling_uniform(p->seed, position));
 }
 
-/* From the best n ids of a row in their order (all: there are no others), with values[i] the logit of the i-th. False when they
- * are not enough to tell. */
-static bool draw_from_list(const struct sampling_params *p, const float *values, uint32_t n, bool all, uint64_t position,
-                           uint32_t *idx)
+/* From the best n ids of a row in their order (all: there are no others), with values[i] the logit of the
+ * i-th. False when they are not enough to tell. */
+static bool draw_from_list(const struct sampling_params *p, const float *values, uint32_t n, bool all,
+                           uint64_t position, uint32_t *idx)
 {
     float w[LIST_MAX];
     float inv = inverse(p->temperature);
@@ -388,10 +398,10 @@ static bool draw_from_list(const struct sampling_params *p, const float *values,
     return true;
 }
 
-/* From a whole row in host memory, whose largest is `top` and whose best are known as far as best[count]: exact for every
- * setting. */
-static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l, uint32_t top,
-                              const uint32_t *best, uint32_t count, uint64_t position)
+/* From a whole row in host memory, whose largest is `top` and whose best are known as far as best[count]:
+ * exact for every setting. */
+static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p, const float *l,
+                              uint32_t top, const uint32_t *best, uint32_t count, uint64_t position)
 {
     uint32_t v = s->vocab;
     float max = l[top];
@@ -407,12 +417,9 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
         if (keep) return best[pick(p, w, keep, position)];
     }
     uint32_t n = p->top_k;
-    if (limited)
-        select_top(l, v, n, s->order);
-    else if (p->top_p < 1.0f)
-        n = gather_top(s, l, (double)p->top_p * total);
-    else
-        n = gather_above(s, l, p->min_p);
+    if (limited) select_top(l, v, n, s->order);
+    else if (p->top_p < 1.0f) n = gather_top(s, l, (double)p->top_p * total);
+    else n = gather_above(s, l, p->min_p);
     /* In place of the row's weights: those of the candidates, in their order. */
     for (uint32_t i = 0; i < n; i++) s->weights[i] = weight_of(l[s->order[i]], max, inv);
     if (limited) total = sum_of(s->weights, n);
@@ -420,14 +427,16 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
 }
 
 /* A draw from a row that is changed first. */
-static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, uint32_t n)
+static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
+                             const struct sampler_row *row, uint32_t n)
 {
     uint32_t ids[LIST_MAX], idx = 0, changed = change(s, p, row), m = best_of(s, row, n, changed, ids);
     unmark(s, changed);
     if (m) {
         float values[LIST_MAX];
         for (uint32_t i = 0; i < m; i++) values[i] = s->weights[ids[i]];
-        if (p->temperature <= 0.0f || draw_from_list(p, values, m, m == s->vocab, row->position, &idx)) return ids[idx];
+        if (p->temperature <= 0.0f || draw_from_list(p, values, m, m == s->vocab, row->position, &idx))
+            return ids[idx];
     }
     const float *l = modified_row(s, row, changed);
     return draw_from_row(s, p, l, m ? ids[0] : argmax(l, s->vocab), ids, m, row->position);
@@ -458,7 +467,8 @@ static uint32_t rank_of(const struct sampler *s, const struct sampler_row *row, 
     uint32_t n = 1;
     for (uint32_t i = 0; i < row->top_count; i++)
         if (row->top_ids[i] == id) return i + 1;
-    for (uint32_t i = 0; i < s->vocab; i++) n += row->raw[i] > row->raw[id] || (row->raw[i] == row->raw[id] && i < id);
+    for (uint32_t i = 0; i < s->vocab; i++)
+        n += row->raw[i] > row->raw[id] || (row->raw[i] == row->raw[id] && i < id);
     return n;
 }
 
@@ -478,7 +488,8 @@ void sampler_score(uint32_t id, uint32_t top_n, const struct sampler_row *row, s
     fill_top(top_n, row, out);
 }
 
-bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, struct token_out *out)
+bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row,
+                  struct token_out *out)
 {
     struct drawn d = {row->stats.argmax < s->vocab ? row->stats.argmax : 0, UINT32_MAX};
     bool modified = modifies(p, row->banned_count), greedy = p->temperature <= 0.0f && !modified;
@@ -486,7 +497,8 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
         uint32_t n = sampler_top_wanted(p, row->banned_count);
         if (n > s->vocab) n = s->vocab;
         if (n > row->top_count || !isfinite(row->stats.max)) n = 0;
-        if (!modified && n && draw_from_list(p, row->top_values, n, n == s->vocab, row->position, &d.top_idx)) {
+        if (!modified && n &&
+            draw_from_list(p, row->top_values, n, n == s->vocab, row->position, &d.top_idx)) {
             d.id = row->top_ids[d.top_idx];
         } else if (!row->raw) {
             return false;

@@ -1,17 +1,17 @@
-/* Draws one token from a row of logits, and reports log-probs. Pure: the result depends on its arguments alone. Host arithmetic
- * only; the row's maximum, log-sum-exp and largest entries come from the backend, so that a 262,144-entry row is rarely walked
- * here.
+/* Draws one token from a row of logits, and reports log-probs. Pure: the result depends on its arguments
+ * alone. Host arithmetic only; the row's maximum, log-sum-exp and largest entries come from the backend, so
+ * that a 262,144-entry row is rarely walked here.
  *
  * Order of what changes a distribution (SPEC):
- *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count + presence over generated
- * ids
+ *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count +
+ * presence over generated ids
  *   2. logit bias (-100 and below = never), banned ids (never)
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
- *   4. top_k, 5. top_p (the smallest set of largest probabilities whose sum reaches top_p, of what top_k left), 6. min_p
- * (relative to the largest)
- *   7. the draw: u = sampling_uniform(seed, position of the new token); candidates in descending order, ties by lower id (in
- * order of id when none of 4..6 is on); the first whose cumulative weight exceeds u * total, sums in double in that order.
- * Log-probs and ranks are of the raw row. */
+ *   4. top_k, 5. top_p (the smallest set of largest probabilities whose sum reaches top_p, of what top_k
+ * left), 6. min_p (relative to the largest)
+ *   7. the draw: u = sampling_uniform(seed, position of the new token); candidates in descending order, ties
+ * by lower id (in order of id when none of 4..6 is on); the first whose cumulative weight exceeds u * total,
+ * sums in double in that order. Log-probs and ranks are of the raw row. */
 #ifndef KVASIR_SAMPLER_H
 #define KVASIR_SAMPLER_H
 
@@ -27,7 +27,8 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
 void sampler_destroy(struct sampler *s);
 
 struct sampler_row {
-    const float *raw; /* [V] logits (softcap applied) in host memory, or NULL: sampler_draw then may ask for them */
+    const float
+        *raw; /* [V] logits (softcap applied) in host memory, or NULL: sampler_draw then may ask for them */
     struct be_logit_stats stats;
     const uint32_t *top_ids; /* [top_count] largest raw logits, descending, ties by lower id */
     const float *top_values;
@@ -38,16 +39,18 @@ struct sampler_row {
     const uint32_t *banned;
     uint32_t banned_count;
 };
-/* How many of the row's largest entries a draw with these parameters looks at (0..BE_TOPK_MAX). A row uses exactly these, even
- * when more are given: what it draws must not depend on its neighbours' wishes. */
+/* How many of the row's largest entries a draw with these parameters looks at (0..BE_TOPK_MAX). A row uses
+ * exactly these, even when more are given: what it draws must not depend on its neighbours' wishes. */
 uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count);
 /* True when a draw may walk the row or the history: worth a thread of its own. */
 bool sampler_walks(const struct sampling_params *p, uint32_t banned_count);
 
 /* False: row->raw was NULL and is needed; nothing was drawn, call again with it. */
-bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row, struct token_out *out);
+bool sampler_draw(struct sampler *s, const struct sampling_params *p, const struct sampler_row *row,
+                  struct token_out *out);
 
-/* Log-prob, rank and alternatives of a given token (a scored prompt token): stats.target and stats.target_rank are about it. */
+/* Log-prob, rank and alternatives of a given token (a scored prompt token): stats.target and
+ * stats.target_rank are about it. */
 void sampler_score(uint32_t id, uint32_t top_n, const struct sampler_row *row, struct token_out *out);
 
 #endif

@@ -1,13 +1,13 @@
-/* The sampler's walk over a whole row with AVX2, chosen when a sampler is made; sampler.c runs elsewhere, with the same bits.
- * Pure; any thread. */
+/* The sampler's walk over a whole row with AVX2, chosen when a sampler is made; sampler.c runs elsewhere,
+ * with the same bits. Pure; any thread. */
 #include "engine/sample/sampler_weights.h"
 
 #include <stddef.h>
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx2"))) static double weights(const float *l, uint32_t vocab, float max, float inv_temperature,
-                                                      float *out, double *sums)
+__attribute__((target("avx2"))) static double weights(const float *l, uint32_t vocab, float max,
+                                                      float inv_temperature, float *out, double *sums)
 {
     return weights_body(l, vocab, max, inv_temperature, out, sums);
 }

@@ -1,6 +1,6 @@
-/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: the same source compiled twice, so that
- * the wider one has the same bits. That holds because each float is computed by itself, sums have a fixed order of lanes, and
- * nothing is contracted
+/* The sampler's walk over a whole row, for sampler.c (any machine) and sampler_avx2.c: the same source
+ * compiled twice, so that the wider one has the same bits. That holds because each float is computed by
+ * itself, sums have a fixed order of lanes, and nothing is contracted
  * (-ffp-contract=off). */
 #ifndef KVASIR_SAMPLER_WEIGHTS_H
 #define KVASIR_SAMPLER_WEIGHTS_H
@@ -11,15 +11,16 @@
 #define SAMPLER_INLINE __attribute__((always_inline)) static inline
 #define SAMPLER__BLOCK 1024u /* ids whose weights are summed before the sums are */
 
-/* weights[i] = exp((l[i] - max) * inv_temperature) for i < vocab; sums[j] is the sum of the j-th block of them; returns the sum
- * of the sums. */
-typedef double sampler__weights_fn(const float *l, uint32_t vocab, float max, float inv_temperature, float *weights,
-                                   double *sums);
+/* weights[i] = exp((l[i] - max) * inv_temperature) for i < vocab; sums[j] is the sum of the j-th block of
+ * them; returns the sum of the sums. */
+typedef double sampler__weights_fn(const float *l, uint32_t vocab, float max, float inv_temperature,
+                                   float *weights, double *sums);
 sampler__weights_fn sampler__weights_c;
 sampler__weights_fn *sampler__weights_avx2(void); /* NULL where the machine has no AVX2 */
 
-/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. Float arithmetic and
- * integer masks only, no branch: loops over it become vector code, and its bits are the same on every machine. */
+/* exp((x - max) / temperature) for x <= max, relative error about 1e-7; 0 below exp(-87) and for NaN. Float
+ * arithmetic and integer masks only, no branch: loops over it become vector code, and its bits are the same
+ * on every machine. */
 SAMPLER_INLINE float weight_of(float x, float max, float inv_temperature)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -31,8 +32,9 @@ SAMPLER_INLINE float weight_of(float x, float max, float inv_temperature)
     memcpy(&z, &bits, 4);
     float shifted = z * 1.44269504f + magic, n = shifted - magic;
     float r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p =
-        1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+    float p = 1.0f +
+              r * (1.0f + r * (0.5f + r * (0.166666667f +
+                                           r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
     memcpy(&bits, &shifted, 4);
     bits = (bits - 0x4b400000u + 127u) << 23;
     memcpy(&scale, &bits, 4);
@@ -54,8 +56,8 @@ SAMPLER_INLINE double block_sum(const float *w, uint32_t n)
     return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
 }
 
-SAMPLER_INLINE double weights_body(const float *restrict l, uint32_t vocab, float max, float inv, float *restrict weights,
-                                   double *restrict sums)
+SAMPLER_INLINE double weights_body(const float *restrict l, uint32_t vocab, float max, float inv,
+                                   float *restrict weights, double *restrict sums)
 {
     double total = 0;
     for (uint32_t n; vocab; vocab -= n, l += n, weights += n) {

@@ -1,5 +1,5 @@
-/* Added tokens in a text: a byte trie, leftmost-longest, with the rules of single_word, lstrip, rstrip and of control (which
- * bytes may be part of a token). Pure after the trie is built; any thread. */
+/* Added tokens in a text: a byte trie, leftmost-longest, with the rules of single_word, lstrip, rstrip and of
+ * control (which bytes may be part of a token). Pure after the trie is built; any thread. */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -61,7 +61,8 @@ static void build_nodes(struct tok_trie *trie, const struct needle *n, size_t co
     }
 }
 
-enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count, bool normalized)
+enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count,
+                            bool normalized)
 {
     struct needle *n = calloc(count + 1, sizeof *n);
     if (!n) return ST_NOMEM;
@@ -98,10 +99,8 @@ static uint32_t child(const struct tok_trie *trie, uint32_t node, uint8_t byte)
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (trie->edge_byte[mid] == byte) return trie->edge_node[mid];
-        if (trie->edge_byte[mid] < byte)
-            lo = mid + 1;
-        else
-            hi = mid;
+        if (trie->edge_byte[mid] < byte) lo = mid + 1;
+        else hi = mid;
     }
     return 0;
 }
@@ -120,8 +119,8 @@ void tok_guard(struct tokenizer *t, const char *text, size_t len)
 }
 
 /* Longest added token that starts at `at` and that all of its bytes permit; NULL if none. */
-static const struct tok_added *match_at(const struct tokenizer *t, const struct tok_trie *trie, const struct tok_text *x,
-                                        size_t at)
+static const struct tok_added *match_at(const struct tokenizer *t, const struct tok_trie *trie,
+                                        const struct tok_text *x, size_t at)
 {
     const struct tok_added *best = NULL;
     uint32_t node = trie->root[x->s[at]];
@@ -164,7 +163,8 @@ static bool stands_alone(const struct tok_text *x, size_t start, size_t end)
     return true;
 }
 
-static enum status emit_text(const struct tok_text *x, size_t from, size_t to, const struct tok_added_sink *sink)
+static enum status emit_text(const struct tok_text *x, size_t from, size_t to,
+                             const struct tok_added_sink *sink)
 {
     if (from >= to) return ST_OK;
     struct tok_text part = {x->s + from, to - from, x->control ? x->control + from : NULL, x->all};
@@ -185,7 +185,8 @@ enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *tr
             continue;
         }
         size_t start = i, end = i + hit->needle_len;
-        i = end; /* a hit that the rules below reject is not searched for shorter ones: so does the reference */
+        i = end; /* a hit that the rules below reject is not searched for shorter ones: so does the reference
+                  */
         if (hit->single_word && !stands_alone(x, start, end)) continue;
         uint32_t cp;
         if (hit->lstrip) {

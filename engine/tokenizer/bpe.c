@@ -1,6 +1,6 @@
-/* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, the leftmost of equals, until none is
- * left. Short words use an array, long ones a heap (O(n log n)); both give the same result. Pure; any thread, state in the
- * caller's encoder. */
+/* One word of the pre-tokenizer -> ids. Byte-pair merges: always the pair of lowest rank, the leftmost of
+ * equals, until none is left. Short words use an array, long ones a heap (O(n log n)); both give the same
+ * result. Pure; any thread, state in the caller's encoder. */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -77,7 +77,8 @@ static size_t symbols(const struct tokenizer *t, const uint8_t *s, size_t len, u
         for (size_t i = 0; i < len; i++) ids[n++] = t->byte_id[s[i]];
         return n;
     }
-    bool unk = false; /* an unknown symbol that is still to be written: with fuse_unk the next one may join it */
+    bool unk =
+        false; /* an unknown symbol that is still to be written: with fuse_unk the next one may join it */
     for (size_t i = 0; i < len;) {
         uint32_t cp;
         unsigned bytes = uni_decode(s + i, &cp);
@@ -147,8 +148,9 @@ static void push(uint64_t *heap, size_t *n, uint64_t x)
     heap[at] = x;
 }
 
-/* The same on e->sym[0..n) with a heap of rank << 32 | position; the result is left at the front of e->sym. An entry is stale
- * when the pair that starts at its position has another rank by now (a rank names one pair). */
+/* The same on e->sym[0..n) with a heap of rank << 32 | position; the result is left at the front of e->sym.
+ * An entry is stale when the pair that starts at its position has another rank by now (a rank names one
+ * pair). */
 static size_t merge_heap(struct tok_encoder *e, size_t n)
 {
     const struct tok_merges *m = &e->t->merges;
@@ -175,7 +177,8 @@ static size_t merge_heap(struct tok_encoder *e, size_t n)
         if (e->rank[at] != TOK_NO_RANK) push(e->heap, &heap_count, (uint64_t)e->rank[at] << 32 | at);
         if (before == none) continue;
         e->rank[before] = tok__merge_rank(m, e->sym[before], e->sym[at]);
-        if (e->rank[before] != TOK_NO_RANK) push(e->heap, &heap_count, (uint64_t)e->rank[before] << 32 | before);
+        if (e->rank[before] != TOK_NO_RANK)
+            push(e->heap, &heap_count, (uint64_t)e->rank[before] << 32 | before);
     }
     size_t out = 0;
     for (uint32_t i = 0; i != none; i = e->next[i]) e->sym[out++] = e->sym[i];
@@ -215,7 +218,8 @@ static enum status encode_cached(struct tok_encoder *e, const uint8_t *s, size_t
     size_t before = e->count;
     enum status st = encode_new(e, s, len);
     if (!st && e->count <= UINT32_MAX) {
-        *slot = (struct tok_word_slot){(uint32_t)(s - e->base), (uint32_t)before, (uint16_t)len, (uint16_t)(e->count - before)};
+        *slot = (struct tok_word_slot){(uint32_t)(s - e->base), (uint32_t)before, (uint16_t)len,
+                                       (uint16_t)(e->count - before)};
     }
     return st;
 }

@@ -1,7 +1,9 @@
 /* Inside of the tokenizer; included by engine/tokenizer*.c only.
  *
- *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece -> pieces between `normalized` added tokens
- *        -> words (pre-tokenizer) -> [cuts that no merge can cross] -> initial symbols -> merges -> ids -> post-processor
+ *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece -> pieces between
+ * `normalized` added tokens
+ *        -> words (pre-tokenizer) -> [cuts that no merge can cross] -> initial symbols -> merges -> ids ->
+ * post-processor
  *
  *   tokenizer/load.c   files -> struct tokenizer          tokenizer/split.c  pre-tokenizer
  *   tokenizer/vocab.c  strings, merges, token bytes       tokenizer/bpe.c    words -> ids
@@ -32,7 +34,8 @@ struct tok_span {
     uint32_t at, len; /* bytes of an arena */
 };
 
-/* Open addressing, at most half full. A slot is hash << 32 | id + 1; 0 is empty. The strings stand in the tokenizer's arena. */
+/* Open addressing, at most half full. A slot is hash << 32 | id + 1; 0 is empty. The strings stand in the
+ * tokenizer's arena. */
 struct tok_index {
     uint64_t *slots;
     uint32_t mask;
@@ -76,8 +79,20 @@ struct tok_norm {
     size_t from_len, to_len;
 };
 
-enum tok_pattern { TOK_PATTERN_QWEN2, TOK_PATTERN_LLAMA3, TOK_PATTERN_QWEN3_5, TOK_PATTERN_GPT2, TOK_PATTERN_LITERAL };
-enum tok_behavior { TOK_ISOLATED, TOK_MERGED_WITH_PREVIOUS, TOK_MERGED_WITH_NEXT, TOK_CONTIGUOUS, TOK_REMOVED };
+enum tok_pattern {
+    TOK_PATTERN_QWEN2,
+    TOK_PATTERN_LLAMA3,
+    TOK_PATTERN_QWEN3_5,
+    TOK_PATTERN_GPT2,
+    TOK_PATTERN_LITERAL
+};
+enum tok_behavior {
+    TOK_ISOLATED,
+    TOK_MERGED_WITH_PREVIOUS,
+    TOK_MERGED_WITH_NEXT,
+    TOK_CONTIGUOUS,
+    TOK_REMOVED
+};
 struct tok_split {
     enum tok_pattern pattern;
     enum tok_behavior behavior; /* of LITERAL; the known patterns leave no gaps and are always isolated */
@@ -92,7 +107,8 @@ struct tok_role {
 enum { TOK_STEPS_MAX = 8, TOK_TEMPLATE_MAX = 8 };
 
 struct tokenizer {
-    /* Tokens by id, [vocab_size]. `literal` is the string in the file, `bytes` the text that the token stands for. */
+    /* Tokens by id, [vocab_size]. `literal` is the string in the file, `bytes` the text that the token stands
+     * for. */
     uint32_t vocab_size;
     struct tok_span *literal, *bytes;
     uint8_t *flags;
@@ -110,8 +126,9 @@ struct tokenizer {
     uint32_t byte_id[256];        /* byte-level: the byte's token; otherwise <0xNN>; TOK_NO_ID: none */
     uint32_t *char_pages[0x1100]; /* code point -> 1 + id, pages of 256, NULL: none */
     uint32_t unk_id;
-    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): where the bit of a pair of neighbours
-     * is not set, no merge can join them and the text may be cut there. NULL: the proof failed, nothing is cut. */
+    /* Bit per hash of (last code point of a, first code point of b) of all merges (a, b): where the bit of a
+     * pair of neighbours is not set, no merge can join them and the text may be cut there. NULL: the proof
+     * failed, nothing is cut. */
     uint64_t *joints;
 
     struct tok_norm norms[TOK_STEPS_MAX];
@@ -140,10 +157,13 @@ uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* 
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
                             struct err *err) KV_MUST_CHECK;
-enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges, struct err *err) KV_MUST_CHECK;
+enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges,
+                             struct err *err) KV_MUST_CHECK;
 /* Gives an id that stands beyond the model's vocabulary its literal. */
-enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len, struct err *err) KV_MUST_CHECK;
-/* Fills byte_id, char_pages, bytes, by_word and joints once vocabulary, merges, added tokens and decoder are known. */
+enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len,
+                             struct err *err) KV_MUST_CHECK;
+/* Fills byte_id, char_pages, bytes, by_word and joints once vocabulary, merges, added tokens and decoder are
+ * known. */
 enum status tok__finish_vocab(struct tokenizer *t, struct err *err) KV_MUST_CHECK;
 /* Code point -> byte of the byte-level alphabet; -1: outside. */
 int tok__byte_of_char(uint32_t cp);
@@ -187,35 +207,38 @@ struct tok_textbuf {
 };
 void tok__textbuf_fini(struct tok_textbuf *b);
 bool tok__utf8_valid(const uint8_t *s, size_t len);
-/* Length of the longest valid prefix of one UTF-8 sequence at s[0..len): *complete says if it is a whole character. 0: s[0]
- * starts none. */
+/* Length of the longest valid prefix of one UTF-8 sequence at s[0..len): *complete says if it is a whole
+ * character. 0: s[0] starts none. */
 size_t tok__utf8_step(const uint8_t *s, size_t len, bool *complete);
 /* Joins runs into one valid text: borrowed from the only run where possible, else in *own. */
-enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own, struct tok_text *out,
-                           struct err *err) KV_MUST_CHECK;
+enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own,
+                           struct tok_text *out, struct err *err) KV_MUST_CHECK;
 /* Would normalising leave every substring of s as it is? */
 bool tok__is_normal(const struct tokenizer *t, const uint8_t *s, size_t len);
 /* Appends x with every occurrence replaced (rule of kind REPLACE). */
-enum status tok__replace(const struct tok_norm *rule, const struct tok_text *x, struct tok_textbuf *out) KV_MUST_CHECK;
+enum status tok__replace(const struct tok_norm *rule, const struct tok_text *x,
+                         struct tok_textbuf *out) KV_MUST_CHECK;
 /* Appends the normalised piece to out. */
-enum status tok__normalize(const struct tokenizer *t, const struct tok_text *piece, struct tok_textbuf *out) KV_MUST_CHECK;
+enum status tok__normalize(const struct tokenizer *t, const struct tok_text *piece,
+                           struct tok_textbuf *out) KV_MUST_CHECK;
 
 /* ---- tokenizer/split.c ---- */
 /* End of the word that starts at s[at]; at < len; s is valid UTF-8. */
 size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, size_t at);
 
 /* ---- tokenizer/added.c ---- */
-enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count, bool normalized) KV_MUST_CHECK;
+enum status tok__build_trie(struct tok_trie *trie, const struct tok_added *added, size_t count,
+                            bool normalized) KV_MUST_CHECK;
 void tok__trie_fini(struct tok_trie *trie);
-/* Cuts a text at added tokens: calls text_fn for stretches between them and token_fn for ids, in order; stops at the first
- * failure. */
+/* Cuts a text at added tokens: calls text_fn for stretches between them and token_fn for ids, in order; stops
+ * at the first failure. */
 struct tok_added_sink {
     enum status (*text)(void *ctx, const struct tok_text *stretch);
     enum status (*token)(void *ctx, uint32_t id);
     void *ctx;
 };
-enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *trie, const struct tok_text *text,
-                            const struct tok_added_sink *sink) KV_MUST_CHECK;
+enum status tok__find_added(const struct tokenizer *t, const struct tok_trie *trie,
+                            const struct tok_text *text, const struct tok_added_sink *sink) KV_MUST_CHECK;
 
 /* ---- tokenizer/bpe.c ---- */
 struct tok_word_slot {

@@ -1,5 +1,6 @@
-/* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't have refuses the load
- * with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served. */
+/* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't
+ * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
+ */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -21,7 +22,8 @@ static enum status unsupported_type(struct loader *l, const char *where, uint32_
     size_t len = 0;
     uint32_t type = json_get(l->d, node, "type");
     const char *name = json_kind(l->d, type) == JSON_STRING ? json_raw(l->d, type, &len) : "";
-    return err_set(l->err, ST_UNSUPPORTED, "%s: type \"%.*s\" is not supported", where, len > 80 ? 80 : (int)len, name);
+    return err_set(l->err, ST_UNSUPPORTED, "%s: type \"%.*s\" is not supported", where,
+                   len > 80 ? 80 : (int)len, name);
 }
 
 static bool type_is(struct loader *l, uint32_t node, const char *type)
@@ -30,7 +32,8 @@ static bool type_is(struct loader *l, uint32_t node, const char *type)
 }
 
 /* A boolean member; `absent` when it is missing or null. */
-static enum status get_bool(struct loader *l, uint32_t node, const char *where, const char *key, bool absent, bool *out)
+static enum status get_bool(struct loader *l, uint32_t node, const char *where, const char *key, bool absent,
+                            bool *out)
 {
     uint32_t v = json_get_live(l->d, node, key);
     *out = absent;
@@ -38,10 +41,12 @@ static enum status get_bool(struct loader *l, uint32_t node, const char *where, 
     return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a boolean", where, key);
 }
 
-static enum status get_string(struct loader *l, uint32_t node, const char *where, const char *key, char **out, size_t *len)
+static enum status get_string(struct loader *l, uint32_t node, const char *where, const char *key, char **out,
+                              size_t *len)
 {
     uint32_t v = json_get_live(l->d, node, key);
-    if (json_kind(l->d, v) != JSON_STRING) return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a string", where, key);
+    if (json_kind(l->d, v) != JSON_STRING)
+        return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a string", where, key);
     *out = json_str_dup(l->d, v, len);
     return *out ? ST_OK : err_set(l->err, ST_NOMEM, "%s: out of memory", where);
 }
@@ -49,15 +54,16 @@ static enum status get_string(struct loader *l, uint32_t node, const char *where
 /* {"type":"Sequence", KEY:[...]} or one component: calls fn for each, in order. */
 typedef enum status component_fn(struct loader *l, uint32_t node);
 
-static enum status each_component(struct loader *l, uint32_t node, const char *where, const char *key, int depth,
-                                  component_fn *fn)
+static enum status each_component(struct loader *l, uint32_t node, const char *where, const char *key,
+                                  int depth, component_fn *fn)
 {
     if (node == JSON_NONE) return ST_OK;
     if (json_kind(l->d, node) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "%s is not an object", where);
     if (!type_is(l, node, "Sequence")) return fn(l, node);
     if (depth > 4) return err_set(l->err, ST_UNSUPPORTED, "%s: sequences nested too deeply", where);
     uint32_t list = json_get_live(l->d, node, key);
-    if (json_kind(l->d, list) != JSON_ARRAY) return err_set(l->err, ST_FORMAT, "%s: a Sequence without \"%s\"", where, key);
+    if (json_kind(l->d, list) != JSON_ARRAY)
+        return err_set(l->err, ST_FORMAT, "%s: a Sequence without \"%s\"", where, key);
     uint32_t item = json_first(l->d, list);
     for (uint32_t i = 0; i < json_count(l->d, list); i++, item = json_next(l->d, item)) {
         enum status st = each_component(l, item, where, key, depth + 1, fn);
@@ -72,7 +78,8 @@ static enum status read_replace(struct loader *l, uint32_t node, const char *whe
 {
     uint32_t pattern = json_get_live(l->d, node, "pattern");
     if (json_get_live(l->d, pattern, "String") == JSON_NONE) {
-        return err_set(l->err, ST_UNSUPPORTED, "%s: a Replace pattern that is not a String is not supported", where);
+        return err_set(l->err, ST_UNSUPPORTED, "%s: a Replace pattern that is not a String is not supported",
+                       where);
     }
     *out = (struct tok_norm){.kind = TOK_NORM_REPLACE};
     enum status st = get_string(l, pattern, where, "String", &out->from, &out->from_len);
@@ -90,15 +97,13 @@ static enum status read_replace(struct loader *l, uint32_t node, const char *whe
 static enum status add_normalizer(struct loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
-    if (t->norm_count == TOK_STEPS_MAX) return err_set(l->err, ST_UNSUPPORTED, "normalizer: more than %d steps", TOK_STEPS_MAX);
+    if (t->norm_count == TOK_STEPS_MAX)
+        return err_set(l->err, ST_UNSUPPORTED, "normalizer: more than %d steps", TOK_STEPS_MAX);
     struct tok_norm *n = &t->norms[t->norm_count];
     enum status st = ST_OK;
-    if (type_is(l, node, "NFC"))
-        *n = (struct tok_norm){.kind = TOK_NORM_NFC};
-    else if (type_is(l, node, "Replace"))
-        st = read_replace(l, node, "normalizer", n);
-    else
-        st = unsupported_type(l, "normalizer", node);
+    if (type_is(l, node, "NFC")) *n = (struct tok_norm){.kind = TOK_NORM_NFC};
+    else if (type_is(l, node, "Replace")) st = read_replace(l, node, "normalizer", n);
+    else st = unsupported_type(l, "normalizer", node);
     if (!st) t->norm_count++;
     return st;
 }
@@ -123,7 +128,8 @@ static const struct {
 
 static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
 {
-    static const char *const names[] = {"Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous", "Removed"};
+    static const char *const names[] = {"Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous",
+                                        "Removed"};
     uint32_t v = json_get(l->d, node, "behavior");
     for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
         if (json_str_eq(l->d, v, names[i])) {
@@ -142,7 +148,9 @@ static enum status read_split(struct loader *l, uint32_t node, struct tok_split 
     if (!st) st = get_bool(l, node, "pre_tokenizer", "invert", false, &invert);
     if (st) return st;
     if (regex == JSON_NONE) {
-        if (invert) return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a Split on a String with \"invert\" is not supported");
+        if (invert)
+            return err_set(l->err, ST_UNSUPPORTED,
+                           "pre_tokenizer: a Split on a String with \"invert\" is not supported");
         s->pattern = TOK_PATTERN_LITERAL;
         if ((st = get_string(l, pattern, "pre_tokenizer", "String", &s->literal, &s->literal_len))) return st;
         if (s->literal_len > 0) return ST_OK;
@@ -170,7 +178,8 @@ static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
     enum status st = get_bool(l, node, "pre_tokenizer", "add_prefix_space", true, &prefix);
     if (!st) st = get_bool(l, node, "pre_tokenizer", "use_regex", true, split);
     if (!st && prefix)
-        st = err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: ByteLevel with \"add_prefix_space\" is not supported");
+        st = err_set(l->err, ST_UNSUPPORTED,
+                     "pre_tokenizer: ByteLevel with \"add_prefix_space\" is not supported");
     l->t->byte_level = true;
     return st;
 }
@@ -178,7 +187,8 @@ static enum status read_byte_level(struct loader *l, uint32_t node, bool *split)
 static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
-    if (t->byte_level) return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a step after ByteLevel is not supported");
+    if (t->byte_level)
+        return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: a step after ByteLevel is not supported");
     if (t->split_count == TOK_STEPS_MAX)
         return err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer: more than %d steps", TOK_STEPS_MAX);
     struct tok_split *s = &t->splits[t->split_count];
@@ -201,7 +211,8 @@ static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
 static enum status add_decoder(struct loader *l, uint32_t node)
 {
     struct tokenizer *t = l->t;
-    if (t->decode_byte_level) return err_set(l->err, ST_UNSUPPORTED, "decoder: a step after ByteLevel is not supported");
+    if (t->decode_byte_level)
+        return err_set(l->err, ST_UNSUPPORTED, "decoder: a step after ByteLevel is not supported");
     if (type_is(l, node, "ByteLevel")) {
         if (t->decode_replace_count || t->decode_byte_fallback)
             return err_set(l->err, ST_UNSUPPORTED, "decoder: ByteLevel after another step is not supported");
@@ -214,7 +225,8 @@ static enum status add_decoder(struct loader *l, uint32_t node)
     }
     if (type_is(l, node, "Fuse")) return ST_OK;
     if (!type_is(l, node, "Replace")) return unsupported_type(l, "decoder", node);
-    if (t->decode_byte_fallback) return err_set(l->err, ST_UNSUPPORTED, "decoder: Replace after ByteFallback is not supported");
+    if (t->decode_byte_fallback)
+        return err_set(l->err, ST_UNSUPPORTED, "decoder: Replace after ByteFallback is not supported");
     if (t->decode_replace_count == TOK_STEPS_MAX)
         return err_set(l->err, ST_UNSUPPORTED, "decoder: more than %d steps", TOK_STEPS_MAX);
     enum status st = read_replace(l, node, "decoder", &t->decode_replace[t->decode_replace_count]);
@@ -233,7 +245,8 @@ static enum status add_template_token(struct loader *l, uint32_t node, uint32_t 
     enum status st = get_string(l, node, "post_processor", "id", &name, &len);
     if (st) return st;
     uint32_t ids = json_get_live(l->d, json_get_live(l->d, special, name), "ids");
-    if (json_count(l->d, ids) == 0) st = err_set(l->err, ST_FORMAT, "post_processor: no ids for \"%.80s\"", name);
+    if (json_count(l->d, ids) == 0)
+        st = err_set(l->err, ST_FORMAT, "post_processor: no ids for \"%.80s\"", name);
     uint32_t item = json_first(l->d, ids);
     for (uint32_t i = 0; i < json_count(l->d, ids) && !st; i++, item = json_next(l->d, item)) {
         uint64_t id;
@@ -242,7 +255,8 @@ static enum status add_template_token(struct loader *l, uint32_t node, uint32_t 
         if (!json_uint(l->d, item, &id) || id >= t->vocab_size || !(t->flags[id] & TOK_EXISTS)) {
             st = err_set(l->err, ST_FORMAT, "post_processor: \"%.80s\" has an id that is no token", name);
         } else if (*count == TOK_TEMPLATE_MAX) {
-            st = err_set(l->err, ST_UNSUPPORTED, "post_processor: more than %d tokens on a side", TOK_TEMPLATE_MAX);
+            st = err_set(l->err, ST_UNSUPPORTED, "post_processor: more than %d tokens on a side",
+                         TOK_TEMPLATE_MAX);
         } else {
             list[(*count)++] = (uint32_t)id;
         }
@@ -253,21 +267,23 @@ static enum status add_template_token(struct loader *l, uint32_t node, uint32_t 
 
 static enum status read_template(struct loader *l, uint32_t node)
 {
-    uint32_t single = json_get_live(l->d, node, "single"), special = json_get_live(l->d, node, "special_tokens");
-    if (json_kind(l->d, single) != JSON_ARRAY) return err_set(l->err, ST_FORMAT, "post_processor: a template without \"single\"");
+    uint32_t single = json_get_live(l->d, node, "single"),
+             special = json_get_live(l->d, node, "special_tokens");
+    if (json_kind(l->d, single) != JSON_ARRAY)
+        return err_set(l->err, ST_FORMAT, "post_processor: a template without \"single\"");
     if (l->t->prefix_count || l->t->suffix_count)
         return err_set(l->err, ST_UNSUPPORTED, "post_processor: two templates are not supported");
     bool after = false;
     uint32_t item = json_first(l->d, single);
     for (uint32_t i = 0; i < json_count(l->d, single); i++, item = json_next(l->d, item)) {
-        uint32_t token = json_get_live(l->d, item, "SpecialToken"), sequence = json_get_live(l->d, item, "Sequence");
+        uint32_t token = json_get_live(l->d, item, "SpecialToken"),
+                 sequence = json_get_live(l->d, item, "Sequence");
         enum status st = ST_OK;
-        if (token != JSON_NONE)
-            st = add_template_token(l, token, special, after);
+        if (token != JSON_NONE) st = add_template_token(l, token, special, after);
         else if (after || !json_str_eq(l->d, json_get(l->d, sequence, "id"), "A"))
-            st = err_set(l->err, ST_UNSUPPORTED, "post_processor: a \"single\" that is not text with tokens around it");
-        else
-            after = true;
+            st = err_set(l->err, ST_UNSUPPORTED,
+                         "post_processor: a \"single\" that is not text with tokens around it");
+        else after = true;
         if (st) return st;
     }
     return after ? ST_OK : err_set(l->err, ST_UNSUPPORTED, "post_processor: a \"single\" without the text");
@@ -293,7 +309,8 @@ static struct tok_added *find_added(struct tokenizer *t, const char *content, si
 }
 
 /* Adds a token whose literal stands at id already, or changes its flags. Takes content. */
-static enum status put_added(struct loader *l, uint32_t id, char *content, size_t len, const struct tok_added *flags)
+static enum status put_added(struct loader *l, uint32_t id, char *content, size_t len,
+                             const struct tok_added *flags)
 {
     struct tokenizer *t = l->t;
     struct tok_added *a = find_added(t, content, len);
@@ -323,8 +340,10 @@ static enum status put_added(struct loader *l, uint32_t id, char *content, size_
     return ST_OK;
 }
 
-/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as the reference has it. */
-static enum status read_flags(struct loader *l, uint32_t node, const char *where, bool special, struct tok_added *out)
+/* Flags of an added token's object. Without "normalized" special tokens are matched raw, as the reference has
+ * it. */
+static enum status read_flags(struct loader *l, uint32_t node, const char *where, bool special,
+                              struct tok_added *out)
 {
     enum status st = get_bool(l, node, where, "special", special, &out->special);
     if (!st) st = get_bool(l, node, where, "single_word", false, &out->single_word);
@@ -375,10 +394,8 @@ static enum status finish_added(struct loader *l)
         const void *needle = a->normalized ? buf.s : text.s;
         a->needle_len = a->normalized ? buf.len : a->len;
         a->needle = malloc(a->needle_len + 1);
-        if (!a->needle)
-            st = ST_NOMEM;
-        else if (a->needle_len)
-            memcpy(a->needle, needle, a->needle_len);
+        if (!a->needle) st = ST_NOMEM;
+        else if (a->needle_len) memcpy(a->needle, needle, a->needle_len);
         tok__textbuf_fini(&buf);
     }
     if (!st) st = tok__build_trie(&t->raw_trie, t->added, t->added_count, false);
@@ -397,7 +414,8 @@ static bool absent_or_empty(struct loader *l, uint32_t node, const char *key)
 static enum status read_model_options(struct loader *l, uint32_t model)
 {
     struct tokenizer *t = l->t;
-    if (json_get_live(l->d, model, "type") != JSON_NONE && !type_is(l, model, "BPE")) return unsupported_type(l, "model", model);
+    if (json_get_live(l->d, model, "type") != JSON_NONE && !type_is(l, model, "BPE"))
+        return unsupported_type(l, "model", model);
     double dropout = 0;
     uint32_t v = json_get_live(l->d, model, "dropout");
     if (v != JSON_NONE && (!json_double(l->d, v, &dropout) || dropout != 0))
@@ -428,8 +446,7 @@ static enum status read_model(struct loader *l, uint32_t model, uint32_t added)
     uint32_t id = tok__literal_id(t, unk, len);
     if (id == TOK_NO_ID || !(t->flags[id] & TOK_IN_MODEL))
         st = err_set(l->err, ST_FORMAT, "model: the unk_token \"%.80s\" is not in the vocabulary", unk);
-    else
-        t->unk_id = id;
+    else t->unk_id = id;
     free(unk);
     return st;
 }
@@ -438,27 +455,33 @@ static enum status read_tokenizer(struct loader *l)
 {
     uint32_t version = json_get(l->d, 0, "version"), added = json_get_live(l->d, 0, "added_tokens");
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
+        return err_set(l->err, ST_FORMAT, "not UTF-8");
     if (version != JSON_NONE && !json_str_eq(l->d, version, "1.0"))
         return err_set(l->err, ST_UNSUPPORTED, "a version other than \"1.0\" is not supported");
-    enum status st = each_component(l, json_get_live(l->d, 0, "normalizer"), "normalizer", "normalizers", 0, add_normalizer);
+    enum status st = each_component(l, json_get_live(l->d, 0, "normalizer"), "normalizer", "normalizers", 0,
+                                    add_normalizer);
     if (!st)
-        st = each_component(l, json_get_live(l->d, 0, "pre_tokenizer"), "pre_tokenizer", "pretokenizers", 0, add_pre_tokenizer);
+        st = each_component(l, json_get_live(l->d, 0, "pre_tokenizer"), "pre_tokenizer", "pretokenizers", 0,
+                            add_pre_tokenizer);
     if (!st) st = each_component(l, json_get_live(l->d, 0, "decoder"), "decoder", "decoders", 0, add_decoder);
-    if (!st && json_get_live(l->d, 0, "decoder") == JSON_NONE) st = err_set(l->err, ST_UNSUPPORTED, "no decoder: not supported");
+    if (!st && json_get_live(l->d, 0, "decoder") == JSON_NONE)
+        st = err_set(l->err, ST_UNSUPPORTED, "no decoder: not supported");
     if (!st && l->t->decode_byte_level != l->t->byte_level)
-        st = err_set(l->err, ST_UNSUPPORTED, "pre_tokenizer and decoder: one of them is ByteLevel and the other is not");
+        st = err_set(l->err, ST_UNSUPPORTED,
+                     "pre_tokenizer and decoder: one of them is ByteLevel and the other is not");
     if (!st) st = read_model(l, json_get_live(l->d, 0, "model"), added);
     if (!st) st = read_added(l, added);
     if (!st)
-        st = each_component(l, json_get_live(l->d, 0, "post_processor"), "post_processor", "processors", 0, add_post_processor);
+        st = each_component(l, json_get_live(l->d, 0, "post_processor"), "post_processor", "processors", 0,
+                            add_post_processor);
     return st;
 }
 
 /* ---- side files ---- */
 
-/* Keeps "role": "content"; a later one replaces an earlier one. A named token of the vocabulary becomes a special added token, as
- * AutoTokenizer makes it one. */
+/* Keeps "role": "content"; a later one replaces an earlier one. A named token of the vocabulary becomes a
+ * special added token, as AutoTokenizer makes it one. */
 static enum status put_role(struct loader *l, const char *role, uint32_t value)
 {
     struct tokenizer *t = l->t;
@@ -468,7 +491,9 @@ static enum status put_role(struct loader *l, const char *role, uint32_t value)
     size_t len;
     char *content = json_str_dup(l->d, text, &len), *name = role ? strdup(role) : NULL,
          *copy = content ? strndup(content, len) : NULL;
-    enum status st = content && copy && (name || !role) ? ST_OK : err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+    enum status st = content && copy && (name || !role)
+                         ? ST_OK
+                         : err_set(l->err, ST_NOMEM, "special tokens: out of memory");
     uint32_t id = !st && len > 0 ? tok__literal_id(t, content, len) : TOK_NO_ID;
     if (!st && id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED)) {
         struct tok_added flags = {.special = true};
@@ -539,7 +564,8 @@ static enum status read_extra(struct loader *l, const char *key)
     if (json_kind(l->d, node) != JSON_ARRAY) return ST_OK;
     enum status st = ST_OK;
     uint32_t item = json_first(l->d, node);
-    for (uint32_t i = 0; i < json_count(l->d, node) && !st; i++, item = json_next(l->d, item)) st = put_role(l, NULL, item);
+    for (uint32_t i = 0; i < json_count(l->d, node) && !st; i++, item = json_next(l->d, item))
+        st = put_role(l, NULL, item);
     return st;
 }
 
@@ -556,10 +582,8 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
         st = read_flags(l, value, "added_tokens_decoder", false, &flags);
         if (!st) st = get_string(l, value, "added_tokens_decoder", "content", &content, &len);
         uint32_t id = !st && len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
-        if (id != TOK_NO_ID)
-            st = put_added(l, id, content, len, &flags);
-        else
-            free(content);
+        if (id != TOK_NO_ID) st = put_added(l, id, content, len, &flags);
+        else free(content);
         key = json_next(l->d, value);
     }
     return st;
@@ -568,7 +592,8 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
 static enum status read_side_doc(struct loader *l)
 {
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
+        return err_set(l->err, ST_FORMAT, "not UTF-8");
     enum status st = read_flag_overrides(l, json_get_live(l->d, 0, "added_tokens_decoder"));
     if (!st) st = read_roles(l, 0, false);
     if (!st) st = read_extra(l, "additional_special_tokens");
@@ -578,7 +603,8 @@ static enum status read_side_doc(struct loader *l)
 }
 
 /* Reads a side file if it is there; *overrides: it has an added_tokens_decoder. */
-static enum status read_side_file(struct tokenizer *t, const char *dir, const char *name, bool *overrides, struct err *err)
+static enum status read_side_file(struct tokenizer *t, const char *dir, const char *name, bool *overrides,
+                                  struct err *err)
 {
     char path[4096];
     struct json_doc doc = {0};
@@ -613,11 +639,10 @@ enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
     st = read_tokenizer(&l);
     json_free(&doc);
     bool overrides = false, unused;
-    if (st)
-        err_prefix(err, st, "%s", path);
-    else
-        st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
-    /* AutoTokenizer reads the older file only beside a tokenizer_config.json without added_tokens_decoder, and then prefers it.
+    if (st) err_prefix(err, st, "%s", path);
+    else st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
+    /* AutoTokenizer reads the older file only beside a tokenizer_config.json without added_tokens_decoder,
+     * and then prefers it.
      */
     if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
     l.d = NULL;

@@ -1,8 +1,9 @@
-/* The pre-tokenizer patterns that we know, as scanners. Each pattern is a list of ordered alternatives without gaps: every
- * character belongs to exactly one word. Pure; any thread.
+/* The pre-tokenizer patterns that we know, as scanners. Each pattern is a list of ordered alternatives
+ * without gaps: every character belongs to exactly one word. Pure; any thread.
  *
- * Qwen2:    (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S)
- * | \s+ Llama 3:  the same with \p{N}{1,3} Qwen3.5:  the same with marks counted as letters GPT-2:    's|'t|'re|'ve|'m|'ll|'d |
+ * Qwen2:    (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
+ * \s*[\r\n]+ | \s+(?!\S) | \s+ Llama 3:  the same with \p{N}{1,3} Qwen3.5:  the same with marks counted as
+ * letters GPT-2:    's|'t|'re|'ve|'m|'ll|'d |
  * ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+ */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -35,8 +36,8 @@ static size_t extend(const struct scan *c, size_t at, unsigned cls)
     return at;
 }
 
-/* Bytes of a contraction after the apostrophe at `at`, 0 if none. With `fold`, upper case and U+017F (long s) match as (?i) has
- * it. */
+/* Bytes of a contraction after the apostrophe at `at`, 0 if none. With `fold`, upper case and U+017F (long s)
+ * match as (?i) has it. */
 static size_t contraction(const struct scan *c, size_t at, bool fold)
 {
     size_t left = c->len - at - 1;

@@ -1,8 +1,9 @@
-/* From the runs of a caller to one valid, normalised text: joining, UTF-8 repair, NFC, literal replacement. Pure; any thread.
+/* From the runs of a caller to one valid, normalised text: joining, UTF-8 repair, NFC, literal replacement.
+ * Pure; any thread.
  *
- * NFC is utf8proc's composition over our own frozen table of what needs it: a character that isn't in the table is a border that
- * nothing composes across, so that characters which the reference doesn't know yet stay as they are whatever version of utf8proc
- * is installed. */
+ * NFC is utf8proc's composition over our own frozen table of what needs it: a character that isn't in the
+ * table is a border that nothing composes across, so that characters which the reference doesn't know yet
+ * stay as they are whatever version of utf8proc is installed. */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -49,11 +50,13 @@ static enum status append_part(struct tok_textbuf *b, const struct tok_text *x, 
 {
     if (from >= to) return ST_OK;
     enum status st = append(b, x->s + from, to - from, x->all);
-    if (!st && b->mixed && x->control) memcpy(b->control + b->len - (to - from), x->control + from, to - from);
+    if (!st && b->mixed && x->control)
+        memcpy(b->control + b->len - (to - from), x->control + from, to - from);
     return st;
 }
 
-/* The strictest control of a part: text made from several bytes may be part of a token only if all of them may. */
+/* The strictest control of a part: text made from several bytes may be part of a token only if all of them
+ * may. */
 static unsigned part_control(const struct tok_text *x, size_t from, size_t to)
 {
     if (!x->control) return x->all;
@@ -126,19 +129,18 @@ static enum status repair(const struct tok_text *x, struct tok_textbuf *out)
     return append_part(out, x, from, x->len);
 }
 
-enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own, struct tok_text *out,
-                           struct err *err)
+enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own,
+                           struct tok_text *out, struct err *err)
 {
     size_t total = 0, used = 0, first = 0;
     bool mixed = false;
     for (size_t i = 0; i < run_count; i++) {
         if (runs[i].len == 0) continue;
-        if (runs[i].len > TOK_TEXT_MAX - total) return err_set(err, ST_TOO_LARGE, "more than %zu bytes of text", TOK_TEXT_MAX);
+        if (runs[i].len > TOK_TEXT_MAX - total)
+            return err_set(err, ST_TOO_LARGE, "more than %zu bytes of text", TOK_TEXT_MAX);
         total += runs[i].len;
-        if (used++ == 0)
-            first = i;
-        else if (runs[i].control != runs[first].control)
-            mixed = true;
+        if (used++ == 0) first = i;
+        else if (runs[i].control != runs[first].control) mixed = true;
     }
     *out = (struct tok_text){.s = (const uint8_t *)"", .all = TOK_CONTROL_ALL};
     if (used == 0) return ST_OK;
@@ -203,7 +205,8 @@ static enum status sort_marks(int32_t *cp, size_t n)
     return ST_OK;
 }
 
-/* Code points of s[0..len) decomposed, marks in order, composed again; in cp, returns the count through *n. */
+/* Code points of s[0..len) decomposed, marks in order, composed again; in cp, returns the count through *n.
+ */
 static enum status compose(const uint8_t *s, size_t len, int32_t *cp, size_t cap, size_t *n)
 {
     size_t count = 0;
@@ -211,8 +214,8 @@ static enum status compose(const uint8_t *s, size_t len, int32_t *cp, size_t cap
     for (size_t i = 0; i < len;) {
         uint32_t c;
         i += uni_decode(s + i, &c);
-        utf8proc_ssize_t k = utf8proc_decompose_char((int32_t)c, cp + count, (utf8proc_ssize_t)(cap - count), UTF8PROC_DECOMPOSE,
-                                                     &last_boundclass);
+        utf8proc_ssize_t k = utf8proc_decompose_char((int32_t)c, cp + count, (utf8proc_ssize_t)(cap - count),
+                                                     UTF8PROC_DECOMPOSE, &last_boundclass);
         if (k < 0 || (size_t)k > cap - count) return ST_INVALID;
         count += (size_t)k;
     }
@@ -223,7 +226,8 @@ static enum status compose(const uint8_t *s, size_t len, int32_t *cp, size_t cap
         if (st) return st;
         i = j > i ? j : i + 1;
     }
-    utf8proc_ssize_t k = utf8proc_normalize_utf32(cp, (utf8proc_ssize_t)count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t k =
+        utf8proc_normalize_utf32(cp, (utf8proc_ssize_t)count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (k < 0) return ST_INVALID;
     *n = (size_t)k;
     return ST_OK;
@@ -258,7 +262,8 @@ static enum status nfc(const struct tok_text *x, struct tok_textbuf *out)
         size_t hit = next_nfc(x->s, x->len, done), start = hit, end = hit;
         if (hit == x->len) return append_part(out, x, done, x->len);
         uint32_t cp;
-        if (hit > done) { /* what stands before composes with it, unless only the installed utf8proc takes it for a mark */
+        if (hit > done) { /* what stands before composes with it, unless only the installed utf8proc takes it
+                             for a mark */
             start--;
             while ((x->s[start] & 0xC0) == 0x80) start--;
             uni_decode(x->s + start, &cp);
@@ -309,7 +314,8 @@ enum status tok__normalize(const struct tokenizer *t, const struct tok_text *pie
         struct tok_textbuf *to = i + 1 == t->norm_count ? out : &between[i % 2];
         if (to != out) to->len = 0;
         st = t->norms[i].kind == TOK_NORM_NFC ? nfc(&x, to) : tok__replace(&t->norms[i], &x, to);
-        if (to != out) x = (struct tok_text){to->s ? to->s : (const uint8_t *)"", to->len, to->control, piece->all};
+        if (to != out)
+            x = (struct tok_text){to->s ? to->s : (const uint8_t *)"", to->len, to->control, piece->all};
     }
     tok__textbuf_fini(&between[0]);
     tok__textbuf_fini(&between[1]);

@@ -1,4 +1,5 @@
-/* The public functions: encoding of runs, look-ups, incremental detokenizing. See tokenizer/internal.h for the parts. Any thread.
+/* The public functions: encoding of runs, look-ups, incremental detokenizing. See tokenizer/internal.h for
+ * the parts. Any thread.
  */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -54,7 +55,8 @@ static enum status split_literal(struct call *c, size_t step, const uint8_t *s, 
         case TOK_CONTIGUOUS:
             st = pass(c, step, s, piece, from);
             piece = from;
-            while (to + sp->literal_len <= len && memcmp(s + to, sp->literal, sp->literal_len) == 0) to += sp->literal_len;
+            while (to + sp->literal_len <= len && memcmp(s + to, sp->literal, sp->literal_len) == 0)
+                to += sp->literal_len;
             if (!st) st = pass(c, step, s, piece, to);
             piece = to;
             break;
@@ -149,8 +151,8 @@ static enum status add_template(struct tok_encoder *e)
     return st;
 }
 
-enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count, bool add_special, size_t ids_max,
-                       struct tok_ids *out, struct err *err)
+enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
+                       bool add_special, size_t ids_max, struct tok_ids *out, struct err *err)
 {
     struct tok_textbuf own = {.mixed = false};
     struct tok_text text;
@@ -159,10 +161,8 @@ enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, si
     if (!st) {
         st = encode_text(&c, &text);
         if (!st && add_special) st = add_template(&c.e);
-        if (st == ST_TOO_LARGE)
-            err_set(err, st, "the text has more than %zu tokens", ids_max);
-        else if (st)
-            err_set(err, st, "the text could not be tokenized: %s", status_name(st));
+        if (st == ST_TOO_LARGE) err_set(err, st, "the text has more than %zu tokens", ids_max);
+        else if (st) err_set(err, st, "the text could not be tokenized: %s", status_name(st));
     }
     if (!st) {
         *out = (struct tok_ids){c.e.ids, c.e.count};

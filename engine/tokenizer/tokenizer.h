@@ -1,6 +1,7 @@
-/* tokenizer.json -> ids and back: the BPE families of the checkpoints that we serve (byte-level with a pre-tokenizer; SentencePiece-style
- * with byte fallback), added tokens, incremental detokenizing. Reference: the `tokenizers` library.
- * A loaded tokenizer is immutable and shared by all threads; encode uses only the caller's stack and heap. */
+/* tokenizer.json -> ids and back: the BPE families of the checkpoints that we serve (byte-level with a
+ * pre-tokenizer; SentencePiece-style with byte fallback), added tokens, incremental detokenizing. Reference:
+ * the `tokenizers` library. A loaded tokenizer is immutable and shared by all threads; encode uses only the
+ * caller's stack and heap. */
 #ifndef KVASIR_TOKENIZER_H
 #define KVASIR_TOKENIZER_H
 
@@ -13,25 +14,28 @@
 
 struct tokenizer;
 
-/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist. ST_UNSUPPORTED names a component
- * type, a pattern or an option that we don't have; never guesses. */
+/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
+ * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never guesses. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
-/* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what the template writes is control, so
- * nobody may type it. To be called before the tokenizer is shared. */
+/* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
+ * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */
 void tok_guard(struct tokenizer *t, const char *text, size_t len);
 
 /* Which added tokens a stretch of text may match. */
 enum tok_control {
-    TOK_CONTROL_ALL = 0,        /* every added token (text that a template wrote) */
-    TOK_CONTROL_NONSPECIAL = 1, /* only added tokens that are not `special` (an assistant's own earlier output) */
-    TOK_CONTROL_UNGUARDED = 2,  /* of those, only such that tok_guard didn't name: text typed by a user (Gemma's "<h1>" is an ordinary word there,
-                                 * Qwen's "<tool_call>" is the template's) */
-    TOK_CONTROL_NONE = 3,       /* none at all */
+    TOK_CONTROL_ALL = 0, /* every added token (text that a template wrote) */
+    TOK_CONTROL_NONSPECIAL =
+        1, /* only added tokens that are not `special` (an assistant's own earlier output) */
+    TOK_CONTROL_UNGUARDED =
+        2, /* of those, only such that tok_guard didn't name: text typed by a user (Gemma's "<h1>" is an
+            * ordinary word there, Qwen's "<tool_call>" is the template's) */
+    TOK_CONTROL_NONE = 3, /* none at all */
 };
 
-/* A stretch of UTF-8 text. Runs are one text: merges happen across their borders as if they stood in one string; only the matching of
- * control tokens is decided per byte: an added token matches only if ALL of its bytes lie in runs that allow it. */
+/* A stretch of UTF-8 text. Runs are one text: merges happen across their borders as if they stood in one
+ * string; only the matching of control tokens is decided per byte: an added token matches only if ALL of its
+ * bytes lie in runs that allow it. */
 struct tok_run {
     const char *text; /* borrowed for the call */
     size_t len;       /* bytes; U+0000 is ordinary text */
@@ -44,28 +48,32 @@ struct tok_ids {
 };
 void tok_ids_free(struct tok_ids *ids);
 
-/* Encodes the concatenation of the runs. add_special applies the post-processor (BOS), but never doubles a BOS that the text already
- * starts with. Invalid UTF-8 is repaired with U+FFFD. ST_TOO_LARGE when there are more than ids_max ids. O(n log n) on any input. */
-enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count, bool add_special, size_t ids_max,
-                       struct tok_ids *out, struct err *err) KV_MUST_CHECK;
+/* Encodes the concatenation of the runs. add_special applies the post-processor (BOS), but never doubles a
+ * BOS that the text already starts with. Invalid UTF-8 is repaired with U+FFFD. ST_TOO_LARGE when there are
+ * more than ids_max ids. O(n log n) on any input. */
+enum status tok_encode(const struct tokenizer *t, const struct tok_run *runs, size_t run_count,
+                       bool add_special, size_t ids_max, struct tok_ids *out, struct err *err) KV_MUST_CHECK;
 
 uint32_t tok_vocab_size(const struct tokenizer *t); /* 1 + the highest id; ids in between may have no token */
-/* The exact bytes that the token stands for in the output text ("▁" already a space, <0xNN> the byte, an added token its content).
- * Empty for an id without a token. Borrowed from t. */
+/* The exact bytes that the token stands for in the output text ("▁" already a space, <0xNN> the byte, an
+ * added token its content). Empty for an id without a token. Borrowed from t. */
 const char *tok_bytes(const struct tokenizer *t, uint32_t id, size_t *len);
 bool tok_exists(const struct tokenizer *t, uint32_t id);
-bool tok_is_special(const struct tokenizer *t, uint32_t id); /* an added token with special:true: dropped by skip_special_tokens */
+bool tok_is_special(const struct tokenizer *t,
+                    uint32_t id); /* an added token with special:true: dropped by skip_special_tokens */
 bool tok_is_added(const struct tokenizer *t, uint32_t id);
 /* Id of a token by its literal vocabulary or added-token content; false if there is none. */
 bool tok_id_of(const struct tokenizer *t, const char *content, size_t len, uint32_t *id);
-/* Special-token strings as tokenizer_config.json names them: role is "bos_token", "eos_token", "pad_token", "unk_token"...; NULL if unset.
- * tok_special_role enumerates all of them (chat templates get every one as a variable); false past the end. */
+/* Special-token strings as tokenizer_config.json names them: role is "bos_token", "eos_token", "pad_token",
+ * "unk_token"...; NULL if unset. tok_special_role enumerates all of them (chat templates get every one as a
+ * variable); false past the end. */
 const char *tok_special(const struct tokenizer *t, const char *role);
 bool tok_special_role(const struct tokenizer *t, size_t idx, const char **role, const char **content);
 bool tok_adds_bos(const struct tokenizer *t, uint32_t *bos_id); /* does add_special put a token in front? */
 
-/* Incremental detokenizing: bytes come out only on UTF-8 boundaries; broken sequences become U+FFFD as specs (WHATWG: one per maximal
- * invalid subpart). The concatenation of all pushes and the flush is THE text of a generation, streamed or not. */
+/* Incremental detokenizing: bytes come out only on UTF-8 boundaries; broken sequences become U+FFFD as specs
+ * (WHATWG: one per maximal invalid subpart). The concatenation of all pushes and the flush is THE text of a
+ * generation, streamed or not. */
 struct detok {
     const struct tokenizer *t;
     bool skip_special;
@@ -73,7 +81,9 @@ struct detok {
     uint8_t pending[4];
 };
 void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special);
-enum status detok_push(struct detok *d, uint32_t id, struct buf *out) KV_MUST_CHECK; /* appends complete characters only */
-enum status detok_flush(struct detok *d, struct buf *out) KV_MUST_CHECK;            /* a dangling tail becomes one U+FFFD */
+enum status detok_push(struct detok *d, uint32_t id,
+                       struct buf *out) KV_MUST_CHECK; /* appends complete characters only */
+enum status detok_flush(struct detok *d,
+                        struct buf *out) KV_MUST_CHECK; /* a dangling tail becomes one U+FFFD */
 
 #endif

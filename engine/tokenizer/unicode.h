@@ -1,5 +1,6 @@
-/* Character classes of the tokenizer's regular expressions, added-token rules and NFC, as the `tokenizers` library has them. The
- * data is frozen here so that the ids don't depend on the installed Unicode libraries. Pure. */
+/* Character classes of the tokenizer's regular expressions, added-token rules and NFC, as the `tokenizers`
+ * library has them. The data is frozen here so that the ids don't depend on the installed Unicode libraries.
+ * Pure. */
 #ifndef KVASIR_TOKENIZER_UNICODE_H
 #define KVASIR_TOKENIZER_UNICODE_H
 
@@ -10,7 +11,8 @@ enum uni_class { UNI_OTHER = 0, UNI_LETTER, UNI_NUMBER, UNI_MARK, UNI_SPACE, UNI
 enum {
     UNI_CLASS_MASK = 7,
     UNI_WORD = 8, /* \w of the single_word rule */
-    UNI_NFC = 16, /* NFC may change it, or change what stands before it: not "quick check yes", or combining class not 0 */
+    UNI_NFC = 16, /* NFC may change it, or change what stands before it: not "quick check yes", or combining
+                     class not 0 */
     UNI_BLOCK = 32,
     UNI_GROUP = 64,
 };
@@ -22,7 +24,8 @@ extern const uint8_t uni_leaves[];
 /* Class and flags of a code point below 0x110000. */
 static inline unsigned uni_props(uint32_t cp)
 {
-    unsigned block = uni_blocks[uni_groups[cp / (UNI_BLOCK * UNI_GROUP)] * UNI_GROUP + cp / UNI_BLOCK % UNI_GROUP];
+    unsigned block =
+        uni_blocks[uni_groups[cp / (UNI_BLOCK * UNI_GROUP)] * UNI_GROUP + cp / UNI_BLOCK % UNI_GROUP];
     return uni_leaves[block * UNI_BLOCK + cp % UNI_BLOCK];
 }
 
@@ -46,7 +49,8 @@ static inline unsigned uni_decode(const uint8_t *s, uint32_t *cp)
         *cp = (uint32_t)(s[0] & 0x0F) << 12 | (uint32_t)(s[1] & 0x3F) << 6 | (s[2] & 0x3Fu);
         return 3;
     }
-    *cp = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3F) << 12 | (uint32_t)(s[2] & 0x3F) << 6 | (s[3] & 0x3Fu);
+    *cp = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3F) << 12 | (uint32_t)(s[2] & 0x3F) << 6 |
+          (s[3] & 0x3Fu);
     return 4;
 }
 

@@ -1,5 +1,5 @@
-/* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the proof of where a text
- * may be cut. Writes only while a tokenizer is being loaded. */
+/* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the
+ * proof of where a text may be cut. Writes only while a tokenizer is being loaded. */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -36,7 +36,8 @@ static enum status index_init(struct tok_index *x, size_t count)
 }
 
 /* Slot of a string: the one that holds it, or the empty one where it belongs. */
-static uint64_t *index_find(const struct tok_index *x, const char *arena, const struct tok_span *spans, const char *s, size_t len)
+static uint64_t *index_find(const struct tok_index *x, const char *arena, const struct tok_span *spans,
+                            const char *s, size_t len)
 {
     uint32_t hash = (uint32_t)tok__hash(s, len);
     for (uint32_t at = hash;; at++) {
@@ -65,7 +66,8 @@ uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len)
     return id != TOK_NO_ID && t->flags[id] & TOK_IN_MODEL ? id : TOK_NO_ID;
 }
 
-static enum status arena_add(char **arena, size_t *len, size_t *cap, const char *s, size_t n, struct tok_span *span)
+static enum status arena_add(char **arena, size_t *len, size_t *cap, const char *s, size_t n,
+                             struct tok_span *span)
 {
     if (n > UINT32_MAX - *len) return ST_TOO_LARGE;
     if (*len + n > *cap) {
@@ -87,7 +89,8 @@ struct scratch {
     size_t cap;
 };
 
-static enum status get_string(const struct json_doc *d, uint32_t node, struct scratch *tmp, const char **s, size_t *len)
+static enum status get_string(const struct json_doc *d, uint32_t node, struct scratch *tmp, const char **s,
+                              size_t *len)
 {
     if (json_kind(d, node) != JSON_STRING) return ST_FORMAT;
     *s = json_raw(d, node, len);
@@ -115,7 +118,8 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
         if (other == id) return ST_OK;
         return err_set(err, ST_FORMAT, "token \"%.*s\" has the ids %u and %u", shown, s, other, id);
     }
-    if (t->flags[id] & TOK_EXISTS) return err_set(err, ST_FORMAT, "id %u has two tokens, one of them \"%.*s\"", id, shown, s);
+    if (t->flags[id] & TOK_EXISTS)
+        return err_set(err, ST_FORMAT, "id %u has two tokens, one of them \"%.*s\"", id, shown, s);
     enum status st = arena_add(&t->literals, &t->literals_len, &t->literals_cap, s, len, &t->literal[id]);
     if (st) return err_set(err, st, "vocabulary: %s", status_name(st));
     index_put(slot, s, len, id);
@@ -123,7 +127,8 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
     return ST_OK;
 }
 
-static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added, struct err *err)
+static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab,
+                                  uint32_t added, struct err *err)
 {
     uint64_t id, highest = 0;
     uint32_t node = json_first(d, vocab);
@@ -152,7 +157,8 @@ static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d,
     return ST_OK;
 }
 
-enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added, struct err *err)
+enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
+                            struct err *err)
 {
     if (json_kind(d, vocab) != JSON_OBJECT) return err_set(err, ST_FORMAT, "model.vocab is not an object");
     enum status st = allocate_vocab(t, d, vocab, added, err);
@@ -166,8 +172,7 @@ enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint3
         (void)json_uint(d, value, &id); /* checked by allocate_vocab */
         if ((st = get_string(d, node, &tmp, &s, &len)))
             err_set(err, st, "model.vocab: entry %u: %s", i, status_name(st));
-        else if (!(st = tok__add_literal(t, (uint32_t)id, s, len, err)))
-            t->flags[id] |= TOK_IN_MODEL;
+        else if (!(st = tok__add_literal(t, (uint32_t)id, s, len, err))) t->flags[id] |= TOK_IN_MODEL;
         node = json_next(d, value);
     }
     free(tmp.p);
@@ -191,8 +196,8 @@ static uint32_t model_id(const struct tokenizer *t, const char *s, size_t len)
 }
 
 /* The two strings of one entry: "a b" or ["a", "b"]. *skip: a "#version" line. */
-static enum status merge_parts(const struct json_doc *d, uint32_t node, struct scratch tmp[2], const char *s[2], size_t len[2],
-                               bool *skip)
+static enum status merge_parts(const struct json_doc *d, uint32_t node, struct scratch tmp[2],
+                               const char *s[2], size_t len[2], bool *skip)
 {
     *skip = false;
     enum status st;
@@ -215,7 +220,8 @@ static enum status merge_parts(const struct json_doc *d, uint32_t node, struct s
     return get_string(d, json_next(d, first), &tmp[1], &s[1], &len[1]);
 }
 
-static enum status add_merge(struct tokenizer *t, const char *s[2], const size_t len[2], struct scratch *joined)
+static enum status add_merge(struct tokenizer *t, const char *s[2], const size_t len[2],
+                             struct scratch *joined)
 {
     size_t n = len[0] + len[1];
     if (len[0] == 0 || len[1] == 0) return ST_FORMAT;
@@ -227,7 +233,8 @@ static enum status add_merge(struct tokenizer *t, const char *s[2], const size_t
     }
     memcpy(joined->p, s[0], len[0]);
     memcpy(joined->p + len[0], s[1], len[1]);
-    uint32_t left = model_id(t, s[0], len[0]), right = model_id(t, s[1], len[1]), both = model_id(t, joined->p, n);
+    uint32_t left = model_id(t, s[0], len[0]), right = model_id(t, s[1], len[1]),
+             both = model_id(t, joined->p, n);
     if (left == TOK_NO_ID || right == TOK_NO_ID || both == TOK_NO_ID) return ST_FORMAT;
     put_merge(&t->merges, left, right, t->merges.count);
     t->merges.merged[t->merges.count++] = both;
@@ -239,7 +246,8 @@ enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint
     if (json_kind(d, merges) != JSON_ARRAY) return err_set(err, ST_FORMAT, "model.merges is not an array");
     uint32_t count = json_count(d, merges);
     if (count >= TOK_RANK_LIMIT)
-        return err_set(err, ST_UNSUPPORTED, "model.merges: %u merges, fewer than %u are supported", count, TOK_RANK_LIMIT);
+        return err_set(err, ST_UNSUPPORTED, "model.merges: %u merges, fewer than %u are supported", count,
+                       TOK_RANK_LIMIT);
     struct tok_merges *m = &t->merges;
     unsigned bits = 4;
     while (((size_t)1 << bits) < 2 * (size_t)count + 2) bits++;
@@ -261,7 +269,9 @@ enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint
         bool skip = false;
         st = json_kind(d, node) == kind ? merge_parts(d, node, tmp, s, len, &skip) : ST_FORMAT;
         if (!st && !skip) st = add_merge(t, s, len, &tmp[2]);
-        if (st) err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", i, status_name(st));
+        if (st)
+            err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", i,
+                    status_name(st));
     }
     for (int i = 0; i < 3; i++) free(tmp[i].p);
     return st;
@@ -286,7 +296,8 @@ int tok__byte_of_char(uint32_t cp)
     return -1;
 }
 
-/* Maps a literal of the byte-level alphabet to its bytes; false when a character is outside. dst has room for len bytes. */
+/* Maps a literal of the byte-level alphabet to its bytes; false when a character is outside. dst has room for
+ * len bytes. */
 static bool unmap_bytes(const short map[0x144], const char *s, size_t len, char *dst, size_t *n)
 {
     *n = 0;
@@ -323,7 +334,8 @@ static enum status sp_text(struct tokenizer *t, uint32_t id, const char *s, size
     size_t done = 0;
     for (; done < t->decode_replace_count && !st; done++) {
         bufs[done % 2].len = 0;
-        st = tok__replace(&t->decode_replace[done], &(struct tok_text){.s = (const uint8_t *)s, .len = len}, &bufs[done % 2]);
+        st = tok__replace(&t->decode_replace[done], &(struct tok_text){.s = (const uint8_t *)s, .len = len},
+                          &bufs[done % 2]);
         s = bufs[done % 2].s ? (const char *)bufs[done % 2].s : "";
         len = bufs[done % 2].len;
     }
@@ -364,7 +376,8 @@ static enum status fill_texts(struct tokenizer *t)
         }
         size_t n = 0;
         bool mapped = !(t->flags[id] & TOK_ADDED) && len > 0 && unmap_bytes(map, s, len, tmp.p, &n);
-        st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, mapped ? tmp.p : s, mapped ? n : len, &t->bytes[id]);
+        st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, mapped ? tmp.p : s, mapped ? n : len,
+                       &t->bytes[id]);
     }
     free(tmp.p);
     return st;
@@ -393,7 +406,8 @@ static enum status byte_symbols(struct tokenizer *t, struct err *err)
     for (unsigned b = 0; b < 0x100; b++) {
         bool in_utf8 = b < 0xC0 || (b >= 0xC2 && b <= 0xF4);
         if (in_utf8 && t->byte_id[b] == TOK_NO_ID)
-            return err_set(err, ST_FORMAT, "model.vocab has no token for the byte 0x%02X: text would be lost", b);
+            return err_set(err, ST_FORMAT, "model.vocab has no token for the byte 0x%02X: text would be lost",
+                           b);
     }
     return ST_OK;
 }
@@ -437,9 +451,9 @@ static uint32_t last_char(const char *s, size_t len)
     return cp;
 }
 
-/* The proof behind `joints`: symbols are characters or bytes of one; a token that merges made spells its text; so a merge across
- * a border x|y has a left part that ends in x and a right part that begins with y. It needs merges that take no byte or unknown
- * token. */
+/* The proof behind `joints`: symbols are characters or bytes of one; a token that merges made spells its
+ * text; so a merge across a border x|y has a left part that ends in x and a right part that begins with y. It
+ * needs merges that take no byte or unknown token. */
 static enum status fill_joints(struct tokenizer *t)
 {
     if (t->ignore_merges || !spells_everything(t)) return ST_OK;
@@ -466,8 +480,8 @@ static enum status fill_joints(struct tokenizer *t)
     return ST_OK;
 }
 
-/* Index of byte-level words by their bytes, for ignore_merges. An added token's `bytes` are its content, so words have their own
- * spans. */
+/* Index of byte-level words by their bytes, for ignore_merges. An added token's `bytes` are its content, so
+ * words have their own spans. */
 static enum status fill_words(struct tokenizer *t)
 {
     short map[0x144];
@@ -478,7 +492,8 @@ static enum status fill_words(struct tokenizer *t)
     for (uint32_t id = 0; id < t->vocab_size && !st; id++) {
         size_t n;
         if (!(t->flags[id] & TOK_IN_MODEL)) continue;
-        if (!unmap_bytes(map, t->literals + t->literal[id].at, t->literal[id].len, tmp, &n) || n == 0) continue;
+        if (!unmap_bytes(map, t->literals + t->literal[id].at, t->literal[id].len, tmp, &n) || n == 0)
+            continue;
         if ((st = arena_add(&t->texts, &t->texts_len, &t->texts_cap, tmp, n, &t->word[id]))) break;
         index_put(index_find(&t->by_word, t->texts, t->word, tmp, n), tmp, n, id);
     }
@@ -496,7 +511,9 @@ enum status tok__finish_vocab(struct tokenizer *t, struct err *err)
     } else if (!st) {
         st = char_symbols(t);
         if (!st && t->unk_id == TOK_NO_ID && !spells_everything(t)) {
-            return err_set(err, ST_FORMAT, "model: neither an unk_token nor byte tokens for every character: text would be lost");
+            return err_set(
+                err, ST_FORMAT,
+                "model: neither an unk_token nor byte tokens for every character: text would be lost");
         }
         if (!st) st = fill_joints(t);
     }

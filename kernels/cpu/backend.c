@@ -1,5 +1,5 @@
-/* The CPU's table of backend.h: opening, memory, and the launchers, which check the contract and pass on to the kernel set in use. Called by
- * the engine's thread. Must not know models or requests. */
+/* The CPU's table of backend.h: opening, memory, and the launchers, which check the contract and pass on to
+ * the kernel set in use. Called by the engine's thread. Must not know models or requests. */
 #include "kernels/cpu/internal.h"
 
 #include <sched.h>
@@ -9,16 +9,16 @@
 
 /* ---- memory: a 64-byte header before what the caller gets, so that free needs no size */
 
-#define MEM_MAGIC      UINT64_C(0x6b766d656d6f7279)
-#define MEM_HUGE       ((size_t)2 << 20)
-/* From here on memory is taken in whole huge pages: at worst four times what was asked for, but a weight of just under 2 MB on ordinary pages was seen to take
- * five times as long, all of it in address translation. */
-#define MEM_HUGE_FROM  ((size_t)512 << 10)
-#define MEM_HEADER     64u
+#define MEM_MAGIC UINT64_C(0x6b766d656d6f7279)
+#define MEM_HUGE  ((size_t)2 << 20)
+/* From here on memory is taken in whole huge pages: at worst four times what was asked for, but a weight of
+ * just under 2 MB on ordinary pages was seen to take five times as long, all of it in address translation. */
+#define MEM_HUGE_FROM ((size_t)512 << 10)
+#define MEM_HEADER    64u
 
 struct mem_header {
     uint64_t magic;
-    void *map;    /* what to unmap, or NULL: it came from aligned_alloc */
+    void *map; /* what to unmap, or NULL: it came from aligned_alloc */
     size_t bytes;
 };
 _Static_assert(sizeof(struct mem_header) <= MEM_HEADER, "header fits");
@@ -30,9 +30,11 @@ void *cpu_mem_alloc(size_t bytes)
     char *base;
     struct mem_header h = {.magic = MEM_MAGIC};
     if (total >= MEM_HUGE_FROM) {
-        /* Fresh anonymous pages are zero; aligned to a huge page so that the kernel can use them from the first byte. */
+        /* Fresh anonymous pages are zero; aligned to a huge page so that the kernel can use them from the
+         * first byte. */
         h.bytes = (total + 2 * MEM_HUGE - 1) / MEM_HUGE * MEM_HUGE;
-        h.map = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        h.map =
+            mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (h.map == MAP_FAILED) return NULL;
         base = (char *)(((uintptr_t)h.map + MEM_HUGE - 1) / MEM_HUGE * MEM_HUGE);
         (void)madvise(h.map, h.bytes, MADV_HUGEPAGE); /* a wish; ordinary pages are slower, not wrong */
@@ -208,7 +210,9 @@ static void cpu__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t un
 {
     uint32_t d = kv->head_dim;
     void *layer = kv_layer(kv, unit);
-    for (uint32_t g = 0; g < kv->kv_heads; g++) kv_clear_head(kv_k(layer, b->act, d, g), kv_v(layer, b->act, d, g), b->act, kv_dpad(b->act, d), first);
+    for (uint32_t g = 0; g < kv->kv_heads; g++)
+        kv_clear_head(kv_k(layer, b->act, d, g), kv_v(layer, b->act, d, g), b->act, kv_dpad(b->act, d),
+                      first);
 }
 
 /* ---- launchers */
@@ -252,7 +256,8 @@ static void cpu__rope(struct backend *b, const struct be_rope_args *a)
     b->kern->rope(b, a);
 }
 
-static void cpu__check_rows(const struct backend *b, const struct be_rows *r, const struct be_kv *kv, uint32_t heads)
+static void cpu__check_rows(const struct backend *b, const struct be_rows *r, const struct be_kv *kv,
+                            uint32_t heads)
 {
     KN_ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
     KN_ASSERT(cpu__kv_layer_bytes(b, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
@@ -388,7 +393,8 @@ static void cpu__gather_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
 {
     (void)worker;
     const struct cpu_copy *c = ctx;
-    for (uint32_t i = begin; i < end; i++) memcpy(c->dst + i * c->bytes, c->src + c->rows[i] * c->bytes, c->bytes);
+    for (uint32_t i = begin; i < end; i++)
+        memcpy(c->dst + i * c->bytes, c->src + c->rows[i] * c->bytes, c->bytes);
 }
 
 static void cpu__gather(struct backend *b, const struct be_gather_args *a)
@@ -405,7 +411,7 @@ static void cpu__gather(struct backend *b, const struct be_gather_args *a)
 #define CEIL_READ_BYTES ((size_t)512 << 20)
 #define CEIL_READ_PIECE ((size_t)256 << 10)
 /* Best of many short rounds: what the machine can do, not what the neighbours leave at the moment. */
-#define CEIL_ROUNDS 150
+#define CEIL_ROUNDS  150
 #define CEIL_STRETCH ((size_t)32 << 20)
 
 struct cpu_ceil {
@@ -434,7 +440,8 @@ static void cpu__ceil_fill(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
 static void cpu__ceil_read(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
     struct cpu_ceil *c = ctx;
-    c->sums[worker] += c->b->kern->read(c->mem + c->from + begin * CEIL_READ_PIECE, (end - begin) * CEIL_READ_PIECE);
+    c->sums[worker] +=
+        c->b->kern->read(c->mem + c->from + begin * CEIL_READ_PIECE, (end - begin) * CEIL_READ_PIECE);
 }
 
 static void cpu__ceil_peak(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -461,7 +468,8 @@ static enum be_result cpu__ceiling(struct backend *b, struct be_ceiling *out)
     out->read_bytes_per_s = 0;
     out->matrix_flops = 0;
     for (uint32_t round = 0; round < CEIL_ROUNDS; round++) {
-        /* One sweep goes through all of the memory, stretch after stretch, so that none is in a cache when its turn comes again. */
+        /* One sweep goes through all of the memory, stretch after stretch, so that none is in a cache when
+         * its turn comes again. */
         c->from = round * CEIL_STRETCH % CEIL_READ_BYTES;
         double t0 = cpu__now();
         cpu_pool_run(b->pool, (uint32_t)(CEIL_STRETCH / CEIL_READ_PIECE), 1, cpu__ceil_read, c);

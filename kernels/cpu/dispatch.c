@@ -1,5 +1,6 @@
-/* Which kernel sets this machine can run: what CPUID says, and what the operating system saves on a context switch (XCR0), and for AMX also
- * the permission that Linux grants per process. Compiled without wider instruction flags, so that asking is always safe. */
+/* Which kernel sets this machine can run: what CPUID says, and what the operating system saves on a context
+ * switch (XCR0), and for AMX also the permission that Linux grants per process. Compiled without wider
+ * instruction flags, so that asking is always safe. */
 #include "kernels/cpu/internal.h"
 
 #if defined(__x86_64__)
@@ -7,9 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define XCR0_AVX       0x6u      /* SSE and AVX state */
-#define XCR0_AVX512    0xe6u     /* and opmask, upper ZMM */
-#define XCR0_AMX       0x60000u  /* tile configuration and tile data */
+#define XCR0_AVX                0x6u     /* SSE and AVX state */
+#define XCR0_AVX512             0xe6u    /* and opmask, upper ZMM */
+#define XCR0_AMX                0x60000u /* tile configuration and tile data */
 #define ARCH_REQ_XCOMP_PERM_NUM 0x1023
 #define XFEATURE_XTILEDATA_NUM  18
 
@@ -45,7 +46,8 @@ static bool dispatch__amx(void)
     uint32_t a, b, c, d;
     if (!dispatch__avx512() || (dispatch__xcr0() & XCR0_AMX) != XCR0_AMX) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if (!(d & 1u << 24) || !(d & 1u << 22) || !(c & 1u << 1)) return false; /* AMX_TILE, AMX_BF16, AVX512_VBMI */
+    if (!(d & 1u << 24) || !(d & 1u << 22) || !(c & 1u << 1))
+        return false; /* AMX_TILE, AMX_BF16, AVX512_VBMI */
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_NUM, XFEATURE_XTILEDATA_NUM) == 0;
 }
 #endif

@@ -1,16 +1,16 @@
-/* Experts on a vector set's linear. The rows of each expert are one block of work (more when they are many); blocks stand in
- * ascending order of experts.
+/* Experts on a vector set's linear. The rows of each expert are one block of work (more when they are many);
+ * blocks stand in ascending order of experts.
  *
  *   sort     rows and weights by expert, rows ascending: a counting sort
- *   gather   rows of a block side by side as the set's linear wants them; left out where they lie side by side already
- *   up       items (block, some pairs of columns) in one go over the pool; hidden rows are in sorted order, those of a block
- *            side by side
- *   pack     hidden rows, for sets and blocks that rearrange rows
- *   down     items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds weight * result to
- *            the columns of the rows
+ *   gather   rows of a block side by side as the set's linear wants them; left out where they lie side by
+ * side already up       items (block, some pairs of columns) in one go over the pool; hidden rows are in
+ * sorted order, those of a block side by side pack     hidden rows, for sets and blocks that rearrange rows
+ *   down     items of some pairs of columns, each over all blocks in ascending order: linear's epilogue adds
+ * weight * result to the columns of the rows
  *
- * A decode step is then two runs of the pool, whatever the number of experts. Each output element is added to by one thread, in
- * ascending order of experts; and a row's sums do not depend on how rows are grouped, because linear's do not. */
+ * A decode step is then two runs of the pool, whatever the number of experts. Each output element is added to
+ * by one thread, in ascending order of experts; and a row's sums do not depend on how rows are grouped,
+ * because linear's do not. */
 #include "kernels/cpu/linear/linear.h"
 
 /* Bytes that a piece should move to be worth waking a thread for. */
@@ -49,7 +49,8 @@ struct experts_layout {
     size_t block_max;
 };
 
-/* Adds n * size bytes, in whole lines, to *at, and returns where they begin; *at is SIZE_MAX once that is no number. */
+/* Adds n * size bytes, in whole lines, to *at, and returns where they begin; *at is SIZE_MAX once that is no
+ * number. */
 static size_t experts__part(size_t *at, size_t n, size_t size)
 {
     size_t bytes, end, from = *at;
@@ -65,12 +66,13 @@ static const struct linear_set *experts__set(const struct backend *b)
     return b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32;
 }
 
-static struct experts_layout experts__layout(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
-                                             uint32_t experts)
+static struct experts_layout experts__layout(const struct backend *b, uint32_t t, uint32_t k, uint32_t c,
+                                             uint32_t ff, uint32_t experts)
 {
     const struct linear_set *set = experts__set(b);
     struct experts_layout l = {0};
-    size_t pairs = (size_t)t * k, elem = be_dtype_bytes(b->act), row_elem = u32_max(set->pack_elem, (uint32_t)elem), at = 0;
+    size_t pairs = (size_t)t * k, elem = be_dtype_bytes(b->act),
+           row_elem = u32_max(set->pack_elem, (uint32_t)elem), at = 0;
     /* An expert with more rows than a block takes is cut into blocks of more than half of CPU_M_BLOCK / 2. */
     l.block_max = pairs / (CPU_M_BLOCK / 4) + (pairs < experts ? pairs : experts);
     l.next = experts__part(&at, (size_t)experts + 1, sizeof(uint32_t));
@@ -79,7 +81,8 @@ static struct experts_layout experts__layout(const struct backend *b, uint32_t t
     l.blocks = experts__part(&at, l.block_max, sizeof(struct experts_block));
     /* Rearranged blocks are rounded up to whole units. */
     size_t spare = set->pack && set->pack_min
-                       ? (set->pack_rows - 1) * (pairs / set->pack_min < l.block_max ? pairs / set->pack_min : l.block_max)
+                       ? (set->pack_rows - 1) *
+                             (pairs / set->pack_min < l.block_max ? pairs / set->pack_min : l.block_max)
                        : 0;
     l.rows = experts__part(&at, pairs + spare, be_ld(u32_max(c, ff)) * row_elem);
     l.hidden = experts__part(&at, pairs, be_ld(ff) * elem);
@@ -87,7 +90,8 @@ static struct experts_layout experts__layout(const struct backend *b, uint32_t t
     return l;
 }
 
-size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts)
+size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                           uint32_t experts)
 {
     if (experts__set(b)) return experts__layout(b, t, k, c, ff, experts).all;
     return be_ld(ff) * be_dtype_bytes(b->act) + (size_t)c * sizeof(float); /* ref_experts */
@@ -109,11 +113,14 @@ static void experts__sort(const struct experts_job *j, uint32_t *next)
     }
 }
 
-/* Where a block's rows go that are rearranged or gathered: behind those of the blocks before it. *at: bytes of j->rows in use. */
-static char *experts__place(const struct experts_job *j, const struct experts_block *k, size_t kpad, bool packed, size_t *at)
+/* Where a block's rows go that are rearranged or gathered: behind those of the blocks before it. *at: bytes
+ * of j->rows in use. */
+static char *experts__place(const struct experts_job *j, const struct experts_block *k, size_t kpad,
+                            bool packed, size_t *at)
 {
     char *p = j->rows + *at;
-    uint32_t unit = packed && j->set->pack_min ? j->set->pack_rows : 1, rows = (k->m + unit - 1) / unit * unit;
+    uint32_t unit = packed && j->set->pack_min ? j->set->pack_rows : 1,
+             rows = (k->m + unit - 1) / unit * unit;
     *at += rows * kpad * (packed ? j->set->pack_elem : be_dtype_bytes(j->act));
     return p;
 }
@@ -184,7 +191,8 @@ static void experts__gather_range(void *ctx, uint32_t begin, uint32_t end, uint3
             j->set->pack(&l, 0, k->m);
             continue;
         }
-        for (uint32_t r = 0; r < k->m; r++) memcpy(k->gathered + r * bytes, (const char *)j->a->x + row[r] * bytes, bytes);
+        for (uint32_t r = 0; r < k->m; r++)
+            memcpy(k->gathered + r * bytes, (const char *)j->a->x + row[r] * bytes, bytes);
     }
 }
 
@@ -198,8 +206,11 @@ static void experts__up_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
     const struct experts_job *j = ctx;
     for (uint32_t i = begin; i < end; i++) {
         const struct experts_block *k = &j->blocks[i / j->slices];
-        const struct be_linear_args la = {
-            .w = j->a->glu[k->expert], .x = k->x, .t = k->m, .epilogue = j->a->gate, .out = experts__hidden(j, k)};
+        const struct be_linear_args la = {.w = j->a->glu[k->expert],
+                                          .x = k->x,
+                                          .t = k->m,
+                                          .epilogue = j->a->gate,
+                                          .out = experts__hidden(j, k)};
         struct linear_job l = experts__linear(j, k, &la, k->packed ? k->gathered : NULL);
         uint32_t pair = i % j->slices * j->grain;
         j->set->pairs(&l, pair, u32_min(pair + j->grain, la.w->pairs), cpu_thread_scratch(j->b, worker));
@@ -230,8 +241,11 @@ static void experts__down_range(void *ctx, uint32_t begin, uint32_t end, uint32_
         for (uint32_t t = 0; t < a->t; t++) memset(a->out + t * c + col, 0, cols * sizeof(float));
         for (uint32_t n = 0; n < j->block_count; n++) {
             const struct experts_block *k = &j->blocks[n];
-            const struct be_linear_args la = {
-                .w = a->down[k->expert], .x = experts__hidden(j, k), .t = k->m, .epilogue = BE_EPI_ADD_F32, .out = a->out};
+            const struct be_linear_args la = {.w = a->down[k->expert],
+                                              .x = experts__hidden(j, k),
+                                              .t = k->m,
+                                              .epilogue = BE_EPI_ADD_F32,
+                                              .out = a->out};
             struct linear_job l = experts__linear(j, k, &la, k->packed);
             l.add_row = j->row + k->first;
             l.add_weight = j->weight + k->first;
@@ -240,11 +254,13 @@ static void experts__down_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     }
 }
 
-/* Pairs of columns of a piece: as many as linear's blocking allows, or for few rows that make up EXPERTS_WEIGHTS; but some pieces
- * for every thread. `groups` pieces are worked on for each range of pairs. */
+/* Pairs of columns of a piece: as many as linear's blocking allows, or for few rows that make up
+ * EXPERTS_WEIGHTS; but some pieces for every thread. `groups` pieces are worked on for each range of pairs.
+ */
 static uint32_t experts__grain(const struct experts_job *j, const struct be_weight *w, uint32_t groups)
 {
-    size_t want = EXPERTS_WEIGHTS / (2 * w->panel_bytes) + 1, even = (size_t)w->pairs * groups / ((size_t)j->b->threads * 5);
+    size_t want = EXPERTS_WEIGHTS / (2 * w->panel_bytes) + 1,
+           even = (size_t)w->pairs * groups / ((size_t)j->b->threads * 5);
     if (want > j->set->pairs_max || (size_t)j->a->t * j->a->k / j->block_count > 32) want = j->set->pairs_max;
     if (want > even) want = even;
     if (want > 4) want -= want % 4; /* sets take up to four at once */
@@ -264,19 +280,23 @@ void cpu_experts(struct backend *b, const struct be_experts_args *a)
     struct experts_layout l = experts__layout(b, a->t, a->k, a->c, a->ff, a->experts);
     KN_ASSERT(l.all != SIZE_MAX && a->scratch);
     char *s = a->scratch;
-    struct experts_job j = {.a = a, .b = b, .set = experts__set(b), .act = b->act, .rows = s + l.rows, .hidden = s + l.hidden};
+    struct experts_job j = {
+        .a = a, .b = b, .set = experts__set(b), .act = b->act, .rows = s + l.rows, .hidden = s + l.hidden};
     j.row = (uint32_t *)(void *)(s + l.row);
     j.blocks = (struct experts_block *)(void *)(s + l.blocks);
     j.weight = (float *)(void *)(s + l.weight);
     uint32_t *next = (uint32_t *)(void *)(s + l.next);
     experts__sort(&j, next);
     experts__cut(&j, next, l.block_max);
-    if (j.gather_bytes) cpu_pool_run(b->pool, j.block_count, experts__move_grain(&j, j.gather_bytes), experts__gather_range, &j);
+    if (j.gather_bytes)
+        cpu_pool_run(b->pool, j.block_count, experts__move_grain(&j, j.gather_bytes), experts__gather_range,
+                     &j);
     const struct be_weight *w = a->glu[j.blocks[0].expert];
     j.grain = experts__grain(&j, w, j.block_count);
     j.slices = (w->pairs - 1) / j.grain + 1;
     cpu_pool_run(b->pool, j.block_count * j.slices, 1, experts__up_range, &j);
-    if (j.any_packed) cpu_pool_run(b->pool, j.block_count, experts__move_grain(&j, j.pack_bytes), experts__pack_range, &j);
+    if (j.any_packed)
+        cpu_pool_run(b->pool, j.block_count, experts__move_grain(&j, j.pack_bytes), experts__pack_range, &j);
     w = a->down[j.blocks[0].expert];
     j.grain = experts__grain(&j, w, 1);
     cpu_pool_run(b->pool, (w->pairs - 1) / j.grain + 1, 1, experts__down_range, &j);

@@ -1,5 +1,5 @@
-/* Routing and experts in plain C: the oracle of the vector files. One row after the other, its experts in ascending order, by the
- * plain linear. */
+/* Routing and experts in plain C: the oracle of the vector files. One row after the other, its experts in
+ * ascending order, by the plain linear. */
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/route.h"
 
@@ -32,7 +32,8 @@ void ref_route(struct backend *b, const struct be_route_args *a)
 
 /* ---- experts. scratch: one row of the hidden width (act), one of the output (f32). */
 
-/* The place of the smallest id in [0, k) that is above `last` (at equal ids: that comes after it); k at the end. */
+/* The place of the smallest id in [0, k) that is above `last` (at equal ids: that comes after it); k at the
+ * end. */
 static uint32_t ref__next_expert(const uint32_t *ids, uint32_t k, uint32_t last)
 {
     uint32_t best = k;
@@ -52,14 +53,16 @@ void ref_experts(struct backend *b, const struct be_experts_args *a)
         const uint32_t *ids = a->ids + (size_t)t * a->k;
         float *out = a->out + (size_t)t * a->c;
         memset(out, 0, a->c * sizeof *out);
-        for (uint32_t i = ref__next_expert(ids, a->k, UINT32_MAX); i < a->k; i = ref__next_expert(ids, a->k, i)) {
+        for (uint32_t i = ref__next_expert(ids, a->k, UINT32_MAX); i < a->k;
+             i = ref__next_expert(ids, a->k, i)) {
             struct be_linear_args up = {.w = a->glu[ids[i]],
                                         .x = (const char *)a->x + t * be_ld(a->c) * elem,
                                         .t = 1,
                                         .epilogue = a->gate,
                                         .out = hidden};
             ref_linear_bf16(b, &up); /* the type is the weight's */
-            struct be_linear_args down = {.w = a->down[ids[i]], .x = hidden, .t = 1, .epilogue = BE_EPI_F32, .out = y};
+            struct be_linear_args down = {
+                .w = a->down[ids[i]], .x = hidden, .t = 1, .epilogue = BE_EPI_F32, .out = y};
             ref_linear_bf16(b, &down);
             for (uint32_t c = 0; c < a->c; c++) out[c] += a->weights[(size_t)t * a->k + i] * y[c];
         }

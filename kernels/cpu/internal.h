@@ -1,6 +1,7 @@
-/* What the files of the CPU backend share: the opened backend, the packed weight, the table of kernels of one instruction set, small helpers.
- * Only files of kernels/cpu/ include it. No file compiled with wider instruction flags may define a non-inline function that another file
- * calls without going through a table: be_cpu_has() is the only gate between the machine and an illegal instruction. */
+/* What the files of the CPU backend share: the opened backend, the packed weight, the table of kernels of one
+ * instruction set, small helpers. Only files of kernels/cpu/ include it. No file compiled with wider
+ * instruction flags may define a non-inline function that another file calls without going through a table:
+ * be_cpu_has() is the only gate between the machine and an illegal instruction. */
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
@@ -13,35 +14,39 @@
 #include <string.h>
 
 /* Programmer errors at the launchers: always on. */
-#define KN_ASSERT(cond)                                                                                                \
-    do {                                                                                                               \
-        if (__builtin_expect(!(cond), 0)) {                                                                            \
-            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                               \
-            abort();                                                                                                   \
-        }                                                                                                              \
+#define KN_ASSERT(cond)                                                                                      \
+    do {                                                                                                     \
+        if (__builtin_expect(!(cond), 0)) {                                                                  \
+            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                     \
+            abort();                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 /* A packed weight: output columns in lanes.
  *
- *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]       columns and k beyond the matrix are zero
+ *   bf16: [panel][kpad / 2][16 columns][2]   f32: [panel][k][16 columns]       columns and k beyond the
+ * matrix are zero
  *
- * Two neighbouring panels make a pair of 32 columns; the number of panels is even. A plain weight's pair p holds outputs [32p, 32p + 32), so a pair
- * is exactly what pads an act output row to be_ld(N). A glu weight's pair p holds 16 gate columns and the 16 up columns of outputs [16p, 16p + 16),
- * and has be_ld(n) / 16 pairs, which again covers the padding. Each output has its own lane, whose sum runs over k (or pairs of k) in ascending order. */
+ * Two neighbouring panels make a pair of 32 columns; the number of panels is even. A plain weight's pair p
+ * holds outputs [32p, 32p + 32), so a pair is exactly what pads an act output row to be_ld(N). A glu weight's
+ * pair p holds 16 gate columns and the 16 up columns of outputs [16p, 16p + 16), and has be_ld(n) / 16 pairs,
+ * which again covers the padding. Each output has its own lane, whose sum runs over k (or pairs of k) in
+ * ascending order. */
 struct be_weight {
     enum be_dtype type;
-    uint32_t k, kpad;   /* kpad = be_ld(k) */
-    uint32_t n;         /* outputs in all; with glu gate and up together */
+    uint32_t k, kpad; /* kpad = be_ld(k) */
+    uint32_t n;       /* outputs in all; with glu gate and up together */
     uint32_t pairs;
     bool glu;
-    float *bias;        /* [pairs * 32] in packed order, or NULL */
+    float *bias; /* [pairs * 32] in packed order, or NULL */
     void *data;
-    size_t panel_bytes; /* bytes from one panel to the next */
-    size_t bytes;       /* data and bias */
+    size_t panel_bytes;    /* bytes from one panel to the next */
+    size_t bytes;          /* data and bias */
     struct cpu_slab *slab; /* that data lies in, or NULL: it has its own memory */
 };
 
-/* One instruction set's functions. Arguments were checked by the launcher in cpu/backend.c; t, r, count > 0. */
+/* One instruction set's functions. Arguments were checked by the launcher in cpu/backend.c; t, r, count > 0.
+ */
 struct linear_set;
 struct cpu_kernels {
     const char *name;
@@ -61,7 +66,8 @@ struct cpu_kernels {
     const struct linear_set *set_bf16, *set_f32; /* what experts computes with (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
-    /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per multiply-add). One thread. */
+    /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per
+     * multiply-add). One thread. */
     double (*peak_bf16)(uint64_t steps);
     double (*peak_f32)(uint64_t steps);
     /* Reads every byte of a 64-byte aligned stretch; the result only keeps the loads alive. One thread. */
@@ -78,7 +84,8 @@ struct backend {
     uint32_t threads;
     struct cpu_pool *pool;
     size_t memory_bytes;
-    /* Working memory of linear: the rows of one call, rearranged for the set. Grown by weight_pack, so that an operation never allocates. */
+    /* Working memory of linear: the rows of one call, rearranged for the set. Grown by weight_pack, so that
+     * an operation never allocates. */
     void *rows_scratch;
     size_t rows_scratch_bytes;
     struct cpu_slab *slab; /* cpu/pack.c: where the next weight goes, or NULL */
@@ -90,7 +97,8 @@ struct backend {
     char error[256];
 };
 
-/* Bytes of one thread's working memory. Linear keeps f32 sums of CPU_M_BLOCK rows there; attention its scores and outputs. */
+/* Bytes of one thread's working memory. Linear keeps f32 sums of CPU_M_BLOCK rows there; attention its scores
+ * and outputs. */
 #define CPU_THREAD_SCRATCH ((size_t)2 << 20)
 /* Rows that linear works on at once: a weight is read from memory once per this many rows. */
 #define CPU_M_BLOCK 512u
@@ -104,13 +112,15 @@ extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
-extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx512_linear_set_bf16, avx512_linear_set_f32, amx_linear_set_bf16;
+extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx512_linear_set_bf16,
+    avx512_linear_set_f32, amx_linear_set_bf16;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
 
 /* experts.c. Bytes of be_experts_args.scratch; SIZE_MAX when that is no number. */
-size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                           uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
 
 /* cpu/pack.c */
@@ -212,7 +222,8 @@ static inline void act_put(void *p, enum be_dtype act, size_t i, float v)
     }
 }
 
-/* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped). */
+/* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped).
+ */
 static inline uint32_t rows_seq(const struct be_rows *r, uint32_t row)
 {
     uint32_t lo = 0, hi = r->seq_count;

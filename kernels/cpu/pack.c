@@ -1,8 +1,9 @@
-/* Packing a weight into panels of 16 output columns (drawn at struct be_weight), on all threads, one pair of panels a piece. Reads the source
- * once and in order of k; writes each panel once and in order. */
+/* Packing a weight into panels of 16 output columns (drawn at struct be_weight), on all threads, one pair of
+ * panels a piece. Reads the source once and in order of k; writes each panel once and in order. */
 #include "kernels/cpu/internal.h"
 
-/* A source column block is converted in stretches of this many k, so that 16 rows of it stay in the first-level cache. */
+/* A source column block is converted in stretches of this many k, so that 16 rows of it stay in the
+ * first-level cache. */
 #define PACK_K 256u
 
 struct pack_job {
@@ -71,7 +72,8 @@ static float pack__get(const struct be_weight_src *s, size_t i)
 }
 
 /* k of [k0, k0 + count) of one source row, in the type of the weight, into dst. */
-static void pack__row(const struct pack_job *j, const struct be_weight_src *s, uint32_t row, uint32_t k0, uint32_t count, void *dst)
+static void pack__row(const struct pack_job *j, const struct be_weight_src *s, uint32_t row, uint32_t k0,
+                      uint32_t count, void *dst)
 {
     size_t step = s->transposed ? s->n : 1;
     size_t at = s->transposed ? (size_t)k0 * s->n + row : (size_t)row * j->d->k + k0;
@@ -81,7 +83,8 @@ static void pack__row(const struct pack_job *j, const struct be_weight_src *s, u
     } else if (j->w->type == BE_F32) {
         for (uint32_t i = 0; i < count; i++) ((float *)dst)[i] = pack__get(s, at + i * step);
     } else if (s->dtype == BE_BF16) { /* no conversion: keeps NaN payloads as they are */
-        for (uint32_t i = 0; i < count; i++) memcpy((uint16_t *)dst + i, (const char *)s->data + 2 * (at + i * step), 2);
+        for (uint32_t i = 0; i < count; i++)
+            memcpy((uint16_t *)dst + i, (const char *)s->data + 2 * (at + i * step), 2);
     } else {
         for (uint32_t i = 0; i < count; i++) ((uint16_t *)dst)[i] = f32_to_bf16(pack__get(s, at + i * step));
     }
@@ -135,8 +138,9 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     return *n < UINT32_MAX - 64 && d->k < UINT32_MAX - 64 && (b->act == BE_F32 || b->act == BE_BF16);
 }
 
-/* ---- memory of the data. Huge pages round a weight up to 2 MB, a third of an expert's 3 or 6 MB; so weights of such sizes stand in slabs, one behind the
- * other. A slab goes with its last weight. What is left over at its end is never touched, and so is no memory. */
+/* ---- memory of the data. Huge pages round a weight up to 2 MB, a third of an expert's 3 or 6 MB; so weights
+ * of such sizes stand in slabs, one behind the other. A slab goes with its last weight. What is left over at
+ * its end is never touched, and so is no memory. */
 
 #define SLAB_BYTES ((size_t)128 << 20)
 #define SLAB_FROM  ((size_t)512 << 10) /* smaller ones take no huge pages */
@@ -196,7 +200,8 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
 {
     uint64_t n;
     if (!pack__valid(b, d, &n)) {
-        snprintf(b->error, sizeof b->error, "weight of %u inputs and %u parts is not supported", d->k, d->src_count);
+        snprintf(b->error, sizeof b->error, "weight of %u inputs and %u parts is not supported", d->k,
+                 d->src_count);
         return BE_UNSUPPORTED;
     }
     struct be_weight *w = calloc(1, sizeof *w);
@@ -216,7 +221,8 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
         cpu_weight_free(b, w);
         return BE_NOMEM;
     }
-    struct pack_job j = {.d = d, .w = w, .transpose16 = b->kern->transpose16 ? b->kern->transpose16 : pack__transpose16};
+    struct pack_job j = {
+        .d = d, .w = w, .transpose16 = b->kern->transpose16 ? b->kern->transpose16 : pack__transpose16};
     for (uint32_t p = 0; w->bias && p < w->pairs; p++) {
         for (uint32_t c = 0; c < 32; c++) {
             uint32_t part = 0, row = 0;

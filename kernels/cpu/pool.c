@@ -1,18 +1,22 @@
 /* The thread pool of the CPU backend.
  *
  * One word says it all:  gate = [ epoch : 32 | unused : 15 | OPEN : 1 | active : 16 ]
- *   run()   : fills the job, then publishes gate = {epoch + 1, OPEN, 0}; takes ranges itself; when none are left, clears OPEN and waits for active == 0.
- *   worker  : sees OPEN with an epoch that is new to it, adds 1 to active with a compare-and-swap, takes ranges until none are left, subtracts 1.
- * A worker that a busy neighbour keeps off its core therefore delays nobody unless it is in the middle of a range: once OPEN is cleared it can no longer
- * enter, and the caller does not wait for it. Waiting is a short spin (the gap between two operations of a step is a few microseconds) and
- * then a futex: threads that only spin take the core from the very thread they wait for.
+ *   run()   : fills the job, then publishes gate = {epoch + 1, OPEN, 0}; takes ranges itself; when none are
+ * left, clears OPEN and waits for active == 0. worker  : sees OPEN with an epoch that is new to it, adds 1 to
+ * active with a compare-and-swap, takes ranges until none are left, subtracts 1. A worker that a busy
+ * neighbour keeps off its core therefore delays nobody unless it is in the middle of a range: once OPEN is
+ * cleared it can no longer enter, and the caller does not wait for it. Waiting is a short spin (the gap
+ * between two operations of a step is a few microseconds) and then a futex: threads that only spin take the
+ * core from the very thread they wait for.
  *
- * Every thread begins with its own share of the pieces, the same share of each job: the rows that it wrote in one operation are then mostly those that it reads
- * in the next, and lie in its own core's cache. What a thread leaves over, others take.
+ * Every thread begins with its own share of the pieces, the same share of each job: the rows that it wrote in
+ * one operation are then mostly those that it reads in the next, and lie in its own core's cache. What a
+ * thread leaves over, others take.
  *
- * Placement: on a machine whose cores have other work too, the system's scheduler wakes a worker on the core of the thread that woke it, and leaves
- * it there: two threads then take as long as one (measured: all pieces of the worker ran on the caller's core). So where there is a core for each thread,
- * every worker is bound to one, and no worker to the core that the caller runs on; the caller itself is left free. */
+ * Placement: on a machine whose cores have other work too, the system's scheduler wakes a worker on the core
+ * of the thread that woke it, and leaves it there: two threads then take as long as one (measured: all pieces
+ * of the worker ran on the caller's core). So where there is a core for each thread, every worker is bound to
+ * one, and no worker to the core that the caller runs on; the caller itself is left free. */
 #include "kernels/cpu/pool.h"
 
 #include <linux/futex.h>
@@ -37,10 +41,11 @@ struct cpu_pool {
     _Atomic uint32_t done_word; /* futex of the caller */
     _Atomic uint32_t caller_sleeps;
     _Alignas(64) uint32_t count;
-    uint32_t grain, pieces, shares; /* share i of the pieces: [i * pieces / shares, (i + 1) * pieces / shares) */
+    uint32_t grain, pieces,
+        shares; /* share i of the pieces: [i * pieces / shares, (i + 1) * pieces / shares) */
     struct pool_share {
         _Alignas(64) _Atomic uint32_t next; /* next piece; claimed with fetch_add */
-    } *share; /* [threads] */
+    } * share;                              /* [threads] */
     cpu_range_fn *fn;
     void *ctx;
     _Atomic bool stop;
@@ -52,7 +57,7 @@ struct cpu_pool {
         struct cpu_pool *pool;
         uint32_t idx;
         int core; /* that it is bound to, if pool->place */
-    } *workers;
+    } * workers;
 };
 
 static void pool__pause(void)
@@ -81,7 +86,8 @@ static uint32_t pool__share(const struct cpu_pool *p, uint32_t i)
 
 static void pool__work(struct cpu_pool *p, uint32_t worker)
 {
-    /* Its own share first, so that the same rows tend to stay in the same core's cache from one operation to the next; then what is left of the others'. */
+    /* Its own share first, so that the same rows tend to stay in the same core's cache from one operation to
+     * the next; then what is left of the others'. */
     for (uint32_t n = 0, s = worker % p->shares; n < p->shares; n++, s = s + 1 == p->shares ? 0 : s + 1) {
         uint32_t end = pool__share(p, s + 1);
         for (;;) {
@@ -111,11 +117,13 @@ static bool pool__enter(struct cpu_pool *p, uint32_t *epoch)
             pool__pause();
             continue;
         }
-        /* Counted as a sleeper before the last look: run() publishes first and reads the count after, so one of us sees the other. */
+        /* Counted as a sleeper before the last look: run() publishes first and reads the count after, so one
+         * of us sees the other. */
         atomic_fetch_add(&p->sleepers, 1);
         g = atomic_load(&p->gate);
         bool job = (g & GATE_OPEN) && (uint32_t)(g >> 32) != *epoch;
-        if (!job && !atomic_load(&p->stop) && atomic_load(&p->wake_word) == seen) pool__futex_wait(&p->wake_word, seen);
+        if (!job && !atomic_load(&p->stop) && atomic_load(&p->wake_word) == seen)
+            pool__futex_wait(&p->wake_word, seen);
         atomic_fetch_sub(&p->sleepers, 1);
         spins = 0;
     }
@@ -143,7 +151,8 @@ static void pool__bind(struct cpu_pool *p, uint32_t worker, int core)
     CPU_ZERO(&set);
     CPU_SET((size_t)core, &set);
     p->workers[worker].core = core;
-    (void)pthread_setaffinity_np(p->tids[worker], sizeof set, &set); /* a wish: a core may have been taken from us meanwhile */
+    (void)pthread_setaffinity_np(p->tids[worker], sizeof set,
+                                 &set); /* a wish: a core may have been taken from us meanwhile */
 }
 
 /* One core for each worker, none of them the caller's. */
@@ -151,7 +160,9 @@ static void pool__place(struct cpu_pool *p)
 {
     cpu_set_t set;
     p->caller_core = sched_getcpu();
-    if (p->threads == 1 || p->caller_core < 0 || sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) < (int)p->threads) return;
+    if (p->threads == 1 || p->caller_core < 0 || sched_getaffinity(0, sizeof set, &set) != 0 ||
+        CPU_COUNT(&set) < (int)p->threads)
+        return;
     int core = 0;
     for (uint32_t i = 1; i < p->threads; i++, core++) {
         while (core < CPU_SETSIZE && (!CPU_ISSET((size_t)core, &set) || core == p->caller_core)) core++;
@@ -232,7 +243,8 @@ void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_
     p->fn = fn;
     p->ctx = ctx;
     p->shares = pieces < p->threads ? pieces : p->threads;
-    for (uint32_t i = 0; i < p->shares; i++) atomic_store_explicit(&p->share[i].next, pool__share(p, i), memory_order_relaxed);
+    for (uint32_t i = 0; i < p->shares; i++)
+        atomic_store_explicit(&p->share[i].next, pool__share(p, i), memory_order_relaxed);
     if (p->threads == 1) {
         pool__work(p, 0);
         return;

@@ -1,6 +1,6 @@
-/* A pool of compute threads with one operation: a parallel loop over independent ranges. The calling thread works too, so a pool of one has
- * no threads of its own. Which thread takes which range is decided at run time and must never matter to a result. One thread calls run at
- * a time. Knows nothing of what it runs. */
+/* A pool of compute threads with one operation: a parallel loop over independent ranges. The calling thread
+ * works too, so a pool of one has no threads of its own. Which thread takes which range is decided at run
+ * time and must never matter to a result. One thread calls run at a time. Knows nothing of what it runs. */
 #ifndef KVASIR_CPU_POOL_H
 #define KVASIR_CPU_POOL_H
 
@@ -16,7 +16,8 @@ struct cpu_pool *cpu_pool_create(uint32_t threads);
 void cpu_pool_destroy(struct cpu_pool *p); /* NULL is fine; nothing may be running */
 uint32_t cpu_pool_threads(const struct cpu_pool *p);
 
-/* Cuts [0, count) into pieces of `grain` (the last may be shorter), calls fn for each, returns when all are done. */
+/* Cuts [0, count) into pieces of `grain` (the last may be shorter), calls fn for each, returns when all are
+ * done. */
 void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_fn *fn, void *ctx);
 
 #endif

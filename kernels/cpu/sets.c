@@ -1,4 +1,5 @@
-/* The kernel sets: which function serves which operation. Plain data, compiled without wider instruction flags. */
+/* The kernel sets: which function serves which operation. Plain data, compiled without wider instruction
+ * flags. */
 #include "kernels/cpu/internal.h"
 
 const struct cpu_kernels cpu_kernels_reference = {

@@ -1,23 +1,25 @@
-/* Ragged paged attention. A sequence's rows of one kv head are (token, query head of the group) pairs, token by token; 16 of them
- * are a warp's tile of the tensor cores. bf16, per row:
+/* Ragged paged attention. A sequence's rows of one kv head are (token, query head of the group) pairs, token
+ * by token; 16 of them are a warp's tile of the tensor cores. bf16, per row:
  *
- *   - keys go by in tiles of one KV block (32 absolute positions), ascending, with an online softmax in powers of two;
- *   - tiles form splits of attn_split_len(hi) positions, by absolute position: each split begins with an empty state, and the
- *     splits' states are merged in ascending order. At most 32 splits, whatever the context.
+ *   - keys go by in tiles of one KV block (32 absolute positions), ascending, with an online softmax in
+ * powers of two;
+ *   - tiles form splits of attn_split_len(hi) positions, by absolute position: each split begins with an
+ * empty state, and the splits' states are merged in ascending order. At most 32 splits, whatever the context.
  *
- * What a row sees alone decides about both, so the bits are the same wherever the row is computed: in the kernel that walks all
- * keys (prefill, large batches; merging in shared memory), or in the one that gives every split a block (few rows; merging in a
- * second kernel). A batch of many rows has its single rows go one way and its chunks the other. A tile that is wholly masked for
- * a row changes none of its bits. f32, which is there for exact checks: one warp per row and head, plain sums, no splits. */
+ * What a row sees alone decides about both, so the bits are the same wherever the row is computed: in the
+ * kernel that walks all keys (prefill, large batches; merging in shared memory), or in the one that gives
+ * every split a block (few rows; merging in a second kernel). A batch of many rows has its single rows go one
+ * way and its chunks the other. A tile that is wholly masked for a row changes none of its bits. f32, which
+ * is there for exact checks: one warp per row and head, plain sums, no splits. */
 #include "kernels/cuda/attn.cuh"
 
-/* ---- the tensor-core kernel: W warps of 16 rows. DT: head size that q.k runs over, DV: columns of the output that a block makes
- * (DT > DV: several blocks share a head, each with all the scores). */
+/* ---- the tensor-core kernel: W warps of 16 rows. DT: head size that q.k runs over, DV: columns of the
+ * output that a block makes (DT > DV: several blocks share a head, each with all the scores). */
 
 template <int DT, int DV, int W, bool SPLIT> struct attn_smem {
     static const uint32_t QLD = DT + 8, VLD = DV + 8, TLD = DV + 8; /* so that eight rows touch all banks */
-    uint16_t *q, *k, *v;                                            /* [16 W][QLD], [2][KEYS][QLD], [2][KEYS][VLD] */
-    float *total;                                                   /* [16 W][TLD]; a thread touches its own elements only */
+    uint16_t *q, *k, *v; /* [16 W][QLD], [2][KEYS][QLD], [2][KEYS][VLD] */
+    float *total;        /* [16 W][TLD]; a thread touches its own elements only */
     size_t bytes;
     __host__ __device__ explicit attn_smem(void *base)
     {
@@ -30,14 +32,17 @@ template <int DT, int DV, int W, bool SPLIT> struct attn_smem {
     }
 };
 
-/* Copies block kb of keys and values into a stage. A block that nobody keeps becomes zeros; no row sees it. */
+/* Copies block kb of keys and values into a stage. A block that nobody keeps becomes zeros; no row sees it.
+ */
 template <int DT, int DV, int W, bool SPLIT>
-static __device__ __forceinline__ void attn_load(const struct attn_job &j, const attn_smem<DT, DV, W, SPLIT> &sm,
-                                                 const uint32_t *table, uint32_t kb, uint32_t g, uint32_t dv0, uint32_t stage)
+static __device__ __forceinline__ void attn_load(const struct attn_job &j,
+                                                 const attn_smem<DT, DV, W, SPLIT> &sm, const uint32_t *table,
+                                                 uint32_t kb, uint32_t g, uint32_t dv0, uint32_t stage)
 {
     uint32_t unit = table[kb];
     bool kept = unit != BE_NO_BLOCK;
-    const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, g)), *v = k + KEYS * j.dpad;
+    const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, g)),
+                   *v = k + KEYS * j.dpad;
     for (uint32_t i = threadIdx.x; i < KEYS * (DT / 8); i += W * 32) {
         uint32_t r = i / (DT / 8), c = i % (DT / 8) * 8;
         bool ok = kept && c < j.dpad;
@@ -50,7 +55,8 @@ static __device__ __forceinline__ void attn_load(const struct attn_job &j, const
     }
 }
 
-/* A thread's part of two rows (lane / 4, and 8 further on): largest score so far, its own share of the sum, output columns. */
+/* A thread's part of two rows (lane / 4, and 8 further on): largest score so far, its own share of the sum,
+ * output columns. */
 template <int DV> struct attn_state {
     static const int COLS = DV;
     float max[2], sum[2], o[DV / 8][4];
@@ -69,7 +75,8 @@ template <int DV> struct attn_state {
 
 /* Scores of one tile, in powers of two; what a row does not see is -infinity. */
 template <int DT>
-static __device__ __forceinline__ void attn_scores(const struct attn_job &j, const uint16_t *q, const uint16_t *k, uint32_t first,
+static __device__ __forceinline__ void attn_scores(const struct attn_job &j, const uint16_t *q,
+                                                   const uint16_t *k, uint32_t first,
                                                    const attn_view (&see)[2], float (&s)[4][4])
 {
     uint32_t lane = threadIdx.x % 32;
@@ -101,7 +108,8 @@ static __device__ __forceinline__ void attn_scores(const struct attn_job &j, con
 }
 
 /* One tile of keys into the state. */
-template <int DV> static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_t *v, attn_state<DV> &st)
+template <int DV>
+static __device__ __forceinline__ void attn_tile(float (&s)[4][4], const uint16_t *v, attn_state<DV> &st)
 {
     uint32_t lane = threadIdx.x % 32;
     const uint32_t ld = DV + 8;
@@ -113,7 +121,8 @@ template <int DV> static __device__ __forceinline__ void attn_tile(float (&s)[4]
         top = fmaxf(top, __shfl_xor_sync(CU_FULL, top, 1));
         top = fmaxf(top, __shfl_xor_sync(CU_FULL, top, 2));
         top = fmaxf(top, st.max[i]);
-        float keep = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top), shift = top == CU_NEG_INF ? 0.0f : top, sum = 0;
+        float keep = top == st.max[i] ? 1.0f : cu_ex2(st.max[i] - top),
+              shift = top == CU_NEG_INF ? 0.0f : top, sum = 0;
         st.max[i] = top;
         CU_UNROLL
         for (int n = 0; n < 4; n++) {
@@ -133,7 +142,8 @@ template <int DV> static __device__ __forceinline__ void attn_tile(float (&s)[4]
     CU_UNROLL
     for (uint32_t kk = 0; kk < 2; kk++) {
         uint32_t a[4] = {cu_pack_bf16(s[2 * kk][0], s[2 * kk][1]), cu_pack_bf16(s[2 * kk][2], s[2 * kk][3]),
-                         cu_pack_bf16(s[2 * kk + 1][0], s[2 * kk + 1][1]), cu_pack_bf16(s[2 * kk + 1][2], s[2 * kk + 1][3])};
+                         cu_pack_bf16(s[2 * kk + 1][0], s[2 * kk + 1][1]),
+                         cu_pack_bf16(s[2 * kk + 1][2], s[2 * kk + 1][3])};
         CU_UNROLL
         for (int n = 0; n < DV / 8; n += 2) {
             uint32_t r[4];
@@ -145,7 +155,8 @@ template <int DV> static __device__ __forceinline__ void attn_tile(float (&s)[4]
     }
 }
 
-/* All keys that the block's rows see, in ascending tiles; a warp leaves out those that none of its rows sees. */
+/* All keys that the block's rows see, in ascending tiles; a warp leaves out those that none of its rows sees.
+ */
 template <int DT, int DV, int W, bool SPLIT> __global__ __launch_bounds__(W * 32) void attn_k(attn_job j)
 {
     typedef attn_smem<DT, DV, W, SPLIT> smem_t;
@@ -202,13 +213,15 @@ template <int DT, int DV, int W, bool SPLIT> __global__ __launch_bounds__(W * 32
         uint32_t end = (kb + 1) * KEYS;
         if (w_from <= w_to && kb >= w_from / KEYS && kb <= w_to / KEYS) {
             float s[4][4];
-            attn_scores<DT>(j, sm.q + warp * 16 * smem_t::QLD, sm.k + stage * KEYS * smem_t::QLD, kb * KEYS, see, s);
+            attn_scores<DT>(j, sm.q + warp * 16 * smem_t::QLD, sm.k + stage * KEYS * smem_t::QLD, kb * KEYS,
+                            see, s);
             attn_tile<DV>(s, sm.v + stage * KEYS * smem_t::VLD, st);
         }
         if (!SPLIT && end % SPLIT_MIN == 0) {
             float sum[2] = {attn_quad_sum(st.sum[0]), attn_quad_sum(st.sum[1])};
             CU_UNROLL
-            for (int i = 0; i < 2; i++) /* the row's split ends here, and it saw some of it, and will see more */
+            for (int i = 0; i < 2;
+                 i++) /* the row's split ends here, and it saw some of it, and will see more */
                 if (end % see[i].len == 0 && see[i].lo < end && see[i].hi >= end)
                     attn_end_split(i, sum[i], st, tot, total + 8 * i * smem_t::TLD);
         }
@@ -227,10 +240,12 @@ template <int DT, int DV, int W, bool SPLIT> __global__ __launch_bounds__(W * 32
             for (int n = 0; n < DV / 8; n++) {
                 CU_UNROLL
                 for (int c = 0; c < 2; c++)
-                    st.o[n][2 * i + c] = total[8 * i * smem_t::TLD + n * 8 + c] * fa + st.o[n][2 * i + c] * fb;
+                    st.o[n][2 * i + c] =
+                        total[8 * i * smem_t::TLD + n * 8 + c] * fa + st.o[n][2 * i + c] * fb;
             }
         }
-        attn_store<SPLIT>(j, st, i, sum[i], token[i], it.part + (token[i] - it.first), head[i], dv0, slot, see[i].alone);
+        attn_store<SPLIT>(j, st, i, sum[i], token[i], it.part + (token[i] - it.first), head[i], dv0, slot,
+                          see[i].alone);
     }
 }
 
@@ -254,13 +269,15 @@ __global__ __launch_bounds__(128) void attn_combine_k(attn_job j)
             attn_merge(&max, &sum, q[d], q[d + 1], &fa, &fb);
             o = o * fa + q[c] * fb;
         }
-        static_cast<uint16_t *>(j.out)[(size_t)token * j.ld + (size_t)head * d + c] = cu_bf16_bits(o * (1.0f / sum));
+        static_cast<uint16_t *>(j.out)[(size_t)token * j.ld + (size_t)head * d + c] =
+            cu_bf16_bits(o * (1.0f / sum));
     }
 }
 
 void cuda_attn_combine(struct backend *b, const struct attn_job &j)
 {
-    CU_LAUNCH(attn_combine_k, (j.which == ATTN_SINGLES ? j.rows.seq_count : j.rows.t) * j.heads, 128, 0, b->stream, j);
+    CU_LAUNCH(attn_combine_k, (j.which == ATTN_SINGLES ? j.rows.seq_count : j.rows.t) * j.heads, 128, 0,
+              b->stream, j);
     cuda_launched(b, "attn");
 }
 
@@ -273,7 +290,8 @@ __global__ __launch_bounds__(128) void attn_plain_k(attn_job j)
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = j.kv.head_dim;
     size_t item = (size_t)blockIdx.x * 4 + warp;
     if (item >= (size_t)j.rows.t * j.heads) return;
-    uint32_t t = (uint32_t)(item / j.heads), head = (uint32_t)(item % j.heads), lo = j.rows.lo[t], hi = j.rows.hi[t];
+    uint32_t t = (uint32_t)(item / j.heads), head = (uint32_t)(item % j.heads), lo = j.rows.lo[t],
+             hi = j.rows.hi[t];
     const uint32_t *table = j.rows.tables + j.rows.seq_table[cu_row_seq(j.rows.seq_row, j.rows.seq_count, t)];
     for (uint32_t i = lane; i < d; i += 32) sq[warp][i] = static_cast<const float *>(j.q)[item * d + i];
     __syncwarp();
@@ -281,7 +299,8 @@ __global__ __launch_bounds__(128) void attn_plain_k(attn_job j)
     CU_UNROLL
     for (uint32_t n = 0; n < PLAIN_DIM / 32; n++) o[n] = 0;
     for (uint32_t kb = lo / KEYS; kb <= hi / KEYS; kb++) {
-        const float *k = reinterpret_cast<const float *>(attn_head(j, table[kb], head / j.per_kv)), *v = k + KEYS * j.dpad;
+        const float *k = reinterpret_cast<const float *>(attn_head(j, table[kb], head / j.per_kv)),
+                    *v = k + KEYS * j.dpad;
         uint32_t key = kb * KEYS + lane, first = lo > kb * KEYS ? lo % KEYS : 0,
                  last = hi - kb * KEYS < KEYS ? hi % KEYS : KEYS - 1;
         float s = CU_NEG_INF;
@@ -328,7 +347,8 @@ template <int DT, int DV> static size_t attn_bytes(enum attn_way way)
 /* All kernels of a head size that this device has the shared memory for. */
 template <int DT, int DV> static bool attn_allow(struct backend *b)
 {
-    size_t wide = attn_bytes<DT, DV>(ATTN_WIDE), narrow = attn_bytes<DT, DV>(ATTN_NARROW), split = attn_bytes<DT, DV>(ATTN_SPLIT);
+    size_t wide = attn_bytes<DT, DV>(ATTN_WIDE), narrow = attn_bytes<DT, DV>(ATTN_NARROW),
+           split = attn_bytes<DT, DV>(ATTN_SPLIT);
     return (wide > b->smem_max || cuda_allow_smem(b, attn_k<DT, DV, 4, false>, wide)) &&
            (narrow > b->smem_max || cuda_allow_smem(b, attn_k<DT, DV, 1, false>, narrow)) &&
            (split > b->smem_max || cuda_allow_smem(b, attn_k<DT, DV, 1, true>, split));
@@ -345,19 +365,18 @@ bool cuda_attn_supports(const struct backend *b, uint32_t d)
                     : d <= 512 && attn_bytes<512, 256>(ATTN_NARROW) <= b->smem_max;
 }
 
-template <int DT, int DV> static void attn_launch(struct backend *b, const struct attn_job &j, enum attn_way way)
+template <int DT, int DV>
+static void attn_launch(struct backend *b, const struct attn_job &j, enum attn_way way)
 {
     size_t smem = attn_bytes<DT, DV>(way), rows = (size_t)j.rows.t * j.per_kv;
     uint32_t singles = j.rows.seq_count * cu_div_up(j.per_kv, 16);
     /* A sequence has at most one tile more than its rows fill. */
-    dim3 grid(j.which == ATTN_SINGLES ? singles : (uint32_t)(rows / (way == ATTN_WIDE ? 64 : 16)) + j.rows.seq_count,
+    dim3 grid(j.which == ATTN_SINGLES ? singles
+                                      : (uint32_t)(rows / (way == ATTN_WIDE ? 64 : 16)) + j.rows.seq_count,
               j.kv.kv_heads * (DT / DV), way == ATTN_SPLIT ? SPLITS_MAX : 1);
-    if (way == ATTN_WIDE)
-        CU_LAUNCH((attn_k<DT, DV, 4, false>), grid, 128, smem, b->stream, j);
-    else if (way == ATTN_NARROW)
-        CU_LAUNCH((attn_k<DT, DV, 1, false>), grid, 32, smem, b->stream, j);
-    else
-        CU_LAUNCH((attn_k<DT, DV, 1, true>), grid, 32, smem, b->stream, j);
+    if (way == ATTN_WIDE) CU_LAUNCH((attn_k<DT, DV, 4, false>), grid, 128, smem, b->stream, j);
+    else if (way == ATTN_NARROW) CU_LAUNCH((attn_k<DT, DV, 1, false>), grid, 32, smem, b->stream, j);
+    else CU_LAUNCH((attn_k<DT, DV, 1, true>), grid, 32, smem, b->stream, j);
     cuda_launched(b, "attn");
     if (way != ATTN_SPLIT) return;
     cuda_attn_combine(b, j);
@@ -366,8 +385,10 @@ template <int DT, int DV> static void attn_launch(struct backend *b, const struc
 /* The host doesn't know how the rows are spread over sequences, only how many there are of both. */
 template <int DT, int DV> static void attn_run(struct backend *b, struct attn_job j)
 {
-    size_t split_rows = b->scratch_bytes / ((size_t)j.heads * SPLITS_MAX * (j.kv.head_dim + 2) * sizeof(float));
-    bool narrow = (size_t)j.rows.t * j.per_kv <= (size_t)16 * j.rows.seq_count || attn_bytes<DT, DV>(ATTN_WIDE) > b->smem_max;
+    size_t split_rows =
+        b->scratch_bytes / ((size_t)j.heads * SPLITS_MAX * (j.kv.head_dim + 2) * sizeof(float));
+    bool narrow = (size_t)j.rows.t * j.per_kv <= (size_t)16 * j.rows.seq_count ||
+                  attn_bytes<DT, DV>(ATTN_WIDE) > b->smem_max;
     if (j.rows.t <= split_rows) {
         attn_launch<DT, DV>(b, j, ATTN_SPLIT);
         return;

@@ -1,5 +1,5 @@
-/* What the tensor-core kernels of attn.cu and attn_sm90.cu share: the job, which rows a block has, what a row sees, splits and
- * their merging, and storing. See attn.cu for the order of a row's sums. */
+/* What the tensor-core kernels of attn.cu and attn_sm90.cu share: the job, which rows a block has, what a row
+ * sees, splits and their merging, and storing. See attn.cu for the order of a row's sums. */
 #ifndef KVASIR_CUDA_ATTN_CUH
 #define KVASIR_CUDA_ATTN_CUH
 
@@ -23,8 +23,8 @@ struct attn_job {
     void *out;
     float scale, softcap;
     enum attn_which which;
-    float
-        *part; /* [rows * H][SPLITS_MAX][D + 2]: output, largest score, sum. rows: of the batch, or with ATTN_SINGLES sequences */
+    float *part; /* [rows * H][SPLITS_MAX][D + 2]: output, largest score, sum. rows: of the batch, or with
+                    ATTN_SINGLES sequences */
 };
 
 static __host__ __device__ __forceinline__ uint32_t attn_split_len(uint32_t hi)
@@ -35,18 +35,22 @@ static __host__ __device__ __forceinline__ uint32_t attn_split_len(uint32_t hi)
 }
 static __device__ __forceinline__ const char *attn_head(const struct attn_job &j, uint32_t unit, uint32_t g)
 {
-    return static_cast<const char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset + g * j.head_bytes;
+    return static_cast<const char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset +
+           g * j.head_bytes;
 }
 
 /* ---- which rows a block has */
 
 struct attn_item {
-    uint32_t first, rows, row0; /* first row of the sequence, its (token, head) rows, the tile's first of them */
-    uint32_t part;              /* row of j.part of the sequence's first row */
+    uint32_t first, rows,
+        row0;      /* first row of the sequence, its (token, head) rows, the tile's first of them */
+    uint32_t part; /* row of j.part of the sequence's first row */
     const uint32_t *table;
 };
-/* Tile number `tile` of all sequences' tiles of `width` rows; false: there are fewer. The whole warp calls. */
-static __device__ __forceinline__ bool attn_find(const struct attn_job &j, uint32_t tile, uint32_t width, attn_item *out)
+/* Tile number `tile` of all sequences' tiles of `width` rows; false: there are fewer. The whole warp calls.
+ */
+static __device__ __forceinline__ bool attn_find(const struct attn_job &j, uint32_t tile, uint32_t width,
+                                                 attn_item *out)
 {
     uint32_t lane = threadIdx.x % 32, before = 0;
     for (uint32_t s0 = 0; s0 < j.rows.seq_count; s0 += 32) {
@@ -75,12 +79,14 @@ static __device__ __forceinline__ bool attn_find(const struct attn_job &j, uint3
     return false;
 }
 
-/* What a row sees; in split `slot` of it (counted from the one that holds lo) when SPLIT. lo > hi: nothing. */
+/* What a row sees; in split `slot` of it (counted from the one that holds lo) when SPLIT. lo > hi: nothing.
+ */
 struct attn_view {
     uint32_t lo, hi, len;
     bool alone; /* all that the row sees lies in one split */
 };
-template <bool SPLIT> static __device__ __forceinline__ attn_view attn_see(const struct attn_job &j, uint32_t row, uint32_t slot)
+template <bool SPLIT>
+static __device__ __forceinline__ attn_view attn_see(const struct attn_job &j, uint32_t row, uint32_t slot)
 {
     attn_view v = {j.rows.lo[row], j.rows.hi[row], 0, false};
     v.len = attn_split_len(v.hi);
@@ -97,8 +103,10 @@ template <bool SPLIT> static __device__ __forceinline__ attn_view attn_see(const
     return v;
 }
 
-/* Merging split (max, sum) into the total: factors of the total's and of the split's outputs. The same in both kernels. */
-static __device__ __forceinline__ void attn_merge(float *max, float *sum, float split_max, float split_sum, float *fa, float *fb)
+/* Merging split (max, sum) into the total: factors of the total's and of the split's outputs. The same in
+ * both kernels. */
+static __device__ __forceinline__ void attn_merge(float *max, float *sum, float split_max, float split_sum,
+                                                  float *fa, float *fb)
 {
     float top = fmaxf(*max, split_max);
     *fa = *max == top ? 1.0f : cu_ex2(*max - top);
@@ -115,7 +123,8 @@ struct attn_total {
 
 /* Ends a split of row i: its state goes into the total and is cleared. */
 template <class STATE>
-static __device__ __forceinline__ void attn_end_split(int i, float sum, STATE &st, attn_total &tot, float *mine)
+static __device__ __forceinline__ void attn_end_split(int i, float sum, STATE &st, attn_total &tot,
+                                                      float *mine)
 {
     float fa = 0, fb = 1;
     if (tot.any[i]) {
@@ -144,8 +153,9 @@ static __device__ __forceinline__ float attn_quad_sum(float v)
 
 /* Row i's output columns of this thread: divided by the sum as act, or as they are into its split's place. */
 template <bool SPLIT, class STATE>
-static __device__ __forceinline__ void attn_store(const struct attn_job &j, STATE &st, int i, float sum, uint32_t token,
-                                                  uint32_t part, uint32_t head, uint32_t dv0, uint32_t slot, bool alone)
+static __device__ __forceinline__ void attn_store(const struct attn_job &j, STATE &st, int i, float sum,
+                                                  uint32_t token, uint32_t part, uint32_t head, uint32_t dv0,
+                                                  uint32_t slot, bool alone)
 {
     uint32_t d = j.kv.head_dim, lane = threadIdx.x % 32;
     if (SPLIT && !alone) {
@@ -165,18 +175,22 @@ static __device__ __forceinline__ void attn_store(const struct attn_job &j, STAT
         uint16_t *out = static_cast<uint16_t *>(j.out) + (size_t)token * j.ld + (size_t)head * d;
         CU_UNROLL
         for (int n = 0; n < STATE::COLS / 8; n++) {
-            uint32_t c = dv0 + (uint32_t)n * 8 + lane % 4 * 2; /* even, as d is: both columns are there, or none */
-            if (c < d) *reinterpret_cast<uint32_t *>(out + c) = cu_pack_bf16(st.at(n, 2 * i) * inv, st.at(n, 2 * i + 1) * inv);
+            uint32_t c =
+                dv0 + (uint32_t)n * 8 + lane % 4 * 2; /* even, as d is: both columns are there, or none */
+            if (c < d)
+                *reinterpret_cast<uint32_t *>(out + c) =
+                    cu_pack_bf16(st.at(n, 2 * i) * inv, st.at(n, 2 * i + 1) * inv);
         }
     }
     if (head + 1 == j.heads && dv0 == 0 && slot == 0)
-        for (uint32_t c = j.heads * d + lane % 4; c < j.ld; c += 4) static_cast<uint16_t *>(j.out)[(size_t)token * j.ld + c] = 0;
+        for (uint32_t c = j.heads * d + lane % 4; c < j.ld; c += 4)
+            static_cast<uint16_t *>(j.out)[(size_t)token * j.ld + c] = 0;
 }
 
 /* attn_sm90.cu: the same operation with Hopper's instructions. */
 bool cuda_attn_sm90_init(struct backend *b);
-/* j: filled but for which. whole: every block walks all keys, however few rows there are; any choice gives the same bits.
- * trouble: as in gemm_sm90.cuh. */
+/* j: filled but for which. whole: every block walks all keys, however few rows there are; any choice gives
+ * the same bits. trouble: as in gemm_sm90.cuh. */
 void cuda_attn_sm90(struct backend *b, const struct attn_job &j, bool whole, uint32_t *trouble);
 /* attn.cu: merges the splits of rows that have several, after a kernel that wrote them. */
 void cuda_attn_combine(struct backend *b, const struct attn_job &j);

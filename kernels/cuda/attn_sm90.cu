@@ -1,11 +1,13 @@
-/* Attention (attn.cu) on Hopper: producer warps bring tiles of keys and values by cp.async, warpgroups of 64 rows multiply
- * (hopper.cuh). Rows, masks, splits and their merging are those of attn.cu; a tile is TILE keys (two KV blocks, or one for heads
- * over 256), by absolute position too, so that a row's bits are the same wherever it is computed: every kernel here uses the same
- * products over the same tiles, whether it walks all keys with two warpgroups to a block or gives every split a block with one.
+/* Attention (attn.cu) on Hopper: producer warps bring tiles of keys and values by cp.async, warpgroups of 64
+ * rows multiply (hopper.cuh). Rows, masks, splits and their merging are those of attn.cu; a tile is TILE keys
+ * (two KV blocks, or one for heads over 256), by absolute position too, so that a row's bits are the same
+ * wherever it is computed: every kernel here uses the same products over the same tiles, whether it walks all
+ * keys with two warpgroups to a block or gives every split a block with one.
  *
- * Shared memory is in atoms of [8 rows][64 elements], swizzled: q [warpgroup][d / 64][64 rows], k [d / 64][TILE keys], v the
- * same. Scores are q (k along the rows) by k (k along the rows); outputs are p (registers) by v, whose rows run along n. A stage
- * of the pipeline is a tile of keys and values; each producer warp owns some stages. */
+ * Shared memory is in atoms of [8 rows][64 elements], swizzled: q [warpgroup][d / 64][64 rows], k [d /
+ * 64][TILE keys], v the same. Scores are q (k along the rows) by k (k along the rows); outputs are p
+ * (registers) by v, whose rows run along n. A stage of the pipeline is a tile of keys and values; each
+ * producer warp owns some stages. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/hopper.cuh"
 
@@ -15,13 +17,16 @@ template <int D, int DV, int GROUPS> struct attn_sm90_shape {
     static const uint32_t STAGES = D > 128 ? 2 : 4;
     static const uint32_t OWNERS = 4 / STAGES; /* producer warps of a stage */
     static const uint32_t THREADS = GROUPS * 128 + 128;
-    static const uint32_t Q_BYTES = ATOMS * 64 * 128, K_BYTES = ATOMS * TILE * 128, V_BYTES = V_ATOMS * TILE * 128;
+    static const uint32_t Q_BYTES = ATOMS * 64 * 128, K_BYTES = ATOMS * TILE * 128,
+                          V_BYTES = V_ATOMS * TILE * 128;
 };
 
 struct attn_sm90_job {
     struct attn_job a;
-    uint32_t tiles, parts, items; /* of rows; kv heads by pieces of the output; all, by splits too where they are apart */
-    float *total;                 /* [block][64 GROUPS][DV]: outputs of the splits that are done; a thread touches its own only */
+    uint32_t tiles, parts,
+        items;    /* of rows; kv heads by pieces of the output; all, by splits too where they are apart */
+    float *total; /* [block][64 GROUPS][DV]: outputs of the splits that are done; a thread touches its own
+                     only */
     uint32_t *trouble;
 };
 
@@ -54,8 +59,9 @@ struct attn_sm90_work {
 };
 /* Keys that rows [row0, row0 + count) of the item see; from > to: none. The whole warp calls. */
 template <bool SPLIT>
-static __device__ __forceinline__ void attn_sm90_range(const struct attn_job &j, const attn_item &it, uint32_t row0,
-                                                       uint32_t count, uint32_t slot, uint32_t *from, uint32_t *to)
+static __device__ __forceinline__ void attn_sm90_range(const struct attn_job &j, const attn_item &it,
+                                                       uint32_t row0, uint32_t count, uint32_t slot,
+                                                       uint32_t *from, uint32_t *to)
 {
     uint32_t lo = UINT32_MAX, hi = 0;
     if (row0 < it.rows) {
@@ -71,7 +77,8 @@ static __device__ __forceinline__ void attn_sm90_range(const struct attn_job &j,
 }
 /* Item i; false: it has nothing to do. All warps of a block come to the same answer. */
 template <int D, int DV, int GROUPS, bool SPLIT>
-static __device__ __forceinline__ bool attn_sm90_find(const struct attn_sm90_job &j, uint32_t i, attn_sm90_work *w)
+static __device__ __forceinline__ bool attn_sm90_find(const struct attn_sm90_job &j, uint32_t i,
+                                                      attn_sm90_work *w)
 {
     uint32_t splits = SPLIT ? SPLITS_MAX : 1, part = i / splits % j.parts;
     if (!attn_find(j.a, i / splits / j.parts, 64 * GROUPS, &w->it)) return false;
@@ -86,16 +93,19 @@ static __device__ __forceinline__ bool attn_sm90_find(const struct attn_sm90_job
 
 /* One tile into a stage, by the stage's owners. What no block keeps becomes zeros; no row sees it. */
 template <int D, int DV, int GROUPS>
-static __device__ __forceinline__ void attn_sm90_load(const struct attn_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm,
-                                                      const attn_sm90_work &w, uint32_t kb, uint32_t stage, uint32_t tid)
+static __device__ __forceinline__ void
+attn_sm90_load(const struct attn_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm, const attn_sm90_work &w,
+               uint32_t kb, uint32_t stage, uint32_t tid)
 {
     typedef attn_sm90_shape<D, DV, GROUPS> shape;
     const uint32_t threads = shape::OWNERS * 32;
     unsigned char *sk = sm.k + stage * shape::K_BYTES, *sv = sm.v + stage * shape::V_BYTES;
     for (uint32_t b = 0; b < shape::TILE / KEYS; b++) {
-        uint32_t block = kb * (shape::TILE / KEYS) + b, unit = block <= w.to / KEYS ? w.it.table[block] : BE_NO_BLOCK;
+        uint32_t block = kb * (shape::TILE / KEYS) + b,
+                 unit = block <= w.to / KEYS ? w.it.table[block] : BE_NO_BLOCK;
         bool kept = unit != BE_NO_BLOCK;
-        const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, w.g)), *v = k + KEYS * j.dpad;
+        const uint16_t *k = reinterpret_cast<const uint16_t *>(attn_head(j, kept ? unit : 0, w.g)),
+                       *v = k + KEYS * j.dpad;
         CU_UNROLL
         for (uint32_t i = tid; i < KEYS * shape::ATOMS * 8; i += threads) {
             uint32_t r = i / (shape::ATOMS * 8), c = i % (shape::ATOMS * 8), key = b * KEYS + r;
@@ -114,7 +124,8 @@ static __device__ __forceinline__ void attn_sm90_load(const struct attn_job &j, 
 }
 
 template <int D, int DV, int GROUPS, bool SPLIT>
-static __device__ __forceinline__ void attn_sm90_produce(const struct attn_sm90_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm)
+static __device__ __forceinline__ void attn_sm90_produce(const struct attn_sm90_job &j,
+                                                         const attn_sm90_smem<D, DV, GROUPS> &sm)
 {
     typedef attn_sm90_shape<D, DV, GROUPS> shape;
     const uint32_t warp = threadIdx.x / 32 - GROUPS * 4, lane = threadIdx.x % 32;
@@ -154,12 +165,12 @@ template <int DV> struct attn_sm90_state {
     }
 };
 
-/* Masks and scales a tile's scores, and makes probabilities of them; o is scaled to the new largest score. p: bf16, as the
- * products' registers of A. */
+/* Masks and scales a tile's scores, and makes probabilities of them; o is scaled to the new largest score. p:
+ * bf16, as the products' registers of A. */
 template <int DV, int TILE>
-static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j, float (&s)[TILE / 2], uint32_t first,
-                                                        const attn_view (&see)[2], attn_sm90_state<DV> &st,
-                                                        uint32_t (&p)[TILE / 16][4])
+static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j, float (&s)[TILE / 2],
+                                                        uint32_t first, const attn_view (&see)[2],
+                                                        attn_sm90_state<DV> &st, uint32_t (&p)[TILE / 16][4])
 {
     const uint32_t lane = threadIdx.x % 32;
     float keep[2];
@@ -205,8 +216,9 @@ static __device__ __forceinline__ void attn_sm90_soften(const struct attn_job &j
 /* One tile of keys into the state of a warpgroup. q, k, v: its queries, of which `rows` are there, and the
  * stage. */
 template <int D, int DV, int GROUPS>
-static __device__ __forceinline__ void attn_sm90_tile(const struct attn_job &j, const unsigned char *q, const unsigned char *k,
-                                                      const unsigned char *v, uint32_t rows, uint32_t first,
+static __device__ __forceinline__ void attn_sm90_tile(const struct attn_job &j, const unsigned char *q,
+                                                      const unsigned char *k, const unsigned char *v,
+                                                      uint32_t rows, uint32_t first,
                                                       const attn_view (&see)[2], attn_sm90_state<DV> &st)
 {
     typedef attn_sm90_shape<D, DV, GROUPS> shape;
@@ -238,16 +250,14 @@ static __device__ __forceinline__ void attn_sm90_tile(const struct attn_job &j, 
 
 static __device__ __forceinline__ void attn_sm90_meet(uint32_t group)
 {
-    if (group == 0)
-        cu_bar_sync(1, 128);
-    else
-        cu_bar_sync(2, 128);
+    if (group == 0) cu_bar_sync(1, 128);
+    else cu_bar_sync(2, 128);
 }
 
 /* The queries of a warpgroup's rows. */
 template <int D>
-static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &j, const attn_sm90_work &w, uint32_t row0,
-                                                         unsigned char *q, uint32_t group)
+static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &j, const attn_sm90_work &w,
+                                                         uint32_t row0, unsigned char *q, uint32_t group)
 {
     const uint32_t d = j.kv.head_dim, atoms = (D + 63) / 64;
     attn_sm90_meet(group); /* all are done with those before */
@@ -257,7 +267,8 @@ static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &
             v = *reinterpret_cast<const uint32_t *>(
                 static_cast<const uint16_t *>(j.q) +
                 ((size_t)(w.it.first + row / j.per_kv) * j.heads + w.g * j.per_kv + row % j.per_kv) * d + c);
-        *reinterpret_cast<uint32_t *>(q + (c / 64 * 64 + r / 8 * 8) * 128 + cu_swizzle(r % 8, c / 8 % 8) + c % 8 * 2) = v;
+        *reinterpret_cast<uint32_t *>(q + (c / 64 * 64 + r / 8 * 8) * 128 + cu_swizzle(r % 8, c / 8 % 8) +
+                                      c % 8 * 2) = v;
     }
     cu_proxy_fence();
     attn_sm90_meet(group);
@@ -265,9 +276,9 @@ static __device__ __forceinline__ void attn_sm90_queries(const struct attn_job &
 
 /* One row's end: merges what came before, and stores. */
 template <bool SPLIT, int DV>
-static __device__ __forceinline__ void attn_sm90_finish(const struct attn_job &j, const attn_sm90_work &w, int i, uint32_t row,
-                                                        float sum, bool alone, attn_sm90_state<DV> &st, attn_total &tot,
-                                                        const float *total)
+static __device__ __forceinline__ void
+attn_sm90_finish(const struct attn_job &j, const attn_sm90_work &w, int i, uint32_t row, float sum,
+                 bool alone, attn_sm90_state<DV> &st, attn_total &tot, const float *total)
 {
     uint32_t t = row / j.per_kv, token = w.it.first + t;
     if (!SPLIT && tot.any[i]) {
@@ -277,18 +288,22 @@ static __device__ __forceinline__ void attn_sm90_finish(const struct attn_job &j
         CU_UNROLL
         for (int n = 0; n < DV / 8; n++) {
             CU_UNROLL
-            for (int c = 0; c < 2; c++) st.at(n, 2 * i + c) = total[n * 8 + c] * fa + st.at(n, 2 * i + c) * fb;
+            for (int c = 0; c < 2; c++)
+                st.at(n, 2 * i + c) = total[n * 8 + c] * fa + st.at(n, 2 * i + c) * fb;
         }
     }
-    attn_store<SPLIT>(j, st, i, sum, token, w.it.part + t, w.g * j.per_kv + row % j.per_kv, w.dv0, w.slot, alone);
+    attn_store<SPLIT>(j, st, i, sum, token, w.it.part + t, w.g * j.per_kv + row % j.per_kv, w.dv0, w.slot,
+                      alone);
 }
 
 template <int D, int DV, int GROUPS, bool SPLIT>
-static __device__ __forceinline__ void attn_sm90_consume(const struct attn_sm90_job &j, const attn_sm90_smem<D, DV, GROUPS> &sm)
+static __device__ __forceinline__ void attn_sm90_consume(const struct attn_sm90_job &j,
+                                                         const attn_sm90_smem<D, DV, GROUPS> &sm)
 {
     typedef attn_sm90_shape<D, DV, GROUPS> shape;
     const uint32_t group = GROUPS == 1 ? 0 : threadIdx.x / 128, lane = threadIdx.x % 32,
-                   mine = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4; /* its first row of the item's */
+                   mine =
+                       group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4; /* its first row of the item's */
     unsigned char *q = sm.q + group * shape::Q_BYTES;
     float *total = SPLIT ? nullptr : j.total + ((size_t)blockIdx.x * 64 * GROUPS + mine) * DV + lane % 4 * 2;
     uint32_t n = 0;
@@ -313,14 +328,15 @@ static __device__ __forceinline__ void attn_sm90_consume(const struct attn_sm90_
             uint32_t stage = n % shape::STAGES, end = (kb + 1) * shape::TILE;
             cu_mbar_wait(sm.full + stage, n / shape::STAGES & 1, j.trouble);
             if (from <= to && kb >= from / shape::TILE && kb <= to / shape::TILE)
-                attn_sm90_tile<D, DV, GROUPS>(j.a, q, sm.k + stage * shape::K_BYTES, sm.v + stage * shape::V_BYTES, rows,
-                                              kb * shape::TILE, see, st);
+                attn_sm90_tile<D, DV, GROUPS>(j.a, q, sm.k + stage * shape::K_BYTES,
+                                              sm.v + stage * shape::V_BYTES, rows, kb * shape::TILE, see, st);
             __syncwarp(); /* none of the warp may still wait for this phase when the next begins */
             if (lane == 0) cu_mbar_arrive(sm.empty + stage);
             if (SPLIT || end % SPLIT_MIN) continue;
             float sum[2] = {attn_quad_sum(st.sum[0]), attn_quad_sum(st.sum[1])};
             CU_UNROLL
-            for (int r = 0; r < 2; r++) /* the row's split ends here, and it saw some of it, and will see more */
+            for (int r = 0; r < 2;
+                 r++) /* the row's split ends here, and it saw some of it, and will see more */
                 if (end % see[r].len == 0 && see[r].lo < end && see[r].hi >= end)
                     attn_end_split(r, sum[r], st, tot, total + 8 * r * DV);
         }
@@ -328,7 +344,8 @@ static __device__ __forceinline__ void attn_sm90_consume(const struct attn_sm90_
         CU_UNROLL
         for (int r = 0; r < 2; r++)
             if (see[r].lo <= see[r].hi)
-                attn_sm90_finish<SPLIT>(j.a, w, r, row0 + 8 * (uint32_t)r, sum[r], see[r].alone, st, tot, total + 8 * r * DV);
+                attn_sm90_finish<SPLIT>(j.a, w, r, row0 + 8 * (uint32_t)r, sum[r], see[r].alone, st, tot,
+                                        total + 8 * r * DV);
     }
 }
 #endif
@@ -371,8 +388,10 @@ __global__ __launch_bounds__(attn_sm90_shape<D, DV, GROUPS>::THREADS, 1) void at
 template <int D, int DV> static bool attn_sm90_allow(struct backend *b)
 {
     size_t wide = attn_sm90_smem<D, DV, 2>(nullptr).bytes, split = attn_sm90_smem<D, DV, 1>(nullptr).bytes;
-    if (wide > b->smem_max + CU_GAP * 8) return cuda_check(b, cudaErrorNotSupported, "shared memory for the Hopper kernels");
-    return cuda_allow_smem(b, attn_sm90_k<D, DV, 2, false>, wide) && cuda_allow_smem(b, attn_sm90_k<D, DV, 1, true>, split);
+    if (wide > b->smem_max + CU_GAP * 8)
+        return cuda_check(b, cudaErrorNotSupported, "shared memory for the Hopper kernels");
+    return cuda_allow_smem(b, attn_sm90_k<D, DV, 2, false>, wide) &&
+           cuda_allow_smem(b, attn_sm90_k<D, DV, 1, true>, split);
 }
 bool cuda_attn_sm90_init(struct backend *b)
 {
@@ -380,7 +399,8 @@ bool cuda_attn_sm90_init(struct backend *b)
            attn_sm90_allow<256, 256>(b) && attn_sm90_allow<512, 256>(b);
 }
 
-template <int D, int DV, int GROUPS, bool SPLIT> static void attn_sm90_launch(struct backend *b, struct attn_sm90_job j)
+template <int D, int DV, int GROUPS, bool SPLIT>
+static void attn_sm90_launch(struct backend *b, struct attn_sm90_job j)
 {
     size_t smem = attn_sm90_smem<D, DV, GROUPS>(nullptr).bytes, rows = (size_t)j.a.rows.t * j.a.per_kv;
     /* A sequence has at most one tile more than its rows fill. */
@@ -394,16 +414,19 @@ template <int D, int DV, int GROUPS, bool SPLIT> static void attn_sm90_launch(st
         size_t places = b->scratch_bytes / (64 * GROUPS * DV * sizeof(float));
         most = b->sms < places ? b->sms : places;
     }
-    uint32_t blocks = (uint32_t)(items < most ? items : most), threads = attn_sm90_shape<D, DV, GROUPS>::THREADS;
+    uint32_t blocks = (uint32_t)(items < most ? items : most),
+             threads = attn_sm90_shape<D, DV, GROUPS>::THREADS;
     CU_LAUNCH((attn_sm90_k<D, DV, GROUPS, SPLIT>), blocks, threads, smem, b->stream, j);
     cuda_launched(b, "attn");
     if (SPLIT) cuda_attn_combine(b, j.a);
 }
 
 /* As attn_run of attn.cu: few rows go split by split, many walk all keys. */
-template <int D, int DV> static void attn_sm90_run(struct backend *b, const struct attn_job &a, bool whole, uint32_t *trouble)
+template <int D, int DV>
+static void attn_sm90_run(struct backend *b, const struct attn_job &a, bool whole, uint32_t *trouble)
 {
-    size_t split_rows = b->scratch_bytes / ((size_t)a.heads * SPLITS_MAX * (a.kv.head_dim + 2) * sizeof(float));
+    size_t split_rows =
+        b->scratch_bytes / ((size_t)a.heads * SPLITS_MAX * (a.kv.head_dim + 2) * sizeof(float));
     struct attn_sm90_job j = {};
     j.a = a;
     j.total = static_cast<float *>(b->scratch);
@@ -423,14 +446,9 @@ template <int D, int DV> static void attn_sm90_run(struct backend *b, const stru
 void cuda_attn_sm90(struct backend *b, const struct attn_job &a, bool whole, uint32_t *trouble)
 {
     uint32_t d = a.kv.head_dim;
-    if (d <= 64)
-        attn_sm90_run<64, 64>(b, a, whole, trouble);
-    else if (d <= 96)
-        attn_sm90_run<96, 96>(b, a, whole, trouble);
-    else if (d <= 128)
-        attn_sm90_run<128, 128>(b, a, whole, trouble);
-    else if (d <= 256)
-        attn_sm90_run<256, 256>(b, a, whole, trouble);
-    else
-        attn_sm90_run<512, 256>(b, a, whole, trouble);
+    if (d <= 64) attn_sm90_run<64, 64>(b, a, whole, trouble);
+    else if (d <= 96) attn_sm90_run<96, 96>(b, a, whole, trouble);
+    else if (d <= 128) attn_sm90_run<128, 128>(b, a, whole, trouble);
+    else if (d <= 256) attn_sm90_run<256, 256>(b, a, whole, trouble);
+    else attn_sm90_run<512, 256>(b, a, whole, trouble);
 }

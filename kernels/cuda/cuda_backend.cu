@@ -1,9 +1,10 @@
-/* The device's table of backend.h: opening, memory, moving bytes, errors, ceilings, and the launchers, which check the contract
- * and pass on to the operations. One stream; called by the engine's thread. Must not know models or requests.
+/* The device's table of backend.h: opening, memory, moving bytes, errors, ceilings, and the launchers, which
+ * check the contract and pass on to the operations. One stream; called by the engine's thread. Must not know
+ * models or requests.
  *
- * What the caller hands over by upload is copied into pinned memory first, so it may change as soon as the call returns; the
- * stream reads it later. download and sync wait. alloc and free don't, where the device has memory pools: a picture's memory
- * comes and goes between steps. */
+ * What the caller hands over by upload is copied into pinned memory first, so it may change as soon as the
+ * call returns; the stream reads it later. download and sync wait. alloc and free don't, where the device has
+ * memory pools: a picture's memory comes and goes between steps. */
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda_loader.h"
 
@@ -15,7 +16,8 @@ bool cuda_check(struct backend *b, cudaError_t e, const char *what)
     bool *failed = b->recording ? &b->record_failed : &b->failed;
     if (!*failed) {
         *failed = true;
-        snprintf(b->error, sizeof b->error, "CUDA: %s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+        snprintf(b->error, sizeof b->error, "CUDA: %s: %s (%s)", what, cudaGetErrorString(e),
+                 cudaGetErrorName(e));
     }
     return false;
 }
@@ -46,7 +48,8 @@ extern "C" const char *be_cuda_probe(void)
         return text;
     }
     if (e == cudaErrorNoDevice || count == 0) return "no NVIDIA GPU is visible";
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess) return "the GPU can't be asked";
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess)
+        return "the GPU can't be asked";
     return major < 8 ? "the GPU is older than compute capability 8.0" : nullptr;
 }
 
@@ -115,10 +118,12 @@ static bool cuda__prepare(struct backend *b)
     b->sms = (uint32_t)p.multiProcessorCount;
     b->cc = (uint32_t)(p.major * 10 + p.minor);
     b->smem_max = p.sharedMemPerBlockOptin;
-    if (!CU_TRY(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) || !cuda__memory_pool(b)) return false;
+    if (!CU_TRY(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) || !cuda__memory_pool(b))
+        return false;
     for (uint32_t i = 0; i < CUDA_STAGES; i++) {
         struct cuda_stage *s = &b->stages[i];
-        if (!CU_TRY(b, cudaMallocHost(&s->host, CUDA_STAGE_BYTES)) || !CU_TRY(b, cudaMalloc(&s->dev, CUDA_STAGE_BYTES)) ||
+        if (!CU_TRY(b, cudaMallocHost(&s->host, CUDA_STAGE_BYTES)) ||
+            !CU_TRY(b, cudaMalloc(&s->dev, CUDA_STAGE_BYTES)) ||
             !CU_TRY(b, cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming)))
             return false;
     }
@@ -128,8 +133,8 @@ static bool cuda__prepare(struct backend *b)
     if (b->cc < 80) return cuda_check(b, cudaErrorNotSupported, "compute capability below 8.0");
     if (!CU_TRY(b, cudaMemGetInfo(&room, &all))) return false;
     b->memory_bytes = room > 2 * MEMORY_RESERVE ? room - MEMORY_RESERVE : room / 2;
-    snprintf(b->device, sizeof b->device, "%s, compute capability %d.%d, %u multiprocessors, %zu MiB", p.name, p.major, p.minor,
-             b->sms, all >> 20);
+    snprintf(b->device, sizeof b->device, "%s, compute capability %d.%d, %u multiprocessors, %zu MiB", p.name,
+             p.major, p.minor, b->sms, all >> 20);
     /* Sums may differ between generations of tensor cores. */
 #if defined(CUEMU)
     snprintf(b->name, sizeof b->name, "%s", BACKEND_NAME);
@@ -211,12 +216,14 @@ static void cuda__upload(struct backend *b, void *dst, const void *host, size_t 
         struct cuda_stage *s = cuda_stage_next(b);
         if (!s) return;
         memcpy(s->host, static_cast<const char *>(host) + at, n);
-        CU_TRY(b, cudaMemcpyAsync(static_cast<char *>(dst) + at, s->host, n, cudaMemcpyHostToDevice, b->stream));
+        CU_TRY(b,
+               cudaMemcpyAsync(static_cast<char *>(dst) + at, s->host, n, cudaMemcpyHostToDevice, b->stream));
         cuda_stage_sent(b, s);
     }
 }
 
-/* A piece is on its way while the one before it is taken out of pinned memory. After an error the host gets zeros. */
+/* A piece is on its way while the one before it is taken out of pinned memory. After an error the host gets
+ * zeros. */
 static void cuda__download(struct backend *b, void *host, const void *src, size_t bytes)
 {
     struct cuda_stage *before = nullptr;
@@ -228,8 +235,8 @@ static void cuda__download(struct backend *b, void *host, const void *src, size_
         if (at < bytes) {
             n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
             s = cuda_stage_next(b);
-            if (!s ||
-                !CU_TRY(b, cudaMemcpyAsync(s->host, static_cast<const char *>(src) + at, n, cudaMemcpyDeviceToHost, b->stream)))
+            if (!s || !CU_TRY(b, cudaMemcpyAsync(s->host, static_cast<const char *>(src) + at, n,
+                                                 cudaMemcpyDeviceToHost, b->stream)))
                 break;
             cuda_stage_sent(b, s);
         }
@@ -267,7 +274,8 @@ static size_t cuda__weight_bytes(const struct be_weight *w)
 
 static size_t cuda__kv_layer_bytes(const struct backend *b, uint32_t kv_heads, uint32_t head_dim)
 {
-    if (kv_heads == 0 || kv_heads > 4096 || head_dim == 0 || head_dim % 2 || !cuda_attn_supports(b, head_dim)) return 0;
+    if (kv_heads == 0 || kv_heads > 4096 || head_dim == 0 || head_dim % 2 || !cuda_attn_supports(b, head_dim))
+        return 0;
     return kv_heads * cuda_kv_head_bytes(b->act, head_dim);
 }
 
@@ -303,7 +311,8 @@ static void cuda__rope(struct backend *b, const struct be_rope_args *a)
     if (a->t && a->half && !b->failed) cuda_rope(b, a);
 }
 
-static void cuda__check_rows(const struct backend *b, const struct be_rows *r, const struct be_kv *kv, uint32_t heads)
+static void cuda__check_rows(const struct backend *b, const struct be_rows *r, const struct be_kv *kv,
+                             uint32_t heads)
 {
     CU_ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
     CU_ASSERT(cuda__kv_layer_bytes(b, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
@@ -380,8 +389,8 @@ static void cuda__topk(struct backend *b, const struct be_topk_args *a)
     if (a->r && a->k && !b->failed) cuda_topk(b, a);
 }
 
-/* ---- ceilings: the device's own copy over memory far larger than its caches (a byte copied is read once and written once), and
- * cuBLAS on a large square product */
+/* ---- ceilings: the device's own copy over memory far larger than its caches (a byte copied is read once and
+ * written once), and cuBLAS on a large square product */
 
 struct ceilings {
     struct backend *b;
@@ -399,7 +408,8 @@ static double ceil__best(struct ceilings *c, bool (*work)(struct ceilings *))
     for (int i = 0; i < 12; i++) {
         float ms = 0;
         if (!CU_TRY(c->b, cudaEventRecord(c->begin, c->b->stream)) || !work(c) ||
-            !CU_TRY(c->b, cudaEventRecord(c->end, c->b->stream)) || !CU_TRY(c->b, cudaEventSynchronize(c->end)) ||
+            !CU_TRY(c->b, cudaEventRecord(c->end, c->b->stream)) ||
+            !CU_TRY(c->b, cudaEventSynchronize(c->end)) ||
             !CU_TRY(c->b, cudaEventElapsedTime(&ms, c->begin, c->end)))
             return 1e30;
         if (ms > 0 && ms * 1e-3 < best) best = ms * 1e-3;
@@ -408,7 +418,8 @@ static double ceil__best(struct ceilings *c, bool (*work)(struct ceilings *))
 }
 static bool ceil__copy(struct ceilings *c)
 {
-    return CU_TRY(c->b, cudaMemcpyAsync(c->mem + c->bytes, c->mem, c->bytes, cudaMemcpyDeviceToDevice, c->b->stream));
+    return CU_TRY(
+        c->b, cudaMemcpyAsync(c->mem + c->bytes, c->mem, c->bytes, cudaMemcpyDeviceToDevice, c->b->stream));
 }
 static bool ceil__product(struct ceilings *c)
 {
@@ -417,8 +428,9 @@ static bool ceil__product(struct ceilings *c)
     float one = 1, zero = 0;
     cudaDataType_t type = bf ? CUDA_R_16BF : CUDA_R_32F;
     cublasStatus_t st =
-        cublasGemmEx(c->blas, CUBLAS_OP_T, CUBLAS_OP_N, c->side, c->side, c->side, &one, c->mem, type, c->side, c->mem + matrix,
-                     type, c->side, &zero, c->mem + 2 * matrix, type, c->side, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        cublasGemmEx(c->blas, CUBLAS_OP_T, CUBLAS_OP_N, c->side, c->side, c->side, &one, c->mem, type,
+                     c->side, c->mem + matrix, type, c->side, &zero, c->mem + 2 * matrix, type, c->side,
+                     CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (st != CUBLAS_STATUS_SUCCESS && !c->b->failed)
         snprintf(c->b->error, sizeof c->b->error, "cuBLAS: %s", cublasGetStatusString(st));
     return st == CUBLAS_STATUS_SUCCESS;
@@ -436,7 +448,8 @@ static enum be_result cuda__ceiling(struct backend *b, struct be_ceiling *out)
     if (r != BE_OK) return r;
     c.mem = static_cast<char *>(mem);
     if (CU_TRY(b, cudaEventCreate(&c.begin)) && CU_TRY(b, cudaEventCreate(&c.end)) &&
-        cublasCreate(&c.blas) == CUBLAS_STATUS_SUCCESS && cublasSetStream(c.blas, b->stream) == CUBLAS_STATUS_SUCCESS) {
+        cublasCreate(&c.blas) == CUBLAS_STATUS_SUCCESS &&
+        cublasSetStream(c.blas, b->stream) == CUBLAS_STATUS_SUCCESS) {
         double n = c.side;
         out->read_bytes_per_s = 2.0 * (double)c.bytes / ceil__best(&c, ceil__copy);
         out->matrix_flops = 2.0 * n * n * n / ceil__best(&c, ceil__product);

@@ -1,13 +1,15 @@
-/* The only CUDA header that the .cu files of kernels/cuda include: the toolkit's language when nvcc compiles, the emulator's when
- * a host compiler does
- * (-DCUEMU, see kernels/cuda/host/emu.h for what a kernel may use). All PTX of the project stands in this file and in
- * hopper.cuh, beside its plain-C twin's declaration, so that a wrapper means the same in both builds.
+/* The only CUDA header that the .cu files of kernels/cuda include: the toolkit's language when nvcc compiles,
+ * the emulator's when a host compiler does
+ * (-DCUEMU, see kernels/cuda/host/emu.h for what a kernel may use). All PTX of the project stands in this
+ * file and in hopper.cuh, beside its plain-C twin's declaration, so that a wrapper means the same in both
+ * builds.
  *
- * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t, each 32-bit register holds the two elements of lower, higher index in its low,
- * high half: A 16x16 row-major: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 = A[g][2t+8..], a3 = A[g+8][2t+8..] B 16x8 (k by n):   b0
- * = B[2t..][g], b1 = B[2t+8..][g]          (pairs run along k: two rows of a matrix stored [n][k]) C, D 16x8 f32:     c0, c1 =
- * C[g][2t], C[g][2t+1];  c2, c3 = the same of row g+8 ldmatrix: lanes 8i..8i+7 give the addresses of the 8 rows (16 bytes each)
- * of matrix i; lane 4g+t receives elements [g][2t], [g][2t+1] of each, with _trans [2t][g], [2t+1][g]. */
+ * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t, each 32-bit register holds the two elements of lower,
+ * higher index in its low, high half: A 16x16 row-major: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 =
+ * A[g][2t+8..], a3 = A[g+8][2t+8..] B 16x8 (k by n):   b0 = B[2t..][g], b1 = B[2t+8..][g]          (pairs run
+ * along k: two rows of a matrix stored [n][k]) C, D 16x8 f32:     c0, c1 = C[g][2t], C[g][2t+1];  c2, c3 =
+ * the same of row g+8 ldmatrix: lanes 8i..8i+7 give the addresses of the 8 rows (16 bytes each) of matrix i;
+ * lane 4g+t receives elements [g][2t], [g][2t+1] of each, with _trans [2t][g], [2t+1][g]. */
 #ifndef KVASIR_CUDA_DEVICE_CUH
 #define KVASIR_CUDA_DEVICE_CUH
 
@@ -21,19 +23,21 @@
 #ifndef CU_BACKEND_ENTRY
 #define CU_BACKEND_ENTRY be_cuda_host_ops
 #endif
-#define CU_LAUNCH(kern, grid, block, smem, stream, ...)                                                                          \
-    ::cuemu::launch(#kern, false, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream), ##__VA_ARGS__)
-#define CU_LAUNCH_COOP(kern, grid, block, smem, stream, ...)                                                                     \
-    ::cuemu::launch(#kern, true, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream), ##__VA_ARGS__)
+#define CU_LAUNCH(kern, grid, block, smem, stream, ...)                                                      \
+    ::cuemu::launch(#kern, false, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream),        \
+                    ##__VA_ARGS__)
+#define CU_LAUNCH_COOP(kern, grid, block, smem, stream, ...)                                                 \
+    ::cuemu::launch(#kern, true, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream),         \
+                    ##__VA_ARGS__)
 template <class T> struct cu_ident {
     typedef T type;
 };
 /* One lookup per thread and call, by the address of a tag that each instance of the declaration has. */
-#define CU_SHARED(name, ...)                                                                                                     \
-    auto &name = *([]() -> typename cu_ident<__VA_ARGS__>::type * {                                                              \
-        static char tag_;                                                                                                        \
-        return static_cast<typename cu_ident<__VA_ARGS__>::type *>(                                                              \
-            ::cuemu::shared_static(&tag_, sizeof(typename cu_ident<__VA_ARGS__>::type), 16, #name));                             \
+#define CU_SHARED(name, ...)                                                                                 \
+    auto &name = *([]() -> typename cu_ident<__VA_ARGS__>::type * {                                          \
+        static char tag_;                                                                                    \
+        return static_cast<typename cu_ident<__VA_ARGS__>::type *>(                                          \
+            ::cuemu::shared_static(&tag_, sizeof(typename cu_ident<__VA_ARGS__>::type), 16, #name));         \
     }())
 #define CU_DYN_SHARED(name) unsigned char *name = static_cast<unsigned char *>(::cuemu::shared_dynamic())
 #define CU_UNROLL
@@ -46,8 +50,9 @@ template <class T> struct cu_ident {
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#define CU_BACKEND_ENTRY                                     be_cuda_ops
-#define CU_LAUNCH(kern, grid, block, smem, stream, ...)      (kern)<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__)
+#define CU_BACKEND_ENTRY be_cuda_ops
+#define CU_LAUNCH(kern, grid, block, smem, stream, ...)                                                      \
+    (kern)<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__)
 template <class T> struct cu_ident {
     typedef T type;
 };
@@ -58,10 +63,11 @@ static inline void cu_launch_coop(void (*k)(P...), dim3 grid, dim3 block, size_t
     void *args[] = {static_cast<void *>(&a)...};
     (void)cudaLaunchCooperativeKernel(reinterpret_cast<const void *>(k), grid, block, args, smem, s);
 }
-#define CU_LAUNCH_COOP(kern, grid, block, smem, stream, ...) cu_launch_coop(kern, grid, block, smem, stream, ##__VA_ARGS__)
-#define CU_SHARED(name, ...)                                 __shared__ __align__(16) typename cu_ident<__VA_ARGS__>::type name
-#define CU_DYN_SHARED(name)                                                                                                      \
-    extern __shared__ __align__(1024) unsigned char cu_dynamic_[];                                                               \
+#define CU_LAUNCH_COOP(kern, grid, block, smem, stream, ...)                                                 \
+    cu_launch_coop(kern, grid, block, smem, stream, ##__VA_ARGS__)
+#define CU_SHARED(name, ...) __shared__ __align__(16) typename cu_ident<__VA_ARGS__>::type name
+#define CU_DYN_SHARED(name)                                                                                  \
+    extern __shared__ __align__(1024) unsigned char cu_dynamic_[];                                           \
     unsigned char *name = cu_dynamic_
 #define CU_UNROLL _Pragma("unroll")
 #define CU_GAP    0
@@ -73,8 +79,8 @@ static inline void cu_launch_coop(void (*k)(P...), dim3 grid, dim3 block, size_t
 typedef __nv_bfloat16 bf16;
 #define CU_FULL 0xffffffffu
 
-/* Dynamic shared memory is carved by one sequence of takes, on the host (base NULL: how many bytes to pass at the launch) and in
- * the kernel. */
+/* Dynamic shared memory is carved by one sequence of takes, on the host (base NULL: how many bytes to pass at
+ * the launch) and in the kernel. */
 struct cu_carve {
     unsigned char *base_;
     size_t off_;
@@ -101,8 +107,8 @@ struct cu_carve {
 
 #if defined(CUEMU)
 /* ---- wrappers, emulated */
-static inline void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4],
-                                     CUEMU_SITE)
+static inline void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                     const float (&c)[4], CUEMU_SITE)
 {
     cuemu::MmaIn in = {a, b, c, d};
     cuemu::warp_collective(CU_FULL, cuemu::mma_bf16_fn, &in, "mma.bf16", CUEMU_AT_SITE);
@@ -168,12 +174,14 @@ static inline float cu_ex2(float x)
 /* ---- wrappers, PTX */
 
 /* d = a * b + c, f32 sums over k = 16 products of bf16. d may be c. All lanes of the warp must call. */
-static __device__ __forceinline__ void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                                         const float (&c)[4])
+static __device__ __forceinline__ void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4],
+                                                         const uint32_t (&b)[2], const float (&c)[4])
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%10,%11,%12,%13};"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+                   "f"(c[2]), "f"(c[3]));
 }
 static __device__ __forceinline__ uint32_t cu_smem_addr(const void *p)
 {
@@ -208,31 +216,32 @@ static __device__ __forceinline__ void cu_ldmatrix_x2_trans(uint32_t (&r)[2], co
                  : "r"(cu_smem_addr(row))
                  : "memory");
 }
-/* Copies 16 (8, 4) bytes from global to shared memory in the background; !valid writes zeros and does not read gmem (which must
- * still be an aligned address). Both addresses aligned to the size. */
+/* Copies 16 (8, 4) bytes from global to shared memory in the background; !valid writes zeros and does not
+ * read gmem (which must still be an aligned address). Both addresses aligned to the size. */
 static __device__ __forceinline__ void cu_cp_async16(void *smem, const void *gmem, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(cu_smem_addr(smem)), "l"(__cvta_generic_to_global(gmem)),
-                 "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(cu_smem_addr(smem)),
+                 "l"(__cvta_generic_to_global(gmem)), "r"(valid ? 16 : 0)
                  : "memory");
 }
 static __device__ __forceinline__ void cu_cp_async8(void *smem, const void *gmem, bool valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(cu_smem_addr(smem)), "l"(__cvta_generic_to_global(gmem)),
-                 "r"(valid ? 8 : 0)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(cu_smem_addr(smem)),
+                 "l"(__cvta_generic_to_global(gmem)), "r"(valid ? 8 : 0)
                  : "memory");
 }
 static __device__ __forceinline__ void cu_cp_async4(void *smem, const void *gmem, bool valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cu_smem_addr(smem)), "l"(__cvta_generic_to_global(gmem)),
-                 "r"(valid ? 4 : 0)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cu_smem_addr(smem)),
+                 "l"(__cvta_generic_to_global(gmem)), "r"(valid ? 4 : 0)
                  : "memory");
 }
 static __device__ __forceinline__ void cu_cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Waits until at most N of this thread's committed groups are pending. Other threads' copies need a barrier after it. */
+/* Waits until at most N of this thread's committed groups are pending. Other threads' copies need a barrier
+ * after it. */
 template <int N> static __device__ __forceinline__ void cu_cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");

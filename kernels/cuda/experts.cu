@@ -1,4 +1,5 @@
-/* Routing, and the experts' products (gemm.cuh) over pairs of a row and an expert. Nothing waits for the host:
+/* Routing, and the experts' products (gemm.cuh) over pairs of a row and an expert. Nothing waits for the
+ * host:
  *
  *   table    where the experts' weights lie (they come as kernel arguments, some at a time)
  *   sort     pairs by expert, in ascending order inside one; first[e] = pairs of experts below e
@@ -7,13 +8,16 @@
  *   down     y[pair] = the expert's down weight times hidden
  *   combine  out[row] = its pairs' weight * y in ascending order of experts
  *
- * A block of up and down takes one tile of one expert; the grid has as many as there can be, and those beyond leave at once. */
+ * A block of up and down takes one tile of one expert; the grid has as many as there can be, and those beyond
+ * leave at once. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
 /* ---- route: one warp per row. The choice goes by the logits, so it does not depend on the exponential. */
 
-/* The largest of x[n] that comes after (v, id) in the order "larger first, then lower id"; NaN counts as -infinity. */
-static __device__ void route_next(const float *x, uint32_t n, bool any, float v, uint32_t id, float *best, uint32_t *best_id)
+/* The largest of x[n] that comes after (v, id) in the order "larger first, then lower id"; NaN counts as
+ * -infinity. */
+static __device__ void route_next(const float *x, uint32_t n, bool any, float v, uint32_t id, float *best,
+                                  uint32_t *best_id)
 {
     float bv = CU_NEG_INF;
     uint32_t bi = UINT32_MAX;
@@ -71,7 +75,8 @@ void cuda_route(struct backend *b, const struct be_route_args *a)
 /* ---- the scratch */
 
 struct experts_layout {
-    size_t glu, down, first, tile, pairs, hidden, y, all; /* bytes from the start; all: SIZE_MAX when that is no number */
+    size_t glu, down, first, tile, pairs, hidden, y,
+        all; /* bytes from the start; all: SIZE_MAX when that is no number */
 };
 
 static size_t experts__part(size_t *at, size_t n, size_t size)
@@ -84,8 +89,8 @@ static size_t experts__part(size_t *at, size_t n, size_t size)
     return from;
 }
 
-static struct experts_layout experts__layout(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
-                                             uint32_t experts)
+static struct experts_layout experts__layout(const struct backend *b, uint32_t t, uint32_t k, uint32_t c,
+                                             uint32_t ff, uint32_t experts)
 {
     struct experts_layout l;
     size_t at = 0, pairs = (size_t)t * k;
@@ -100,7 +105,8 @@ static struct experts_layout experts__layout(const struct backend *b, uint32_t t
     return l;
 }
 
-size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts)
+size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                            uint32_t experts)
 {
     return experts__layout(b, t, k, c, ff, experts).all;
 }
@@ -122,8 +128,8 @@ __global__ __launch_bounds__(64) void experts_table_k(experts_table j)
 }
 
 /* Block e: how many pairs belong to experts below e, then its own pairs behind them, in ascending order. */
-__global__ __launch_bounds__(256) void experts_sort_k(const uint32_t *ids, uint32_t pairs, uint32_t experts, uint32_t *first,
-                                                      uint32_t *out)
+__global__ __launch_bounds__(256) void experts_sort_k(const uint32_t *ids, uint32_t pairs, uint32_t experts,
+                                                      uint32_t *first, uint32_t *out)
 {
     CU_SHARED(count, uint32_t[2][8]);
     uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = 0, equal = 0;
@@ -150,7 +156,8 @@ __global__ __launch_bounds__(256) void experts_sort_k(const uint32_t *ids, uint3
     }
     if (own == 0) return;
     for (uint32_t i0 = 0; i0 < pairs; i0 += 256) {
-        uint32_t i = i0 + threadIdx.x, mine = i < pairs && ids[i] == e, mask = __ballot_sync(CU_FULL, (int)mine);
+        uint32_t i = i0 + threadIdx.x, mine = i < pairs && ids[i] == e,
+                 mask = __ballot_sync(CU_FULL, (int)mine);
         if (lane == 0) count[0][warp] = (uint32_t)__popc(mask);
         __syncthreads();
         uint32_t place = at + (uint32_t)__popc(mask & ((1u << lane) - 1));
@@ -163,11 +170,13 @@ __global__ __launch_bounds__(256) void experts_sort_k(const uint32_t *ids, uint3
     }
 }
 
-__global__ __launch_bounds__(32) void experts_tiles_k(const uint32_t *first, uint32_t experts, uint32_t width, uint32_t *tile)
+__global__ __launch_bounds__(32) void experts_tiles_k(const uint32_t *first, uint32_t experts, uint32_t width,
+                                                      uint32_t *tile)
 {
     uint32_t lane = threadIdx.x, before = 0;
     for (uint32_t e0 = 0; e0 < experts; e0 += 32) {
-        uint32_t e = e0 + lane, own = e < experts ? (first[e + 1] - first[e] + width - 1) / width : 0, sum = own;
+        uint32_t e = e0 + lane, own = e < experts ? (first[e + 1] - first[e] + width - 1) / width : 0,
+                 sum = own;
         CU_UNROLL
         for (int o = 1; o < 32; o *= 2) {
             uint32_t v = __shfl_up_sync(CU_FULL, sum, (unsigned)o);
@@ -207,13 +216,12 @@ __global__ __launch_bounds__(256) void experts_combine_k(be_experts_args a, cons
 
 static void experts__product(struct backend *b, const struct gemm_job &j, uint32_t width, uint32_t tiles)
 {
-    if (b->hopper)
-        cuda_gemm_sm90(b, j, width, tiles, true, nullptr);
-    else
-        gemm_run<true>(b, j, width, tiles);
+    if (b->hopper) cuda_gemm_sm90(b, j, width, tiles, true, nullptr);
+    else gemm_run<true>(b, j, width, tiles);
 }
 
-static void experts__table(struct backend *b, const struct be_experts_args *a, struct gemm_expert *glu, struct gemm_expert *down)
+static void experts__table(struct backend *b, const struct be_experts_args *a, struct gemm_expert *glu,
+                           struct gemm_expert *down)
 {
     for (uint32_t e = 0; e < a->experts; e += TABLE_PIECE) {
         struct experts_table j = {};
@@ -245,16 +253,19 @@ void cuda_experts(struct backend *b, const struct be_experts_args *a)
     CU_ASSERT(pairs < UINT32_MAX);
     struct gemm_expert *glu = reinterpret_cast<struct gemm_expert *>(s + l.glu),
                        *down = reinterpret_cast<struct gemm_expert *>(s + l.down);
-    uint32_t *first = reinterpret_cast<uint32_t *>(s + l.first), *tile = reinterpret_cast<uint32_t *>(s + l.tile),
+    uint32_t *first = reinterpret_cast<uint32_t *>(s + l.first),
+             *tile = reinterpret_cast<uint32_t *>(s + l.tile),
              *sorted = reinterpret_cast<uint32_t *>(s + l.pairs);
     float *y = reinterpret_cast<float *>(s + l.y);
     size_t crowd = (pairs + a->experts - 1) / a->experts;
-    uint32_t width = b->hopper ? cuda_gemm_sm90_width(b, crowd, (uint32_t)(2 * be_ld(a->ff)), true) : gemm_width(b->act, crowd);
+    uint32_t width = b->hopper ? cuda_gemm_sm90_width(b, crowd, (uint32_t)(2 * be_ld(a->ff)), true)
+                               : gemm_width(b->act, crowd);
     size_t tiles = pairs / width + (pairs < a->experts ? pairs : a->experts);
     if (tiles > pairs) tiles = pairs;
     CU_ASSERT(tiles <= 65535);
     experts__table(b, a, glu, down);
-    CU_LAUNCH(experts_sort_k, a->experts, 256, 0, b->stream, a->ids, (uint32_t)pairs, a->experts, first, sorted);
+    CU_LAUNCH(experts_sort_k, a->experts, 256, 0, b->stream, a->ids, (uint32_t)pairs, a->experts, first,
+              sorted);
     cuda_launched(b, "experts");
     CU_LAUNCH(experts_tiles_k, 1, 32, 0, b->stream, first, a->experts, width, tile);
     cuda_launched(b, "experts");

@@ -1,14 +1,17 @@
-/* Products of rows with packed weights, the text behind linear.cu and experts.cu. Kernels compute the transposed product: weight
- * rows are the rows of a tensor-core tile (16), tokens its columns (8), so that one token costs no more than it must.
+/* Products of rows with packed weights, the text behind linear.cu and experts.cu. Kernels compute the
+ * transposed product: weight rows are the rows of a tensor-core tile (16), tokens its columns (8), so that
+ * one token costs no more than it must.
  *
  * The order of a sum, the same in every kernel here, whatever the number of tokens (bf16):
  *   - k is cut into at most four segments of gemm_segment(kpad), a function of the weight's width alone;
  *   - inside a segment, one chain of m16n8k16 products over ascending k, starting from zero;
  *   - the segments' sums are added in ascending order, then the bias, then the epilogue.
- * The kernel for few tokens gives each segment to a warp, so that four warps read a weight row at once; the kernel for many
- * keeps one segment's sums and the total in registers. f32: one chain of fused multiply-adds over ascending k.
+ * The kernel for few tokens gives each segment to a warp, so that four warps read a weight row at once; the
+ * kernel for many keeps one segment's sums and the total in registers. f32: one chain of fused multiply-adds
+ * over ascending k.
  *
- * GROUPED: tokens are the sorted (row, expert) pairs of experts.cu; a tile of tokens belongs to one expert. */
+ * GROUPED: tokens are the sorted (row, expert) pairs of experts.cu; a tile of tokens belongs to one expert.
+ */
 #ifndef KVASIR_CUDA_GEMM_CUH
 #define KVASIR_CUDA_GEMM_CUH
 
@@ -29,7 +32,8 @@ struct gemm_job {
     /* GROUPED: expert e has sorted pairs [first[e], first[e + 1]), in tiles [tile[e], tile[e + 1]); */
     const struct gemm_expert *experts;
     const uint32_t *first, *tile, *pairs; /* pairs[sorted place] = pair */
-    uint32_t expert_count, per_row;       /* per_row: pairs of a row of x (0: x has a row per sorted place, out one per pair) */
+    uint32_t expert_count,
+        per_row; /* per_row: pairs of a row of x (0: x has a row per sorted place, out one per pair) */
 };
 
 #define GEMM_SEGMENTS 4u
@@ -40,13 +44,15 @@ static __host__ __device__ __forceinline__ uint32_t gemm_segment(uint32_t kpad)
 
 /* ---- epilogues */
 
-/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3), written z / (1 + exp(-2u)): no cancellation. */
+/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3), written z / (1 + exp(-2u)): no
+ * cancellation. */
 static __device__ __forceinline__ float gemm_gelu_tanh(float z)
 {
     float u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
     return z / (1.0f + expf(-u2));
 }
-/* In double: an f32 erfc is not good enough for half a unit of the result, and only the towers' mergers use it. */
+/* In double: an f32 erfc is not good enough for half a unit of the result, and only the towers' mergers use
+ * it. */
 static __device__ __attribute__((noinline)) float gemm_gelu_erf(float z)
 {
     return (float)(0.5 * (double)z * erfc((double)z * -0.70710678118654752440));
@@ -58,8 +64,8 @@ static __device__ __forceinline__ float gemm_sigmoid_times(float z, float slope)
 
 /* The sums of packed weight rows r and r + 8 (r % 16 < 8) of output row `row`. */
 template <bool BF>
-static __device__ __forceinline__ void gemm_put(const struct gemm_job &j, const float *bias, size_t row, uint32_t r, float v0,
-                                                float v1)
+static __device__ __forceinline__ void gemm_put(const struct gemm_job &j, const float *bias, size_t row,
+                                                uint32_t r, float v0, float v1)
 {
     if (bias) {
         v0 += bias[r];
@@ -100,7 +106,8 @@ struct gemm_tokens {
     uint32_t first, count; /* tokens (GROUPED: sorted places) of the tile; 0: nothing to do */
 };
 template <bool GROUPED>
-static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j, uint32_t tile, uint32_t width)
+static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j, uint32_t tile,
+                                                        uint32_t width)
 {
     gemm_tokens f = {j.w, j.bias, tile * width, 0};
     if (!GROUPED) {
@@ -108,13 +115,12 @@ static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j
         return f;
     }
     if (tile >= j.tile[j.expert_count]) return f;
-    uint32_t lo = 0, hi = j.expert_count; /* the last expert with tile[e] <= tile: those without tiles are skipped */
+    uint32_t lo = 0,
+             hi = j.expert_count; /* the last expert with tile[e] <= tile: those without tiles are skipped */
     while (hi - lo > 1) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (j.tile[mid] <= tile)
-            lo = mid;
-        else
-            hi = mid;
+        if (j.tile[mid] <= tile) lo = mid;
+        else hi = mid;
     }
     f.w = j.experts[lo].data;
     f.bias = j.experts[lo].bias;
@@ -124,21 +130,24 @@ static __device__ __forceinline__ gemm_tokens gemm_find(const struct gemm_job &j
     return f;
 }
 /* Rows of x and of the output of token `at`. */
-template <bool GROUPED> static __device__ __forceinline__ uint32_t gemm_in_row(const struct gemm_job &j, uint32_t at)
+template <bool GROUPED>
+static __device__ __forceinline__ uint32_t gemm_in_row(const struct gemm_job &j, uint32_t at)
 {
     return GROUPED && j.per_row ? j.pairs[at] / j.per_row : at;
 }
-template <bool GROUPED> static __device__ __forceinline__ uint32_t gemm_out_row(const struct gemm_job &j, uint32_t at)
+template <bool GROUPED>
+static __device__ __forceinline__ uint32_t gemm_out_row(const struct gemm_job &j, uint32_t at)
 {
     return GROUPED && !j.per_row ? j.pairs[at] : at;
 }
 
-/* ---- few tokens (bf16): a block is 16 weight rows and up to 8 NT tokens, a warp is a segment of k. Each warp has its own queue
- * of copies, so that nothing but the end needs the others. */
+/* ---- few tokens (bf16): a block is 16 weight rows and up to 8 NT tokens, a warp is a segment of k. Each
+ * warp has its own queue of copies, so that nothing but the end needs the others. */
 
-#define SMALL_STAGES (NT == 1 ? 4u : 3u) /* more tokens, fewer stages: some devices have 99 KB of shared memory to a block */
-#define SMALL_K      64                  /* of a stage */
-#define SMALL_LD     (SMALL_K + 8)       /* rows 144 bytes apart: eight of them touch all banks */
+#define SMALL_STAGES                                                                                         \
+    (NT == 1 ? 4u : 3u) /* more tokens, fewer stages: some devices have 99 KB of shared memory to a block */
+#define SMALL_K  64     /* of a stage */
+#define SMALL_LD (SMALL_K + 8) /* rows 144 bytes apart: eight of them touch all banks */
 
 template <int NT> struct gemm_small_smem {
     uint16_t *w, *x; /* [warp][stage][16 or 8 NT][SMALL_LD] */
@@ -154,11 +163,12 @@ template <int NT> struct gemm_small_smem {
     }
 };
 
-/* Copies one stage: 16 weight rows and the tokens, k of [k0, k0 + 64) below k1. in: rows of x of this lane's tokens. */
+/* Copies one stage: 16 weight rows and the tokens, k of [k0, k0 + 64) below k1. in: rows of x of this lane's
+ * tokens. */
 template <int NT>
-static __device__ __forceinline__ void gemm_small_load(const uint16_t *w, const uint16_t *x, uint32_t kpad, uint32_t k0,
-                                                       uint32_t k1, const uint32_t *in, uint32_t valid, uint16_t *sw,
-                                                       uint16_t *sx)
+static __device__ __forceinline__ void gemm_small_load(const uint16_t *w, const uint16_t *x, uint32_t kpad,
+                                                       uint32_t k0, uint32_t k1, const uint32_t *in,
+                                                       uint32_t valid, uint16_t *sw, uint16_t *sx)
 {
     uint32_t lane = threadIdx.x % 32, k = k0 + lane % 8 * 8;
     bool inside = k < k1;
@@ -177,7 +187,8 @@ static __device__ __forceinline__ void gemm_small_load(const uint16_t *w, const 
 
 /* One k16 step: acc += w tile * token tiles. Addresses of the step's first column. */
 template <int NT>
-static __device__ __forceinline__ void gemm_small_step(const uint16_t *sw, const uint16_t *sx, float (&acc)[NT][4])
+static __device__ __forceinline__ void gemm_small_step(const uint16_t *sw, const uint16_t *sx,
+                                                       float (&acc)[NT][4])
 {
     uint32_t lane = threadIdx.x % 32, a[4];
     cu_ldmatrix_x4(a, sw + (lane % 16) * SMALL_LD + lane / 16 * 8);
@@ -196,10 +207,12 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
     gemm_tokens tok = gemm_find<GROUPED>(j, blockIdx.y, 8 * NT);
     if (!tok.count) return;
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, seg = gemm_segment(j.kpad);
-    uint32_t k0 = warp * seg, k1 = k0 + seg < j.kpad ? k0 + seg : j.kpad, steps = k0 < k1 ? (k1 - k0 + SMALL_K - 1) / SMALL_K : 0;
+    uint32_t k0 = warp * seg, k1 = k0 + seg < j.kpad ? k0 + seg : j.kpad,
+             steps = k0 < k1 ? (k1 - k0 + SMALL_K - 1) / SMALL_K : 0;
     const uint16_t *w = static_cast<const uint16_t *>(tok.w) + (size_t)blockIdx.x * 16 * j.kpad,
                    *x = static_cast<const uint16_t *>(j.x);
-    uint16_t *sw = sm.w + warp * SMALL_STAGES * 16 * SMALL_LD, *sx = sm.x + warp * SMALL_STAGES * 8 * NT * SMALL_LD;
+    uint16_t *sw = sm.w + warp * SMALL_STAGES * 16 * SMALL_LD,
+             *sx = sm.x + warp * SMALL_STAGES * 8 * NT * SMALL_LD;
     uint32_t in[2 * NT], valid = 0;
     CU_UNROLL
     for (int i = 0; i < 2 * NT; i++) {
@@ -225,15 +238,18 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
             gemm_small_load<NT>(w, x, j.kpad, k0 + next * SMALL_K, k1, in, valid, sw + at * 16 * SMALL_LD,
                                 sx + at * 8 * NT * SMALL_LD);
         cu_cp_async_commit();
-        const uint16_t *cw = sw + s % SMALL_STAGES * 16 * SMALL_LD, *cx = sx + s % SMALL_STAGES * 8 * NT * SMALL_LD;
+        const uint16_t *cw = sw + s % SMALL_STAGES * 16 * SMALL_LD,
+                       *cx = sx + s % SMALL_STAGES * 8 * NT * SMALL_LD;
         uint32_t k = k0 + s * SMALL_K;
         for (uint32_t i = 0; i < SMALL_K && k + i < k1; i += 16) gemm_small_step<NT>(cw + i, cx + i, acc);
     }
-    /* All copies have landed: the last step waited for its own, and the groups committed after them are empty. */
+    /* All copies have landed: the last step waited for its own, and the groups committed after them are
+     * empty. */
     CU_UNROLL
     for (int n = 0; n < NT; n++) {
         CU_UNROLL
-        for (int i = 0; i < 4; i++) sm.sum[((warp * NT + (uint32_t)n) * 4 + (uint32_t)i) * 32 + lane] = acc[n][i];
+        for (int i = 0; i < 4; i++)
+            sm.sum[((warp * NT + (uint32_t)n) * 4 + (uint32_t)i) * 32 + lane] = acc[n][i];
     }
     __syncthreads();
     /* Neighbouring threads take neighbouring outputs. */
@@ -250,7 +266,8 @@ template <int NT, bool GROUPED> __global__ __launch_bounds__(128) void gemm_smal
     }
 }
 
-/* ---- many tokens (bf16): a block is 128 weight rows and BT tokens; 4 x 2 warps of 32 weight rows and BT / 2 tokens each. */
+/* ---- many tokens (bf16): a block is 128 weight rows and BT tokens; 4 x 2 warps of 32 weight rows and BT / 2
+ * tokens each. */
 
 #define TILE_ROWS   128
 #define TILE_K      32
@@ -265,7 +282,8 @@ template <int BT> struct gemm_tile_smem {
     size_t bytes;
     __host__ __device__ explicit gemm_tile_smem(void *base)
     {
-        static_assert(BT * TILE_SUM_LD * 4 <= TILE_STAGES * (TILE_ROWS + BT) * TILE_LD * 2, "the sums fit into the stages");
+        static_assert(BT * TILE_SUM_LD * 4 <= TILE_STAGES * (TILE_ROWS + BT) * TILE_LD * 2,
+                      "the sums fit into the stages");
         cu_carve cv(base);
         w = cv.take<uint16_t>(TILE_STAGES * (TILE_ROWS + BT) * TILE_LD);
         x = w ? w + TILE_STAGES * TILE_ROWS * TILE_LD : nullptr;
@@ -275,8 +293,10 @@ template <int BT> struct gemm_tile_smem {
 };
 
 template <int BT, bool GROUPED> struct gemm_tile_source {
-    const uint16_t *w, *x[BT / 64]; /* this thread's rows of a stage, at k = its chunk; the second row of w is 64 further on */
-    uint32_t w_rows, x_ok;          /* how many of the two are there; bits */
+    const uint16_t *w,
+        *x[BT /
+           64]; /* this thread's rows of a stage, at k = its chunk; the second row of w is 64 further on */
+    uint32_t w_rows, x_ok; /* how many of the two are there; bits */
     __device__ __forceinline__ gemm_tile_source(const struct gemm_job &j, const gemm_tokens &tok)
     {
         uint32_t row = threadIdx.x / 4, k = threadIdx.x % 4 * 8, r = blockIdx.x * TILE_ROWS + row;
@@ -288,14 +308,17 @@ template <int BT, bool GROUPED> struct gemm_tile_source {
             uint32_t at = row + 64 * (uint32_t)i;
             bool ok = at < tok.count;
             x_ok |= (uint32_t)ok << i;
-            x[i] = static_cast<const uint16_t *>(j.x) + (ok ? (size_t)gemm_in_row<GROUPED>(j, tok.first + at) * j.kpad : 0) + k;
+            x[i] = static_cast<const uint16_t *>(j.x) +
+                   (ok ? (size_t)gemm_in_row<GROUPED>(j, tok.first + at) * j.kpad : 0) + k;
         }
     }
     __device__ __forceinline__ void load(const gemm_tile_smem<BT> &sm, uint32_t kpad, uint32_t step) const
     {
-        uint32_t at = threadIdx.x / 4 * TILE_LD + threadIdx.x % 4 * 8, stage = step % TILE_STAGES, k = step * TILE_K;
+        uint32_t at = threadIdx.x / 4 * TILE_LD + threadIdx.x % 4 * 8, stage = step % TILE_STAGES,
+                 k = step * TILE_K;
         cu_cp_async16(sm.w + stage * TILE_ROWS * TILE_LD + at, w + k, w_rows > 0);
-        cu_cp_async16(sm.w + (stage * TILE_ROWS + 64) * TILE_LD + at, w + k + (w_rows > 1 ? (size_t)64 * kpad : 0), w_rows > 1);
+        cu_cp_async16(sm.w + (stage * TILE_ROWS + 64) * TILE_LD + at,
+                      w + k + (w_rows > 1 ? (size_t)64 * kpad : 0), w_rows > 1);
         CU_UNROLL
         for (int i = 0; i < BT / 64; i++)
             cu_cp_async16(sm.x + (stage * BT + 64 * (uint32_t)i) * TILE_LD + at, x[i] + k, x_ok >> i & 1);
@@ -304,18 +327,21 @@ template <int BT, bool GROUPED> struct gemm_tile_source {
 
 /* One stage's products of a warp. sw, sx: the warp's first rows. */
 template <int TN>
-static __device__ __forceinline__ void gemm_tile_step(const uint16_t *sw, const uint16_t *sx, float (&acc)[2][TN][4])
+static __device__ __forceinline__ void gemm_tile_step(const uint16_t *sw, const uint16_t *sx,
+                                                      float (&acc)[2][TN][4])
 {
     uint32_t lane = threadIdx.x % 32;
     CU_UNROLL
     for (uint32_t k = 0; k < TILE_K; k += 16) {
         uint32_t a[2][4];
         CU_UNROLL
-        for (int m = 0; m < 2; m++) cu_ldmatrix_x4(a[m], sw + ((uint32_t)m * 16 + lane % 16) * TILE_LD + k + lane / 16 * 8);
+        for (int m = 0; m < 2; m++)
+            cu_ldmatrix_x4(a[m], sw + ((uint32_t)m * 16 + lane % 16) * TILE_LD + k + lane / 16 * 8);
         CU_UNROLL
         for (int n = 0; n < TN; n += 2) {
             uint32_t r[4];
-            cu_ldmatrix_x4(r, sx + ((uint32_t)n * 8 + lane / 16 * 8 + lane % 8) * TILE_LD + k + lane / 8 % 2 * 8);
+            cu_ldmatrix_x4(r, sx + ((uint32_t)n * 8 + lane / 16 * 8 + lane % 8) * TILE_LD + k +
+                                  lane / 8 % 2 * 8);
             uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
             CU_UNROLL
             for (int m = 0; m < 2; m++) {
@@ -333,7 +359,8 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
     gemm_tile_smem<BT> sm(base);
     gemm_tokens tok = gemm_find<GROUPED>(j, blockIdx.y, BT);
     if (!tok.count) return;
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp % 4 * 32, token = warp / 4 * (BT / 2);
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp % 4 * 32,
+             token = warp / 4 * (BT / 2);
     uint32_t seg = gemm_segment(j.kpad), steps = j.kpad / TILE_K;
     gemm_tile_source<BT, GROUPED> src(j, tok);
     float acc[2][TN][4], total[2][TN][4];
@@ -351,8 +378,8 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
         __syncthreads(); /* the others' copies too; and all are done with the stage that is filled next */
         if (s + TILE_STAGES - 1 < steps) src.load(sm, j.kpad, s + TILE_STAGES - 1);
         cu_cp_async_commit();
-        gemm_tile_step<TN>(sm.w + (s % TILE_STAGES * TILE_ROWS + row) * TILE_LD, sm.x + (s % TILE_STAGES * BT + token) * TILE_LD,
-                           acc);
+        gemm_tile_step<TN>(sm.w + (s % TILE_STAGES * TILE_ROWS + row) * TILE_LD,
+                           sm.x + (s % TILE_STAGES * BT + token) * TILE_LD, acc);
         uint32_t end = (s + 1) * TILE_K;
         if (end % seg && end < j.kpad) continue;
         CU_UNROLL
@@ -367,8 +394,9 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
             }
         }
     }
-    /* The sums change hands, so that neighbouring threads write neighbouring outputs; they lie where the stages were, whose
-     * copies have all landed (the last step waited for its own, and the groups committed after them are empty). */
+    /* The sums change hands, so that neighbouring threads write neighbouring outputs; they lie where the
+     * stages were, whose copies have all landed (the last step waited for its own, and the groups committed
+     * after them are empty). */
     __syncthreads();
     CU_UNROLL
     for (int m = 0; m < 2; m++) {
@@ -376,8 +404,8 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
         for (int n = 0; n < TN; n++) {
             CU_UNROLL
             for (uint32_t i = 0; i < 4; i++)
-                sm.sum[(token + (uint32_t)n * 8 + lane % 4 * 2 + i % 2) * TILE_SUM_LD + row + (uint32_t)m * 16 + lane / 4 +
-                       i / 2 * 8] = total[m][n][i];
+                sm.sum[(token + (uint32_t)n * 8 + lane % 4 * 2 + i % 2) * TILE_SUM_LD + row +
+                       (uint32_t)m * 16 + lane / 4 + i / 2 * 8] = total[m][n][i];
         }
     }
     __syncthreads();
@@ -385,11 +413,13 @@ template <int BT, bool GROUPED> __global__ __launch_bounds__(256) void gemm_tile
         uint32_t at = i / (TILE_ROWS / 2), p = i % (TILE_ROWS / 2), r = p / 8 * 16 + p % 8;
         if (at >= tok.count || blockIdx.x * TILE_ROWS + r >= j.wrows) continue;
         const float *v = sm.sum + at * TILE_SUM_LD + r;
-        gemm_put<true>(j, tok.bias, gemm_out_row<GROUPED>(j, tok.first + at), blockIdx.x * TILE_ROWS + r, v[0], v[8]);
+        gemm_put<true>(j, tok.bias, gemm_out_row<GROUPED>(j, tok.first + at), blockIdx.x * TILE_ROWS + r,
+                       v[0], v[8]);
     }
 }
 
-/* ---- f32: a block is 64 weight rows and 16 TM tokens; a thread has weight rows tx, tx + 16, ... and tokens ty, ty + 16, ... */
+/* ---- f32: a block is 64 weight rows and 16 TM tokens; a thread has weight rows tx, tx + 16, ... and tokens
+ * ty, ty + 16, ... */
 
 #define PLAIN_K 16
 
@@ -449,7 +479,8 @@ template <int TM, bool GROUPED> __global__ __launch_bounds__(256) void gemm_plai
     }
 }
 
-/* ---- launching. `tiles(width)`: tiles of tokens at most; `crowd`: how many tokens a weight row meets, about. */
+/* ---- launching. `tiles(width)`: tiles of tokens at most; `crowd`: how many tokens a weight row meets,
+ * about. */
 
 template <bool GROUPED> static bool gemm_init(struct backend *b)
 {
@@ -465,14 +496,14 @@ static inline uint32_t gemm_width(enum be_dtype act, size_t tokens)
     return tokens <= 8 ? 8 : tokens <= 32 ? 32 : tokens <= 64 ? 64 : 128;
 }
 /* What the launch of a given width takes, in this order of `switch`. tiles: blocks along tokens. */
-template <bool GROUPED> static void gemm_run(struct backend *b, const struct gemm_job &j, uint32_t width, uint32_t tiles)
+template <bool GROUPED>
+static void gemm_run(struct backend *b, const struct gemm_job &j, uint32_t width, uint32_t tiles)
 {
-    dim3 small((j.wrows + 15) / 16, tiles), tile(cu_div_up(j.wrows, TILE_ROWS), tiles), plain(cu_div_up(j.wrows, 64), tiles);
+    dim3 small((j.wrows + 15) / 16, tiles), tile(cu_div_up(j.wrows, TILE_ROWS), tiles),
+        plain(cu_div_up(j.wrows, 64), tiles);
     if (b->act == BE_F32) {
-        if (width == 16)
-            CU_LAUNCH((gemm_plain_k<1, GROUPED>), plain, 256, 0, b->stream, j);
-        else
-            CU_LAUNCH((gemm_plain_k<4, GROUPED>), plain, 256, 0, b->stream, j);
+        if (width == 16) CU_LAUNCH((gemm_plain_k<1, GROUPED>), plain, 256, 0, b->stream, j);
+        else CU_LAUNCH((gemm_plain_k<4, GROUPED>), plain, 256, 0, b->stream, j);
     } else if (width == 8) {
         CU_LAUNCH((gemm_small_k<1, GROUPED>), small, 128, gemm_small_smem<1>(nullptr).bytes, b->stream, j);
     } else if (width == 32) {

@@ -1,29 +1,32 @@
-/* The products of gemm.cuh on Hopper: a producer warp brings weights by bulk copies, others bring tokens by cp.async, one or two
- * warpgroups multiply (hopper.cuh). Like there, weight rows are the rows of a tile (64 to a warpgroup), tokens its columns.
+/* The products of gemm.cuh on Hopper: a producer warp brings weights by bulk copies, others bring tokens by
+ * cp.async, one or two warpgroups multiply (hopper.cuh). Like there, weight rows are the rows of a tile (64
+ * to a warpgroup), tokens its columns.
  *
- * Weights stand in shared memory's own order, so that a stage is a few copies: [8 rows][64 k] atoms, swizzled, all atoms of eight
- * rows one behind the other (gemm_sm90_weight_at). Tokens are [row][k] as everywhere and are swizzled on their way.
+ * Weights stand in shared memory's own order, so that a stage is a few copies: [8 rows][64 k] atoms,
+ * swizzled, all atoms of eight rows one behind the other (gemm_sm90_weight_at). Tokens are [row][k] as
+ * everywhere and are swizzled on their way.
  *
- * The order of a sum, whatever the number of tokens: one chain of m64nNk16 products over ascending k, starting from zero. Every
- * count of tokens uses that instruction; what N and which rows of the tile are there decides about speed alone.
+ * The order of a sum, whatever the number of tokens: one chain of m64nNk16 products over ascending k,
+ * starting from zero. Every count of tokens uses that instruction; what N and which rows of the tile are
+ * there decides about speed alone.
  *
- * Few tokens read a weight at the speed of memory: tiles of 16 or 32 weight rows, several blocks to a multiprocessor, 128 k to a
- * stage. Many tokens: 128 weight rows by 128 or 256 tokens. Blocks stay and take item after item, so that copies run ahead while
- * sums are written. */
+ * Few tokens read a weight at the speed of memory: tiles of 16 or 32 weight rows, several blocks to a
+ * multiprocessor, 128 k to a stage. Many tokens: 128 weight rows by 128 or 256 tokens. Blocks stay and take
+ * item after item, so that copies run ahead while sums are written. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
 /* Tiles that one after the other take the same rows of x: so many weight tiles share them in the cache. */
 #define GROUP_ROWS 16u
 
 template <int N> struct gemm_sm90_shape {
-    static const uint32_t GROUPS = N >= 128 ? 2 : 1;              /* warpgroups that multiply */
-    static const uint32_t ATOMS = N <= 64 ? 2 : 1;                /* of 64 k in a stage; a weight row has an even number */
+    static const uint32_t GROUPS = N >= 128 ? 2 : 1; /* warpgroups that multiply */
+    static const uint32_t ATOMS = N <= 64 ? 2 : 1;   /* of 64 k in a stage; a weight row has an even number */
     static const uint32_t STAGES = N == 8 ? 8 : N == 128 ? 5 : 4; /* at least LAG + 2 */
     static const uint32_t LAG = N == 8 ? 4 : 2;                   /* stages of tokens on their way */
     static const uint32_t TOKEN_WARPS = N >= 128 ? 3 : 1;         /* warps that bring tokens */
     static const uint32_t THREADS = GROUPS * 128 + 32 + TOKEN_WARPS * 32;
     static const uint32_t BLOCKS = N == 8 ? 4 : N == 32 ? 2 : 1; /* to a multiprocessor, as registers go */
-    static const uint32_t CHUNK = N < 32 ? N : 32;               /* tokens whose sums change hands at a time */
+    static const uint32_t CHUNK = N < 32 ? N : 32; /* tokens whose sums change hands at a time */
 };
 
 #define SUM_LD 68u /* so that a warp's writes touch all banks */
@@ -60,7 +63,8 @@ struct gemm_sm90_item {
     uint32_t row0;
 };
 template <int N, bool GROUPED>
-static __device__ __forceinline__ bool gemm_sm90_find(const struct gemm_sm90_job &j, uint32_t i, gemm_sm90_item *out)
+static __device__ __forceinline__ bool gemm_sm90_find(const struct gemm_sm90_job &j, uint32_t i,
+                                                      gemm_sm90_item *out)
 {
     uint32_t per_group = GROUP_ROWS * j.token_tiles, first = i / per_group * GROUP_ROWS, at = i % per_group;
     uint32_t rows = j.row_tiles - first < GROUP_ROWS ? j.row_tiles - first : GROUP_ROWS;
@@ -72,7 +76,8 @@ static __device__ __forceinline__ bool gemm_sm90_find(const struct gemm_sm90_job
 /* ---- producers */
 
 template <int N, bool GROUPED>
-static __device__ __forceinline__ void gemm_sm90_weights(const struct gemm_sm90_job &j, const gemm_sm90_smem<N> &sm)
+static __device__ __forceinline__ void gemm_sm90_weights(const struct gemm_sm90_job &j,
+                                                         const gemm_sm90_smem<N> &sm)
 {
     typedef gemm_sm90_shape<N> shape;
     const uint32_t lane = threadIdx.x % 32;
@@ -80,7 +85,8 @@ static __device__ __forceinline__ void gemm_sm90_weights(const struct gemm_sm90_
     gemm_sm90_item it;
     for (uint32_t i = blockIdx.x; i < j.items; i += gridDim.x) {
         if (!gemm_sm90_find<N, GROUPED>(j, i, &it)) continue;
-        uint32_t left = j.g.wrows - it.row0, most = j.rows * shape::GROUPS, eights = (left < most ? left : most) / 8;
+        uint32_t left = j.g.wrows - it.row0, most = j.rows * shape::GROUPS,
+                 eights = (left < most ? left : most) / 8;
         const char *w = static_cast<const char *>(it.tok.w) + (size_t)it.row0 / 8 * j.atoms * 1024;
         for (uint32_t a = 0; a < j.atoms; a += shape::ATOMS, n++) {
             uint32_t stage = n % shape::STAGES;
@@ -88,14 +94,15 @@ static __device__ __forceinline__ void gemm_sm90_weights(const struct gemm_sm90_
             if (lane == 0) cu_mbar_arrive_tx(sm.full + stage, eights * shape::ATOMS * 1024);
             __syncwarp();
             for (uint32_t e = lane; e < eights; e += 32)
-                cu_bulk_copy(sm.w + stage * sm.w_stage + e * shape::ATOMS * 1024, w + ((size_t)e * j.atoms + a) * 1024,
-                             shape::ATOMS * 1024, sm.full + stage);
+                cu_bulk_copy(sm.w + stage * sm.w_stage + e * shape::ATOMS * 1024,
+                             w + ((size_t)e * j.atoms + a) * 1024, shape::ATOMS * 1024, sm.full + stage);
         }
     }
 }
 
 /* What step n - LAG has copied is there: hands it over. */
-template <int N, int PENDING> static __device__ __forceinline__ void gemm_sm90_hand_over(const gemm_sm90_smem<N> &sm, uint32_t n)
+template <int N, int PENDING>
+static __device__ __forceinline__ void gemm_sm90_hand_over(const gemm_sm90_smem<N> &sm, uint32_t n)
 {
     cu_cp_async_wait<PENDING>();
     cu_proxy_fence();
@@ -104,10 +111,12 @@ template <int N, int PENDING> static __device__ __forceinline__ void gemm_sm90_h
 }
 
 template <int N, bool GROUPED>
-static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_job &j, const gemm_sm90_smem<N> &sm)
+static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_job &j,
+                                                        const gemm_sm90_smem<N> &sm)
 {
     typedef gemm_sm90_shape<N> shape;
-    const uint32_t tid = threadIdx.x - shape::GROUPS * 128 - 32, piece = tid % 8, rows = shape::TOKEN_WARPS * 4;
+    const uint32_t tid = threadIdx.x - shape::GROUPS * 128 - 32, piece = tid % 8,
+                   rows = shape::TOKEN_WARPS * 4;
     const uint16_t *x = static_cast<const uint16_t *>(j.g.x);
     uint32_t n = 0;
     gemm_sm90_item it;
@@ -120,12 +129,14 @@ static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_j
                 uint32_t r = r0 + tid / 8;
                 if (N % rows && r >= N) continue;
                 bool there = r < it.tok.count;
-                const uint16_t *from = x + (there ? (size_t)gemm_in_row<GROUPED>(j.g, it.tok.first + r) * j.g.kpad : 0);
+                const uint16_t *from =
+                    x + (there ? (size_t)gemm_in_row<GROUPED>(j.g, it.tok.first + r) * j.g.kpad : 0);
                 CU_UNROLL
                 for (uint32_t m = 0; m < shape::ATOMS; m++) {
                     uint32_t k = (a + m) * 64 + piece * 8;
                     bool ok = there && k < j.g.kpad;
-                    cu_cp_async16(sm.x + stage * sm.x_stage + m * N * 128 + r / 8 * 1024 + cu_swizzle(r % 8, piece),
+                    cu_cp_async16(sm.x + stage * sm.x_stage + m * N * 128 + r / 8 * 1024 +
+                                      cu_swizzle(r % 8, piece),
                                   ok ? from + k : x, ok);
                 }
             }
@@ -140,21 +151,21 @@ static __device__ __forceinline__ void gemm_sm90_tokens(const struct gemm_sm90_j
 
 static __device__ __forceinline__ void gemm_sm90_meet(uint32_t group)
 {
-    if (group == 0)
-        cu_bar_sync(1, 128);
-    else
-        cu_bar_sync(2, 128);
+    if (group == 0) cu_bar_sync(1, 128);
+    else cu_bar_sync(2, 128);
 }
 
-/* A warpgroup's sums of 64 weight rows and N tokens: by way of shared memory, so that neighbouring threads have neighbouring
- * outputs. */
+/* A warpgroup's sums of 64 weight rows and N tokens: by way of shared memory, so that neighbouring threads
+ * have neighbouring outputs. */
 template <int N, bool GROUPED>
-static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job &j, const gemm_sm90_smem<N> &sm,
-                                                     const gemm_sm90_item &it, const float (&acc)[N / 2])
+static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job &j,
+                                                     const gemm_sm90_smem<N> &sm, const gemm_sm90_item &it,
+                                                     const float (&acc)[N / 2])
 {
     typedef gemm_sm90_shape<N> shape;
     const uint32_t group = threadIdx.x / 128, tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32;
-    uint32_t row0 = it.row0 + group * 64, left = j.g.wrows > row0 ? j.g.wrows - row0 : 0, rows = left < j.rows ? left : j.rows;
+    uint32_t row0 = it.row0 + group * 64, left = j.g.wrows > row0 ? j.g.wrows - row0 : 0,
+             rows = left < j.rows ? left : j.rows;
     float *sum = sm.sum + group * shape::CHUNK * SUM_LD;
     CU_UNROLL
     for (uint32_t c = 0; c < N; c += shape::CHUNK) {
@@ -163,14 +174,16 @@ static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job 
             for (uint32_t n = 0; n < shape::CHUNK; n += 8) {
                 CU_UNROLL
                 for (uint32_t i = 0; i < 4; i++)
-                    sum[(n + lane % 4 * 2 + i % 2) * SUM_LD + warp * 16 + lane / 4 + i / 2 * 8] = acc[(c + n) / 2 + i];
+                    sum[(n + lane % 4 * 2 + i % 2) * SUM_LD + warp * 16 + lane / 4 + i / 2 * 8] =
+                        acc[(c + n) / 2 + i];
             }
             gemm_sm90_meet(group);
             for (uint32_t i = tid; i < shape::CHUNK * 32; i += 128) {
                 uint32_t at = c + i / 32, p = i % 32, r = p / 8 * 16 + p % 8;
                 if (at >= it.tok.count || r >= rows) continue;
                 const float *v = sum + i / 32 * SUM_LD + r;
-                gemm_put<true>(j.g, it.tok.bias, gemm_out_row<GROUPED>(j.g, it.tok.first + at), row0 + r, v[0], v[8]);
+                gemm_put<true>(j.g, it.tok.bias, gemm_out_row<GROUPED>(j.g, it.tok.first + at), row0 + r,
+                               v[0], v[8]);
             }
             gemm_sm90_meet(group); /* all are done with the sums that are overwritten next */
         }
@@ -178,7 +191,8 @@ static __device__ __forceinline__ void gemm_sm90_put(const struct gemm_sm90_job 
 }
 
 template <int N, bool GROUPED>
-static __device__ __forceinline__ void gemm_sm90_multiply(const struct gemm_sm90_job &j, const gemm_sm90_smem<N> &sm)
+static __device__ __forceinline__ void gemm_sm90_multiply(const struct gemm_sm90_job &j,
+                                                          const gemm_sm90_smem<N> &sm)
 {
     typedef gemm_sm90_shape<N> shape;
     const uint32_t group = threadIdx.x / 128, lane = threadIdx.x % 32;
@@ -194,7 +208,8 @@ static __device__ __forceinline__ void gemm_sm90_multiply(const struct gemm_sm90
         cu_wgmma_keep(acc);
         for (uint32_t a = 0; a < j.atoms; a += shape::ATOMS, n++) {
             uint32_t stage = n % shape::STAGES;
-            const unsigned char *w = sm.w + stage * sm.w_stage + group * 8 * shape::ATOMS * 1024, *x = sm.x + stage * sm.x_stage;
+            const unsigned char *w = sm.w + stage * sm.w_stage + group * 8 * shape::ATOMS * 1024,
+                                *x = sm.x + stage * sm.x_stage;
             cu_mbar_wait(sm.full + stage, n / shape::STAGES & 1, j.trouble);
             cu_wgmma_fence();
             CU_UNROLL
@@ -219,7 +234,8 @@ static __device__ __forceinline__ void gemm_sm90_multiply(const struct gemm_sm90
 #endif
 
 template <int N, bool GROUPED>
-__global__ __launch_bounds__(gemm_sm90_shape<N>::THREADS, gemm_sm90_shape<N>::BLOCKS) void gemm_sm90_k(gemm_sm90_job j)
+__global__ __launch_bounds__(gemm_sm90_shape<N>::THREADS,
+                             gemm_sm90_shape<N>::BLOCKS) void gemm_sm90_k(gemm_sm90_job j)
 {
 #if defined(CU_HOPPER_BODY)
     typedef gemm_sm90_shape<N> shape;
@@ -235,10 +251,8 @@ __global__ __launch_bounds__(gemm_sm90_shape<N>::THREADS, gemm_sm90_shape<N>::BL
     __syncthreads();
     if (threadIdx.x >= shape::GROUPS * 128) {
         if (N == 256) cu_regs_less<CU_REGS_PRODUCER>();
-        if (threadIdx.x < shape::GROUPS * 128 + 32)
-            gemm_sm90_weights<N, GROUPED>(j, sm);
-        else
-            gemm_sm90_tokens<N, GROUPED>(j, sm);
+        if (threadIdx.x < shape::GROUPS * 128 + 32) gemm_sm90_weights<N, GROUPED>(j, sm);
+        else gemm_sm90_tokens<N, GROUPED>(j, sm);
     } else {
         if (N == 256) cu_regs_more<CU_REGS_CONSUMER>();
         gemm_sm90_multiply<N, GROUPED>(j, sm);
@@ -253,14 +267,15 @@ __global__ __launch_bounds__(gemm_sm90_shape<N>::THREADS, gemm_sm90_shape<N>::BL
 template <int N> static bool gemm_sm90_allow(struct backend *b)
 {
     size_t bytes = gemm_sm90_smem<N>(nullptr, 64).bytes;
-    if (bytes > b->smem_max + CU_GAP * 16) return cuda_check(b, cudaErrorNotSupported, "shared memory for the Hopper kernels");
+    if (bytes > b->smem_max + CU_GAP * 16)
+        return cuda_check(b, cudaErrorNotSupported, "shared memory for the Hopper kernels");
     return cuda_allow_smem(b, gemm_sm90_k<N, false>, bytes) &&
            (N > 128 || cuda_allow_smem(b, gemm_sm90_k < N == 256 ? 128 : N, true >, bytes));
 }
 bool cuda_gemm_sm90_init(struct backend *b)
 {
-    return gemm_sm90_allow<8>(b) && gemm_sm90_allow<32>(b) && gemm_sm90_allow<64>(b) && gemm_sm90_allow<128>(b) &&
-           gemm_sm90_allow<256>(b);
+    return gemm_sm90_allow<8>(b) && gemm_sm90_allow<32>(b) && gemm_sm90_allow<64>(b) &&
+           gemm_sm90_allow<128>(b) && gemm_sm90_allow<256>(b);
 }
 
 uint32_t cuda_gemm_sm90_width(const struct backend *b, size_t tokens, uint32_t wrows, bool grouped)
@@ -277,8 +292,8 @@ template <int N, bool GROUPED> static void gemm_sm90_launch(struct backend *b, s
 {
     typedef gemm_sm90_shape<N> shape;
     j.rows = 64;
-    /* As many weight rows to a tile as leave the multiprocessors enough blocks to draw from memory with. Fewer rows mean that the
-     * tokens are read more often. */
+    /* As many weight rows to a tile as leave the multiprocessors enough blocks to draw from memory with.
+     * Fewer rows mean that the tokens are read more often. */
     size_t enough = N == 8 ? b->sms * 2 : N == 32 ? b->sms : b->sms / 2;
     if (shape::GROUPS == 1)
         while (j.rows > 16 && (size_t)cu_div_up(j.g.wrows, j.rows) * j.token_tiles < enough) j.rows /= 2;
@@ -292,21 +307,17 @@ template <int N, bool GROUPED> static void gemm_sm90_launch(struct backend *b, s
     cuda_launched(b, GROUPED ? "experts" : "linear");
 }
 
-void cuda_gemm_sm90(struct backend *b, const struct gemm_job &g, uint32_t width, uint32_t tiles, bool grouped, uint32_t *trouble)
+void cuda_gemm_sm90(struct backend *b, const struct gemm_job &g, uint32_t width, uint32_t tiles, bool grouped,
+                    uint32_t *trouble)
 {
     struct gemm_sm90_job j = {};
     j.g = g;
     j.atoms = 2 * cu_div_up(g.kpad, 128);
     j.token_tiles = tiles;
     j.trouble = trouble;
-    if (width == 8)
-        grouped ? gemm_sm90_launch<8, true>(b, j) : gemm_sm90_launch<8, false>(b, j);
-    else if (width == 32)
-        grouped ? gemm_sm90_launch<32, true>(b, j) : gemm_sm90_launch<32, false>(b, j);
-    else if (width == 64)
-        grouped ? gemm_sm90_launch<64, true>(b, j) : gemm_sm90_launch<64, false>(b, j);
-    else if (width == 128)
-        grouped ? gemm_sm90_launch<128, true>(b, j) : gemm_sm90_launch<128, false>(b, j);
-    else
-        gemm_sm90_launch<256, false>(b, j);
+    if (width == 8) grouped ? gemm_sm90_launch<8, true>(b, j) : gemm_sm90_launch<8, false>(b, j);
+    else if (width == 32) grouped ? gemm_sm90_launch<32, true>(b, j) : gemm_sm90_launch<32, false>(b, j);
+    else if (width == 64) grouped ? gemm_sm90_launch<64, true>(b, j) : gemm_sm90_launch<64, false>(b, j);
+    else if (width == 128) grouped ? gemm_sm90_launch<128, true>(b, j) : gemm_sm90_launch<128, false>(b, j);
+    else gemm_sm90_launch<256, false>(b, j);
 }

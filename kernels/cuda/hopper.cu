@@ -1,10 +1,10 @@
-/* Choosing the Hopper path (gemm_sm90.cu, attn_sm90.cu) when a backend opens: bf16 on compute capability 9.0, and only with
- * KVASIR_CUDA_HOPPER=1, because the path has been run by the emulator alone; once it has been measured on a device, the default
- * turns round.
+/* Choosing the Hopper path (gemm_sm90.cu, attn_sm90.cu) when a backend opens: bf16 on compute capability 9.0,
+ * and only with KVASIR_CUDA_HOPPER=1, because the path has been run by the emulator alone; once it has been
+ * measured on a device, the default turns round.
  *
- * The check before: products and attentions over small integers, whose results are known exactly, through every kernel. Their
- * waits are bounded, so that a fault in the barriers ends the check, not the process. What fails goes back to the portable
- * kernels, with a line on stderr. */
+ * The check before: products and attentions over small integers, whose results are known exactly, through
+ * every kernel. Their waits are bounded, so that a fault in the barriers ends the check, not the process.
+ * What fails goes back to the portable kernels, with a line on stderr. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/gemm_sm90.cuh"
 
@@ -49,7 +49,8 @@ static bool check__download(struct check *c, void *host, const void *dev, size_t
 {
     uint32_t trouble = 1;
     return CU_TRY(c->b, cudaMemcpyAsync(host, dev, bytes, cudaMemcpyDeviceToHost, c->b->stream)) &&
-           CU_TRY(c->b, cudaMemcpyAsync(&trouble, c->trouble, sizeof trouble, cudaMemcpyDeviceToHost, c->b->stream)) &&
+           CU_TRY(c->b, cudaMemcpyAsync(&trouble, c->trouble, sizeof trouble, cudaMemcpyDeviceToHost,
+                                        c->b->stream)) &&
            CU_TRY(c->b, cudaStreamSynchronize(c->b->stream)) && trouble == 0;
 }
 
@@ -66,11 +67,13 @@ struct check_product {
 };
 
 /* out[place] for each of `count` rows is row from[place] of the product, in every bit. */
-static bool check__same(struct check *c, const struct check_product *p, const float *out, const uint32_t *from, uint32_t count)
+static bool check__same(struct check *c, const struct check_product *p, const float *out,
+                        const uint32_t *from, uint32_t count)
 {
     if (!check__download(c, p->got, out, (size_t)count * CHECK_N * sizeof(float))) return false;
     for (uint32_t i = 0; i < count; i++)
-        if (memcmp(p->got + (size_t)i * CHECK_N, p->want + (size_t)(from ? from[i] : i) * CHECK_N, CHECK_N * sizeof(float)) != 0)
+        if (memcmp(p->got + (size_t)i * CHECK_N, p->want + (size_t)(from ? from[i] : i) * CHECK_N,
+                   CHECK_N * sizeof(float)) != 0)
             return false;
     return true;
 }
@@ -88,7 +91,8 @@ static struct gemm_job check__job(const struct check_product *p, const void *x, 
 }
 static bool check__dense(struct check *c, const struct check_product *p, const void *x, float *out)
 {
-    static const uint32_t counts[][2] = {{8, 1}, {8, 11}, {32, 33}, {64, 70}, {128, CHECK_T}, {256, CHECK_T}}; /* width, tokens */
+    static const uint32_t counts[][2] = {{8, 1},   {8, 11},        {32, 33},
+                                         {64, 70}, {128, CHECK_T}, {256, CHECK_T}}; /* width, tokens */
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         uint32_t width = counts[i][0], t = counts[i][1];
         struct gemm_job j = check__job(p, x, out);
@@ -110,10 +114,12 @@ static bool check__grouped(struct check *c, const struct check_product *p, const
         from[i] = sorted[i] / 2;
     }
     struct gemm_expert experts[2] = {{p->w->data, nullptr}, {p->w->data, nullptr}};
-    const void *d_experts = check__upload(c, experts, sizeof experts), *d_first = check__upload(c, first, sizeof first),
+    const void *d_experts = check__upload(c, experts, sizeof experts),
+               *d_first = check__upload(c, first, sizeof first),
                *d_sorted = check__upload(c, sorted, sizeof sorted);
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        uint32_t w = widths[i], tile[3] = {0, cu_div_up(first[1], w), cu_div_up(first[1], w) + cu_div_up(pairs - first[1], w)};
+        uint32_t w = widths[i], tile[3] = {0, cu_div_up(first[1], w),
+                                           cu_div_up(first[1], w) + cu_div_up(pairs - first[1], w)};
         struct gemm_job j = check__job(p, x, out);
         j.experts = static_cast<const struct gemm_expert *>(d_experts);
         j.first = static_cast<const uint32_t *>(d_first);
@@ -131,7 +137,8 @@ static bool check__products_in(struct check *c, struct check_product *p)
 {
     const uint32_t ld = (uint32_t)be_ld(CHECK_K);
     for (size_t i = 0; i < (size_t)CHECK_N * CHECK_K; i++) p->weight[i] = (float)check__int(c, 8);
-    for (size_t i = 0; i < (size_t)CHECK_T * CHECK_K; i++) p->x[i / CHECK_K * ld + i % CHECK_K] = check__bf16(check__int(c, 8));
+    for (size_t i = 0; i < (size_t)CHECK_T * CHECK_K; i++)
+        p->x[i / CHECK_K * ld + i % CHECK_K] = check__bf16(check__int(c, 8));
     for (uint32_t t = 0; t < CHECK_T; t++)
         for (uint32_t n = 0; n < CHECK_N; n++) {
             float sum = 0; /* below 2^24: exact in any order */
@@ -170,8 +177,8 @@ static bool check__products(struct check *c)
     return ok;
 }
 
-/* ---- attention: keys are rows of +-1, a query is the key that it looks for, and the scale is so large that every other key's
- * probability is zero. So the output is that key's value. */
+/* ---- attention: keys are rows of +-1, a query is the key that it looks for, and the scale is so large that
+ * every other key's probability is zero. So the output is that key's value. */
 
 #define CHECK_BLOCKS 19u /* of keys: more than one split */
 #define CHECK_ROWS   35u
@@ -179,7 +186,7 @@ static bool check__products(struct check *c)
 
 struct check_attention {
     uint32_t d;
-    uint16_t *kv, *q, *out;                                         /* [block][K | V][32][d], [rows][2][d], [rows][2 d, padded] */
+    uint16_t *kv, *q, *out; /* [block][K | V][32][d], [rows][2][d], [rows][2 d, padded] */
     uint32_t table[CHECK_BLOCKS], target[CHECK_ROWS][CHECK_PER_KV]; /* table: in units of the arena */
     uint32_t lo[CHECK_ROWS], hi[CHECK_ROWS];
 };
@@ -191,7 +198,8 @@ static void check__fill(struct check *c, struct check_attention *a)
         uint32_t at = i * 7 % CHECK_BLOCKS; /* blocks lie in a mixed order */
         a->table[i] = at * block * 2 / BE_KV_UNIT;
         for (uint32_t e = 0; e < block; e++)
-            a->kv[(size_t)at * block + e] = check__bf16(e < block / 2 ? check__int(c, 50) > 0 ? 1 : -1 : check__int(c, 100));
+            a->kv[(size_t)at * block + e] =
+                check__bf16(e < block / 2 ? check__int(c, 50) > 0 ? 1 : -1 : check__int(c, 100));
     }
     for (uint32_t t = 0; t < CHECK_ROWS; t++) {
         a->lo[t] = t % 3 ? 0 : t * 9;
@@ -200,15 +208,18 @@ static void check__fill(struct check *c, struct check_attention *a)
             uint32_t key = a->lo[t] + (t * 61 + h * 97) % (a->hi[t] - a->lo[t] + 1);
             a->target[t][h] = key;
             memcpy(a->q + ((size_t)t * CHECK_PER_KV + h) * d,
-                   a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_UNIT / 2 + (size_t)(key % CUDA_KV_SLOTS) * d, d * 2);
+                   a->kv + (size_t)a->table[key / CUDA_KV_SLOTS] * BE_KV_UNIT / 2 +
+                       (size_t)(key % CUDA_KV_SLOTS) * d,
+                   d * 2);
         }
     }
 }
 static bool check__attention_in(struct check *c, struct check_attention *a)
 {
-    const uint32_t d = a->d, ld = (uint32_t)be_ld((size_t)CHECK_PER_KV * d), ends[2] = {0, CHECK_ROWS}, zero = 0;
-    const size_t kv = (size_t)CHECK_BLOCKS * 2 * CUDA_KV_SLOTS * d * 2, q = (size_t)CHECK_ROWS * CHECK_PER_KV * d * 2,
-                 out = (size_t)CHECK_ROWS * ld * 2;
+    const uint32_t d = a->d, ld = (uint32_t)be_ld((size_t)CHECK_PER_KV * d), ends[2] = {0, CHECK_ROWS},
+                   zero = 0;
+    const size_t kv = (size_t)CHECK_BLOCKS * 2 * CUDA_KV_SLOTS * d * 2,
+                 q = (size_t)CHECK_ROWS * CHECK_PER_KV * d * 2, out = (size_t)CHECK_ROWS * ld * 2;
     struct attn_job j = {};
     check__fill(c, a);
     j.kv.arena = check__upload(c, a->kv, kv);
@@ -292,7 +303,8 @@ void cuda_hopper_init(struct backend *b)
     checked = !wrong;
     if (!wrong) return;
     b->hopper = false;
-    fprintf(stderr, "kvasir: the Hopper kernels are not used: %s%s%s\n", wrong, b->failed ? ": " : "", b->failed ? b->error : "");
+    fprintf(stderr, "kvasir: the Hopper kernels are not used: %s%s%s\n", wrong, b->failed ? ": " : "",
+            b->failed ? b->error : "");
     (void)cudaGetLastError();
     if (b->failed && cudaStreamSynchronize(b->stream) == cudaSuccess)
         b->failed = false; /* else the device is lost, and open fails */

@@ -1,21 +1,25 @@
-/* Hopper's own instructions (sm_90a), beside the wrappers of device.cuh: barriers in shared memory that count bytes, bulk copies,
- * and the tensor-core products of a warpgroup. Each wrapper has its PTX, compiled for sm_90a alone, and a model in the emulator
- * (host/emu_hopper.cpp) that was written from the PTX ISA. Kernels that use it have an empty body for all other targets; the
- * portable path stands beside them and is chosen at run time.
+/* Hopper's own instructions (sm_90a), beside the wrappers of device.cuh: barriers in shared memory that count
+ * bytes, bulk copies, and the tensor-core products of a warpgroup. Each wrapper has its PTX, compiled for
+ * sm_90a alone, and a model in the emulator (host/emu_hopper.cpp) that was written from the PTX ISA. Kernels
+ * that use it have an empty body for all other targets; the portable path stands beside them and is chosen at
+ * run time.
  *
- * Products: D[64][N] (+)= A[64][16] B[16][N], bf16 with f32 sums, by the four warps of a warpgroup (threads 128 i .. 128 i +
- * 127). D: warp w of the group has rows 16 w ..., its registers as those of mma.m16n8k16 for each eight columns: lane = 4 g + t
- * holds d[4 j], d[4 j + 1] = row g, columns 8 j + 2 t, + 1; d[4 j + 2], d[4 j + 3] = row g + 8. A in registers: as mma.m16n8k16.
+ * Products: D[64][N] (+)= A[64][16] B[16][N], bf16 with f32 sums, by the four warps of a warpgroup (threads
+ * 128 i .. 128 i + 127). D: warp w of the group has rows 16 w ..., its registers as those of mma.m16n8k16 for
+ * each eight columns: lane = 4 g + t holds d[4 j], d[4 j + 1] = row g, columns 8 j + 2 t, + 1; d[4 j + 2],
+ * d[4 j + 3] = row g + 8. A in registers: as mma.m16n8k16.
  *
- * Operands in shared memory stand in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte pieces are swizzled: piece c of
- * row r lies at piece c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the first atom: k along the rows (A, and B as
- * [n][k]):  a row is one m or n, 64 values of k; the next eight m or n are `far` bytes on. Steps of 16 k inside an atom advance
- * the address by 32 bytes. n along the rows (B as [k][n]):         a row is one k, 64 values of n; the next eight k are `far`
- * bytes on, the next 64 n `wide` bytes.
+ * Operands in shared memory stand in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte pieces are
+ * swizzled: piece c of row r lies at piece c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the first
+ * atom: k along the rows (A, and B as [n][k]):  a row is one m or n, 64 values of k; the next eight m or n
+ * are `far` bytes on. Steps of 16 k inside an atom advance the address by 32 bytes. n along the rows (B as
+ * [k][n]):         a row is one k, 64 values of n; the next eight k are `far` bytes on, the next 64 n `wide`
+ * bytes.
  *
- * Asynchrony: a wgmma reads shared memory and writes its registers between its issue and the wait for its group. Every group
- * begins with cu_wgmma_fence. A stage is handed back only after the wait. Ordinary stores and cp.async to shared memory need
- * cu_proxy_fence in the writing thread before the barrier that hands them to a wgmma. */
+ * Asynchrony: a wgmma reads shared memory and writes its registers between its issue and the wait for its
+ * group. Every group begins with cu_wgmma_fence. A stage is handed back only after the wait. Ordinary stores
+ * and cp.async to shared memory need cu_proxy_fence in the writing thread before the barrier that hands them
+ * to a wgmma. */
 #ifndef KVASIR_CUDA_HOPPER_CUH
 #define KVASIR_CUDA_HOPPER_CUH
 
@@ -29,13 +33,13 @@
 #define CU_HOPPER_BODY 1
 #endif
 
-/* How long a wait for a barrier may take, in nanoseconds: with a word for trouble (the self-check) it is set and the kernel goes
- * on with what is there; without one the kernel traps. */
+/* How long a wait for a barrier may take, in nanoseconds: with a word for trouble (the self-check) it is set
+ * and the kernel goes on with what is there; without one the kernel traps. */
 #define CU_WAIT_CHECK_NS 100000000ull
 #define CU_WAIT_NS       30000000000ull
 
-/* Registers of a thread in a block of one producing and two multiplying warpgroups: of the 168 that each begins with, some change
- * hands (128 * 72 + 256 * 216 = 384 * 168; more than that would wait for ever). */
+/* Registers of a thread in a block of one producing and two multiplying warpgroups: of the 168 that each
+ * begins with, some change hands (128 * 72 + 256 * 216 = 384 * 168; more than that would wait for ever). */
 #define CU_REGS_PRODUCER 72
 #define CU_REGS_CONSUMER 216
 
@@ -93,13 +97,15 @@ template <int REGS> static inline void cu_wgmma_keep(float (&)[REGS])
 static inline void cu_wgmma_keep(uint32_t (&)[4])
 {
 }
-template <int REGS> static inline void cu_wgmma(float (&d)[REGS], uint64_t a, uint64_t b, bool add, uint32_t rows, CUEMU_SITE)
+template <int REGS>
+static inline void cu_wgmma(float (&d)[REGS], uint64_t a, uint64_t b, bool add, uint32_t rows, CUEMU_SITE)
 {
     cuemu::WgmmaIn in = {a, b, nullptr, d, REGS * 2, rows, add, false};
     cuemu::wgmma(in, CUEMU_AT_SITE);
 }
 template <int REGS>
-static inline void cu_wgmma_trans(float (&d)[REGS], const uint32_t (&a)[4], uint64_t b, bool add, uint32_t rows, CUEMU_SITE)
+static inline void cu_wgmma_trans(float (&d)[REGS], const uint32_t (&a)[4], uint64_t b, bool add,
+                                  uint32_t rows, CUEMU_SITE)
 {
     cuemu::WgmmaIn in = {0, b, a, d, REGS * 2, rows, add, true};
     cuemu::wgmma(in, CUEMU_AT_SITE);
@@ -114,8 +120,9 @@ template <int REGS> static inline void cu_regs_more()
 #else
 /* ---- wrappers, PTX */
 
-/* A barrier in shared memory: a phase ends when `count` arrivals have come and as many bytes as were announced. Phase 0 comes
- * first; waiting for parity p returns once the phase of that parity has ended (so for parity 1 at once in the beginning). */
+/* A barrier in shared memory: a phase ends when `count` arrivals have come and as many bytes as were
+ * announced. Phase 0 comes first; waiting for parity p returns once the phase of that parity has ended (so
+ * for parity 1 at once in the beginning). */
 static __device__ __forceinline__ void cu_mbar_init(uint64_t *bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(cu_smem_addr(bar)), "r"(count) : "memory");
@@ -132,12 +139,14 @@ static __device__ __forceinline__ void cu_mbar_arrive(uint64_t *bar)
 /* Arrives, and announces bytes of bulk copies; before those are issued. */
 static __device__ __forceinline__ void cu_mbar_arrive_tx(uint64_t *bar, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cu_smem_addr(bar)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cu_smem_addr(bar)), "r"(bytes)
+                 : "memory");
 }
 static __device__ __forceinline__ bool cu_mbar_try(uint64_t *bar, uint32_t parity)
 {
     uint32_t done;
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 "
+                 "%0, 1, 0, p;\n\t}"
                  : "=r"(done)
                  : "r"(cu_smem_addr(bar)), "r"(parity)
                  : "memory");
@@ -162,12 +171,14 @@ static __device__ __forceinline__ void cu_mbar_wait(uint64_t *bar, uint32_t pari
         return;
     }
 }
-/* Copies from global to shared memory in the background, by the copy engine; counts as `bytes` at the barrier when done. Both
- * addresses and the size are multiples of 16. One thread calls. */
-static __device__ __forceinline__ void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar)
+/* Copies from global to shared memory in the background, by the copy engine; counts as `bytes` at the barrier
+ * when done. Both addresses and the size are multiples of 16. One thread calls. */
+static __device__ __forceinline__ void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes,
+                                                    uint64_t *bar)
 {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(cu_smem_addr(smem)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            cu_smem_addr(smem)),
         "l"(__cvta_generic_to_global(gmem)), "r"(bytes), "r"(cu_smem_addr(bar))
         : "memory");
 }
@@ -189,7 +200,8 @@ template <int PENDING> static __device__ __forceinline__ void cu_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-/* The compiler may not move uses of these registers across: before the first product of a sum and after the last wait. */
+/* The compiler may not move uses of these registers across: before the first product of a sum and after the
+ * last wait. */
 template <int REGS> static __device__ __forceinline__ void cu_wgmma_keep(float (&d)[REGS])
 {
     CU_UNROLL
@@ -210,41 +222,46 @@ template <int REGS> static __device__ __forceinline__ void cu_regs_more()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));
 }
 
-/* D has N / 2 registers. cu_wgmma: A and B by descriptor, k along the rows; `rows`: how many of the 64 rows of A are there (the
- * others may be anything, and their sums too; only the emulator looks at it). cu_wgmma_trans: A in registers, B n along the rows.
- * !add: D = A B. */
-#define HOP_F4(i)    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define HOP_F16(i)   HOP_F4(i), HOP_F4(i + 4), HOP_F4(i + 8), HOP_F4(i + 12)
-#define HOP_F64(i)   HOP_F16(i), HOP_F16(i + 16), HOP_F16(i + 32), HOP_F16(i + 48)
-#define HOP_P0_4     "%0, %1, %2, %3"
-#define HOP_P0_16    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define HOP_P16_32   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define HOP_P32_48   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define HOP_P48_64   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HOP_P64_80   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define HOP_P80_96   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define HOP_P96_112  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define HOP_P112_128 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define HOP_P32      HOP_P0_16 ", " HOP_P16_32
-#define HOP_P48      HOP_P32 ", " HOP_P32_48
-#define HOP_P64      HOP_P48 ", " HOP_P48_64
-#define HOP_P128     HOP_P64 ", " HOP_P64_80 ", " HOP_P80_96 ", " HOP_P96_112 ", " HOP_P112_128
-#define HOP_WGMMA(N, REGS, NAMES, A, B, ADD, ...)                                                                                \
-    static __device__ __forceinline__ void cu_wgmma(float(&d)[REGS], uint64_t a, uint64_t b, bool add, uint32_t)                 \
-    {                                                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" ADD ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N                  \
-                     "k16.f32.bf16.bf16 {" NAMES "}, %" A ", %" B ", p, 1, 1, 0, 0;\n\t}"                                        \
-                     : __VA_ARGS__                                                                                               \
-                     : "l"(a), "l"(b), "r"((uint32_t)add));                                                                      \
+/* D has N / 2 registers. cu_wgmma: A and B by descriptor, k along the rows; `rows`: how many of the 64 rows
+ * of A are there (the others may be anything, and their sums too; only the emulator looks at it).
+ * cu_wgmma_trans: A in registers, B n along the rows. !add: D = A B. */
+#define HOP_F4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define HOP_F16(i) HOP_F4(i), HOP_F4(i + 4), HOP_F4(i + 8), HOP_F4(i + 12)
+#define HOP_F64(i) HOP_F16(i), HOP_F16(i + 16), HOP_F16(i + 32), HOP_F16(i + 48)
+#define HOP_P0_4   "%0, %1, %2, %3"
+#define HOP_P0_16  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define HOP_P16_32 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HOP_P32_48 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define HOP_P48_64 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HOP_P64_80 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define HOP_P80_96 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define HOP_P96_112                                                                                          \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define HOP_P112_128                                                                                         \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define HOP_P32  HOP_P0_16 ", " HOP_P16_32
+#define HOP_P48  HOP_P32 ", " HOP_P32_48
+#define HOP_P64  HOP_P48 ", " HOP_P48_64
+#define HOP_P128 HOP_P64 ", " HOP_P64_80 ", " HOP_P80_96 ", " HOP_P96_112 ", " HOP_P112_128
+#define HOP_WGMMA(N, REGS, NAMES, A, B, ADD, ...)                                                            \
+    static __device__ __forceinline__ void cu_wgmma(float(&d)[REGS], uint64_t a, uint64_t b, bool add,       \
+                                                    uint32_t)                                                \
+    {                                                                                                        \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" ADD                                            \
+                     ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" NAMES "}, %" A      \
+                     ", %" B ", p, 1, 1, 0, 0;\n\t}"                                                         \
+                     : __VA_ARGS__                                                                           \
+                     : "l"(a), "l"(b), "r"((uint32_t)add));                                                  \
     }
-#define HOP_WGMMA_TRANS(N, REGS, NAMES, A, B, ADD, ...)                                                                          \
-    static __device__ __forceinline__ void cu_wgmma_trans(float(&d)[REGS], const uint32_t(&a)[4], uint64_t b, bool add,          \
-                                                          uint32_t)                                                              \
-    {                                                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" ADD ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N                  \
-                     "k16.f32.bf16.bf16 {" NAMES "}, {" A "}, %" B ", p, 1, 1, 1;\n\t}"                                          \
-                     : __VA_ARGS__                                                                                               \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add));                                  \
+#define HOP_WGMMA_TRANS(N, REGS, NAMES, A, B, ADD, ...)                                                      \
+    static __device__ __forceinline__ void cu_wgmma_trans(float(&d)[REGS], const uint32_t(&a)[4],            \
+                                                          uint64_t b, bool add, uint32_t)                    \
+    {                                                                                                        \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" ADD                                            \
+                     ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" NAMES "}, {" A      \
+                     "}, %" B ", p, 1, 1, 1;\n\t}"                                                           \
+                     : __VA_ARGS__                                                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add));              \
     }
 HOP_WGMMA("8", 4, HOP_P0_4, "4", "5", "6", HOP_F4(0))
 HOP_WGMMA("32", 16, HOP_P0_16, "16", "17", "18", HOP_F16(0))
@@ -259,11 +276,12 @@ HOP_WGMMA_TRANS("256", 128, HOP_P128, "%128, %129, %130, %131", "132", "133", HO
 
 /* ---- the same text in both builds */
 
-/* Descriptor of an operand: 128-byte swizzle, the strides as explained above (16-byte units in the descriptor). */
+/* Descriptor of an operand: 128-byte swizzle, the strides as explained above (16-byte units in the
+ * descriptor). */
 static __device__ __forceinline__ uint64_t cu_wgmma_operand(const void *smem, uint32_t wide, uint32_t far)
 {
-    return (uint64_t)((cu_smem_addr(smem) & 0x3ffff) >> 4) | (uint64_t)(wide >> 4) << 16 | (uint64_t)(far >> 4) << 32 |
-           1ull << 62;
+    return (uint64_t)((cu_smem_addr(smem) & 0x3ffff) >> 4) | (uint64_t)(wide >> 4) << 16 |
+           (uint64_t)(far >> 4) << 32 | 1ull << 62;
 }
 /* Where 16-byte piece c (0..7) of row r stands in an atom's rows, in bytes. */
 static __device__ __forceinline__ uint32_t cu_swizzle(uint32_t r, uint32_t c)

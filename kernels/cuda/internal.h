@@ -1,13 +1,14 @@
-/* What the files of the CUDA backend share: the opened backend, the packed weight, error keeping, and the operations that
- * cuda_backend.cu puts into the table. Only .cu files of kernels/cuda include it. Everything runs on one stream, in the order of
- * the calls, and nothing but download and sync waits for the device (close and weight_free, too).
+/* What the files of the CUDA backend share: the opened backend, the packed weight, error keeping, and the
+ * operations that cuda_backend.cu puts into the table. Only .cu files of kernels/cuda include it. Everything
+ * runs on one stream, in the order of the calls, and nothing but download and sync waits for the device
+ * (close and weight_free, too).
  *
- * Errors: every call of the runtime is checked; the first failure is kept in words, and from then on operations do nothing.
- * sync() tells.
+ * Errors: every call of the runtime is checked; the first failure is kept in words, and from then on
+ * operations do nothing. sync() tells.
  *
- * Graphs: an operation may be recorded (graph.cu), so it only puts kernels, copies and memsets on the stream. What it needs once
- * (attributes of kernels, handles, choices of algorithms) it gets in its _init or at a call before: the engine runs every batch
- * once before it records it. */
+ * Graphs: an operation may be recorded (graph.cu), so it only puts kernels, copies and memsets on the stream.
+ * What it needs once (attributes of kernels, handles, choices of algorithms) it gets in its _init or at a
+ * call before: the engine runs every batch once before it records it. */
 #ifndef KVASIR_CUDA_INTERNAL_H
 #define KVASIR_CUDA_INTERNAL_H
 
@@ -19,18 +20,19 @@
 #include <stdlib.h>
 
 /* Programmer errors at the launchers: always on. */
-#define CU_ASSERT(cond)                                                                                                          \
-    do {                                                                                                                         \
-        if (!(cond)) {                                                                                                           \
-            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                                         \
-            abort();                                                                                                             \
-        }                                                                                                                        \
+#define CU_ASSERT(cond)                                                                                      \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                     \
+            abort();                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 /* A packed weight: [wrows][kpad] in the act type, row = output, k contiguous, zero beyond the matrix.
  * Plain: row n is output n, wrows = be_ld(n), so that the rows are also the columns of a padded act output.
- * With glu, every 16 rows hold 8 gate rows and the 8 up rows of the same outputs: row 16 i + j is gate 8 i + j, row 16 i + 8 + j
- * is up 8 i + j, and wrows = 2 be_ld(n / 2). One thread of a tensor-core tile then holds both sums of an output. */
+ * With glu, every 16 rows hold 8 gate rows and the 8 up rows of the same outputs: row 16 i + j is gate 8 i +
+ * j, row 16 i + 8 + j is up 8 i + j, and wrows = 2 be_ld(n / 2). One thread of a tensor-core tile then holds
+ * both sums of an output. */
 struct be_weight {
     enum be_dtype type;
     uint32_t k, kpad; /* kpad = be_ld(k) */
@@ -44,7 +46,8 @@ struct be_weight {
     struct cuda_slab *slab; /* that data lies in, or NULL: it has its own memory */
 };
 
-/* Host memory that the device copies from while the caller goes on, and a piece of device memory of the same size (pack.cu). */
+/* Host memory that the device copies from while the caller goes on, and a piece of device memory of the same
+ * size (pack.cu). */
 #define CUDA_STAGES      4u
 #define CUDA_STAGE_BYTES ((size_t)4 << 20)
 struct cuda_stage {
@@ -75,7 +78,8 @@ struct backend {
     char error[512];
 };
 
-/* cuda_backend.cu: true when all is well; else keeps what went wrong first (while recording: that the recording can't be used).
+/* cuda_backend.cu: true when all is well; else keeps what went wrong first (while recording: that the
+ * recording can't be used).
  */
 bool cuda_check(struct backend *b, cudaError_t e, const char *what);
 #define CU_TRY(b, call) cuda_check((b), (call), #call)
@@ -93,7 +97,8 @@ void cuda_stage_sent(struct backend *b, struct cuda_stage *s);
 template <class K> static inline bool cuda_allow_smem(struct backend *b, K *kernel, size_t bytes)
 {
     if (bytes <= 48u * 1024) return true;
-    return cuda_check(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+    return cuda_check(b,
+                      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                       "cudaFuncSetAttribute");
 }
 
@@ -122,7 +127,8 @@ void cuda_gather(struct backend *b, const struct be_gather_args *a);
 void cuda_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void cuda_pack(struct backend *b, const struct be_pack_args *a);
 void cuda_route(struct backend *b, const struct be_route_args *a);
-size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts);
+size_t cuda_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                            uint32_t experts);
 void cuda_experts(struct backend *b, const struct be_experts_args *a);
 void cuda_logit_stats(struct backend *b, const struct be_logits_args *a);
 void cuda_topk(struct backend *b, const struct be_topk_args *a);
@@ -151,26 +157,24 @@ template <bool BF> static __device__ __forceinline__ float cu_act_get(const void
 }
 template <bool BF> static __device__ __forceinline__ void cu_act_put(void *p, size_t i, float v)
 {
-    if (BF)
-        static_cast<uint16_t *>(p)[i] = cu_bf16_bits(v);
-    else
-        static_cast<float *>(p)[i] = v;
+    if (BF) static_cast<uint16_t *>(p)[i] = cu_bf16_bits(v);
+    else static_cast<float *>(p)[i] = v;
 }
-/* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped). */
-static __device__ __forceinline__ uint32_t cu_row_seq(const uint32_t *seq_row, uint32_t seq_count, uint32_t row)
+/* Sequence that row `row` belongs to: the last s with seq_row[s] <= row (sequences without rows are skipped).
+ */
+static __device__ __forceinline__ uint32_t cu_row_seq(const uint32_t *seq_row, uint32_t seq_count,
+                                                      uint32_t row)
 {
     uint32_t lo = 0, hi = seq_count;
     while (hi - lo > 1) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (seq_row[mid] <= row)
-            lo = mid;
-        else
-            hi = mid;
+        if (seq_row[mid] <= row) lo = mid;
+        else hi = mid;
     }
     return lo;
 }
-/* Sum over a block of WARPS warps, the same for all threads: lanes as cu_warp_sum, then the warps in ascending order. red:
- * [WARPS] shared floats. */
+/* Sum over a block of WARPS warps, the same for all threads: lanes as cu_warp_sum, then the warps in
+ * ascending order. red: [WARPS] shared floats. */
 template <int WARPS> static __device__ __forceinline__ float cu_block_sum(float v, float *red)
 {
     v = cu_warp_sum(v);

@@ -11,7 +11,8 @@ void cuda_linear(struct backend *b, const struct be_linear_args *a)
 {
     const struct be_weight *w = a->w;
     uint32_t n = w->glu ? w->n / 2 : w->n;
-    uint32_t width = w->atoms ? cuda_gemm_sm90_width(b, a->t, w->wrows, false) : gemm_width(w->type, a->t), most = 65535u * width;
+    uint32_t width = w->atoms ? cuda_gemm_sm90_width(b, a->t, w->wrows, false) : gemm_width(w->type, a->t),
+             most = 65535u * width;
     bool f32_out = a->epilogue <= BE_EPI_ADD_F32;
     uint32_t ld = f32_out ? n : (uint32_t)be_ld(n);
     size_t elem = be_dtype_bytes(w->type);
@@ -27,9 +28,7 @@ void cuda_linear(struct backend *b, const struct be_linear_args *a)
         j.t = a->t - first < most ? a->t - first : most;
         j.ld = ld;
         j.epilogue = a->epilogue;
-        if (w->atoms)
-            cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
-        else
-            gemm_run<false>(b, j, width, cu_div_up(j.t, width));
+        if (w->atoms) cuda_gemm_sm90(b, j, width, cu_div_up(j.t, width), false, nullptr);
+        else gemm_run<false>(b, j, width, cu_div_up(j.t, width));
     }
 }

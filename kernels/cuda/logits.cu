@@ -1,5 +1,6 @@
-/* Statistics and the largest values of logit rows. A row is cut into chunks by its length alone; each chunk is the work of a
- * block, and a last block puts the chunks together in ascending order. No value depends on how many rows there are. */
+/* Statistics and the largest values of logit rows. A row is cut into chunks by its length alone; each chunk
+ * is the work of a block, and a last block puts the chunks together in ascending order. No value depends on
+ * how many rows there are. */
 #include "kernels/cuda/internal.h"
 
 #define CHUNK_MIN  4096u
@@ -27,7 +28,8 @@ struct stats_job {
     uint32_t chunk, chunks;
 };
 
-/* The larger value, at equal values the lower id: over the block, the same for all threads. id UINT32_MAX: none. */
+/* The larger value, at equal values the lower id: over the block, the same for all threads. id UINT32_MAX:
+ * none. */
 static __device__ void stats_best(float *v, uint32_t *id, float *rv, uint32_t *rid)
 {
     CU_UNROLL
@@ -60,7 +62,8 @@ __global__ __launch_bounds__(256) void stats_chunk_k(stats_job j)
 {
     CU_SHARED(rv, float[WARPS]);
     CU_SHARED(rid, uint32_t[WARPS]);
-    uint32_t first = blockIdx.x * j.chunk, end = j.a.v - first < j.chunk ? j.a.v : first + j.chunk, arg = UINT32_MAX;
+    uint32_t first = blockIdx.x * j.chunk, end = j.a.v - first < j.chunk ? j.a.v : first + j.chunk,
+             arg = UINT32_MAX;
     float *x = j.a.logits + (size_t)blockIdx.y * j.a.v, cap = j.a.softcap, best = CU_NEG_INF, sum = 0;
     for (uint32_t i = first + threadIdx.x; i < end; i += THREADS) {
         float v = x[i];
@@ -72,7 +75,8 @@ __global__ __launch_bounds__(256) void stats_chunk_k(stats_job j)
     }
     stats_best(&best, &arg, rv, rid);
     float shift = best == CU_NEG_INF ? 0.0f : best;
-    for (uint32_t i = first + threadIdx.x; i < end; i += THREADS) sum += expf(x[i] - shift); /* its own writes */
+    for (uint32_t i = first + threadIdx.x; i < end; i += THREADS)
+        sum += expf(x[i] - shift); /* its own writes */
     sum = cu_block_sum<WARPS>(sum, rv);
     if (threadIdx.x == 0) j.part[(size_t)blockIdx.y * j.chunks + blockIdx.x] = {best, sum, arg, 0};
 }
@@ -113,7 +117,8 @@ __global__ __launch_bounds__(128) void stats_row_k(stats_job j)
             arg = part[i].arg;
         }
     }
-    if (c < j.chunks) term[c] = part[c].sum == 0 ? 0 : (double)part[c].sum * exp((double)part[c].max - (double)best);
+    if (c < j.chunks)
+        term[c] = part[c].sum == 0 ? 0 : (double)part[c].sum * exp((double)part[c].max - (double)best);
     __syncthreads();
     if (c) return;
     for (uint32_t i = 0; i < j.chunks; i++) sum += term[i];
@@ -150,16 +155,16 @@ void cuda_logit_stats(struct backend *b, const struct be_logits_args *a)
     }
 }
 
-/* ---- the k largest. A block finds the k largest of its chunk by their bits, highest byte first, and writes them in the order in
- * which they stand; another does the same with what the chunks left, and sorts. Values become integers of the same order; NaN
- * counts as -infinity, -0 as +0. */
+/* ---- the k largest. A block finds the k largest of its chunk by their bits, highest byte first, and writes
+ * them in the order in which they stand; another does the same with what the chunks left, and sorts. Values
+ * become integers of the same order; NaN counts as -infinity, -0 as +0. */
 
 #define BINS 256u
 
 struct topk_job {
     const float *logits;
     uint32_t v, k, chunk, chunks, stride; /* stride: candidates kept per chunk, min(k, chunk) */
-    uint32_t *keys, *ids;                 /* [R][chunks * stride] candidates; key 0 with id UINT32_MAX: none */
+    uint32_t *keys, *ids; /* [R][chunks * stride] candidates; key 0 with id UINT32_MAX: none */
     uint32_t *out_ids;
     float *out_values;
 };
@@ -176,7 +181,8 @@ static __device__ __forceinline__ float topk_value(uint32_t key)
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* Candidate i of a row's chunk (keys NULL: of the logits themselves). A key of 0 (below -infinity) stands for none. */
+/* Candidate i of a row's chunk (keys NULL: of the logits themselves). A key of 0 (below -infinity) stands for
+ * none. */
 struct topk_source {
     const float *logits;
     const uint32_t *keys;
@@ -190,8 +196,10 @@ struct topk_shared {
     uint32_t bins[BINS], warp[2][WARPS], digit, left;
 };
 
-/* The k-th largest key (k <= candidates), and how many candidates equal to it belong to the k largest. All threads get both. */
-static __device__ uint32_t topk_threshold(const topk_source &s, uint32_t k, struct topk_shared &sh, uint32_t *equal)
+/* The k-th largest key (k <= candidates), and how many candidates equal to it belong to the k largest. All
+ * threads get both. */
+static __device__ uint32_t topk_threshold(const topk_source &s, uint32_t k, struct topk_shared &sh,
+                                          uint32_t *equal)
 {
     uint32_t prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -216,12 +224,15 @@ static __device__ uint32_t topk_threshold(const topk_source &s, uint32_t k, stru
     return prefix;
 }
 
-/* Calls put(place, i) for the k largest candidates in ascending i: all above the threshold, and the first `equal` of those at it.
+/* Calls put(place, i) for the k largest candidates in ascending i: all above the threshold, and the first
+ * `equal` of those at it.
  */
 template <class PUT>
-static __device__ void topk_compact(const topk_source &s, uint32_t threshold, uint32_t equal, struct topk_shared &sh, PUT put)
+static __device__ void topk_compact(const topk_source &s, uint32_t threshold, uint32_t equal,
+                                    struct topk_shared &sh, PUT put)
 {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1, above_before = 0, same_before = 0;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1, above_before = 0,
+             same_before = 0;
     for (uint32_t i0 = 0; i0 < s.count; i0 += THREADS) {
         uint32_t i = i0 + threadIdx.x, key = i < s.count ? s.key(i) : 0;
         bool above = i < s.count && key > threshold, same = i < s.count && key == threshold;
@@ -231,7 +242,8 @@ static __device__ void topk_compact(const topk_source &s, uint32_t threshold, ui
             sh.warp[1][warp] = (uint32_t)__popc(em);
         }
         __syncthreads();
-        uint32_t a = above_before + (uint32_t)__popc(am & below), e = same_before + (uint32_t)__popc(em & below);
+        uint32_t a = above_before + (uint32_t)__popc(am & below),
+                 e = same_before + (uint32_t)__popc(em & below);
         for (uint32_t w = 0; w < WARPS; w++) {
             a += w < warp ? sh.warp[0][w] : 0;
             e += w < warp ? sh.warp[1][w] : 0;
@@ -247,8 +259,8 @@ static __device__ void topk_compact(const topk_source &s, uint32_t threshold, ui
 __global__ __launch_bounds__(256) void topk_chunk_k(topk_job j)
 {
     CU_SHARED(sh, topk_shared);
-    uint32_t first = blockIdx.x * j.chunk, count = j.v - first < j.chunk ? j.v - first : j.chunk, k = j.k < count ? j.k : count,
-             equal;
+    uint32_t first = blockIdx.x * j.chunk, count = j.v - first < j.chunk ? j.v - first : j.chunk,
+             k = j.k < count ? j.k : count, equal;
     topk_source s = {j.logits + (size_t)blockIdx.y * j.v, nullptr, first, count};
     size_t base = ((size_t)blockIdx.y * j.chunks + blockIdx.x) * j.stride;
     uint32_t threshold = topk_threshold(s, k, sh, &equal);
@@ -262,7 +274,8 @@ __global__ __launch_bounds__(256) void topk_chunk_k(topk_job j)
     }
 }
 
-/* Candidates of a row stand in ascending order of their ids, so that the first of equal ones are those of the lowest ids. */
+/* Candidates of a row stand in ascending order of their ids, so that the first of equal ones are those of the
+ * lowest ids. */
 __global__ __launch_bounds__(256) void topk_row_k(topk_job j)
 {
     CU_SHARED(sh, topk_shared);
@@ -273,8 +286,9 @@ __global__ __launch_bounds__(256) void topk_row_k(topk_job j)
     order[threadIdx.x] = 0;
     __syncthreads();
     uint32_t threshold = topk_threshold(s, j.k, sh, &equal);
-    topk_compact(s, threshold, equal, sh,
-                 [&](uint32_t place, uint32_t i) { order[place] = (unsigned long long)s.key(i) << 32 | (uint32_t)~ids[i]; });
+    topk_compact(s, threshold, equal, sh, [&](uint32_t place, uint32_t i) {
+        order[place] = (unsigned long long)s.key(i) << 32 | (uint32_t)~ids[i];
+    });
     __syncthreads();
     /* Bitonic sort, descending: larger key first, then the lower id. */
     for (uint32_t size = 2; size <= BE_TOPK_MAX; size *= 2) {

@@ -1,5 +1,6 @@
-/* Packing a weight: the source goes to the device as it is, in pieces, through pinned memory; a kernel there converts each
- * element and puts it where struct be_weight wants it. The caller goes on as soon as the source has been read. */
+/* Packing a weight: the source goes to the device as it is, in pieces, through pinned memory; a kernel there
+ * converts each element and puts it where struct be_weight wants it. The caller goes on as soon as the source
+ * has been read. */
 #include "kernels/cuda/internal.h"
 
 /* ---- stages */
@@ -39,7 +40,8 @@ struct pack_job {
 static __device__ __forceinline__ size_t pack_place(const struct pack_job &j, size_t i)
 {
     size_t at = j.first + i;
-    uint32_t row = (uint32_t)(j.transposed ? at % j.n : at / j.k), k = (uint32_t)(j.transposed ? at / j.n : at % j.k);
+    uint32_t row = (uint32_t)(j.transposed ? at % j.n : at / j.k),
+             k = (uint32_t)(j.transposed ? at / j.n : at % j.k);
     uint32_t to = j.glu ? row / 8 * 16 + j.glu_part * 8 + row % 8 : j.row0 + row;
     return j.atoms ? cu_tiled_at(to, k, j.atoms) : (size_t)to * j.kpad + k;
 }
@@ -78,18 +80,12 @@ static void pack__piece(struct backend *b, enum be_dtype src, const struct pack_
 {
     uint32_t blocks = cu_div_up(j.count, 256 * 8);
     bool bf = b->act == BE_BF16;
-    if (src == BE_F32 && bf)
-        CU_LAUNCH((pack_weight_k<float, true>), blocks, 256, 0, b->stream, j);
-    else if (src == BE_F32)
-        CU_LAUNCH((pack_weight_k<float, false>), blocks, 256, 0, b->stream, j);
-    else if (src == BE_F16 && bf)
-        CU_LAUNCH((pack_weight_k<__half, true>), blocks, 256, 0, b->stream, j);
-    else if (src == BE_F16)
-        CU_LAUNCH((pack_weight_k<__half, false>), blocks, 256, 0, b->stream, j);
-    else if (bf)
-        CU_LAUNCH(pack_weight_same_k, blocks, 256, 0, b->stream, j);
-    else
-        CU_LAUNCH((pack_weight_k<uint16_t, false>), blocks, 256, 0, b->stream, j);
+    if (src == BE_F32 && bf) CU_LAUNCH((pack_weight_k<float, true>), blocks, 256, 0, b->stream, j);
+    else if (src == BE_F32) CU_LAUNCH((pack_weight_k<float, false>), blocks, 256, 0, b->stream, j);
+    else if (src == BE_F16 && bf) CU_LAUNCH((pack_weight_k<__half, true>), blocks, 256, 0, b->stream, j);
+    else if (src == BE_F16) CU_LAUNCH((pack_weight_k<__half, false>), blocks, 256, 0, b->stream, j);
+    else if (bf) CU_LAUNCH(pack_weight_same_k, blocks, 256, 0, b->stream, j);
+    else CU_LAUNCH((pack_weight_k<uint16_t, false>), blocks, 256, 0, b->stream, j);
     cuda_launched(b, "weight_pack");
 }
 
@@ -113,7 +109,8 @@ static void pack__part(struct backend *b, const struct be_weight_desc *d, uint32
         j.count = all - j.first < piece ? all - j.first : piece;
         j.src = stage->dev;
         memcpy(stage->host, static_cast<const char *>(s->data) + j.first * elem, j.count * elem);
-        CU_TRY(b, cudaMemcpyAsync(stage->dev, stage->host, j.count * elem, cudaMemcpyHostToDevice, b->stream));
+        CU_TRY(b,
+               cudaMemcpyAsync(stage->dev, stage->host, j.count * elem, cudaMemcpyHostToDevice, b->stream));
         pack__piece(b, s->dtype, j);
         cuda_stage_sent(b, stage);
     }
@@ -129,16 +126,18 @@ static void pack__bias(struct backend *b, const struct be_weight_desc *d, struct
         float *to = static_cast<float *>(stage->host);
         uint32_t count = w->wrows - first < piece ? w->wrows - first : piece;
         for (uint32_t i = 0; i < count; i++) {
-            uint32_t row = first + i, out = w->glu ? row / 16 * 8 + row % 8 : row, n = w->glu ? w->n / 2 : w->n;
+            uint32_t row = first + i, out = w->glu ? row / 16 * 8 + row % 8 : row,
+                     n = w->glu ? w->n / 2 : w->n;
             to[i] = out < n ? d->bias[out + (w->glu && row % 16 >= 8 ? n : 0)] : 0.0f;
         }
-        CU_TRY(b, cudaMemcpyAsync(w->bias + first, to, count * sizeof(float), cudaMemcpyHostToDevice, b->stream));
+        CU_TRY(b, cudaMemcpyAsync(w->bias + first, to, count * sizeof(float), cudaMemcpyHostToDevice,
+                                  b->stream));
         cuda_stage_sent(b, stage);
     }
 }
 
-/* ---- memory of the data. The device hands out large memory in units of 2 MB, a third of an expert's 3 or 6 MB; so weights of
- * such sizes stand in slabs, one behind the other. A slab goes with its last weight. */
+/* ---- memory of the data. The device hands out large memory in units of 2 MB, a third of an expert's 3 or 6
+ * MB; so weights of such sizes stand in slabs, one behind the other. A slab goes with its last weight. */
 
 #define SLAB_BYTES ((size_t)256 << 20)
 #define SLAB_FROM  ((size_t)1 << 20)
@@ -199,7 +198,8 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
 {
     uint64_t n;
     if (!pack__valid(b, d, &n)) {
-        snprintf(b->error, sizeof b->error, "weight of %u inputs and %u parts is not supported", d->k, d->src_count);
+        snprintf(b->error, sizeof b->error, "weight of %u inputs and %u parts is not supported", d->k,
+                 d->src_count);
         return BE_UNSUPPORTED;
     }
     struct be_weight *w = static_cast<struct be_weight *>(calloc(1, sizeof *w));
@@ -215,7 +215,8 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
            bias = d->bias ? w->wrows * sizeof(float) : 0;
     void *p = nullptr;
     w->bytes = data + bias;
-    if ((bias && !pack__malloc(b, &p, bias)) || (w->bias = static_cast<float *>(p), !pack__alloc_data(b, w, data))) {
+    if ((bias && !pack__malloc(b, &p, bias)) ||
+        (w->bias = static_cast<float *>(p), !pack__alloc_data(b, w, data))) {
         w->bias = static_cast<float *>(p);
         cuda_weight_free(b, w);
         return b->failed ? BE_DEVICE : BE_NOMEM;
@@ -231,7 +232,8 @@ enum be_result cuda_weight_pack(struct backend *b, const struct be_weight_desc *
     return BE_OK;
 }
 
-/* Freeing device memory waits for what runs, so nothing loses memory that it reads. The part of a slab is not used again. */
+/* Freeing device memory waits for what runs, so nothing loses memory that it reads. The part of a slab is not
+ * used again. */
 void cuda_weight_free(struct backend *b, struct be_weight *w)
 {
     if (!w) return;

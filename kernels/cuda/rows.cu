@@ -1,5 +1,6 @@
-/* Row operations: norms, rotary tables, queries/keys/values with the write to the cache, and the small copies of the vision
- * tower. A row (or an element) is one piece of work, and its sums run in an order that follows from its width alone. */
+/* Row operations: norms, rotary tables, queries/keys/values with the write to the cache, and the small copies
+ * of the vision tower. A row (or an element) is one piece of work, and its sums run in an order that follows
+ * from its width alone. */
 #include "kernels/cuda/internal.h"
 
 #define ROW_THREADS 256u
@@ -11,8 +12,9 @@ static uint32_t rows__blocks(size_t elems)
     size_t n = (elems + ROW_THREADS - 1) / ROW_THREADS;
     return n < 1u << 20 ? (uint32_t)n : 1u << 20;
 }
-#define ROWS_EACH(i, n)                                                                                                          \
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (size_t)gridDim.x * blockDim.x)
+#define ROWS_EACH(i, n)                                                                                      \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n);                                  \
+         i += (size_t)gridDim.x * blockDim.x)
 
 /* ---- norm. A block is a row; thread i has elements i, i + 256, ... in every pass. */
 
@@ -32,11 +34,13 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
     if (a.residual) {
         float *r = a.residual + t * c;
         if (v)
-            for (uint32_t i = tid; i < c; i += ROW_THREADS) r[i] += a.post_weight ? v[i] * post * a.post_weight[i] : v[i];
+            for (uint32_t i = tid; i < c; i += ROW_THREADS)
+                r[i] += a.post_weight ? v[i] * post * a.post_weight[i] : v[i];
         v = r; /* read again by the thread that wrote it */
     }
     if (!a.out) return;
-    /* Without a residual the row that is normed is x * post * post_weight; it is recomputed where it is read. */
+    /* Without a residual the row that is normed is x * post * post_weight; it is recomputed where it is read.
+     */
     const float *scaled = !a.residual ? a.post_weight : nullptr;
     float mean = 0, sum = 0;
     if (a.kind == BE_NORM_LAYER) {
@@ -63,15 +67,13 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
 void cuda_norm(struct backend *b, const struct be_norm_args *a)
 {
     uint32_t ld = a->out_dense ? a->c : (uint32_t)be_ld(a->c);
-    if (a->out_dtype == BE_BF16)
-        CU_LAUNCH((norm_k<true>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
-    else
-        CU_LAUNCH((norm_k<false>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
+    if (a->out_dtype == BE_BF16) CU_LAUNCH((norm_k<true>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
+    else CU_LAUNCH((norm_k<false>), a->t, ROW_THREADS, 0, b->stream, *a, ld);
     cuda_launched(b, "norm");
 }
 
-/* ---- rope. The angle is an f32 product; its functions are taken in double: an f32 sine of an angle in the thousands needs the
- * long reduction anyway, and a step has few of them. */
+/* ---- rope. The angle is an f32 product; its functions are taken in double: an f32 sine of an angle in the
+ * thousands needs the long reduction anyway, and a step has few of them. */
 
 __global__ __launch_bounds__(256) void rope_k(be_rope_args a)
 {
@@ -108,7 +110,8 @@ struct qkv_job {
 /* Zeros slots [first, 31] of one head's K or V. */
 template <bool BF> static __device__ void qkv_clear(void *part, uint32_t dpad, uint32_t first)
 {
-    for (uint32_t i = first * dpad + threadIdx.x % 32; i < CUDA_KV_SLOTS * dpad; i += 32) cu_act_put<BF>(part, i, 0.0f);
+    for (uint32_t i = first * dpad + threadIdx.x % 32; i < CUDA_KV_SLOTS * dpad; i += 32)
+        cu_act_put<BF>(part, i, 0.0f);
 }
 
 template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
@@ -134,22 +137,26 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
     void *out = j.q;
     size_t at = ((size_t)t * j.heads + head) * d;
     if (head >= j.heads) {
-        uint32_t seq = cu_row_seq(j.rows.seq_row, j.rows.seq_count, t), pos = j.rows.pos[t], slot = pos % CUDA_KV_SLOTS;
-        uint32_t unit = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS], g = (head - j.heads) % groups;
+        uint32_t seq = cu_row_seq(j.rows.seq_row, j.rows.seq_count, t), pos = j.rows.pos[t],
+                 slot = pos % CUDA_KV_SLOTS;
+        uint32_t unit = j.rows.tables[j.rows.seq_table[seq] + pos / CUDA_KV_SLOTS],
+                 g = (head - j.heads) % groups;
         if (unit == BE_NO_BLOCK) return; /* a row that stands for nothing */
-        out = static_cast<char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset + g * j.head_bytes +
-              (value ? j.head_bytes / 2 : 0);
+        out = static_cast<char *>(j.kv.arena) + (size_t)unit * BE_KV_UNIT + j.kv.layer_offset +
+              g * j.head_bytes + (value ? j.head_bytes / 2 : 0);
         at = (size_t)slot * j.dpad;
         if (lane < j.dpad - d) cu_act_put<BF>(out, at + d + lane, 0.0f);
         uint32_t last = j.rows.seq_row[seq + 1] - 1 - t; /* rows of this call behind this one */
         if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last + 1);
     }
-    const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs, *sn = cs ? j.sin + (size_t)t * pairs : nullptr;
+    const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs,
+                *sn = cs ? j.sin + (size_t)t * pairs : nullptr;
     CU_UNROLL
     for (int n = 0; n < QKV_PAIRS; n++) {
         uint32_t i = lane + 32 * (uint32_t)n;
         if (i >= pairs) continue;
-        float a = weight ? lo[n] * scale * weight[i] : lo[n], b = weight ? hi[n] * scale * weight[i + pairs] : hi[n];
+        float a = weight ? lo[n] * scale * weight[i] : lo[n],
+              b = weight ? hi[n] * scale * weight[i + pairs] : hi[n];
         cu_act_put<BF>(out, at + i, cs ? a * cs[i] - b * sn[i] : a);
         cu_act_put<BF>(out, at + i + pairs, cs ? b * cs[i] + a * sn[i] : b);
     }
@@ -159,18 +166,18 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
 {
     uint32_t d = a->kv.head_dim;
     CU_ASSERT(d / 2 <= 32 * QKV_PAIRS);
-    struct qkv_job j = {*a->rows, a->kv,  a->heads, cuda_kv_dpad(b->act, d),      a->qkv, a->q_norm, a->k_norm, a->cos,
-                        a->sin,   a->eps, a->q,     cuda_kv_head_bytes(b->act, d)};
+    struct qkv_job j = {*a->rows, a->kv,     a->heads,  cuda_kv_dpad(b->act, d),
+                        a->qkv,   a->q_norm, a->k_norm, a->cos,
+                        a->sin,   a->eps,    a->q,      cuda_kv_head_bytes(b->act, d)};
     dim3 grid(a->rows->t, cu_div_up(a->heads + 2 * a->kv.kv_heads, 4));
-    if (b->act == BE_BF16)
-        CU_LAUNCH((qkv_k<true>), grid, 128, 0, b->stream, j);
-    else
-        CU_LAUNCH((qkv_k<false>), grid, 128, 0, b->stream, j);
+    if (b->act == BE_BF16) CU_LAUNCH((qkv_k<true>), grid, 128, 0, b->stream, j);
+    else CU_LAUNCH((qkv_k<false>), grid, 128, 0, b->stream, j);
     cuda_launched(b, "qkv");
 }
 
 /* One warp for each head's K or V. */
-template <bool BF> __global__ __launch_bounds__(32) void kv_clear_k(void *layer, size_t part, uint32_t dpad, uint32_t first)
+template <bool BF>
+__global__ __launch_bounds__(32) void kv_clear_k(void *layer, size_t part, uint32_t dpad, uint32_t first)
 {
     qkv_clear<BF>(static_cast<char *>(layer) + blockIdx.x * part, dpad, first);
 }
@@ -183,16 +190,15 @@ void cuda_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uin
     if (first >= CUDA_KV_SLOTS) return;
     if (b->act == BE_BF16)
         CU_LAUNCH((kv_clear_k<true>), 2 * kv->kv_heads, 32, 0, b->stream, layer, part, dpad, first);
-    else
-        CU_LAUNCH((kv_clear_k<false>), 2 * kv->kv_heads, 32, 0, b->stream, layer, part, dpad, first);
+    else CU_LAUNCH((kv_clear_k<false>), 2 * kv->kv_heads, 32, 0, b->stream, layer, part, dpad, first);
     cuda_launched(b, "kv_clear");
 }
 
 /* ---- embed */
 
 template <bool BF>
-__global__ __launch_bounds__(256) void embed_k(be_embed_args a, const void *table, uint32_t c, uint32_t kpad, uint32_t n,
-                                               uint32_t atoms)
+__global__ __launch_bounds__(256) void embed_k(be_embed_args a, const void *table, uint32_t c, uint32_t kpad,
+                                               uint32_t n, uint32_t atoms)
 {
     ROWS_EACH(i, (size_t)a.t * c)
     {
@@ -209,16 +215,19 @@ void cuda_embed(struct backend *b, const struct be_embed_args *a)
     const struct be_weight *w = a->w;
     uint32_t blocks = rows__blocks((size_t)a->t * w->k);
     if (w->type == BE_BF16)
-        CU_LAUNCH((embed_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n, w->atoms);
+        CU_LAUNCH((embed_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n,
+                  w->atoms);
     else
-        CU_LAUNCH((embed_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n, w->atoms);
+        CU_LAUNCH((embed_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, w->data, w->k, w->kpad, w->n,
+                  w->atoms);
     cuda_launched(b, "embed");
 }
 
 /* ---- vision: patches, pooling, weighted sums of a table's rows, f32 rows as act rows */
 
 template <bool BF>
-__global__ __launch_bounds__(256) void patchify_k(be_patchify_args a, uint32_t cells, uint32_t depth, uint32_t ld)
+__global__ __launch_bounds__(256) void patchify_k(be_patchify_args a, uint32_t cells, uint32_t depth,
+                                                  uint32_t ld)
 {
     uint32_t ps = a.patch, cols = a.width / ps, k = 3 * depth * ps * ps;
     ROWS_EACH(i, (size_t)cells * ld)
@@ -226,7 +235,8 @@ __global__ __launch_bounds__(256) void patchify_k(be_patchify_args a, uint32_t c
         uint32_t p = (uint32_t)(i / ld), e = (uint32_t)(i % ld), q = a.order ? a.order[p] : p;
         float v = 0;
         if (e < k) {
-            uint32_t plane = e / (ps * ps), y = q / cols * ps + e / ps % ps, x = q % cols * ps + e % ps, c = plane / depth;
+            uint32_t plane = e / (ps * ps), y = q / cols * ps + e / ps % ps, x = q % cols * ps + e % ps,
+                     c = plane / depth;
             v = a.lut[c * 256 + a.rgb[plane % depth * a.frame_stride + ((size_t)y * a.width + x) * 3 + c]];
         }
         cu_act_put<BF>(a.out, i, v);
@@ -236,11 +246,11 @@ __global__ __launch_bounds__(256) void patchify_k(be_patchify_args a, uint32_t c
 void cuda_patchify(struct backend *b, const struct be_patchify_args *a)
 {
     uint32_t depth = a->depth ? a->depth : 1, cells = (a->width / a->patch) * (a->height / a->patch);
-    uint32_t ld = (uint32_t)be_ld((size_t)3 * depth * a->patch * a->patch), blocks = rows__blocks((size_t)cells * ld);
+    uint32_t ld = (uint32_t)be_ld((size_t)3 * depth * a->patch * a->patch),
+             blocks = rows__blocks((size_t)cells * ld);
     if (b->act == BE_BF16)
         CU_LAUNCH((patchify_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
-    else
-        CU_LAUNCH((patchify_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
+    else CU_LAUNCH((patchify_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
     cuda_launched(b, "patchify");
 }
 
@@ -296,17 +306,16 @@ template <bool BF> __global__ __launch_bounds__(256) void pack_k(be_pack_args a,
 void cuda_pack(struct backend *b, const struct be_pack_args *a)
 {
     uint32_t ld = (uint32_t)be_ld(a->c), blocks = rows__blocks((size_t)a->t * ld);
-    if (b->act == BE_BF16)
-        CU_LAUNCH((pack_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
-    else
-        CU_LAUNCH((pack_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    if (b->act == BE_BF16) CU_LAUNCH((pack_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    else CU_LAUNCH((pack_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
     cuda_launched(b, "pack");
 }
 
 /* ---- gather, in the widest unit that sizes and addresses allow */
 
 template <class UNIT>
-__global__ __launch_bounds__(256) void gather_k(const UNIT *src, const uint32_t *rows, uint32_t count, size_t units, UNIT *dst)
+__global__ __launch_bounds__(256) void gather_k(const UNIT *src, const uint32_t *rows, uint32_t count,
+                                                size_t units, UNIT *dst)
 {
     ROWS_EACH(i, count * units)
     {
@@ -316,15 +325,19 @@ __global__ __launch_bounds__(256) void gather_k(const UNIT *src, const uint32_t 
 
 void cuda_gather(struct backend *b, const struct be_gather_args *a)
 {
-    size_t bits = a->row_bytes | reinterpret_cast<uintptr_t>(a->src) | reinterpret_cast<uintptr_t>(a->dst), bytes = a->row_bytes;
+    size_t bits = a->row_bytes | reinterpret_cast<uintptr_t>(a->src) | reinterpret_cast<uintptr_t>(a->dst),
+           bytes = a->row_bytes;
     if (bits % 16 == 0)
         CU_LAUNCH((gather_k<uint4>), rows__blocks(a->count * bytes / 16), ROW_THREADS, 0, b->stream,
-                  static_cast<const uint4 *>(a->src), a->rows, a->count, bytes / 16, static_cast<uint4 *>(a->dst));
+                  static_cast<const uint4 *>(a->src), a->rows, a->count, bytes / 16,
+                  static_cast<uint4 *>(a->dst));
     else if (bits % 4 == 0)
         CU_LAUNCH((gather_k<uint32_t>), rows__blocks(a->count * bytes / 4), ROW_THREADS, 0, b->stream,
-                  static_cast<const uint32_t *>(a->src), a->rows, a->count, bytes / 4, static_cast<uint32_t *>(a->dst));
+                  static_cast<const uint32_t *>(a->src), a->rows, a->count, bytes / 4,
+                  static_cast<uint32_t *>(a->dst));
     else
         CU_LAUNCH((gather_k<uint8_t>), rows__blocks(a->count * bytes), ROW_THREADS, 0, b->stream,
-                  static_cast<const uint8_t *>(a->src), a->rows, a->count, bytes, static_cast<uint8_t *>(a->dst));
+                  static_cast<const uint8_t *>(a->src), a->rows, a->count, bytes,
+                  static_cast<uint8_t *>(a->dst));
     cuda_launched(b, "gather");
 }

@@ -10,12 +10,12 @@
 enum { BUCKETS_MIN = 64 }; /* a power of two, as every later size */
 
 struct feature_entry {
-    struct feature_entry *chain;      /* next of the same bucket */
+    struct feature_entry *chain;       /* next of the same bucket */
     struct feature_entry *prev, *next; /* list of idle ones, or of private ones; neither: both NULL */
     uint64_t hash;
     uint8_t salt[32], key[32];
     struct engine_features *features; /* NULL exactly when EMPTY */
-    uint64_t bytes;                   /* as counted last: the engine gives scratch back when the encode ends */
+    uint64_t bytes; /* as counted last: the engine gives scratch back when the encode ends */
     uint32_t holders;
     enum feature_state state;
     bool private;
@@ -31,9 +31,9 @@ struct feature_cache {
     uint64_t bytes_max, seed;
     struct feature_entry **buckets; /* [bucket_count] */
     uint64_t bucket_count;
-    struct entry_list idle;         /* oldest first */
+    struct entry_list idle; /* oldest first */
     struct entry_list privates;
-    struct features_stats st;       /* `idle` is filled in by features_stats */
+    struct features_stats st; /* `idle` is filled in by features_stats */
 };
 
 static uint64_t hash_of(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
@@ -85,7 +85,8 @@ static void grow(struct feature_cache *c)
     free(was);
 }
 
-enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out, struct err *err)
+enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out,
+                            struct err *err)
 {
     struct feature_cache *c = calloc(1, sizeof *c);
     if (c) c->buckets = calloc(BUCKETS_MIN, sizeof(struct feature_entry *));
@@ -158,14 +159,17 @@ void features_destroy(struct feature_cache *c)
     free(c);
 }
 
-static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32], const uint8_t key[32])
+static struct feature_entry *find(const struct feature_cache *c, uint64_t hash, const uint8_t salt[32],
+                                  const uint8_t key[32])
 {
     struct feature_entry *f = *bucket_of(c, hash);
-    while (f && (f->hash != hash || memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0)) f = f->chain;
+    while (f && (f->hash != hash || memcmp(f->key, key, 32) != 0 || memcmp(f->salt, salt, 32) != 0))
+        f = f->chain;
     return f;
 }
 
-struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32])
+struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
+                                    const uint8_t key[32])
 {
     return find(c, hash_of(c, salt, key), salt, key);
 }
@@ -232,7 +236,8 @@ const struct engine_features *features_of(const struct feature_entry *f)
     return f->features;
 }
 
-enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels, struct err *err)
+enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels,
+                           struct err *err)
 {
     ASSERT(f->state == FEATURES_EMPTY && f->holders > 0);
     struct err first = {{0}};
@@ -251,7 +256,8 @@ enum status features_begin(struct feature_cache *c, struct feature_entry *f, con
     return ST_OK;
 }
 
-enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers, struct err *err)
+enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
+                            struct err *err)
 {
     ASSERT(f->state == FEATURES_ENCODING && f->holders > 0);
     bool done = false;

@@ -1,14 +1,17 @@
-/* Encoded pictures by (salt, content key), so that a picture behind another prefix is prefilled again but not encoded again. Engine thread
- * only. Knows the engine's features and bytes; no sequences, no prompts, no clock.
+/* Encoded pictures by (salt, content key), so that a picture behind another prefix is prefilled again but not
+ * encoded again. Engine thread only. Knows the engine's features and bytes; no sequences, no prompts, no
+ * clock.
  *
  * An entry is held by the live sequences that need it and is never dropped under them:
  *
  *   get --> EMPTY --begin(pixels)--> ENCODING --encode...--> DONE      <-- get: a hit
  *             |                         |                      |
- *       last holder goes: dropped   last holder goes: dropped  last holder goes: idle, newest end of the LRU list
+ *       last holder goes: dropped   last holder goes: dropped  last holder goes: idle, newest end of the LRU
+ * list
  *
- * The bytes of all entries together are bounded; only idle ones can go, oldest first, so entries in use may exceed the bound (then nothing is
- * idle). Everything is O(1): a chained hash table under a secret seed, the list intrusive. Keys are compared in full. */
+ * The bytes of all entries together are bounded; only idle ones can go, oldest first, so entries in use may
+ * exceed the bound (then nothing is idle). Everything is O(1): a chained hash table under a secret seed, the
+ * list intrusive. Keys are compared in full. */
 #ifndef KVASIR_FEATURE_CACHE_H
 #define KVASIR_FEATURE_CACHE_H
 
@@ -27,35 +30,45 @@ enum feature_state {
     FEATURES_DONE,
 };
 
-/* The engine is borrowed and must outlive the cache. bytes_max 0: nothing idle is kept, live sequences still share. ST_NOMEM. */
-enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out, struct err *err) KV_MUST_CHECK;
+/* The engine is borrowed and must outlive the cache. bytes_max 0: nothing idle is kept, live sequences still
+ * share. ST_NOMEM. */
+enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed, struct feature_cache **out,
+                            struct err *err) KV_MUST_CHECK;
 void features_destroy(struct feature_cache *c); /* NULL is fine; nothing may be held */
 
-/* Finds or creates the entry and takes a holder. Counts a query, and a hit when it was there (in whatever state: the work is shared).
- * NULL: out of memory. */
+/* Finds or creates the entry and takes a holder. Counts a query, and a hit when it was there (in whatever
+ * state: the work is shared). NULL: out of memory. */
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32]);
-/* An entry that no get ever finds and that goes with its holder: for pictures whose identity is in doubt or that must not be shared. */
+/* An entry that no get ever finds and that goes with its holder: for pictures whose identity is in doubt or
+ * that must not be shared. */
 struct feature_entry *features_get_private(struct feature_cache *c);
-/* Takes no holder, counts nothing, changes no order; the answer is good until the next call. NULL: not there. */
-struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32]);
+/* Takes no holder, counts nothing, changes no order; the answer is good until the next call. NULL: not there.
+ */
+struct feature_entry *features_find(const struct feature_cache *c, const uint8_t salt[32],
+                                    const uint8_t key[32]);
 void features_release(struct feature_cache *c, struct feature_entry *f); /* gives one holder back */
 
 enum feature_state features_state(const struct feature_entry *f);
-const struct engine_features *features_of(const struct feature_entry *f); /* of a DONE entry that the caller holds */
+const struct engine_features *
+features_of(const struct feature_entry *f); /* of a DONE entry that the caller holds */
 
-/* EMPTY -> ENCODING; copies the pixels. Where memory is short, idle entries give way first. Errors of engine_features_create leave it EMPTY. */
-enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels, struct err *err) KV_MUST_CHECK;
-/* Runs `layers` more layers of the tower (0 = all); the state says whether it is DONE. Errors of engine_features_step: EMPTY again. */
-enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers, struct err *err) KV_MUST_CHECK;
+/* EMPTY -> ENCODING; copies the pixels. Where memory is short, idle entries give way first. Errors of
+ * engine_features_create leave it EMPTY. */
+enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels,
+                           struct err *err) KV_MUST_CHECK;
+/* Runs `layers` more layers of the tower (0 = all); the state says whether it is DONE. Errors of
+ * engine_features_step: EMPTY again. */
+enum status features_encode(struct feature_cache *c, struct feature_entry *f, uint32_t layers,
+                            struct err *err) KV_MUST_CHECK;
 
 void features_reset(struct feature_cache *c); /* drops what is idle */
 
 struct features_stats {
     uint64_t queries, hits;
-    uint64_t evictions;    /* idle entries that had to go for the bound or for memory; a reset is none */
-    uint64_t bytes;        /* of all entries, idle or not */
+    uint64_t evictions; /* idle entries that had to go for the bound or for memory; a reset is none */
+    uint64_t bytes;     /* of all entries, idle or not */
     uint64_t entries, idle;
-    uint64_t holds;        /* holders of all entries */
+    uint64_t holds; /* holders of all entries */
 };
 void features_stats(const struct feature_cache *c, struct features_stats *out);
 /* Walks everything; aborts when a chain, the list, a count or the bound is broken. */

@@ -1,4 +1,5 @@
-/* The mixing step of the scheduler's seeded hash tables (splitmix64's finaliser). Pure; finds candidates only: keys are compared in full. */
+/* The mixing step of the scheduler's seeded hash tables (splitmix64's finaliser). Pure; finds candidates
+ * only: keys are compared in full. */
 #ifndef KVASIR_HASH_MIX_H
 #define KVASIR_HASH_MIX_H
 

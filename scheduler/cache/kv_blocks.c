@@ -5,18 +5,20 @@
 
 #include <stdlib.h>
 
-#define NO_SLAB UINT32_MAX
+#define NO_SLAB  UINT32_MAX
 #define NO_GROUP UINT8_MAX
-/* A slab should be small: memory moves between groups only when a whole one is empty, and what the prefix cache keeps lies about everywhere.
- * One of the largest blocks is best, unless the other groups' blocks don't divide it: then as many as waste less than WASTE_MAX of it. */
+/* A slab should be small: memory moves between groups only when a whole one is empty, and what the prefix
+ * cache keeps lies about everywhere. One of the largest blocks is best, unless the other groups' blocks don't
+ * divide it: then as many as waste less than WASTE_MAX of it. */
 enum { SLABS_WANTED = 64, BLOCKS_PER_SLAB_MAX = 8, WASTE_MAX_PERCENT = 2 };
 
 struct slab {
-    uint32_t prev, next;  /* list of its group's slabs that have a free block, or the list of free slabs */
-    uint32_t used;        /* blocks that somebody holds */
-    uint32_t live;        /* of which sequences hold */
-    uint32_t fresh;       /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
-    uint32_t free_head;   /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free blocks */
+    uint32_t prev, next; /* list of its group's slabs that have a free block, or the list of free slabs */
+    uint32_t used;       /* blocks that somebody holds */
+    uint32_t live;       /* of which sequences hold */
+    uint32_t fresh;      /* blocks [fresh, per_slab) were never handed out since the slab was assigned */
+    uint32_t free_head; /* chain of returned blocks: index + 1, 0 = none; links are kept in `live` of the free
+                           blocks */
     uint8_t group;
 };
 
@@ -24,13 +26,14 @@ struct kv_blocks {
     uint32_t group_count;
     uint32_t block_units[ENGINE_GROUPS_MAX];
     uint32_t per_slab[ENGINE_GROUPS_MAX];
-    uint32_t partial[ENGINE_GROUPS_MAX];     /* head of the list of slabs with a free block */
+    uint32_t partial[ENGINE_GROUPS_MAX]; /* head of the list of slabs with a free block */
     uint64_t used_blocks[ENGINE_GROUPS_MAX], live_blocks[ENGINE_GROUPS_MAX];
-    uint32_t slabs_held[ENGINE_GROUPS_MAX], slabs_idle[ENGINE_GROUPS_MAX]; /* idle: held, but for cached blocks only */
+    uint32_t slabs_held[ENGINE_GROUPS_MAX],
+        slabs_idle[ENGINE_GROUPS_MAX]; /* idle: held, but for cached blocks only */
     uint32_t slab_units, slab_count, free_slabs, free_head, refs_per_slab;
     struct slab *slabs;
-    uint32_t *live;          /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
-    uint32_t *cached;        /* the same shape: how often the prefix cache holds it */
+    uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
+    uint32_t *cached; /* the same shape: how often the prefix cache holds it */
 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
@@ -77,7 +80,8 @@ static uint64_t slab_blocks(const struct engine_caps *caps, uint64_t units, uint
 enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, struct err *err)
 {
     uint32_t largest = 0, smallest = UINT32_MAX;
-    if (caps->group_count == 0 || caps->group_count > ENGINE_GROUPS_MAX) return err_set(err, ST_INVALID, "no KV groups");
+    if (caps->group_count == 0 || caps->group_count > ENGINE_GROUPS_MAX)
+        return err_set(err, ST_INVALID, "no KV groups");
     for (uint32_t g = 0; g < caps->group_count; g++) {
         uint32_t u = caps->groups[g].block_units;
         ASSERT(u > 0);
@@ -86,7 +90,8 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
     }
     uint64_t units = caps->arena_units < UINT32_MAX ? caps->arena_units : UINT32_MAX - 1u;
     if (units < (uint64_t)largest * caps->group_count)
-        return err_set(err, ST_TOO_LARGE, "the KV arena of %llu bytes is too small for one block of every group",
+        return err_set(err, ST_TOO_LARGE,
+                       "the KV arena of %llu bytes is too small for one block of every group",
                        (unsigned long long)units * caps->unit_bytes);
     uint64_t per = slab_blocks(caps, units, largest);
     struct kv_blocks *k = calloc(1, sizeof *k);
@@ -151,7 +156,8 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 bool kvb_could_ever_allocate(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     uint64_t slabs = 0;
-    for (uint32_t g = 0; g < k->group_count; g++) slabs += ((uint64_t)need[g] + k->per_slab[g] - 1) / k->per_slab[g];
+    for (uint32_t g = 0; g < k->group_count; g++)
+        slabs += ((uint64_t)need[g] + k->per_slab[g] - 1) / k->per_slab[g];
     return slabs <= k->slab_count;
 }
 
@@ -292,7 +298,8 @@ static uint32_t walk_free(const struct kv_blocks *k, uint32_t s, bool *is_free)
 void kvb_check(const struct kv_blocks *k)
 {
     uint64_t used[ENGINE_GROUPS_MAX] = {0}, live[ENGINE_GROUPS_MAX] = {0};
-    uint32_t held[ENGINE_GROUPS_MAX] = {0}, idle[ENGINE_GROUPS_MAX] = {0}, partial[ENGINE_GROUPS_MAX] = {0}, free_slabs = 0;
+    uint32_t held[ENGINE_GROUPS_MAX] = {0}, idle[ENGINE_GROUPS_MAX] = {0}, partial[ENGINE_GROUPS_MAX] = {0},
+             free_slabs = 0;
     bool *is_free = calloc(k->refs_per_slab, sizeof *is_free);
     ASSERT(is_free);
     for (uint32_t s = 0; s < k->slab_count; s++) {
@@ -325,7 +332,8 @@ void kvb_check(const struct kv_blocks *k)
         ASSERT_CMP(held[g], ==, k->slabs_held[g]);
         ASSERT_CMP(idle[g], ==, k->slabs_idle[g]);
         uint32_t n = 0;
-        for (uint32_t s = k->partial[g]; s != NO_SLAB; s = k->slabs[s].next) ASSERT_CMP(++n, <=, min_u32(held[g], k->slab_count));
+        for (uint32_t s = k->partial[g]; s != NO_SLAB; s = k->slabs[s].next)
+            ASSERT_CMP(++n, <=, min_u32(held[g], k->slab_count));
         ASSERT_CMP(n, ==, partial[g]);
     }
 }

@@ -1,15 +1,19 @@
-/* KV block ids on one arena: which units are used by which group, and by whom. Pure data structure: no tensors, no time.
+/* KV block ids on one arena: which units are used by which group, and by whom. Pure data structure: no
+ * tensors, no time.
  *
- * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and is free when nobody holds it:
- *   free + cached (held by the cache alone) + live (held by a sequence, and maybe by the cache too) = total.
+ * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and
+ * is free when nobody holds it: free + cached (held by the cache alone) + live (held by a sequence, and maybe
+ * by the cache too) = total.
  *
- * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab` blocks of that group:
+ * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab`
+ * blocks of that group:
  *
  *   arena   | slab 0: group 0       | slab 1: group 1       | slab 2: free          | ...
  *            [blk][blk][blk][..tail] [  blk  ][  blk  ][tail]
  *
- * A block's id is its offset in units; that is what block tables hold. A slab that becomes empty is free for any group again, so memory
- * moves between groups with the load and there is no ratio to tune. Used by the engine thread only. */
+ * A block's id is its offset in units; that is what block tables hold. A slab that becomes empty is free for
+ * any group again, so memory moves between groups with the load and there is no ratio to tune. Used by the
+ * engine thread only. */
 #ifndef KVASIR_KV_BLOCKS_H
 #define KVASIR_KV_BLOCKS_H
 
@@ -34,11 +38,13 @@ bool kvb_can_reclaim(const struct kv_blocks *k, const uint32_t need[ENGINE_GROUP
 enum kvb_holder { KVB_LIVE = 0, KVB_CACHED = 1 };
 /* A block held once by a sequence, or ENGINE_NO_BLOCK. O(1). */
 uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
-void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who); /* of a block that somebody holds */
-void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who); /* frees when the last holder goes */
+void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit,
+                 enum kvb_holder who); /* of a block that somebody holds */
+void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit,
+                 enum kvb_holder who); /* frees when the last holder goes */
 uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who);
 
-uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group);   /* live + cached */
+uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group); /* live + cached */
 uint64_t kvb_live_blocks(const struct kv_blocks *k, uint32_t group);
 uint64_t kvb_used_units(const struct kv_blocks *k);
 /* Walks everything; aborts when free + cached + live != total, a count is off or a list is broken. */

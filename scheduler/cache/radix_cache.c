@@ -9,7 +9,8 @@
 
 enum { BUCKETS_FIRST = 1024 };
 
-enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed, struct radix_cache **out, struct err *err)
+enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
+                         struct radix_cache **out, struct err *err)
 {
     struct radix_cache *c = calloc(1, sizeof *c);
     if (!c) return err_set(err, ST_NOMEM, "out of memory for the prefix cache");
@@ -57,7 +58,8 @@ uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint
     uint32_t w = c->caps.groups[g].window, end = (p + c->bt - 1) / c->bt, lo = 0;
     /* The query at p sees keys from p - w + 1 on. */
     if (w && p + 1 > w) lo = p + 1 - w;
-    if (w && FAULT(c->mutation, SCHED_BUG_WINDOW) && lo < p && lo > 0) lo++; /* a known bug, for the test that must find it */
+    if (w && FAULT(c->mutation, SCHED_BUG_WINDOW) && lo < p && lo > 0)
+        lo++; /* a known bug, for the test that must find it */
     *first = lo >= p ? p / c->bt : lo / c->bt;
     if (*first > end) *first = end;
     return lo >= p && p > 0 ? 0 : end - *first;
@@ -79,7 +81,8 @@ static bool scratch_reserve(struct radix_cache *c, uint32_t blocks)
     return true;
 }
 
-/* Notes the blocks that node n offers for positions up to `to` (<= n->end). valid_to: below which position the block's content is this path's. */
+/* Notes the blocks that node n offers for positions up to `to` (<= n->end). valid_to: below which position
+ * the block's content is this path's. */
 static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t to)
 {
     uint32_t base = n->start / c->bt;
@@ -92,7 +95,8 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
             c->valid_to[g][i] = unit == ENGINE_NO_BLOCK ? i * c->bt : block_end < to ? block_end : to;
         }
         for (uint32_t k = 0; k < n->tail_count[g]; k++) {
-            uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt, valid = block_end < to ? block_end : to;
+            uint32_t i = n->tail_first[g] + k, block_end = (i + 1) * c->bt,
+                     valid = block_end < to ? block_end : to;
             if (i * c->bt >= to || c->valid_to[g][i] >= valid) continue;
             c->scratch[g][i] = n->tail[g][k];
             c->valid_to[g][i] = valid;
@@ -129,7 +133,8 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
 }
 
 /* Why the walk ended in n, of which everything up to pos is equal. */
-static enum cache_stop why_stopped(const struct radix_cache *c, const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint64_t hash)
+static enum cache_stop why_stopped(const struct radix_cache *c, const struct radix_node *n,
+                                   const struct radix_view *v, uint32_t pos, uint64_t hash)
 {
     uint32_t m = radix__image_at(v, pos);
     bool ours = m < v->image_count && v->images[m].begin <= pos;
@@ -179,9 +184,11 @@ uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, ui
     uint32_t pos = 0, m = 0; /* as long as all is equal, the pictures of both have the same numbers */
     if (memcmp(a->salt, b->salt, 32) != 0) return 0;
     while (pos < limit) {
-        const struct prompt_image *x = m < a->image_count ? &a->images[m] : NULL, *y = m < b->image_count ? &b->images[m] : NULL;
+        const struct prompt_image *x = m < a->image_count ? &a->images[m] : NULL,
+                                  *y = m < b->image_count ? &b->images[m] : NULL;
         if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
-            bool equal = x && y && x->begin == y->begin && x->end == y->end && x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
+            bool equal = x && y && x->begin == y->begin && x->end == y->end &&
+                         x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
                          memcmp(x->key, y->key, sizeof x->key) == 0 && !radix__doubtful(x);
             if (!equal || (x->end > limit && x->atomic)) break;
             pos = x->end < limit ? x->end : limit;
@@ -223,9 +230,10 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
     root_gone(c, n);
 }
 
-/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `units`; false: one of them is gone, or out of memory. */
-static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more, const struct radix_table tables[],
-                      uint32_t **units, uint32_t *first, uint32_t *count)
+/* Blocks [first, end) of group g that cover [n->end - w + 1 - more, n->end), into `units`; false: one of them
+ * is gone, or out of memory. */
+static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
+                      const struct radix_table tables[], uint32_t **units, uint32_t *first, uint32_t *count)
 {
     (void)radix__window(c, g, n->end - more, first);
     *count = (n->end + c->bt - 1) / c->bt - *first;
@@ -242,23 +250,27 @@ static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_
     return true;
 }
 
-/* Keeps the sliding blocks that a hit at n's end needs; from the sequence's tables where it has them, else from the path. One token more than
- * that if possible: an equal prompt computes its last token and hits one before the end. */
+/* Keeps the sliding blocks that a hit at n's end needs; from the sequence's tables where it has them, else
+ * from the path. One token more than that if possible: an equal prompt computes its last token and hits one
+ * before the end. */
 static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struct radix_table tables[])
 {
-    uint32_t *units[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0}, count[ENGINE_GROUPS_MAX] = {0};
+    uint32_t *units[ENGINE_GROUPS_MAX] = {NULL}, first[ENGINE_GROUPS_MAX] = {0},
+             count[ENGINE_GROUPS_MAX] = {0};
     if (!c->sliding || n->has_tail || n->root) return;
     bool ok = true;
     for (uint32_t g = 0; g < c->caps.group_count && ok; g++) {
         if (!c->caps.groups[g].window) continue;
-        ok = find_tail(c, n, g, 1, tables, &units[g], &first[g], &count[g]) || find_tail(c, n, g, 0, tables, &units[g], &first[g], &count[g]);
+        ok = find_tail(c, n, g, 1, tables, &units[g], &first[g], &count[g]) ||
+             find_tail(c, n, g, 0, tables, &units[g], &first[g], &count[g]);
     }
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         if (!ok) {
             free(units[g]);
             continue;
         }
-        for (uint32_t k = 0; units[g] && k < count[g]; k++) kvb_acquire(c->blocks, g, units[g][k], KVB_CACHED);
+        for (uint32_t k = 0; units[g] && k < count[g]; k++)
+            kvb_acquire(c->blocks, g, units[g][k], KVB_CACHED);
         n->tail[g] = units[g];
         n->tail_first[g] = first[g];
         n->tail_count[g] = units[g] ? count[g] : 0;
@@ -268,7 +280,8 @@ static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struc
     radix__classify(c, n);
 }
 
-bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit, struct radix_pin *pin)
+bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit,
+                   struct radix_pin *pin)
 {
     struct radix_node *n = hit->node;
     if (!n) n = radix__root(c, v->salt);
@@ -288,8 +301,10 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
 
 /* ---- publish ---- */
 
-/* Node n and the sequence are equal in [from, to): n takes sliding blocks that it lacks, the sequence takes n's whole blocks for its own. */
-static void exchange(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to, const struct radix_table tables[])
+/* Node n and the sequence are equal in [from, to): n takes sliding blocks that it lacks, the sequence takes
+ * n's whole blocks for its own. */
+static void exchange(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                     const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -318,9 +333,10 @@ static struct radix_node *resume(const struct radix_pin *pin, uint32_t from)
     return n;
 }
 
-/* Walks along what is there and adds what isn't; *pos is how far the tree knows the sequence now. Returns the last node. */
-static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n, uint32_t *pos, uint32_t to,
-                               const struct radix_table tables[], bool checkpoint)
+/* Walks along what is there and adds what isn't; *pos is how far the tree knows the sequence now. Returns the
+ * last node. */
+static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v, struct radix_node *n,
+                               uint32_t *pos, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
     uint64_t hash;
     for (;;) {
@@ -357,8 +373,8 @@ static struct radix_node *walk(struct radix_cache *c, const struct radix_view *v
     }
 }
 
-uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin, uint32_t from, uint32_t to,
-                       const struct radix_table tables[], bool checkpoint)
+uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
+                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
     /* Whatever stands behind a picture of unknown identity depends on it. */
     for (uint32_t m = 0; m < v->image_count && v->images[m].begin < to; m++)
@@ -375,7 +391,8 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
         pin_node(c, pin, n);
         radix_unpin(c, &old);
     }
-    /* Its ancestors were touched when it was admitted: a long chain is not walked with every block that fills. */
+    /* Its ancestors were touched when it was admitted: a long chain is not walked with every block that
+     * fills. */
     c->clock++;
     n->last_use = c->clock;
     n->base = c->inflation;

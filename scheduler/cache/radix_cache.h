@@ -1,30 +1,35 @@
-/* The prefix cache: a radix tree over prompt items whose nodes hold KV blocks. Engine thread only; pure data structure on top of kv_blocks.h:
- * no tensors, no clock (recency is the order of calls). Knows sequences only as item views and block tables.
+/* The prefix cache: a radix tree over prompt items whose nodes hold KV blocks. Engine thread only; pure data
+ * structure on top of kv_blocks.h: no tensors, no clock (recency is the order of calls). Knows sequences only
+ * as item views and block tables.
  *
- * An item is a text token (its id) or a row of a picture (256-bit content key, index within the picture); items are compared in full, hashes
- * only find candidates. A node is a run of items at absolute positions [start, end); children begin where it ends. One root per salt.
+ * An item is a text token (its id) or a row of a picture (256-bit content key, index within the picture);
+ * items are compared in full, hashes only find candidates. A node is a run of items at absolute positions
+ * [start, end); children begin where it ends. One root per salt.
  *
  *   before: A [0,70)                         after a prompt that parts at 40:   A' [0,40) --> A  [40,70)
- *           full  |b0|b1|b2|                                                     |b0|b1|      |b1|b2|       b1 is held by both
- *           slide |s0|s1|s2|                                                     |s0|s1|  `-> B  [40,90)
- *                                                                                             |c1|c2|       c1: own copy of [32,40), then B's
+ *           full  |b0|b1|b2|                                                     |b0|b1|      |b1|b2| b1 is
+ * held by both slide |s0|s1|s2|                                                     |s0|s1|  `-> B  [40,90)
+ *                                                                                             |c1|c2| c1: own
+ * copy of [32,40), then B's
  *
- * Blocks are aligned to absolute positions (block i = positions [i*BT, (i+1)*BT)). A node holds one block per group for every index that its
- * items touch; its first one also carries the items before `start` that share the index. A node's last block may be partly filled: positions
- * below `end` are claimed by the node and never written again; the sequence that filled it may go on writing behind them.
+ * Blocks are aligned to absolute positions (block i = positions [i*BT, (i+1)*BT)). A node holds one block per
+ * group for every index that its items touch; its first one also carries the items before `start` that share
+ * the index. A node's last block may be partly filled: positions below `end` are claimed by the node and
+ * never written again; the sequence that filled it may go on writing behind them.
  *
- * Full groups: a node in the tree has all its blocks. Sliding groups: blocks may be missing. A hit at p needs the blocks of [p-w+1, p) of every
- * sliding group, from two sources:
- *   body: what the node's own index range still has (kept while memory lasts: hits are then possible anywhere);
- *   tail: blocks of [end-w+1, end), held separately by nodes whose end is a place where hits end (prompt end, turn end, image end, branch point).
+ * Full groups: a node in the tree has all its blocks. Sliding groups: blocks may be missing. A hit at p needs
+ * the blocks of [p-w+1, p) of every sliding group, from two sources: body: what the node's own index range
+ * still has (kept while memory lasts: hits are then possible anywhere); tail: blocks of [end-w+1, end), held
+ * separately by nodes whose end is a place where hits end (prompt end, turn end, image end, branch point).
  *
  * Retention, in the order in which things go when memory is short:
  *   1. bodies of sliding groups, least recently used node first, from the front;
  *   2. tails inside of a chain (one child: the conversation went on), least recently used first;
- *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte; ancestors that no hit can end in go along;
+ *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte; ancestors
+ * that no hit can end in go along;
  *   4. tails of branch points.
- * A sequence pins the node that its history ends in; what running sequences hold is theirs whatever the tree drops.
- * All choices cost O(log n): four indexed heaps. */
+ * A sequence pins the node that its history ends in; what running sequences hold is theirs whatever the tree
+ * drops. All choices cost O(log n): four indexed heaps. */
 #ifndef KVASIR_RADIX_CACHE_H
 #define KVASIR_RADIX_CACHE_H
 
@@ -40,13 +45,14 @@
 struct radix_cache;
 struct radix_node;
 
-/* The items of a sequence: tokens[i] at position i, except where a picture's span covers it. Borrowed for the call. */
+/* The items of a sequence: tokens[i] at position i, except where a picture's span covers it. Borrowed for the
+ * call. */
 struct radix_view {
     const uint32_t *tokens;
     uint32_t count;
     const struct prompt_image *images; /* in order; spans within [0, count) */
     uint32_t image_count;
-    const uint8_t *salt;               /* [32] */
+    const uint8_t *salt; /* [32] */
 };
 
 /* A sequence's blocks of one group: units[i] for block indices first <= i < end. */
@@ -56,42 +62,52 @@ struct radix_table {
 };
 
 struct radix_hit {
-    uint32_t length;                              /* tokens that can be taken over */
-    struct radix_node *node;                      /* that holds position length - 1; the salt's root when length is 0; NULL: no such root */
-    struct radix_table tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the cache's scratch, valid until
-                                                   * its next call. The last one is partly filled unless length is a multiple of the block size */
+    uint32_t length; /* tokens that can be taken over */
+    struct radix_node
+        *node; /* that holds position length - 1; the salt's root when length is 0; NULL: no such root */
+    struct radix_table
+        tables[ENGINE_GROUPS_MAX]; /* blocks that cover the hit (sliding: what the window reaches); the
+                                    * cache's scratch, valid until its next call. The last one is partly
+                                    * filled unless length is a multiple of the block size */
     struct sched_cache_info info;
 };
 
 /* caps and blocks are borrowed and must outlive the cache. seed: of the hash functions. */
-enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed, struct radix_cache **out, struct err *err) KV_MUST_CHECK;
+enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
+                         struct radix_cache **out, struct err *err) KV_MUST_CHECK;
 void radix_destroy(struct radix_cache *c); /* releases every block */
 
-/* The longest prefix of at most `limit` items (limit < count) that can be taken over; never ends inside an atomic picture. Changes nothing.
- * False: out of memory for the answer (hit is empty then). */
+/* The longest prefix of at most `limit` items (limit < count) that can be taken over; never ends inside an
+ * atomic picture. Changes nothing. False: out of memory for the answer (hit is empty then). */
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit);
 
-/* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never ends inside an atomic picture. */
+/* How many leading items of two sequences are equal, at most `limit` (<= both counts); salts count. Never
+ * ends inside an atomic picture. */
 uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, uint32_t limit);
 
-/* A handle on the node in which a sequence's published history ends: it stays in the tree. {0} is an empty handle. */
+/* A handle on the node in which a sequence's published history ends: it stays in the tree. {0} is an empty
+ * handle. */
 struct radix_pin {
     struct radix_node *node;
 };
-/* Pins a hit and marks its path as just used. The node is split at the hit's end, so that what lies behind it stays evictable. An empty hit
- * pins the salt's root. False: out of memory; nothing is pinned and the hit must not be used. */
-bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit, struct radix_pin *pin);
+/* Pins a hit and marks its path as just used. The node is split at the hit's end, so that what lies behind it
+ * stays evictable. An empty hit pins the salt's root. False: out of memory; nothing is pinned and the hit
+ * must not be used. */
+bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit,
+                   struct radix_pin *pin);
 void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
 
-/* Puts the items [from, to) of a sequence into the tree, with its blocks; [0, from) is what `pin` stands for. Items that are there already
- * keep their blocks, except that missing sliding blocks are filled in; the sequence takes those over in exchange for its own (the entries of
- * `tables` change, with their KVB_LIVE holds), so that nothing is kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of
- * all positions below `to` must be computed and stay as it is. Moves the pin. Lack of memory for nodes leaves the rest unpublished: returns
- * the position up to which the tree now knows the sequence. */
-uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin, uint32_t from, uint32_t to,
-                       const struct radix_table tables[], bool checkpoint);
+/* Puts the items [from, to) of a sequence into the tree, with its blocks; [0, from) is what `pin` stands for.
+ * Items that are there already keep their blocks, except that missing sliding blocks are filled in; the
+ * sequence takes those over in exchange for its own (the entries of `tables` change, with their KVB_LIVE
+ * holds), so that nothing is kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of
+ * all positions below `to` must be computed and stay as it is. Moves the pin. Lack of memory for nodes leaves
+ * the rest unpublished: returns the position up to which the tree now knows the sequence. */
+uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
+                       uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint);
 
-/* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had. */
+/* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had.
+ */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
 /* Drops everything that no pin stands in the way of. */
 void radix_reset(struct radix_cache *c);
@@ -104,8 +120,11 @@ void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
 /* Walks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
 void radix_check(const struct radix_cache *c);
-/* Calls fn for every (group, unit, position range [from, to) of items) that a node claims, for tests that watch writes. */
-void radix_each_claim(const struct radix_cache *c, void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to), void *arg);
+/* Calls fn for every (group, unit, position range [from, to) of items) that a node claims, for tests that
+ * watch writes. */
+void radix_each_claim(const struct radix_cache *c,
+                      void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
+                      void *arg);
 /* Puts a known bug back in (sched_options.test_mutation). */
 void radix_mutate(struct radix_cache *c, uint32_t mutation);
 

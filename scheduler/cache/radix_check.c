@@ -1,4 +1,5 @@
-/* Invariants of the radix cache, for tests: structure, table of children, heaps, and that the cache's holds are what kv_blocks.h counts. */
+/* Invariants of the radix cache, for tests: structure, table of children, heaps, and that the cache's holds
+ * are what kv_blocks.h counts. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -93,14 +94,17 @@ void radix_check(const struct radix_cache *c)
     free(h.count);
 }
 
-void radix_each_claim(const struct radix_cache *c, void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to), void *arg)
+void radix_each_claim(const struct radix_cache *c,
+                      void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
+                      void *arg)
 {
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
         uint32_t base = n->start / c->bt, blocks = radix__blocks(c, n->start, n->end);
         for (uint32_t g = 0; g < c->caps.group_count; g++) {
             for (uint32_t i = base; i < base + blocks; i++) {
                 uint32_t to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;
-                if (n->units[g][i - base] != ENGINE_NO_BLOCK) fn(arg, g, n->units[g][i - base], i * c->bt, to);
+                if (n->units[g][i - base] != ENGINE_NO_BLOCK)
+                    fn(arg, g, n->units[g][i - base], i * c->bt, to);
             }
             for (uint32_t k = 0; k < n->tail_count[g]; k++) {
                 uint32_t i = n->tail_first[g] + k, to = (i + 1) * c->bt < n->end ? (i + 1) * c->bt : n->end;

@@ -1,7 +1,9 @@
-/* Who goes when memory is short: four indexed binary heaps, see the retention policy in radix_cache.h. Every operation is O(log nodes).
+/* Who goes when memory is short: four indexed binary heaps, see the retention policy in radix_cache.h. Every
+ * operation is O(log nodes).
  *
- * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth, where worth is the cost to compute again what would be lost, per
- * unit of memory it holds, relative to plain text; inflation rises to the rank of every leaf that goes. With equal worth this is LRU. */
+ * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth, where worth is the cost to
+ * compute again what would be lost, per unit of memory it holds, relative to plain text; inflation rises to
+ * the rank of every leaf that goes. With equal worth this is LRU. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -9,8 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; a picture's token also its share of the tower. */
-static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, PICTURE_TOKEN_MORE = 4, WORTH_MIN = 0.25, WORTH_MAX = 4;
+/* Cost model of computing tokens again: a token costs 1 plus its attention over what precedes it; a picture's
+ * token also its share of the tower. */
+static const double ATTENTION_AS_MUCH_AS_REST_AT = 16384, PICTURE_TOKEN_MORE = 4, WORTH_MIN = 0.25,
+                    WORTH_MAX = 4;
 enum { CHAIN_MAX = 64 }; /* ancestors looked at for a leaf's worth */
 
 /* ---- heaps ---- */
@@ -106,7 +110,8 @@ static double cost_of(const struct radix_node *n)
 {
     double cost = (double)(n->end - n->start) * (1 + (double)n->end / ATTENTION_AS_MUCH_AS_REST_AT);
     for (uint32_t i = 0; i < n->span_count; i++) {
-        uint32_t a = n->spans[i].begin > n->start ? n->spans[i].begin : n->start, b = n->spans[i].end < n->end ? n->spans[i].end : n->end;
+        uint32_t a = n->spans[i].begin > n->start ? n->spans[i].begin : n->start,
+                 b = n->spans[i].end < n->end ? n->spans[i].end : n->end;
         cost += PICTURE_TOKEN_MORE * (double)(b - a);
     }
     return cost;
@@ -117,18 +122,23 @@ static double units_of(const struct radix_cache *c, const struct radix_node *n)
     double units = 0;
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        uint32_t count = c->caps.groups[g].window ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g]) : blocks;
+        uint32_t count = c->caps.groups[g].window
+                             ? (n->body[g] > n->tail_count[g] ? n->body[g] : n->tail_count[g])
+                             : blocks;
         units += (double)count * c->caps.groups[g].block_units;
     }
     return units;
 }
 
-/* A leaf's loss takes along what no hit can end in any more: its ancestors up to the next one with a tail, if it is their only child. */
+/* A leaf's loss takes along what no hit can end in any more: its ancestors up to the next one with a tail, if
+ * it is their only child. */
 static double worth_of(const struct radix_cache *c, const struct radix_node *n)
 {
     double cost = cost_of(n), units = units_of(c, n), full = 0;
     const struct radix_node *a = n->parent;
-    for (int i = 0; i < CHAIN_MAX && c->sliding && a && !a->root && a->parent && !a->has_tail && a->child_count == 1; i++, a = a->parent) {
+    for (int i = 0;
+         i < CHAIN_MAX && c->sliding && a && !a->root && a->parent && !a->has_tail && a->child_count == 1;
+         i++, a = a->parent) {
         cost += cost_of(a);
         units += units_of(c, a);
     }
@@ -142,7 +152,8 @@ static double worth_of(const struct radix_cache *c, const struct radix_node *n)
 void radix__classify(struct radix_cache *c, struct radix_node *n)
 {
     if (n == &c->top) return;
-    bool leaf = n->child_count == 0 && n->pins == 0, tail = holds_tail(n), chain = tail && n->child_count == 1 && n->pins == 0;
+    bool leaf = n->child_count == 0 && n->pins == 0, tail = holds_tail(n),
+         chain = tail && n->child_count == 1 && n->pins == 0;
     if (leaf) n->rank = n->base + worth_of(c, n);
     heap_set(c, HEAP_BODY, n, holds_body(c, n));
     heap_set(c, HEAP_CHAIN_TAIL, n, chain);
@@ -199,7 +210,8 @@ static void remember(struct radix_cache *c, uint64_t hash)
 static void count_blocks(struct radix_cache *c, const struct radix_node *n)
 {
     uint32_t blocks = radix__blocks(c, n->start, n->end);
-    for (uint32_t g = 0; g < c->caps.group_count; g++) c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
+    for (uint32_t g = 0; g < c->caps.group_count; g++)
+        c->stats.evicted_blocks[g] += c->caps.groups[g].window ? n->body[g] + n->tail_count[g] : blocks;
 }
 
 static void drop_leaf(struct radix_cache *c, struct radix_node *n)
@@ -268,7 +280,8 @@ bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
 void radix_reset(struct radix_cache *c)
 {
     struct radix_stats before = c->stats;
-    while (evict_one(c)) {}
+    while (evict_one(c)) {
+    }
     /* Not news and not for want of memory: somebody asked for it. */
     c->stats.evicted_nodes = before.evicted_nodes;
     memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);

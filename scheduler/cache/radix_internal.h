@@ -1,5 +1,6 @@
-/* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items; radix_evict.c: who goes;
- * radix_check.c: invariants); nobody else includes it. See radix_cache.h for the picture. */
+/* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
+ * radix_evict.c: who goes; radix_check.c: invariants); nobody else includes it. See radix_cache.h for the
+ * picture. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
@@ -7,35 +8,38 @@
 
 enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, HEAP_COUNT };
 
-/* A picture that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie before the node. */
+/* A picture that touches a node, at absolute positions; its rows are numbered from `begin`, which may lie
+ * before the node. */
 struct radix_span {
     uint32_t begin, end;
     uint8_t key[32];
     struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
-    int32_t rope_offset; /* behind the picture, and so of all text up to the next one: nodes need none of their own, equal paths have equal offsets */
+    int32_t rope_offset;     /* behind the picture, and so of all text up to the next one: nodes need none of
+                                their own, equal paths have equal offsets */
 };
 
 struct radix_node {
     struct radix_node *parent, *child, *prev, *next; /* next/prev: siblings */
-    struct radix_node *chain;    /* in its bucket of the table of children */
-    uint64_t id;                 /* never used again */
-    uint64_t hash;               /* of (parent's id, first item), or of the salt */
+    struct radix_node *chain;                        /* in its bucket of the table of children */
+    uint64_t id;                                     /* never used again */
+    uint64_t hash;                                   /* of (parent's id, first item), or of the salt */
     uint32_t start, end;
     uint32_t child_count, pins;
-    bool root;                   /* of a salt; start = end = 0 */
-    bool checkpoint;             /* hits are likely to end at `end`: never extended in place */
+    bool root;       /* of a salt; start = end = 0 */
+    bool checkpoint; /* hits are likely to end at `end`: never extended in place */
     bool has_tail;
-    uint32_t *tokens;            /* [end - start], token_cap entries */
+    uint32_t *tokens; /* [end - start], token_cap entries */
     uint32_t token_cap, block_cap;
-    struct radix_span *spans;    /* in order */
+    struct radix_span *spans; /* in order */
     uint32_t span_count;
-    uint8_t salt[32];            /* root */
-    uint32_t *units[ENGINE_GROUPS_MAX];      /* [radix__blocks(node)] from block index start / BT on; ENGINE_NO_BLOCK where nothing is kept */
-    uint32_t body[ENGINE_GROUPS_MAX];        /* sliding groups: entries of units that are there */
-    uint32_t *tail[ENGINE_GROUPS_MAX];       /* [tail_count] from block index tail_first on */
+    uint8_t salt[32];                   /* root */
+    uint32_t *units[ENGINE_GROUPS_MAX]; /* [radix__blocks(node)] from block index start / BT on;
+                                           ENGINE_NO_BLOCK where nothing is kept */
+    uint32_t body[ENGINE_GROUPS_MAX];   /* sliding groups: entries of units that are there */
+    uint32_t *tail[ENGINE_GROUPS_MAX];  /* [tail_count] from block index tail_first on */
     uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
     uint64_t last_use;
-    double base, rank;           /* leaves: inflation at the last use; that plus the worth per byte */
+    double base, rank;            /* leaves: inflation at the last use; that plus the worth per byte */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
 };
 
@@ -44,20 +48,21 @@ struct radix_cache {
     struct kv_blocks *blocks;
     uint64_t seed, next_id, clock;
     uint32_t bt;
-    bool sliding;                /* there is a group with a window */
-    struct radix_node top;       /* its children are the roots of the salts */
+    bool sliding;          /* there is a group with a window */
+    struct radix_node top; /* its children are the roots of the salts */
     struct radix_node **buckets;
-    uint64_t bucket_count;       /* a power of two */
+    uint64_t bucket_count; /* a power of two */
     struct {
         struct radix_node **at;
         uint32_t count;
     } heaps[HEAP_COUNT];
-    uint32_t heap_cap;           /* of every heap: a node always finds room */
+    uint32_t heap_cap; /* of every heap: a node always finds room */
     double inflation;
-    uint64_t *ghosts;            /* fingerprints of (parent, first item) of what was evicted: only to tell why something isn't there */
+    uint64_t *ghosts; /* fingerprints of (parent, first item) of what was evicted: only to tell why something
+                         isn't there */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
-    uint32_t mutation;           /* tests: SCHED_BUG_* */
+    uint32_t mutation; /* tests: SCHED_BUG_* */
     struct radix_stats stats;
 };
 
@@ -73,29 +78,41 @@ uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);
-struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[32]); /* NULL: out of memory */
+struct radix_node *radix__root_create(struct radix_cache *c,
+                                      const uint8_t salt[32]); /* NULL: out of memory */
 /* The child that begins with the item at pos of v, or NULL. *hash gets the fingerprint of (n, item). */
-struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint64_t *hash);
+struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n,
+                                const struct radix_view *v, uint32_t pos, uint64_t *hash);
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
 /* First picture of v whose end lies behind pos, as index (image_count: none). */
 uint32_t radix__image_at(const struct radix_view *v, uint32_t pos);
 bool radix__in_image(const struct radix_node *n, uint32_t pos);
 bool radix__doubtful(const struct prompt_image *im); /* key of all zeros: never shared */
-/* Cuts n at p (start < p < end): the new upper part is returned, n is the lower one. NULL: out of memory, nothing changed. */
+/* Cuts n at p (start < p < end): the new upper part is returned, n is the lower one. NULL: out of memory,
+ * nothing changed. */
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);
-struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent, const struct radix_view *v, uint32_t to, const struct radix_table tables[]);
-bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to, const struct radix_table tables[]);
-void radix__remove(struct radix_cache *c, struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not looked at */
-void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index, uint32_t unit); /* block index; swaps the hold */
-/* Block of index i in which n's path claims every position below `upto` (in that block, at most n->end); ENGINE_NO_BLOCK if it isn't kept. */
-uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i, uint32_t upto);
+struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
+                                       const struct radix_view *v, uint32_t to,
+                                       const struct radix_table tables[]);
+bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
+                   const struct radix_table tables[]);
+void radix__remove(
+    struct radix_cache *c,
+    struct radix_node *n); /* a leaf without pins: releases and frees; the parent is not looked at */
+void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t index,
+                     uint32_t unit); /* block index; swaps the hold */
+/* Block of index i in which n's path claims every position below `upto` (in that block, at most n->end);
+ * ENGINE_NO_BLOCK if it isn't kept. */
+uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
+                          uint32_t upto);
 
 /* ---- radix_evict.c ---- */
 bool radix__heaps_reserve(struct radix_cache *c, uint64_t nodes);
-void radix__classify(struct radix_cache *c, struct radix_node *n); /* after every change of n: which heaps it belongs to */
+void radix__classify(struct radix_cache *c,
+                     struct radix_node *n); /* after every change of n: which heaps it belongs to */
 void radix__unheap(struct radix_cache *c, struct radix_node *n);
-void radix__touch(struct radix_cache *c, struct radix_node *n);    /* n and its ancestors were just used */
+void radix__touch(struct radix_cache *c, struct radix_node *n); /* n and its ancestors were just used */
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n);
 
 #endif

@@ -1,4 +1,5 @@
-/* Nodes of the radix cache: items and their comparison, the table of children, cutting, growing, removing. See radix_internal.h. */
+/* Nodes of the radix cache: items and their comparison, the table of children, cutting, growing, removing.
+ * See radix_internal.h. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
@@ -47,19 +48,23 @@ bool radix__in_image(const struct radix_node *n, uint32_t pos)
 
 static bool span_equal(const struct radix_span *s, const struct prompt_image *im)
 {
-    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset && prompt_grid_equal(&s->grid, &im->grid) &&
-           memcmp(s->key, im->key, sizeof s->key) == 0;
+    return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset &&
+           prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, im->key, sizeof s->key) == 0;
 }
 
-/* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids. */
+/* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids.
+ */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
 {
     uint32_t from = pos, s = span_at(n, pos), m = radix__image_at(v, pos);
     if (limit > v->count) limit = v->count;
     while (pos < limit) {
-        uint32_t theirs = s < n->span_count ? n->spans[s].begin : UINT32_MAX, ours = m < v->image_count ? v->images[m].begin : UINT32_MAX;
+        uint32_t theirs = s < n->span_count ? n->spans[s].begin : UINT32_MAX,
+                 ours = m < v->image_count ? v->images[m].begin : UINT32_MAX;
         if (theirs <= pos || ours <= pos) {
-            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->images[m]) || radix__doubtful(&v->images[m])) break;
+            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->images[m]) ||
+                radix__doubtful(&v->images[m]))
+                break;
             pos = n->spans[s].end < limit ? n->spans[s].end : limit;
             s++;
             m++;
@@ -86,16 +91,20 @@ static uint64_t item_hash(const struct radix_cache *c, uint64_t parent, const ui
     return hash_mix(h ^ value);
 }
 
-static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v, uint32_t pos)
+static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v,
+                          uint32_t pos)
 {
     uint32_t m = radix__image_at(v, pos);
-    if (m < v->image_count && v->images[m].begin <= pos) return item_hash(c, parent, v->images[m].key, pos - v->images[m].begin);
+    if (m < v->image_count && v->images[m].begin <= pos)
+        return item_hash(c, parent, v->images[m].key, pos - v->images[m].begin);
     return item_hash(c, parent, NULL, v->tokens[pos]);
 }
 
-static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *parent, const struct radix_node *n)
+static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *parent,
+                          const struct radix_node *n)
 {
-    if (radix__in_image(n, n->start)) return item_hash(c, parent->id, n->spans[0].key, n->start - n->spans[0].begin);
+    if (radix__in_image(n, n->start))
+        return item_hash(c, parent->id, n->spans[0].key, n->start - n->spans[0].begin);
     return item_hash(c, parent->id, NULL, n->tokens[0]);
 }
 
@@ -146,7 +155,8 @@ struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[3
     return n;
 }
 
-struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint64_t *hash)
+struct radix_node *radix__child(const struct radix_cache *c, const struct radix_node *n,
+                                const struct radix_view *v, uint32_t pos, uint64_t *hash)
 {
     *hash = view_hash(c, n->id, v, pos);
     for (struct radix_node *k = c->buckets[*hash & (c->bucket_count - 1)]; k; k = k->chain)
@@ -179,7 +189,8 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     bool ok = radix__heaps_reserve(c, c->stats.nodes + 1);
     if (items) ok = ok && (n->tokens = malloc(items * sizeof *n->tokens));
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
-    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++) ok = ok && (n->units[g] = malloc(blocks * sizeof *n->units[g]));
+    for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
+        ok = ok && (n->units[g] = malloc(blocks * sizeof *n->units[g]));
     if (!ok) {
         node_free(n);
         return NULL;
@@ -223,8 +234,10 @@ struct radix_node *radix__root_create(struct radix_cache *c, const uint8_t salt[
     return n;
 }
 
-/* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before are left alone. */
-static void take_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to, const struct radix_table tables[])
+/* Holds of the blocks of [from, to) become n's; those of the index that `from` stands in too. Entries before
+ * are left alone. */
+static void take_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to,
+                       const struct radix_table tables[])
 {
     uint32_t base = n->start / c->bt;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
@@ -263,12 +276,15 @@ static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_
     for (uint32_t m = radix__image_at(v, pos); m < v->image_count && v->images[m].begin < to; m++) {
         const struct prompt_image *im = &v->images[m];
         struct radix_span *s = &n->spans[n->span_count++];
-        *s = (struct radix_span){.begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
+        *s = (struct radix_span){
+            .begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
         memcpy(s->key, im->key, sizeof s->key);
     }
 }
 
-struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent, const struct radix_view *v, uint32_t to, const struct radix_table tables[])
+struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node *parent,
+                                       const struct radix_view *v, uint32_t to,
+                                       const struct radix_table tables[])
 {
     uint32_t from = parent->end;
     struct radix_node *n = node_alloc(c, from, to, spans_from(v, from, to));
@@ -283,16 +299,19 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
         for (uint32_t g = 0; g < c->caps.group_count; g++)
-            if (n->units[g][0] != ENGINE_NO_BLOCK) radix__set_unit(c, parent, g, from / c->bt, n->units[g][0]);
+            if (n->units[g][0] != ENGINE_NO_BLOCK)
+                radix__set_unit(c, parent, g, from / c->bt, n->units[g][0]);
     }
     radix__classify(c, parent);
     radix__classify(c, n);
     return n;
 }
 
-bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to, const struct radix_table tables[])
+bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t to,
+                   const struct radix_table tables[])
 {
-    uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to), more = spans_from(v, from, to);
+    uint32_t from = n->end, items = to - n->start, blocks = radix__blocks(c, n->start, to),
+             more = spans_from(v, from, to);
     /* A picture that was cut at `from` is in the list already. */
     bool cut = n->span_count && n->spans[n->span_count - 1].end > from;
     if (items > n->token_cap) {
@@ -353,7 +372,8 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     n->span_count -= gone;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         bool window = c->caps.groups[g].window > 0;
-        uint32_t shared = p % c->bt ? n->units[g][base - old_base] : ENGINE_NO_BLOCK, upper = radix__blocks(c, u->start, p);
+        uint32_t shared = p % c->bt ? n->units[g][base - old_base] : ENGINE_NO_BLOCK,
+                 upper = radix__blocks(c, u->start, p);
         memcpy(u->units[g], n->units[g], upper * sizeof *u->units[g]);
         memmove(n->units[g], n->units[g] + (base - old_base), blocks * sizeof *n->units[g]);
         if (shared != ENGINE_NO_BLOCK) kvb_acquire(c->blocks, g, shared, KVB_CACHED);
@@ -394,11 +414,13 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
     node_free(n);
 }
 
-uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i, uint32_t upto)
+uint32_t radix__path_unit(const struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t i,
+                          uint32_t upto)
 {
     while (n->start >= upto && !n->root) n = n->parent;
     if (n->root) return ENGINE_NO_BLOCK;
     uint32_t at = n->units[g][i - n->start / c->bt];
-    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g]) at = n->tail[g][i - n->tail_first[g]];
+    if (at == ENGINE_NO_BLOCK && i >= n->tail_first[g] && i - n->tail_first[g] < n->tail_count[g])
+        at = n->tail[g][i - n->tail_first[g]];
     return at;
 }

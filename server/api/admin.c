@@ -1,5 +1,5 @@
-/* Dropping caches (openai-api §8.5, §8.6). Answered at once on the loop; the engine thread drops at its next turn, before it looks at any
- * request that comes after. What running requests hold stays. */
+/* Dropping caches (openai-api §8.5, §8.6). Answered at once on the loop; the engine thread drops at its next
+ * turn, before it looks at any request that comes after. What running requests hold stays. */
 #include "server/media/alias.h"
 #include "server/http/http.h"
 
@@ -19,8 +19,11 @@ static bool allowed(struct request *r)
     const char *how = s->opt->enable_admin;
     /* A browser on this machine reaches the server too, on behalf of any page it shows. */
     bool page = r->has_origin || MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Sec-Fetch-Site");
-    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page)))) return true;
-    (void)api_fail(&r->error, 403, "insufficient_permissions", NULL, "This server does not offer admin calls (--enable-admin).");
+    if (strcmp(how, "on") == 0 ||
+        (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page))))
+        return true;
+    (void)api_fail(&r->error, 403, "insufficient_permissions", NULL,
+                   "This server does not offer admin calls (--enable-admin).");
     request_fail(r);
     return false;
 }
@@ -42,9 +45,11 @@ static void answer(struct request *r, const char *text)
 void api_reset_prefix_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
-    const char *running = MHD_lookup_connection_value(r->mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
+    const char *running =
+        MHD_lookup_connection_value(r->mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
     if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
-        (void)api_fail(&r->error, 400, "unsupported_parameter", "reset_running_requests", "Running requests keep what they use.");
+        (void)api_fail(&r->error, 400, "unsupported_parameter", "reset_running_requests",
+                       "Running requests keep what they use.");
         request_fail(r);
         return;
     }

@@ -1,4 +1,5 @@
-/* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on a worker. */
+/* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on
+ * a worker. */
 #include "server/generate/generate.h"
 
 /* The text is parsed; what stays of the body are the files of pictures that are not decoded yet. */

@@ -1,4 +1,5 @@
-/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine (openai-api §8.2, §8.4, §9). */
+/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine
+ * (openai-api §8.2, §8.4, §9). */
 #include "server/http/json_out.h"
 #include "server/http/metrics.h"
 #include "server/http/http.h"
@@ -12,7 +13,8 @@ static void answer_text(struct request *r, int status, const char *text)
 
 static const char *state_name(const struct server *s)
 {
-    if (server_engine_dead(s) || s->exit_code) return "failed"; /* load_status is the loader thread's until it has ended */
+    if (server_engine_dead(s) || s->exit_code)
+        return "failed"; /* load_status is the loader thread's until it has ended */
     if (!s->model || s->phase == SRV_LOADING) return "loading";
     if (!server_handing_over(s)) return "stalled";
     return s->phase == SRV_READY ? "ready" : "draining";

@@ -41,10 +41,12 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
         (void)api_fail(&r->error, 400, "invalid_type", "prompt", "prompt must be a string.");
         return;
     }
-    struct tok_run run = {.text = json_string_value(prompt), .len = json_string_length(prompt), .control = TOK_CONTROL_ALL};
+    struct tok_run run = {
+        .text = json_string_value(prompt), .len = json_string_length(prompt), .control = TOK_CONTROL_ALL};
     struct tok_ids ids = {0};
     struct err err = {0};
-    enum status st = tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
+    enum status st =
+        tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
     if (st) {
         (void)api_fail_status(&r->error, st, "prompt", &err);
         return;
@@ -60,11 +62,13 @@ static void tokenize(struct request *r)
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
     if (field(g->root, "messages")) {
-        if (!tokenize_chat(r, g->root, g)) tokens_write(r, g->root, g->prompts[0].prompt.tokens, g->prompts[0].prompt.token_count);
+        if (!tokenize_chat(r, g->root, g))
+            tokens_write(r, g->root, g->prompts[0].prompt.tokens, g->prompts[0].prompt.token_count);
     } else if (prompt) {
         tokenize_text(r, g->root, prompt);
     } else {
-        (void)api_fail(&r->error, 400, "missing_required_parameter", "prompt", "prompt or messages is missing.");
+        (void)api_fail(&r->error, 400, "missing_required_parameter", "prompt",
+                       "prompt or messages is missing.");
     }
 }
 
@@ -88,12 +92,14 @@ static void detokenize(struct request *r)
     buf_init(&text, 256u << 20);
     detok_init(&d, tok, false);
     enum status st = ST_OK;
-    json_array_foreach(list, i, v) {
+    json_array_foreach(list, i, v)
+    {
         int64_t id;
         if (!json_to_int(v, &id)) {
             st = api_fail(&r->error, 400, "invalid_type", "tokens", "tokens must be an array of integers.");
         } else if (id < 0 || id >= (int64_t)tok_vocab_size(tok)) {
-            st = api_fail(&r->error, 400, "invalid_value", "tokens", "%lld is not a token id of this model.", (long long)id);
+            st = api_fail(&r->error, 400, "invalid_value", "tokens", "%lld is not a token id of this model.",
+                          (long long)id);
         } else {
             st = detok_push(&d, (uint32_t)id, &text);
         }

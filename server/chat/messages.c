@@ -63,7 +63,8 @@ static enum status set_new(struct parser *p, json_t *object, const char *key, js
     return !value || json_object_set_new(object, key, value) ? oom(p) : ST_OK;
 }
 
-/* One more reference to a value of the body (jansson's signature lacks the const; the value itself does not change). */
+/* One more reference to a value of the body (jansson's signature lacks the const; the value itself does not
+ * change). */
 static json_t *share(const json_t *v)
 {
     return json_incref((json_t *)(uintptr_t)v);
@@ -91,7 +92,8 @@ static enum status new_ref(struct parser *p, size_t part, const char *where, str
     snprintf(path, sizeof path, ".content[%zu]", part);
     if (p->limits->text_only) return fault(p, "too_many_images", path, "This model takes no pictures.");
     if (p->image_count >= p->limits->images_max) {
-        return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.", p->limits->images_max);
+        return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.",
+                     p->limits->images_max);
     }
     if (p->image_count == p->image_cap) {
         size_t cap = p->image_cap ? p->image_cap * 2 : 4;
@@ -107,18 +109,21 @@ static enum status new_ref(struct parser *p, size_t part, const char *where, str
     return ST_OK;
 }
 
-static enum status add_image(struct parser *p, const json_t *url, const json_t *detail, size_t part, const char *where)
+static enum status add_image(struct parser *p, const json_t *url, const json_t *detail, size_t part,
+                             const char *where)
 {
     static const char *const details[] = {"auto", "low", "high", "original"};
     char path[96];
     enum image_detail d = IMAGE_DETAIL_AUTO;
     snprintf(path, sizeof path, ".content[%zu].%s", part, where);
-    if (!url || json_is_null(url)) return fault(p, "missing_required_parameter", path, "An image part needs a URL.");
+    if (!url || json_is_null(url))
+        return fault(p, "missing_required_parameter", path, "An image part needs a URL.");
     if (!json_is_string(url)) return fault(p, "invalid_type", path, "The URL of an image must be a string.");
     if (detail && !json_is_null(detail)) {
         size_t i = 0;
         while (i < 4 && !json_is(detail, details[i])) i++;
-        snprintf(path, sizeof path, ".content[%zu].%s", part, strchr(where, '.') ? "image_url.detail" : "detail");
+        snprintf(path, sizeof path, ".content[%zu].%s", part,
+                 strchr(where, '.') ? "image_url.detail" : "detail");
         if (i == 4)
             return fault(p, json_is_string(detail) ? "invalid_value" : "invalid_type", path,
                          "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
@@ -133,7 +138,8 @@ static enum status add_image(struct parser *p, const json_t *url, const json_t *
     return ST_OK;
 }
 
-/* image_url: {"image_url": {"url", "detail"}} or {"image_url": "url"}; input_image: the latter; image: {"image": "url"} or
+/* image_url: {"image_url": {"url", "detail"}} or {"image_url": "url"}; input_image: the latter; image:
+ * {"image": "url"} or
  * {"url": ...}. */
 static enum status image_part(struct parser *p, const json_t *part, size_t idx)
 {
@@ -142,14 +148,17 @@ static enum status image_part(struct parser *p, const json_t *part, size_t idx)
         if (json_object_get(u, "detail")) detail = json_object_get(u, "detail");
         return add_image(p, json_object_get(u, "url"), detail, idx, "image_url.url");
     }
-    if (u || !json_is(json_object_get(part, "type"), "image")) return add_image(p, u, detail, idx, "image_url");
+    if (u || !json_is(json_object_get(part, "type"), "image"))
+        return add_image(p, u, detail, idx, "image_url");
     other = json_object_get(part, "image");
     if (json_is_object(other)) return add_image(p, json_object_get(other, "url"), detail, idx, "image.url");
-    return other ? add_image(p, other, detail, idx, "image") : add_image(p, json_object_get(part, "url"), detail, idx, "url");
+    return other ? add_image(p, other, detail, idx, "image")
+                 : add_image(p, json_object_get(part, "url"), detail, idx, "url");
 }
 
-/* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video": {"url", "fps"}}. Instead of a URL an array of
- * them: the frames as pictures. fps may stand in the part as well. */
+/* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video":
+ * {"url", "fps"}}. Instead of a URL an array of them: the frames as pictures. fps may stand in the part as
+ * well. */
 static enum status video_part(struct parser *p, const json_t *part, size_t idx, const char *type)
 {
     const char *field = strcmp(type, "video") == 0 ? "video" : "video_url";
@@ -162,20 +171,25 @@ static enum status video_part(struct parser *p, const json_t *part, size_t idx, 
         if (json_object_get(v, "fps")) fps = json_object_get(v, "fps");
     }
     size_t frames = json_is_array(url) ? json_array_size(url) : 0;
-    if (!url || json_is_null(url)) return fault(p, "missing_required_parameter", path, "A video part needs a URL.");
+    if (!url || json_is_null(url))
+        return fault(p, "missing_required_parameter", path, "A video part needs a URL.");
     if (!json_is_string(url) && !json_is_array(url))
         return fault(p, "invalid_type", path, "A video must be a URL or an array of image URLs, its frames.");
     if (json_is_array(url) && !frames) return fault(p, "empty_array", path, "The video has no frames.");
     for (size_t i = 0; i < frames; i++)
-        if (!json_is_string(json_array_get(url, i))) return fault(p, "invalid_type", path, "The frames of a video must be URL strings.");
+        if (!json_is_string(json_array_get(url, i)))
+            return fault(p, "invalid_type", path, "The frames of a video must be URL strings.");
     snprintf(path, sizeof path, ".content[%zu].fps", idx);
-    if (fps && !json_is_null(fps) && !json_is_number(fps)) return fault(p, "invalid_type", path, "fps must be a number.");
+    if (fps && !json_is_null(fps) && !json_is_number(fps))
+        return fault(p, "invalid_type", path, "fps must be a number.");
     double n = fps && !json_is_null(fps) ? json_number_value(fps) : 0.0;
     if (fps && !json_is_null(fps) && !(n >= VIDEO_FPS_MIN && n <= VIDEO_FPS_MAX))
-        return fault(p, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN, VIDEO_FPS_MAX);
+        return fault(p, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN,
+                     VIDEO_FPS_MAX);
     if (p->video_count >= p->limits->videos_max) {
         snprintf(path, sizeof path, ".content[%zu]", idx);
-        return fault(p, "too_many_videos", path, "At most %zu video(s) may be provided in one prompt.", p->limits->videos_max);
+        return fault(p, "too_many_videos", path, "At most %zu video(s) may be provided in one prompt.",
+                     p->limits->videos_max);
     }
     struct image_ref *ref;
     enum status st = new_ref(p, idx, where, &ref);
@@ -219,14 +233,17 @@ static enum part_kind kind_of_part(const char *type, const char **field)
     return PART_UNSUPPORTED;
 }
 
-static enum status text_of(struct parser *p, const json_t *part, size_t idx, const char *field, const json_t **out)
+static enum status text_of(struct parser *p, const json_t *part, size_t idx, const char *field,
+                           const json_t **out)
 {
     char path[96];
     *out = json_object_get(part, field);
     if (!*out && strcmp(field, "reasoning") == 0) *out = json_object_get(part, "thinking");
     snprintf(path, sizeof path, ".content[%zu].%s", idx, field);
-    if (!*out || json_is_null(*out)) return fault(p, "missing_required_parameter", path, "The content part has no '%s'.", field);
-    if (!json_is_string(*out)) return fault(p, "invalid_type", path, "'%s' of a content part must be a string.", field);
+    if (!*out || json_is_null(*out))
+        return fault(p, "missing_required_parameter", path, "The content part has no '%s'.", field);
+    if (!json_is_string(*out))
+        return fault(p, "invalid_type", path, "'%s' of a content part must be a string.", field);
     return ST_OK;
 }
 
@@ -258,22 +275,28 @@ static enum status parse_part(struct parser *p, const json_t *part, size_t idx, 
     const json_t *text;
     snprintf(path, sizeof path, ".content[%zu]", idx);
     if (count_piece(p, path)) return ST_INVALID;
-    if (json_is_string(part)) return append_part(p, parts, text_part(part)); /* some clients send bare strings */
+    if (json_is_string(part))
+        return append_part(p, parts, text_part(part)); /* some clients send bare strings */
     if (!json_is_object(part)) return fault(p, "invalid_type", path, "A content part must be an object.");
     type = json_string_value(json_object_get(part, "type"));
     if (!type && !json_object_get(part, "type"))
-        type = json_object_get(part, "image_url") ? "image_url" : json_object_get(part, "text") ? "text" : NULL;
+        type = json_object_get(part, "image_url") ? "image_url"
+               : json_object_get(part, "text")    ? "text"
+                                                  : NULL;
     snprintf(path, sizeof path, ".content[%zu].type", idx);
     if (!type && json_object_get(part, "type"))
         return fault(p, "invalid_type", path, "The type of a content part must be a string.");
     if (!type) return fault(p, "missing_required_parameter", path, "The content part has no type.");
     bool said = json_object_get(part, "type") != NULL;
-    enum part_kind kind = said && !json_is(json_object_get(part, "type"), type) ? PART_UNSUPPORTED : kind_of_part(type, &field);
+    enum part_kind kind =
+        said && !json_is(json_object_get(part, "type"), type) ? PART_UNSUPPORTED : kind_of_part(type, &field);
     bool assistant = p->role == ROLE_ASSISTANT;
     if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !p->limits->videos_max))
-        return fault(p, "unsupported_content_part", path, "Content parts of type '%.60s' are not supported.", type);
+        return fault(p, "unsupported_content_part", path, "Content parts of type '%.60s' are not supported.",
+                     type);
     if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
-        return fault(p, "invalid_value", path, "Content parts of type '%.60s' are not allowed in a message of this role.", type);
+        return fault(p, "invalid_value", path,
+                     "Content parts of type '%.60s' are not allowed in a message of this role.", type);
     if (kind == PART_IMAGE || kind == PART_VIDEO) {
         enum status st = kind == PART_IMAGE ? image_part(p, part, idx) : video_part(p, part, idx, type);
         json_t *image = st ? NULL : json_pack("{s:s}", "type", kind == PART_IMAGE ? "image" : "video");
@@ -288,7 +311,8 @@ static enum status parse_part(struct parser *p, const json_t *part, size_t idx, 
 static json_t *join_parts(const json_t *parts)
 {
     size_t len = 0, n = json_array_size(parts), at = 0;
-    for (size_t i = 0; i < n; i++) len += json_string_length(json_object_get(json_array_get(parts, i), "text")) + 1;
+    for (size_t i = 0; i < n; i++)
+        len += json_string_length(json_object_get(json_array_get(parts, i), "text")) + 1;
     char *buf = malloc(len + 1);
     if (!buf) return NULL;
     for (size_t i = 0; i < n; i++) {
@@ -315,18 +339,21 @@ static enum status parse_content(struct parser *p, const json_t *content, json_t
     if (!content || json_is_null(content)) {
         if (p->role == ROLE_ASSISTANT || p->role == ROLE_FUNCTION || p->role == ROLE_OTHER)
             return set_new(p, out, "content", json_string(""));
-        if (!content) return fault(p, "missing_required_parameter", ".content", "The message has no content.");
+        if (!content)
+            return fault(p, "missing_required_parameter", ".content", "The message has no content.");
         return fault(p, "invalid_type", ".content",
                      "The content of this message must be a string or an array of parts, not null.");
     }
     if (!json_is_array(content))
-        return fault(p, "invalid_type", ".content", "The content of a message must be a string or an array of parts.");
+        return fault(p, "invalid_type", ".content",
+                     "The content of a message must be a string or an array of parts.");
     if (!json_array_size(content) && p->role != ROLE_ASSISTANT)
         return fault(p, "empty_array", ".content", "The content array is empty.");
     json_t *parts = json_array();
     if (!parts) return oom(p);
     enum status st = ST_OK;
-    for (size_t i = 0; i < json_array_size(content) && !st; i++) st = parse_part(p, json_array_get(content, i), i, parts);
+    for (size_t i = 0; i < json_array_size(content) && !st; i++)
+        st = parse_part(p, json_array_get(content, i), i, parts);
     if (st) {
         json_decref(parts);
         return st;
@@ -343,7 +370,8 @@ static enum status parse_content(struct parser *p, const json_t *content, json_t
 /* Arguments come as JSON text; templates iterate over an object. What does not parse stays text. */
 static enum status set_arguments(struct parser *p, json_t *function, const json_t *args)
 {
-    if (p->limits->arguments_as_text) return set_new(p, function, "arguments", args ? share(args) : json_string(""));
+    if (p->limits->arguments_as_text)
+        return set_new(p, function, "arguments", args ? share(args) : json_string(""));
     if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
         return set_new(p, function, "arguments", json_object());
     json_t *parsed = NULL;
@@ -361,12 +389,15 @@ static enum status parse_function(struct parser *p, const json_t *f, const char 
     char where[96];
     snprintf(where, sizeof where, "%s.name", path);
     if (!json_is_object(f))
-        return fault(p, f ? "invalid_type" : "missing_required_parameter", path, "A function call must be an object.");
+        return fault(p, f ? "invalid_type" : "missing_required_parameter", path,
+                     "A function call must be an object.");
     const json_t *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
     if (!name) return fault(p, "missing_required_parameter", where, "The function call has no name.");
-    if (!json_is_string(name)) return fault(p, "invalid_type", where, "The name of a function must be a string.");
+    if (!json_is_string(name))
+        return fault(p, "invalid_type", where, "The name of a function must be a string.");
     snprintf(where, sizeof where, "%s.arguments", path);
-    if (args && ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
+    if (args &&
+        ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
         return fault(p, "invalid_type", where, "The arguments of a function must be a string.");
     json_t *copy = copy_of(f);
     if (!copy) return oom(p);
@@ -382,7 +413,8 @@ static enum status parse_function(struct parser *p, const json_t *f, const char 
 static enum status parse_tool_calls(struct parser *p, const json_t *calls, json_t *out)
 {
     if (!calls || json_is_null(calls)) return ST_OK;
-    if (!json_is_array(calls)) return fault(p, "invalid_type", ".tool_calls", "'tool_calls' must be an array.");
+    if (!json_is_array(calls))
+        return fault(p, "invalid_type", ".tool_calls", "'tool_calls' must be an array.");
     if (!json_array_size(calls)) return ST_OK;
     json_t *list = json_array();
     if (set_new(p, out, "tool_calls", list)) return ST_NOMEM;
@@ -423,7 +455,8 @@ static enum status parse_function_call(struct parser *p, const json_t *f, json_t
 static enum status parse_role(struct parser *p, const json_t *role)
 {
     if (!role) return fault(p, "missing_required_parameter", ".role", "The message has no role.");
-    if (!json_is_string(role)) return fault(p, "invalid_type", ".role", "The role of a message must be a string.");
+    if (!json_is_string(role))
+        return fault(p, "invalid_type", ".role", "The role of a message must be a string.");
     size_t i = 0;
     while (i < ROLE_OTHER && !json_is(role, role_names[i])) i++;
     if (i == ROLE_OTHER && !p->limits->allow_any_role)
@@ -473,12 +506,15 @@ static enum status parse_message(struct parser *p, const json_t *m, json_t *out)
     if (name && !json_is_string(name) && !json_is_null(name))
         return fault(p, "invalid_type", ".name", "The name of a participant must be a string.");
     if (p->role == ROLE_TOOL && !id)
-        return fault(p, "missing_required_parameter", ".tool_call_id", "A tool message needs a 'tool_call_id'.");
+        return fault(p, "missing_required_parameter", ".tool_call_id",
+                     "A tool message needs a 'tool_call_id'.");
     if (p->role == ROLE_TOOL && !json_is_string(id))
         return fault(p, "invalid_type", ".tool_call_id", "'tool_call_id' must be a string.");
     if (p->role == ROLE_FUNCTION && !json_is_string(name))
-        return fault(p, name ? "invalid_type" : "missing_required_parameter", ".name", "A function message needs a 'name'.");
-    st = set_new(p, out, "role", p->role == ROLE_FUNCTION ? json_string("tool") : json_incref(json_object_get(m, "role")));
+        return fault(p, name ? "invalid_type" : "missing_required_parameter", ".name",
+                     "A function message needs a 'name'.");
+    st = set_new(p, out, "role",
+                 p->role == ROLE_FUNCTION ? json_string("tool") : json_incref(json_object_get(m, "role")));
     if (!st) st = parse_content(p, json_object_get(m, "content"), out);
     if (!st && p->role == ROLE_ASSISTANT) st = assistant_extras(p, m, out);
     if (st) return st;
@@ -515,17 +551,15 @@ static enum status parse_list(struct parser *p, const json_t *messages)
     return ST_OK;
 }
 
-enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits, struct chat_messages *out,
-                                struct api_error *err)
+enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits,
+                                struct chat_messages *out, struct api_error *err)
 {
     struct parser p = {.limits = limits, .err = err};
     enum status st = parse_list(&p, messages);
     json_decref(p.reasoning_text);
     struct chat_messages m = {.list = p.list, .images = p.images, .image_count = p.image_count};
-    if (st)
-        chat_messages_free(&m);
-    else
-        *out = m;
+    if (st) chat_messages_free(&m);
+    else *out = m;
     return st;
 }
 

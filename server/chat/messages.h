@@ -1,5 +1,6 @@
-/* The `messages` array of POST /v1/chat/completions: checks it as openai-api.md §3.4-3.5 says and yields what a chat template
- * gets, plus the references of the images and videos in order. Decodes no image and renders nothing. Pure; runs on worker threads. */
+/* The `messages` array of POST /v1/chat/completions: checks it as openai-api.md §3.4-3.5 says and yields what
+ * a chat template gets, plus the references of the images and videos in order. Decodes no image and renders
+ * nothing. Pure; runs on worker threads. */
 #ifndef KVASIR_CHAT_MESSAGES_H
 #define KVASIR_CHAT_MESSAGES_H
 
@@ -15,14 +16,14 @@ enum image_detail { IMAGE_DETAIL_AUTO = 0, IMAGE_DETAIL_LOW, IMAGE_DETAIL_HIGH, 
 
 /* One image or video part. URLs are borrowed from the parsed request body: keep that alive. */
 struct image_ref {
-    const char *url;      /* NULL: frames */
+    const char *url; /* NULL: frames */
     size_t url_len;
     const json_t *frames; /* a video as a list of pictures: array of URL strings, not empty; else NULL */
     bool video;
     double fps; /* of a video, as the part says; 0 = it does not */
     enum image_detail detail;
     uint32_t message, part; /* where it stands: messages[message].content[part] */
-    char param[96]; /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
+    char param[96];         /* "messages[2].content[0].image_url.url": for errors of fetching and decoding */
 };
 
 struct chat_limits {
@@ -37,17 +38,18 @@ struct chat_limits {
 
 struct chat_messages {
     json_t
-        *list; /* owned. Objects {role, content, ...}: content is a string or a list of {"type":"text","text"} / {"type":"image"} / {"type":"video"};
-                * tool messages have string content unless they hold images; reasoning is under reasoning_content; arguments of
-                * calls are objects where they parse; roles as sent except function -> tool; unknown keys pass through */
+        *list; /* owned. Objects {role, content, ...}: content is a string or a list of {"type":"text","text"}
+                * / {"type":"image"} / {"type":"video"}; tool messages have string content unless they hold
+                * images; reasoning is under reasoning_content; arguments of calls are objects where they
+                * parse; roles as sent except function -> tool; unknown keys pass through */
     struct image_ref *images; /* owned; images and videos in order of appearance over all messages */
     size_t image_count;
 };
 
 /* ST_INVALID and a filled err (not NULL) when the client is wrong; ST_NOMEM (err says 503). out is untouched
  * then. */
-enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits, struct chat_messages *out,
-                                struct api_error *err) KV_MUST_CHECK;
+enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits,
+                                struct chat_messages *out, struct api_error *err) KV_MUST_CHECK;
 void chat_messages_free(struct chat_messages *m);
 
 #endif

@@ -1,5 +1,6 @@
-/* A chat answer taken apart: reasoning, content, function calls (reasoning_parse.h, tool_parse.h), gathered as the text grows.
- * Pure; used by one thread at a time. What to say about it to the client is generate/write.c. */
+/* A chat answer taken apart: reasoning, content, function calls (reasoning_parse.h, tool_parse.h), gathered
+ * as the text grows. Pure; used by one thread at a time. What to say about it to the client is
+ * generate/write.c. */
 #ifndef KVASIR_CHAT_OUTPUT_H
 #define KVASIR_CHAT_OUTPUT_H
 
@@ -20,10 +21,10 @@ enum reasoning_use {
 
 struct chat_output_rules {
     enum reasoning_use reasoning;
-    bool inside;      /* the prompt ends within the reasoning */
-    enum tool_form calls; /* calls of this form are looked for */
+    bool inside;                    /* the prompt ends within the reasoning */
+    enum tool_form calls;           /* calls of this form are looked for */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
-    bool single_call; /* one at most */
+    bool single_call;               /* one at most */
 };
 
 struct chat_call {
@@ -50,11 +51,12 @@ struct chat_output {
 
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max);
 void chat_output_fini(struct chat_output *o);
-/* Goes on in the answer's text (it begins with what earlier calls saw). ST_NOMEM; ST_TOO_LARGE: over text_max or CHAT_CALLS_MAX.
+/* Goes on in the answer's text (it begins with what earlier calls saw). ST_NOMEM; ST_TOO_LARGE: over text_max
+ * or CHAT_CALLS_MAX.
  */
 enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final) KV_MUST_CHECK;
-/* The run for one more token is done: counts the tokens of the reasoning, its tags included. `before`: reasoning_parse.state
- * ahead of that run. */
+/* The run for one more token is done: counts the tokens of the reasoning, its tags included. `before`:
+ * reasoning_parse.state ahead of that run. */
 void chat_output_token(struct chat_output *o, enum reasoning_state before);
 bool chat_output_reasons(const struct chat_output *o); /* the text ends within the reasoning */
 /* All calls are complete, and there is one. */

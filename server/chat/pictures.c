@@ -13,17 +13,20 @@
 
 /* ---- mm_processor_kwargs ---- */
 
-/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no more than 16,384
- * tokens (the bound of the released Qwen checkpoints; the tower's cost grows with the square). */
+/* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no
+ * more than 16,384 tokens (the bound of the released Qwen checkpoints; the tower's cost grows with the
+ * square). */
 static uint64_t area_limit(const struct gen *g)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
-    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge, tokens = g->r->srv->model->caps.context_max;
+    uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge,
+             tokens = g->r->srv->model->caps.context_max;
     uint64_t room = unit * (tokens < 16384 ? tokens : 16384);
     return room > cfg->area_max ? room : cfg->area_max;
 }
 
-static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min, uint64_t *out)
+static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min,
+                              uint64_t *out)
 {
     struct api_error *e = &g->r->error;
     uint64_t max = area_limit(g);
@@ -49,27 +52,35 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
     json_t *kwargs = field(root, all), *size = field(kwargs, "size"), *v;
     const char *key;
     if (!kwargs) return ST_OK;
-    if (!json_is_object(kwargs)) return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
+    if (!json_is_object(kwargs))
+        return api_fail(e, 400, "invalid_type", all, "mm_processor_kwargs must be an object.");
     if (!g->r->srv->model->info->image.present || !cfg->dynamic) {
         if (!json_object_size(kwargs)) return ST_OK;
-        return api_fail(e, 400, "unsupported_parameter", all, "%s", json_object_get(kwargs, "do_pan_and_scan")
-                            ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's preprocessor_config.json says it."
-                            : "mm_processor_kwargs is not supported: this model's images have no variable size.");
+        return api_fail(
+            e, 400, "unsupported_parameter", all, "%s",
+            json_object_get(kwargs, "do_pan_and_scan")
+                ? "mm_processor_kwargs: do_pan_and_scan can't be set by a request; the checkpoint's "
+                  "preprocessor_config.json says it."
+                : "mm_processor_kwargs is not supported: this model's images have no variable size.");
     }
     if (size && !json_is_object(size))
-        return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size", "mm_processor_kwargs.size must be an object.");
+        return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
+                        "mm_processor_kwargs.size must be an object.");
     json_object_foreach(kwargs, key, v)
     {
-        if (json_is_null(v) || strcmp(key, "min_pixels") == 0 || strcmp(key, "max_pixels") == 0 || strcmp(key, "size") == 0)
+        if (json_is_null(v) || strcmp(key, "min_pixels") == 0 || strcmp(key, "max_pixels") == 0 ||
+            strcmp(key, "size") == 0)
             continue;
         return api_fail(e, 400, "unsupported_parameter", all,
                         "mm_processor_kwargs takes min_pixels, max_pixels and size, not '%.60s'.", key);
     }
     json_object_foreach(size, key, v)
     {
-        if (json_is_null(v) || strcmp(key, "shortest_edge") == 0 || strcmp(key, "longest_edge") == 0) continue;
+        if (json_is_null(v) || strcmp(key, "shortest_edge") == 0 || strcmp(key, "longest_edge") == 0)
+            continue;
         return api_fail(e, 400, "unsupported_parameter", all,
-                        "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in pixels), not '%.60s'.",
+                        "mm_processor_kwargs.size takes shortest_edge and longest_edge (both areas in "
+                        "pixels), not '%.60s'.",
                         key);
     }
     uint64_t unit = (uint64_t)cfg->patch * cfg->merge * cfg->patch * cfg->merge; /* pixels of one token */
@@ -80,9 +91,10 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
         return ST_INVALID;
     }
     if (b->area_min > (b->area_max ? b->area_max : cfg->area_max)) {
-        return api_fail(e, 400, "invalid_value", all,
-                        "mm_processor_kwargs: the smallest number of pixels (%llu) is over the largest (%llu).",
-                        (unsigned long long)b->area_min, (unsigned long long)(b->area_max ? b->area_max : cfg->area_max));
+        return api_fail(
+            e, 400, "invalid_value", all,
+            "mm_processor_kwargs: the smallest number of pixels (%llu) is over the largest (%llu).",
+            (unsigned long long)b->area_min, (unsigned long long)(b->area_max ? b->area_max : cfg->area_max));
     }
     return ST_OK;
 }
@@ -106,21 +118,24 @@ static enum status no_memory(struct gen *g)
     return api_fail(&g->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
-static enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref, const struct err *err)
+static enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,
+                                const struct err *err)
 {
     if (fault == IMAGE_NOMEM) return no_memory(g);
     /* A container that we don't read is no broken picture. */
-    const char *code =
-        fault == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part" : image_fault_code(fault);
+    const char *code = fault == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
+                                                                             : image_fault_code(fault);
     return api_fail(&g->r->error, 400, code, ref->param, "%s", err->msg);
 }
 
-/* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list. */
+/* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list.
+ */
 static enum image_fault fetch(const struct image_ref *ref, struct gen_picture *file, struct err *err)
 {
     const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     enum image_fault f = IMAGE_OK;
-    if (!ref->frames) return image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
+    if (!ref->frames)
+        return image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
     file->ask.list = true;
     for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
         const json_t *url = json_array_get(ref->frames, i);
@@ -134,13 +149,14 @@ static enum image_fault fetch(const struct image_ref *ref, struct gen_picture *f
 }
 
 /* Decodes and prepares a file that was never seen before. */
-static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_picture *file, struct image_prepared *prepared,
-                          struct picture_parts *parts)
+static enum status decode(struct gen *g, const struct image_ref *ref, struct gen_picture *file,
+                          struct image_prepared *prepared, struct picture_parts *parts)
 {
     const struct model_info *mi = g->r->srv->model->info;
     struct err err = {0};
     uint64_t t0 = now_us();
-    enum image_fault fault = picture_from_file(&mi->image, mi->family, &file->ask, file->bytes, file->len, prepared, parts, &err);
+    enum image_fault fault =
+        picture_from_file(&mi->image, mi->family, &file->ask, file->bytes, file->len, prepared, parts, &err);
     if (fault) return picture_fail(g, fault, ref, &err);
     image_alias_put(g->r->srv->aliases, file->alias, parts);
     g->image_seconds += (double)(now_us() - t0) * 1e-6;
@@ -162,20 +178,22 @@ static bool pixels_book(struct gen *g, const struct image_prepared *p)
     return true;
 }
 
-static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_picture *file, struct image_prepared *prepared,
-                            struct picture_parts *parts)
+static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_picture *file,
+                            struct image_prepared *prepared, struct picture_parts *parts)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_alias *aliases = g->r->srv->aliases;
     struct err err = {0};
     file->ask = (struct picture_ask){.video = ref->video, .fps = ref->fps};
-    if (!ref->video) file->ask.bounds = picture_bounds(cfg, &g->p.image_bounds, ref->detail == IMAGE_DETAIL_LOW);
+    if (!ref->video)
+        file->ask.bounds = picture_bounds(cfg, &g->p.image_bounds, ref->detail == IMAGE_DETAIL_LOW);
     enum image_fault fault = fetch(ref, file, &err);
     if (fault) return picture_fail(g, fault, ref, &err);
     image_alias_id(aliases, g->p.salt, &file->ask, file->bytes, file->len, file->alias);
     /* Where nothing of one request is kept for another the pixels are needed anyway. */
     bool kept = strcmp(g->r->srv->opt->prefix_cache, "on") == 0;
-    if (kept && image_alias_get(aliases, file->alias, parts)) return ST_OK; /* the file stays: its pixels may be wanted yet */
+    if (kept && image_alias_get(aliases, file->alias, parts))
+        return ST_OK; /* the file stays: its pixels may be wanted yet */
     enum status st = decode(g, ref, file, prepared, parts);
     if (!st && !pixels_book(g, prepared)) {
         image_prepared_free(prepared);
@@ -186,8 +204,10 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     return st;
 }
 
-/* Told as soon as it is known, before more pictures are decoded: what can't be run need not be held in memory. */
-static enum status check_room(struct gen *g, const struct image_ref *ref, const struct picture_parts *parts, uint64_t *tokens)
+/* Told as soon as it is known, before more pictures are decoded: what can't be run need not be held in
+ * memory. */
+static enum status check_room(struct gen *g, const struct image_ref *ref, const struct picture_parts *parts,
+                              uint64_t *tokens)
 {
     const struct model *m = g->r->srv->model;
     uint64_t most = m->caps.picture_tokens_max;
@@ -202,7 +222,8 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
     return api_fail(&g->r->error, 400, "context_length_exceeded", "messages",
-                    "This model's maximum context length is %u tokens. However, the images and videos in your messages resulted "
+                    "This model's maximum context length is %u tokens. However, the images and videos in "
+                    "your messages resulted "
                     "in more than that. "
                     "Please send fewer or smaller ones.",
                     m->caps.context_max);
@@ -222,7 +243,8 @@ enum status chat_pictures_make(struct gen *g, const struct chat_messages *messag
     for (uint32_t i = 0, first = 0; i < out->count; i++) {
         const struct picture_parts *parts = &out->parts[i];
         bool video = messages->images[i].video;
-        enum status st = make_one(g, &messages->images[i], &g->pictures[i], &out->prepared[i], &out->parts[i]);
+        enum status st =
+            make_one(g, &messages->images[i], &g->pictures[i], &out->prepared[i], &out->parts[i]);
         if (!st) st = check_room(g, &messages->images[i], parts, &tokens);
         if (st) return st;
         out->list[i] = (struct prompt_picture){.images = out->prepared[i].images,

@@ -1,6 +1,6 @@
-/* The pictures and videos of a chat: from the URLs in the messages to what prompt_build takes. A file that came before is not
- * decoded: what it became is known (media/alias.h), and its pixels are made when the scheduler turns out to need them
- * (generate/images.c). Worker thread. */
+/* The pictures and videos of a chat: from the URLs in the messages to what prompt_build takes. A file that
+ * came before is not decoded: what it became is known (media/alias.h), and its pixels are made when the
+ * scheduler turns out to need them (generate/images.c). Worker thread. */
 #ifndef KVASIR_CHAT_PICTURES_H
 #define KVASIR_CHAT_PICTURES_H
 
@@ -18,7 +18,8 @@ struct chat_pictures {
 };
 
 /* Fills g->pictures too. On failure g->r->error is set; chat_pictures_free in either case. */
-enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages, struct chat_pictures *out);
+enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages,
+                               struct chat_pictures *out);
 void chat_pictures_free(struct chat_pictures *p);
 
 #endif

@@ -12,7 +12,8 @@ typedef enum status sink_fn(void *user, const char *text, size_t len);
 
 void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim)
 {
-    *p = (struct reasoning_parse){.state = inside ? REASON_INSIDE : REASON_START, .verbatim = verbatim, .found = inside};
+    *p = (struct reasoning_parse){
+        .state = inside ? REASON_INSIDE : REASON_START, .verbatim = verbatim, .found = inside};
 }
 
 /* Is this reasoning at all? */
@@ -42,10 +43,14 @@ static enum status emit(struct reasoning_parse *p, const char *text, size_t to, 
     return sink(user, text + from, to - from);
 }
 
-static enum status inside_run(struct reasoning_parse *p, const char *text, size_t len, bool final, sink_fn *sink, void *user)
+static enum status inside_run(struct reasoning_parse *p, const char *text, size_t len, bool final,
+                              sink_fn *sink, void *user)
 {
-    const char *hit = len > p->search ? memmem(text + p->search, len - p->search, THINK_CLOSE, CLOSE_LEN) : NULL;
-    size_t end = hit ? (size_t)(hit - text) : final ? len : len - tag_prefix(text + p->search, len - p->search, THINK_CLOSE);
+    const char *hit =
+        len > p->search ? memmem(text + p->search, len - p->search, THINK_CLOSE, CLOSE_LEN) : NULL;
+    size_t end = hit     ? (size_t)(hit - text)
+                 : final ? len
+                         : len - tag_prefix(text + p->search, len - p->search, THINK_CLOSE);
     for (size_t i = p->search; i < end; i++) {
         if (text[i] != '\n') p->solid = i + 1;
     }
@@ -64,7 +69,8 @@ static enum status inside_run(struct reasoning_parse *p, const char *text, size_
     return st;
 }
 
-enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final, sink_fn *sink, void *user)
+enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final,
+                                sink_fn *sink, void *user)
 {
     enum status st = ST_OK;
     if (p->state == REASON_START) start_run(p, text, len, final);

@@ -1,10 +1,11 @@
-/* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes." The text grows, and the
- * parser goes on where it stopped; the split depends on the text alone, never on how it was cut. Pure, as tool_parse.h.
+/* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes." The text
+ * grows, and the parser goes on where it stopped; the split depends on the text alone, never on how it was
+ * cut. Pure, as tool_parse.h.
  *
- * Rules: reasoning begins with <think> at the very beginning (white space may stand before it), or the prompt has opened it
- * already; it ends at the first
- * </think>, or with the text. Line breaks at both ends of the reasoning and behind </think> belong to the tags, as the templates
- * write them. Without reasoning all of the text is content. */
+ * Rules: reasoning begins with <think> at the very beginning (white space may stand before it), or the prompt
+ * has opened it already; it ends at the first
+ * </think>, or with the text. Line breaks at both ends of the reasoning and behind </think> belong to the
+ * tags, as the templates write them. Without reasoning all of the text is content. */
 #ifndef KVASIR_REASONING_PARSE_H
 #define KVASIR_REASONING_PARSE_H
 
@@ -30,9 +31,10 @@ struct reasoning_parse {
 
 /* inside: the prompt ends within the reasoning. */
 void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim);
-/* Goes on in `text`, which begins with what earlier runs saw; final: nothing will follow. Hands pieces of the reasoning to `sink`
- * (len >= 1, borrowed) and fails with its status. */
+/* Goes on in `text`, which begins with what earlier runs saw; final: nothing will follow. Hands pieces of the
+ * reasoning to `sink` (len >= 1, borrowed) and fails with its status. */
 enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final,
-                                enum status (*sink)(void *user, const char *text, size_t len), void *user) KV_MUST_CHECK;
+                                enum status (*sink)(void *user, const char *text, size_t len),
+                                void *user) KV_MUST_CHECK;
 
 #endif

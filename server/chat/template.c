@@ -7,7 +7,8 @@
 #include <string.h>
 
 #define TEMPLATE_BYTES_MAX (4u << 20)
-#define CONFIG_BYTES_MAX   (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in real checkpoints */
+#define CONFIG_BYTES_MAX                                                                                     \
+    (64u << 20) /* tokenizer_config.json lists the added tokens: a few MB in real checkpoints */
 /* Text of the reference's own marker; the blank at its end tells whether the template trims. */
 #define CONTINUE_TAG "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -16,7 +17,9 @@
 static enum status read_file(const char *path, size_t max, char **out, size_t *len, struct err *err)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) return err_set(err, errno == ENOENT || errno == ENOTDIR ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
+    if (!f)
+        return err_set(err, errno == ENOENT || errno == ENOTDIR ? ST_NOT_FOUND : ST_IO, "%s: %s", path,
+                       strerror(errno));
     char *buf = NULL;
     size_t n = 0, cap = 0;
     enum status st = ST_OK;
@@ -46,8 +49,8 @@ static enum status read_file(const char *path, size_t max, char **out, size_t *l
     return ST_OK;
 }
 
-static enum status make_variant(struct template_variant *v, const char *src, size_t len, const struct jinja_limits *limits,
-                                struct err *err)
+static enum status make_variant(struct template_variant *v, const char *src, size_t len,
+                                const struct jinja_limits *limits, struct err *err)
 {
     struct jinja_error e;
     enum status st = jinja_parse(src, len, limits, &v->jinja, &e);
@@ -92,9 +95,10 @@ void template_guard(const struct template *t, struct tokenizer *tok)
     if (t->tools.source) tok_guard(tok, t->tools.source, t->tools.source_len);
 }
 
-/* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if there is none. */
-static enum status pick_templates(const json_t *root, const char *path, const json_t **plain, const json_t **tools,
-                                  struct err *err)
+/* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if
+ * there is none. */
+static enum status pick_templates(const json_t *root, const char *path, const json_t **plain,
+                                  const json_t **tools, struct err *err)
 {
     const json_t *v = json_object_get(root, "chat_template");
     *plain = *tools = NULL;
@@ -135,7 +139,8 @@ static enum status load_json(const char *path, struct template **out, struct err
     return st;
 }
 
-static enum status load_source(const char *path, const char *tool_path, struct template **out, struct err *err)
+static enum status load_source(const char *path, const char *tool_path, struct template **out,
+                               struct err *err)
 {
     char *text = NULL, *tool = NULL;
     size_t len = 0, tool_len = 0;
@@ -156,7 +161,8 @@ enum status template_load(const char *dir, struct template **out, struct err *er
 {
     static const char *const files[] = {"chat_template.json", "tokenizer_config.json"};
     char path[4096], tool_path[4096];
-    if (strlen(dir) > sizeof path - 64) return err_set(err, ST_INVALID, "the path of the checkpoint is too long");
+    if (strlen(dir) > sizeof path - 64)
+        return err_set(err, ST_INVALID, "the path of the checkpoint is too long");
     snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
     snprintf(tool_path, sizeof tool_path, "%s/additional_chat_templates/tool_use.jinja", dir);
     enum status st = load_source(path, tool_path, out, err);
@@ -169,7 +175,8 @@ enum status template_load(const char *dir, struct template **out, struct err *er
 
 /* ---- rendering ---- */
 
-uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source)
+uint32_t template_from(struct template_trace *t, enum jinja_origin origin,
+                       const struct template_source *source)
 {
     enum { SOURCES_MAX = 1 << 24 };
     if (!t->on || t->no_memory || t->count >= SOURCES_MAX) return origin;
@@ -226,21 +233,25 @@ bool template_reserves(const char *name)
     return false;
 }
 
-static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v, const struct template_request *rq,
-                                 struct template_chat *chat, struct template_final *final_text, struct template_trace *trace, struct err *err)
+static enum status set_variables(struct jinja_ctx *c, const struct template_variant *v,
+                                 const struct template_request *rq, struct template_chat *chat,
+                                 struct template_final *final_text, struct template_trace *trace,
+                                 struct err *err)
 {
     uint32_t from = template_from(trace, JINJA_INPUT, &(struct template_source){.kind = TEMPLATE_VARIABLES});
     const char *key;
     json_t *item, *kwargs = (json_t *)(uintptr_t)rq->kwargs; /* iteration does not change it */
     for (size_t i = 0; i < rq->special_count; i++)
-        jinja_set(c, rq->specials[i].name, jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
+        jinja_set(c, rq->specials[i].name,
+                  jinja_string(c, rq->specials[i].text, strlen(rq->specials[i].text), JINJA_TEMPLATE));
     json_object_foreach(kwargs, key, item)
     {
-        if (template_reserves(key)) return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
+        if (template_reserves(key))
+            return err_set(err, ST_INVALID, "chat_template_kwargs can't set '%s'", key);
         jinja_set(c, key, template_value(c, item, from));
     }
-    enum status st =
-        template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL, chat, final_text, trace, err);
+    enum status st = template_messages(c, &v->caps, rq, rq->continue_final_message ? CONTINUE_TAG : NULL,
+                                       chat, final_text, trace, err);
     if (st) return st;
     jinja_set(c, "messages", chat->list);
     jinja_set(c, "tools", tools_value(c, rq->tools, trace));
@@ -251,17 +262,19 @@ static enum status set_variables(struct jinja_ctx *c, const struct template_vari
     return ST_OK;
 }
 
-/* Cuts the render where the final message ends: at the last tag. If the template trimmed the message, what is left is trimmed
- * too. */
+/* Cuts the render where the final message ends: at the last tag. If the template trimmed the message, what is
+ * left is trimmed too. */
 static enum status cut_at_tag(struct jinja_output *o, const struct template_final *f, struct err *err)
 {
     const size_t tag_len = strlen(CONTINUE_TAG) - 1;
     size_t len = f->len, at = 0;
     const char *text = jinja_trim(f->text, &len, 3), *hit = NULL;
-    for (const char *p = o->text, *end = o->text + o->len; (p = memmem(p, (size_t)(end - p), CONTINUE_TAG, tag_len)) != NULL; p++)
+    for (const char *p = o->text, *end = o->text + o->len;
+         (p = memmem(p, (size_t)(end - p), CONTINUE_TAG, tag_len)) != NULL; p++)
         hit = p;
     if (!hit || (len && !memmem(o->text, o->len, text, len)))
-        return err_set(err, ST_INVALID, "continue_final_message: the final message does not appear in the rendered chat");
+        return err_set(err, ST_INVALID,
+                       "continue_final_message: the final message does not appear in the rendered chat");
     at = (size_t)(hit - o->text);
     if (at + tag_len >= o->len || o->text[at + tag_len] != ' ') jinja_trim(o->text, &at, 2);
     o->text[at] = '\0';
@@ -269,10 +282,12 @@ static enum status cut_at_tag(struct jinja_output *o, const struct template_fina
     return ST_OK;
 }
 
-static enum status to_runs(struct jinja_output *o, bool parse, struct template_trace *trace, struct template_result *out, struct err *err)
+static enum status to_runs(struct jinja_output *o, bool parse, struct template_trace *trace,
+                           struct template_result *out, struct err *err)
 {
-    static const enum tok_control of[] = {
-        [JINJA_TEMPLATE] = TOK_CONTROL_ALL, [JINJA_INPUT] = TOK_CONTROL_UNGUARDED, [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
+    static const enum tok_control of[] = {[JINJA_TEMPLATE] = TOK_CONTROL_ALL,
+                                          [JINJA_INPUT] = TOK_CONTROL_UNGUARDED,
+                                          [JINJA_ASSISTANT] = TOK_CONTROL_NONSPECIAL};
     struct tok_run *runs = malloc((o->run_count + 1) * sizeof *runs);
     uint32_t *sources = trace->on ? malloc((o->run_count + 1) * sizeof *sources) : NULL;
     if (!runs || (trace->on && !sources) || trace->no_memory) {
@@ -282,7 +297,8 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     }
     size_t n = 0, at = 0;
     for (size_t i = 0; i < o->run_count && at < o->len; i++) {
-        size_t len = o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
+        size_t len =
+            o->runs[i].len < o->len - at ? o->runs[i].len : o->len - at; /* the text may have been cut */
         enum tok_control control = parse ? TOK_CONTROL_ALL : of[o->runs[i].origin];
         if (n && runs[n - 1].control == control && (!sources || sources[n - 1] == o->runs[i].source)) {
             runs[n - 1].len += len;
@@ -292,8 +308,13 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
         }
         at += len;
     }
-    *out = (struct template_result){.text = o->text, .len = o->len, .runs = runs, .run_count = n, .run_sources = sources,
-                                    .sources = trace->list, .source_count = trace->count};
+    *out = (struct template_result){.text = o->text,
+                                    .len = o->len,
+                                    .runs = runs,
+                                    .run_count = n,
+                                    .run_sources = sources,
+                                    .sources = trace->list,
+                                    .source_count = trace->count};
     o->text = NULL;
     trace->list = NULL;
     return ST_OK;
@@ -306,7 +327,8 @@ static const char *role_of(const struct template_request *rq, size_t i)
 }
 
 /* The message that the template's loop was at; the number of messages if it was at none. */
-static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq, const struct template_chat *chat)
+static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq,
+                               const struct template_chat *chat)
 {
     size_t n = json_array_size(rq->messages), at = n;
     uint32_t best = UINT32_MAX;
@@ -322,22 +344,25 @@ static size_t message_at_fault(const struct jinja_ctx *c, const struct template_
 static enum status render_error(enum status st, const struct jinja_error *e, const struct template_caps *caps,
                                 const struct template_request *rq, size_t at, struct err *err)
 {
-    /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who sends results of tools. */
-    bool lost = e->fault == JINJA_RAISED && strcmp(role_of(rq, at), "tool") == 0 && !caps->tool_role && !caps->tool_responses;
+    /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who
+     * sends results of tools. */
+    bool lost = e->fault == JINJA_RAISED && strcmp(role_of(rq, at), "tool") == 0 && !caps->tool_role &&
+                !caps->tool_responses;
     if (e->fault == JINJA_RAISED)
         err_set(err, st, "%.300s%s", e->message,
-                lost ? " (this model's chat template has no place for results of tools: put them into a user message)" : "");
-    else if (e->line)
-        err_set(err, st, "line %u of the chat template: %.400s", e->line, e->message);
-    else
-        err_set(err, st, "chat template: %.400s", e->message);
+                lost ? " (this model's chat template has no place for results of tools: put them into a user "
+                       "message)"
+                     : "");
+    else if (e->line) err_set(err, st, "line %u of the chat template: %.400s", e->line, e->message);
+    else err_set(err, st, "chat template: %.400s", e->message);
     if (at >= json_array_size(rq->messages)) return st;
     if (!at) return err_prefix(err, st, "messages[0] (role '%.20s')", role_of(rq, at));
-    return err_prefix(err, st, "messages[%zu] (role '%.20s' after '%.20s')", at, role_of(rq, at), role_of(rq, at - 1));
+    return err_prefix(err, st, "messages[%zu] (role '%.20s' after '%.20s')", at, role_of(rq, at),
+                      role_of(rq, at - 1));
 }
 
-enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
-                            struct err *err)
+enum status template_render(const struct template *t, const struct template_request *rq,
+                            struct template_result *out, struct err *err)
 {
     const struct template_variant *v = variant_for(t, json_array_size(rq->tools) > 0);
     struct template_final final_text = {.text = "", .len = 0};
@@ -345,7 +370,8 @@ enum status template_render(const struct template *t, const struct template_requ
     struct jinja_output o = {0};
     struct jinja_error e;
     if (rq->continue_final_message && rq->add_generation_prompt)
-        return err_set(err, ST_INVALID, "continue_final_message and add_generation_prompt exclude each other");
+        return err_set(err, ST_INVALID,
+                       "continue_final_message and add_generation_prompt exclude each other");
     struct template_chat chat = {.each = malloc((json_array_size(rq->messages) + 1) * sizeof *chat.each)};
     struct jinja_ctx *c = chat.each ? jinja_ctx_create(&t->limits) : NULL;
     if (!c) {

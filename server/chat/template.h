@@ -1,7 +1,7 @@
-/* The chat template of a checkpoint: loading it, finding out what it can do, and rendering a conversation into text runs for the
- * tokenizer. Loaded once at start, immutable and shared by all threads afterwards; rendering runs on worker threads and uses only
- * the caller's memory. Knows nothing of HTTP, models or token ids. Specification: the Jinja environment of transformers'
- * apply_chat_template. */
+/* The chat template of a checkpoint: loading it, finding out what it can do, and rendering a conversation
+ * into text runs for the tokenizer. Loaded once at start, immutable and shared by all threads afterwards;
+ * rendering runs on worker threads and uses only the caller's memory. Knows nothing of HTTP, models or token
+ * ids. Specification: the Jinja environment of transformers' apply_chat_template. */
 #ifndef KVASIR_TEMPLATE_H
 #define KVASIR_TEMPLATE_H
 
@@ -17,9 +17,11 @@
 
 /* What the template can do, found at load by rendering small conversations and looking for marked texts. */
 struct template_caps {
-    bool content_list;      /* iterates over content parts: give lists; else content is handed over as one string */
-    bool system_role;       /* a system message's text appears */
-    bool system_list;       /* so does the first text of one whose content is a list, and not as the list that it stands in */
+    bool
+        content_list; /* iterates over content parts: give lists; else content is handed over as one string */
+    bool system_role; /* a system message's text appears */
+    bool system_list; /* so does the first text of one whose content is a list, and not as the list that it
+                         stands in */
     bool system_pictures;   /* and pictures in that list are not passed over */
     bool developer_role;    /* the source mentions `developer`: the role is kept, else it becomes `system` */
     bool tools;             /* declarations of tools appear */
@@ -34,20 +36,24 @@ struct template_caps {
 
 struct template;
 
-/* Reads DIR/chat_template.jinja, else DIR/chat_template.json, else the chat_template of DIR/tokenizer_config.json (a string, or a
- * list of {name, template}: `default`, and `tool_use` for requests with tools). ST_NOT_FOUND when the checkpoint has none (a
- * route answers 400 chat_template_error then), ST_FORMAT names file and template line. */
+/* Reads DIR/chat_template.jinja, else DIR/chat_template.json, else the chat_template of
+ * DIR/tokenizer_config.json (a string, or a list of {name, template}: `default`, and `tool_use` for requests
+ * with tools). ST_NOT_FOUND when the checkpoint has none (a route answers 400 chat_template_error then),
+ * ST_FORMAT names file and template line. */
 enum status template_load(const char *dir, struct template **out, struct err *err) KV_MUST_CHECK;
 /* From source text; tool_source may be NULL. limits may be NULL. */
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,
-                            const struct jinja_limits *limits, struct template **out, struct err *err) KV_MUST_CHECK;
+                            const struct jinja_limits *limits, struct template **out,
+                            struct err *err) KV_MUST_CHECK;
 void template_free(struct template *t); /* NULL is fine */
-/* Tells the tokenizer which added tokens the template writes itself: text typed by a client can't spell them (tok_guard). Before tok is shared. */
+/* Tells the tokenizer which added tokens the template writes itself: text typed by a client can't spell them
+ * (tok_guard). Before tok is shared. */
 void template_guard(const struct template *t, struct tokenizer *tok);
 const struct template_caps *template_caps(const struct template *t,
                                           bool with_tools); /* of the template that such a request uses */
 
-/* A special token as a variable: {"bos_token", "<bos>"}. tok_special_role of engine/tokenizer/tokenizer.h enumerates them. */
+/* A special token as a variable: {"bos_token", "<bos>"}. tok_special_role of engine/tokenizer/tokenizer.h
+ * enumerates them. */
 struct template_special {
     const char *name, *text;
 };
@@ -56,12 +62,12 @@ struct template_request {
     const json_t *messages;  /* normalised by chat_messages_parse; borrowed */
     const json_t *tools;     /* array or NULL; borrowed. Empty = NULL. Bare function objects are wrapped */
     const json_t *documents; /* array or NULL */
-    const json_t
-        *kwargs; /* object of further variables (chat_template_kwargs) or NULL; may replace special tokens, nothing else */
+    const json_t *kwargs; /* object of further variables (chat_template_kwargs) or NULL; may replace special
+                             tokens, nothing else */
     const struct template_special *specials;
     size_t special_count;
-    const char
-        *image_placeholder; /* written where an image stands, for templates that want strings; NULL: images are then an error */
+    const char *image_placeholder; /* written where an image stands, for templates that want strings; NULL:
+                                      images are then an error */
     const char *video_placeholder; /* the same for a video */
     bool add_generation_prompt;
     bool continue_final_message; /* the last message (assistant) stays open; excludes add_generation_prompt */
@@ -76,7 +82,7 @@ enum template_part {
     TEMPLATE_FIELD,       /* another field of a message: role, name, tool_calls ... */
     TEMPLATE_TOOLS,
     TEMPLATE_DOCUMENTS,
-    TEMPLATE_VARIABLES,   /* chat_template_kwargs */
+    TEMPLATE_VARIABLES, /* chat_template_kwargs */
 };
 struct template_source {
     enum template_part kind;
@@ -88,9 +94,11 @@ struct template_source {
 struct template_result {
     char *text; /* owned */
     size_t len;
-    struct tok_run *runs; /* owned; point into text; neighbours differ in control, or in source where there are sources */
+    struct tok_run *
+        runs; /* owned; point into text; neighbours differ in control, or in source where there are sources */
     size_t run_count;
-    uint32_t *run_sources; /* with trace, else NULL: [run_count] 0 = the template wrote it, else 1 + index in `sources`; owned */
+    uint32_t *run_sources; /* with trace, else NULL: [run_count] 0 = the template wrote it, else 1 + index in
+                              `sources`; owned */
     struct template_source *sources; /* owned */
     size_t source_count;
 };
@@ -99,13 +107,15 @@ void template_result_free(struct template_result *r);
 /* Is the variable part of the request itself, so that kwargs can't set it? */
 bool template_reserves(const char *name);
 
-/* Renders. err->msg is meant for the client: what raise_exception said, else "line N of the chat template: ...",
- * behind the message that it is about where that is known: "messages[2] (role 'user' after 'user'): ...".
- * ST_INVALID (the template refused, or the request makes no sense), ST_TOO_LARGE (a limit), ST_NOMEM. */
-enum status template_render(const struct template *t, const struct template_request *rq, struct template_result *out,
-                            struct err *err) KV_MUST_CHECK;
+/* Renders. err->msg is meant for the client: what raise_exception said, else "line N of the chat template:
+ * ...", behind the message that it is about where that is known: "messages[2] (role 'user' after 'user'):
+ * ...". ST_INVALID (the template refused, or the request makes no sense), ST_TOO_LARGE (a limit), ST_NOMEM.
+ */
+enum status template_render(const struct template *t, const struct template_request *rq,
+                            struct template_result *out, struct err *err) KV_MUST_CHECK;
 
-/* JSON -> value of the interpreter; strings are borrowed from v. Numbers keep their kind. Nesting beyond 256 levels becomes none.
+/* JSON -> value of the interpreter; strings are borrowed from v. Numbers keep their kind. Nesting beyond 256
+ * levels becomes none.
  */
 struct jinja_value template_value(struct jinja_ctx *c, const json_t *v, uint32_t origin);
 

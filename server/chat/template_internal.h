@@ -13,20 +13,23 @@ struct template_variant {
 struct template
 {
     struct jinja_limits limits;
-    struct template_variant plain, tools; /* `tools` is for requests with tools, where the checkpoint has such a template */
+    struct template_variant plain,
+        tools; /* `tools` is for requests with tools, where the checkpoint has such a template */
 };
 
 /* Finds out what the template can do (template_probe.c). */
-void template_probe(const struct jinja_template *t, const struct jinja_limits *limits, struct template_caps *caps);
+void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
+                    struct template_caps *caps);
 
-/* The conversation as template variables (template_messages.c): content in the form that the template wants, origins set, `tag`
- * (or NULL) at the end of the last message's text; *final_text is then that text without the tag. ST_INVALID if that is
- * impossible. */
+/* The conversation as template variables (template_messages.c): content in the form that the template wants,
+ * origins set, `tag` (or NULL) at the end of the last message's text; *final_text is then that text without
+ * the tag. ST_INVALID if that is impossible. */
 struct template_final {
     const char *text;
     size_t len;
 };
-/* The messages as the template gets them: the list, and by index in the request the dict of each, or none if it went into another. */
+/* The messages as the template gets them: the list, and by index in the request the dict of each, or none if
+ * it went into another. */
 struct template_chat {
     struct jinja_value list;
     struct jinja_value *each; /* [number of messages in the request], the caller's */
@@ -38,9 +41,11 @@ struct template_trace {
     size_t count, cap;
 };
 /* The origin with the source's number in it; the plain origin without a trace. */
-uint32_t template_from(struct template_trace *t, enum jinja_origin origin, const struct template_source *source);
-enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
-                              const char *tag, struct template_chat *out, struct template_final *final_text,
-                              struct template_trace *trace, struct err *err) KV_MUST_CHECK;
+uint32_t template_from(struct template_trace *t, enum jinja_origin origin,
+                       const struct template_source *source);
+enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps,
+                              const struct template_request *rq, const char *tag, struct template_chat *out,
+                              struct template_final *final_text, struct template_trace *trace,
+                              struct err *err) KV_MUST_CHECK;
 
 #endif

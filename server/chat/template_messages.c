@@ -1,4 +1,5 @@
-/* Normalised messages -> the variable `messages`, in the form that a template wants, with the origin of every text. */
+/* Normalised messages -> the variable `messages`, in the form that a template wants, with the origin of every
+ * text. */
 #include "server/chat/template_internal.h"
 
 #include <string.h>
@@ -13,7 +14,8 @@ struct builder {
     uint32_t at; /* index of the message at hand */
     struct err *err;
     struct jinja_value list, *each;
-    struct jinja_value lead; /* text of a system message that the template can't show: goes before the first user message */
+    struct jinja_value
+        lead; /* text of a system message that the template can't show: goes before the first user message */
     bool have_lead;
     const json_t *calls; /* of the assistant message before: tool results may have to go there */
     struct jinja_value responses;
@@ -33,7 +35,8 @@ static struct jinja_value input(struct builder *b, const json_t *v, uint32_t ori
 /* The origin of a part of this message's content; part -1: of all of it. */
 static uint32_t content_from(struct builder *b, enum jinja_origin origin, int32_t part)
 {
-    return template_from(b->trace, origin, &(struct template_source){.kind = TEMPLATE_CONTENT, .message = b->at, .part = part});
+    return template_from(b->trace, origin,
+                         &(struct template_source){.kind = TEMPLATE_CONTENT, .message = b->at, .part = part});
 }
 
 static uint32_t field_from(struct builder *b, enum jinja_origin origin, const char *name)
@@ -50,7 +53,8 @@ static struct jinja_value text_value(struct builder *b, const json_t *text, uint
 {
     struct jinja_value v = input(b, text, origin);
     if (!tagged) return v;
-    *b->final_text = (struct template_final){.text = json_string_value(text), .len = json_string_length(text)};
+    *b->final_text =
+        (struct template_final){.text = json_string_value(text), .len = json_string_length(text)};
     return jinja_join2(b->c, v, jinja_string(b->c, b->tag, strlen(b->tag), JINJA_ASSISTANT));
 }
 
@@ -68,8 +72,8 @@ static bool is_video(const json_t *part)
     return type && strcmp(type, "video") == 0;
 }
 
-static enum status content_string(struct builder *b, const json_t *parts, enum jinja_origin origin, size_t tagged,
-                                  struct jinja_value *out)
+static enum status content_string(struct builder *b, const json_t *parts, enum jinja_origin origin,
+                                  size_t tagged, struct jinja_value *out)
 {
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
     for (size_t i = 0; i < json_array_size(parts); i++) {
@@ -78,20 +82,23 @@ static enum status content_string(struct builder *b, const json_t *parts, enum j
         uint32_t from = content_from(b, origin, (int32_t)i);
         if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
         if (!text && !place)
-            return err_set(b->err, ST_INVALID, "this chat template has no place for %s", is_video(part) ? "videos" : "images");
+            return err_set(b->err, ST_INVALID, "this chat template has no place for %s",
+                           is_video(part) ? "videos" : "images");
         v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
     }
     *out = v;
     return ST_OK;
 }
 
-static struct jinja_value content_list(struct builder *b, const json_t *parts, enum jinja_origin origin, size_t tagged, bool lead)
+static struct jinja_value content_list(struct builder *b, const json_t *parts, enum jinja_origin origin,
+                                       size_t tagged, bool lead)
 {
     struct jinja_value list = jinja_list(b->c, content_from(b, origin, -1));
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
         uint32_t from = content_from(b, origin, (int32_t)i);
-        struct jinja_value d = jinja_dict(b->c, from), v = text ? text_value(b, text, from, i == tagged) : jinja_none();
+        struct jinja_value d = jinja_dict(b->c, from),
+                           v = text ? text_value(b, text, from, i == tagged) : jinja_none();
         if (lead && b->have_lead && !text) {
             struct jinja_value first = jinja_dict(b->c, from);
             jinja_dict_set(b->c, first, "type", 4, literal(b, "text"));
@@ -105,20 +112,22 @@ static struct jinja_value content_list(struct builder *b, const json_t *parts, e
     return list;
 }
 
-static enum status content_value(struct builder *b, const json_t *content, enum jinja_origin origin, bool last, bool user,
-                                 struct jinja_value *out)
+static enum status content_value(struct builder *b, const json_t *content, enum jinja_origin origin,
+                                 bool last, bool user, struct jinja_value *out)
 {
     bool tagged = last && b->tag;
     size_t tagged_part = SIZE_MAX;
     if (!json_is_array(content)) {
         uint32_t from = content_from(b, origin, -1);
-        struct jinja_value v = json_is_string(content) ? text_value(b, content, from, tagged) : template_value(b->c, content, from);
+        struct jinja_value v = json_is_string(content) ? text_value(b, content, from, tagged)
+                                                       : template_value(b->c, content, from);
         *out = user ? with_lead(b, v) : v;
         return ST_OK;
     }
     for (size_t i = json_array_size(content); tagged && i > 0 && tagged_part == SIZE_MAX; i--)
         if (json_object_get(json_array_get(content, i - 1), "text")) tagged_part = i - 1;
-    if (tagged && tagged_part == SIZE_MAX) return err_set(b->err, ST_INVALID, "the final message has no text to continue");
+    if (tagged && tagged_part == SIZE_MAX)
+        return err_set(b->err, ST_INVALID, "the final message has no text to continue");
     if (b->caps->content_list) {
         *out = content_list(b, content, origin, tagged_part, user);
         return ST_OK;
@@ -153,8 +162,10 @@ static enum status system_value(struct builder *b, const json_t *content, bool l
 {
     if (b->caps->content_list && !b->caps->system_pictures && has_pictures(content))
         return err_set(b->err, ST_INVALID,
-                       "this model's chat template has no place for pictures in a system message: put them into a user message");
-    return b->caps->system_list ? content_value(b, content, JINJA_INPUT, last, false, out) : system_string(b, content, last, out);
+                       "this model's chat template has no place for pictures in a system message: put them "
+                       "into a user message");
+    return b->caps->system_list ? content_value(b, content, JINJA_INPUT, last, false, out)
+                                : system_string(b, content, last, out);
 }
 
 /* A system message for a template without one. */
@@ -175,7 +186,8 @@ static const json_t *name_of_result(const struct builder *b, const json_t *m)
     if (json_is_string(name) || !json_is_string(id)) return name;
     for (size_t i = 0; i < json_array_size(b->calls); i++) {
         const json_t *call = json_array_get(b->calls, i);
-        if (json_equal(json_object_get(call, "id"), id)) return json_object_get(json_object_get(call, "function"), "name");
+        if (json_equal(json_object_get(call, "id"), id))
+            return json_object_get(json_object_get(call, "function"), "name");
     }
     return NULL;
 }
@@ -187,7 +199,9 @@ static enum status fold_result(struct builder *b, const json_t *m)
     const json_t *name = name_of_result(b, m);
     enum status st = content_value(b, json_object_get(m, "content"), JINJA_INPUT, false, false, &v);
     if (st) return st;
-    jinja_dict_set(b->c, d, "name", 4, json_is_string(name) ? input(b, name, field_from(b, JINJA_INPUT, "name")) : literal(b, "unknown"));
+    jinja_dict_set(b->c, d, "name", 4,
+                   json_is_string(name) ? input(b, name, field_from(b, JINJA_INPUT, "name"))
+                                        : literal(b, "unknown"));
     jinja_dict_set(b->c, d, "response", 8, v);
     jinja_list_add(b->c, b->responses, d);
     return ST_OK;
@@ -213,21 +227,25 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
     if (!role) return err_set(b->err, ST_INVALID, "a message has no role");
     if (strcmp(role, "developer") == 0 && !b->caps->developer_role) role = "system";
     bool assistant = strcmp(role, "assistant") == 0, user = strcmp(role, "user") == 0;
-    if (strcmp(role, "system") == 0 && !b->caps->system_role && !last) return hold_lead(b, json_object_get(m, "content"));
+    if (strcmp(role, "system") == 0 && !b->caps->system_role && !last)
+        return hold_lead(b, json_object_get(m, "content"));
     if (strcmp(role, "tool") == 0 && b->caps->tool_responses && b->have_responses) return fold_result(b, m);
     struct jinja_value d = jinja_dict(b->c, JINJA_INPUT), content;
     json_object_foreach(object, key, v)
     {
         if (strcmp(key, "role") == 0) {
-            jinja_dict_set(b->c, d, key, strlen(key), jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, key)));
+            jinja_dict_set(b->c, d, key, strlen(key),
+                           jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, key)));
         } else if (strcmp(key, "content") == 0) {
-            enum status st = strcmp(role, "system") == 0 && b->caps->system_role
-                                 ? system_value(b, v, last, &content)
-                                 : content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
+            enum status st =
+                strcmp(role, "system") == 0 && b->caps->system_role
+                    ? system_value(b, v, last, &content)
+                    : content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
             if (st) return st;
             jinja_dict_set(b->c, d, key, strlen(key), content);
         } else if (strcmp(key, "reasoning_content") != 0) {
-            jinja_dict_set(b->c, d, key, strlen(key), template_value(b->c, v, field_from(b, JINJA_INPUT, key)));
+            jinja_dict_set(b->c, d, key, strlen(key),
+                           template_value(b->c, v, field_from(b, JINJA_INPUT, key)));
         }
     }
     set_reasoning(b, d, m);
@@ -243,18 +261,26 @@ static enum status add_message(struct builder *b, const json_t *m, bool last)
     return ST_OK;
 }
 
-enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps, const struct template_request *rq,
-                              const char *tag, struct template_chat *out, struct template_final *final_text,
-                              struct template_trace *trace, struct err *err)
+enum status template_messages(struct jinja_ctx *c, const struct template_caps *caps,
+                              const struct template_request *rq, const char *tag, struct template_chat *out,
+                              struct template_final *final_text, struct template_trace *trace,
+                              struct err *err)
 {
-    struct builder b = {
-        .c = c, .caps = caps, .rq = rq, .tag = tag, .each = out->each, .final_text = final_text, .trace = trace, .err = err};
+    struct builder b = {.c = c,
+                        .caps = caps,
+                        .rq = rq,
+                        .tag = tag,
+                        .each = out->each,
+                        .final_text = final_text,
+                        .trace = trace,
+                        .err = err};
     size_t n = json_array_size(rq->messages);
     const json_t *last = n ? json_array_get(rq->messages, n - 1) : NULL;
     const char *role = json_string_value(json_object_get(last, "role"));
     if (tag && (!role || strcmp(role, "assistant") != 0))
         return err_set(err, ST_INVALID, "continue_final_message needs an assistant message at the end");
-    if (tag && !json_object_get(last, "content")) return err_set(err, ST_INVALID, "the final message has no text to continue");
+    if (tag && !json_object_get(last, "content"))
+        return err_set(err, ST_INVALID, "the final message has no text to continue");
     b.list = jinja_list(c, JINJA_INPUT);
     for (size_t i = 0; i < n; i++) {
         b.at = (uint32_t)i;

@@ -1,19 +1,22 @@
-/* What can this template do? Small conversations with marked texts are rendered once at load, and the marks looked for: more
- * reliable than reading the template's source, and the same for every family. */
+/* What can this template do? Small conversations with marked texts are rendered once at load, and the marks
+ * looked for: more reliable than reading the template's source, and the same for every family. */
 #include "server/chat/template_internal.h"
 
 #include <string.h>
 
 #define USER      "{\"role\":\"user\",\"content\":\"<<user>>\"}"
 #define LIST_USER "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<<user>>\"}]}"
-#define LIST_SYSTEM(more_)                                                                                                       \
-    "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\",\"text\":\"<<more>>\"}" more_ "]}"
-#define CALLS(args_)                                                                                                             \
-    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{\"name\":"  \
+#define LIST_SYSTEM(more_)                                                                                   \
+    "{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"<<system>>\"},{\"type\":\"text\","      \
+    "\"text\":\"<<more>>\"}" more_ "]}"
+#define CALLS(args_)                                                                                         \
+    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\","     \
+    "\"function\":{\"name\":"                                                                                \
     "\"<<name>>\",\"arguments\":" args_ "}}]}"
-#define TOOL_DECLARATION                                                                                                         \
-    "[{\"type\":\"function\",\"function\":{\"name\":\"<<tool>>\",\"description\":\"d\",\"parameters\":{\"type\":\"object\","     \
-    "\"properties\":"                                                                                                            \
+#define TOOL_DECLARATION                                                                                     \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"<<tool>>\",\"description\":\"d\",\"parameters\":{"     \
+    "\"type\":\"object\","                                                                                   \
+    "\"properties\":"                                                                                        \
     "{\"x\":{\"type\":\"string\",\"description\":\"d\"}},\"required\":[\"x\"]}}}]"
 
 struct probe {
@@ -69,10 +72,12 @@ static bool wants_lists(struct probe *p)
     return !p->ok && jinja_iterates_content(p->t);
 }
 
-void template_probe(const struct jinja_template *t, const struct jinja_limits *limits, struct template_caps *caps)
+void template_probe(const struct jinja_template *t, const struct jinja_limits *limits,
+                    struct template_caps *caps)
 {
     struct probe p = {.t = t, .limits = limits};
-    *caps = (struct template_caps){.developer_role = mentions(t, "developer"), .uses_time = jinja_reads(t, "strftime_now")};
+    *caps = (struct template_caps){.developer_role = mentions(t, "developer"),
+                                   .uses_time = jinja_reads(t, "strftime_now")};
     caps->content_list = wants_lists(&p);
     render(&p, "[{\"role\":\"system\",\"content\":\"<<system>>\"}," USER "]", NULL);
     caps->system_role = shows(&p, "<<system>>");
@@ -88,7 +93,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     render(&p, "[" USER "]", TOOL_DECLARATION);
     caps->tools = shows(&p, "<<tool>>");
     render(&p,
-           "[" USER "," CALLS("{\"key\":\"<<value>>\"}") ",{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"name\":\"<<name>>\","
+           "[" USER "," CALLS("{\"key\":\"<<value>>\"}") ",{\"role\":\"tool\",\"tool_call_id\":\"call_1\","
+                                                         "\"name\":\"<<name>>\","
                                                          "\"content\":\"<<result>>\"}]",
            NULL);
     bool object = shows(&p, "<<value>>") && !strstr(p.out.text, "{'key'");
@@ -104,9 +110,12 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
     caps->tool_calls = object || as_text;
     caps->arguments_as_text = as_text && !object;
     caps->tool_responses = !caps->tool_role && mentions(t, "tool_responses");
-    /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them with <parameter=NAME>. */
+    /* Some templates put calls of another form between the same tags: <function=NAME>, and not all of them
+     * with <parameter=NAME>. */
     if (caps->tools && mentions(t, "<tool_call>"))
-        caps->calls = !mentions(t, "<function=") ? TOOL_FORM_JSON : mentions(t, "<parameter=") ? TOOL_FORM_XML : TOOL_FORM_NONE;
+        caps->calls = !mentions(t, "<function=")   ? TOOL_FORM_JSON
+                      : mentions(t, "<parameter=") ? TOOL_FORM_XML
+                                                   : TOOL_FORM_NONE;
     caps->think = mentions(t, "</think>");
     jinja_output_free(&p.out);
 }

@@ -60,32 +60,22 @@ static bool json_number(struct tool_json *j, char c, bool *more)
     bool digit = c >= '0' && c <= '9', e = c == 'e' || c == 'E';
     *more = true;
     switch (j->state) {
-    case J_MINUS:
-        j->state = c == '0' ? J_ZERO : J_INT;
-        return digit;
+    case J_MINUS: j->state = c == '0' ? J_ZERO : J_INT; return digit;
     case J_ZERO:
     case J_INT:
         if (digit && j->state == J_INT) return true;
         *more = c == '.' || e;
         if (*more) j->state = e ? J_E : J_POINT;
         return true;
-    case J_POINT:
-        j->state = J_FRACTION;
-        return digit;
+    case J_POINT: j->state = J_FRACTION; return digit;
     case J_FRACTION:
         if (digit) return true;
         *more = e;
         if (e) j->state = J_E;
         return true;
-    case J_E:
-        j->state = c == '+' || c == '-' ? J_E_SIGN : J_EXPONENT;
-        return digit || c == '+' || c == '-';
-    case J_E_SIGN:
-        j->state = J_EXPONENT;
-        return digit;
-    default: /* J_EXPONENT */
-        *more = digit;
-        return true;
+    case J_E: j->state = c == '+' || c == '-' ? J_E_SIGN : J_EXPONENT; return digit || c == '+' || c == '-';
+    case J_E_SIGN: j->state = J_EXPONENT; return digit;
+    default: /* J_EXPONENT */ *more = digit; return true;
     }
 }
 
@@ -121,10 +111,8 @@ bool tool_json_step(struct tool_json *j, char c)
     }
     if (is_space(c)) return true;
     switch (j->state) {
-    case J_VALUE:
-        return json_value(j, c);
-    case J_FIRST_ITEM:
-        return c == ']' ? json_pop(j, false) : json_value(j, c);
+    case J_VALUE: return json_value(j, c);
+    case J_FIRST_ITEM: return c == ']' ? json_pop(j, false) : json_value(j, c);
     case J_FIRST_KEY:
         if (c == '}') return json_pop(j, true);
         /* fallthrough */
@@ -132,17 +120,14 @@ bool tool_json_step(struct tool_json *j, char c)
         j->key = true;
         j->state = J_STRING;
         return c == '"';
-    case J_COLON:
-        j->state = J_VALUE;
-        return c == ':';
+    case J_COLON: j->state = J_VALUE; return c == ':';
     case J_AFTER:
         if (c == ',') {
             j->state = in_object(j) ? J_KEY : J_VALUE;
             return true;
         }
         return (c == '}' || c == ']') && json_pop(j, c == '}');
-    default:
-        return false; /* J_DONE */
+    default: return false; /* J_DONE */
     }
 }
 

@@ -36,7 +36,8 @@ static bool all_space(const char *text, size_t from, size_t to)
     return from >= to;
 }
 
-static enum status content_emit(struct tool_parse *p, const char *text, size_t to, const struct tool_sink *sink)
+static enum status content_emit(struct tool_parse *p, const char *text, size_t to,
+                                const struct tool_sink *sink)
 {
     size_t from = p->at;
     if (to <= from) return ST_OK;
@@ -62,12 +63,12 @@ static const char *json_find(const char *text, size_t from, size_t len, size_t *
 }
 
 /* In TOOL_TEXT. *more: a block began. */
-static enum status text_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                            bool *more)
+static enum status text_run(struct tool_parse *p, const char *text, size_t len, bool final,
+                            const struct tool_sink *sink, bool *more)
 {
     size_t end = len, keep;
-    const char *hit =
-        p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep) : json_find(text, p->search, len, &keep);
+    const char *hit = p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep)
+                                               : json_find(text, p->search, len, &keep);
     if (hit) {
         end = (size_t)(hit - text);
     } else if (!final) {
@@ -78,7 +79,8 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     if (p->blank) {
         if (p->blank_to < end && all_space(text, p->blank_to, end)) p->blank_to = end;
         if (p->blank_to >= end) {
-            /* White space: of no interest next to a call, but the answer itself where there is nothing else. */
+            /* White space: of no interest next to a call, but the answer itself where there is nothing else.
+             */
             if (final && !hit && !p->calls) return content_emit(p, text, end, sink);
             end = p->at;
         }
@@ -139,7 +141,8 @@ enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink)
     return sink->end(sink->user);
 }
 
-/* The arguments are complete and not an object as it stands: begins and ends the call. `ok` false: they are no arguments. */
+/* The arguments are complete and not an object as it stands: begins and ends the call. `ok` false: they are
+ * no arguments. */
 static enum status call_packed(struct tool_parse *p, const char *text, const struct tool_sink *sink, bool *ok)
 {
     json_t *inner = p->has_args && text[p->args_at] == '"' ? unpack(text, p->args_at, p->args_end) : NULL;
@@ -148,13 +151,16 @@ static enum status call_packed(struct tool_parse *p, const char *text, const str
     while (skip < len && tool__is_space(s[skip])) skip++;
     *ok = !(p->has_args && text[p->args_at] == '"' && !inner) && (skip == len || s[skip] == '{');
     enum status st = *ok ? call_begin(p, text, sink) : ST_OK;
-    if (*ok && !st) st = skip < len ? sink->arguments(sink->user, s + skip, len - skip) : sink->arguments(sink->user, "{}", 2);
+    if (*ok && !st)
+        st = skip < len ? sink->arguments(sink->user, s + skip, len - skip)
+                        : sink->arguments(sink->user, "{}", 2);
     if (*ok && !st) st = tool__call_end(p, sink);
     json_decref(inner);
     return st;
 }
 
-static enum status arguments_emit(struct tool_parse *p, const char *text, size_t to, const struct tool_sink *sink)
+static enum status arguments_emit(struct tool_parse *p, const char *text, size_t to,
+                                  const struct tool_sink *sink)
 {
     size_t from = p->args_out;
     if (to <= from) return ST_OK;
@@ -176,7 +182,8 @@ static bool value_begins(struct tool_parse *p, const char *text, size_t i)
     return c == '{' || c == '"' || c == 'n';
 }
 
-/* Looks at what the byte at i did to the block's own object (depth 1), given the state before it. False: the block is no call. */
+/* Looks at what the byte at i did to the block's own object (depth 1), given the state before it. False: the
+ * block is no call. */
 static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8_t before, uint32_t depth)
 {
     const struct tool_json *j = &p->json;
@@ -186,7 +193,8 @@ static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8
     if (before == J_STRING && j->state == J_COLON) {
         const char *key = text + p->key_at + 1;
         size_t len = i - p->key_at - 1;
-        bool name = len == 4 && memcmp(key, "name", 4) == 0, args = len == 9 && memcmp(key, "arguments", 9) == 0;
+        bool name = len == 4 && memcmp(key, "name", 4) == 0,
+             args = len == 9 && memcmp(key, "arguments", 9) == 0;
         p->field = name && !p->has_name ? FIELD_NAME : args && !p->has_args ? FIELD_ARGUMENTS : FIELD_OTHER;
     }
     if (before == J_VALUE && depth == 1 && j->state != J_VALUE && !value_begins(p, text, i)) return false;
@@ -206,8 +214,8 @@ static bool block_notice(struct tool_parse *p, const char *text, size_t i, uint8
 }
 
 /* In TOOL_BLOCK, TOOL_FORM_JSON: nothing of the block was reported yet. */
-static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                             bool *more)
+static enum status block_run(struct tool_parse *p, const char *text, size_t len, bool final,
+                             const struct tool_sink *sink, bool *more)
 {
     while (p->scan < len && p->state == TOOL_BLOCK) {
         size_t i = p->scan++;
@@ -234,8 +242,10 @@ static enum status block_run(struct tool_parse *p, const char *text, size_t len,
     return ST_OK;
 }
 
-/* In TOOL_REST: the call is reported; its arguments, if they still come, and the end of the block's object. */
-static enum status rest_run(struct tool_parse *p, const char *text, size_t len, const struct tool_sink *sink, bool *more)
+/* In TOOL_REST: the call is reported; its arguments, if they still come, and the end of the block's object.
+ */
+static enum status rest_run(struct tool_parse *p, const char *text, size_t len, const struct tool_sink *sink,
+                            bool *more)
 {
     enum status st = ST_OK;
     while (p->scan < len && p->state == TOOL_REST && !st) {
@@ -264,8 +274,8 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
 }
 
 /* In TOOL_LOOSE: arguments that are no JSON. Strings and brackets are still told apart. */
-static enum status loose_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                             bool *more)
+static enum status loose_run(struct tool_parse *p, const char *text, size_t len, bool final,
+                             const struct tool_sink *sink, bool *more)
 {
     bool over = false;
     while (p->scan < len && !over) {
@@ -298,7 +308,8 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
 static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
 {
     bool json = p->form == TOOL_FORM_JSON;
-    while (p->scan < len && (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
+    while (p->scan < len &&
+           (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
         p->scan++;
     if (p->scan == len) return;
     int tag = tool__tag_at(text, len, p->scan, TOOL_CLOSE, final);
@@ -309,43 +320,32 @@ static void end_run(struct tool_parse *p, const char *text, size_t len, bool fin
 
 /* ---- the whole ---- */
 
-void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types, bool single)
+void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types,
+                     bool single)
 {
     *p = (struct tool_parse){.form = form, .types = types, .single = single};
     text_start(p, from);
 }
 
-enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink)
+enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final,
+                           const struct tool_sink *sink)
 {
     enum status st = ST_OK;
     bool more = true;
     while (more && !st) {
         more = false;
         switch (p->state) {
-        case TOOL_TEXT:
-            st = text_run(p, text, len, final, sink, &more);
-            break;
+        case TOOL_TEXT: st = text_run(p, text, len, final, sink, &more); break;
         case TOOL_BLOCK:
             st = p->form == TOOL_FORM_XML ? tool__xml_block(p, text, len, final, sink, &more)
                                           : block_run(p, text, len, final, sink, &more);
             break;
-        case TOOL_REST:
-            st = rest_run(p, text, len, sink, &more);
-            break;
-        case TOOL_LOOSE:
-            st = loose_run(p, text, len, final, sink, &more);
-            break;
-        case TOOL_PARAMETERS:
-            st = tool__xml_parameters(p, text, len, final, sink, &more);
-            break;
-        case TOOL_VALUE:
-            st = tool__xml_value(p, text, len, final, sink, &more);
-            break;
-        case TOOL_END:
-            end_run(p, text, len, final, &more);
-            break;
-        case TOOL_DONE:
-            break;
+        case TOOL_REST: st = rest_run(p, text, len, sink, &more); break;
+        case TOOL_LOOSE: st = loose_run(p, text, len, final, sink, &more); break;
+        case TOOL_PARAMETERS: st = tool__xml_parameters(p, text, len, final, sink, &more); break;
+        case TOOL_VALUE: st = tool__xml_value(p, text, len, final, sink, &more); break;
+        case TOOL_END: end_run(p, text, len, final, &more); break;
+        case TOOL_DONE: break;
         }
     }
     return st;

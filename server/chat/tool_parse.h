@@ -1,5 +1,5 @@
-/* Function calls in a model's text, in one of two forms: JSON, as the templates of Qwen2.5, Qwen3 and Qwen3-VL teach it (after
- * Hermes), or a tag for every parameter, as Qwen3-Coder's:
+/* Function calls in a model's text, in one of two forms: JSON, as the templates of Qwen2.5, Qwen3 and
+ * Qwen3-VL teach it (after Hermes), or a tag for every parameter, as Qwen3-Coder's:
  *
  *     <tool_call>                                                    <tool_call>
  *     {"name": "get_weather", "arguments": {"city": "Paris"}}        <function=get_weather>
@@ -9,32 +9,35 @@
  *                                                                    </function>
  *                                                                    </tool_call>
  *
- * The text grows; the parser is run over it again and again and goes on where it stopped. What comes out depends on the text
- * alone, never on how it was cut: a caller that streams and one that waits for the end get the same content and the same calls.
- * Pure: knows nothing of tokens, requests, JSON output. One parser per answer, any one thread.
+ * The text grows; the parser is run over it again and again and goes on where it stopped. What comes out
+ * depends on the text alone, never on how it was cut: a caller that streams and one that waits for the end
+ * get the same content and the same calls. Pure: knows nothing of tokens, requests, JSON output. One parser
+ * per answer, any one thread.
  *
  * Rules
- * - Content is the text outside of calls. Of it, one newline right in front of a call belongs to the call (the templates write it
- * back), and stretches of nothing but white space next to calls are dropped.
- * - A call begins when its name and the beginning of its arguments are known; then it is reported and can't be taken back. A
- * block that goes wrong before that (no JSON, no name, arguments that are no object) is content, to the letter, tags and all.
+ * - Content is the text outside of calls. Of it, one newline right in front of a call belongs to the call
+ * (the templates write it back), and stretches of nothing but white space next to calls are dropped.
+ * - A call begins when its name and the beginning of its arguments are known; then it is reported and can't
+ * be taken back. A block that goes wrong before that (no JSON, no name, arguments that are no object) is
+ * content, to the letter, tags and all.
  * - At the end of the text, arguments that are not complete stay as they are (tool_parse_open tells).
  * JSON
- * - Arguments that are an object are handed over as they were written, byte for byte, as they come. Where they are not valid JSON
- * they end at the brace that closes them or at the end tag, whichever is first: the client gets what the model wrote, as the
- * API's contract says.
+ * - Arguments that are an object are handed over as they were written, byte for byte, as they come. Where
+ * they are not valid JSON they end at the brace that closes them or at the end tag, whichever is first: the
+ * client gets what the model wrote, as the API's contract says.
  * - Arguments that are a string holding an object are unpacked; missing or null arguments are "{}".
- * - The end tag may be missing; superfluous closing brackets in front of it are skipped. Unknown keys are ignored.
- * Tags
- * - The arguments are one object, its keys in the order of the tags (a name that comes twice stands in it twice). A line break
- * behind a parameter's tag and one before its end tag are the template's.
- * - The function's schema says what a value is (tool_types.h): where it may be nothing but text, or the schema doesn't tell, the
- * text to the letter, and it is handed over as it comes. Else JSON of such a type stays as it stands (Python's True, False and
- * None are read too, for the template writes them), and what isn't is a string.
- * - A value ends at </parameter>; where that is missing, at the beginning of a line with the tag of another of the function's
- * parameters or with </function> and </tool_call>. Text between the parameters is dropped.
- * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is enough behind it, and
- * behind its parameters the beginning of another call. */
+ * - The end tag may be missing; superfluous closing brackets in front of it are skipped. Unknown keys are
+ * ignored. Tags
+ * - The arguments are one object, its keys in the order of the tags (a name that comes twice stands in it
+ * twice). A line break behind a parameter's tag and one before its end tag are the template's.
+ * - The function's schema says what a value is (tool_types.h): where it may be nothing but text, or the
+ * schema doesn't tell, the text to the letter, and it is handed over as it comes. Else JSON of such a type
+ * stays as it stands (Python's True, False and None are read too, for the template writes them), and what
+ * isn't is a string.
+ * - A value ends at </parameter>; where that is missing, at the beginning of a line with the tag of another
+ * of the function's parameters or with </function> and </tool_call>. Text between the parameters is dropped.
+ * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is
+ * enough behind it, and behind its parameters the beginning of another call. */
 #ifndef KVASIR_TOOL_PARSE_H
 #define KVASIR_TOOL_PARSE_H
 
@@ -48,14 +51,15 @@
 #define TOOL_OPEN  "<tool_call>"
 #define TOOL_CLOSE "</tool_call>"
 
-/* Where the events go; a function that fails ends the run with its status. Texts are borrowed for the call and cut at character
- * borders. */
+/* Where the events go; a function that fails ends the run with its status. Texts are borrowed for the call
+ * and cut at character borders. */
 struct tool_sink {
     void *user;
-    enum status (*content)(void *user, const char *text, size_t len);   /* len >= 1 */
-    enum status (*begin)(void *user, const char *name, size_t len);     /* a call; len >= 1 */
-    enum status (*arguments)(void *user, const char *text, size_t len); /* of the call that began last; len >= 1 */
-    enum status (*end)(void *user);                                     /* its arguments are complete */
+    enum status (*content)(void *user, const char *text, size_t len); /* len >= 1 */
+    enum status (*begin)(void *user, const char *name, size_t len);   /* a call; len >= 1 */
+    enum status (*arguments)(void *user, const char *text,
+                             size_t len); /* of the call that began last; len >= 1 */
+    enum status (*end)(void *user);       /* its arguments are complete */
 };
 
 enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML };
@@ -99,8 +103,10 @@ struct tool_parse {
 };
 
 /* Content begins at offset `from` of the text. form: not TOOL_FORM_NONE. */
-void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types, bool single);
-/* Goes on in `text`, which begins with what earlier runs saw. final: nothing will follow. ST_NOMEM, or what a sink said. */
+void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types,
+                     bool single);
+/* Goes on in `text`, which begins with what earlier runs saw. final: nothing will follow. ST_NOMEM, or what a
+ * sink said. */
 enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final,
                            const struct tool_sink *sink) KV_MUST_CHECK;
 /* The last call's arguments are not complete. */

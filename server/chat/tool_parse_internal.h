@@ -1,4 +1,5 @@
-/* What the two forms of calls share; see tool_parse.h. Only tool_parse.c and tool_parse_xml.c may include this. */
+/* What the two forms of calls share; see tool_parse.h. Only tool_parse.c and tool_parse_xml.c may include
+ * this. */
 #ifndef KVASIR_TOOL_PARSE_INTERNAL_H
 #define KVASIR_TOOL_PARSE_INTERNAL_H
 
@@ -13,19 +14,21 @@ int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool f
 /* The block is no call: its text is content, beginning with what waited in front of it. */
 void tool__block_refuse(struct tool_parse *p);
 /* A call begins; its arguments are open. */
-enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink);
+enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len,
+                             const struct tool_sink *sink);
 enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink);
 
 /* tool_parse_xml.c */
 
-/* The first place at or behind `from` where a block may begin; NULL: none. *keep: bytes at the end that may turn into one. */
+/* The first place at or behind `from` where a block may begin; NULL: none. *keep: bytes at the end that may
+ * turn into one. */
 const char *tool__xml_find(const char *text, size_t from, size_t len, size_t *keep);
 /* TOOL_BLOCK, TOOL_PARAMETERS, TOOL_VALUE. *more: the state is another now. */
-enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                            bool *more);
-enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                                 bool *more);
-enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                            bool *more);
+enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, bool final,
+                            const struct tool_sink *sink, bool *more);
+enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t len, bool final,
+                                 const struct tool_sink *sink, bool *more);
+enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final,
+                            const struct tool_sink *sink, bool *more);
 
 #endif

@@ -10,14 +10,16 @@
 #define PARAMETER_OPEN  "<parameter="
 #define PARAMETER_CLOSE "</parameter>"
 
-/* Bytes of a name, and of white space between the tags that make a call: the head of a block is read again as it grows. */
+/* Bytes of a name, and of white space between the tags that make a call: the head of a block is read again as
+ * it grows. */
 #define NAME_MAX_LEN  128u
 #define BLANK_MAX_LEN 64u
 
 const char *tool__xml_find(const char *text, size_t from, size_t len, size_t *keep)
 {
     const char *s = text + from;
-    size_t n = len > from ? len - from : 0, a = tag_prefix(s, n, TOOL_OPEN), b = tag_prefix(s, n, FUNCTION_OPEN);
+    size_t n = len > from ? len - from : 0, a = tag_prefix(s, n, TOOL_OPEN),
+           b = tag_prefix(s, n, FUNCTION_OPEN);
     *keep = a > b ? a : b;
     const char *block = n ? memmem(s, n, TOOL_OPEN, OPEN_LEN) : NULL;
     if (block) n = (size_t)(block - s);
@@ -37,7 +39,8 @@ static int tag_next(const char *text, size_t len, size_t *i, const char *tag, bo
     return found;
 }
 
-/* A name that ends at '>': 1 and where it ends, 0: this is none, -1: the text is too short to tell. blanks: it may hold some. */
+/* A name that ends at '>': 1 and where it ends, 0: this is none, -1: the text is too short to tell. blanks:
+ * it may hold some. */
 static int name_at(const char *text, size_t len, size_t from, bool blanks, bool final, size_t *end)
 {
     for (size_t i = from; i < len && i - from <= NAME_MAX_LEN; i++) {
@@ -48,8 +51,10 @@ static int name_at(const char *text, size_t len, size_t from, bool blanks, bool 
     return len - from > NAME_MAX_LEN || final ? 0 : -1;
 }
 
-/* As name_at, a parameter's. known: it must be one of the function's, as must one with blanks, else some prose would be one. */
-static int parameter_at(const struct tool_parse *p, const char *text, size_t len, size_t from, bool known, bool final, size_t *end)
+/* As name_at, a parameter's. known: it must be one of the function's, as must one with blanks, else some
+ * prose would be one. */
+static int parameter_at(const struct tool_parse *p, const char *text, size_t len, size_t from, bool known,
+                        bool final, size_t *end)
 {
     int found = name_at(text, len, from, false, final, end);
     if (!found) {
@@ -57,7 +62,8 @@ static int parameter_at(const struct tool_parse *p, const char *text, size_t len
         found = name_at(text, len, from, true, final, end);
     }
     if (found <= 0 || !known) return found;
-    return tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, *end - from) != 0;
+    return tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, *end - from) !=
+           0;
 }
 
 /* 1: a call, its name is noted; 0: none; -1: the text is too short to tell. */
@@ -84,8 +90,8 @@ static int head_read(struct tool_parse *p, const char *text, size_t len, bool fi
     return most;
 }
 
-enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                            bool *more)
+enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, bool final,
+                            const struct tool_sink *sink, bool *more)
 {
     int found = head_read(p, text, len, final);
     *more = found >= 0;
@@ -127,9 +133,11 @@ static enum status say_escaped(const struct tool_sink *sink, const char *s, size
 }
 
 /* The parameter's name is text[from, to). */
-static enum status parameter_begin(struct tool_parse *p, const char *text, size_t from, size_t to, const struct tool_sink *sink)
+static enum status parameter_begin(struct tool_parse *p, const char *text, size_t from, size_t to,
+                                   const struct tool_sink *sink)
 {
-    uint8_t types = tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, to - from);
+    uint8_t types =
+        tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, to - from);
     p->value_types = types;
     p->state = TOOL_VALUE;
     p->scan = p->args_at = p->args_out = to + 1;
@@ -140,17 +148,19 @@ static enum status parameter_begin(struct tool_parse *p, const char *text, size_
     return st ? st : say(sink, !types || types == TYPE_STRING ? "\": \"" : "\": ");
 }
 
-enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                                 bool *more)
+enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t len, bool final,
+                                 const struct tool_sink *sink, bool *more)
 {
     enum status st = ST_OK;
     while (p->state == TOOL_PARAMETERS && !st) {
         const char *hit = p->scan < len ? memchr(text + p->scan, '<', len - p->scan) : NULL;
         size_t i = p->scan = hit ? (size_t)(hit - text) : len, end = 0;
         if (!hit) break;
-        int function = tool__tag_at(text, len, i, FUNCTION_CLOSE, final), block = tool__tag_at(text, len, i, TOOL_CLOSE, final);
+        int function = tool__tag_at(text, len, i, FUNCTION_CLOSE, final),
+            block = tool__tag_at(text, len, i, TOOL_CLOSE, final);
         /* The end tags are missing where another call begins: its parameters are not this one's. */
-        int another = tool__tag_at(text, len, i, TOOL_OPEN, final), bare = tool__tag_at(text, len, i, FUNCTION_OPEN, final);
+        int another = tool__tag_at(text, len, i, TOOL_OPEN, final),
+            bare = tool__tag_at(text, len, i, FUNCTION_OPEN, final);
         int parameter = tool__tag_at(text, len, i, PARAMETER_OPEN, final);
         size_t from = i + sizeof PARAMETER_OPEN - 1;
         if (parameter > 0) parameter = parameter_at(p, text, len, from, false, final, &end);
@@ -173,13 +183,15 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
 
 /* ---- values ---- */
 
-/* What the text is as JSON, or as Python writes it; 0: neither. *json: how to hand it over, if not as it stands. */
+/* What the text is as JSON, or as Python writes it; 0: neither. *json: how to hand it over, if not as it
+ * stands. */
 static uint8_t type_read(const char *s, size_t len, const char **json)
 {
     static const struct {
         const char *python, *json;
         uint8_t type;
-    } words[] = {{"True", "true", TYPE_BOOLEAN}, {"False", "false", TYPE_BOOLEAN}, {"None", "null", TYPE_NULL}};
+    } words[] = {
+        {"True", "true", TYPE_BOOLEAN}, {"False", "false", TYPE_BOOLEAN}, {"None", "null", TYPE_NULL}};
     *json = NULL;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (len != strlen(words[i].python) || memcmp(s, words[i].python, len) != 0) continue;
@@ -188,19 +200,13 @@ static uint8_t type_read(const char *s, size_t len, const char **json)
     }
     if (!tool_json_whole(s, len)) return 0;
     switch (s[0]) {
-    case '{':
-        return TYPE_OBJECT;
-    case '[':
-        return TYPE_ARRAY;
-    case '"':
-        return TYPE_STRING;
-    case 'n':
-        return TYPE_NULL;
+    case '{': return TYPE_OBJECT;
+    case '[': return TYPE_ARRAY;
+    case '"': return TYPE_STRING;
+    case 'n': return TYPE_NULL;
     case 't':
-    case 'f':
-        return TYPE_BOOLEAN;
-    default:
-        break;
+    case 'f': return TYPE_BOOLEAN;
+    default: break;
     }
     for (size_t i = 0; i < len; i++) {
         if (strchr(".eE", s[i])) return TYPE_NUMBER;
@@ -209,7 +215,8 @@ static uint8_t type_read(const char *s, size_t len, const char **json)
 }
 
 /* A value that may be something else than text, complete. */
-static enum status value_typed(const struct tool_parse *p, const char *s, size_t len, const struct tool_sink *sink)
+static enum status value_typed(const struct tool_parse *p, const char *s, size_t len,
+                               const struct tool_sink *sink)
 {
     const char *json, *t = s;
     size_t n = len;
@@ -225,8 +232,8 @@ static enum status value_typed(const struct tool_parse *p, const char *s, size_t
     return st ? st : say(sink, "\"");
 }
 
-/* The end tag is missing, and the value ends with the tag that follows it at i: one of the function's parameters, or both end
- * tags of the call (a value may well hold one of them). As tool__tag_at. */
+/* The end tag is missing, and the value ends with the tag that follows it at i: one of the function's
+ * parameters, or both end tags of the call (a value may well hold one of them). As tool__tag_at. */
 static int value_cut(const struct tool_parse *p, const char *text, size_t len, size_t i, bool final)
 {
     size_t from = i + sizeof PARAMETER_OPEN - 1, end;
@@ -238,12 +245,13 @@ static int value_cut(const struct tool_parse *p, const char *text, size_t len, s
     return found > 0 ? tag_next(text, len, &i, TOOL_CLOSE, final) : found;
 }
 
-enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final, const struct tool_sink *sink,
-                            bool *more)
+enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final,
+                            const struct tool_sink *sink, bool *more)
 {
     bool over = false, stream = !p->value_types || p->value_types == TYPE_STRING;
     size_t skip = 0, end = len;
-    if (!p->value_begun && p->scan < len) { /* the template writes a line break behind the tag and one before the end tag */
+    if (!p->value_begun &&
+        p->scan < len) { /* the template writes a line break behind the tag and one before the end tag */
         p->value_begun = true;
         if (text[p->scan] == '\n') p->args_at = p->args_out = ++p->scan;
     }

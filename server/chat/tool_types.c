@@ -1,4 +1,5 @@
-/* See tool_types.h. Of JSON Schema: type, enum, const, anyOf, oneOf, allOf, local $ref, additionalProperties. */
+/* See tool_types.h. Of JSON Schema: type, enum, const, anyOf, oneOf, allOf, local $ref, additionalProperties.
+ */
 #include "server/chat/tool_types.h"
 
 #include "server/generate/fields.h"
@@ -6,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A schema may refer to itself, and lists of references multiply. What is looked at is counted, about 10 ns each: no request that is
- * read once comes near. */
+/* A schema may refer to itself, and lists of references multiply. What is looked at is counted, about 10 ns
+ * each: no request that is read once comes near. */
 #define DEPTH_MAX 16u
 #define WORK_MAX  4000000u
 #define WORK_NODE 20u
@@ -33,20 +34,13 @@ static uint8_t type_named(const char *s)
 static uint8_t type_of(const json_t *v)
 {
     switch (json_typeof(v)) {
-    case JSON_STRING:
-        return TYPE_STRING;
-    case JSON_INTEGER:
-        return TYPE_INTEGER;
-    case JSON_REAL:
-        return TYPE_NUMBER;
-    case JSON_NULL:
-        return TYPE_NULL;
-    case JSON_OBJECT:
-        return json_big_int(v) ? TYPE_INTEGER : TYPE_OBJECT;
-    case JSON_ARRAY:
-        return TYPE_ARRAY;
-    default:
-        return TYPE_BOOLEAN;
+    case JSON_STRING: return TYPE_STRING;
+    case JSON_INTEGER: return TYPE_INTEGER;
+    case JSON_REAL: return TYPE_NUMBER;
+    case JSON_NULL: return TYPE_NULL;
+    case JSON_OBJECT: return json_big_int(v) ? TYPE_INTEGER : TYPE_OBJECT;
+    case JSON_ARRAY: return TYPE_ARRAY;
+    default: return TYPE_BOOLEAN;
     }
 }
 
@@ -64,7 +58,8 @@ static size_t items(struct reading *r, const json_t *list)
     return afford(r, n) ? n : 0;
 }
 
-/* RFC 6901 within the document, without its escapes: names of definitions hold none. Borrowed, NULL if there is no such place. */
+/* RFC 6901 within the document, without its escapes: names of definitions hold none. Borrowed, NULL if there
+ * is no such place. */
 static json_t *refer(struct reading *r, const json_t *reference)
 {
     const char *ref = json_string_value(reference);
@@ -99,7 +94,8 @@ static uint8_t schema_types(struct reading *r, json_t *schema, uint32_t depth)
     if (!json_is_object(schema) || depth > DEPTH_MAX || !afford(r, WORK_NODE)) return 0;
     json_t *type = json_object_get(schema, "type"), *list;
     uint8_t types = type_named(json_string_value(type));
-    for (size_t i = 0; i < json_array_size(type) && i < 16; i++) types |= type_named(json_string_value(json_array_get(type, i)));
+    for (size_t i = 0; i < json_array_size(type) && i < 16; i++)
+        types |= type_named(json_string_value(json_array_get(type, i)));
     if (types) return types;
     list = json_object_get(schema, "enum");
     for (size_t i = 0, n = items(r, list); i < n; i++) types |= type_of(json_array_get(list, i));
@@ -107,7 +103,8 @@ static uint8_t schema_types(struct reading *r, json_t *schema, uint32_t depth)
     for (size_t i = 0; !types && i < sizeof any / sizeof *any; i++)
         types = types_of_any(r, json_object_get(schema, any[i]), depth + 1);
     list = json_object_get(schema, "allOf");
-    for (size_t i = 0, n = items(r, list); !types && i < n; i++) types = schema_types(r, json_array_get(list, i), depth + 1);
+    for (size_t i = 0, n = items(r, list); !types && i < n; i++)
+        types = schema_types(r, json_array_get(list, i), depth + 1);
     if (!types) types = schema_types(r, refer(r, json_object_get(schema, "$ref")), depth + 1);
     return types;
 }
@@ -140,7 +137,8 @@ struct tool_types *tool_types_create(json_t *tools)
     struct reading r = {0};
     bool ok = t && (t->functions = json_object()) != NULL;
     for (size_t i = 0; ok && i < json_array_size(tools); i++) {
-        json_t *f = json_object_get(json_array_get(tools, i), "function"), *parameters = json_object_get(f, "parameters");
+        json_t *f = json_object_get(json_array_get(tools, i), "function"),
+               *parameters = json_object_get(f, "parameters");
         const char *name = json_string_value(json_object_get(f, "name"));
         r.root = parameters;
         json_t *all = parameters_read(&r, parameters);
@@ -164,8 +162,8 @@ bool tool_types_knows(const struct tool_types *t, const char *function, size_t f
     return t && json_object_getn(t->functions, function, function_len);
 }
 
-uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len, const char *parameter,
-                      size_t parameter_len)
+uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len,
+                      const char *parameter, size_t parameter_len)
 {
     if (!t) return 0;
     json_t *all = json_object_getn(t->functions, function, function_len);

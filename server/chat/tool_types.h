@@ -1,5 +1,6 @@
-/* The JSON types that a request's functions take, read off their schemas once: calls written as <parameter=NAME>text</parameter>
- * (tool_parse.h) don't tell "5" from 5, the schema does. Event loop's and worker threads, one at a time. */
+/* The JSON types that a request's functions take, read off their schemas once: calls written as
+ * <parameter=NAME>text</parameter> (tool_parse.h) don't tell "5" from 5, the schema does. Event loop's and
+ * worker threads, one at a time. */
 #ifndef KVASIR_TOOL_TYPES_H
 #define KVASIR_TOOL_TYPES_H
 
@@ -25,8 +26,9 @@ struct tool_types *tool_types_create(json_t *tools);
 void tool_types_destroy(struct tool_types *t);
 /* There is a function of this name. t may be NULL: there is none. */
 bool tool_types_knows(const struct tool_types *t, const char *function, size_t function_len);
-/* TYPE_* that its parameter may have, TYPE_STRING where the schema doesn't say; 0: there is no such parameter. */
-uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len, const char *parameter,
-                      size_t parameter_len);
+/* TYPE_* that its parameter may have, TYPE_STRING where the schema doesn't say; 0: there is no such
+ * parameter. */
+uint8_t tool_types_of(const struct tool_types *t, const char *function, size_t function_len,
+                      const char *parameter, size_t parameter_len);
 
 #endif

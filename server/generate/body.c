@@ -46,16 +46,20 @@ enum status json_from_text(const char *text, size_t len, json_t **out)
     return json_in_parse(&p, out);
 }
 
-/* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large, goes before the request waits its
- * turn, and here, not on the loop: millions of values take a while, of a refused request too. */
+/* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large,
+ * goes before the request waits its turn, and here, not on the loop: millions of values take a while, of a
+ * refused request too. */
 void request_body_trim(struct request *r, json_t *root, bool stops)
 {
     const char *key;
     json_t *value;
     void *next;
-    json_object_foreach_safe(root, next, key, value) {
+    json_object_foreach_safe(root, next, key, value)
+    {
         bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
-        if ((stops && strcmp(key, "stop") == 0) || (id && json_is_string(value) && json_string_length(value) <= 128)) continue;
+        if ((stops && strcmp(key, "stop") == 0) ||
+            (id && json_is_string(value) && json_string_length(value) <= 128))
+            continue;
         json_object_del(root, key);
     }
     if (r->parse_cost > TRIM_COST) malloc_trim(0); /* the allocator would keep them, for each worker */
@@ -65,7 +69,8 @@ enum status request_model_check(struct request *r, json_t *root)
 {
     json_t *m = json_object_get(root, "model");
     if (!m || json_is_null(m)) return ST_OK;
-    if (!json_is_string(m)) return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
+    if (!json_is_string(m))
+        return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
     r->model_name = model_name_find(r->srv, name, len);

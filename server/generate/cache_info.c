@@ -22,7 +22,8 @@ static const char *role_of(const json_t *original, uint32_t message)
     return NULL;
 }
 
-/* Number of a part in the content as it was sent: parts with reasoning were taken out of what the template saw. */
+/* Number of a part in the content as it was sent: parts with reasoning were taken out of what the template
+ * saw. */
 static int32_t part_of(const json_t *original, uint32_t message, int32_t part)
 {
     const json_t *content = json_object_get(json_array_get(original, message), "content");
@@ -51,34 +52,41 @@ static struct cache_place place_of_source(const struct template_source *s, const
     return p;
 }
 
-static struct cache_place place_of_tag(uint32_t tag, const struct template_result *rendered, const struct chat_messages *messages,
-                                       const json_t *original)
+static struct cache_place place_of_tag(uint32_t tag, const struct template_result *rendered,
+                                       const struct chat_messages *messages, const json_t *original)
 {
     if (tag & PROMPT_TAG_PICTURE) {
         uint32_t k = tag & ~PROMPT_TAG_PICTURE;
         const struct image_ref *ref = &messages->images[k];
-        return (struct cache_place){
-            .kind = PLACE_IMAGE, .message = ref->message, .part = (int32_t)ref->part, .image = k, .video = ref->video, .role = role_of(original, ref->message)};
+        return (struct cache_place){.kind = PLACE_IMAGE,
+                                    .message = ref->message,
+                                    .part = (int32_t)ref->part,
+                                    .image = k,
+                                    .video = ref->video,
+                                    .role = role_of(original, ref->message)};
     }
     if (!tag || tag > rendered->source_count) return (struct cache_place){.kind = PLACE_TEMPLATE, .part = -1};
     return place_of_source(&rendered->sources[tag - 1], original);
 }
 
-enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok, const struct template_result *rendered,
-                               const struct chat_messages *messages, const json_t *original, const struct prompt_picture *pictures,
-                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out, struct err *err)
+enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
+                               const struct template_result *rendered, const struct chat_messages *messages,
+                               const json_t *original, const struct prompt_picture *pictures,
+                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out,
+                               struct err *err)
 {
     struct prompt_origin *origins = NULL;
     size_t count = 0;
-    enum status st = prompt_origins(mi, tok, rendered->runs, rendered->run_sources, rendered->run_count, pictures, picture_count, prompt,
-                                    &origins, &count, err);
+    enum status st = prompt_origins(mi, tok, rendered->runs, rendered->run_sources, rendered->run_count,
+                                    pictures, picture_count, prompt, &origins, &count, err);
     if (st) return st;
     struct cache_place *list = malloc((count ? count : 1) * sizeof *list);
     uint32_t before = 0; /* 1 + message of the text behind which we are */
     for (size_t i = 0; list && i < count; i++) {
         list[i] = place_of_tag(origins[i].tag, rendered, messages, original);
         list[i].token = origins[i].token;
-        if (list[i].kind == PLACE_TEXT || list[i].kind == PLACE_IMAGE || list[i].kind == PLACE_FIELD) before = list[i].message + 1;
+        if (list[i].kind == PLACE_TEXT || list[i].kind == PLACE_IMAGE || list[i].kind == PLACE_FIELD)
+            before = list[i].message + 1;
         if (list[i].kind == PLACE_TEMPLATE) list[i].message = before;
     }
     free(origins);
@@ -101,22 +109,20 @@ const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t 
 const struct cache_place *cache_place_of_difference(const struct cache_places *p, uint32_t token)
 {
     const struct cache_place *at = cache_place_at(p, token), *next = at ? at + 1 : NULL;
-    return at && at->kind == PLACE_TEMPLATE && next < p->list + p->count && next->token == token + 1 ? next : at;
+    return at && at->kind == PLACE_TEMPLATE && next < p->list + p->count && next->token == token + 1 ? next
+                                                                                                     : at;
 }
 
 /* ---- JSON ---- */
 
 const char *cache_stop_name(enum cache_stop stop)
 {
-    static const char *const names[] = {[CACHE_STOP_NONE] = "none",
-                                        [CACHE_STOP_END] = "end_of_cached",
-                                        [CACHE_STOP_TOKEN] = "token_differs",
-                                        [CACHE_STOP_IMAGE] = "image_differs",
-                                        [CACHE_STOP_SPAN] = "inside_image",
-                                        [CACHE_STOP_WINDOW] = "sliding_window_gone",
-                                        [CACHE_STOP_EVICTED] = "evicted",
-                                        [CACHE_STOP_SALT] = "salt",
-                                        [CACHE_STOP_DISABLED] = "disabled"};
+    static const char *const names[] = {
+        [CACHE_STOP_NONE] = "none",           [CACHE_STOP_END] = "end_of_cached",
+        [CACHE_STOP_TOKEN] = "token_differs", [CACHE_STOP_IMAGE] = "image_differs",
+        [CACHE_STOP_SPAN] = "inside_image",   [CACHE_STOP_WINDOW] = "sliding_window_gone",
+        [CACHE_STOP_EVICTED] = "evicted",     [CACHE_STOP_SALT] = "salt",
+        [CACHE_STOP_DISABLED] = "disabled"};
     return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
 }
 
@@ -133,11 +139,13 @@ static void message_write(struct json_out *o, const struct cache_place *p)
     jo_cstring(o, p->role);
 }
 
-static void place_write(struct json_out *o, const struct cache_places *places, uint32_t token, uint32_t dropped)
+static void place_write(struct json_out *o, const struct cache_places *places, uint32_t token,
+                        uint32_t dropped)
 {
-    static const char *const kinds[] = {[PLACE_TEMPLATE] = "template",   [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
-                                        [PLACE_FIELD] = "field",         [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
-                                        [PLACE_VARIABLES] = "variables"};
+    static const char *const kinds[] = {
+        [PLACE_TEMPLATE] = "template",  [PLACE_TEXT] = "text",   [PLACE_IMAGE] = "image",
+        [PLACE_FIELD] = "field",        [PLACE_TOOLS] = "tools", [PLACE_DOCUMENTS] = "documents",
+        [PLACE_VARIABLES] = "variables"};
     const struct cache_place *p = cache_place_of_difference(places, token + dropped);
     key_uint(o, "{\"token\":", token);
     jo_text(o, ",\"kind\":");
@@ -160,8 +168,8 @@ static void place_write(struct json_out *o, const struct cache_places *places, u
     jo_text(o, "}");
 }
 
-void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens, uint32_t dropped,
-                      const struct cache_places *places)
+void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
+                      uint32_t dropped, const struct cache_places *places)
 {
     /* Without anything to compare with there is no place where the prompts part. */
     bool compared = info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_DISABLED;

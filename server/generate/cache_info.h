@@ -1,5 +1,6 @@
-/* What the prefix cache did for a request, in terms of the request: which message and part a token came from, and the object that
- * `return_cache_info` asks for. cache_places_build runs on a worker, the rest anywhere; no state. Knows nothing of sequences. */
+/* What the prefix cache did for a request, in terms of the request: which message and part a token came from,
+ * and the object that `return_cache_info` asks for. cache_places_build runs on a worker, the rest anywhere;
+ * no state. Knows nothing of sequences. */
 #ifndef KVASIR_CACHE_INFO_H
 #define KVASIR_CACHE_INFO_H
 
@@ -17,13 +18,14 @@ enum cache_place_kind {
     PLACE_FIELD,        /* another field of a message */
     PLACE_TOOLS,
     PLACE_DOCUMENTS,
-    PLACE_VARIABLES,    /* chat_template_kwargs */
+    PLACE_VARIABLES, /* chat_template_kwargs */
 };
 /* Tokens from `token` up to the next place's. */
 struct cache_place {
     uint32_t token;
     enum cache_place_kind kind;
-    uint32_t message;  /* TEXT, IMAGE, FIELD: index in the request's messages. TEMPLATE: 1 + the message whose text stands before; 0 = none */
+    uint32_t message;  /* TEXT, IMAGE, FIELD: index in the request's messages. TEMPLATE: 1 + the message whose
+                          text stands before; 0 = none */
     int32_t part;      /* TEXT, IMAGE: index in the message's content; -1: the content is one string */
     uint32_t image;    /* IMAGE: index among the request's pictures and videos */
     bool video;        /* IMAGE: it is a video */
@@ -36,21 +38,26 @@ struct cache_places {
 };
 void cache_places_free(struct cache_places *p);
 
-/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `pictures`. messages: as chat_messages_parse gave them;
- * original: the `messages` of the request's body, for the parts' numbers there. */
-enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok, const struct template_result *rendered,
-                               const struct chat_messages *messages, const json_t *original, const struct prompt_picture *pictures,
-                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out, struct err *err) KV_MUST_CHECK;
+/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `pictures`. messages: as
+ * chat_messages_parse gave them; original: the `messages` of the request's body, for the parts' numbers
+ * there. */
+enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
+                               const struct template_result *rendered, const struct chat_messages *messages,
+                               const json_t *original, const struct prompt_picture *pictures,
+                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out,
+                               struct err *err) KV_MUST_CHECK;
 /* The place of a token; NULL: nothing is known (a prompt without messages). */
 const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t token);
-/* The place to name for a token that differs. The template's last token before what a client sent depends on it, because tokens merge ("\n" and
+/* The place to name for a token that differs. The template's last token before what a client sent depends on
+ * it, because tokens merge ("\n" and
  * "\n\n\n" before a picture): what follows is named then. */
 const struct cache_place *cache_place_of_difference(const struct cache_places *p, uint32_t token);
 
 const char *cache_stop_name(enum cache_stop stop);
-/* {"reused_tokens":..,"equal_tokens":..,"prompt_tokens":..,"stop":"..","reuse_ends_at":{..}|null,"differs_at":{..}|null}. dropped: tokens of the
- * rendered prompt that were cut off in front. */
-void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens, uint32_t dropped,
-                      const struct cache_places *places);
+/* {"reused_tokens":..,"equal_tokens":..,"prompt_tokens":..,"stop":"..",
+ *  "reuse_ends_at":{..}|null,"differs_at":{..}|null}.
+ * dropped: tokens of the rendered prompt that were cut off in front. */
+void cache_info_write(struct json_out *o, const struct sched_cache_info *info, uint32_t prompt_tokens,
+                      uint32_t dropped, const struct cache_places *places);
 
 #endif

@@ -1,5 +1,5 @@
-/* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text tokenized. Worker thread: it may take a
- * second for a large picture and never touches the loop. */
+/* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text
+ * tokenized. Worker thread: it may take a second for a large picture and never touches the loop. */
 #include "server/chat/messages.h"
 #include "server/chat/pictures.h"
 #include "server/generate/fields.h"
@@ -45,7 +45,9 @@ static enum status render(struct chat *c, json_t *root)
     struct template_special specials[SPECIALS_MAX];
     size_t count = 0;
     struct err err = {0};
-    while (count < SPECIALS_MAX && tok_special_role(m->tok, count, &specials[count].name, &specials[count].text)) count++;
+    while (count < SPECIALS_MAX &&
+           tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
+        count++;
     struct template_request rq = {.messages = c->messages.list,
                                   .tools = json_array_size(tools) ? tools : NULL,
                                   .documents = json_is_array(documents) ? documents : NULL,
@@ -53,7 +55,8 @@ static enum status render(struct chat *c, json_t *root)
                                   .specials = specials,
                                   .special_count = count,
                                   .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
-                                  .video_placeholder = m->info->image.present ? m->info->image.video_marker : NULL,
+                                  .video_placeholder =
+                                      m->info->image.present ? m->info->image.video_marker : NULL,
                                   .add_generation_prompt = p->add_generation_prompt,
                                   .continue_final_message = p->continue_final_message,
                                   .control_parse = strcmp(c->r->srv->opt->control_tokens, "parse") == 0,
@@ -72,13 +75,16 @@ static enum status build(struct chat *c, const json_t *original)
     if (!g->prompts) return no_memory(c);
     g->prompt_count = 1;
     struct prompt *p = &g->prompts[0].prompt;
-    enum status st = prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens, c->pictures.list, c->pictures.count,
-                                  gen_ids_max(g), p, &err);
+    enum status st =
+        prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
+                     c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&c->r->error, st, "messages", &err);
-    for (uint32_t i = 0; i < p->image_count; i++) g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
+    for (uint32_t i = 0; i < p->image_count; i++)
+        g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list, c->pictures.count, p, &g->prompts[0].places, &err);
+    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
+                            c->pictures.count, p, &g->prompts[0].places, &err);
     return st ? api_fail_status(&c->r->error, st, "messages", &err) : ST_OK;
 }
 
@@ -90,8 +96,10 @@ static char *message_text(const json_t *message, size_t *len)
     size_t i;
     buf_init(&b, SIZE_MAX / 4);
     enum status st = buf_reserve(&b, 1);
-    if (!st && json_is_string(content)) st = buf_add(&b, json_string_value(content), json_string_length(content));
-    json_array_foreach(content, i, part) {
+    if (!st && json_is_string(content))
+        st = buf_add(&b, json_string_value(content), json_string_length(content));
+    json_array_foreach(content, i, part)
+    {
         json_t *text = json_object_get(part, "text");
         if (!st && json_is_string(text)) st = buf_add(&b, json_string_value(text), json_string_length(text));
     }
@@ -126,7 +134,8 @@ static enum status chat_build(struct chat *c, json_t *root)
                                  .images_max = (size_t)s->opt->max_images,
                                  .text_only = !m->info->image.present};
     if (!m->tmpl) {
-        return api_fail(&c->r->error, 400, "chat_template_error", "messages", "This model has no chat template; use /v1/completions.");
+        return api_fail(&c->r->error, 400, "chat_template_error", "messages",
+                        "This model has no chat template; use /v1/completions.");
     }
     limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
@@ -138,8 +147,8 @@ static enum status chat_build(struct chat *c, json_t *root)
     return st;
 }
 
-/* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it; a message to be continued may
- * hold it. */
+/* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it;
+ * a message to be continued may hold it. */
 static bool inside_reasoning(const struct chat *c)
 {
     const struct template_result *r = &c->rendered;
@@ -150,7 +159,8 @@ static bool inside_reasoning(const struct chat *c)
     if (len >= tag && memcmp(r->text + len - tag, THINK_OPEN, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
-    char *text = message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
+    char *text =
+        message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
     const char *open = text ? strstr(text, THINK_OPEN) : NULL;
     bool inside = open && !strstr(open, THINK_CLOSE);
     free(text);
@@ -173,7 +183,8 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
 {
     struct api_error *e = &r->error;
     struct gen_params *p = &g->p;
-    p->add_generation_prompt = field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
+    p->add_generation_prompt =
+        field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
     if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
         field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
         field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root) ||
@@ -181,9 +192,11 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
         return ST_INVALID;
     }
     if (p->add_generation_prompt && p->continue_final_message) {
-        return api_fail(e, 400, "invalid_value", "continue_final_message", "continue_final_message and add_generation_prompt exclude each other.");
+        return api_fail(e, 400, "invalid_value", "continue_final_message",
+                        "continue_final_message and add_generation_prompt exclude each other.");
     }
-    if (field(root, "chat_template")) return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
+    if (field(root, "chat_template"))
+        return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
     if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
     struct chat c = {.r = r, .g = g};
     enum status st = chat_build(&c, root);

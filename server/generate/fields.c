@@ -13,7 +13,8 @@ json_t *field(json_t *object, const char *name)
 
 bool json_is(const json_t *v, const char *text)
 {
-    return json_is_string(v) && json_string_length(v) == strlen(text) && memcmp(json_string_value(v), text, strlen(text)) == 0;
+    return json_is_string(v) && json_string_length(v) == strlen(text) &&
+           memcmp(json_string_value(v), text, strlen(text)) == 0;
 }
 
 bool json_to_int(json_t *v, int64_t *out)
@@ -52,7 +53,8 @@ size_t fields_unknown(json_t *root, const char *const *known, size_t count, char
 
 const char *json_big_int(const json_t *v)
 {
-    const json_t *text = json_is_object(v) && json_object_size(v) == 1 ? json_object_get(v, JSON_BIG_INT) : NULL;
+    const json_t *text =
+        json_is_object(v) && json_object_size(v) == 1 ? json_object_get(v, JSON_BIG_INT) : NULL;
     const char *s = json_string_value(text);
     size_t minus = s && *s == '-', digits = s ? strspn(s + minus, "0123456789") : 0;
     return digits && minus + digits == json_string_length(text) ? s : NULL;
@@ -67,7 +69,8 @@ enum status field_bool(struct api_error *e, json_t *root, const char *name, bool
     return ST_OK;
 }
 
-enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max, int64_t *out, bool *has)
+enum status field_int(struct api_error *e, json_t *root, const char *name, int64_t min, int64_t max,
+                      int64_t *out, bool *has)
 {
     json_t *v = field(root, name);
     if (has) *has = false;
@@ -75,25 +78,31 @@ enum status field_int(struct api_error *e, json_t *root, const char *name, int64
     int64_t i;
     /* A whole number that 64 bits don't hold comes as a double (json_in.c). */
     bool beyond = json_is_real(v) && !(json_real_value(v) >= -0x1p63 && json_real_value(v) < 0x1p63);
-    if (beyond) return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min, (long long)max);
+    if (beyond)
+        return api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min,
+                        (long long)max);
     if (!json_to_int(v, &i)) return api_fail(e, 400, "invalid_type", name, "%s must be an integer.", name);
     if (i < min || i > max) {
-        return max == INT64_MAX ? api_fail(e, 400, "invalid_value", name, "%s must be at least %lld.", name, (long long)min)
-                                : api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.", name, (long long)min, (long long)max);
+        return max == INT64_MAX ? api_fail(e, 400, "invalid_value", name, "%s must be at least %lld.", name,
+                                           (long long)min)
+                                : api_fail(e, 400, "invalid_value", name, "%s must be from %lld to %lld.",
+                                           name, (long long)min, (long long)max);
     }
     *out = i;
     if (has) *has = true;
     return ST_OK;
 }
 
-enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max, double *out, bool *has)
+enum status field_num(struct api_error *e, json_t *root, const char *name, double min, double max,
+                      double *out, bool *has)
 {
     json_t *v = field(root, name);
     if (has) *has = false;
     if (!v) return ST_OK;
     if (!json_is_number(v)) return api_fail(e, 400, "invalid_type", name, "%s must be a number.", name);
     double d = json_number_value(v);
-    if (!(d >= min && d <= max)) return api_fail(e, 400, "invalid_value", name, "%s must be from %g to %g.", name, min, max);
+    if (!(d >= min && d <= max))
+        return api_fail(e, 400, "invalid_value", name, "%s must be from %g to %g.", name, min, max);
     *out = d;
     if (has) *has = true;
     return ST_OK;

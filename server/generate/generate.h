@@ -1,5 +1,7 @@
-/* A generating request: what was asked (generate/parse.c, worker), the prompts (generate/prompt.c, worker), the sequences and their tokens (generate/sequences.c,
- * event loop), pictures that the scheduler asks for (generate/images.c), and how the answer is written (generate/write.c). Shared by chat completions and completions. Internal to server/. */
+/* A generating request: what was asked (generate/parse.c, worker), the prompts (generate/prompt.c, worker),
+ * the sequences and their tokens (generate/sequences.c, event loop), pictures that the scheduler asks for
+ * (generate/images.c), and how the answer is written (generate/write.c). Shared by chat completions and
+ * completions. Internal to server/. */
 #ifndef KVASIR_GEN_H
 #define KVASIR_GEN_H
 
@@ -23,9 +25,9 @@ struct gen_params {
     struct sampling_params sampling; /* without seed; bias owned by the gen */
     bool has_seed;
     int64_t seed;
-    bool logprobs;           /* per-token log-probs are part of the answer */
-    uint32_t logprobs_top;   /* alternatives */
-    bool prompt_logprobs;    /* the answer field of that name */
+    bool logprobs;         /* per-token log-probs are part of the answer */
+    uint32_t logprobs_top; /* alternatives */
+    bool prompt_logprobs;  /* the answer field of that name */
     uint32_t prompt_logprobs_top;
     struct stop_string *stops; /* [stop_count]; texts borrowed from `root` */
     uint32_t stop_count;
@@ -35,31 +37,32 @@ struct gen_params {
     bool return_token_ids, tokens_as_ids;
     bool add_generation_prompt, continue_final_message, add_special_tokens;
     bool has_truncate;
-    int64_t truncate; /* -1 = as many as fit */
+    int64_t truncate;  /* -1 = as many as fit */
     bool service_tier; /* the request had the field */
     int64_t priority;
-    uint64_t tenant;   /* hash of API key and `user`; 0 = nobody's */
-    uint8_t salt[32];  /* hash of cache_salt; all zero without one */
+    uint64_t tenant;  /* hash of API key and `user`; 0 = nobody's */
+    uint8_t salt[32]; /* hash of cache_salt; all zero without one */
     bool return_cache_info;
-    enum tool_form calls;      /* chat: tools are offered, and calls of this form are looked for in the answer */
-    struct tool_types *tool_types; /* owned; NULL where the form needs none */
-    bool parallel_calls;       /* chat: more than one call may be returned */
-    enum reasoning_use reasoning; /* chat: what becomes of it where the template knows it */
+    enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
+    struct tool_types *tool_types;    /* owned; NULL where the form needs none */
+    bool parallel_calls;              /* chat: more than one call may be returned */
+    enum reasoning_use reasoning;     /* chat: what becomes of it where the template knows it */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
 /* One prompt of the request (completions may have many). */
 struct gen_prompt {
-    struct prompt prompt; /* owned; borrowed by its sequences until their EV_END */
-    char *text;           /* echo: what the client sent, or its ids as text; owned, may be NULL */
+    struct prompt prompt;        /* owned; borrowed by its sequences until their EV_END */
+    char *text;                  /* echo: what the client sent, or its ids as text; owned, may be NULL */
     size_t text_len, text_chars; /* bytes, code points */
     uint32_t image_tokens, cached_tokens;
-    uint32_t dropped;     /* tokens that truncate_prompt_tokens cut off in front */
-    bool cache_known;     /* the scheduler has said what it reused (its first sequence's word counts) */
+    uint32_t dropped; /* tokens that truncate_prompt_tokens cut off in front */
+    bool cache_known; /* the scheduler has said what it reused (its first sequence's word counts) */
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
-    struct token_out *scores; /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
-    size_t booked;            /* their share of the request's answer_bytes */
+    struct token_out
+        *scores;   /* [token_count] when scored: [p] = log-prob of prompt token p; [0] unused. Owned */
+    size_t booked; /* their share of the request's answer_bytes */
 };
 
 /* One answer: sample j of prompt i is choice i * n + j. */
@@ -70,23 +73,24 @@ struct choice {
     struct seq_id seq;
     struct sampling_params sampling;
     bool submitted, seq_ended;
-    bool dirty;   /* STREAM: has tokens that no chunk showed yet */
-    bool started; /* STREAM: its first chunk (with echo) went out */
+    bool dirty;         /* STREAM: has tokens that no chunk showed yet */
+    bool started;       /* STREAM: its first chunk (with echo) went out */
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
-    bool stop_shown; /* STREAM: its finish chunk went out */
-    bool null_shown; /* STREAM: its role chunk said "content":null */
+    bool stop_shown;    /* STREAM: its finish chunk went out */
+    bool null_shown;    /* STREAM: its role chunk said "content":null */
     enum finish finish;
     bool stop_is_id;
     uint32_t stop_id;
     int stop_string; /* index, or -1 */
     struct detok *detok;
     struct stop_state stop;
-    struct buf text;  /* all text, with what is held back at its end */
-    struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it; else NULL. Owned */
-    size_t shown;     /* STREAM: bytes of text already in chunks */
-    size_t held;      /* bytes at the end that may yet become a stop string */
-    size_t chars;     /* code points of text (without echo) */
-    uint32_t *ids;    /* generated tokens, the end token among them */
+    struct buf text;         /* all text, with what is held back at its end */
+    struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it;
+                                else NULL. Owned */
+    size_t shown;            /* STREAM: bytes of text already in chunks */
+    size_t held;             /* bytes at the end that may yet become a stop string */
+    size_t chars;            /* code points of text (without echo) */
+    uint32_t *ids;           /* generated tokens, the end token among them */
     uint32_t id_count, id_cap, ids_shown;
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
@@ -94,15 +98,17 @@ struct choice {
 };
 
 struct image_fetch;
-/* A picture of a chat whose pixels are not held: its content is known from an earlier request, or there was no room (bytes NULL: the pixels are in the prompt). */
+/* A picture of a chat whose pixels are not held: its content is known from an earlier request, or there was
+ * no room (bytes NULL: the pixels are in the prompt). */
 struct gen_picture {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
     struct picture_ask ask;
-    uint8_t alias[32];          /* its id (media/alias.h) */
-    uint32_t first, count;      /* prompt images that it became: [first, first + count) */
-    struct image_fetch *fetch;  /* being decoded */
-    struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not decoded for each of them */
+    uint8_t alias[32];           /* its id (media/alias.h) */
+    uint32_t first, count;       /* prompt images that it became: [first, first + count) */
+    struct image_fetch *fetch;   /* being decoded */
+    struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not
+                                    decoded for each of them */
 };
 
 struct gen {
@@ -117,23 +123,29 @@ struct gen {
     struct stop_set *stops; /* NULL = none */
     char *answer_role;      /* chat: "assistant", or the last message's role */
     bool inside_reasoning;  /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[4];    /* tokens that are the tags of calls and reasoning: shown also where special tokens are not */
+    uint32_t tag_ids[4]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
+                            are not */
     uint32_t tag_id_count;
-    struct gen_picture *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
+    struct gen_picture
+        *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
     uint32_t picture_count;
-    size_t pixel_bytes; /* of decoded pictures in the prompt: its share of the server's */
+    size_t pixel_bytes;      /* of decoded pictures in the prompt: its share of the server's */
     uint32_t finishes_shown; /* STREAM: choices whose finish chunk went out */
     bool head_sent, failed, prompt_ids_sent;
     bool touched; /* events of this wake-up changed it */
     struct gen *next_touched;
-    double image_seconds; /* spent on decoding pictures before the sequences were made, and how many: told to the metrics on the loop */
+    double image_seconds; /* spent on decoding pictures before the sequences were made, and how many: told to
+                             the metrics on the loop */
     uint32_t image_count;
 };
 
-/* loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no memory */
-void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r), void (*done)(struct request *r));
+/* loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
+ * memory */
+void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r),
+               void (*done)(struct request *r));
 
-/* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller owns. */
+/* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
+ * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
 /* Drops what of the body isn't needed any more; stops: the stop strings still are. NULL is fine. */
 void request_body_trim(struct request *r, json_t *root, bool stops);
@@ -142,13 +154,14 @@ enum status request_model_check(struct request *r, json_t *root);
 
 /* generate/parse.c (worker): all fields but messages and prompt. r->error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
-/* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures. */
+/* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures.
+ */
 enum status gen_parse_salt(struct gen *g, json_t *root);
 /* Of them mm_processor_kwargs. */
 enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 
-/* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the template (chat_template_kwargs of root) and in
- * the answer. */
+/* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the
+ * template (chat_template_kwargs of root) and in the answer. */
 enum status gen_parse_tools(struct gen *g, json_t *root);
 enum status gen_parse_thinking(struct gen *g, json_t *root);
 
@@ -170,12 +183,16 @@ size_t gen_images_bytes(const struct gen *g);                          /* held i
 void gen_images_free(struct gen *g);
 
 /* generate/write.c (loop): JSON into g->r->out */
-enum status gen_prompt_logprobs(struct choice *c) KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
+enum status gen_prompt_logprobs(struct choice *c)
+    KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
 void gen_write_answer(struct gen *g);
-void gen_write_head_chunks(struct gen *g);              /* STREAM: role chunks */
-bool gen_write_pending(const struct choice *c);         /* STREAM: c, which is finished, has something that no chunk showed yet */
-void gen_write_delta(struct choice *c, bool final);     /* STREAM: what c has not shown yet; final = with its finish_reason (merged) */
-void gen_write_finish(struct choice *c);                /* STREAM: finish chunk */
-void gen_write_tail(struct gen *g);                     /* STREAM: usage, [DONE] */
+void gen_write_head_chunks(struct gen *g); /* STREAM: role chunks */
+bool gen_write_pending(
+    const struct choice *c); /* STREAM: c, which is finished, has something that no chunk showed yet */
+void gen_write_delta(
+    struct choice *c,
+    bool final); /* STREAM: what c has not shown yet; final = with its finish_reason (merged) */
+void gen_write_finish(struct choice *c); /* STREAM: finish chunk */
+void gen_write_tail(struct gen *g);      /* STREAM: usage, [DONE] */
 
 #endif

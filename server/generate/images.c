@@ -1,9 +1,11 @@
-/* Pictures that stand in a prompt by their content key alone, because their file came before: when the scheduler finds neither their KV nor
- * their features, the file is decoded and prepared on a worker and handed over. Event loop's thread, but for fetch_run.
+/* Pictures that stand in a prompt by their content key alone, because their file came before: when the
+ * scheduler finds neither their KV nor their features, the file is decoded and prepared on a worker and
+ * handed over. Event loop's thread, but for fetch_run.
  *
- * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made of the others is kept.
- * One fetch per picture at a time; sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are
- * over, whoever left before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
+ * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made
+ * of the others is kept. One fetch per picture at a time; sequences of the same request that ask meanwhile
+ * wait for it. The request lives until its fetches are over, whoever left before; a sequence that has ended
+ * is a stale id to the scheduler, which then frees the pixels. */
 #include "server/generate/generate.h"
 
 #include "config/base/assert.h"
@@ -35,8 +37,9 @@ struct image_fetch {
     double seconds;
 };
 
-/* A decode that comes late makes all parts of a video, which are wanted a few at a time. The others are kept as far as decoded pictures have room,
- * else a few of those that come next: a running request must get on, but there may be many. */
+/* A decode that comes late makes all parts of a video, which are wanted a few at a time. The others are kept
+ * as far as decoded pictures have room, else a few of those that come next: a running request must get on,
+ * but there may be many. */
 #define READY_SHARE 64u /* of --picture-memory, to each video where there is no room */
 
 static void ready_book(struct gen *g, size_t bytes, bool more)
@@ -56,9 +59,11 @@ static void ready_free(struct gen *g, struct gen_picture *p)
 /* from: the part that was asked for last. */
 static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all, uint32_t from)
 {
-    size_t held = atomic_load(&g->r->srv->pixel_bytes), most = g->r->srv->opt->picture_memory, room = most > held ? most - held : 0, kept = 0;
+    size_t held = atomic_load(&g->r->srv->pixel_bytes), most = g->r->srv->opt->picture_memory,
+           room = most > held ? most - held : 0, kept = 0;
     if (room < most / READY_SHARE) room = most / READY_SHARE;
-    for (uint32_t i = 1; i <= all->count; i++) { /* those that were passed last: another choice may be behind */
+    for (uint32_t i = 1; i <= all->count;
+         i++) { /* those that were passed last: another choice may be behind */
         struct image_u8 *part = &all->images[(from + i) % all->count];
         if (!part->rgb) continue;
         size_t bytes = image_u8_bytes(part);
@@ -106,7 +111,8 @@ static void fetch_run(uv_work_t *w)
     struct picture_parts parts = {0};
     uint64_t t0 = now_us();
     f->fault = picture_from_file(&mi->image, mi->family, &p->ask, p->bytes, p->len, &f->out, &parts, &f->err);
-    /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about another picture. */
+    /* The prompt was built on what an earlier decode gave; a cache keyed by anything else would answer about
+     * another picture. */
     if (!f->fault) f->differs = parts.count != p->count;
     for (uint32_t i = 0; !f->fault && !f->differs && i < p->count; i++)
         f->differs = memcmp(parts.keys[i], wanted[i].key, 32) != 0;
@@ -129,7 +135,8 @@ static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struc
     for (uint32_t k = i + 1; k < f->waiter_count; k++) {
         if (f->waiters[k].image != f->waiters[i].image) continue;
         size_t bytes = image_u8_bytes(from);
-        *out = (struct image_u8){.width = from->width, .height = from->height, .frames = from->frames, .rgb = malloc(bytes)};
+        *out = (struct image_u8){
+            .width = from->width, .height = from->height, .frames = from->frames, .rgb = malloc(bytes)};
         if (out->rgb) memcpy(out->rgb, from->rgb, bytes);
         return out->rgb != NULL;
     }
@@ -161,7 +168,9 @@ static void fetch_done(uv_work_t *w, int status)
         } else {
             if (ok) no_memory(r);
             sched_refuse_image(s->model->sched, f->waiters[i].id, f->waiters[i].image,
-                               f->differs ? "the image could not be read again" : f->err.msg[0] ? f->err.msg : "out of memory for an image");
+                               f->differs      ? "the image could not be read again"
+                               : f->err.msg[0] ? f->err.msg
+                                               : "out of memory for an image");
         }
     }
     if (ok && p->ask.video && p->count > 1) {
@@ -211,16 +220,21 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     struct request *r = g->r;
     if (r->cancelled || g->failed) return; /* its sequences are being ended */
     uint32_t k = 0;
-    while (k < g->picture_count && !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count)) k++;
+    while (k < g->picture_count &&
+           !(ev->index >= g->pictures[k].first && ev->index - g->pictures[k].first < g->pictures[k].count))
+        k++;
     bool known = k < g->picture_count && g->pictures[k].bytes;
     uint32_t part = known ? ev->index - g->pictures[k].first : 0;
     if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
         ready_book(g, image_u8_bytes(&g->pictures[k].ready.images[part]), false);
-        sched_supply_image(r->srv->model->sched, ev->id, ev->index, &g->pictures[k].ready.images[part]); /* takes the pixels */
+        sched_supply_image(r->srv->model->sched, ev->id, ev->index,
+                           &g->pictures[k].ready.images[part]); /* takes the pixels */
         return;
     }
-    if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) || !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
+    if (!known || (!g->pictures[k].fetch && !fetch_start(g, k)) ||
+        !wait_for(g->pictures[k].fetch, ev->id, ev->index)) {
         if (known) no_memory(r);
-        sched_refuse_image(r->srv->model->sched, ev->id, ev->index, known ? "out of memory for an image" : "the image's file is gone");
+        sched_refuse_image(r->srv->model->sched, ev->id, ev->index,
+                           known ? "out of memory for an image" : "the image's file is gone");
     }
 }

@@ -6,7 +6,8 @@
 
 #define PART_MAX (256u << 20)
 
-void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool legacy, bool as_ids, uint32_t top)
+void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool legacy, bool as_ids,
+                   uint32_t top)
 {
     *a = (struct logprobs_acc){.tok = tok, .legacy = legacy, .as_ids = as_ids, .top = top};
     for (int i = 0; i < 4; i++) buf_init(&a->part[i], PART_MAX);
@@ -77,7 +78,8 @@ static enum status chat_add(struct logprobs_acc *a, const struct token_out *t)
     return o.st;
 }
 
-/* Ids whose text is the same would be one key twice: the more likely one keeps it. `seen` is in falling order of probability. */
+/* Ids whose text is the same would be one key twice: the more likely one keeps it. `seen` is in falling order
+ * of probability. */
 static bool key_taken(const struct logprobs_acc *a, const uint32_t *seen, uint32_t count, uint32_t id)
 {
     size_t len, other_len;
@@ -91,7 +93,8 @@ static bool key_taken(const struct logprobs_acc *a, const uint32_t *seen, uint32
     return false;
 }
 
-static enum status legacy_add(struct logprobs_acc *a, const struct token_out *t, bool known, uint32_t id, size_t offset)
+static enum status legacy_add(struct logprobs_acc *a, const struct token_out *t, bool known, uint32_t id,
+                              size_t offset)
 {
     struct json_out o[4];
     for (int i = 0; i < 4; i++) {
@@ -140,7 +143,8 @@ enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset
 
 void logprobs_take(struct logprobs_acc *a, struct json_out *o)
 {
-    static const char *const legacy_names[] = {"{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[", "],\"text_offset\":["};
+    static const char *const legacy_names[] = {"{\"tokens\":[", "],\"token_logprobs\":[",
+                                               "],\"top_logprobs\":[", "],\"text_offset\":["};
     for (int i = 0; i < (a->legacy ? 4 : 1); i++) {
         jo_text(o, a->legacy ? legacy_names[i] : "{\"content\":[");
         jo_bytes(o, a->part[i].data, a->part[i].len);
@@ -150,7 +154,8 @@ void logprobs_take(struct logprobs_acc *a, struct json_out *o)
     a->count = 0;
 }
 
-static void prompt_one(struct json_out *o, const struct tokenizer *tok, uint32_t id, float logprob, uint32_t rank, bool first)
+static void prompt_one(struct json_out *o, const struct tokenizer *tok, uint32_t id, float logprob,
+                       uint32_t rank, bool first)
 {
     size_t len;
     const char *bytes = tok_bytes(tok, id, &len);
@@ -165,7 +170,8 @@ static void prompt_one(struct json_out *o, const struct tokenizer *tok, uint32_t
     jo_text(o, "}");
 }
 
-void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t, uint32_t top)
+void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t,
+                           uint32_t top)
 {
     uint32_t n = t->top_count < top ? t->top_count : top;
     jo_text(o, "{");

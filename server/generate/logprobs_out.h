@@ -1,5 +1,5 @@
-/* Log-probabilities as JSON, in the chat shape and in the legacy completions shape (openai-api §6, §7.2). Entries are rendered as tokens
- * come; a chunk or the answer takes what has gathered. Event loop's thread. */
+/* Log-probabilities as JSON, in the chat shape and in the legacy completions shape (openai-api §6, §7.2).
+ * Entries are rendered as tokens come; a chunk or the answer takes what has gathered. Event loop's thread. */
 #ifndef KVASIR_LOGPROBS_OUT_H
 #define KVASIR_LOGPROBS_OUT_H
 
@@ -10,12 +10,15 @@
 struct logprobs_acc {
     const struct tokenizer *tok; /* borrowed */
     bool legacy, as_ids;         /* as_ids: "token_id:42" instead of the text */
-    bool special_bytes;          /* chat: special tokens have their bytes too, since the text shows them; may change from token to token */
-    uint32_t top;                /* alternatives per token */
-    struct buf part[4];          /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
+    bool special_bytes; /* chat: special tokens have their bytes too, since the text shows them; may change
+                           from token to token */
+    uint32_t top;       /* alternatives per token */
+    struct buf
+        part[4]; /* chat: part[0] = entries; legacy: tokens, token_logprobs, top_logprobs, text_offset */
     uint32_t count;
 };
-void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool legacy, bool as_ids, uint32_t top);
+void logprobs_init(struct logprobs_acc *a, const struct tokenizer *tok, bool legacy, bool as_ids,
+                   uint32_t top);
 void logprobs_fini(struct logprobs_acc *a);
 /* offset = code points of the choice's text before this token (legacy only). */
 enum status logprobs_add(struct logprobs_acc *a, const struct token_out *t, size_t offset) KV_MUST_CHECK;
@@ -25,6 +28,7 @@ enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset
 void logprobs_take(struct logprobs_acc *a, struct json_out *o);
 
 /* One element of `prompt_logprobs`: {"<id>":{"logprob":..,"rank":..,"decoded_token":..},..} */
-void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t, uint32_t top);
+void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t,
+                           uint32_t top);
 
 #endif

@@ -1,5 +1,6 @@
-/* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.7, §7; tools and reasoning: generate/tools.c). null = absent; unknown fields are ignored; what is
- * known and not offered is refused. Worker thread. Knows nothing of messages, prompts, sequences. */
+/* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.7, §7; tools and reasoning:
+ * generate/tools.c). null = absent; unknown fields are ignored; what is known and not offered is refused.
+ * Worker thread. Knows nothing of messages, prompts, sequences. */
 #include "config/base/log.h"
 #include "server/generate/fields.h"
 #include "server/generate/generate.h"
@@ -15,7 +16,9 @@
 
 static enum status refuse_if(struct gen *g, json_t *root, const char *name, const char *code, const char *why)
 {
-    return field(root, name) ? api_fail(&g->r->error, 400, code, name, "%s is not supported%s%s.", name, *why ? ": " : "", why) : ST_OK;
+    return field(root, name) ? api_fail(&g->r->error, 400, code, name, "%s is not supported%s%s.", name,
+                                        *why ? ": " : "", why)
+                             : ST_OK;
 }
 
 /* ---- sampling ---- */
@@ -47,7 +50,8 @@ static enum status parse_limits(struct gen *g, json_t *root)
     if (field_int(e, root, "min_tokens", 0, INT64_MAX, &v, &has)) return ST_INVALID;
     if (has) p->min_tokens = (uint64_t)v;
     if (has && p->has_max && p->min_tokens > p->max_tokens) {
-        return api_fail(e, 400, "invalid_value", "min_tokens", "min_tokens is larger than the maximum number of tokens.");
+        return api_fail(e, 400, "invalid_value", "min_tokens",
+                        "min_tokens is larger than the maximum number of tokens.");
     }
     return ST_OK;
 }
@@ -61,14 +65,19 @@ static enum status parse_sampling(struct gen *g, json_t *root)
     double temperature = use && d->has_temperature ? d->temperature : 1.0;
     if (use && d->has_do_sample && !d->do_sample) temperature = 0;
     double top_p = use && d->has_top_p ? d->top_p : 1.0, min_p = use && d->has_min_p ? d->min_p : 0.0;
-    double repetition = use && d->has_repetition_penalty ? d->repetition_penalty : 1.0, presence = 0, frequency = 0;
+    double repetition = use && d->has_repetition_penalty ? d->repetition_penalty : 1.0, presence = 0,
+           frequency = 0;
     int64_t top_k = use && d->has_top_k ? (int64_t)d->top_k : 0, n = 1;
     bool has = false, has_rep = false;
-    if (field_num(e, root, "temperature", 0, 2, &temperature, NULL) || field_num(e, root, "top_p", 0, 1, &top_p, NULL) ||
+    if (field_num(e, root, "temperature", 0, 2, &temperature, NULL) ||
+        field_num(e, root, "top_p", 0, 1, &top_p, NULL) ||
         field_int(e, root, "n", 1, (int64_t)g->r->srv->opt->max_n, &n, NULL) ||
-        field_num(e, root, "frequency_penalty", -2, 2, &frequency, NULL) || field_num(e, root, "presence_penalty", -2, 2, &presence, NULL) ||
-        field_int(e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) || field_int(e, root, "top_k", -1, INT32_MAX, &top_k, NULL) ||
-        field_num(e, root, "min_p", 0, 1, &min_p, NULL) || field_num(e, root, "repeat_penalty", 1e-6, 1e6, &repetition, NULL) ||
+        field_num(e, root, "frequency_penalty", -2, 2, &frequency, NULL) ||
+        field_num(e, root, "presence_penalty", -2, 2, &presence, NULL) ||
+        field_int(e, root, "seed", INT64_MIN, INT64_MAX, &g->p.seed, &has) ||
+        field_int(e, root, "top_k", -1, INT32_MAX, &top_k, NULL) ||
+        field_num(e, root, "min_p", 0, 1, &min_p, NULL) ||
+        field_num(e, root, "repeat_penalty", 1e-6, 1e6, &repetition, NULL) ||
         field_num(e, root, "repetition_penalty", 1e-6, 1e6, &repetition, &has_rep)) {
         return ST_INVALID;
     }
@@ -99,25 +108,32 @@ static enum status parse_bias(struct gen *g, json_t *root)
     struct api_error *e = &g->r->error;
     json_t *map = field(root, "logit_bias");
     if (!map) return ST_OK;
-    if (!json_is_object(map)) return api_fail(e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
+    if (!json_is_object(map))
+        return api_fail(e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
     size_t count = json_object_size(map);
-    if (count > LIMIT_BIASES) return api_fail(e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.", LIMIT_BIASES);
+    if (count > LIMIT_BIASES)
+        return api_fail(e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.",
+                        LIMIT_BIASES);
     if (!count) return ST_OK;
     struct sampling_bias *list = calloc(count, sizeof *list);
     if (!list) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     g->p.sampling.bias = list;
     const char *key;
     json_t *v;
-    json_object_foreach(map, key, v) {
+    json_object_foreach(map, key, v)
+    {
         char *end;
         size_t digits = strspn(key, "0123456789");
         unsigned long long id = digits && digits <= 10 ? strtoull(key, &end, 10) : UINT64_MAX;
         if (key[digits] || id >= g->r->srv->model->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", "logit_bias", "'%.60s' is not a token id of this model.", key);
+            return api_fail(e, 400, "invalid_value", "logit_bias", "'%.60s' is not a token id of this model.",
+                            key);
         }
-        if (!json_is_number(v)) return api_fail(e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
+        if (!json_is_number(v))
+            return api_fail(e, 400, "invalid_type", "logit_bias", "Values of logit_bias must be numbers.");
         double b = json_number_value(v);
-        list[g->p.sampling.bias_count++] = (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
+        list[g->p.sampling.bias_count++] =
+            (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
     }
     qsort(list, count, sizeof *list, bias_order);
     return ST_OK;
@@ -131,20 +147,24 @@ static enum status parse_stops(struct gen *g, json_t *root)
     json_t *stop = field(root, "stop");
     if (!stop) return ST_OK;
     size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
-    if (count > LIMIT_STOPS) return api_fail(e, 400, "invalid_value", "stop", "stop has more than %u strings.", LIMIT_STOPS);
+    if (count > LIMIT_STOPS)
+        return api_fail(e, 400, "invalid_value", "stop", "stop has more than %u strings.", LIMIT_STOPS);
     if (!count) return ST_OK;
     g->p.stops = calloc(count, sizeof *g->p.stops);
     if (!g->p.stops) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     for (size_t i = 0; i < count; i++) {
         json_t *s = json_is_array(stop) ? json_array_get(stop, i) : stop;
-        if (!json_is_string(s)) return api_fail(e, 400, "invalid_type", "stop", "stop must be a string or an array of strings.");
+        if (!json_is_string(s))
+            return api_fail(e, 400, "invalid_type", "stop", "stop must be a string or an array of strings.");
         size_t len = json_string_length(s);
         if (!len || len > LIMIT_STOP_BYTES) {
-            return api_fail(e, 400, "invalid_value", "stop", "Each stop string must have 1 to %u bytes.", LIMIT_STOP_BYTES);
+            return api_fail(e, 400, "invalid_value", "stop", "Each stop string must have 1 to %u bytes.",
+                            LIMIT_STOP_BYTES);
         }
         g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
-    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops)) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops))
+        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_OK;
 }
 
@@ -153,19 +173,24 @@ static enum status parse_stop_ids(struct gen *g, json_t *root)
     struct api_error *e = &g->r->error;
     json_t *list = field(root, "stop_token_ids");
     if (!list) return ST_OK;
-    if (!json_is_array(list)) return api_fail(e, 400, "invalid_type", "stop_token_ids", "stop_token_ids must be an array.");
+    if (!json_is_array(list))
+        return api_fail(e, 400, "invalid_type", "stop_token_ids", "stop_token_ids must be an array.");
     size_t count = json_array_size(list);
-    if (count > LIMIT_STOP_IDS) return api_fail(e, 400, "invalid_value", "stop_token_ids", "stop_token_ids has more than %u entries.", LIMIT_STOP_IDS);
+    if (count > LIMIT_STOP_IDS)
+        return api_fail(e, 400, "invalid_value", "stop_token_ids", "stop_token_ids has more than %u entries.",
+                        LIMIT_STOP_IDS);
     if (!count) return ST_OK;
     g->p.stop_ids = calloc(count, sizeof *g->p.stop_ids);
     if (!g->p.stop_ids) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     for (size_t i = 0; i < count; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id)) {
-            return api_fail(e, 400, "invalid_type", "stop_token_ids", "stop_token_ids must be an array of integers.");
+            return api_fail(e, 400, "invalid_type", "stop_token_ids",
+                            "stop_token_ids must be an array of integers.");
         }
         if (id < 0 || id >= (int64_t)g->r->srv->model->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", "stop_token_ids", "%lld is not a token id of this model.", (long long)id);
+            return api_fail(e, 400, "invalid_value", "stop_token_ids",
+                            "%lld is not a token id of this model.", (long long)id);
         }
         bool known = false;
         for (uint32_t k = 0; k < g->p.stop_id_count; k++) known = known || g->p.stop_ids[k] == (uint32_t)id;
@@ -183,8 +208,10 @@ static enum status parse_stream(struct gen *g, json_t *root)
     if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
     json_t *o = field(root, "stream_options");
     if (!o) return ST_OK;
-    if (!json_is_object(o)) return api_fail(e, 400, "invalid_type", "stream_options", "stream_options must be an object.");
-    if (!p->stream) return api_fail(e, 400, "invalid_value", "stream_options", "stream_options needs stream: true.");
+    if (!json_is_object(o))
+        return api_fail(e, 400, "invalid_type", "stream_options", "stream_options must be an object.");
+    if (!p->stream)
+        return api_fail(e, 400, "invalid_value", "stream_options", "stream_options needs stream: true.");
     static const char *const names[] = {"include_usage", "continuous_usage_stats"};
     bool *to[] = {&p->include_usage, &p->continuous_usage};
     for (size_t i = 0; i < 2; i++) {
@@ -206,8 +233,11 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
     int64_t v = 0;
     bool has = false;
     if (g->kind == GEN_CHAT) {
-        if (field_bool(e, root, "logprobs", &p->logprobs) || field_int(e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has)) return ST_INVALID;
-        if (has && v > 0 && !p->logprobs) return api_fail(e, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs: true.");
+        if (field_bool(e, root, "logprobs", &p->logprobs) ||
+            field_int(e, root, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has))
+            return ST_INVALID;
+        if (has && v > 0 && !p->logprobs)
+            return api_fail(e, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs: true.");
         p->logprobs_top = (uint32_t)v;
     } else {
         if (field_int(e, root, "logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &has)) return ST_INVALID;
@@ -215,16 +245,20 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
         p->logprobs_top = (uint32_t)v;
     }
     if (p->logprobs) p->sampling.logprobs = p->logprobs_top;
-    if (field_int(e, root, "prompt_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &p->prompt_logprobs)) return ST_INVALID;
+    if (field_int(e, root, "prompt_logprobs", 0, LIMIT_TOP_LOGPROBS, &v, &p->prompt_logprobs))
+        return ST_INVALID;
     if (p->prompt_logprobs) {
-        if (p->stream && v) return api_fail(e, 400, "invalid_value", "prompt_logprobs", "prompt_logprobs is not available with stream: true.");
+        if (p->stream && v)
+            return api_fail(e, 400, "invalid_value", "prompt_logprobs",
+                            "prompt_logprobs is not available with stream: true.");
         p->prompt_logprobs_top = (uint32_t)v;
         p->sampling.prompt_logprobs = (uint32_t)v;
         if (p->stream) p->prompt_logprobs = false;
     }
     if (g->kind == GEN_COMPLETION && p->echo && p->logprobs) {
         uint32_t now = p->sampling.prompt_logprobs;
-        if (now == SAMPLING_NO_LOGPROBS || now < p->logprobs_top) p->sampling.prompt_logprobs = p->logprobs_top;
+        if (now == SAMPLING_NO_LOGPROBS || now < p->logprobs_top)
+            p->sampling.prompt_logprobs = p->logprobs_top;
     }
     return ST_OK;
 }
@@ -239,22 +273,30 @@ static enum status parse_output(struct gen *g, json_t *root)
     p->add_generation_prompt = true;
     bool has_add = field(root, "add_generation_prompt") != NULL;
     if (field_bool(e, root, "echo", &p->echo) || field_bool(e, root, "ignore_eos", &p->ignore_eos) ||
-        field_bool(e, root, "skip_special_tokens", &p->skip_special) || field_bool(e, root, "spaces_between_special_tokens", &ignored) ||
-        field_bool(e, root, "include_stop_str_in_output", &p->include_stop) || field_bool(e, root, "no_stop_trim", &no_trim) ||
-        field_bool(e, root, "return_token_ids", &p->return_token_ids) || field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
+        field_bool(e, root, "skip_special_tokens", &p->skip_special) ||
+        field_bool(e, root, "spaces_between_special_tokens", &ignored) ||
+        field_bool(e, root, "include_stop_str_in_output", &p->include_stop) ||
+        field_bool(e, root, "no_stop_trim", &no_trim) ||
+        field_bool(e, root, "return_token_ids", &p->return_token_ids) ||
+        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) ||
+        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
+        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
         field_bool(e, root, "continue_final_message", &p->continue_final_message)) {
         return ST_INVALID;
     }
     p->include_stop = p->include_stop || no_trim;
     if (p->continue_final_message) {
         if (has_add && p->add_generation_prompt) {
-            return api_fail(e, 400, "invalid_value", "continue_final_message", "continue_final_message and add_generation_prompt exclude each other.");
+            return api_fail(e, 400, "invalid_value", "continue_final_message",
+                            "continue_final_message and add_generation_prompt exclude each other.");
         }
         p->add_generation_prompt = false;
     }
-    if (field_int(e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate)) return ST_INVALID;
-    if (p->has_truncate && !p->truncate) return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1.");
+    if (field_int(e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
+        return ST_INVALID;
+    if (p->has_truncate && !p->truncate)
+        return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens",
+                        "truncate_prompt_tokens must be -1 or at least 1.");
     if (field_int(e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
     p->service_tier = field(root, "service_tier") != NULL;
     return field_bool(e, root, "return_cache_info", &p->return_cache_info);
@@ -275,7 +317,8 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
     struct api_error *e = &g->r->error;
     json_t *salt = field(root, "cache_salt");
     if (!salt) return ST_OK;
-    if (!json_is_string(salt)) return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
+    if (!json_is_string(salt))
+        return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
     if (!json_string_length(salt) || json_string_length(salt) > 1024) {
         return api_fail(e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
@@ -287,8 +330,8 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* Fairness is between API keys; where there is one key or none, between values of `user`. With several keys `user` doesn't count: nobody
- * gets a larger share by making names up. */
+/* Fairness is between API keys; where there is one key or none, between values of `user`. With several keys
+ * `user` doesn't count: nobody gets a larger share by making names up. */
 static void find_tenant(struct gen *g, json_t *root)
 {
     static const char purpose[] = "kvasir tenant";
@@ -312,31 +355,49 @@ static void find_tenant(struct gen *g, json_t *root)
 static enum status parse_format(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->error;
-    static const char *const names[] = {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf",
-                                        "json_schema", "grammar"};
+    static const char *const names[] = {"structured_outputs",
+                                        "guided_json",
+                                        "guided_regex",
+                                        "guided_choice",
+                                        "guided_grammar",
+                                        "regex",
+                                        "ebnf",
+                                        "json_schema",
+                                        "grammar"};
     json_t *f = field(root, "response_format");
     if (f) {
-        if (!json_is_object(f)) return api_fail(e, 400, "invalid_type", "response_format", "response_format must be an object.");
+        if (!json_is_object(f))
+            return api_fail(e, 400, "invalid_type", "response_format", "response_format must be an object.");
         json_t *type = field(f, "type");
-        if (!type) return api_fail(e, 400, "missing_required_parameter", "response_format.type", "response_format.type is missing.");
-        if (!json_is_string(type)) return api_fail(e, 400, "invalid_type", "response_format.type", "response_format.type must be a string.");
+        if (!type)
+            return api_fail(e, 400, "missing_required_parameter", "response_format.type",
+                            "response_format.type is missing.");
+        if (!json_is_string(type))
+            return api_fail(e, 400, "invalid_type", "response_format.type",
+                            "response_format.type must be a string.");
         if (json_is(type, "json_schema")) {
             if (!json_is_object(field(f, "json_schema"))) {
-                return api_fail(e, 400, "missing_required_parameter", "response_format", "response_format.json_schema is missing.");
+                return api_fail(e, 400, "missing_required_parameter", "response_format",
+                                "response_format.json_schema is missing.");
             }
-            return api_fail(e, 400, "unsupported_schema", "response_format", "Output constrained to a schema is not supported by this server.");
+            return api_fail(e, 400, "unsupported_schema", "response_format",
+                            "Output constrained to a schema is not supported by this server.");
         }
         if (json_is(type, "json_object")) {
-            return api_fail(e, 400, "unsupported_schema", "response_format", "Output constrained to JSON is not supported by this server.");
+            return api_fail(e, 400, "unsupported_schema", "response_format",
+                            "Output constrained to JSON is not supported by this server.");
         }
         if (json_is(type, "structural_tag")) {
-            return api_fail(e, 400, "unsupported_value", "response_format", "structural_tag is not supported.");
+            return api_fail(e, 400, "unsupported_value", "response_format",
+                            "structural_tag is not supported.");
         }
-        if (!json_is(type, "text")) return api_fail(e, 400, "invalid_value", "response_format.type", "'%.60s' is not a response format.",
-                                                    json_string_value(type));
+        if (!json_is(type, "text"))
+            return api_fail(e, 400, "invalid_value", "response_format.type",
+                            "'%.60s' is not a response format.", json_string_value(type));
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (refuse_if(g, root, names[i], "unsupported_schema", "this server does not constrain its output")) return ST_INVALID;
+        if (refuse_if(g, root, names[i], "unsupported_schema", "this server does not constrain its output"))
+            return ST_INVALID;
     }
     return ST_OK;
 }
@@ -344,36 +405,47 @@ static enum status parse_format(struct gen *g, json_t *root)
 static enum status parse_refused(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->error;
-    static const char *const unsupported[] = {"functions", "function_call", "web_search_options", "audio", "chat_template",
-                                              "custom_logit_processor", "allowed_token_ids", "thinking_token_budget"};
+    static const char *const unsupported[] = {
+        "functions",     "function_call",          "web_search_options", "audio",
+        "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
     /* Empty, they ask for nothing: some clients send all settings that they know. */
-    static const char *const containers[] = {"media_io_kwargs", "logits_processors", "bad_words", "logprob_token_ids"};
+    static const char *const containers[] = {"media_io_kwargs", "logits_processors", "bad_words",
+                                             "logprob_token_ids"};
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++) {
         if (g->kind == GEN_COMPLETION && i < 4) continue; /* not fields of that endpoint: ignored */
         if (refuse_if(g, root, unsupported[i], "unsupported_parameter", "")) return ST_INVALID;
     }
     for (size_t i = 0; i < sizeof containers / sizeof *containers; i++) {
         json_t *v = field(root, containers[i]);
-        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v))) continue;
+        if ((json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)))
+            continue;
         if (refuse_if(g, root, containers[i], "unsupported_parameter", "")) return ST_INVALID;
     }
-    if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", "")) return ST_INVALID;
+    if (g->kind == GEN_COMPLETION && refuse_if(g, root, "mm_processor_kwargs", "unsupported_parameter", ""))
+        return ST_INVALID;
     json_t *m = field(root, "modalities");
     for (size_t i = 0; json_is_array(m) && i < json_array_size(m); i++) {
-        if (json_is(json_array_get(m, i), "audio")) return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
+        if (json_is(json_array_get(m, i), "audio"))
+            return api_fail(e, 400, "unsupported_value", "modalities", "Audio output is not supported.");
     }
     bool on = false;
     if (field_bool(e, root, "use_beam_search", &on)) return ST_INVALID;
-    if (on) return api_fail(e, 400, "unsupported_parameter", "use_beam_search", "Beam search is not supported.");
+    if (on)
+        return api_fail(e, 400, "unsupported_parameter", "use_beam_search", "Beam search is not supported.");
     if (field_bool(e, root, "return_hidden_states", &on)) return ST_INVALID;
-    if (on) return api_fail(e, 400, "unsupported_parameter", "return_hidden_states", "return_hidden_states is not supported.");
+    if (on)
+        return api_fail(e, 400, "unsupported_parameter", "return_hidden_states",
+                        "return_hidden_states is not supported.");
     double length_penalty = 1;
     if (field_num(e, root, "length_penalty", -1e6, 1e6, &length_penalty, NULL)) return ST_INVALID;
-    if (length_penalty < 1 || length_penalty > 1) return api_fail(e, 400, "unsupported_parameter", "length_penalty", "length_penalty is not supported.");
+    if (length_penalty < 1 || length_penalty > 1)
+        return api_fail(e, 400, "unsupported_parameter", "length_penalty",
+                        "length_penalty is not supported.");
     int64_t best = 0;
     bool has = false;
     if (field_int(e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
-    if (has && best > 1 && best != (int64_t)g->p.n) return api_fail(e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
+    if (has && best > 1 && best != (int64_t)g->p.n)
+        return api_fail(e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
     json_t *suffix = field(root, "suffix");
     if (g->kind == GEN_COMPLETION && suffix && !(json_is_string(suffix) && !json_string_length(suffix))) {
         return api_fail(e, 400, "unsupported_parameter", "suffix", "suffix is not supported.");
@@ -381,30 +453,37 @@ static enum status parse_refused(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* All that the specification names, whether it does something here or not. The rest is ignored as well, many clients send fields of their own; but
- * who wonders why a misspelt one does nothing finds it in the log. */
+/* All that the specification names, whether it does something here or not. The rest is ignored as well, many
+ * clients send fields of their own; but who wonders why a misspelt one does nothing finds it in the log. */
 static void note_unknown(const struct gen *g, json_t *root)
 {
     static const char *const known[] = {
         /* OpenAI's */
-        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages",
-        "metadata", "modalities", "model", "moderation", "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format", "safety_identifier", "seed", "service_tier", "stop",
-        "store", "stream", "stream_options", "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
-        "best_of", "echo", "prompt", "suffix",
+        "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
+        "max_completion_tokens", "max_tokens", "messages", "metadata", "modalities", "model", "moderation",
+        "n", "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format",
+        "safety_identifier", "seed", "service_tier", "stop", "store", "stream", "stream_options",
+        "temperature", "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity",
+        "web_search_options", "best_of", "echo", "prompt", "suffix",
         /* of other servers */
-        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "bootstrap_host", "bootstrap_port", "bootstrap_room",
-        "cache_prompt", "cache_salt", "chat_template", "chat_template_kwargs", "continue_final_message", "custom_logit_processor", "documents", "ebnf",
-        "ec_transfer_params", "grammar", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "guided_whitespace_pattern", "id_slot", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "json_schema", "kv_transfer_params",
-        "length_penalty", "logits_processors", "logprob_token_ids", "lora_path", "media_io_kwargs", "min_p", "min_tokens",
-        "mm_processor_kwargs", "n_predict", "no_stop_trim", "priority", "prompt_logprobs", "reasoning", "regex", "repeat_penalty",
-        "repetition_detection", "repetition_penalty", "request_id", "return_cache_info", "return_hidden_states", "return_prompt_text",
-        "return_token_ids", "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params", "skip_special_tokens",
-        "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs", "thinking_token_budget", "timings_per_token",
-        "top_k", "truncate_prompt_tokens", "typical_p", "use_beam_search", "vllm_xargs"};
+        "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "bootstrap_host",
+        "bootstrap_port", "bootstrap_room", "cache_prompt", "cache_salt", "chat_template",
+        "chat_template_kwargs", "continue_final_message", "custom_logit_processor", "documents", "ebnf",
+        "ec_transfer_params", "grammar", "guided_choice", "guided_decoding_backend", "guided_grammar",
+        "guided_json", "guided_regex", "guided_whitespace_pattern", "id_slot", "ignore_eos",
+        "include_reasoning", "include_stop_str_in_output", "json_schema", "kv_transfer_params",
+        "length_penalty", "logits_processors", "logprob_token_ids", "lora_path", "media_io_kwargs", "min_p",
+        "min_tokens", "mm_processor_kwargs", "n_predict", "no_stop_trim", "priority", "prompt_logprobs",
+        "reasoning", "regex", "repeat_penalty", "repetition_detection", "repetition_penalty", "request_id",
+        "return_cache_info", "return_hidden_states", "return_prompt_text", "return_token_ids",
+        "return_tokens_as_token_ids", "rid", "samplers", "separate_reasoning", "session_params",
+        "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_interval",
+        "structured_outputs", "thinking_token_budget", "timings_per_token", "top_k", "truncate_prompt_tokens",
+        "typical_p", "use_beam_search", "vllm_xargs"};
     char names[300];
-    if (log_enabled(LOG_DEBUG) && fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
+    if (log_enabled(LOG_DEBUG) &&
+        fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
         log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->id, names);
 }
 
@@ -413,10 +492,13 @@ enum status gen_parse(struct gen *g, json_t *root)
     bool chat = g->kind == GEN_CHAT;
     note_unknown(g, root);
     find_tenant(g, root);
-    if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) || parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) ||
-        parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) || parse_refused(g, root)) {
+    if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
+        parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) || parse_bias(g, root) ||
+        parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) ||
+        parse_refused(g, root)) {
         return ST_INVALID;
     }
-    if (chat && (gen_parse_tools(g, root) || gen_parse_thinking(g, root) || gen_parse_image_bounds(g, root))) return ST_INVALID;
+    if (chat && (gen_parse_tools(g, root) || gen_parse_thinking(g, root) || gen_parse_image_bounds(g, root)))
+        return ST_INVALID;
     return ST_OK;
 }

@@ -1,4 +1,5 @@
-/* Prompts of /v1/completions (strings and token ids), the context check, and truncation. Worker thread. Chats are generate/chat.c. */
+/* Prompts of /v1/completions (strings and token ids), the context check, and truncation. Worker thread. Chats
+ * are generate/chat.c. */
 #include "server/generate/prompt.h"
 #include "server/generate/fields.h"
 #include "server/http/limits.h"
@@ -26,7 +27,8 @@ enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
     return api_fail(&g->r->error, 400, "context_length_exceeded", what,
-                    "This model's maximum context length is %u tokens. However, your %s resulted in more than %u tokens. Please reduce the "
+                    "This model's maximum context length is %u tokens. However, your %s resulted in more "
+                    "than %u tokens. Please reduce the "
                     "length of the %s.",
                     g->r->srv->model->caps.context_max, what, gen_ids_max(g), what);
 }
@@ -39,14 +41,17 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
         return api_fail(&g->r->error, 400, "context_length_exceeded", param,
-                        "This model's maximum context length is %llu tokens. However, you requested %llu tokens (%llu in %s, %llu in the "
+                        "This model's maximum context length is %llu tokens. However, you requested %llu "
+                        "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
                         (unsigned long long)m, (unsigned long long)count + r, (unsigned long long)count,
-                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r, g->kind == GEN_CHAT ? "messages" : "prompt");
+                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r,
+                        g->kind == GEN_CHAT ? "messages" : "prompt");
     }
     if (count >= m && !scoring) {
         return api_fail(&g->r->error, 400, "context_length_exceeded", param,
-                        "This model's maximum context length is %llu tokens. However, your %s resulted in %llu tokens. Please reduce the "
+                        "This model's maximum context length is %llu tokens. However, your %s resulted in "
+                        "%llu tokens. Please reduce the "
                         "length of the %s.",
                         (unsigned long long)m, param, (unsigned long long)count, param);
     }
@@ -57,7 +62,8 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
     if (p->prompt.image_count) {
-        return api_fail(&g->r->error, 400, "invalid_value", "truncate_prompt_tokens", "truncate_prompt_tokens can't be combined with images.");
+        return api_fail(&g->r->error, 400, "invalid_value", "truncate_prompt_tokens",
+                        "truncate_prompt_tokens can't be combined with images.");
     }
     uint64_t m = g->r->srv->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
     uint64_t keep = g->p.truncate > 0 ? (uint64_t)g->p.truncate : m > reserve ? m - reserve : 1;
@@ -72,7 +78,8 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 static enum status text_prompt(struct gen *g, json_t *s, const char *path, struct gen_prompt *p)
 {
     const struct tokenizer *tok = g->r->srv->model->tok;
-    struct tok_run run = {.text = json_string_value(s), .len = json_string_length(s), .control = TOK_CONTROL_ALL};
+    struct tok_run run = {
+        .text = json_string_value(s), .len = json_string_length(s), .control = TOK_CONTROL_ALL};
     struct tok_ids ids = {0};
     struct err err = {0};
     enum status st = tok_encode(tok, &run, 1, g->p.add_special_tokens, gen_ids_max(g), &ids, &err);
@@ -104,9 +111,11 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     if (!p->prompt.tokens) return no_memory(g);
     for (size_t i = 0; i < count; i++) {
         int64_t id;
-        if (!json_to_int(json_array_get(list, i), &id)) return api_fail(e, 400, "invalid_type", path, "A prompt of token ids must hold integers only.");
+        if (!json_to_int(json_array_get(list, i), &id))
+            return api_fail(e, 400, "invalid_type", path, "A prompt of token ids must hold integers only.");
         if (id < 0 || id >= (int64_t)m->info->vocab_size) {
-            return api_fail(e, 400, "invalid_value", path, "%lld is not a token id of this model.", (long long)id);
+            return api_fail(e, 400, "invalid_value", path, "%lld is not a token id of this model.",
+                            (long long)id);
         }
         p->prompt.tokens[p->prompt.token_count++] = (uint32_t)id;
     }
@@ -131,9 +140,10 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
 static enum status one_prompt(struct gen *g, json_t *v, const char *path)
 {
     struct gen_prompt *p = &g->prompts[g->prompt_count++];
-    enum status st = json_is_string(v) ? text_prompt(g, v, path, p)
+    enum status st = json_is_string(v)  ? text_prompt(g, v, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
-                                        : api_fail(&g->r->error, 400, "invalid_type", path, "A prompt must be a string or an array of token ids.");
+                                        : api_fail(&g->r->error, 400, "invalid_type", path,
+                                                   "A prompt must be a string or an array of token ids.");
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
@@ -149,13 +159,16 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
     json_t *v = field(root, "prompt");
     if (!v) return api_fail(e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
     if (!json_is_string(v) && !json_is_array(v)) {
-        return api_fail(e, 400, "invalid_type", "prompt", "prompt must be a string, an array of strings, or one or more arrays of token ids.");
+        return api_fail(e, 400, "invalid_type", "prompt",
+                        "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", "prompt", "prompt is empty.");
     if (count > LIMIT_PROMPTS || count * g->p.n > LIMIT_CHOICES) {
-        return api_fail(e, 400, "invalid_value", "prompt", "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS, LIMIT_CHOICES);
+        return api_fail(e, 400, "invalid_value", "prompt",
+                        "Too many prompts: at most %u, and at most %u choices in all.", LIMIT_PROMPTS,
+                        LIMIT_CHOICES);
     }
     g->prompts = calloc(count, sizeof *g->prompts);
     if (!g->prompts) return no_memory(g);

@@ -1,5 +1,5 @@
-/* Sequences of a generating request: submitting them, taking their events, ending them. Event loop's thread. What an answer looks like is
- * generate/write.c; what was asked is generate/parse.c. */
+/* Sequences of a generating request: submitting them, taking their events, ending them. Event loop's thread.
+ * What an answer looks like is generate/write.c; what was asked is generate/parse.c. */
 #include "server/http/conn.h"
 #include "server/generate/generate.h"
 
@@ -18,7 +18,8 @@
 
 #define TEXT_MAX (64u << 20) /* bytes of one choice's text */
 
-void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r), void (*done)(struct request *r))
+void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r),
+               void (*done)(struct request *r))
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
@@ -147,7 +148,8 @@ static void text_match(struct choice *c, size_t from)
     while (from < c->text.len) {
         struct stop_hit hit = stop_feed(g->stops, &c->stop, c->text.data + from, c->text.len - from);
         if (!hit.found) break;
-        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins anew behind the match */
+        if (c->id_count < g->p.min_tokens) { /* too early to stop: the text stays, and the search begins anew
+                                                behind the match */
             c->stop = (struct stop_state){0};
             from += hit.end;
             continue;
@@ -190,7 +192,8 @@ static enum status ids_add(struct choice *c, uint32_t id)
 static enum status output_run(struct choice *c)
 {
     size_t len = c->text.len > c->held ? c->text.len - c->held : 0;
-    return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE) : ST_OK;
+    return c->out ? chat_output_run(c->out, c->text.data ? c->text.data : "", len, c->finish != FIN_NONE)
+                  : ST_OK;
 }
 
 /* Does the text leave this token out because it ended the answer? */
@@ -217,7 +220,8 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     enum status st = ids_add(c, t->id);
     if (!st && g->p.logprobs) st = gen_prompt_logprobs(c);
     c->logprobs.special_bytes = !g->p.skip_special && !is_hidden_stop(c, t->id);
-    if (!st && g->p.logprobs) st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
+    if (!st && g->p.logprobs)
+        st = logprobs_add(&c->logprobs, t, c->chars + (g->p.echo ? c->prompt->text_chars : 0));
     if (st) return st;
     st = token_text(c, t->id);
     if (st) return st;
@@ -227,7 +231,8 @@ static enum status token_take(struct choice *c, const struct token_out *t)
     if (st || !c->out) return st;
     chat_output_token(c->out, reasoning);
     /* The one call that the client wants is there: what else the model would write is dropped anyway. */
-    if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens) choice_finish(c, FIN_STOP);
+    if (chat_output_done(c->out) && !g->p.ignore_eos && c->id_count >= g->p.min_tokens)
+        choice_finish(c, FIN_STOP);
     return ST_OK;
 }
 
@@ -240,7 +245,8 @@ static void stream_head(struct gen *g)
     gen_write_head_chunks(g);
 }
 
-/* What a prompt found in the cache is what its first sample found: the others come upon what that one left. */
+/* What a prompt found in the cache is what its first sample found: the others come upon what that one left.
+ */
 static void cache_seen(struct choice *c, const struct sched_event *ev)
 {
     struct gen_prompt *p = c->prompt;
@@ -254,7 +260,8 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
 {
     struct gen *g = c->gen;
     struct request *r = g->r;
-    if (c->finish != FIN_NONE || g->failed || r->cancelled) return; /* text behind a stop string, or nobody listens */
+    if (c->finish != FIN_NONE || g->failed || r->cancelled)
+        return; /* text behind a stop string, or nobody listens */
     uint64_t now = now_us();
     if (!c->first_us) {
         c->first_us = now;
@@ -315,7 +322,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     c->seq_ended = true;
     r->sequences_alive--;
     cache_seen(c, ev);
-    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED && ev->end != END_DEADLINE) {
+    if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
+        ev->end != END_DEADLINE) {
         size_t before = c->text.len;
         if (detok_flush(c->detok, &c->text) == ST_OK) text_match(c, before);
         c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
@@ -330,7 +338,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
         choice_finish(c, ev->end == END_ERROR ? FIN_ERROR : FIN_ABORT);
         if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
             char text[96];
-            snprintf(text, sizeof text, "The request took longer than %llu seconds.", (unsigned long long)r->srv->opt->request_timeout);
+            snprintf(text, sizeof text, "The request took longer than %llu seconds.",
+                     (unsigned long long)r->srv->opt->request_timeout);
             gen_abort(r, 504, "timeout", text);
         } else if (!r->cancelled && !g->failed) {
             log_warn("req=%s the engine ended the sequence: %s", r->id, ev->message);
@@ -340,7 +349,8 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     end_metrics(c, ev);
     if (!g->choices_open && !r->sequences_alive) {
         uint32_t longest = 0;
-        for (uint32_t i = 0; i < g->choice_count; i++) longest = g->choices[i].id_count > longest ? g->choices[i].id_count : longest;
+        for (uint32_t i = 0; i < g->choice_count; i++)
+            longest = g->choices[i].id_count > longest ? g->choices[i].id_count : longest;
         metrics_request_n(r->srv->metrics, g->p.n, longest);
     }
 }
@@ -434,20 +444,23 @@ static uint64_t random_seed(void)
     return v;
 }
 
-/* Sample 0 draws with the request's own seed, so that n = 1 and n = 3 agree on it; the others with a mix (splitmix64). */
+/* Sample 0 draws with the request's own seed, so that n = 1 and n = 3 agree on it; the others with a mix
+ * (splitmix64). */
 static uint64_t choice_seed(uint64_t seed, uint32_t sample)
 {
     return sample ? hash_mix(seed + (sample - 1) * 0x9E3779B97F4A7C15ull) : seed;
 }
 
-/* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary added tokens. */
+/* Tags of calls and reasoning that are special tokens of this checkpoint. Most releases have them as ordinary
+ * added tokens. */
 static void tags_find(struct gen *g)
 {
     static const char *const tags[] = {TOOL_OPEN, TOOL_CLOSE, THINK_OPEN, THINK_CLOSE};
     const struct tokenizer *tok = g->r->srv->model->tok;
     for (size_t i = g->p.calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
         uint32_t id;
-        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id)) g->tag_ids[g->tag_id_count++] = id;
+        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
+            g->tag_ids[g->tag_id_count++] = id;
     }
 }
 
@@ -501,14 +514,16 @@ void gen_submit(struct request *r)
     struct gen *g = r->gen;
     struct server *s = r->srv;
     request_id_take(r, g->root);
-    for (uint32_t i = 0; i < g->image_count; i++) metrics_image(s->metrics, g->image_seconds / g->image_count);
+    for (uint32_t i = 0; i < g->image_count; i++)
+        metrics_image(s->metrics, g->image_seconds / g->image_count);
     if (r->error.http) {
         request_fail(r);
         return;
     }
     if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
         /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt", "The request asks for %u choices; this server queues at most %llu.",
+        (void)api_fail(&r->error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
+                       "The request asks for %u choices; this server queues at most %llu.",
                        g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
         request_fail(r);
         return;
@@ -523,31 +538,37 @@ void gen_submit(struct request *r)
         struct choice *c = &g->choices[i];
         uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
         uint32_t max = g->p.has_max ? (uint32_t)g->p.max_tokens : context - count;
-        if (!max && c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo of the prompt and nothing else */
+        if (!max &&
+            c->sampling.prompt_logprobs == SAMPLING_NO_LOGPROBS) { /* echo of the prompt and nothing else */
             choice_finish(c, FIN_LENGTH);
             c->seq_ended = true;
             continue;
         }
-        struct sched_sequence seq = {.prompt = &c->prompt->prompt,
-                                     .sampling = &c->sampling,
-                                     .tokens_max = max,
-                                     .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
-                                     .ignore_eos = g->p.ignore_eos,
-                                     .stop_ids = g->p.stop_ids,
-                                     .stop_id_count = g->p.stop_id_count,
-                                     .priority = g->p.priority,
-                                     .tenant = g->p.tenant,
-                                     .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
-                                     .deadline_us = s->opt->request_timeout ? r->arrived_us + s->opt->request_timeout * 1000000u : 0,
-                                     .user = c};
+        struct sched_sequence seq = {
+            .prompt = &c->prompt->prompt,
+            .sampling = &c->sampling,
+            .tokens_max = max,
+            .tokens_min = (uint32_t)(g->p.min_tokens > max ? max : g->p.min_tokens),
+            .ignore_eos = g->p.ignore_eos,
+            .stop_ids = g->p.stop_ids,
+            .stop_id_count = g->p.stop_id_count,
+            .priority = g->p.priority,
+            .tenant = g->p.tenant,
+            .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
+            .deadline_us = s->opt->request_timeout ? r->arrived_us + s->opt->request_timeout * 1000000u : 0,
+            .user = c};
         memcpy(seq.salt, g->p.salt, sizeof seq.salt);
         struct err err = {0};
         enum status st = sched_submit(s->model->sched, &seq, &c->seq, &err);
         if (st) {
             g->failed = true;
-            if (st == ST_UNSUPPORTED) (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
-            if (st == ST_DEVICE) (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
-            if (st == ST_AGAIN) (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "Too many requests are waiting; try again later.");
+            if (st == ST_UNSUPPORTED)
+                (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+            if (st == ST_DEVICE)
+                (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
+            if (st == ST_AGAIN)
+                (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL,
+                               "Too many requests are waiting; try again later.");
             (void)api_fail_status(&r->error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
             gen_cancel(r);
             request_fail(r);

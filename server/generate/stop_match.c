@@ -1,5 +1,5 @@
-/* See stop_match.h. Nodes of the automaton are full goto tables of 256 entries: at most 16 strings of 1,024 bytes are allowed, and the
- * usual stop string has three. */
+/* See stop_match.h. Nodes of the automaton are full goto tables of 256 entries: at most 16 strings of 1,024
+ * bytes are allowed, and the usual stop string has three. */
 #include "server/generate/stop_match.h"
 
 #include "config/base/checked.h"
@@ -22,7 +22,8 @@ struct stop_set {
 
 static void links_build(struct stop_set *s, uint32_t *queue)
 {
-    /* Breadth first: a node's failure link lies nearer the root and is complete before the node is reached. */
+    /* Breadth first: a node's failure link lies nearer the root and is complete before the node is reached.
+     */
     size_t head = 0, tail = 0;
     for (int c = 0; c < 256; c++) {
         uint32_t n = s->nodes[0].next[c];
@@ -105,7 +106,8 @@ struct stop_hit stop_feed(const struct stop_set *s, struct stop_state *st, const
     for (size_t i = 0; i < len; i++) {
         st->node = s->nodes[st->node].next[(unsigned char)text[i]];
         const struct node *n = &s->nodes[st->node];
-        if (n->which != NONE) return (struct stop_hit){.found = true, .which = n->which, .end = i + 1, .len = n->which_len};
+        if (n->which != NONE)
+            return (struct stop_hit){.found = true, .which = n->which, .end = i + 1, .len = n->which_len};
     }
     return (struct stop_hit){0};
 }

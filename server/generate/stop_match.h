@@ -1,5 +1,6 @@
-/* Finds stop strings in text that arrives in pieces (Aho-Corasick over bytes) and says how much may be shown: a byte is held back while it
- * could still be the beginning of a stop string. Pure; one stop_set is shared, one stop_state per answer. */
+/* Finds stop strings in text that arrives in pieces (Aho-Corasick over bytes) and says how much may be shown:
+ * a byte is held back while it could still be the beginning of a stop string. Pure; one stop_set is shared,
+ * one stop_state per answer. */
 #ifndef KVASIR_STOP_MATCH_H
 #define KVASIR_STOP_MATCH_H
 
@@ -15,7 +16,8 @@ struct stop_string {
     size_t len;       /* >= 1 */
 };
 /* ST_INVALID for an empty string, ST_NOMEM. Memory: about 1 KiB per byte of all strings. */
-enum status stop_set_create(const struct stop_string *strings, size_t count, struct stop_set **out) KV_MUST_CHECK;
+enum status stop_set_create(const struct stop_string *strings, size_t count,
+                            struct stop_set **out) KV_MUST_CHECK;
 void stop_set_free(struct stop_set *s); /* NULL is fine */
 
 struct stop_state {
@@ -23,12 +25,13 @@ struct stop_state {
 };
 struct stop_hit {
     bool found;
-    uint32_t which;  /* index into strings */
-    size_t end;      /* bytes of this piece up to and with the last byte of the match */
-    size_t len;      /* length of the match; it may reach back into earlier pieces */
+    uint32_t which; /* index into strings */
+    size_t end;     /* bytes of this piece up to and with the last byte of the match */
+    size_t len;     /* length of the match; it may reach back into earlier pieces */
 };
-/* Feeds one piece. The earliest completion wins; of several that complete at the same byte, the longest. After a hit the state must not be
- * fed again. Without a hit, stop_held tells how many of the last bytes fed so far must wait. */
+/* Feeds one piece. The earliest completion wins; of several that complete at the same byte, the longest.
+ * After a hit the state must not be fed again. Without a hit, stop_held tells how many of the last bytes fed
+ * so far must wait. */
 struct stop_hit stop_feed(const struct stop_set *s, struct stop_state *st, const char *text, size_t len);
 size_t stop_held(const struct stop_set *s, const struct stop_state *st);
 

@@ -1,5 +1,5 @@
-/* Tools and reasoning of a chat request (openai-api §3.6, §3.8). Worker thread. What the template makes of them is template.c,
- * what becomes of them in the answer chat/output.c. */
+/* Tools and reasoning of a chat request (openai-api §3.6, §3.8). Worker thread. What the template makes of
+ * them is template.c, what becomes of them in the answer chat/output.c. */
 #include "server/generate/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
@@ -15,26 +15,30 @@
 static bool name_ok(const char *s)
 {
     size_t n = strlen(s);
-    return n >= 1 && n <= 64 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == n;
+    return n >= 1 && n <= 64 &&
+           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == n;
 }
 
 static enum status function_check(struct api_error *e, json_t *f, const char *path)
 {
-    json_t *name = field(f, "name"), *parameters = field(f, "parameters"), *description = field(f, "description"),
-           *strict = field(f, "strict");
+    json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
+           *description = field(f, "description"), *strict = field(f, "strict");
     if (!json_is_object(f) || !name)
         return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a function with a name.");
-    if (!json_is_string(name)) return api_fail(e, 400, "invalid_type", path, "A function's name must be a string.");
+    if (!json_is_string(name))
+        return api_fail(e, 400, "invalid_type", path, "A function's name must be a string.");
     if (!name_ok(json_string_value(name)))
         return api_fail(e, 400, "invalid_value", path, "A function's name must match [A-Za-z0-9_-]{1,64}.");
     if (parameters && (!json_is_object(parameters) || json_big_int(parameters))) {
-        return api_fail(e, 400, "invalid_type", path, "A function's parameters must be an object: a JSON schema.");
+        return api_fail(e, 400, "invalid_type", path,
+                        "A function's parameters must be an object: a JSON schema.");
     }
     if (description && !json_is_string(description))
         return api_fail(e, 400, "invalid_type", path, "A function's description must be a string.");
     /* strict is accepted and changes nothing: arguments are as the model writes them. */
-    return strict && !json_is_boolean(strict) ? api_fail(e, 400, "invalid_type", path, "A function's strict must be a boolean.")
-                                              : ST_OK;
+    return strict && !json_is_boolean(strict)
+               ? api_fail(e, 400, "invalid_type", path, "A function's strict must be a boolean.")
+               : ST_OK;
 }
 
 static json_t *tool_name(json_t *tools, size_t i)
@@ -50,7 +54,8 @@ static enum status tools_check(struct api_error *e, json_t *tools)
         snprintf(path, sizeof path, "tools[%zu]", i);
         if (!json_is_object(t)) return api_fail(e, 400, "invalid_type", path, "A tool must be an object.");
         if (!type) return api_fail(e, 400, "missing_required_parameter", path, "A tool needs a type.");
-        if (!json_is_string(type)) return api_fail(e, 400, "invalid_type", path, "A tool's type must be a string.");
+        if (!json_is_string(type))
+            return api_fail(e, 400, "invalid_type", path, "A tool's type must be a string.");
         if (!json_is(type, "function")) {
             return api_fail(e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
                             json_string_value(type));
@@ -71,20 +76,25 @@ static enum status choice_object(struct api_error *e, json_t *choice, json_t *to
 {
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
     const char *t = json_is_string(type) ? json_string_value(type) : NULL;
-    if (!json_array_size(tools)) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    if (type && !t) return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
+    if (!json_array_size(tools))
+        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
+    if (type && !t)
+        return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
     *out = CHOICE_FORCED;
     if (json_is(type, "allowed_tools")) {
         return api_fail(e, 400, "unsupported_value", "tool_choice",
-                        "A tool_choice of type 'allowed_tools' needs constrained decoding, which this server does not offer yet; leave out of tools "
+                        "A tool_choice of type 'allowed_tools' needs constrained decoding, which this server "
+                        "does not offer yet; leave out of tools "
                         "what may not be called, with tool_choice \"auto\".");
     }
     if (json_is(type, "custom")) {
-        return api_fail(e, 400, "unsupported_value", "tool_choice", "Tools of type 'custom' are not supported.");
+        return api_fail(e, 400, "unsupported_value", "tool_choice",
+                        "Tools of type 'custom' are not supported.");
     }
     if (t && !json_is(type, "function"))
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", t);
-    if (!json_is_string(name)) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
+    if (!json_is_string(name))
+        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
     for (size_t i = 0; i < json_array_size(tools); i++) {
         if (json_equal(name, tool_name(tools, i))) return ST_OK;
     }
@@ -104,7 +114,8 @@ static enum status choice_parse(struct api_error *e, json_t *choice, json_t *too
     bool none = json_is(choice, "none"), required = json_is(choice, "required");
     if (!none && !required && !json_is(choice, "auto"))
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", how);
-    if (required && !tools) return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
+    if (required && !tools)
+        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
     *out = none || !some ? CHOICE_NONE : required ? CHOICE_FORCED : CHOICE_AUTO;
     return ST_OK;
 }
@@ -116,30 +127,36 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
     json_t *tools = field(root, "tools");
     enum tool_choice how;
     g->p.parallel_calls = true;
-    if (tools && !json_is_array(tools)) return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
+    if (tools && !json_is_array(tools))
+        return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
     if (tools_check(e, tools) || choice_parse(e, field(root, "tool_choice"), tools, &how) ||
         field_bool(e, root, "parallel_tool_calls", &g->p.parallel_calls)) {
         return ST_INVALID;
     }
-    /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is parsed. */
+    /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is
+     * parsed. */
     if (how == CHOICE_NONE) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
-        return api_fail(e, 400, "tools_unsupported", "tools",
-                        "The chat template of this model (%s) has no place for tools; use tool_choice \"none\".",
-                        m->info->family);
+        return api_fail(
+            e, 400, "tools_unsupported", "tools",
+            "The chat template of this model (%s) has no place for tools; use tool_choice \"none\".",
+            m->info->family);
     }
     if (!caps->calls) {
         return api_fail(e, 400, "tools_unsupported", "tools",
-                        "This server can't read the tool calls of this model (%s); use tool_choice \"none\".", m->info->family);
+                        "This server can't read the tool calls of this model (%s); use tool_choice \"none\".",
+                        m->info->family);
     }
     if (how == CHOICE_FORCED) {
         return api_fail(e, 400, "unsupported_value", "tool_choice",
-                        "%s can't be kept: making the model call a tool needs constrained decoding, which this server does not offer yet. Use "
+                        "%s can't be kept: making the model call a tool needs constrained decoding, which "
+                        "this server does not offer yet. Use "
                         "\"auto\" (the model decides) or \"none\".",
-                        json_is_string(field(root, "tool_choice")) ? "tool_choice \"required\"" : "A tool_choice that names a function");
+                        json_is_string(field(root, "tool_choice")) ? "tool_choice \"required\""
+                                                                   : "A tool_choice that names a function");
     }
     g->p.calls = caps->calls;
     if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools)))
@@ -157,7 +174,8 @@ static enum status effort_check(struct api_error *e, json_t *v, const char *path
     for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
         if (json_is(v, efforts[i])) return ST_OK;
     }
-    return api_fail(e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.", json_string_value(v));
+    return api_fail(e, 400, "invalid_value", path, "'%.60s' is not a reasoning effort.",
+                    json_string_value(v));
 }
 
 /* Variables for the template; what the client set by hand (chat_template_kwargs) wins. */
@@ -168,8 +186,10 @@ static bool variables_set(json_t *root, json_t *effort, json_t *enabled, json_t 
     bool think = enabled ? json_is_true(enabled) : effort && !json_is(effort, "none");
     if (ok && (effort || enabled) && !json_object_get(all, "enable_thinking"))
         ok = !json_object_set_new(all, "enable_thinking", json_boolean(think));
-    if (ok && effort && !json_object_get(all, "reasoning_effort")) ok = !json_object_set(all, "reasoning_effort", effort);
-    if (ok && verbosity && !json_object_get(all, "verbosity")) ok = !json_object_set(all, "verbosity", verbosity);
+    if (ok && effort && !json_object_get(all, "reasoning_effort"))
+        ok = !json_object_set(all, "reasoning_effort", effort);
+    if (ok && verbosity && !json_object_get(all, "verbosity"))
+        ok = !json_object_set(all, "verbosity", verbosity);
     if (ok && (effort || enabled || verbosity)) ok = !json_object_set(root, "chat_template_kwargs", all);
     json_decref(all);
     return ok;
@@ -186,13 +206,15 @@ enum status gen_parse_thinking(struct gen *g, json_t *root)
     if (verbosity && !json_is_string(verbosity))
         return api_fail(e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
     if (kwargs && !json_is_object(kwargs))
-        return api_fail(e, 400, "invalid_type", "chat_template_kwargs", "chat_template_kwargs must be an object.");
+        return api_fail(e, 400, "invalid_type", "chat_template_kwargs",
+                        "chat_template_kwargs must be an object.");
     const char *key;
     json_t *v;
     json_object_foreach(kwargs, key, v)
     {
         if (!template_reserves(key)) continue;
-        return api_fail(e, 400, "invalid_value", "chat_template_kwargs", "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
+        return api_fail(e, 400, "invalid_value", "chat_template_kwargs",
+                        "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
     }
     if (reasoning && !json_is_object(reasoning))
         return api_fail(e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
@@ -201,11 +223,13 @@ enum status gen_parse_thinking(struct gen *g, json_t *root)
     json_t *enabled = field(reasoning, "enabled");
     if (enabled && !json_is_boolean(enabled))
         return api_fail(e, 400, "invalid_type", "reasoning.enabled", "reasoning.enabled must be a boolean.");
-    if (field_bool(e, root, "include_reasoning", &include) || field_bool(e, root, "separate_reasoning", &separate))
+    if (field_bool(e, root, "include_reasoning", &include) ||
+        field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
     if (!variables_set(root, effort, enabled, verbosity))
         return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
-    const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(field(root, "tools")) > 0) : NULL;
+    const struct template_caps *caps =
+        m->tmpl ? template_caps(m->tmpl, json_array_size(field(root, "tools")) > 0) : NULL;
     g->p.reasoning = !caps || !caps->think ? REASONING_NONE
                      : !include            ? REASONING_DROP
                      : separate            ? REASONING_FIELD

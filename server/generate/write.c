@@ -1,5 +1,5 @@
-/* What a generating request answers, whole or in chunks (openai-api §4, §5, §7). Event loop's thread. Knows nothing of sequences or sockets:
- * it reads a gen and writes JSON into its request's `out`. */
+/* What a generating request answers, whole or in chunks (openai-api §4, §5, §7). Event loop's thread. Knows
+ * nothing of sequences or sockets: it reads a gen and writes JSON into its request's `out`. */
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"
@@ -17,7 +17,9 @@ static void preamble(struct json_out *o, const struct gen *g, bool chunk)
     bool chat = g->kind == GEN_CHAT;
     jo_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
     jo_text(o, r->id); /* its alphabet needs no escape */
-    jo_text(o, !chat ? "\",\"object\":\"text_completion\"" : chunk ? "\",\"object\":\"chat.completion.chunk\"" : "\",\"object\":\"chat.completion\"");
+    jo_text(o, !chat   ? "\",\"object\":\"text_completion\""
+               : chunk ? "\",\"object\":\"chat.completion.chunk\""
+                       : "\",\"object\":\"chat.completion\"");
     jo_text(o, ",\"created\":");
     jo_int(o, r->created);
     jo_text(o, ",\"model\":");
@@ -73,13 +75,15 @@ static void usage_full(struct json_out *o, const struct gen *g)
 /* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */
 static void cache_info(struct json_out *o, const struct gen *g)
 {
-    static const struct sched_cache_info nothing = {.stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
+    static const struct sched_cache_info nothing = {
+        .stop = CACHE_STOP_DISABLED}; /* a prompt that was only echoed */
     if (!g->p.return_cache_info) return;
     jo_text(o, g->prompt_count > 1 ? ",\"cache_info\":{\"prompts\":[" : ",\"cache_info\":");
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         const struct gen_prompt *p = &g->prompts[i];
         if (i) jo_text(o, ",");
-        cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped, &p->places);
+        cache_info_write(o, p->cache_known ? &p->cache : &nothing, p->prompt.token_count, p->dropped,
+                         &p->places);
     }
     if (g->prompt_count > 1) jo_text(o, "]}");
 }
@@ -296,8 +300,8 @@ static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool fini
     }
     if (g->p.return_token_ids && !g->prompt_ids_sent && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
     g->prompt_ids_sent = true;
-    /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without choices would break clients that
-     * read choices[0]. */
+    /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without
+     * choices would break clients that read choices[0]. */
     if (finish && !g->p.include_usage && g->finishes_shown == g->choice_count) cache_info(o, g);
     jo_text(o, "}");
     sse_end(o);
@@ -313,7 +317,8 @@ void gen_write_head_chunks(struct gen *g)
         jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
         /* Clients put texts of one key together: null where there may be nothing but calls. */
         struct choice *c = &g->choices[i];
-        c->null_shown = c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
+        c->null_shown =
+            c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
         jo_text(&o, c->null_shown ? ",\"content\":null" : ",\"content\":\"\"");
         jo_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
         chunk_end(&o, g, false, false);
@@ -338,10 +343,12 @@ static struct piece piece_next(const struct choice *c)
     const struct gen_prompt *p = c->prompt;
     if (!c->started && c->gen->p.echo && p->text) return (struct piece){PIECE_ECHO, 0, p->text, p->text_len};
     if (out->reasoning.len > out->reasoning_shown) {
-        return (struct piece){PIECE_REASONING, 0, out->reasoning.data + out->reasoning_shown, out->reasoning.len - out->reasoning_shown};
+        return (struct piece){PIECE_REASONING, 0, out->reasoning.data + out->reasoning_shown,
+                              out->reasoning.len - out->reasoning_shown};
     }
     if (out->content.len > out->content_shown) {
-        return (struct piece){PIECE_CONTENT, 0, out->content.data + out->content_shown, out->content.len - out->content_shown};
+        return (struct piece){PIECE_CONTENT, 0, out->content.data + out->content_shown,
+                              out->content.len - out->content_shown};
     }
     for (uint32_t i = out->calls_shown; i < out->call_count; i++) {
         const struct chat_call *call = &out->calls[i];
@@ -427,8 +434,8 @@ static void reasons_and_ids(struct json_out *o, const struct choice *c, bool las
     }
 }
 
-/* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish: the last one carries the
- * finish_reason. */
+/* Chunks for all that is new; the first one carries what is said about the tokens since the last one. finish:
+ * the last one carries the finish_reason. */
 static void pieces_write(struct choice *c, bool finish)
 {
     struct gen *g = c->gen;
@@ -462,7 +469,8 @@ bool gen_write_pending(const struct choice *c)
 {
     const struct gen_params *p = &c->gen->p;
     if (!c->out) return c->dirty || c->shown < c->text.len || !c->started;
-    return piece_next(c).kind != PIECE_NONE || content_missing(c) || ((p->logprobs || p->return_token_ids) && c->ids_shown < c->id_count);
+    return piece_next(c).kind != PIECE_NONE || content_missing(c) ||
+           ((p->logprobs || p->return_token_ids) && c->ids_shown < c->id_count);
 }
 
 void gen_write_delta(struct choice *c, bool final)
@@ -506,7 +514,8 @@ void gen_write_finish(struct choice *c)
 {
     struct json_out o = {.buf = &c->gen->r->out};
     chunk_begin(&o, c);
-    jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null" : ",\"text\":\"\",\"logprobs\":null");
+    jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
+                                         : ",\"text\":\"\",\"logprobs\":null");
     reasons(&o, c);
     jo_text(&o, "}");
     chunk_end(&o, c->gen, true, true);

@@ -1,5 +1,5 @@
-/* The memory of answers, all together: what a choice has gathered, and texts that wait for their readers. Each has its limits, but there may be
- * thousands. Event loop's thread. */
+/* The memory of answers, all together: what a choice has gathered, and texts that wait for their readers.
+ * Each has its limits, but there may be thousands. Event loop's thread. */
 #include "config/base/log.h"
 #include "server/http/conn.h"
 #include "server/generate/generate.h"
@@ -38,8 +38,10 @@ static void events_drop(struct request *r)
 /* The one that takes most: who asks for a great deal shall not end those who ask for little. */
 static void give_way(struct request *r)
 {
-    static const char message[] = "The answers being made take too much memory, and this one most of it: try again later, or ask for less at once.";
-    log_warn("req=%s answers hold %zu KiB: this one gives way, with %zu KiB", r->id, r->srv->answer_bytes >> 10, r->answer_bytes >> 10);
+    static const char message[] = "The answers being made take too much memory, and this one most of it: try "
+                                  "again later, or ask for less at once.";
+    log_warn("req=%s answers hold %zu KiB: this one gives way, with %zu KiB", r->id,
+             r->srv->answer_bytes >> 10, r->answer_bytes >> 10);
     r->retry_after = 5;
     if (r->state == RQ_STREAM && !r->gen->failed && !r->cancelled) {
         bool sent = r->out_end && !r->out.len;

@@ -20,24 +20,24 @@
 struct conn {
     struct server *srv;
     struct conn *prev, *next;
-    int tcp, pair;             /* the client's socket; our end of the pair. -1: closed */
+    int tcp, pair; /* the client's socket; our end of the pair. -1: closed */
     uv_poll_t tcp_poll, pair_poll;
-    int tcp_mask, pair_mask;   /* what is polled for; -1: libuv has stopped it */
-    unsigned handles;          /* not yet closed */
-    bool mhd_open;             /* libmicrohttpd has its end of the pair */
-    bool served;               /* a request was answered */
-    bool ended;                /* the client sends nothing more */
-    bool hup;                  /* its end was seen, behind what has not been read yet */
-    bool refused;              /* `last` is the end: nothing more is read as a request */
+    int tcp_mask, pair_mask; /* what is polled for; -1: libuv has stopped it */
+    unsigned handles;        /* not yet closed */
+    bool mhd_open;           /* libmicrohttpd has its end of the pair */
+    bool served;             /* a request was answered */
+    bool ended;              /* the client sends nothing more */
+    bool hup;                /* its end was seen, behind what has not been read yet */
+    bool refused;            /* `last` is the end: nothing more is read as a request */
     enum conn_phase phase;
     uint64_t phase_us;         /* begin of the phase, in CONN_HEAD of its first byte */
     uint64_t data_us, sent_us; /* when bytes came last; when the client took some last, or had to begin to */
     struct http_in in;
-    struct buf kept;           /* from the client, of the next request */
-    struct buf up, down;       /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
+    struct buf kept;     /* from the client, of the next request */
+    struct buf up, down; /* on their way to libmicrohttpd and to the client; the first *_at bytes are gone */
     size_t up_at, down_at;
-    struct buf last;           /* our own answer, behind all of libmicrohttpd's */
-    struct request *request;   /* that libmicrohttpd has, or NULL */
+    struct buf last;         /* our own answer, behind all of libmicrohttpd's */
+    struct request *request; /* that libmicrohttpd has, or NULL */
 };
 
 static void pump_down(struct conn *n);
@@ -125,7 +125,8 @@ static void polls(struct conn *n)
     if (down) tcp |= UV_WRITABLE;
     if (!down) pair = UV_READABLE;
     if (up) pair |= UV_WRITABLE;
-    if (n->tcp >= 0 && tcp != n->tcp_mask) (tcp ? uv_poll_start(&n->tcp_poll, tcp, tcp_event) : uv_poll_stop(&n->tcp_poll));
+    if (n->tcp >= 0 && tcp != n->tcp_mask)
+        (tcp ? uv_poll_start(&n->tcp_poll, tcp, tcp_event) : uv_poll_stop(&n->tcp_poll));
     if (n->pair >= 0 && pair != n->pair_mask) uv_poll_start(&n->pair_poll, pair, pair_event);
     n->tcp_mask = tcp;
     n->pair_mask = pair;
@@ -185,7 +186,8 @@ static void pump_down(struct conn *n)
             continue;
         }
         n->sent_us = now_us(); /* down is empty */
-        if (!to_client(n, bytes, (size_t)k, &sent) || (sent < (size_t)k && buf_add(&n->down, bytes + sent, (size_t)k - sent))) {
+        if (!to_client(n, bytes, (size_t)k, &sent) ||
+            (sent < (size_t)k && buf_add(&n->down, bytes + sent, (size_t)k - sent))) {
             drop(n);
             return;
         }
@@ -203,9 +205,10 @@ static void refuse(struct conn *n, const struct api_error *e, const char *id, bo
     buf_init(&n->last, PIECE);
     error_json(e, &text);
     bool ok = !buf_addf(&n->last,
-                        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: kvasir/" KVASIR_VERSION
-                        "\r\nX-Request-Id: %s\r\n%s%sContent-Length: %zu\r\n\r\n",
-                        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id, cors ? "Access-Control-Allow-Origin: *\r\n" : "",
+                        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: "
+                        "kvasir/" KVASIR_VERSION "\r\nX-Request-Id: %s\r\n%s%sContent-Length: %zu\r\n\r\n",
+                        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id,
+                        cors ? "Access-Control-Allow-Origin: *\r\n" : "",
                         e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
     ok = ok && text.len && !buf_add(&n->last, text.data, text.len);
     buf_fini(&text);
@@ -297,7 +300,8 @@ static void client_ended(struct conn *n)
     if (n->phase == CONN_HEAD) pump_down(n); /* the last answer may be there, just now */
     if (n->tcp < 0 || n->down.len > n->down_at) return;
     if (n->phase != CONN_BUSY) drop(n);
-    /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep). */
+    /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep).
+     */
     else if (n->request && n->request->suspended) request_client_gone(n->request);
 }
 
@@ -329,7 +333,8 @@ static void tcp_event(uv_poll_t *p, int status, int events)
         return;
     }
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
-        n->hup = true; /* it sends no more than what it has; who has to wait isn't waited for, as in client_ended */
+        n->hup = true; /* it sends no more than what it has; who has to wait isn't waited for, as in
+                          client_ended */
         if (n->request && n->request->suspended) request_client_gone(n->request);
     }
     if (events & UV_WRITABLE) pump_down(n);
@@ -352,7 +357,8 @@ static void pair_event(uv_poll_t *p, int status, int events)
 
 /* ---- what libmicrohttpd tells ---- */
 
-void conn_notify(void *cls, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode code)
+void conn_notify(void *cls, struct MHD_Connection *c, void **context,
+                 enum MHD_ConnectionNotificationCode code)
 {
     struct server *s = cls;
     struct conn *n = *context;
@@ -407,7 +413,8 @@ static bool later(uint64_t now, uint64_t since, uint64_t seconds)
 
 static void sweep_one(struct conn *n, uint64_t now)
 {
-    uint64_t idle = n->srv->opt->keep_alive_timeout, silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
+    uint64_t idle = n->srv->opt->keep_alive_timeout,
+             silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
     if (n->tcp < 0) return;
     bool down = n->down.len > n->down_at;
     if (down && later(now, n->sent_us, LIMIT_WRITE_SECONDS)) {
@@ -420,17 +427,21 @@ static void sweep_one(struct conn *n, uint64_t now)
         if (n->ended) pump_down(n); /* its last answer may have come this moment */
         if (n->tcp < 0) break;
         down = n->down.len > n->down_at;
-        if ((n->ended && !down) || (!http_in_begun(&n->in) && !down && later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS))) drop(n);
+        if ((n->ended && !down) || (!http_in_begun(&n->in) && !down &&
+                                    later(now, n->phase_us, n->served ? idle : LIMIT_HEADER_SECONDS)))
+            drop(n);
         else if (http_in_begun(&n->in) && later(now, n->phase_us, LIMIT_HEADER_SECONDS)) overdue(n, "head");
         break;
     case CONN_BODY:
-        if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS)) overdue(n, "body");
+        if (later(now, n->data_us, silence) || later(now, n->phase_us, LIMIT_BODY_SECONDS))
+            overdue(n, "body");
         break;
     case CONN_BUSY:
         if ((n->ended || n->hup) && n->request && n->request->suspended) request_client_gone(n->request);
         break;
     case CONN_LINGER:
-        if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS)) drop(n);
+        if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS))
+            drop(n);
         break;
     }
 }
@@ -449,7 +460,9 @@ void conn_unstick(struct server *s)
 {
     for (struct conn *n = s->conns; n; n = n->next) {
         bool asleep = n->request && n->request->suspended;
-        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER || (n->phase == CONN_HEAD && !http_in_begun(&n->in))) continue;
+        if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
+            (n->phase == CONN_HEAD && !http_in_begun(&n->in)))
+            continue;
         drop(n);
     }
 }
@@ -483,7 +496,14 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
         free(n);
         return;
     }
-    *n = (struct conn){.srv = s, .tcp = fd, .pair = pair[0], .handles = 2, .phase_us = now_us(), .data_us = now_us(), .sent_us = now_us(), .next = s->conns};
+    *n = (struct conn){.srv = s,
+                       .tcp = fd,
+                       .pair = pair[0],
+                       .handles = 2,
+                       .phase_us = now_us(),
+                       .data_us = now_us(),
+                       .sent_us = now_us(),
+                       .next = s->conns};
     if (n->next) n->next->prev = n;
     s->conns = n;
     s->conn_count++;
@@ -494,7 +514,8 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
     buf_init(&n->last, PIECE);
     n->tcp_poll.data = n->pair_poll.data = n;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (uv_poll_init(&s->loop, &n->tcp_poll, n->tcp)) { /* can't happen with sockets of ours; nothing of libuv's is to be closed */
+    if (uv_poll_init(&s->loop, &n->tcp_poll,
+                     n->tcp)) { /* can't happen with sockets of ours; nothing of libuv's is to be closed */
         close(n->tcp);
         close(n->pair);
         close(pair[1]);
@@ -509,7 +530,8 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
         n->pair = -1;
     }
     s->adding = n;
-    bad = MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES || bad; /* it closes its end, also where it fails */
+    bad = MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES ||
+          bad; /* it closes its end, also where it fails */
     s->adding = NULL;
     if (bad) drop(n);
     else polls(n);
@@ -528,7 +550,8 @@ static void listen_event(uv_poll_t *p, int status, int events)
             conn_open(s, fd, (struct sockaddr *)&from, len);
         } else if (errno != ECONNABORTED && errno != EINTR) {
             if (errno == EAGAIN) return;
-            if (!s->accept_failed) log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
+            if (!s->accept_failed)
+                log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
             s->accept_failed = true;
             uv_poll_stop(p); /* until the next tick */
             s->listening = false;
@@ -549,7 +572,8 @@ static void listen_poll(struct server *s)
 
 enum status conn_listen(struct server *s, struct err *err)
 {
-    if (uv_poll_init(&s->loop, &s->listen_poll, s->listen_fd)) return err_set(err, ST_IO, "can't poll the listening socket");
+    if (uv_poll_init(&s->loop, &s->listen_poll, s->listen_fd))
+        return err_set(err, ST_IO, "can't poll the listening socket");
     s->listen_poll.data = s;
     listen_poll(s);
     return ST_OK;

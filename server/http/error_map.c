@@ -9,14 +9,10 @@ static const struct map {
     int http;
     const char *code;
 } map[] = {
-    {ST_INVALID, 400, "invalid_value"},
-    {ST_UNSUPPORTED, 400, "unsupported_value"},
-    {ST_FORMAT, 400, "invalid_value"},
-    {ST_TOO_LARGE, 400, "context_length_exceeded"},
-    {ST_NOT_FOUND, 404, "not_found"},
-    {ST_AGAIN, 429, "rate_limit_exceeded"},
-    {ST_DEVICE, 500, "engine_error"},
-    {ST_NOMEM, 503, "out_of_memory"},
+    {ST_INVALID, 400, "invalid_value"}, {ST_UNSUPPORTED, 400, "unsupported_value"},
+    {ST_FORMAT, 400, "invalid_value"},  {ST_TOO_LARGE, 400, "context_length_exceeded"},
+    {ST_NOT_FOUND, 404, "not_found"},   {ST_AGAIN, 429, "rate_limit_exceeded"},
+    {ST_DEVICE, 500, "engine_error"},   {ST_NOMEM, 503, "out_of_memory"},
 };
 
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
@@ -34,7 +30,9 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)
 {
     for (size_t i = 0; i < sizeof map / sizeof *map; i++) {
-        if (map[i].st == st) return api_fail(e, map[i].http, map[i].code, param, "%s", err->msg[0] ? err->msg : status_name(st));
+        if (map[i].st == st)
+            return api_fail(e, map[i].http, map[i].code, param, "%s",
+                            err->msg[0] ? err->msg : status_name(st));
     }
     return api_fail(e, 500, "internal_error", NULL, "%s", err->msg[0] ? err->msg : status_name(st));
 }

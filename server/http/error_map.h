@@ -1,4 +1,5 @@
-/* Filling struct api_error in one line, and the one table from status codes of the lower layers to HTTP and OpenAI codes. Any thread. */
+/* Filling struct api_error in one line, and the one table from status codes of the lower layers to HTTP and
+ * OpenAI codes. Any thread. */
 #ifndef KVASIR_ERROR_MAP_H
 #define KVASIR_ERROR_MAP_H
 
@@ -10,8 +11,9 @@
  * code must be a static string; param may be NULL. */
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
-/* From a status and a message of a lower layer: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400 context_length_exceeded, ST_AGAIN -> 429,
- * ST_DEVICE -> 500 engine_error, ... the rest -> 500 internal_error. */
+/* From a status and a message of a lower layer: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
+ * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
+ * internal_error. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
 
 #endif

@@ -1,14 +1,17 @@
 /* The HTTP server's shared state and the request that passes through it. Internal to server/.
  *
- * Threads: everything here belongs to the event loop's thread, but (a) `model`, written once by the loader thread before the loop sees it, and
- * (b) a request while `working`: then a worker of uv_queue_work owns its body, error and gen parts, and the loop touches none of them.
+ * Threads: everything here belongs to the event loop's thread, but (a) `model`, written once by the loader
+ * thread before the loop sees it, and (b) a request while `working`: then a worker of uv_queue_work owns its
+ * body, error and gen parts, and the loop touches none of them.
  *
  * Life of a request (one per HTTP request, made when its headers are complete):
- *   BODY -> WORKING -> RUNNING -> ANSWER          (whole answers: libmicrohttpd's connection sleeps, suspended, until the answer is there)
+ *   BODY -> WORKING -> RUNNING -> ANSWER          (whole answers: libmicrohttpd's connection sleeps,
+ * suspended, until the answer is there)
  *                             \-> STREAM          (events: the connection sleeps whenever no event waits)
- *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are cancelled)
- * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence has given its EV_END. Pictures that
- * the scheduler asks for while it runs are decoded by further workers (generate/images.c), counted in `fetches`. */
+ *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are
+ * cancelled) It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every
+ * sequence has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further
+ * workers (generate/images.c), counted in `fetches`. */
 #ifndef KVASIR_HTTP_H
 #define KVASIR_HTTP_H
 
@@ -56,13 +59,14 @@ enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_OTHER = 16 };
 
 struct route {
     const char *path;
-    const char *label;      /* for metrics; NULL = not counted */
-    unsigned methods;       /* of enum method, without OPTIONS */
-    bool auth;              /* needs a key when keys are configured */
-    bool gate;              /* 503 unless the model is ready */
-    bool json;              /* has a JSON body */
-    bool prefix;            /* path is a prefix: "/v1/models/{id}" */
-    void (*start)(struct request *r); /* loop thread, body complete. Ends in request_answer, request_fail or request_work */
+    const char *label;                /* for metrics; NULL = not counted */
+    unsigned methods;                 /* of enum method, without OPTIONS */
+    bool auth;                        /* needs a key when keys are configured */
+    bool gate;                        /* 503 unless the model is ready */
+    bool json;                        /* has a JSON body */
+    bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
+    void (*start)(struct request *r); /* loop thread, body complete. Ends in request_answer, request_fail or
+                                         request_work */
 };
 
 enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
@@ -71,32 +75,33 @@ enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER,
 
 struct request {
     struct server *srv;
-    struct MHD_Connection *mhd; /* NULL once libmicrohttpd is done with the request */
+    struct MHD_Connection *mhd;  /* NULL once libmicrohttpd is done with the request */
     struct request *prev, *next; /* server's list */
     const struct route *route;
     enum method method;
     enum request_state state;
     bool suspended, working, http10, queued, cancelled;
-    bool close_after; /* the answer says Connection: close */
+    bool close_after;          /* the answer says Connection: close */
     char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
     bool id_from_client;
-    char *path;       /* normalised, still percent-encoded */
-    char *cors;       /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
+    char *path; /* normalised, still percent-encoded */
+    char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
     bool has_origin;
     struct buf body;
-    uint64_t body_seen;      /* bytes, including those thrown away */
-    size_t body_marks;       /* of its bytes, those that stand between JSON values: a bound on their number */
-    size_t parse_cost;       /* memory for reading it; 0 = too little to count */
-    bool parse_waits;        /* until others give back theirs */
-    size_t body_kept;        /* bytes of encoded pictures that outlive the body: they count among the server's body_bytes */
-    bool has_key, one_key;   /* came with a valid API key; the server knows no other */
-    uint8_t key[32];         /* its SHA-256 */
-    uint64_t arrived_us;     /* monotonic */
-    int64_t created;         /* Unix seconds */
+    uint64_t body_seen;    /* bytes, including those thrown away */
+    size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
+    size_t parse_cost;     /* memory for reading it; 0 = too little to count */
+    bool parse_waits;      /* until others give back theirs */
+    size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
+                              body_bytes */
+    bool has_key, one_key; /* came with a valid API key; the server knows no other */
+    uint8_t key[32];       /* its SHA-256 */
+    uint64_t arrived_us;   /* monotonic */
+    int64_t created;       /* Unix seconds */
 
     /* the answer */
-    struct api_error error;  /* http != 0: this is the answer */
-    unsigned retry_after;    /* seconds, for an error of status 429 or 503; 0 = 1 */
+    struct api_error error; /* http != 0: this is the answer */
+    unsigned retry_after;   /* seconds, for an error of status 429 or 503; 0 = 1 */
     int status;
     const char *content_type; /* static; NULL = application/json */
     const char *allow;        /* value of the Allow header, or NULL */
@@ -114,8 +119,8 @@ struct request {
     void (*job_run)(struct request *r);  /* worker thread */
     void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
 
-    struct gen *gen; /* generating endpoints; owned */
-    const char *model_name; /* by which it was asked for; NULL = none, or one that we don't have */
+    struct gen *gen;          /* generating endpoints; owned */
+    const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* pictures being decoded for them */
 };
@@ -129,7 +134,7 @@ struct server {
     const struct options *opt; /* borrowed */
     uv_loop_t loop;
     uv_poll_t mhd_poll;
-    uv_idle_t mhd_idle;  /* active while libmicrohttpd has something to do at once */
+    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once */
     uv_timer_t tick;
     uv_poll_t listen_poll;
     uv_async_t wake;   /* events wait in the scheduler's queue */
@@ -150,18 +155,18 @@ struct server {
 
     uv_thread_t engine_thread; /* loads, then runs the scheduler */
     bool engine_thread_started, engine_thread_ended;
-    struct model loading;      /* the loader's */
+    struct model loading; /* the loader's */
     enum status load_status;
     struct err load_err;
     const struct model *model; /* NULL until loaded */
 
     char *model_dir, *model_name; /* the first name; the others stand behind its NUL */
     const char *model_names_end;
-    int64_t started;           /* Unix seconds */
-    struct auth *auth;         /* NULL = open */
+    int64_t started;   /* Unix seconds */
+    struct auth *auth; /* NULL = open */
     struct metrics *metrics;
     struct image_alias *aliases; /* what encoded pictures became; any thread */
-    struct request *requests;  /* all that live */
+    struct request *requests;    /* all that live */
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     size_t body_bytes;         /* request bodies held */
@@ -171,20 +176,22 @@ struct server {
     struct conn *conns;        /* open connections, their number and its bound: conn.c */
     struct conn *adding;       /* that libmicrohttpd is being told of */
     uint32_t conn_count, conn_max;
-    bool listening, accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
+    bool listening,
+        accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
     uint64_t moved, moved_seen; /* grows with all that connections and libmicrohttpd get done */
-    bool mhd_ready;            /* libmicrohttpd wants to run again at once */
-    uint32_t stuck_ticks;      /* ticks in a row in which it was, and nothing moved */
-    uint64_t round_us;         /* the last tick */
-    struct peak lag, handed;   /* how late ticks come; how long events of the engine wait for the loop */
+    bool mhd_ready;             /* libmicrohttpd wants to run again at once */
+    uint32_t stuck_ticks;       /* ticks in a row in which it was, and nothing moved */
+    uint64_t round_us;          /* the last tick */
+    struct peak lag, handed;    /* how late ticks come; how long events of the engine wait for the loop */
     int exit_code;
 };
 
 /* loop.c */
-uint64_t now_us(void); /* monotonic */
+uint64_t now_us(void);                       /* monotonic */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
-void server_kick(struct server *s); /* libmicrohttpd runs soon: a connection was resumed */
-/* Do the loop and the engine take what they hand each other? Not if a round of the loop takes five seconds. */
+void server_kick(struct server *s);          /* libmicrohttpd runs soon: a connection was resumed */
+/* Do the loop and the engine take what they hand each other? Not if a round of the loop takes five seconds.
+ */
 bool server_handing_over(const struct server *s);
 void peak_note(struct peak *p, uint64_t us, uint64_t now);
 bool server_engine_dead(const struct server *s);
@@ -198,11 +205,12 @@ void auth_free(struct auth *a);
 
 /* request.c */
 bool request_id_ok(const char *s); /* fit to be one */
-void request_id_make(char id[REQUEST_ID_BYTES], const char *given); /* the client's (may be NULL) if it is fit, else a new one */
+void request_id_make(char id[REQUEST_ID_BYTES],
+                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
 struct request *request_create(struct server *s, struct MHD_Connection *c);
-void request_release(struct request *r); /* frees it if nobody needs it any more */
+void request_release(struct request *r);     /* frees it if nobody needs it any more */
 void request_client_gone(struct request *r); /* cancels; safe to call twice */
-void request_start(struct request *r);  /* body complete */
+void request_start(struct request *r);       /* body complete */
 /* Each ends the request's way: the connection is woken and sends what r holds. */
 void request_answer(struct request *r, int status); /* body in r->out */
 void request_fail(struct request *r);               /* r->error is filled */
@@ -210,8 +218,10 @@ void request_stream_open(struct request *r);        /* first bytes are in r->out
 void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
 /* Runs job on a worker, then done on the loop (done decides by r->error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
-struct MHD_Response *request_response(struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
-/* answers.c (loop): r holds `now` bytes of its answer where it held *was; and: while answers take more than they may, one ends. */
+struct MHD_Response *request_response(
+    struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
+/* answers.c (loop): r holds `now` bytes of its answer where it held *was; and: while answers take more than
+ * they may, one ends. */
 void answer_book(struct request *r, size_t *was, size_t now);
 void answers_check(struct server *s);
 void error_json(const struct api_error *e, struct buf *out); /* the error object */
@@ -242,8 +252,10 @@ void api_flush_cache_start(struct request *r);
 
 /* generate/sequences.c: events of the scheduler */
 void gen_events(struct server *s);
-void gen_cancel(struct request *r);        /* the client left, or the drain limit: asks the scheduler to end its sequences */
-void gen_abort(struct request *r, int http, const char *code, const char *message); /* an error for the client, before or inside the stream */
+void gen_cancel(
+    struct request *r); /* the client left, or the drain limit: asks the scheduler to end its sequences */
+void gen_abort(struct request *r, int http, const char *code,
+               const char *message); /* an error for the client, before or inside the stream */
 void gen_free(struct gen *g);
 
 #endif

@@ -56,7 +56,8 @@ static bool digit(char c)
 /* A character of names and methods. */
 static bool tchar(char c)
 {
-    return digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c && strchr("!#$%&'*+-.^_`|~", c));
+    return digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
 static size_t token(const char *s, size_t len)
@@ -76,17 +77,22 @@ static bool is(const char *s, size_t len, const char *word)
 static bool request_line(struct http_in *h, const char *s, size_t len)
 {
     size_t method = token(s, len), target = method + 1, end = target;
-    if (!method || method == len || s[method] != ' ') return invalid(h, "The request line does not begin with a method and a space.");
-    while (end < len && s[end] > ' ' && s[end] < 0x7f) end++; /* char is signed or not: bytes beyond ASCII are neither */
-    if (end == target || end == len || s[end] != ' ') return invalid(h, "The request line is not a method, a target and a version.");
+    if (!method || method == len || s[method] != ' ')
+        return invalid(h, "The request line does not begin with a method and a space.");
+    while (end < len && s[end] > ' ' && s[end] < 0x7f)
+        end++; /* char is signed or not: bytes beyond ASCII are neither */
+    if (end == target || end == len || s[end] != ' ')
+        return invalid(h, "The request line is not a method, a target and a version.");
     if (end - target > LIMIT_URL_BYTES) return bad(h, 414, "uri_too_long", "The request URI is too long.");
     bool whole = is(s + target, end - target, "*");
-    if (s[target] != '/' && !whole && strncasecmp(s + target, "http://", 7) && strncasecmp(s + target, "https://", 8))
+    if (s[target] != '/' && !whole && strncasecmp(s + target, "http://", 7) &&
+        strncasecmp(s + target, "https://", 8))
         return invalid(h, "The request target is neither a path nor an absolute URI.");
     const char *v = s + end + 1;
     if (len - end - 1 != 8 || memcmp(v, "HTTP/", 5) != 0 || !digit(v[5]) || v[6] != '.' || !digit(v[7]))
         return invalid(h, "The request line does not end with a version of HTTP.");
-    if (v[5] != '1' || v[7] > '1') return bad(h, 505, "unsupported_version", "Only HTTP/1.1 and HTTP/1.0 are supported.");
+    if (v[5] != '1' || v[7] > '1')
+        return bad(h, 505, "unsupported_version", "Only HTTP/1.1 and HTTP/1.0 are supported.");
     h->http10 = v[7] == '0';
     return put(h, &h->head, s, len) && put(h, &h->head, "\r\n", 2);
 }
@@ -108,11 +114,13 @@ static bool field_line(struct http_in *h, const char *s, size_t len, bool traile
 {
     size_t name = token(s, len), from = name + 1, to = len;
     if (s[0] == ' ' || s[0] == '\t') return invalid(h, "A header is folded over several lines.");
-    if (!name || name == len || s[name] != ':') return invalid(h, "The name of a header holds a character that it may not.");
+    if (!name || name == len || s[name] != ':')
+        return invalid(h, "The name of a header holds a character that it may not.");
     while (from < to && (s[from] == ' ' || s[from] == '\t')) from++;
     while (to > from && (s[to - 1] == ' ' || s[to - 1] == '\t')) to--;
     for (size_t i = from; i < to; i++)
-        if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f) return invalid(h, "The value of a header holds a control character.");
+        if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f)
+            return invalid(h, "The value of a header holds a control character.");
     if (trailer) return true;
     const char *v = s + from;
     size_t n = to - from;
@@ -127,20 +135,24 @@ static bool field_line(struct http_in *h, const char *s, size_t len, bool traile
         h->id[n] = '\0';
     }
     if (is(s, name, "Expect")) { /* told to libmicrohttpd when it is known whether there is a body */
-        if (!is(v, n, "100-continue")) return bad(h, 417, "expectation_failed", "Only Expect: 100-continue is supported.");
+        if (!is(v, n, "100-continue"))
+            return bad(h, 417, "expectation_failed", "Only Expect: 100-continue is supported.");
         h->expects = true;
         return true;
     }
-    return put(h, &h->head, s, name) && put(h, &h->head, ": ", 2) && put(h, &h->head, v, n) && put(h, &h->head, "\r\n", 2);
+    return put(h, &h->head, s, name) && put(h, &h->head, ": ", 2) && put(h, &h->head, v, n) &&
+           put(h, &h->head, "\r\n", 2);
 }
 
 static bool head_complete(struct http_in *h, struct buf *out)
 {
-    if (h->codings && h->lengths) return invalid(h, "Transfer-Encoding and Content-Length exclude each other.");
+    if (h->codings && h->lengths)
+        return invalid(h, "Transfer-Encoding and Content-Length exclude each other.");
     if (h->codings > 1) return invalid(h, "More than one Transfer-Encoding header.");
     if (h->lengths > 1) return invalid(h, "More than one Content-Length header.");
     if (h->codings && h->http10) return invalid(h, "HTTP/1.0 has no Transfer-Encoding.");
-    if (h->wrong_coding) return bad(h, 501, "unsupported_transfer_encoding", "Transfer-Encoding must be chunked.");
+    if (h->wrong_coding)
+        return bad(h, 501, "unsupported_transfer_encoding", "Transfer-Encoding must be chunked.");
     if (h->hosts > 1) return invalid(h, "More than one Host header.");
     if (!h->hosts && !h->http10) return invalid(h, "The request has no Host header.");
     h->chunked = h->codings > 0;
@@ -158,7 +170,8 @@ static bool head_complete(struct http_in *h, struct buf *out)
 static bool head_line(struct http_in *h, const char *s, size_t len, struct buf *out, bool *complete)
 {
     if (!h->lines && !len) return ++h->blank <= 2 || invalid(h, "Empty lines stand before the request.");
-    if (len && h->lines > LIMIT_HEADERS) return bad(h, 431, "headers_too_large", "The request has too many headers.");
+    if (len && h->lines > LIMIT_HEADERS)
+        return bad(h, 431, "headers_too_large", "The request has too many headers.");
     if (!h->lines++) return request_line(h, s, len);
     if (len) return field_line(h, s, len, false);
     *complete = true;
@@ -169,7 +182,10 @@ static bool head_line(struct http_in *h, const char *s, size_t len, struct buf *
 
 static int hex(char c)
 {
-    return digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return digit(c)               ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 static bool size_line(struct http_in *h, const char *s, size_t len)
@@ -182,7 +198,8 @@ static bool size_line(struct http_in *h, const char *s, size_t len)
     }
     if (!n || (n < len && s[n] != ';')) return invalid(h, "The size of a chunk is not a hexadecimal number.");
     for (size_t i = n; i < len; i++)
-        if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f) return invalid(h, "A chunk extension holds a control character.");
+        if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f)
+            return invalid(h, "A chunk extension holds a control character.");
     h->state = h->left ? HTTP_IN_CHUNK : HTTP_IN_TRAILER;
     return true;
 }
@@ -200,16 +217,20 @@ static bool trailer_line(struct http_in *h, const char *s, size_t len, struct bu
 static bool line_fits(struct http_in *h, size_t more)
 {
     size_t len = h->line.len + more;
-    if (h->state == HTTP_IN_SIZE) return len <= LIMIT_CHUNK_LINE || invalid(h, "The size line of a chunk is too long.");
-    if (h->bytes + more > LIMIT_HEADER_BYTES) return bad(h, 431, "headers_too_large", "The request has too large headers.");
-    if (h->state == HTTP_IN_HEAD && !h->lines && len > LIMIT_URL_BYTES + 64) return bad(h, 414, "uri_too_long", "The request URI is too long.");
+    if (h->state == HTTP_IN_SIZE)
+        return len <= LIMIT_CHUNK_LINE || invalid(h, "The size line of a chunk is too long.");
+    if (h->bytes + more > LIMIT_HEADER_BYTES)
+        return bad(h, 431, "headers_too_large", "The request has too large headers.");
+    if (h->state == HTTP_IN_HEAD && !h->lines && len > LIMIT_URL_BYTES + 64)
+        return bad(h, 414, "uri_too_long", "The request URI is too long.");
     h->bytes += more;
     return true;
 }
 
 static bool line_done(struct http_in *h, struct buf *out, bool *head)
 {
-    if (h->line.len < 2 || h->line.data[h->line.len - 2] != '\r') return invalid(h, "A line ends with a line feed alone.");
+    if (h->line.len < 2 || h->line.data[h->line.len - 2] != '\r')
+        return invalid(h, "A line ends with a line feed alone.");
     const char *s = h->line.data;
     size_t len = h->line.len - 2;
     h->line.len = 0;

@@ -32,7 +32,8 @@ size_t utf8_next(const char *s, size_t len, uint32_t *cp)
         if ((d & 0xC0) != 0x80) return 0;
         v = v << 6 | (d & 0x3Fu);
     }
-    if ((n == 3 && v < 0x800) || (n == 4 && (v < 0x10000 || v > 0x10FFFF)) || (v >= 0xD800 && v <= 0xDFFF)) return 0;
+    if ((n == 3 && v < 0x800) || (n == 4 && (v < 0x10000 || v > 0x10FFFF)) || (v >= 0xD800 && v <= 0xDFFF))
+        return 0;
     *cp = v;
     return n;
 }

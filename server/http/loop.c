@@ -1,5 +1,6 @@
-/* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll descriptor, the loader and engine
- * thread, signals, and the phases of the process. See http/http.h for the threads and the life of a request. Knows no endpoint. */
+/* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll
+ * descriptor, the loader and engine thread, signals, and the phases of the process. See http/http.h for the
+ * threads and the life of a request. Knows no endpoint. */
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
@@ -67,8 +68,9 @@ void peak_note(struct peak *p, uint64_t us, uint64_t now)
 
 static void mhd_again(uv_idle_t *h);
 
-/* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then it runs again in the loop's next
- * round, between which everything else has its turn: a timer of 0 ms, started in a timer, would run before the round ends, and so for ever. */
+/* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then
+ * it runs again in the loop's next round, between which everything else has its turn: a timer of 0 ms,
+ * started in a timer, would run before the round ends, and so for ever. */
 static void mhd_pump(struct server *s)
 {
     MHD_UNSIGNED_LONG_LONG ms;
@@ -103,7 +105,8 @@ static void mhd_log(void *cls, const char *fmt, va_list ap)
     if (!log_enabled(LOG_DEBUG)) return;
     char line[512];
     vsnprintf(line, sizeof line, fmt, ap);
-    if (strstr(line, "TCP_") || strstr(line, "push the data")) return; /* its end of the pair has no TCP to tune */
+    if (strstr(line, "TCP_") || strstr(line, "push the data"))
+        return; /* its end of the pair has no TCP to tune */
     log_debug("http %s", line);
 }
 
@@ -125,7 +128,8 @@ static enum MHD_Result queue_answer(struct request *r)
     return ok;
 }
 
-/* Refused by its headers. A body that is small is read away so that the connection can go on; otherwise the answer goes out at once. */
+/* Refused by its headers. A body that is small is read away so that the connection can go on; otherwise the
+ * answer goes out at once. */
 static enum MHD_Result refuse(struct request *r)
 {
     const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
@@ -148,7 +152,8 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
                  (unsigned long long)s->opt->max_body_bytes);
     } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
-        api_fail(&r->error, 503, "out_of_memory", NULL, "The server holds too many request bodies; try again.");
+        api_fail(&r->error, 503, "out_of_memory", NULL,
+                 "The server holds too many request bodies; try again.");
     } else if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
         api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
     }
@@ -165,8 +170,8 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
     return MHD_YES;
 }
 
-static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version,
-                                  const char *data, size_t *len, void **context)
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                                  const char *version, const char *data, size_t *len, void **context)
 {
     struct server *s = cls;
     struct request *r = *context;
@@ -176,11 +181,11 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         if (!r) return MHD_NO;
         conn_request(r);
         r->http10 = strcmp(version, "HTTP/1.0") == 0;
-        r->method = strcmp(method, "GET") == 0     ? M_GET
-                    : strcmp(method, "HEAD") == 0  ? M_HEAD
-                    : strcmp(method, "POST") == 0  ? M_POST
+        r->method = strcmp(method, "GET") == 0       ? M_GET
+                    : strcmp(method, "HEAD") == 0    ? M_HEAD
+                    : strcmp(method, "POST") == 0    ? M_POST
                     : strcmp(method, "OPTIONS") == 0 ? M_OPTIONS
-                                                   : M_OTHER;
+                                                     : M_OTHER;
         r->path = strdup(url);
         if (!r->path) return MHD_NO;
         return routes_admit(r) ? MHD_YES : refuse(r);
@@ -203,7 +208,8 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     return MHD_YES;
 }
 
-static void on_completed(void *cls, struct MHD_Connection *c, void **context, enum MHD_RequestTerminationCode code)
+static void on_completed(void *cls, struct MHD_Connection *c, void **context,
+                         enum MHD_RequestTerminationCode code)
 {
     struct server *s = cls;
     struct request *r = *context;
@@ -213,11 +219,16 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context, en
     double seconds = (double)(now_us() - r->arrived_us) * 1e-6;
     int status = gone ? 499 : r->status;
     if (r->route && r->route->label) {
-        metrics_http(s->metrics, r->route->label, r->method == M_POST ? "POST" : r->method == M_GET ? "GET" : r->method == M_HEAD ? "HEAD" : "OTHER",
+        metrics_http(s->metrics, r->route->label,
+                     r->method == M_POST   ? "POST"
+                     : r->method == M_GET  ? "GET"
+                     : r->method == M_HEAD ? "HEAD"
+                                           : "OTHER",
                      status, seconds);
     }
     if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
-        log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status, seconds * 1e3);
+        log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status,
+                 seconds * 1e3);
     }
     conn_completed(c);
     r->mhd = NULL;
@@ -232,7 +243,8 @@ static enum status listen_open(struct server *s, struct err *err)
 {
     char port[16];
     snprintf(port, sizeof port, "%u", (unsigned)s->opt->port);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *list = NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *list = NULL;
     int rc = getaddrinfo(s->opt->host, port, &hints, &list);
     if (rc) return err_set(err, ST_INVALID, "--host %.100s: %s", s->opt->host, gai_strerror(rc));
     int fd = -1, why = 0;
@@ -241,28 +253,33 @@ static enum status listen_open(struct server *s, struct err *err)
         int one = 1;
         if (fd < 0) {
             why = errno;
-        } else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) || bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1024)) {
+        } else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
+                   bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1024)) {
             why = errno;
             close(fd);
             fd = -1;
         }
     }
     freeaddrinfo(list);
-    if (fd < 0) return err_set(err, ST_IO, "can't listen on %.100s port %s: %s", s->opt->host, port, strerror(why));
+    if (fd < 0)
+        return err_set(err, ST_IO, "can't listen on %.100s port %s: %s", s->opt->host, port, strerror(why));
     struct sockaddr_storage at;
     socklen_t at_len = sizeof at;
     if (getsockname(fd, (struct sockaddr *)&at, &at_len)) {
         close(fd);
         return err_set(err, ST_IO, "getsockname: %s", strerror(errno));
     }
-    s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                             : ((struct sockaddr_in *)&at)->sin_port);
     s->listen_fd = fd;
     bool six = strchr(s->opt->host, ':') != NULL;
-    snprintf(s->url, sizeof s->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "", s->port);
+    snprintf(s->url, sizeof s->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "",
+             s->port);
     return ST_OK;
 }
 
-/* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while it is loaded. */
+/* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while
+ * it is loaded. */
 #define FILES_KEPT 28u
 
 static enum status connections_max(struct server *s, struct err *err)
@@ -275,11 +292,12 @@ static enum status connections_max(struct server *s, struct err *err)
         setrlimit(RLIMIT_NOFILE, &rl);
     }
     if (rl.rlim_cur < FILES_KEPT + 6)
-        return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed", (unsigned long long)rl.rlim_cur, FILES_KEPT + 6);
+        return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed",
+                       (unsigned long long)rl.rlim_cur, FILES_KEPT + 6);
     uint64_t most = (rl.rlim_cur - FILES_KEPT) / 3;
     if (most < s->conn_max) {
-        log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)", (unsigned long long)most, s->conn_max,
-                 (unsigned long long)rl.rlim_cur);
+        log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)",
+                 (unsigned long long)most, s->conn_max, (unsigned long long)rl.rlim_cur);
         s->conn_max = (uint32_t)most;
     }
     return ST_OK;
@@ -287,14 +305,17 @@ static enum status connections_max(struct server *s, struct err *err)
 
 static enum status mhd_open(struct server *s, struct err *err)
 {
-    s->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL,
-                              on_request, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
-                              (unsigned)s->conn_max + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_MEMORY,
-                              MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
-                              MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+    s->mhd = MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0, NULL,
+        NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)s->conn_max + 1, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_MEMORY,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
+        MHD_OPTION_UNESCAPE_CALLBACK, mhd_unescape, NULL, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+        MHD_OPTION_END);
     if (!s->mhd) return err_set(err, ST_IO, "can't start the HTTP server");
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
-    if (!info || uv_poll_init(&s->loop, &s->mhd_poll, info->epoll_fd)) return err_set(err, ST_IO, "can't poll the HTTP server");
+    if (!info || uv_poll_init(&s->loop, &s->mhd_poll, info->epoll_fd))
+        return err_set(err, ST_IO, "can't poll the HTTP server");
     s->mhd_poll.data = s;
     uv_poll_start(&s->mhd_poll, UV_READABLE, mhd_readable);
     return conn_listen(s, err);
@@ -314,14 +335,20 @@ static enum status test_mutation(uint32_t *out, struct err *err)
     static const struct {
         const char *name;
         uint32_t bug;
-    } known[] = {{"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
+    } known[] = {
+        {"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
     const char *v = env_get("KVASIR_TEST_MUTATION");
     *out = 0;
     if (!v || !*v) return ST_OK;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcmp(v, known[i].name) == 0) *out = known[i].bug;
-    if (!*out) return err_set(err, ST_INVALID, "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
-    fprintf(stderr, "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are wrong on purpose\n", v);
+    if (!*out)
+        return err_set(err, ST_INVALID,
+                       "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
+    fprintf(stderr,
+            "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are "
+            "wrong on purpose\n",
+            v);
     return ST_OK;
 }
 #endif
@@ -376,10 +403,13 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     st = test_mutation(&so.test_mutation, err);
 #endif
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
-    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context. */
+    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.
+     */
     if (!st) {
         uint32_t context = sched_context_max(m->sched);
-        if (context < m->caps.context_max) log_warn("keys and values have room for a context of %u tokens, not %u", context, m->caps.context_max);
+        if (context < m->caps.context_max)
+            log_warn("keys and values have room for a context of %u tokens, not %u", context,
+                     m->caps.context_max);
         m->caps.context_max = context;
     }
     return st;
@@ -418,10 +448,11 @@ static void loaded_event(uv_async_t *a)
     s->model = &s->loading;
     metrics_model(s->metrics, s->model_name, s->model->caps.context_max);
     const struct model_info *mi = s->model->info;
-    log_info("model=%s family=%s dtype=%s backend=%s context=%u fingerprint=%s", s->model_name, mi->family, mi->dtype, mi->backend,
-             s->model->caps.context_max, mi->fingerprint);
+    log_info("model=%s family=%s dtype=%s backend=%s context=%u fingerprint=%s", s->model_name, mi->family,
+             mi->dtype, mi->backend, s->model->caps.context_max, mi->fingerprint);
     log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
-             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20), (unsigned long long)(s->opt->encoder_cache_memory >> 20));
+             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20),
+             (unsigned long long)(s->opt->encoder_cache_memory >> 20));
     if (s->phase != SRV_LOADING) return;
     s->phase = SRV_READY;
     s->phase_us = now_us();
@@ -448,8 +479,9 @@ static void phase_set(struct server *s, enum server_phase phase)
     if (phase >= SRV_DRAINING) conn_listen_stop(s);
 }
 
-/* One request to end often comes as two signals: a terminal signals the whole process group, and so does `timeout`, and what has started
- * us passes on its own. The second one that means "at once" comes from a person. */
+/* One request to end often comes as two signals: a terminal signals the whole process group, and so does
+ * `timeout`, and what has started us passes on its own. The second one that means "at once" comes from a
+ * person. */
 #define SIGNAL_TWICE_US 300000u
 
 static void signal_event(uv_signal_t *h, int signum)
@@ -463,12 +495,15 @@ static void signal_event(uv_signal_t *h, int signum)
     s->signal_us = now_us();
     log_info("signal %d", signum);
     /* At a terminal nobody waits for endpoint lists to change. */
-    phase_set(s, !s->model ? SRV_ENDING : signum == SIGINT || !s->opt->shutdown_delay ? SRV_DRAINING : SRV_LEAVING);
+    phase_set(s, !s->model                                     ? SRV_ENDING
+                 : signum == SIGINT || !s->opt->shutdown_delay ? SRV_DRAINING
+                                                               : SRV_LEAVING);
 }
 
-/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by then; for a moment the
- * others and the probes are told, then the process ends, whatever still hangs: the driver may not come back from a call. So it goes
- * with an engine that hangs, --watchdog-exit after the probes were told. */
+/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by
+ * then; for a moment the others and the probes are told, then the process ends, whatever still hangs: the
+ * driver may not come back from a call. So it goes with an engine that hangs, --watchdog-exit after the
+ * probes were told. */
 #define FAILED_NOTICE_US 1000000u
 #define FAILED_DRAIN_US  5000000u
 #define FAILED_LIMIT_S   15u
@@ -480,9 +515,9 @@ static void failed_alarm(int signum)
     _exit(1);
 }
 
-/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is not hung: within a
- * step and a picture, too, there is progress. Ticks are counted rather than the clock read, so that a process that was stopped for
- * an hour has not lost an hour when it goes on. */
+/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is
+ * not hung: within a step and a picture, too, there is progress. Ticks are counted rather than the clock
+ * read, so that a process that was stopped for an hour has not lost an hour when it goes on. */
 #define TICK_LONGEST_US 1000000u
 static void watchdog_check(struct server *s, const struct sched_stats *st, uint64_t now)
 {
@@ -493,7 +528,8 @@ static void watchdog_check(struct server *s, const struct sched_stats *st, uint6
     if (progress != s->progress || !(st->running + st->waiting)) s->stalled_us = 0;
     s->progress = progress;
     bool hung = s->stalled_us >= s->opt->watchdog * 1000000u;
-    if (hung && !s->hung) log_error("the engine has got on with nothing for %llu s", (unsigned long long)s->opt->watchdog);
+    if (hung && !s->hung)
+        log_error("the engine has got on with nothing for %llu s", (unsigned long long)s->opt->watchdog);
     if (!hung && s->hung) log_warn("the engine goes on");
     s->hung = hung;
 }
@@ -505,11 +541,13 @@ static void failed_check(struct server *s, uint64_t now)
     if (!s->failed_us) {
         sched_stats(s->model->sched, &st);
         watchdog_check(s, &st, now);
-        bool lost = s->hung && s->opt->watchdog_exit && s->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
+        bool lost = s->hung && s->opt->watchdog_exit &&
+                    s->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
         if (!st.failed && !lost) return;
         s->failed_us = now;
         s->exit_code = 1;
-        log_error(st.failed ? "the engine has failed: the process ends" : "the engine hangs: the process ends");
+        log_error(st.failed ? "the engine has failed: the process ends"
+                            : "the engine hangs: the process ends");
         signal(SIGALRM, failed_alarm);
         alarm(FAILED_LIMIT_S);
     }
@@ -536,7 +574,8 @@ static void tick_event(uv_timer_t *t)
         conn_unstick(s);
     }
     failed_check(s, now);
-    if (s->failed_us && drain_us > FAILED_DRAIN_US) drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
+    if (s->failed_us && drain_us > FAILED_DRAIN_US)
+        drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
     uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
     if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) phase_set(s, SRV_DRAINING);
     if (s->phase == SRV_DRAINING) {
@@ -551,7 +590,9 @@ static void tick_event(uv_timer_t *t)
         }
     }
     /* Two seconds for the last bytes to leave. */
-    if (s->phase == SRV_ENDING && ((!s->request_count && !conn_pending(s)) || now_us() - s->phase_us > 2000000u)) uv_stop(&s->loop);
+    if (s->phase == SRV_ENDING &&
+        ((!s->request_count && !conn_pending(s)) || now_us() - s->phase_us > 2000000u))
+        uv_stop(&s->loop);
 }
 
 static void handle_close(uv_handle_t *h, void *arg)
@@ -577,7 +618,8 @@ static int loop_open(struct server *s)
     return 0;
 }
 
-/* libuv starts its worker threads with the first job, and aborts where one can't be: better now than in service. */
+/* libuv starts its worker threads with the first job, and aborts where one can't be: better now than in
+ * service. */
 static void nothing_to_do(uv_work_t *w)
 {
     (void)w;
@@ -591,7 +633,8 @@ static enum status pool_start(struct server *s, struct err *err)
 {
     bool done = false;
     uv_work_t job = {.data = &done};
-    if (uv_queue_work(&s->loop, &job, nothing_to_do, pool_started)) return err_set(err, ST_IO, "can't start worker threads");
+    if (uv_queue_work(&s->loop, &job, nothing_to_do, pool_started))
+        return err_set(err, ST_IO, "can't start worker threads");
     while (!done) uv_run(&s->loop, UV_RUN_ONCE);
     return ST_OK;
 }
@@ -616,7 +659,8 @@ static void server_end(struct server *s)
         mhd_pump(s);
         uv_run(&s->loop, UV_RUN_NOWAIT);
     }
-    if (s->request_count) _exit(s->exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
+    if (s->request_count)
+        _exit(s->exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
     if (s->mhd) {
         conn_stop(s);
         uv_poll_stop(&s->mhd_poll);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define BUCKETS_MAX 28
-#define HTTP_MAX 64
+#define HTTP_MAX    64
 
 struct histogram {
     uint64_t counts[BUCKETS_MAX + 1]; /* last = +Inf; not cumulative */
@@ -26,8 +26,10 @@ struct scale {
     uint32_t count;
 };
 static const struct scale scale_ttft = {
-    {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}, 22};
-static const struct scale scale_itl = {{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}, 19};
+    {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560},
+    22};
+static const struct scale scale_itl = {
+    {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}, 19};
 static const struct scale scale_request = {
     {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}, 21};
 static const struct scale scale_n = {{1, 2, 5, 10, 20}, 5};
@@ -59,14 +61,18 @@ static const struct hist_family {
 } hists[H_COUNT] = {
     [H_PROMPT] = {"vllm:request_prompt_tokens", "Prompt tokens per finished request.", NULL},
     [H_GENERATION] = {"vllm:request_generation_tokens", "Generated tokens per finished request.", NULL},
-    [H_MAX_GENERATION] = {"vllm:request_max_num_generation_tokens", "Longest choice of a finished request.", NULL},
+    [H_MAX_GENERATION] = {"vllm:request_max_num_generation_tokens", "Longest choice of a finished request.",
+                          NULL},
     [H_PARAM_MAX] = {"vllm:request_params_max_tokens", "Requested token limit.", NULL},
-    [H_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed, without cache hits.", NULL},
+    [H_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
+                            "Prompt tokens computed, without cache hits.", NULL},
     [H_N] = {"vllm:request_params_n", "Requested n.", &scale_n},
     [H_TTFT] = {"vllm:time_to_first_token_seconds", "Arrival to first token.", &scale_ttft},
     [H_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens.", &scale_itl},
-    [H_ITL_OLD] = {"vllm:time_per_output_token_seconds", "Deprecated name of vllm:inter_token_latency_seconds.", &scale_itl},
-    [H_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", &scale_itl},
+    [H_ITL_OLD] = {"vllm:time_per_output_token_seconds",
+                   "Deprecated name of vllm:inter_token_latency_seconds.", &scale_itl},
+    [H_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per token of a request.",
+                &scale_itl},
     [H_E2E] = {"vllm:e2e_request_latency_seconds", "Arrival to last token.", &scale_request},
     [H_QUEUE] = {"vllm:request_queue_time_seconds", "Time waiting to run.", &scale_request},
     [H_INFERENCE] = {"vllm:request_inference_time_seconds", "Time running.", &scale_request},
@@ -147,7 +153,8 @@ void metrics_http(struct metrics *m, const char *handler, const char *method, in
     struct http_series *s = NULL;
     for (uint32_t i = 0; i < m->http_count && !s; i++) {
         struct http_series *at = &m->http[i];
-        if (at->class == status / 100 && strcmp(at->handler, handler) == 0 && strcmp(at->method, method) == 0) s = at;
+        if (at->class == status / 100 && strcmp(at->handler, handler) == 0 && strcmp(at->method, method) == 0)
+            s = at;
     }
     if (!s) {
         if (m->http_count == HTTP_MAX) return;
@@ -209,9 +216,9 @@ struct writer {
     const struct metrics *m;
 };
 
-#define W(w, ...)                                                                                                      \
-    do {                                                                                                               \
-        if (!(w)->st) (w)->st = buf_addf((w)->b, __VA_ARGS__);                                                         \
+#define W(w, ...)                                                                                            \
+    do {                                                                                                     \
+        if (!(w)->st) (w)->st = buf_addf((w)->b, __VA_ARGS__);                                               \
     } while (0)
 
 /* As Python prints a float, so that `le` values equal those of other servers. */
@@ -231,10 +238,12 @@ static void head(struct writer *w, const char *name, const char *type, const cha
     W(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void sample(struct writer *w, const char *name, const char *labels_before, const char *labels_after, double v)
+static void sample(struct writer *w, const char *name, const char *labels_before, const char *labels_after,
+                   double v)
 {
     char text[32];
-    W(w, "%s{engine=\"0\"%s,model_name=\"%s\"%s} %s\n", name, labels_before, w->m->model_label, labels_after, number(v, text));
+    W(w, "%s{engine=\"0\"%s,model_name=\"%s\"%s} %s\n", name, labels_before, w->m->model_label, labels_after,
+      number(v, text));
 }
 
 static void single(struct writer *w, const char *name, const char *type, const char *help, double v)
@@ -243,23 +252,27 @@ static void single(struct writer *w, const char *name, const char *type, const c
     sample(w, name, "", "", v);
 }
 
-static void histogram_text(struct writer *w, const char *name, const char *labels, const struct histogram *h, const struct scale *s)
+static void histogram_text(struct writer *w, const char *name, const char *labels, const struct histogram *h,
+                           const struct scale *s)
 {
     char text[32];
     uint64_t total = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         total += h->counts[i];
-        W(w, "%s_bucket{%s,le=\"%s\"} %llu.0\n", name, labels, number(s->le[i], text), (unsigned long long)total);
+        W(w, "%s_bucket{%s,le=\"%s\"} %llu.0\n", name, labels, number(s->le[i], text),
+          (unsigned long long)total);
     }
     total += h->counts[BUCKETS_MAX];
-    W(w, "%s_bucket{%s,le=\"+Inf\"} %llu.0\n%s_sum{%s} %s\n", name, labels, (unsigned long long)total, name, labels, number(h->sum, text));
+    W(w, "%s_bucket{%s,le=\"+Inf\"} %llu.0\n%s_sum{%s} %s\n", name, labels, (unsigned long long)total, name,
+      labels, number(h->sum, text));
     W(w, "%s_count{%s} %llu.0\n", name, labels, (unsigned long long)total);
 }
 
 static void requests_text(struct writer *w)
 {
     const struct metrics *m = w->m;
-    static const char *const names[] = {[FIN_STOP] = "stop", [FIN_LENGTH] = "length", [FIN_ABORT] = "abort", [FIN_ERROR] = "error"};
+    static const char *const names[] = {
+        [FIN_STOP] = "stop", [FIN_LENGTH] = "length", [FIN_ABORT] = "abort", [FIN_ERROR] = "error"};
     head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
     for (int i = FIN_STOP; i <= FIN_ERROR; i++) {
         char label[48];
@@ -286,7 +299,8 @@ static void requests_text(struct writer *w)
 }
 
 /* A family with one series per group of layers. */
-static void group_text(struct writer *w, const struct sched_stats *st, const char *name, const char *type, const char *help, const uint64_t *values)
+static void group_text(struct writer *w, const struct sched_stats *st, const char *name, const char *type,
+                       const char *help, const uint64_t *values)
 {
     head(w, name, type, help);
     for (uint32_t g = 0; g < st->group_count; g++) {
@@ -297,12 +311,13 @@ static void group_text(struct writer *w, const struct sched_stats *st, const cha
     }
 }
 
-/* How full the arena is to the group that has least room: blocks that its sequences use, of those that it could have if all that nobody
- * uses were its own. 1 = not another block for it, whatever is evicted. */
+/* How full the arena is to the group that has least room: blocks that its sequences use, of those that it
+ * could have if all that nobody uses were its own. 1 = not another block for it, whatever is evicted. */
 static double usage(const struct sched_stats *st, const struct engine_caps *caps)
 {
     double most = 0, live = 0;
-    for (uint32_t g = 0; g < st->group_count; g++) live += (double)st->groups[g].blocks_live * caps->groups[g].block_units;
+    for (uint32_t g = 0; g < st->group_count; g++)
+        live += (double)st->groups[g].blocks_live * caps->groups[g].block_units;
     for (uint32_t g = 0; g < st->group_count; g++) {
         double own = (double)st->groups[g].blocks_live * caps->groups[g].block_units;
         double room = (double)st->arena_units - (live - own);
@@ -312,10 +327,11 @@ static double usage(const struct sched_stats *st, const struct engine_caps *caps
     return most > 1 ? 1 : most;
 }
 
-static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps, const struct server *s)
+static void kv_text(struct writer *w, const struct sched_stats *st, const struct engine_caps *caps,
+                    const struct server *s)
 {
-    uint64_t used[ENGINE_GROUPS_MAX], bytes[ENGINE_GROUPS_MAX], live[ENGINE_GROUPS_MAX], cached[ENGINE_GROUPS_MAX], hits[ENGINE_GROUPS_MAX],
-        evicted[ENGINE_GROUPS_MAX], units = 0;
+    uint64_t used[ENGINE_GROUPS_MAX], bytes[ENGINE_GROUPS_MAX], live[ENGINE_GROUPS_MAX],
+        cached[ENGINE_GROUPS_MAX], hits[ENGINE_GROUPS_MAX], evicted[ENGINE_GROUPS_MAX], units = 0;
     for (uint32_t g = 0; g < st->group_count; g++) {
         used[g] = st->groups[g].blocks_used;
         bytes[g] = st->groups[g].bytes_used;
@@ -326,19 +342,30 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
         units += caps->groups[g].block_units;
     }
     double share = usage(st, caps);
-    single(w, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
+    single(w, "vllm:kv_cache_usage_perc", "gauge",
+           "Share of the KV blocks that running sequences use, 0 to 1; of the fullest group.", share);
     single(w, "vllm:gpu_cache_usage_perc", "gauge", "Deprecated name of vllm:kv_cache_usage_perc.", share);
-    group_text(w, st, "kvasir:kv_blocks_used", "gauge", "KV blocks in use or cached, by group of layers.", used);
-    group_text(w, st, "kvasir:kv_bytes_used", "gauge", "KV bytes in use or cached, by group of layers.", bytes);
-    group_text(w, st, "kvasir:kv_blocks_live", "gauge", "KV blocks that sequences hold, by group of layers.", live);
-    group_text(w, st, "kvasir:kv_blocks_cached", "gauge", "KV blocks that only the prefix cache holds, by group of layers.", cached);
-    group_text(w, st, "kvasir:prefix_cache_hit_tokens_total", "counter", "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
-    group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter", "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
+    group_text(w, st, "kvasir:kv_blocks_used", "gauge", "KV blocks in use or cached, by group of layers.",
+               used);
+    group_text(w, st, "kvasir:kv_bytes_used", "gauge", "KV bytes in use or cached, by group of layers.",
+               bytes);
+    group_text(w, st, "kvasir:kv_blocks_live", "gauge", "KV blocks that sequences hold, by group of layers.",
+               live);
+    group_text(w, st, "kvasir:kv_blocks_cached", "gauge",
+               "KV blocks that only the prefix cache holds, by group of layers.", cached);
+    group_text(w, st, "kvasir:prefix_cache_hit_tokens_total", "counter",
+               "Tokens whose KV was taken from the prefix cache, by group of layers.", hits);
+    group_text(w, st, "kvasir:kv_blocks_evicted_total", "counter",
+               "KV blocks that the prefix cache gave back for want of memory, by group of layers.", evicted);
     single(w, "kvasir:kv_arena_units", "gauge", "Size of the KV arena in units.", (double)st->arena_units);
-    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.", (double)st->used_units);
+    single(w, "kvasir:kv_arena_units_used", "gauge", "Units of the KV arena in use or cached.",
+           (double)st->used_units);
     head(w, "vllm:cache_config_info", "gauge", "Settings of the KV arena.");
-    W(w, "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\",model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
-      caps->block_tokens, s->model ? s->model->info->dtype : "", strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
+    W(w,
+      "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
+      "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
+      caps->block_tokens, s->model ? s->model->info->dtype : "",
+      strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
       (unsigned long long)(units ? st->arena_units / units : 0));
 }
 
@@ -347,24 +374,37 @@ static void prefix_cache_text(struct writer *w, const struct sched_stats *st)
     static const struct {
         const char *source;
         bool cached, computed;
-    } sources[] = {{"local_compute", false, true}, {"local_cache_hit", true, false}, {"external_kv_transfer", false, false}};
-    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)st->cache_query_tokens);
-    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", (double)st->cache_hit_tokens);
-    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.", (double)st->cache_hit_tokens);
-    single(w, "vllm:prompt_tokens_recomputed_total", "counter", "Prompt tokens that were equal to cached ones and computed all the same.",
+    } sources[] = {{"local_compute", false, true},
+                   {"local_cache_hit", true, false},
+                   {"external_kv_transfer", false, false}};
+    single(w, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
+           (double)st->cache_query_tokens);
+    single(w, "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
+           (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens taken from the cache.",
+           (double)st->cache_hit_tokens);
+    single(w, "vllm:prompt_tokens_recomputed_total", "counter",
+           "Prompt tokens that were equal to cached ones and computed all the same.",
            (double)st->cache_recomputed_tokens);
     head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by where their KV came from.");
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         char label[48];
         snprintf(label, sizeof label, ",source=\"%s\"", sources[i].source);
         sample(w, "vllm:prompt_tokens_by_source_total", "", label,
-               sources[i].cached ? (double)st->cache_hit_tokens : sources[i].computed ? (double)st->prompt_tokens : 0);
+               sources[i].cached     ? (double)st->cache_hit_tokens
+               : sources[i].computed ? (double)st->prompt_tokens
+                                     : 0);
     }
-    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked into the prefix cache.", (double)st->cache_queries);
-    single(w, "kvasir:prefix_cache_hits_total", "counter", "Sequences that took something from the prefix cache.", (double)st->cache_hits);
-    single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.", (double)st->cache_nodes);
-    single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter", "Nodes dropped from the tree for want of memory.", (double)st->cache_evictions);
-    head(w, "kvasir:prefix_cache_stops_total", "counter", "Sequences by the reason why reuse ended where it did.");
+    single(w, "kvasir:prefix_cache_lookups_total", "counter", "Sequences that looked into the prefix cache.",
+           (double)st->cache_queries);
+    single(w, "kvasir:prefix_cache_hits_total", "counter",
+           "Sequences that took something from the prefix cache.", (double)st->cache_hits);
+    single(w, "kvasir:prefix_cache_nodes", "gauge", "Nodes of the prefix cache's tree.",
+           (double)st->cache_nodes);
+    single(w, "kvasir:prefix_cache_evicted_nodes_total", "counter",
+           "Nodes dropped from the tree for want of memory.", (double)st->cache_evictions);
+    head(w, "kvasir:prefix_cache_stops_total", "counter",
+         "Sequences by the reason why reuse ended where it did.");
     for (int i = 0; i <= CACHE_STOP_DISABLED; i++) {
         char label[48];
         snprintf(label, sizeof label, ",stop=\"%s\"", cache_stop_name((enum cache_stop)i));
@@ -376,32 +416,46 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
 {
     struct image_alias_stats a;
     image_alias_stats(s->aliases, &a);
-    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.", (double)st->feature_queries);
-    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.", (double)st->feature_hits);
-    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.", (double)st->images_encoded);
-    single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.", (double)w->m->images_decoded);
-    single(w, "kvasir:picture_bytes", "gauge", "Decoded pictures held by requests.", (double)atomic_load(&s->pixel_bytes));
-    single(w, "kvasir:answer_bytes", "gauge", "Answers held, in the making or being read.", (double)s->answer_bytes);
-    single(w, "kvasir:image_alias_queries_total", "counter", "Picture files looked up among those that were decoded before.", (double)a.queries);
-    single(w, "kvasir:image_alias_hits_total", "counter", "Picture files found among those that were decoded before.", (double)a.hits);
-    single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.", (double)a.entries);
-    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded pictures kept, in use or for later.", (double)st->feature_bytes);
-    single(w, "kvasir:encoder_cache_evictions_total", "counter", "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
+    single(w, "vllm:mm_cache_queries_total", "counter", "Pictures looked up in the feature cache.",
+           (double)st->feature_queries);
+    single(w, "vllm:mm_cache_hits_total", "counter", "Pictures found in the feature cache.",
+           (double)st->feature_hits);
+    single(w, "kvasir:images_encoded_total", "counter", "Pictures encoded by the vision tower.",
+           (double)st->images_encoded);
+    single(w, "kvasir:images_decoded_total", "counter", "Picture files decoded and prepared.",
+           (double)w->m->images_decoded);
+    single(w, "kvasir:picture_bytes", "gauge", "Decoded pictures held by requests.",
+           (double)atomic_load(&s->pixel_bytes));
+    single(w, "kvasir:answer_bytes", "gauge", "Answers held, in the making or being read.",
+           (double)s->answer_bytes);
+    single(w, "kvasir:image_alias_queries_total", "counter",
+           "Picture files looked up among those that were decoded before.", (double)a.queries);
+    single(w, "kvasir:image_alias_hits_total", "counter",
+           "Picture files found among those that were decoded before.", (double)a.hits);
+    single(w, "kvasir:image_alias_entries", "gauge", "Picture files whose content is known.",
+           (double)a.entries);
+    single(w, "kvasir:encoder_cache_bytes", "gauge", "Encoded pictures kept, in use or for later.",
+           (double)st->feature_bytes);
+    single(w, "kvasir:encoder_cache_evictions_total", "counter",
+           "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
 }
 
 static void engine_text(struct writer *w, const struct sched_stats *st)
 {
-    static const char *const ends[SEQ_ENDS] = {[END_STOP_EOS] = "eos",   [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
-                                               [END_CANCELLED] = "cancelled", [END_ERROR] = "error",      [END_DEADLINE] = "deadline"};
+    static const char *const ends[SEQ_ENDS] = {
+        [END_STOP_EOS] = "eos",        [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
+        [END_CANCELLED] = "cancelled", [END_ERROR] = "error",           [END_DEADLINE] = "deadline"};
     single(w, "vllm:num_requests_running", "gauge", "Sequences in the running batch.", st->running);
     single(w, "vllm:num_requests_waiting", "gauge", "Sequences admitted and not running.", st->waiting);
     single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
     single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
     single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
     single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
-    single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.", (double)st->step_us_total * 1e-6);
+    single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
+           (double)st->step_us_total * 1e-6);
     single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
-    single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.", st->last_batch_sequences);
+    single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.",
+           st->last_batch_sequences);
     struct scale scale = {{1}, SCHED_STEP_BUCKETS - 1};
     struct histogram tokens = {.sum = (double)st->step_tokens_total};
     for (uint32_t i = 1; i < scale.count; i++) scale.le[i] = 4u << i;
@@ -433,8 +487,8 @@ static void http_text(struct writer *w)
         const struct http_series *s = &m->http[i];
         uint64_t total = 0;
         for (int k = 0; k <= BUCKETS_MAX; k++) total += s->seconds.counts[k];
-        W(w, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n", s->handler, s->method, s->class,
-          (unsigned long long)total);
+        W(w, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n", s->handler,
+          s->method, s->class, (unsigned long long)total);
     }
     head(w, "http_request_duration_seconds", "histogram", "Duration of HTTP requests.");
     for (uint32_t i = 0; i < m->http_count; i++) {
@@ -442,7 +496,8 @@ static void http_text(struct writer *w)
         bool first = true; /* the status is no label here: add the classes of one route up */
         for (uint32_t k = 0; k < m->http_count; k++) {
             const struct http_series *o = &m->http[k];
-            if (k == i || strcmp(o->handler, sum.handler) != 0 || strcmp(o->method, sum.method) != 0) continue;
+            if (k == i || strcmp(o->handler, sum.handler) != 0 || strcmp(o->method, sum.method) != 0)
+                continue;
             if (k < i) first = false;
             for (int b = 0; b <= BUCKETS_MAX; b++) sum.seconds.counts[b] += o->seconds.counts[b];
             sum.seconds.sum += o->seconds.sum;
@@ -481,25 +536,34 @@ static void process_text(struct writer *w, const struct server *s)
     }
     if (!getrusage(RUSAGE_SELF, &u)) {
         process_one(w, "process_cpu_seconds_total", "counter", "CPU time.",
-                    (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec));
+                    (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+                        1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec));
     }
     process_one(w, "process_resident_memory_bytes", "gauge", "Resident memory.", (double)rss * page);
     process_one(w, "process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)vsize * page);
     process_one(w, "process_open_fds", "gauge", "Open file descriptors.", fds);
-    if (!getrlimit(RLIMIT_NOFILE, &rl)) process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
-    process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.", (double)s->started);
+    if (!getrlimit(RLIMIT_NOFILE, &rl))
+        process_one(w, "process_max_fds", "gauge", "Limit of file descriptors.", (double)rl.rlim_cur);
+    process_one(w, "process_start_time_seconds", "gauge", "Start of the process, Unix time.",
+                (double)s->started);
     process_one(w, "kvasir:open_connections", "gauge", "Client connections.", s->conn_count);
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);
-    process_one(w, "kvasir:loop_lag_seconds", "gauge", "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
-    process_one(w, "kvasir:engine_to_loop_seconds", "gauge", "How long events of the engine waited for the event loop, the worst of ten seconds.",
+    process_one(w, "kvasir:loop_lag_seconds", "gauge",
+                "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
+    process_one(w, "kvasir:engine_to_loop_seconds", "gauge",
+                "How long events of the engine waited for the event loop, the worst of ten seconds.",
                 (double)s->handed.us * 1e-6);
-    process_one(w, "kvasir:loop_to_engine_seconds", "gauge", "How long the oldest submission has waited for the engine's thread.", (double)st.inbox_us * 1e-6);
+    process_one(w, "kvasir:loop_to_engine_seconds", "gauge",
+                "How long the oldest submission has waited for the engine's thread.",
+                (double)st.inbox_us * 1e-6);
     process_one(w, "kvasir:requests_in_flight", "gauge", "Generating requests in flight.", s->load);
     process_one(w, "kvasir:queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
-    process_one(w, "kvasir:draining", "gauge", "1 while the process is shutting down.", s->phase >= SRV_LEAVING);
+    process_one(w, "kvasir:draining", "gauge", "1 while the process is shutting down.",
+                s->phase >= SRV_LEAVING);
     head(w, "kvasir:build_info", "gauge", "Version and kernel set.");
-    W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "", KVASIR_VERSION);
+    W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "",
+      KVASIR_VERSION);
 }
 
 enum status metrics_text(const struct server *s, struct buf *out)

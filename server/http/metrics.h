@@ -1,5 +1,5 @@
-/* Counters, histograms and the Prometheus text (openai-api §9). Event loop's thread only, except that the scheduler's figures come as a snapshot
- * of its atomics. */
+/* Counters, histograms and the Prometheus text (openai-api §9). Event loop's thread only, except that the
+ * scheduler's figures come as a snapshot of its atomics. */
 #ifndef KVASIR_METRICS_H
 #define KVASIR_METRICS_H
 

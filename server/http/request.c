@@ -1,4 +1,5 @@
-/* One HTTP request's memory, its answer, and its trips to the worker pool. See http/http.h for states and threads. */
+/* One HTTP request's memory, its answer, and its trips to the worker pool. See http/http.h for states and
+ * threads. */
 #include "config/base/log.h"
 #include "server/http/conn.h"
 #include "server/http/json_out.h"
@@ -15,7 +16,8 @@
 bool request_id_ok(const char *s)
 {
     size_t n = strlen(s);
-    return n >= 1 && n <= 128 && strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
+    return n >= 1 && n <= 128 &&
+           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
 }
 
 void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
@@ -93,7 +95,9 @@ void request_start(struct request *r)
 
 void request_answer(struct request *r, int status)
 {
-    bool generated = r->state == RQ_RUNNING; /* then generate/sequences.c counts it, when it has freed what the text was made of */
+    bool generated =
+        r->state ==
+        RQ_RUNNING; /* then generate/sequences.c counts it, when it has freed what the text was made of */
     r->status = status;
     r->state = RQ_ANSWER;
     if (!generated) {
@@ -119,12 +123,15 @@ void error_json(const struct api_error *e, struct buf *out)
 
 void request_fail(struct request *r)
 {
-    if (!r->error.http) api_fail(&r->error, 500, "internal_error", NULL, "The server failed to handle the request.");
+    if (!r->error.http)
+        api_fail(&r->error, 500, "internal_error", NULL, "The server failed to handle the request.");
     r->out.len = 0;
     r->content_type = NULL;
     error_json(&r->error, &r->out);
     metrics_rejected(r->srv->metrics, r->error.http);
-    if (r->error.http >= 500) log_warn("req=%s status=%d code=%s %s", r->id, r->error.http, r->error.code ? r->error.code : "-", r->error.message);
+    if (r->error.http >= 500)
+        log_warn("req=%s status=%d code=%s %s", r->id, r->error.http, r->error.code ? r->error.code : "-",
+                 r->error.message);
     request_answer(r, r->error.http);
 }
 

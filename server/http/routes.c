@@ -1,5 +1,6 @@
-/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1, §2, §12, §13): key, route, method,
- * life cycle, queue, content type, size, in this order. Framing was checked before (http_in.c). Event loop's thread. */
+/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1,
+ * §2, §12, §13): key, route, method, life cycle, queue, content type, size, in this order. Framing was
+ * checked before (http_in.c). Event loop's thread. */
 #include "server/http/limits.h"
 #include "server/http/http.h"
 
@@ -32,9 +33,11 @@ static const struct route routes[] = {
     {"/version", NULL, M_GET | M_HEAD, false, false, false, false, api_version_start},
     {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
     {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
-    {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false, api_reset_prefix_cache_start},
+    {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false,
+     api_reset_prefix_cache_start},
     {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
-    {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false, api_reset_encoder_cache_start},
+    {"/reset_encoder_cache", "/reset_encoder_cache", M_POST, true, false, false, false,
+     api_reset_encoder_cache_start},
     {"/flush_cache", "/flush_cache", M_GET | M_POST, true, false, false, false, api_flush_cache_start},
     {"/", "/", M_GET | M_HEAD, false, false, false, false, api_root_start},
 };
@@ -49,7 +52,8 @@ const struct route *route_find(const char *path, size_t len)
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];
         size_t n = strlen(r->path);
-        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0) return r;
+        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0)
+            return r;
     }
     return NULL;
 }
@@ -177,7 +181,8 @@ static bool queue_ok(struct request *r)
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
     if (st.waiting < s->opt->max_queue) return true;
-    (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "Too many requests are waiting; try again later.");
+    (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL,
+                   "Too many requests are waiting; try again later.");
     /* A guess of the wait: everything that waits needs about as long per sequence as what ran before. */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
     uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
@@ -190,7 +195,8 @@ static bool type_ok(struct request *r)
 {
     const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Encoding");
     if (coding && strcasecmp(coding, "identity") != 0) {
-        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL, "Compressed request bodies are not supported.");
+        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL,
+                       "Compressed request bodies are not supported.");
         return false;
     }
     const char *type = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Type");
@@ -198,13 +204,16 @@ static bool type_ok(struct request *r)
     if (type) {
         size_t n = strcspn(type, "; \t");
         const char *charset = strcasestr(type, "charset=");
-        ok = (n == 16 && strncasecmp(type, "application/json", 16) == 0) || (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
+        ok = (n == 16 && strncasecmp(type, "application/json", 16) == 0) ||
+             (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
         if (charset) {
             charset += 8 + (charset[8] == '"');
             ok = ok && (strncasecmp(charset, "utf-8", 5) == 0 || strncasecmp(charset, "utf8", 4) == 0);
         }
     }
-    if (!ok) (void)api_fail(&r->error, 415, "unsupported_media_type", NULL, "Content-Type must be application/json.");
+    if (!ok)
+        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL,
+                       "Content-Type must be application/json.");
     return ok;
 }
 
@@ -213,7 +222,8 @@ static bool size_ok(struct request *r)
     const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
     if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->opt->max_body_bytes)) {
         r->close_after = true;
-        (void)api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
+        (void)api_fail(&r->error, 413, "request_too_large", NULL,
+                       "The request body is larger than %llu bytes.",
                        (unsigned long long)r->srv->opt->max_body_bytes);
         return false;
     }
@@ -231,17 +241,20 @@ static const char *allow_text(unsigned methods)
 
 static bool options_admit(struct request *r)
 {
-    const char *wanted = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Method");
+    const char *wanted =
+        MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Method");
     r->route = &preflight;
     r->status = 204;
     if (wanted) {
-        const char *headers = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Headers");
+        const char *headers =
+            MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Headers");
         r->cors = strdup(headers && strlen(headers) < 4096 ? headers : "");
         return true;
     }
     /* HAProxy's bare health check. */
     if ((strcmp(r->path, "/") == 0 || strcmp(r->path, "*") == 0) && r->srv->phase != SRV_READY) {
-        (void)api_fail(&r->error, 503, r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining", NULL, "The server is not ready.");
+        (void)api_fail(&r->error, 503, r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining",
+                       NULL, "The server is not ready.");
         return false;
     }
     const struct route *route = route_find(r->path, strlen(r->path));
@@ -261,9 +274,13 @@ bool routes_admit(struct request *r)
         return false;
     }
     if (!route) {
-        const char *name = r->method == M_GET ? "GET" : r->method == M_POST ? "POST" : r->method == M_HEAD ? "HEAD" : "?";
+        const char *name = r->method == M_GET    ? "GET"
+                           : r->method == M_POST ? "POST"
+                           : r->method == M_HEAD ? "HEAD"
+                                                 : "?";
         if (strcmp(r->path, "/v1/embeddings") == 0) {
-            (void)api_fail(&r->error, 404, "unsupported_endpoint", NULL, "This model does not support embeddings.");
+            (void)api_fail(&r->error, 404, "unsupported_endpoint", NULL,
+                           "This model does not support embeddings.");
         } else {
             (void)api_fail(&r->error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name, r->path);
         }
@@ -272,7 +289,8 @@ bool routes_admit(struct request *r)
     r->route = route;
     if (!(route->methods & r->method)) {
         r->allow = allow_text(route->methods);
-        (void)api_fail(&r->error, 405, "method_not_supported", NULL, "This method is not supported for this URL.");
+        (void)api_fail(&r->error, 405, "method_not_supported", NULL,
+                       "This method is not supported for this URL.");
         return false;
     }
     if (route->gate && (!gate_ok(r) || !queue_ok(r))) return false;

@@ -1,4 +1,5 @@
-/* Memory and faults of the template interpreter: a chunked bump arena with a byte ceiling, and the way out of it all. */
+/* Memory and faults of the template interpreter: a chunked bump arena with a byte ceiling, and the way out of
+ * it all. */
 #include "server/jinja/internal.h"
 
 #include "config/base/checked.h"
@@ -67,7 +68,8 @@ void *jn_grow(struct jn_base *b, void *old, size_t old_bytes, size_t new_bytes)
 {
     struct jn_chunk *ch = b->arena.head;
     size_t old_rounded = (old_bytes + 15) & ~(size_t)15;
-    if (old && ch && old_bytes && (char *)old + old_rounded == ch->data + ch->used && new_bytes < SIZE_MAX / 2) {
+    if (old && ch && old_bytes && (char *)old + old_rounded == ch->data + ch->used &&
+        new_bytes < SIZE_MAX / 2) {
         size_t extra = ((new_bytes + 15) & ~(size_t)15) - old_rounded;
         if (extra <= ch->cap - ch->used) {
             ch->used += extra;

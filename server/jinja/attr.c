@@ -1,6 +1,6 @@
-/* `a.b`, `a['b']`, slices, and the spreading of call arguments over parameters. A missing attribute or element is undefined, not
- * an error; attributes of undefined are errors. What the reference's sandbox forbids (mutating methods, names with an underscore)
- * is undefined too. */
+/* `a.b`, `a['b']`, slices, and the spreading of call arguments over parameters. A missing attribute or
+ * element is undefined, not an error; attributes of undefined are errors. What the reference's sandbox
+ * forbids (mutating methods, names with an underscore) is undefined too. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -25,8 +25,10 @@ static struct jinja_value loop_attr(struct jinja_ctx *c, struct jinja_value v, s
     if (jn_str_is(name, "length")) return JN_V(JN_INT, i, n);
     if (jn_str_is(name, "depth")) return JN_V(JN_INT, i, (int64_t)l->depth0 + 1);
     if (jn_str_is(name, "depth0")) return JN_V(JN_INT, i, l->depth0);
-    if (jn_str_is(name, "previtem")) return i ? l->items->v[i - 1] : jn_undef_text(c, "there is no previous item");
-    if (jn_str_is(name, "nextitem")) return i + 1 < n ? l->items->v[i + 1] : jn_undef_text(c, "there is no next item");
+    if (jn_str_is(name, "previtem"))
+        return i ? l->items->v[i - 1] : jn_undef_text(c, "there is no previous item");
+    if (jn_str_is(name, "nextitem"))
+        return i + 1 < n ? l->items->v[i + 1] : jn_undef_text(c, "there is no next item");
     return JN_V(JN_MISSING, i, 0);
 }
 
@@ -63,7 +65,8 @@ struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj, str
 }
 
 /* obj[key] without the fallback to attributes; false if there is no such element. */
-static bool element(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value key, struct jinja_value *out)
+static bool element(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value key,
+                    struct jinja_value *out)
 {
     if (obj.type == JN_DICT) return jn_hashable(c, key) && jn_dict_find(c, obj.u.d, key, out);
     int64_t i, n;
@@ -121,11 +124,14 @@ static int64_t clamp(int64_t i, int64_t lo, int64_t hi)
     return i < lo ? lo : i > hi ? hi : i;
 }
 
-static struct jinja_value slice_string(struct jinja_ctx *c, const struct jinja_str *s, int64_t from, int64_t count, int64_t step)
+static struct jinja_value slice_string(struct jinja_ctx *c, const struct jinja_str *s, int64_t from,
+                                       int64_t count, int64_t step)
 {
     if (!count) return jn_slice_bytes(c, s, 0, 0);
     jn_charge(c, s->len);
-    if (step == 1) return jn_slice_bytes(c, s, jn_byte_of_char(s, (size_t)from), jn_byte_of_char(s, (size_t)(from + count)));
+    if (step == 1)
+        return jn_slice_bytes(c, s, jn_byte_of_char(s, (size_t)from),
+                              jn_byte_of_char(s, (size_t)(from + count)));
     /* Byte offsets of all characters, then pick. */
     uint32_t *at = jn_alloc_array(&c->base, (size_t)s->chars + 1, sizeof *at), n = 0;
     for (const char *p = s->p, *end = s->p + s->len; p < end; n++) {
@@ -141,22 +147,22 @@ static struct jinja_value slice_string(struct jinja_ctx *c, const struct jinja_s
     return jn_sb_value(c, &sb);
 }
 
-struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value a, struct jinja_value b,
-                               struct jinja_value s)
+struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value a,
+                               struct jinja_value b, struct jinja_value s)
 {
     int64_t n, step = slice_part(c, s, 1);
     if (obj.type == JN_UNDEF) jn_fail_undef(c, obj);
-    if ((obj.type != JN_STR && obj.type != JN_LIST && obj.type != JN_TUPLE && obj.type != JN_RANGE) || !jn_length(c, obj, &n))
-        jn_error(c, "'%s' object can't be sliced", jn_type_name(obj)); /* unlike a missing element, this is an error */
+    if ((obj.type != JN_STR && obj.type != JN_LIST && obj.type != JN_TUPLE && obj.type != JN_RANGE) ||
+        !jn_length(c, obj, &n))
+        jn_error(c, "'%s' object can't be sliced",
+                 jn_type_name(obj)); /* unlike a missing element, this is an error */
     if (step == 0) jn_error(c, "slice step cannot be zero");
     int64_t lo = step > 0 ? 0 : -1, hi = step > 0 ? n : n - 1;
     int64_t from = slice_part(c, a, step > 0 ? lo : hi), to = slice_part(c, b, INT64_MIN);
     if (from < 0 && a.type != JN_NONE && a.type != JN_MISSING) from += n;
     from = clamp(from, lo, hi);
-    if (b.type == JN_NONE || b.type == JN_MISSING)
-        to = step > 0 ? hi : lo;
-    else
-        to = clamp(to < 0 ? to + n : to, lo, hi);
+    if (b.type == JN_NONE || b.type == JN_MISSING) to = step > 0 ? hi : lo;
+    else to = clamp(to < 0 ? to + n : to, lo, hi);
     /* Distances are below 2^32, so a step beyond that picks one element. */
     step = clamp(step, -((int64_t)1 << 40), (int64_t)1 << 40);
     int64_t count = step > 0 ? (to - from + step - 1) / step : (from - to - step - 1) / -step;
@@ -165,8 +171,9 @@ struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, stru
     if (obj.type == JN_RANGE) {
         const struct jn_range *r = obj.u.p;
         struct jn_range *o = jn_alloc(&c->base, sizeof *o);
-        *o = (struct jn_range){
-            .start = r->start + r->step * from, .step = count > 1 ? r->step * step : 1, .count = (uint32_t)count};
+        *o = (struct jn_range){.start = r->start + r->step * from,
+                               .step = count > 1 ? r->step * step : 1,
+                               .count = (uint32_t)count};
         return JN_V(JN_RANGE, p, o);
     }
     struct jinja_value out = jn_new_list(c, obj.type, (uint32_t)count);
@@ -178,8 +185,8 @@ struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, stru
 
 /* ---- arguments ---- */
 
-void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names, uint32_t count,
-             uint32_t required, struct jinja_value *out)
+void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names,
+             uint32_t count, uint32_t required, struct jinja_value *out)
 {
     if (a->count > count) jn_error(c, "%s() takes at most %u arguments (%u given)", func, count, a->count);
     for (uint32_t i = 0; i < count; i++) out[i] = i < a->count ? a->pos[i] : JN_V(JN_MISSING, i, 0);
@@ -187,9 +194,10 @@ void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, con
         uint32_t i = 0;
         while (i < count && !jn_str_is(a->names[k], names[i])) i++;
         if (i == count)
-            jn_error(c, "%s() got an unexpected keyword argument '%.*s'", func, (int)(a->names[k].u.s->len & 63),
-                     a->names[k].u.s->p);
-        if (out[i].type != JN_MISSING) jn_error(c, "%s() got multiple values for argument '%s'", func, names[i]);
+            jn_error(c, "%s() got an unexpected keyword argument '%.*s'", func,
+                     (int)(a->names[k].u.s->len & 63), a->names[k].u.s->p);
+        if (out[i].type != JN_MISSING)
+            jn_error(c, "%s() got multiple values for argument '%s'", func, names[i]);
         out[i] = a->vals[k];
     }
     for (uint32_t i = 0; i < required; i++)
@@ -200,7 +208,8 @@ int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v)
 {
     int64_t i;
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
-    if (!jn_as_int(v, &i)) jn_error(c, "%s: '%s' object cannot be interpreted as an integer", what, jn_type_name(v));
+    if (!jn_as_int(v, &i))
+        jn_error(c, "%s: '%s' object cannot be interpreted as an integer", what, jn_type_name(v));
     return i;
 }
 

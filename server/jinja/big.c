@@ -1,5 +1,5 @@
-/* Whole numbers that 64 bits don't hold: kept as the digits that were written. They print and compare as Python's do; arithmetic on them is an
- * overflow like any other, where it doesn't end in a float. */
+/* Whole numbers that 64 bits don't hold: kept as the digits that were written. They print and compare as
+ * Python's do; arithmetic on them is an overflow like any other, where it doesn't end in a float. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -12,10 +12,13 @@ struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t l
     int64_t v = 0;
     while (at + 1 < len && text[at] == '0') at++;
     size_t first = at;
-    while (at < len && !__builtin_mul_overflow(v, 10, &v) && !__builtin_sub_overflow(v, text[at] - '0', &v)) at++;
-    if (at == len && (minus || v != INT64_MIN)) return jinja_with_origin(JN_V(JN_INT, i, minus ? v : -v), origin);
+    while (at < len && !__builtin_mul_overflow(v, 10, &v) && !__builtin_sub_overflow(v, text[at] - '0', &v))
+        at++;
+    if (at == len && (minus || v != INT64_MIN))
+        return jinja_with_origin(JN_V(JN_INT, i, minus ? v : -v), origin);
     size_t n = len - first + minus;
-    if (n >= UINT32_MAX / 2) jn_fail(&c->base, JINJA_LIMIT, "a number has more than a thousand million digits");
+    if (n >= UINT32_MAX / 2)
+        jn_fail(&c->base, JINJA_LIMIT, "a number has more than a thousand million digits");
     char *p = jn_alloc(&c->base, n + 1);
     if (minus) *p = '-';
     memcpy(p + minus, text + first, len - first);

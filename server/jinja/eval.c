@@ -13,7 +13,8 @@ static void check_clock(struct jinja_ctx *c)
     c->next_clock_check = c->steps + CLOCK_EVERY;
     if (!c->base.limits.time_ms_max) return;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    int64_t ms = (int64_t)(now.tv_sec - c->started.tv_sec) * 1000 + (now.tv_nsec - c->started.tv_nsec) / 1000000;
+    int64_t ms =
+        (int64_t)(now.tv_sec - c->started.tv_sec) * 1000 + (now.tv_nsec - c->started.tv_nsec) / 1000000;
     if (ms > (int64_t)c->base.limits.time_ms_max)
         jn_fail(&c->base, JINJA_LIMIT, "the template took longer than %u ms", c->base.limits.time_ms_max);
 }
@@ -22,14 +23,16 @@ static void spend(struct jinja_ctx *c, uint64_t steps)
 {
     c->steps += steps;
     if (c->steps > c->base.limits.steps_max)
-        jn_fail(&c->base, JINJA_LIMIT, "the template took more than %llu steps", (unsigned long long)c->base.limits.steps_max);
+        jn_fail(&c->base, JINJA_LIMIT, "the template took more than %llu steps",
+                (unsigned long long)c->base.limits.steps_max);
     if (c->steps >= c->next_clock_check) check_clock(c);
 }
 
 void jn_enter(struct jinja_ctx *c)
 {
     if (++c->depth > c->base.limits.depth_max)
-        jn_fail(&c->base, JINJA_LIMIT, "the template is nested more than %u levels deep", c->base.limits.depth_max);
+        jn_fail(&c->base, JINJA_LIMIT, "the template is nested more than %u levels deep",
+                c->base.limits.depth_max);
     spend(c, 1);
 }
 
@@ -69,11 +72,13 @@ void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_sc
             for (uint32_t k = 0; k < more->count; k++) jn_list_push(c, pos.u.l, more->v[k]);
         } else if (n->kind == K_DSTAR) {
             struct jinja_value d = jn_eval(c, n->a, s);
-            if (d.type != JN_DICT) jn_error(c, "argument after ** must be a mapping, not %s", jn_type_name(d));
+            if (d.type != JN_DICT)
+                jn_error(c, "argument after ** must be a mapping, not %s", jn_type_name(d));
             for (uint32_t k = 0; k < d.u.d->count; k++) {
                 if (d.u.d->k[k].type != JN_STR) jn_error(c, "keywords must be strings");
                 for (uint32_t q = 0; q < names.u.l->count; q++)
-                    if (jn_equal(c, names.u.l->v[q], d.u.d->k[k])) jn_error(c, "got multiple values for a keyword argument");
+                    if (jn_equal(c, names.u.l->v[q], d.u.d->k[k]))
+                        jn_error(c, "got multiple values for a keyword argument");
                 jn_list_push(c, names.u.l, d.u.d->k[k]);
                 jn_list_push(c, vals.u.l, d.u.d->v[k]);
             }
@@ -81,21 +86,20 @@ void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_sc
             jn_list_push(c, pos.u.l, jn_eval(c, n, s));
         }
     }
-    *out = (struct jn_args){
-        .pos = pos.u.l->v, .count = pos.u.l->count, .names = names.u.l->v, .vals = vals.u.l->v, .kw_count = names.u.l->count};
+    *out = (struct jn_args){.pos = pos.u.l->v,
+                            .count = pos.u.l->count,
+                            .names = names.u.l->v,
+                            .vals = vals.u.l->v,
+                            .kw_count = names.u.l->count};
 }
 
 struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value f, const struct jn_args *a)
 {
     switch (f.type) {
-    case JN_UNDEF:
-        jn_fail_undef(c, f);
-    case JN_FUNC:
-        return jn_call_func(c, f.kind, a);
-    case JN_METHOD:
-        return jn_call_method(c, f.u.p, a);
-    case JN_MACRO:
-        return jn_call_macro(c, f.u.p, a);
+    case JN_UNDEF: jn_fail_undef(c, f);
+    case JN_FUNC: return jn_call_func(c, f.kind, a);
+    case JN_METHOD: return jn_call_method(c, f.u.p, a);
+    case JN_MACRO: return jn_call_macro(c, f.u.p, a);
     case JN_LOOP: {
         const struct jn_loop *l = f.u.p;
         if (!l->node) jn_error(c, "The loop must have the 'recursive' marker to be called recursively.");
@@ -109,12 +113,12 @@ struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value f, const stru
         cy->used = true;
         return first ? jn_lit(c, "") : cy->sep;
     }
-    default:
-        jn_error(c, "'%s' object is not callable", jn_type_name(f));
+    default: jn_error(c, "'%s' object is not callable", jn_type_name(f));
     }
 }
 
-struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s, struct jinja_value text)
+struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
+                                    struct jinja_value text)
 {
     struct jn_args args;
     if (!n) return text;
@@ -141,12 +145,9 @@ static struct jinja_value eval_compare(struct jinja_ctx *c, const struct jn_node
     for (uint32_t i = 0; i < n->list.count && r; i++) {
         enum jn_op op = (enum jn_op)n->list.v[i]->op;
         struct jinja_value b = jn_eval(c, n->list.v[i]->a, s);
-        if (op == OP_EQ || op == OP_NE)
-            r = jn_equal(c, a, b) == (op == OP_EQ);
-        else if (op == OP_IN || op == OP_NOT_IN)
-            r = jn_contains(c, b, a) == (op == OP_IN);
-        else
-            r = jn_compare(c, op, a, b);
+        if (op == OP_EQ || op == OP_NE) r = jn_equal(c, a, b) == (op == OP_EQ);
+        else if (op == OP_IN || op == OP_NOT_IN) r = jn_contains(c, b, a) == (op == OP_IN);
+        else r = jn_compare(c, op, a, b);
         a = b;
     }
     return JN_V(JN_BOOL, i, r);
@@ -158,7 +159,8 @@ static struct jinja_value eval_sign(struct jinja_ctx *c, struct jinja_value v, b
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
     if (v.type == JN_FLOAT) return JN_V(JN_FLOAT, f, negate ? -v.u.f : v.u.f);
     if (v.type == JN_BIG) return negate ? jn_big_negate(c, v) : v;
-    if (!jn_as_int(v, &i)) jn_error(c, "bad operand type for unary %c: '%s'", negate ? '-' : '+', jn_type_name(v));
+    if (!jn_as_int(v, &i))
+        jn_error(c, "bad operand type for unary %c: '%s'", negate ? '-' : '+', jn_type_name(v));
     if (negate && i == INT64_MIN) return jn_int_digits(c, "9223372036854775808", 19, JINJA_TEMPLATE);
     if (negate) i = -i;
     return JN_V(JN_INT, i, i);
@@ -194,7 +196,8 @@ static struct jinja_value eval_item(struct jinja_ctx *c, const struct jn_node *n
 {
     struct jinja_value obj = jn_eval(c, n->a, s), missing = JN_V(JN_MISSING, i, 0);
     if (n->b->kind != K_SLICE) return jn_getitem(c, obj, jn_eval(c, n->b, s));
-    struct jinja_value from = n->b->a ? jn_eval(c, n->b->a, s) : missing, to = n->b->b ? jn_eval(c, n->b->b, s) : missing;
+    struct jinja_value from = n->b->a ? jn_eval(c, n->b->a, s) : missing,
+                       to = n->b->b ? jn_eval(c, n->b->b, s) : missing;
     return jn_getslice(c, obj, from, to, n->b->c ? jn_eval(c, n->b->c, s) : missing);
 }
 
@@ -219,49 +222,30 @@ static struct jinja_value eval_node(struct jinja_ctx *c, const struct jn_node *n
 {
     struct jinja_value v;
     switch ((enum jn_kind)n->kind) {
-    case K_CONST:
-        return n->value;
-    case K_NAME:
-        return lookup(c, n->sym, s);
+    case K_CONST: return n->value;
+    case K_NAME: return lookup(c, n->sym, s);
     case K_LIST:
-    case K_TUPLE:
-        return eval_items(c, n, s);
-    case K_DICT:
-        return eval_dict(c, n, s);
+    case K_TUPLE: return eval_items(c, n, s);
+    case K_DICT: return eval_dict(c, n, s);
     case K_COND:
         if (jn_truth(jn_eval(c, n->a, s))) return jn_eval(c, n->b, s);
         return n->c ? jn_eval(c, n->c, s)
-                    : jn_undef_text(c, "the inline if-expression evaluated to false and no else section was defined.");
-    case K_AND:
-        v = jn_eval(c, n->a, s);
-        return jn_truth(v) ? jn_eval(c, n->b, s) : v;
-    case K_OR:
-        v = jn_eval(c, n->a, s);
-        return jn_truth(v) ? v : jn_eval(c, n->b, s);
-    case K_NOT:
-        return JN_V(JN_BOOL, i, !jn_truth(jn_eval(c, n->a, s)));
-    case K_COMPARE:
-        return eval_compare(c, n, s);
-    case K_BINARY:
-        v = jn_eval(c, n->a, s);
-        return jn_binary(c, (enum jn_op)n->op, v, jn_eval(c, n->b, s));
-    case K_CONCAT:
-        return eval_concat(c, n, s);
+                    : jn_undef_text(
+                          c, "the inline if-expression evaluated to false and no else section was defined.");
+    case K_AND: v = jn_eval(c, n->a, s); return jn_truth(v) ? jn_eval(c, n->b, s) : v;
+    case K_OR: v = jn_eval(c, n->a, s); return jn_truth(v) ? v : jn_eval(c, n->b, s);
+    case K_NOT: return JN_V(JN_BOOL, i, !jn_truth(jn_eval(c, n->a, s)));
+    case K_COMPARE: return eval_compare(c, n, s);
+    case K_BINARY: v = jn_eval(c, n->a, s); return jn_binary(c, (enum jn_op)n->op, v, jn_eval(c, n->b, s));
+    case K_CONCAT: return eval_concat(c, n, s);
     case K_NEG:
-    case K_POS:
-        return eval_sign(c, jn_eval(c, n->a, s), n->kind == K_NEG);
-    case K_ATTR:
-        return jn_getattr(c, jn_eval(c, n->a, s), n->value);
-    case K_ITEM:
-        return eval_item(c, n, s);
-    case K_CALL:
-        return eval_call(c, n, s);
-    case K_FILTER:
-        return jn_apply_filters(c, n, s, JN_V(JN_NONE, i, 0));
-    case K_TEST:
-        return eval_test(c, n, s);
-    default:
-        jn_error(c, "an expression was expected here");
+    case K_POS: return eval_sign(c, jn_eval(c, n->a, s), n->kind == K_NEG);
+    case K_ATTR: return jn_getattr(c, jn_eval(c, n->a, s), n->value);
+    case K_ITEM: return eval_item(c, n, s);
+    case K_CALL: return eval_call(c, n, s);
+    case K_FILTER: return jn_apply_filters(c, n, s, JN_V(JN_NONE, i, 0));
+    case K_TEST: return eval_test(c, n, s);
+    default: jn_error(c, "an expression was expected here");
     }
 }
 

@@ -1,4 +1,5 @@
-/* Statements: output, scopes, loops, macros; and the public face of a render: contexts, value constructors, the result. */
+/* Statements: output, scopes, loops, macros; and the public face of a render: contexts, value constructors,
+ * the result. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -51,7 +52,8 @@ void jn_assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scop
         jn_dict_put(c, ns.u.d, target->value, v);
     } else {
         const struct jinja_list *l = jn_items_of(c, v);
-        if (l->count != target->list.count) jn_error(c, "cannot unpack %u values into %u names", l->count, target->list.count);
+        if (l->count != target->list.count)
+            jn_error(c, "cannot unpack %u values into %u names", l->count, target->list.count);
         for (uint32_t i = 0; i < l->count; i++) jn_assign(c, target->list.v[i], s, l->v[i]);
     }
     jn_leave(c);
@@ -63,16 +65,16 @@ static struct jinja_value capture(struct jinja_ctx *c, const struct jn_nodes *bo
     struct jn_sb sb = jn_sb_new(c), *outer = c->out;
     sb.max = c->base.limits.output_bytes_max;
     c->out = &sb;
-    (void)jn_exec(c, body,
-                  s); /* break and continue can't cross the border of a captured body: the parser saw to it, or it ends here */
+    (void)jn_exec(c, body, s); /* break and continue can't cross the border of a captured body: the parser saw
+                                  to it, or it ends here */
     c->out = outer;
     return jn_sb_value(c, &sb);
 }
 
 /* ---- loops ---- */
 
-static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s, struct jinja_list *items,
-                                   uint32_t depth0)
+static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
+                                   struct jinja_list *items, uint32_t depth0)
 {
     if (n->c) {
         struct jinja_value kept = jn_new_list(c, JN_LIST, 0);
@@ -86,8 +88,12 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
     }
     bool finished = false;
     struct jn_loop *loop = jn_alloc(&c->base, sizeof *loop);
-    *loop = (struct jn_loop){
-        .outer = c->running, .items = items, .depth0 = depth0, .node = n->flag ? n : NULL, .scope = s, .changed = JN_V(JN_MISSING, i, 0)};
+    *loop = (struct jn_loop){.outer = c->running,
+                             .items = items,
+                             .depth0 = depth0,
+                             .node = n->flag ? n : NULL,
+                             .scope = s,
+                             .changed = JN_V(JN_MISSING, i, 0)};
     struct jn_scope *inner = new_scope(c, s);
     c->running = loop;
     for (uint32_t i = 0; i < items->count; i++) {
@@ -103,8 +109,8 @@ static enum jn_flow exec_for_items(struct jinja_ctx *c, const struct jn_node *n,
         finished |= flow == FLOW_ON;
     }
     c->running = loop->outer;
-    /* The reference runs `else` when no iteration reached its end, be it because of break or continue. A `break` in it belongs to
-     * the loop around. */
+    /* The reference runs `else` when no iteration reached its end, be it because of break or continue. A
+     * `break` in it belongs to the loop around. */
     return finished ? FLOW_ON : jn_exec(c, &n->orelse, new_scope(c, s));
 }
 
@@ -129,7 +135,8 @@ struct jinja_value jn_loop_again(struct jinja_ctx *c, const struct jn_loop *l, s
 /* ---- macros ---- */
 
 /* Positional, then keyword arguments; `caller`, `kwargs` and `varargs` when the body reads them. */
-static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struct jn_args *a, struct jn_scope *s)
+static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struct jn_args *a,
+                       struct jn_scope *s)
 {
     uint32_t params = n->list.count, no_default = params - n->defaults.count;
     bool *used = jn_alloc(&c->base, a->kw_count + 1u);
@@ -138,13 +145,16 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
         const struct jn_sym *name = &c->t->syms[n->list.v[i]->sym];
         struct jinja_value v = i < a->count ? a->pos[i] : JN_V(JN_MISSING, i, 0);
         for (uint32_t k = 0; k < a->kw_count && v.type == JN_MISSING; k++) {
-            if (used[k] || a->names[k].u.s->len != name->len || memcmp(a->names[k].u.s->p, name->name, name->len) != 0) continue;
+            if (used[k] || a->names[k].u.s->len != name->len ||
+                memcmp(a->names[k].u.s->p, name->name, name->len) != 0)
+                continue;
             v = a->vals[k];
             used[k] = true;
         }
         if (v.type == JN_MISSING)
-            v = i >= no_default ? jn_eval(c, n->defaults.v[i - no_default], s)
-                                : jn_undef(JN_U_NAME, jinja_string(c, name->name, name->len, JINJA_TEMPLATE).u.s, 0);
+            v = i >= no_default
+                    ? jn_eval(c, n->defaults.v[i - no_default], s)
+                    : jn_undef(JN_U_NAME, jinja_string(c, name->name, name->len, JINJA_TEMPLATE).u.s, 0);
         jn_scope_set(c, s, n->list.v[i]->sym, v);
     }
     if (n->flag & JN_USES_CALLER) {
@@ -161,11 +171,13 @@ static void bind_macro(struct jinja_ctx *c, const struct jn_node *n, const struc
     for (uint32_t k = 0; k < a->kw_count; k++) {
         if (used[k]) continue;
         if (!(n->flag & JN_USES_KWARGS))
-            jn_error(c, "the macro takes no keyword argument '%.*s'", (int)(a->names[k].u.s->len & 63), a->names[k].u.s->p);
+            jn_error(c, "the macro takes no keyword argument '%.*s'", (int)(a->names[k].u.s->len & 63),
+                     a->names[k].u.s->p);
         jn_dict_put(c, rest.u.d, a->names[k], a->vals[k]);
     }
     if (n->flag & JN_USES_KWARGS) jn_scope_set(c, s, c->t->sym_kwargs, rest);
-    if (a->count > params && !(n->flag & JN_USES_VARARGS)) jn_error(c, "the macro takes not more than %u argument(s)", params);
+    if (a->count > params && !(n->flag & JN_USES_VARARGS))
+        jn_error(c, "the macro takes not more than %u argument(s)", params);
     for (uint32_t i = params; i < a->count; i++) jn_list_push(c, more.u.l, a->pos[i]);
     if (n->flag & JN_USES_VARARGS) jn_scope_set(c, s, c->t->sym_varargs, more);
 }
@@ -222,7 +234,8 @@ static enum jn_flow exec_if(struct jinja_ctx *c, const struct jn_node *n, struct
 static enum jn_flow exec_with(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s)
 {
     struct jn_scope *inner = new_scope(c, s);
-    for (uint32_t i = 0; i < n->list.count; i++) jn_assign(c, n->list.v[i], inner, jn_eval(c, n->defaults.v[i], s));
+    for (uint32_t i = 0; i < n->list.count; i++)
+        jn_assign(c, n->list.v[i], inner, jn_eval(c, n->defaults.v[i], s));
     return jn_exec(c, &n->body, inner);
 }
 
@@ -230,30 +243,20 @@ static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, stru
 {
     c->base.line = n->line;
     switch ((enum jn_kind)n->kind) {
-    case K_DATA:
-        jn_sb_str(c, c->out, n->value.u.s);
-        break;
+    case K_DATA: jn_sb_str(c, c->out, n->value.u.s); break;
     case K_PRINT:
         for (uint32_t i = 0; i < n->list.count; i++) jn_print(c, c->out, jn_eval(c, n->list.v[i], s));
         break;
-    case K_IF:
-        return exec_if(c, n, s);
-    case K_FOR:
-        return exec_for(c, n, s);
-    case K_SET:
-        jn_assign(c, n->a, s, jn_eval(c, n->b, s));
-        break;
+    case K_IF: return exec_if(c, n, s);
+    case K_FOR: return exec_for(c, n, s);
+    case K_SET: jn_assign(c, n->a, s, jn_eval(c, n->b, s)); break;
     case K_SETBLOCK: {
         struct jn_scope *inner = new_scope(c, s);
         jn_assign(c, n->a, s, jn_apply_filters(c, n->b, inner, capture(c, &n->body, inner)));
         break;
     }
-    case K_MACRO:
-        jn_scope_set(c, s, n->sym, make_macro(c, n, s));
-        break;
-    case K_CALLBLOCK:
-        exec_call_block(c, n, s);
-        break;
+    case K_MACRO: jn_scope_set(c, s, n->sym, make_macro(c, n, s)); break;
+    case K_CALLBLOCK: exec_call_block(c, n, s); break;
     case K_FILTERBLOCK: {
         struct jn_scope *inner = new_scope(c, s);
         struct jinja_value v = jn_apply_filters(c, n->b, inner, capture(c, &n->body, inner));
@@ -261,17 +264,11 @@ static enum jn_flow exec_node(struct jinja_ctx *c, const struct jn_node *n, stru
         jn_print(c, c->out, v);
         break;
     }
-    case K_WITH:
-        return exec_with(c, n, s);
-    case K_GENERATION:
-        jn_exec(c, &n->body, new_scope(c, s));
-        break;
-    case K_BREAK:
-        return FLOW_BREAK;
-    case K_CONTINUE:
-        return FLOW_CONTINUE;
-    default:
-        jn_error(c, "a statement was expected here");
+    case K_WITH: return exec_with(c, n, s);
+    case K_GENERATION: jn_exec(c, &n->body, new_scope(c, s)); break;
+    case K_BREAK: return FLOW_BREAK;
+    case K_CONTINUE: return FLOW_CONTINUE;
+    default: jn_error(c, "a statement was expected here");
     }
     return FLOW_ON;
 }
@@ -332,9 +329,20 @@ struct jinja_value jinja_with_origin(struct jinja_value v, uint32_t origin)
     return v;
 }
 
-/* One construction, as data: constructors run outside of a render and must catch their own faults, in one place. */
+/* One construction, as data: constructors run outside of a render and must catch their own faults, in one
+ * place. */
 struct making {
-    enum { MAKE_STRING, MAKE_COPY, MAKE_INT, MAKE_LIST, MAKE_DICT, MAKE_ADD, MAKE_PUT, MAKE_JOIN, MAKE_VAR } what;
+    enum {
+        MAKE_STRING,
+        MAKE_COPY,
+        MAKE_INT,
+        MAKE_LIST,
+        MAKE_DICT,
+        MAKE_ADD,
+        MAKE_PUT,
+        MAKE_JOIN,
+        MAKE_VAR
+    } what;
     uint32_t origin;
     const char *text;
     size_t len;
@@ -351,8 +359,10 @@ static struct jinja_value make_string(struct jinja_ctx *c, const struct making *
         text = p;
     }
     struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
-    *s = (struct jinja_str){
-        .p = text, .len = (uint32_t)m->len, .chars = (uint32_t)jn_count_chars(text, m->len), .origin = m->origin};
+    *s = (struct jinja_str){.p = text,
+                            .len = (uint32_t)m->len,
+                            .chars = (uint32_t)jn_count_chars(text, m->len),
+                            .origin = m->origin};
     return JN_V(JN_STR, s, s);
 }
 
@@ -371,33 +381,19 @@ static void make(struct jinja_ctx *c, struct making *m)
     struct jn_sb sb;
     switch (m->what) {
     case MAKE_STRING:
-    case MAKE_COPY:
-        m->out = make_string(c, m);
-        break;
-    case MAKE_INT:
-        m->out = jn_int_digits(c, m->text, m->len, m->origin);
-        break;
-    case MAKE_LIST:
-        m->out = jn_new_list(c, JN_LIST, 0);
-        break;
-    case MAKE_DICT:
-        m->out = jn_new_dict(c);
-        break;
-    case MAKE_ADD:
-        jn_list_push(c, m->a.u.l, m->b);
-        break;
-    case MAKE_PUT:
-        jn_dict_put(c, m->a.u.d, make_string(c, m), m->b);
-        break;
+    case MAKE_COPY: m->out = make_string(c, m); break;
+    case MAKE_INT: m->out = jn_int_digits(c, m->text, m->len, m->origin); break;
+    case MAKE_LIST: m->out = jn_new_list(c, JN_LIST, 0); break;
+    case MAKE_DICT: m->out = jn_new_dict(c); break;
+    case MAKE_ADD: jn_list_push(c, m->a.u.l, m->b); break;
+    case MAKE_PUT: jn_dict_put(c, m->a.u.d, make_string(c, m), m->b); break;
     case MAKE_JOIN:
         sb = jn_sb_new(c);
         jn_print(c, &sb, m->a);
         jn_print(c, &sb, m->b);
         m->out = jn_sb_value(c, &sb);
         break;
-    case MAKE_VAR:
-        add_var(c, m->text, m->a);
-        break;
+    case MAKE_VAR: add_var(c, m->text, m->a); break;
     }
 }
 
@@ -447,7 +443,8 @@ void jinja_list_add(struct jinja_ctx *c, struct jinja_value list, struct jinja_v
     if (list.type == JN_LIST) make_guarded(c, &(struct making){.what = MAKE_ADD, .a = list, .b = item});
 }
 
-void jinja_dict_set(struct jinja_ctx *c, struct jinja_value dict, const char *key, size_t key_len, struct jinja_value value)
+void jinja_dict_set(struct jinja_ctx *c, struct jinja_value dict, const char *key, size_t key_len,
+                    struct jinja_value value)
 {
     if (dict.type != JN_DICT) return;
     make_guarded(
@@ -512,8 +509,9 @@ static enum status hand_over(struct jinja_ctx *c, struct jinja_output *out)
     text[sb->len] = '\0';
     size_t at = 0;
     for (uint32_t i = 0; i < sb->run_count; i++) {
-        runs[i] = (struct jinja_run){
-            .len = sb->runs[i].end - at, .origin = (enum jinja_origin)(sb->runs[i].origin & 3), .source = sb->runs[i].origin >> 2};
+        runs[i] = (struct jinja_run){.len = sb->runs[i].end - at,
+                                     .origin = (enum jinja_origin)(sb->runs[i].origin & 3),
+                                     .source = sb->runs[i].origin >> 2};
         at = sb->runs[i].end;
     }
     *out = (struct jinja_output){.text = text, .len = sb->len, .runs = runs, .run_count = sb->run_count};
@@ -521,12 +519,15 @@ static enum status hand_over(struct jinja_ctx *c, struct jinja_output *out)
     return ST_OK;
 }
 
-enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out, struct jinja_error *err)
+enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
+                         struct jinja_error *err)
 {
     *err = (struct jinja_error){0};
     c->t = t;
-    c->top = (struct jn_sb){
-        .heap = true, .max = c->base.limits.output_bytes_max < UINT32_MAX ? c->base.limits.output_bytes_max : UINT32_MAX - 1};
+    c->top =
+        (struct jn_sb){.heap = true,
+                       .max = c->base.limits.output_bytes_max < UINT32_MAX ? c->base.limits.output_bytes_max
+                                                                           : UINT32_MAX - 1};
     c->out = &c->top;
     clock_gettime(CLOCK_MONOTONIC, &c->started);
     if (!c->base.error.fault && run_guarded(c)) {

@@ -1,4 +1,5 @@
-/* Filters on text, numbers and whole values, and the table of all filters. Filters on sequences are in jinja/filters_seq.c. */
+/* Filters on text, numbers and whole values, and the table of all filters. Filters on sequences are in
+ * jinja/filters_seq.c. */
 #include "server/jinja/internal.h"
 
 #include <ctype.h>
@@ -57,8 +58,7 @@ static struct jinja_value f_title(struct jinja_ctx *c, struct jinja_value v, con
         uint32_t cp = jn_decode(p, end, &next);
         bool edge = jn_is_space(cp) || (cp < 0x80 && cp && strchr("-({[<", (int)cp));
         char out[4];
-        if (first && cp == 0xdf)
-            jn_sb_bytes(c, &sb, "SS", 2, jn_origin_at(s, (size_t)(p - s->p)));
+        if (first && cp == 0xdf) jn_sb_bytes(c, &sb, "SS", 2, jn_origin_at(s, (size_t)(p - s->p)));
         else
             jn_sb_bytes(c, &sb, out, jn_encode(first ? jn_to_upper(cp) : jn_to_lower(cp), out),
                         jn_origin_at(s, (size_t)(p - s->p)));
@@ -112,7 +112,8 @@ static struct jinja_value f_indent(struct jinja_ctx *c, struct jinja_value v, co
     static const char *const names[] = {"width", "first", "blank"};
     struct jinja_value arg[3], pad;
     jn_bind(c, "indent", a, names, 3, 0, arg);
-    if (v.type != JN_STR) jn_error(c, "indent: unsupported operand type(s) for +=: '%s' and 'str'", jn_type_name(v));
+    if (v.type != JN_STR)
+        jn_error(c, "indent: unsupported operand type(s) for +=: '%s' and 'str'", jn_type_name(v));
     struct jn_sb p = jn_sb_new(c), sb = jn_sb_new(c);
     if (arg[0].type == JN_STR) {
         pad = arg[0];
@@ -146,7 +147,8 @@ static struct jinja_value f_truncate(struct jinja_ctx *c, struct jinja_value v, 
     end = GIVEN(arg[2]) ? arg[2] : jn_lit(c, "...");
     int64_t have;
     const struct jinja_str *e = jn_want_str(c, "end", end), *s;
-    if (length < e->chars || leeway < 0) jn_error(c, "truncate: the length is too small or the leeway negative");
+    if (length < e->chars || leeway < 0)
+        jn_error(c, "truncate: the length is too small or the leeway negative");
     if (!jn_length(c, v, &have)) jn_error(c, "object of type '%s' has no len()", jn_type_name(v));
     if (have <= length || have - length <= leeway) return v;
     s = jn_want_str(c, "truncate", v);
@@ -188,7 +190,8 @@ static struct jinja_value f_center(struct jinja_ctx *c, struct jinja_value v, co
 
 static struct jinja_value f_format(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
 {
-    if (a->count && a->kw_count) jn_error(c, "can't handle positional and keyword arguments at the same time");
+    if (a->count && a->kw_count)
+        jn_error(c, "can't handle positional and keyword arguments at the same time");
     struct jinja_value args = a->kw_count ? jn_new_dict(c) : jn_new_list(c, JN_TUPLE, a->count);
     for (uint32_t i = 0; i < a->kw_count; i++) jn_dict_put(c, args.u.d, a->names[i], a->vals[i]);
     for (uint32_t i = 0; i < a->count; i++) jn_list_push(c, args.u.l, a->pos[i]);
@@ -216,7 +219,8 @@ static struct jinja_value f_attr(struct jinja_ctx *c, struct jinja_value v, cons
 
 /* ---- numbers ---- */
 
-/* Text of a number without white space around it and underscores between its digits; false if it can't be one. */
+/* Text of a number without white space around it and underscores between its digits; false if it can't be
+ * one. */
 static bool number_text(const struct jinja_str *s, char *out, size_t cap)
 {
     const char *p = s->p, *end = s->p + s->len, *next;
@@ -224,7 +228,8 @@ static bool number_text(const struct jinja_str *s, char *out, size_t cap)
     while (p < end && jn_is_space(jn_decode(p, end, &next))) p = next;
     for (; p < end && !jn_is_space(jn_decode(p, end, &next)); p++) {
         if (*p == '_') {
-            if (p == s->p || p + 1 >= end || !isalnum((unsigned char)p[-1]) || !isalnum((unsigned char)p[1])) return false;
+            if (p == s->p || p + 1 >= end || !isalnum((unsigned char)p[-1]) || !isalnum((unsigned char)p[1]))
+                return false;
             continue;
         }
         if ((unsigned char)*p >= 0x80 || !*p || n + 1 >= cap) return false;
@@ -264,9 +269,12 @@ static bool parse_int(struct jinja_ctx *c, const struct jinja_str *s, int64_t ba
     if (!*p) return false;
     int64_t v = 0;
     for (; *p; p++) {
-        int d = isdigit((unsigned char)*p) ? *p - '0' : isalpha((unsigned char)*p) ? (*p | 32) - 'a' + 10 : 99;
+        int d = isdigit((unsigned char)*p)   ? *p - '0'
+                : isalpha((unsigned char)*p) ? (*p | 32) - 'a' + 10
+                                             : 99;
         if (d >= base) return false;
-        if (__builtin_mul_overflow(v, base, &v) || __builtin_sub_overflow(v, d, &v)) jn_error(c, "integer overflow");
+        if (__builtin_mul_overflow(v, base, &v) || __builtin_sub_overflow(v, d, &v))
+            jn_error(c, "integer overflow");
     }
     if (!negative && v == INT64_MIN) jn_error(c, "integer overflow");
     *out = negative ? v : -v;
@@ -377,7 +385,8 @@ static struct jinja_value f_tojson(struct jinja_ctx *c, struct jinja_value v, co
     struct jinja_value arg[4];
     struct jn_sb sb = jn_sb_new(c), pad = jn_sb_new(c);
     jn_bind(c, "tojson", a, names, 4, 0, arg);
-    struct jn_json_style st = {.ascii = GIVEN(arg[0]) && jn_truth(arg[0]), .sort = GIVEN(arg[3]) && jn_truth(arg[3])};
+    struct jn_json_style st = {.ascii = GIVEN(arg[0]) && jn_truth(arg[0]),
+                               .sort = GIVEN(arg[3]) && jn_truth(arg[3])};
     st.pretty = GIVEN(arg[1]) && arg[1].type != JN_NONE;
     if (st.pretty && arg[1].type == JN_STR) {
         st.indent = arg[1];
@@ -432,19 +441,21 @@ const uint32_t jn_text_filter_count = sizeof jn_text_filters / sizeof *jn_text_f
 int32_t jn_filter_index(const char *name, size_t len)
 {
     for (uint32_t i = 0; i < jn_text_filter_count + jn_seq_filter_count; i++) {
-        const struct jn_filter *f = i < jn_text_filter_count ? &jn_text_filters[i] : &jn_seq_filters[i - jn_text_filter_count];
+        const struct jn_filter *f =
+            i < jn_text_filter_count ? &jn_text_filters[i] : &jn_seq_filters[i - jn_text_filter_count];
         if (strlen(f->name) == len && memcmp(f->name, name, len) == 0) return (int32_t)i;
     }
     return -1;
 }
 
-struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v,
-                                  const struct jn_args *a)
+struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinja_value name,
+                                  struct jinja_value v, const struct jn_args *a)
 {
     if (func < 0 && name.type == JN_STR) func = jn_filter_index(name.u.s->p, name.u.s->len);
     if (func < 0)
         jn_error(c, "no filter named '%.*s'", name.type == JN_STR ? (int)(name.u.s->len & 63) : 0,
                  name.type == JN_STR ? name.u.s->p : "");
     uint32_t i = (uint32_t)func;
-    return i < jn_text_filter_count ? jn_text_filters[i].fn(c, v, a) : jn_seq_filters[i - jn_text_filter_count].fn(c, v, a);
+    return i < jn_text_filter_count ? jn_text_filters[i].fn(c, v, a)
+                                    : jn_seq_filters[i - jn_text_filter_count].fn(c, v, a);
 }

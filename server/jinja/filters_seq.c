@@ -1,5 +1,5 @@
-/* Filters on sequences and mappings. What the reference computes lazily is computed at once; the result is still consumed only
- * once. */
+/* Filters on sequences and mappings. What the reference computes lazily is computed at once; the result is
+ * still consumed only once. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -73,16 +73,16 @@ static struct jinja_value folded(struct jinja_ctx *c, struct jinja_value v, bool
 /* ---- stable sort ---- */
 
 /* Sorts `a` by `keys` (moved along). reverse keeps the order of equal elements, as Python does. */
-static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, struct jinja_value *tmp, uint32_t n,
-                       bool reverse)
+static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a,
+                       struct jinja_value *tmp, uint32_t n, bool reverse)
 {
     if (n < 2) return;
     uint32_t h = n / 2, i = 0, j = h, o = 0;
     merge_sort(c, keys, a, tmp, h, reverse);
     merge_sort(c, keys + h, a + h, tmp, n - h, reverse);
     while (i < h || j < n) {
-        bool right =
-            i == h || (j < n && (reverse ? jn_compare(c, OP_LT, keys[i], keys[j]) : jn_compare(c, OP_LT, keys[j], keys[i])));
+        bool right = i == h || (j < n && (reverse ? jn_compare(c, OP_LT, keys[i], keys[j])
+                                                  : jn_compare(c, OP_LT, keys[j], keys[i])));
         uint32_t from = right ? j++ : i++;
         tmp[o] = keys[from];
         tmp[n + o++] = a[from];
@@ -92,7 +92,8 @@ static void merge_sort(struct jinja_ctx *c, struct jinja_value *keys, struct jin
     jn_charge(c, (size_t)n * 16);
 }
 
-static void sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n, bool reverse)
+static void sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_value *a, uint32_t n,
+                    bool reverse)
 {
     struct jinja_value *tmp = jn_alloc_array(&c->base, (size_t)n * 2, sizeof *tmp);
     merge_sort(c, keys, a, tmp, n, reverse);
@@ -212,12 +213,14 @@ static struct jinja_value f_sort(struct jinja_ctx *c, struct jinja_value v, cons
         make_getter(c, &g[getters++], arg[2]);
     }
     const struct jinja_list *l = jn_items_of(c, v);
-    struct jinja_value out = jn_new_list(c, JN_LIST, l->count), *keys = jn_alloc_array(&c->base, l->count, sizeof *keys);
+    struct jinja_value out = jn_new_list(c, JN_LIST, l->count),
+                       *keys = jn_alloc_array(&c->base, l->count, sizeof *keys);
     out.origin = v.origin;
     for (uint32_t i = 0; i < l->count; i++) {
         jn_list_push(c, out.u.l, l->v[i]);
         keys[i] = jn_new_list(c, JN_LIST, getters);
-        for (uint32_t k = 0; k < getters; k++) jn_list_push(c, keys[i].u.l, folded(c, get(c, &g[k], l->v[i]), cased));
+        for (uint32_t k = 0; k < getters; k++)
+            jn_list_push(c, keys[i].u.l, folded(c, get(c, &g[k], l->v[i]), cased));
     }
     sort_by(c, keys, out.u.l->v, l->count, GIVEN(arg[0]) && jn_truth(arg[0]));
     return out;
@@ -229,7 +232,8 @@ static struct jinja_value f_dictsort(struct jinja_ctx *c, struct jinja_value v, 
     struct jinja_value arg[3];
     jn_bind(c, "dictsort", a, names, 3, 0, arg);
     bool by_value = GIVEN(arg[1]) && jn_str_is(arg[1], "value"), cased = GIVEN(arg[0]) && jn_truth(arg[0]);
-    if (GIVEN(arg[1]) && !by_value && !jn_str_is(arg[1], "key")) jn_error(c, "You can only sort by either \"key\" or \"value\"");
+    if (GIVEN(arg[1]) && !by_value && !jn_str_is(arg[1], "key"))
+        jn_error(c, "You can only sort by either \"key\" or \"value\"");
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
     if (v.type != JN_DICT) jn_error(c, "'%s' object has no attribute 'items'", jn_type_name(v));
     const struct jinja_dict *d = v.u.d;
@@ -243,7 +247,8 @@ static struct jinja_value f_dictsort(struct jinja_ctx *c, struct jinja_value v, 
     return out;
 }
 
-static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a, bool max)
+static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a,
+                                  bool max)
 {
     static const char *const names[] = {"case_sensitive", "attribute"};
     struct jinja_value arg[2];
@@ -396,11 +401,13 @@ static struct jinja_value f_map(struct jinja_ctx *c, struct jinja_value v, const
     if (!jn_truth(v)) return as_iter(out); /* the reference does not even look at it then */
     const struct jinja_list *l = jn_items_of(c, v);
     for (uint32_t i = 0; i < l->count; i++)
-        jn_list_push(c, out.u.l, by_attr ? get(c, &g, l->v[i]) : jn_call_filter(c, -1, a->pos[0], l->v[i], &rest));
+        jn_list_push(c, out.u.l,
+                     by_attr ? get(c, &g, l->v[i]) : jn_call_filter(c, -1, a->pos[0], l->v[i], &rest));
     return as_iter(out);
 }
 
-static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a, bool want, bool by_attr)
+static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a,
+                                 bool want, bool by_attr)
 {
     struct jinja_value out = jn_new_list(c, JN_LIST, 0);
     struct getter g = {0};

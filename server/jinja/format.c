@@ -1,5 +1,5 @@
-/* `'%s' % x` and `'{}'.format(x)`: Python's two ways of formatting, for the conversions that make sense in a prompt. Origins are
- * kept. */
+/* `'%s' % x` and `'{}'.format(x)`: Python's two ways of formatting, for the conversions that make sense in a
+ * prompt. Origins are kept. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -19,21 +19,23 @@ struct spec {
 };
 
 /* Puts text into a field. sign_len bytes at its start stay in front of '=' padding. */
-static void put_field(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, const struct spec *f, char default_align,
-                      size_t sign_len)
+static void put_field(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, const struct spec *f,
+                      char default_align, size_t sign_len)
 {
     char align = f->align ? f->align : default_align, fill[4];
     size_t fill_len = jn_encode(f->fill, fill);
-    int64_t room = f->width > (int64_t)s->chars ? f->width - (int64_t)s->chars : 0, left = align == '<'   ? 0
-                                                                                           : align == '^' ? room / 2
-                                                                                                          : room;
+    int64_t room = f->width > (int64_t)s->chars ? f->width - (int64_t)s->chars : 0, left = align == '<' ? 0
+                                                                                           : align == '^'
+                                                                                               ? room / 2
+                                                                                               : room;
     if (align == '=') jn_sb_slice(c, sb, s, 0, sign_len);
     for (int64_t i = 0; i < left; i++) jn_sb_bytes(c, sb, fill, fill_len, JINJA_TEMPLATE);
     jn_sb_slice(c, sb, s, align == '=' ? sign_len : 0, s->len);
     for (int64_t i = left; i < room; i++) jn_sb_bytes(c, sb, fill, fill_len, JINJA_TEMPLATE);
 }
 
-static void put_text(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct spec *f, char default_align)
+static void put_text(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct spec *f,
+                     char default_align)
 {
     const struct jinja_str *s = v.u.s;
     if (f->precision >= 0 && (uint32_t)f->precision < s->chars)
@@ -41,15 +43,21 @@ static void put_text(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v
     put_field(c, sb, s, f, default_align, 0);
 }
 
-static void put_number(struct jinja_ctx *c, struct jn_sb *sb, const char *digits, bool negative, const char *prefix,
-                       const struct spec *f, uint32_t origin)
+static void put_number(struct jinja_ctx *c, struct jn_sb *sb, const char *digits, bool negative,
+                       const char *prefix, const struct spec *f, uint32_t origin)
 {
     char head[8];
-    int n = snprintf(head, sizeof head, "%s%s", negative ? "-" : f->sign == '+' ? "+" : f->sign == ' ' ? " " : "", prefix);
+    int n = snprintf(head, sizeof head, "%s%s",
+                     negative         ? "-"
+                     : f->sign == '+' ? "+"
+                     : f->sign == ' ' ? " "
+                                      : "",
+                     prefix);
     struct jn_sb text = jn_sb_new(c);
     jn_sb_bytes(c, &text, head, (size_t)n, origin);
     size_t whole = strcspn(digits, ".e%");
-    unsigned step = f->group == '_' && (f->type == 'x' || f->type == 'X' || f->type == 'b' || f->type == 'o') ? 4 : 3;
+    unsigned step =
+        f->group == '_' && (f->type == 'x' || f->type == 'X' || f->type == 'b' || f->type == 'o') ? 4 : 3;
     for (size_t i = 0; i < whole; i++) {
         if (f->group && i && (whole - i) % step == 0) jn_sb_bytes(c, &text, &f->group, 1, origin);
         jn_sb_bytes(c, &text, digits + i, 1, origin);
@@ -179,10 +187,8 @@ static void percent_number(struct percent *x, struct jn_sb *sb, struct jinja_val
             f->align = 0;
         }
     }
-    if (v.type == JN_BIG)
-        put_big(x->c, sb, v, f);
-    else
-        put_int(x->c, sb, i, f, v.origin);
+    if (v.type == JN_BIG) put_big(x->c, sb, v, f);
+    else put_int(x->c, sb, i, f, v.origin);
 }
 
 static void percent_field(struct percent *x, struct jn_sb *sb, struct jinja_value v, struct spec *f)
@@ -215,7 +221,8 @@ static void percent_field(struct percent *x, struct jn_sb *sb, struct jinja_valu
 }
 
 /* One conversion; p is behind the '%'. */
-static const char *percent_one(struct percent *x, struct jn_sb *sb, const struct jinja_str *fmt, const char *p)
+static const char *percent_one(struct percent *x, struct jn_sb *sb, const struct jinja_str *fmt,
+                               const char *p)
 {
     const char *end = fmt->p + fmt->len;
     struct spec f = {.fill = ' ', .width = 0, .precision = -1};
@@ -230,14 +237,10 @@ static const char *percent_one(struct percent *x, struct jn_sb *sb, const struct
         p = close + 1;
     }
     for (; p < end && strchr("-+ 0#", *p) && *p; p++) {
-        if (*p == '-')
-            f.align = '<';
-        else if (*p == '+' || (*p == ' ' && f.sign != '+'))
-            f.sign = *p;
-        else if (*p == '0')
-            f.zero = true;
-        else if (*p == '#')
-            f.alt = true;
+        if (*p == '-') f.align = '<';
+        else if (*p == '+' || (*p == ' ' && f.sign != '+')) f.sign = *p;
+        else if (*p == '0') f.zero = true;
+        else if (*p == '#') f.alt = true;
     }
     f.width = star_or_number(x, &p, end);
     if (f.width < 0) {
@@ -271,9 +274,9 @@ struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt, 
         jn_sb_slice(c, &sb, fmt, (size_t)(p - fmt->p), (size_t)(q - fmt->p));
         p = q < end ? percent_one(&x, &sb, fmt, q + 1) : q;
     }
-    bool left = x.items
-                    ? x.next < x.items->count
-                    : !x.next && args.type != JN_DICT && args.type != JN_LIST && args.type != JN_RANGE && args.type != JN_UNDEF;
+    bool left = x.items ? x.next < x.items->count
+                        : !x.next && args.type != JN_DICT && args.type != JN_LIST && args.type != JN_RANGE &&
+                              args.type != JN_UNDEF;
     if (left && !x.mapped) jn_error(c, "not all arguments converted during string formatting");
     return jn_sb_value(c, &sb);
 }
@@ -313,7 +316,8 @@ static void parse_spec(struct jinja_ctx *c, const char *p, const char *end, stru
     if (p < end) jn_error(c, "invalid format specifier");
 }
 
-static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const char *spec, const char *end)
+static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const char *spec,
+                         const char *end)
 {
     struct spec f;
     double d;
@@ -323,10 +327,12 @@ static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_val
     }
     parse_spec(c, spec, end, &f);
     if (v.type == JN_STR) {
-        if ((f.type && f.type != 's') || f.sign || f.align == '=') jn_error(c, "invalid format specifier for str");
+        if ((f.type && f.type != 's') || f.sign || f.align == '=')
+            jn_error(c, "invalid format specifier for str");
         if (f.zero && !f.align) f.fill = '0';
         put_text(c, sb, v, &f, '<');
-    } else if (v.type == JN_FLOAT || ((v.type == JN_INT || v.type == JN_BIG || v.type == JN_BOOL) && f.type && strchr("eEfFgG%", f.type))) {
+    } else if (v.type == JN_FLOAT || ((v.type == JN_INT || v.type == JN_BIG || v.type == JN_BOOL) && f.type &&
+                                      strchr("eEfFgG%", f.type))) {
         if (f.type && !strchr("eEfFgG%", f.type)) jn_error(c, "unknown format code '%c' for float", f.type);
         jn_as_num(v, &d);
         put_float(c, sb, d, &f, v.origin);
@@ -351,8 +357,8 @@ static void format_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_val
 }
 
 /* field_name = arg ("." attribute | "[" index "]")* */
-static struct jinja_value find_field(struct jinja_ctx *c, const struct jn_args *a, const char *p, const char *end,
-                                     uint32_t *next_auto, bool *manual)
+static struct jinja_value find_field(struct jinja_ctx *c, const struct jn_args *a, const char *p,
+                                     const char *end, uint32_t *next_auto, bool *manual)
 {
     const char *q = p;
     while (q < end && *q != '.' && *q != '[') q++;
@@ -373,7 +379,9 @@ static struct jinja_value find_field(struct jinja_ctx *c, const struct jn_args *
         v = a->pos[idx];
     } else {
         for (uint32_t k = 0; k < a->kw_count; k++)
-            if (a->names[k].u.s->len == (size_t)(q - p) && memcmp(a->names[k].u.s->p, p, (size_t)(q - p)) == 0) v = a->vals[k];
+            if (a->names[k].u.s->len == (size_t)(q - p) &&
+                memcmp(a->names[k].u.s->p, p, (size_t)(q - p)) == 0)
+                v = a->vals[k];
         if (v.type == JN_MISSING) jn_error(c, "a keyword of the format string is missing");
     }
     while (q < end) {
@@ -390,14 +398,15 @@ static struct jinja_value find_field(struct jinja_ctx *c, const struct jn_args *
         v = item ? jn_getitem(c, v, key) : jn_getattr(c, v, key);
         if (item) {
             q++;
-            if (q < end && *q != '.' && *q != '[') jn_error(c, "only '.' or '[' may follow ']' in format field specifier");
+            if (q < end && *q != '.' && *q != '[')
+                jn_error(c, "only '.' or '[' may follow ']' in format field specifier");
         }
     }
     return v;
 }
 
-static const char *format_field(struct jinja_ctx *c, struct jn_sb *sb, const struct jn_args *a, const char *p, const char *end,
-                                uint32_t *next_auto, bool *manual)
+static const char *format_field(struct jinja_ctx *c, struct jn_sb *sb, const struct jn_args *a, const char *p,
+                                const char *end, uint32_t *next_auto, bool *manual)
 {
     const char *close = p, *name_end;
     int brackets = 0;

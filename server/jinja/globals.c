@@ -4,7 +4,8 @@
 #include <stdio.h>
 
 enum func_id { F_RANGE, F_DICT, F_NAMESPACE, F_CYCLER, F_JOINER, F_RAISE, F_STRFTIME, F_COUNT };
-static const char *const names[F_COUNT] = {"range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"};
+static const char *const names[F_COUNT] = {"range",           "dict",        "namespace", "cycler", "joiner",
+                                           "raise_exception", "strftime_now"};
 
 void jn_define_globals(struct jinja_ctx *c)
 {
@@ -31,11 +32,13 @@ static struct jinja_value make_range(struct jinja_ctx *c, const struct jn_args *
     if (step < 0 && stop < start) span = (uint64_t)start - (uint64_t)stop;
     uint64_t count = span / stride + (span % stride != 0);
     if (count > c->base.limits.range_max)
-        jn_fail(&c->base, JINJA_LIMIT, "range too big: the sandbox blocks ranges larger than %u", c->base.limits.range_max);
+        jn_fail(&c->base, JINJA_LIMIT, "range too big: the sandbox blocks ranges larger than %u",
+                c->base.limits.range_max);
     struct jn_range *r = jn_alloc(&c->base, sizeof *r);
     /* One step or none: the end of the only element may not be representable. */
-    *r =
-        (struct jn_range){.start = start, .step = count > 1 || stride < ((uint64_t)1 << 40) ? step : 1, .count = (uint32_t)count};
+    *r = (struct jn_range){.start = start,
+                           .step = count > 1 || stride < ((uint64_t)1 << 40) ? step : 1,
+                           .count = (uint32_t)count};
     return JN_V(JN_RANGE, p, r);
 }
 
@@ -92,112 +95,58 @@ static int week_of_year(const struct tm *t, int first_weekday)
     return (t->tm_yday + 7 - (t->tm_wday + 7 - first_weekday) % 7) / 7;
 }
 
-/* One conversion of strftime in the C locale, as Python's datetime without a time zone prints it. Returns false if there is no
- * such one. */
+/* One conversion of strftime in the C locale, as Python's datetime without a time zone prints it. Returns
+ * false if there is no such one. */
 static bool time_field(char ch, const struct tm *t, char out[64])
 {
-    static const char *const days[] = {"Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"};
-    static const char *const months[] = {"January", "February", "March",     "April",   "May",      "June",
-                                         "July",    "August",   "September", "October", "November", "December"};
+    static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                       "Thursday", "Friday", "Saturday"};
+    static const char *const months[] = {"January",   "February", "March",    "April",
+                                         "May",       "June",     "July",     "August",
+                                         "September", "October",  "November", "December"};
     int h12 = t->tm_hour % 12 ? t->tm_hour % 12 : 12, year = t->tm_year + 1900;
     const char *day = days[(unsigned)t->tm_wday % 7], *month = months[(unsigned)t->tm_mon % 12];
     switch (ch) {
-    case 'a':
-        snprintf(out, 64, "%.3s", day);
-        break;
-    case 'A':
-        snprintf(out, 64, "%s", day);
-        break;
+    case 'a': snprintf(out, 64, "%.3s", day); break;
+    case 'A': snprintf(out, 64, "%s", day); break;
     case 'b':
-    case 'h':
-        snprintf(out, 64, "%.3s", month);
-        break;
-    case 'B':
-        snprintf(out, 64, "%s", month);
-        break;
+    case 'h': snprintf(out, 64, "%.3s", month); break;
+    case 'B': snprintf(out, 64, "%s", month); break;
     case 'c':
-        snprintf(out, 64, "%.3s %.3s %2d %02d:%02d:%02d %d", day, month, t->tm_mday, t->tm_hour, t->tm_min, t->tm_sec, year);
+        snprintf(out, 64, "%.3s %.3s %2d %02d:%02d:%02d %d", day, month, t->tm_mday, t->tm_hour, t->tm_min,
+                 t->tm_sec, year);
         break;
-    case 'd':
-        snprintf(out, 64, "%02d", t->tm_mday);
-        break;
+    case 'd': snprintf(out, 64, "%02d", t->tm_mday); break;
     case 'D':
-    case 'x':
-        snprintf(out, 64, "%02d/%02d/%02d", t->tm_mon + 1, t->tm_mday, year % 100);
-        break;
-    case 'e':
-        snprintf(out, 64, "%2d", t->tm_mday);
-        break;
-    case 'f':
-        snprintf(out, 64, "000000");
-        break; /* whole seconds */
-    case 'F':
-        snprintf(out, 64, "%d-%02d-%02d", year, t->tm_mon + 1, t->tm_mday);
-        break;
-    case 'H':
-        snprintf(out, 64, "%02d", t->tm_hour);
-        break;
-    case 'I':
-        snprintf(out, 64, "%02d", h12);
-        break;
-    case 'j':
-        snprintf(out, 64, "%03d", t->tm_yday + 1);
-        break;
-    case 'm':
-        snprintf(out, 64, "%02d", t->tm_mon + 1);
-        break;
-    case 'M':
-        snprintf(out, 64, "%02d", t->tm_min);
-        break;
-    case 'n':
-        snprintf(out, 64, "\n");
-        break;
-    case 'p':
-        snprintf(out, 64, "%s", t->tm_hour < 12 ? "AM" : "PM");
-        break;
+    case 'x': snprintf(out, 64, "%02d/%02d/%02d", t->tm_mon + 1, t->tm_mday, year % 100); break;
+    case 'e': snprintf(out, 64, "%2d", t->tm_mday); break;
+    case 'f': snprintf(out, 64, "000000"); break; /* whole seconds */
+    case 'F': snprintf(out, 64, "%d-%02d-%02d", year, t->tm_mon + 1, t->tm_mday); break;
+    case 'H': snprintf(out, 64, "%02d", t->tm_hour); break;
+    case 'I': snprintf(out, 64, "%02d", h12); break;
+    case 'j': snprintf(out, 64, "%03d", t->tm_yday + 1); break;
+    case 'm': snprintf(out, 64, "%02d", t->tm_mon + 1); break;
+    case 'M': snprintf(out, 64, "%02d", t->tm_min); break;
+    case 'n': snprintf(out, 64, "\n"); break;
+    case 'p': snprintf(out, 64, "%s", t->tm_hour < 12 ? "AM" : "PM"); break;
     case 'r':
         snprintf(out, 64, "%02d:%02d:%02d %s", h12, t->tm_min, t->tm_sec, t->tm_hour < 12 ? "AM" : "PM");
         break;
-    case 'R':
-        snprintf(out, 64, "%02d:%02d", t->tm_hour, t->tm_min);
-        break;
-    case 'S':
-        snprintf(out, 64, "%02d", t->tm_sec);
-        break;
-    case 't':
-        snprintf(out, 64, "\t");
-        break;
+    case 'R': snprintf(out, 64, "%02d:%02d", t->tm_hour, t->tm_min); break;
+    case 'S': snprintf(out, 64, "%02d", t->tm_sec); break;
+    case 't': snprintf(out, 64, "\t"); break;
     case 'T':
-    case 'X':
-        snprintf(out, 64, "%02d:%02d:%02d", t->tm_hour, t->tm_min, t->tm_sec);
-        break;
-    case 'u':
-        snprintf(out, 64, "%d", t->tm_wday ? t->tm_wday : 7);
-        break;
-    case 'U':
-        snprintf(out, 64, "%02d", week_of_year(t, 0));
-        break;
-    case 'w':
-        snprintf(out, 64, "%d", t->tm_wday);
-        break;
-    case 'W':
-        snprintf(out, 64, "%02d", week_of_year(t, 1));
-        break;
-    case 'y':
-        snprintf(out, 64, "%02d", year % 100);
-        break;
-    case 'Y':
-        snprintf(out, 64, "%d", year);
-        break;
+    case 'X': snprintf(out, 64, "%02d:%02d:%02d", t->tm_hour, t->tm_min, t->tm_sec); break;
+    case 'u': snprintf(out, 64, "%d", t->tm_wday ? t->tm_wday : 7); break;
+    case 'U': snprintf(out, 64, "%02d", week_of_year(t, 0)); break;
+    case 'w': snprintf(out, 64, "%d", t->tm_wday); break;
+    case 'W': snprintf(out, 64, "%02d", week_of_year(t, 1)); break;
+    case 'y': snprintf(out, 64, "%02d", year % 100); break;
+    case 'Y': snprintf(out, 64, "%d", year); break;
     case 'z':
-    case 'Z':
-        out[0] = '\0';
-        break; /* naive time has no zone */
-    case '%':
-        snprintf(out, 64, "%%");
-        break;
-    default:
-        return false;
+    case 'Z': out[0] = '\0'; break; /* naive time has no zone */
+    case '%': snprintf(out, 64, "%%"); break;
+    default: return false;
     }
     return true;
 }
@@ -221,7 +170,8 @@ static struct jinja_value strftime_now(struct jinja_ctx *c, const struct jn_args
             continue;
         }
         size_t at = i++;
-        if (f->p[i] == '-' && i + 1 < f->len && time_field(f->p[i + 1], &c->now, out)) { /* glibc: no padding */
+        if (f->p[i] == '-' && i + 1 < f->len &&
+            time_field(f->p[i + 1], &c->now, out)) { /* glibc: no padding */
             const char *text = out;
             while ((*text == '0' || *text == ' ') && text[1]) text++;
             jn_sb_bytes(c, &sb, text, strlen(text), jn_origin_at(f, at));
@@ -240,18 +190,12 @@ struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct
     static const char *const message[] = {"message"};
     struct jinja_value v;
     switch (func) {
-    case F_RANGE:
-        return make_range(c, a);
-    case F_DICT:
-        return make_dict(c, a, "dict");
-    case F_NAMESPACE:
-        return make_namespace(c, a);
-    case F_CYCLER:
-        return make_cycler(c, a, false);
-    case F_JOINER:
-        return make_cycler(c, a, true);
-    case F_STRFTIME:
-        return strftime_now(c, a);
+    case F_RANGE: return make_range(c, a);
+    case F_DICT: return make_dict(c, a, "dict");
+    case F_NAMESPACE: return make_namespace(c, a);
+    case F_CYCLER: return make_cycler(c, a, false);
+    case F_JOINER: return make_cycler(c, a, true);
+    case F_STRFTIME: return strftime_now(c, a);
     default:
         jn_bind(c, "raise_exception", a, message, 1, 1, &v);
         v = jn_to_str(c, v);

@@ -1,8 +1,9 @@
 /* Shared by the files of the interpreter (server/jinja*.c) and by nobody else.
  *
- * Faults leave through longjmp to jinja_parse / jinja_render: no function of the interpreter holds anything but arena memory (and
- * the output buffer, which the context owns), so nothing can leak, and an evaluator of two dozen mutually recursive functions
- * stays readable. Every recursion passes jn_enter, which bounds its depth and counts steps. */
+ * Faults leave through longjmp to jinja_parse / jinja_render: no function of the interpreter holds anything
+ * but arena memory (and the output buffer, which the context owns), so nothing can leak, and an evaluator of
+ * two dozen mutually recursive functions stays readable. Every recursion passes jn_enter, which bounds its
+ * depth and counts steps. */
 #ifndef KVASIR_JINJA_INTERNAL_H
 #define KVASIR_JINJA_INTERNAL_H
 
@@ -31,10 +32,12 @@ struct jn_base {
     uint32_t line; /* of the template: where we are */
     struct jinja_error error;
 };
-_Noreturn void jn_fail(struct jn_base *b, enum jinja_fault fault, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+_Noreturn void jn_fail(struct jn_base *b, enum jinja_fault fault, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 void *jn_alloc(struct jn_base *b, size_t bytes); /* 16-byte aligned, uninitialised; never NULL */
 void *jn_alloc_array(struct jn_base *b, size_t count, size_t size);
-void *jn_grow(struct jn_base *b, void *old, size_t old_bytes, size_t new_bytes); /* extends in place where possible */
+void *jn_grow(struct jn_base *b, void *old, size_t old_bytes,
+              size_t new_bytes); /* extends in place where possible */
 void jn_arena_free(struct jn_arena *a);
 
 /* ---- values ---- */
@@ -49,23 +52,23 @@ enum jn_type {
     JN_LIST,
     JN_TUPLE, /* u.l; kind 1: group of groupby (attributes grouper, list) */
     JN_DICT,
-    JN_NS,      /* namespace: u.d */
-    JN_RANGE,   /* u.p = struct jn_range */
-    JN_ITER,    /* what is a generator or iterator in the reference: u.l, consumed once */
-    JN_VIEW,    /* dict view: u.d, kind = enum jn_view */
-    JN_MACRO,   /* u.p = struct jn_macro */
-    JN_FUNC,    /* global function: kind = enum jn_func */
-    JN_METHOD,  /* u.p = struct jn_bound */
-    JN_LOOP,    /* u.p = struct jn_loop */
-    JN_CYCLER,  /* u.p = struct jn_cycler: cycler() and joiner() */
-    JN_BIG,     /* an int beyond 64 bits: u.s = its digits, with a minus where it is negative, and a NUL behind */
+    JN_NS,     /* namespace: u.d */
+    JN_RANGE,  /* u.p = struct jn_range */
+    JN_ITER,   /* what is a generator or iterator in the reference: u.l, consumed once */
+    JN_VIEW,   /* dict view: u.d, kind = enum jn_view */
+    JN_MACRO,  /* u.p = struct jn_macro */
+    JN_FUNC,   /* global function: kind = enum jn_func */
+    JN_METHOD, /* u.p = struct jn_bound */
+    JN_LOOP,   /* u.p = struct jn_loop */
+    JN_CYCLER, /* u.p = struct jn_cycler: cycler() and joiner() */
+    JN_BIG, /* an int beyond 64 bits: u.s = its digits, with a minus where it is negative, and a NUL behind */
     JN_MISSING, /* no value at all: an argument that was not given. Never visible to a template. */
 };
 enum jn_undef { JN_U_NAME, JN_U_ATTR, JN_U_ITEM, JN_U_TEXT, JN_U_UNSAFE };
 enum jn_view { JN_V_KEYS, JN_V_VALUES, JN_V_ITEMS };
 
 struct jn_run {
-    uint32_t end; /* byte offset after the run */
+    uint32_t end;    /* byte offset after the run */
     uint32_t origin; /* JINJA_FROM, here and below */
 };
 /* Immutable. Bytes are valid UTF-8. */
@@ -172,13 +175,14 @@ struct jn_nodes {
     uint32_t count;
 };
 /* One shape for all kinds; which field means what:
- *  CONST value | NAME sym | LIST TUPLE list | DICT list = key, value, key ... | COND a=test b=then c=else or NULL | COMPARE a,
- * list of OPERAND OPERAND op a | BINARY op a b | CONCAT list | ATTR a value=name | ITEM a b | SLICE a b c (each may be NULL) |
- * CALL a list=arguments FILTER a (NULL: the captured text of a block) value=name func list=arguments | TEST a value=name func
- * list, flag=negated KWARG value=name a | STAR DSTAR a | NSREF sym value=attribute DATA value | PRINT list | IF list of BRANCH |
- * BRANCH a (NULL: else) body | FOR a=target b=iterable c=filter body orelse flag=recursive SET a b | SETBLOCK a=target b=filters
- * or NULL, body | MACRO sym list=parameters (NAME) defaults body flag=specials used CALLBLOCK a=call, else as MACRO | FILTERBLOCK
- * b=filters body | WITH list=targets defaults=values body | GENERATION body */
+ *  CONST value | NAME sym | LIST TUPLE list | DICT list = key, value, key ... | COND a=test b=then c=else or
+ * NULL | COMPARE a, list of OPERAND OPERAND op a | BINARY op a b | CONCAT list | ATTR a value=name | ITEM a b
+ * | SLICE a b c (each may be NULL) | CALL a list=arguments FILTER a (NULL: the captured text of a block)
+ * value=name func list=arguments | TEST a value=name func list, flag=negated KWARG value=name a | STAR DSTAR
+ * a | NSREF sym value=attribute DATA value | PRINT list | IF list of BRANCH | BRANCH a (NULL: else) body |
+ * FOR a=target b=iterable c=filter body orelse flag=recursive SET a b | SETBLOCK a=target b=filters or NULL,
+ * body | MACRO sym list=parameters (NAME) defaults body flag=specials used CALLBLOCK a=call, else as MACRO |
+ * FILTERBLOCK b=filters body | WITH list=targets defaults=values body | GENERATION body */
 struct jn_node {
     uint8_t kind, op, flag;
     uint32_t line;
@@ -211,7 +215,19 @@ uint32_t jn_find_sym(const struct jinja_template *t, const char *name, size_t le
 
 /* ---- lexer ---- */
 
-enum jn_tok { T_EOF, T_DATA, T_VAR_BEGIN, T_VAR_END, T_BLOCK_BEGIN, T_BLOCK_END, T_NAME, T_STRING, T_INT, T_FLOAT, T_OP };
+enum jn_tok {
+    T_EOF,
+    T_DATA,
+    T_VAR_BEGIN,
+    T_VAR_END,
+    T_BLOCK_BEGIN,
+    T_BLOCK_END,
+    T_NAME,
+    T_STRING,
+    T_INT,
+    T_FLOAT,
+    T_OP
+};
 struct jn_token {
     uint8_t type;
     char op[3]; /* T_OP: "+", "//" ... */
@@ -249,7 +265,8 @@ struct jinja_value jn_const_str(struct jn_base *b, const char *p, size_t len);
 struct jn_node *jn_parse_expr(struct jn_parser *p, bool with_cond);
 /* end_name: a name that ends the tuple (`in`, `recursive`), or NULL. */
 enum jn_tuple_mode { JN_TUPLE_EXPR, JN_TUPLE_NO_COND, JN_TUPLE_TARGET };
-struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name, bool explicit_parens);
+struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name,
+                               bool explicit_parens);
 struct jn_node *jn_parse_filter(struct jn_parser *p, struct jn_node *value, bool start_inline);
 struct jn_nodes jn_parse_statements(struct jn_parser *p);
 
@@ -328,7 +345,8 @@ void jn_charge(struct jinja_ctx *c, size_t bytes); /* work that is proportional 
 struct jn_sb jn_sb_new(struct jinja_ctx *c);
 void jn_sb_bytes(struct jinja_ctx *c, struct jn_sb *sb, const char *p, size_t len, uint32_t origin);
 void jn_sb_str(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s);
-void jn_sb_slice(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, size_t from, size_t to); /* bytes */
+void jn_sb_slice(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, size_t from,
+                 size_t to); /* bytes */
 struct jinja_value jn_sb_value(struct jinja_ctx *c, struct jn_sb *sb);
 struct jinja_value jn_lit(struct jinja_ctx *c, const char *text); /* copies; template origin */
 struct jinja_value jn_slice_bytes(struct jinja_ctx *c, const struct jinja_str *s, size_t from, size_t to);
@@ -341,7 +359,8 @@ void jn_repr(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v);
 size_t jn_float_repr(double f, char out[40]);
 bool jn_str_is(struct jinja_value v, const char *text);
 int jn_str_cmp(const struct jinja_str *a, const struct jinja_str *b);
-struct jinja_value jn_escape(struct jinja_ctx *c, struct jinja_value s); /* & < > ' " -> references; result is markup */
+struct jinja_value jn_escape(struct jinja_ctx *c,
+                             struct jinja_value s); /* & < > ' " -> references; result is markup */
 struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value chars,
                             int sides); /* 1 left, 2 right */
 struct jinja_value jn_lower(struct jinja_ctx *c, const struct jinja_str *s);
@@ -350,9 +369,13 @@ struct jinja_value jn_capitalize(struct jinja_ctx *c, const struct jinja_str *s)
 struct jinja_value jn_replace(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *from,
                               const struct jinja_str *to, int64_t max);
 struct jinja_value jn_splitlines(struct jinja_ctx *c, const struct jinja_str *s, bool keep_ends);
-struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt, struct jinja_value args);    /* printf style */
-struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fmt, const struct jn_args *a); /* {} style */
-int jn_str_cased(struct jinja_ctx *c, const struct jinja_str *s); /* 1 only lower, 2 only upper, 0 neither (Python islower / isupper) */
+struct jinja_value jn_str_mod(struct jinja_ctx *c, const struct jinja_str *fmt,
+                              struct jinja_value args); /* printf style */
+struct jinja_value jn_str_format(struct jinja_ctx *c, const struct jinja_str *fmt,
+                                 const struct jn_args *a); /* {} style */
+int jn_str_cased(
+    struct jinja_ctx *c,
+    const struct jinja_str *s); /* 1 only lower, 2 only upper, 0 neither (Python islower / isupper) */
 
 /* Unicode (jinja/unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,
@@ -383,12 +406,14 @@ bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, s
 bool jn_hashable(struct jinja_ctx *c, struct jinja_value v);
 bool jn_truth(struct jinja_value v);
 bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b);
-bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b); /* < <= > >= */
+bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
+                struct jinja_value b); /* < <= > >= */
 bool jn_contains(struct jinja_ctx *c, struct jinja_value container, struct jinja_value item);
 struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b);
 bool jn_is_iterable(struct jinja_value v);
-struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v); /* iterates: a list that must not be changed */
-bool jn_length(struct jinja_ctx *c, struct jinja_value v, int64_t *out);   /* false: has no length */
+struct jinja_list *jn_items_of(struct jinja_ctx *c,
+                               struct jinja_value v); /* iterates: a list that must not be changed */
+bool jn_length(struct jinja_ctx *c, struct jinja_value v, int64_t *out); /* false: has no length */
 struct jinja_value jn_undef(enum jn_undef kind, const struct jinja_str *name, uint32_t of_type);
 struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text);
 _Noreturn void jn_fail_undef(struct jinja_ctx *c, struct jinja_value undef);
@@ -400,26 +425,32 @@ struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, si
 /* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/globals.c, jinja/eval.c) */
 struct jinja_value jn_getattr(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value name);
 struct jinja_value jn_getitem(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value key);
-struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value name); /* JN_MISSING if none */
-struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value from, struct jinja_value to,
-                               struct jinja_value step);
+struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj,
+                                struct jinja_value name); /* JN_MISSING if none */
+struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value from,
+                               struct jinja_value to, struct jinja_value step);
 int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name); /* -1 none, -2 forbidden */
 const char *jn_method_name(int32_t method);
 struct jinja_value jn_call_method(struct jinja_ctx *c, const struct jn_bound *m, const struct jn_args *a);
 struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct jn_args *a);
 struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value callee, const struct jn_args *a);
 void jn_define_globals(struct jinja_ctx *c);
-/* Spreads arguments over named parameters: out[i] = JN_MISSING when absent. The first `required` must be there. */
-void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names, uint32_t count,
-             uint32_t required, struct jinja_value *out);
+/* Spreads arguments over named parameters: out[i] = JN_MISSING when absent. The first `required` must be
+ * there. */
+void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names,
+             uint32_t count, uint32_t required, struct jinja_value *out);
 int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
 /* ints of any size (jinja/big.c) */
-struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin); /* decimal digits, copied; -N too. JN_INT or JN_BIG */
-struct jinja_value jn_float_digits(struct jinja_ctx *c, struct jinja_value v); /* a finite float without its fraction */
+struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len,
+                                 uint32_t origin); /* decimal digits, copied; -N too. JN_INT or JN_BIG */
+struct jinja_value jn_float_digits(struct jinja_ctx *c,
+                                   struct jinja_value v); /* a finite float without its fraction */
 struct jinja_value jn_big_negate(struct jinja_ctx *c, struct jinja_value v);
-int jn_big_compare(struct jinja_value big, struct jinja_value other); /* with a number that is not NaN: below 0, 0, above 0 */
-struct jinja_value jn_big_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, int64_t b); /* remainders; else an overflow */
+int jn_big_compare(struct jinja_value big,
+                   struct jinja_value other); /* with a number that is not NaN: below 0, 0, above 0 */
+struct jinja_value jn_big_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
+                                 int64_t b); /* remainders; else an overflow */
 const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
 /* filters and tests (jinja/filters.c, jinja/filters_seq.c, jinja/tests.c) */
@@ -429,16 +460,18 @@ struct jn_filter {
     jn_filter_fn *fn;
 };
 int32_t jn_filter_index(const char *name, size_t len); /* -1 */
-struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v,
-                                  const struct jn_args *a);
+struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinja_value name,
+                                  struct jinja_value v, const struct jn_args *a);
 extern const struct jn_filter jn_text_filters[], jn_seq_filters[];
 extern const uint32_t jn_text_filter_count, jn_seq_filter_count;
 int32_t jn_test_index(const char *name, size_t len);
-bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v, const struct jn_args *a);
+bool jn_call_test(struct jinja_ctx *c, int32_t func, struct jinja_value name, struct jinja_value v,
+                  const struct jn_args *a);
 
 /* evaluation (jinja/eval.c, jinja/exec.c) */
 struct jinja_value jn_eval(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s);
-struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s, struct jinja_value text);
+struct jinja_value jn_apply_filters(struct jinja_ctx *c, const struct jn_node *n, struct jn_scope *s,
+                                    struct jinja_value text);
 void jn_eval_args(struct jinja_ctx *c, const struct jn_nodes *list, struct jn_scope *s, struct jn_args *out);
 void jn_assign(struct jinja_ctx *c, const struct jn_node *target, struct jn_scope *s, struct jinja_value v);
 void jn_scope_set(struct jinja_ctx *c, struct jn_scope *s, uint32_t sym, struct jinja_value v);
@@ -453,7 +486,8 @@ struct jn_json_style {
     struct jinja_value indent; /* string, when pretty */
     struct jinja_value item_sep, key_sep;
 };
-void jn_tojson(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct jn_json_style *style);
+void jn_tojson(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+               const struct jn_json_style *style);
 struct jinja_value jn_fromjson(struct jinja_ctx *c, const struct jinja_str *s);
 
 #endif

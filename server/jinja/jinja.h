@@ -1,20 +1,22 @@
-/* Chat templates: an interpreter for the Jinja2 subset that checkpoints use, with the semantics of transformers' sandboxed
- * environment (trim_blocks, lstrip_blocks, loop controls, `generation`, no autoescape, lenient undefined, immutable containers).
+/* Chat templates: an interpreter for the Jinja2 subset that checkpoints use, with the semantics of
+ * transformers' sandboxed environment (trim_blocks, lstrip_blocks, loop controls, `generation`, no
+ * autoescape, lenient undefined, immutable containers).
  *
- * A parsed template is immutable and shared by all threads. A context (variables, memory, limits) belongs to one render on one
- * thread. The interpreter does no I/O, reads no environment and knows nothing of JSON libraries, models or requests; the clock is
- * its only impurity and can be injected.
+ * A parsed template is immutable and shared by all threads. A context (variables, memory, limits) belongs to
+ * one render on one thread. The interpreter does no I/O, reads no environment and knows nothing of JSON
+ * libraries, models or requests; the clock is its only impurity and can be injected.
  *
- * Every string remembers, byte by byte, where it came from; the output is text plus runs of origin, so that a tokenizer can
- * refuse control tokens that a client typed, and an explanation can name the message that a token stands for. Concatenation,
- * slicing, trimming, splitting, replacing, case mapping, formatting and tojson keep origins.
+ * Every string remembers, byte by byte, where it came from; the output is text plus runs of origin, so that a
+ * tokenizer can refuse control tokens that a client typed, and an explanation can name the message that a
+ * token stands for. Concatenation, slicing, trimming, splitting, replacing, case mapping, formatting and
+ * tojson keep origins.
  *
- * Known distance from the reference: integers are 64 bit (overflow is an error), but for those of the request and of from_json, which print and
- * compare whatever their size; case mapping is per character (plus ß and final
- * sigma); generators are evaluated eagerly; a variable of the request stays visible to an inner scope where the reference hides
- * it because the outer scope assigns that name later on; slicing a constant that can't be sliced is always an error; `include
- * import extends block do autoescape` are refused at parse time; the filters filesizeformat pprint random striptags urlencode
- * urlize wordwrap xmlattr do not exist. */
+ * Known distance from the reference: integers are 64 bit (overflow is an error), but for those of the request
+ * and of from_json, which print and compare whatever their size; case mapping is per character (plus ß and
+ * final sigma); generators are evaluated eagerly; a variable of the request stays visible to an inner scope
+ * where the reference hides it because the outer scope assigns that name later on; slicing a constant that
+ * can't be sliced is always an error; `include import extends block do autoescape` are refused at parse time;
+ * the filters filesizeformat pprint random striptags urlencode urlize wordwrap xmlattr do not exist. */
 #ifndef KVASIR_JINJA_H
 #define KVASIR_JINJA_H
 
@@ -26,11 +28,14 @@
 #include <time.h>
 
 enum jinja_origin {
-    JINJA_TEMPLATE = 0,  /* literals of the template and values that the server itself passes (special tokens) */
-    JINJA_INPUT = 1,     /* anything that a client sent */
-    JINJA_ASSISTANT = 2, /* content of an assistant message: a client sent it, but a model is meant to have written it */
+    JINJA_TEMPLATE =
+        0,           /* literals of the template and values that the server itself passes (special tokens) */
+    JINJA_INPUT = 1, /* anything that a client sent */
+    JINJA_ASSISTANT =
+        2, /* content of an assistant message: a client sent it, but a model is meant to have written it */
 };
-/* Where an `origin` is asked for, a number of the caller's choice (below 2^30) may go along: it comes back in the output's runs. */
+/* Where an `origin` is asked for, a number of the caller's choice (below 2^30) may go along: it comes back in
+ * the output's runs. */
 #define JINJA_FROM(origin, source) ((uint32_t)(origin) | (uint32_t)(source) << 2)
 
 enum jinja_fault {
@@ -59,30 +64,32 @@ struct jinja_limits {
     uint32_t parse_depth_max;
     uint32_t time_ms_max; /* wall clock; 0 = no limit */
 };
-#define JINJA_LIMITS_DEFAULT                                                                                                     \
-    ((struct jinja_limits){.source_bytes_max = 4u << 20,                                                                         \
-                           .output_bytes_max = 16u << 20,                                                                        \
-                           .arena_bytes_max = 64u << 20,                                                                         \
-                           .steps_max = 10000000u,                                                                               \
-                           .loops_max = 1000000u,                                                                                \
-                           .range_max = 100000u,                                                                                 \
-                           .depth_max = 1000u,                                                                                   \
-                           .parse_depth_max = 200u,                                                                              \
+#define JINJA_LIMITS_DEFAULT                                                                                 \
+    ((struct jinja_limits){.source_bytes_max = 4u << 20,                                                     \
+                           .output_bytes_max = 16u << 20,                                                    \
+                           .arena_bytes_max = 64u << 20,                                                     \
+                           .steps_max = 10000000u,                                                           \
+                           .loops_max = 1000000u,                                                            \
+                           .range_max = 100000u,                                                             \
+                           .depth_max = 1000u,                                                               \
+                           .parse_depth_max = 200u,                                                          \
                            .time_ms_max = 2000u})
 
 struct jinja_template;
-/* Parses src[0..len) (copied; invalid UTF-8 is refused). limits may be NULL (defaults). On failure *out is untouched and err (not
- * NULL) says why: ST_FORMAT (syntax), ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM. */
-enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits, struct jinja_template **out,
-                        struct jinja_error *err) KV_MUST_CHECK;
+/* Parses src[0..len) (copied; invalid UTF-8 is refused). limits may be NULL (defaults). On failure *out is
+ * untouched and err (not NULL) says why: ST_FORMAT (syntax), ST_UNSUPPORTED, ST_TOO_LARGE, ST_NOMEM. */
+enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits,
+                        struct jinja_template **out, struct jinja_error *err) KV_MUST_CHECK;
 void jinja_free(struct jinja_template *t); /* NULL is fine */
 const char *jinja_source(const struct jinja_template *t, size_t *len);
 /* Does the template read a variable of this name anywhere? */
 bool jinja_reads(const struct jinja_template *t, const char *name);
-/* Does the template iterate over (or index) message content, directly, through a `set` alias or as a macro's argument? */
+/* Does the template iterate over (or index) message content, directly, through a `set` alias or as a macro's
+ * argument? */
 bool jinja_iterates_content(const struct jinja_template *t);
 
-/* A value; 16 bytes, cheap to copy, memory belongs to the context. The fields are the interpreter's business: use the functions.
+/* A value; 16 bytes, cheap to copy, memory belongs to the context. The fields are the interpreter's business:
+ * use the functions.
  */
 struct jinja_str;
 struct jinja_list;
@@ -105,13 +112,15 @@ struct jinja_ctx;
 struct jinja_ctx *jinja_ctx_create(const struct jinja_limits *limits);
 void jinja_ctx_destroy(struct jinja_ctx *c); /* NULL is fine */
 
-/* Constructors. Strings are borrowed: they must stay until the render is over (jinja_string_copy copies). When memory or a limit
- * runs out they return none and the context remembers the fault, which jinja_render then reports: no need to check each call. */
+/* Constructors. Strings are borrowed: they must stay until the render is over (jinja_string_copy copies).
+ * When memory or a limit runs out they return none and the context remembers the fault, which jinja_render
+ * then reports: no need to check each call. */
 struct jinja_value jinja_none(void);
 struct jinja_value jinja_bool(bool b);
 struct jinja_value jinja_int(int64_t i);
 struct jinja_value jinja_float(double f);
-struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len, uint32_t origin); /* decimal, perhaps a minus; of any size; copied */
+struct jinja_value jinja_int_digits(struct jinja_ctx *c, const char *digits, size_t len,
+                                    uint32_t origin); /* decimal, perhaps a minus; of any size; copied */
 struct jinja_value jinja_string(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_string_copy(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
 struct jinja_value jinja_list(struct jinja_ctx *c, uint32_t origin);
@@ -141,15 +150,16 @@ struct jinja_output {
 };
 void jinja_output_free(struct jinja_output *o);
 
-/* text[0..*len) without white space (as templates understand it) at its ends: returns the start, updates *len. sides: 1 left, 2
- * right. */
+/* text[0..*len) without white space (as templates understand it) at its ends: returns the start, updates
+ * *len. sides: 1 left, 2 right. */
 const char *jinja_trim(const char *text, size_t *len, int sides);
 
-/* Renders. A context serves one render. ST_INVALID (fault RUNTIME or RAISED), ST_TOO_LARGE (LIMIT), ST_NOMEM; err must not be
- * NULL. */
+/* Renders. A context serves one render. ST_INVALID (fault RUNTIME or RAISED), ST_TOO_LARGE (LIMIT), ST_NOMEM;
+ * err must not be NULL. */
 enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, struct jinja_output *out,
                          struct jinja_error *err) KV_MUST_CHECK;
-/* After a render that failed: 1 if the innermost loop that was running is at this very dict, 2 if the one around it is ...; 0 = none. */
+/* After a render that failed: 1 if the innermost loop that was running is at this very dict, 2 if the one
+ * around it is ...; 0 = none. */
 uint32_t jinja_fault_loop(const struct jinja_ctx *c, struct jinja_value item);
 
 #endif

@@ -1,12 +1,13 @@
-/* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of the request stays text
- * of the request, punctuation has the origin of its container. */
+/* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
+ * the request stays text of the request, punctuation has the origin of its container. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-static void json_string(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, bool ascii, uint32_t quote_origin)
+static void json_string(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *s, bool ascii,
+                        uint32_t quote_origin)
 {
     const char *end = s->p + s->len, *next, *from = s->p;
     jn_sb_bytes(c, sb, "\"", 1, quote_origin);
@@ -14,14 +15,12 @@ static void json_string(struct jinja_ctx *c, struct jn_sb *sb, const struct jinj
         uint32_t cp = jn_decode(p, end, &next);
         char esc[16];
         const char *hit = cp < 0x80 && cp ? strchr("\"\\\n\r\t\b\f", (int)cp) : NULL;
-        if (hit)
-            snprintf(esc, sizeof esc, "\\%c", "\"\\nrtbf"[hit - "\"\\\n\r\t\b\f"]);
-        else if (cp < 0x20 || (ascii && cp > 0x7e && cp < 0x10000))
-            snprintf(esc, sizeof esc, "\\u%04x", cp);
+        if (hit) snprintf(esc, sizeof esc, "\\%c", "\"\\nrtbf"[hit - "\"\\\n\r\t\b\f"]);
+        else if (cp < 0x20 || (ascii && cp > 0x7e && cp < 0x10000)) snprintf(esc, sizeof esc, "\\u%04x", cp);
         else if (ascii && cp >= 0x10000)
-            snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10), 0xdc00 + ((cp - 0x10000) & 0x3ff));
-        else
-            continue; /* printed as part of the stretch that began at `from` */
+            snprintf(esc, sizeof esc, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
+                     0xdc00 + ((cp - 0x10000) & 0x3ff));
+        else continue; /* printed as part of the stretch that began at `from` */
         jn_sb_slice(c, sb, s, (size_t)(from - s->p), (size_t)(p - s->p));
         jn_sb_bytes(c, sb, esc, strlen(esc), jn_origin_at(s, (size_t)(p - s->p)));
         from = next;
@@ -35,7 +34,8 @@ static uint32_t origin_of(struct jinja_value v)
     return v.type != JN_STR ? v.origin : v.u.s->run_count ? v.u.s->runs[0].origin : v.u.s->origin;
 }
 
-static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k, const struct jn_json_style *st)
+static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k,
+                     const struct jn_json_style *st)
 {
     char text[48];
     const char *p = text;
@@ -43,19 +43,14 @@ static void json_key(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value k
         json_string(c, sb, k.u.s, st->ascii, origin_of(k));
         return;
     }
-    if (k.type == JN_FLOAT)
-        text[jn_float_repr(k.u.f, text)] = '\0';
-    else if (k.type == JN_INT)
-        snprintf(text, sizeof text, "%lld", (long long)k.u.i);
-    else if (k.type == JN_BIG)
-        p = k.u.s->p;
-    else if (k.type == JN_BOOL)
-        p = k.u.i ? "true" : "false";
-    else if (k.type == JN_NONE)
-        p = "null";
-    else
-        jn_error(c, "keys must be str, int, float, bool or None, not %s", jn_type_name(k));
-    if (k.type == JN_FLOAT && !isfinite(k.u.f)) p = isnan(k.u.f) ? "NaN" : k.u.f < 0 ? "-Infinity" : "Infinity";
+    if (k.type == JN_FLOAT) text[jn_float_repr(k.u.f, text)] = '\0';
+    else if (k.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)k.u.i);
+    else if (k.type == JN_BIG) p = k.u.s->p;
+    else if (k.type == JN_BOOL) p = k.u.i ? "true" : "false";
+    else if (k.type == JN_NONE) p = "null";
+    else jn_error(c, "keys must be str, int, float, bool or None, not %s", jn_type_name(k));
+    if (k.type == JN_FLOAT && !isfinite(k.u.f))
+        p = isnan(k.u.f) ? "NaN" : k.u.f < 0 ? "-Infinity" : "Infinity";
     jn_sb_bytes(c, sb, "\"", 1, k.origin);
     jn_sb_bytes(c, sb, p, strlen(p), k.origin);
     jn_sb_bytes(c, sb, "\"", 1, k.origin);
@@ -67,19 +62,18 @@ static void new_line(struct jinja_ctx *c, struct jn_sb *sb, const struct jn_json
     for (uint32_t i = 0; i < level; i++) jn_sb_str(c, sb, st->indent.u.s);
 }
 
-static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct jn_json_style *st,
-                       uint32_t level);
+static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+                       const struct jn_json_style *st, uint32_t level);
 
 static void put_sep(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value sep, uint32_t origin)
 {
     /* Separators that the template gave keep their own origin; the usual ones belong to the container. */
-    if (sep.n)
-        jn_sb_str(c, sb, sep.u.s);
-    else
-        jn_sb_bytes(c, sb, sep.u.s->p, sep.u.s->len, origin);
+    if (sep.n) jn_sb_str(c, sb, sep.u.s);
+    else jn_sb_bytes(c, sb, sep.u.s->p, sep.u.s->len, origin);
 }
 
-static void json_list(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct jn_json_style *st, uint32_t level)
+static void json_list(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+                      const struct jn_json_style *st, uint32_t level)
 {
     const struct jinja_list *l = v.u.l;
     jn_sb_bytes(c, sb, "[", 1, v.origin);
@@ -104,7 +98,8 @@ static void sort_keys(struct jinja_ctx *c, const struct jinja_dict *d, uint32_t 
     memcpy(a, tmp, o * sizeof *a);
 }
 
-static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct jn_json_style *st, uint32_t level)
+static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+                      const struct jn_json_style *st, uint32_t level)
 {
     const struct jinja_dict *d = v.u.d;
     uint32_t *order = NULL;
@@ -126,44 +121,30 @@ static void json_dict(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value 
     jn_sb_bytes(c, sb, "}", 1, v.origin);
 }
 
-static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v, const struct jn_json_style *st,
-                       uint32_t level)
+static void json_value(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v,
+                       const struct jn_json_style *st, uint32_t level)
 {
     char text[48];
     const char *p = text;
     jn_enter(c);
     switch (v.type) {
-    case JN_STR:
-        json_string(c, sb, v.u.s, st->ascii, origin_of(v));
-        break;
+    case JN_STR: json_string(c, sb, v.u.s, st->ascii, origin_of(v)); break;
     case JN_LIST:
-    case JN_TUPLE:
-        json_list(c, sb, v, st, level);
-        break;
-    case JN_DICT:
-        json_dict(c, sb, v, st, level);
-        break;
-    case JN_BIG:
-        jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin);
-        break;
-    case JN_UNDEF:
-        jn_error(c, "Object of type Undefined is not JSON serializable");
+    case JN_TUPLE: json_list(c, sb, v, st, level); break;
+    case JN_DICT: json_dict(c, sb, v, st, level); break;
+    case JN_BIG: jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin); break;
+    case JN_UNDEF: jn_error(c, "Object of type Undefined is not JSON serializable");
     case JN_NONE:
     case JN_BOOL:
     case JN_INT:
     case JN_FLOAT:
-        if (v.type == JN_FLOAT && isfinite(v.u.f))
-            text[jn_float_repr(v.u.f, text)] = '\0';
-        else if (v.type == JN_FLOAT)
-            p = isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity";
-        else if (v.type == JN_INT)
-            snprintf(text, sizeof text, "%lld", (long long)v.u.i);
-        else
-            p = v.type == JN_NONE ? "null" : v.u.i ? "true" : "false";
+        if (v.type == JN_FLOAT && isfinite(v.u.f)) text[jn_float_repr(v.u.f, text)] = '\0';
+        else if (v.type == JN_FLOAT) p = isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity";
+        else if (v.type == JN_INT) snprintf(text, sizeof text, "%lld", (long long)v.u.i);
+        else p = v.type == JN_NONE ? "null" : v.u.i ? "true" : "false";
         jn_sb_bytes(c, sb, p, strlen(p), v.origin);
         break;
-    default:
-        jn_error(c, "Object of type %s is not JSON serializable", jn_type_name(v));
+    default: jn_error(c, "Object of type %s is not JSON serializable", jn_type_name(v));
     }
     jn_leave(c);
 }
@@ -200,12 +181,9 @@ static uint32_t read_hex4(struct reader *r)
     for (int i = 0; i < 4; i++, r->p++) {
         char ch = *r->p;
         cp = cp << 4;
-        if (ch >= '0' && ch <= '9')
-            cp |= (uint32_t)(ch - '0');
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f')
-            cp |= (uint32_t)((ch | 32) - 'a' + 10);
-        else
-            bad_json(r);
+        if (ch >= '0' && ch <= '9') cp |= (uint32_t)(ch - '0');
+        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') cp |= (uint32_t)((ch | 32) - 'a' + 10);
+        else bad_json(r);
     }
     return cp;
 }
@@ -235,10 +213,8 @@ static struct jinja_value read_string(struct reader *r)
                 const char *back = r->p;
                 r->p += 2;
                 uint32_t low = read_hex4(r);
-                if (low >= 0xdc00 && low < 0xe000)
-                    cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
-                else
-                    r->p = back;
+                if (low >= 0xdc00 && low < 0xe000) cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
+                else r->p = back;
             }
             jn_sb_bytes(r->c, &sb, out, jn_encode(cp, out), origin);
         } else {
@@ -293,10 +269,8 @@ static struct jinja_value read_container(struct reader *r)
             if (r->p >= r->end || *r->p++ != ':') bad_json(r);
         }
         struct jinja_value item = read_value(r);
-        if (dict)
-            jn_dict_put(r->c, v.u.d, key, item);
-        else
-            jn_list_push(r->c, v.u.l, item);
+        if (dict) jn_dict_put(r->c, v.u.d, key, item);
+        else jn_list_push(r->c, v.u.l, item);
         skip_blank(r);
         if (r->p >= r->end || (*r->p != ',' && *r->p != close)) bad_json(r);
         if (*r->p++ == close) return v;
@@ -315,7 +289,8 @@ static struct jinja_value read_value(struct reader *r)
     if (r->p >= r->end) bad_json(r);
     uint32_t origin = jn_origin_at(r->s, (size_t)(r->p - r->s->p));
     size_t w = 0;
-    while (w < 3 && ((size_t)(r->end - r->p) < strlen(words[w].word) || memcmp(r->p, words[w].word, strlen(words[w].word)) != 0))
+    while (w < 3 && ((size_t)(r->end - r->p) < strlen(words[w].word) ||
+                     memcmp(r->p, words[w].word, strlen(words[w].word)) != 0))
         w++;
     if (w < 3) {
         v = JN_V(words[w].type, i, words[w].value);

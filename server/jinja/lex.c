@@ -1,5 +1,6 @@
-/* Template source -> tokens: white space control, raw blocks, comments, literals. The rules are Jinja2's lexer with trim_blocks
- * and lstrip_blocks on. Runs at parse time on any thread; memory from the template's arena. */
+/* Template source -> tokens: white space control, raw blocks, comments, literals. The rules are Jinja2's
+ * lexer with trim_blocks and lstrip_blocks on. Runs at parse time on any thread; memory from the template's
+ * arena. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -73,7 +74,8 @@ static void push_data(struct lex *x, const char *from, const char *to, char sign
     count_lines(x, from, to);
 }
 
-/* Past "%}", "-%}" or "+%}" at p (first is '%' or '#'), white space control applied; NULL if none stands there. */
+/* Past "%}", "-%}" or "+%}" at p (first is '%' or '#'), white space control applied; NULL if none stands
+ * there. */
 static const char *block_close(const char *p, const char *end, char first)
 {
     char sign = 0;
@@ -203,10 +205,8 @@ static void lex_string(struct lex *x)
     if (escapes) {
         char *buf = jn_alloc(x->b, len + escapes * 12 + 4), *o = buf;
         for (const char *s = x->p + 1; s < q;) {
-            if (*s == '\\')
-                s = unescape(x, s + 1, q, &o);
-            else
-                *o++ = *s++;
+            if (*s == '\\') s = unescape(x, s + 1, q, &o);
+            else *o++ = *s++;
         }
         text = buf;
         len = (size_t)(o - buf);
@@ -317,10 +317,8 @@ static void lex_tag(struct lex *x, bool variable)
             const char *stop;
             if (variable) {
                 stop = word_at(x->p, x->end, "-}}");
-                if (stop)
-                    stop = skip_space(stop, x->end);
-                else
-                    stop = word_at(x->p, x->end, "}}");
+                if (stop) stop = skip_space(stop, x->end);
+                else stop = word_at(x->p, x->end, "}}");
             } else {
                 stop = block_close(x->p, x->end, '%');
             }
@@ -347,7 +345,8 @@ static void lex_tag(struct lex *x, bool variable)
 
 void jn_lex(struct jn_base *b, const char *src, size_t len, struct jn_tokens *out)
 {
-    struct lex x = {.b = b, .src = src, .p = src, .end = src + len, .out = out, .line_start = true, .line = 1};
+    struct lex x = {
+        .b = b, .src = src, .p = src, .end = src + len, .out = out, .line_start = true, .line = 1};
     while (x.p < x.end) {
         const char *q = x.p;
         while (q < x.end && !(q[0] == '{' && q + 1 < x.end && (q[1] == '{' || q[1] == '%' || q[1] == '#'))) {
@@ -371,10 +370,8 @@ void jn_lex(struct jn_base *b, const char *src, size_t len, struct jn_tokens *ou
             lex_raw(&x);
         } else {
             x.p = r;
-            if (kind == '#')
-                lex_comment(&x);
-            else
-                lex_tag(&x, kind == '{');
+            if (kind == '#') lex_comment(&x);
+            else lex_tag(&x, kind == '{');
         }
     }
     push(&x, T_EOF, x.end, 0, NULL);

@@ -1,4 +1,5 @@
-/* Methods of strings, dicts, lists and tuples, loops, cyclers. One table says which types have which; Python's semantics. */
+/* Methods of strings, dicts, lists and tuples, loops, cyclers. One table says which types have which;
+ * Python's semantics. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -57,7 +58,8 @@ enum method_id {
     M_NEXT,
     M_RESET,
 };
-/* Parameter names matter only where Python allows keywords; positional-only ones have names that no template can write. */
+/* Parameter names matter only where Python allows keywords; positional-only ones have names that no template
+ * can write. */
 static const struct method {
     const char *name;
     uint32_t types;
@@ -127,11 +129,15 @@ static bool name_is(const struct jinja_str *s, const char *name)
 
 int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name)
 {
-    static const char *const list_forbidden[] = {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove", NULL};
-    static const char *const dict_forbidden[] = {"clear", "pop", "popitem", "setdefault", "update", "fromkeys", NULL};
+    static const char *const list_forbidden[] = {"append", "clear",  "pop",    "reverse", "insert",
+                                                 "sort",   "extend", "remove", NULL};
+    static const char *const dict_forbidden[] = {"clear",  "pop",      "popitem", "setdefault",
+                                                 "update", "fromkeys", NULL};
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         if ((methods[i].types & ON(self.type)) && name_is(name, methods[i].name)) return (int32_t)i;
-    const char *const *f = self.type == JN_LIST ? list_forbidden : self.type == JN_DICT ? dict_forbidden : NULL;
+    const char *const *f = self.type == JN_LIST   ? list_forbidden
+                           : self.type == JN_DICT ? dict_forbidden
+                                                  : NULL;
     for (; f && *f; f++)
         if (name_is(name, *f)) return -2;
     return -1;
@@ -139,9 +145,10 @@ int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name)
 
 /* ---- strings: searching ---- */
 
-/* The optional [start, end) of find, count, startswith ... in bytes of s; false if the window is empty in a way that nothing is
- * found. */
-static bool window(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *args, size_t *from, size_t *to)
+/* The optional [start, end) of find, count, startswith ... in bytes of s; false if the window is empty in a
+ * way that nothing is found. */
+static bool window(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *args,
+                   size_t *from, size_t *to)
 {
     int64_t n = s->chars, a = 0, b = n;
     if (args[0].type != JN_MISSING && args[0].type != JN_NONE) a = jn_want_int(c, "start", args[0]);
@@ -168,24 +175,23 @@ static const char *last_hit(struct jinja_ctx *c, const char *p, size_t len, cons
     }
 }
 
-static struct jinja_value find(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg, bool last,
-                               bool must)
+static struct jinja_value find(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg,
+                               bool last, bool must)
 {
     const struct jinja_str *sub = jn_want_str(c, "find", arg[0]);
     size_t from, to;
     const char *hit = NULL;
     jn_charge(c, s->len);
     if (window(c, s, arg + 1, &from, &to)) {
-        if (last)
-            hit = last_hit(c, s->p + from, to - from, sub);
-        else
-            hit = sub->len ? memmem(s->p + from, to - from, sub->p, sub->len) : s->p + from;
+        if (last) hit = last_hit(c, s->p + from, to - from, sub);
+        else hit = sub->len ? memmem(s->p + from, to - from, sub->p, sub->len) : s->p + from;
     }
     if (!hit && must) jn_error(c, "substring not found");
     return JN_V(JN_INT, i, hit ? (int64_t)jn_char_of_byte(s, (size_t)(hit - s->p)) : -1);
 }
 
-static struct jinja_value count_sub(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg)
+static struct jinja_value count_sub(struct jinja_ctx *c, const struct jinja_str *s,
+                                    const struct jinja_value *arg)
 {
     const struct jinja_str *sub = jn_want_str(c, "count", arg[0]);
     size_t from, to;
@@ -198,13 +204,15 @@ static struct jinja_value count_sub(struct jinja_ctx *c, const struct jinja_str 
     return JN_V(JN_INT, i, n);
 }
 
-static bool has_affix(const struct jinja_str *s, size_t from, size_t to, const struct jinja_str *affix, bool end)
+static bool has_affix(const struct jinja_str *s, size_t from, size_t to, const struct jinja_str *affix,
+                      bool end)
 {
     if (affix->len > to - from) return false;
     return memcmp(s->p + (end ? to - affix->len : from), affix->p, affix->len) == 0;
 }
 
-static struct jinja_value starts_ends(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg, bool end)
+static struct jinja_value starts_ends(struct jinja_ctx *c, const struct jinja_str *s,
+                                      const struct jinja_value *arg, bool end)
 {
     size_t from, to;
     bool open = window(c, s, arg + 1, &from, &to), hit = false;
@@ -249,8 +257,8 @@ static void rsplit_space(struct jinja_ctx *c, const struct jinja_str *s, int64_t
     for (uint32_t i = all.count - keep; i < all.count; i++) jn_list_push(c, out, all.v[i]);
 }
 
-static void split_sep(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *sep, int64_t max,
-                      struct jinja_list *out)
+static void split_sep(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *sep,
+                      int64_t max, struct jinja_list *out)
 {
     size_t from = 0;
     while (max-- > 0) {
@@ -263,8 +271,8 @@ static void split_sep(struct jinja_ctx *c, const struct jinja_str *s, const stru
     jn_list_push(c, out, jn_slice_bytes(c, s, from, s->len));
 }
 
-static void rsplit_sep(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *sep, int64_t max,
-                       struct jinja_list *out)
+static void rsplit_sep(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_str *sep,
+                       int64_t max, struct jinja_list *out)
 {
     struct jinja_list back = {0};
     size_t to = s->len;
@@ -279,29 +287,27 @@ static void rsplit_sep(struct jinja_ctx *c, const struct jinja_str *s, const str
     for (uint32_t i = back.count; i > 0; i--) jn_list_push(c, out, back.v[i - 1]);
 }
 
-static struct jinja_value split(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg, bool right)
+static struct jinja_value split(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg,
+                                bool right)
 {
     struct jinja_value out = jn_new_list(c, JN_LIST, 4);
     int64_t max = arg[1].type == JN_MISSING ? -1 : jn_want_int(c, "maxsplit", arg[1]);
     if (max < 0) max = INT64_MAX;
     jn_charge(c, s->len);
     if (arg[0].type == JN_MISSING || arg[0].type == JN_NONE) {
-        if (right)
-            rsplit_space(c, s, max, out.u.l);
-        else
-            split_space(c, s, max, out.u.l);
+        if (right) rsplit_space(c, s, max, out.u.l);
+        else split_space(c, s, max, out.u.l);
         return out;
     }
     const struct jinja_str *sep = jn_want_str(c, "separator", arg[0]);
     if (!sep->len) jn_error(c, "empty separator");
-    if (right)
-        rsplit_sep(c, s, sep, max, out.u.l);
-    else
-        split_sep(c, s, sep, max, out.u.l);
+    if (right) rsplit_sep(c, s, sep, max, out.u.l);
+    else split_sep(c, s, sep, max, out.u.l);
     return out;
 }
 
-static struct jinja_value partition(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value by, bool right)
+static struct jinja_value partition(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value by,
+                                    bool right)
 {
     const struct jinja_str *sep = jn_want_str(c, "partition", by);
     struct jinja_value out = jn_new_list(c, JN_TUPLE, 3);
@@ -336,7 +342,9 @@ static struct jinja_value recase(struct jinja_ctx *c, const struct jinja_str *s,
         uint32_t cp = jn_decode(p, end, &next);
         char out[4];
         int k = jn_case_of(cp);
-        uint32_t to = title ? (inside ? jn_to_lower(cp) : jn_to_title(cp)) : k == 1 ? jn_to_upper(cp) : jn_to_lower(cp);
+        uint32_t to = title    ? (inside ? jn_to_lower(cp) : jn_to_title(cp))
+                      : k == 1 ? jn_to_upper(cp)
+                               : jn_to_lower(cp);
         inside = k != 0;
         jn_sb_bytes(c, &sb, out, jn_encode(to, out), jn_origin_at(s, (size_t)(p - s->p)));
     }
@@ -348,7 +356,8 @@ static void pad(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_str *f
     for (; count > 0; count--) jn_sb_str(c, sb, fill);
 }
 
-static struct jinja_value justify(struct jinja_ctx *c, const struct jinja_str *s, const struct jinja_value *arg, int32_t method)
+static struct jinja_value justify(struct jinja_ctx *c, const struct jinja_str *s,
+                                  const struct jinja_value *arg, int32_t method)
 {
     int64_t width = jn_want_int(c, "width", arg[0]), room = width - s->chars, left;
     struct jinja_value space = jn_lit(c, method == M_ZFILL ? "0" : " ");
@@ -382,7 +391,8 @@ static bool all_chars(const struct jinja_str *s, int32_t method)
     return true;
 }
 
-static struct jinja_value remove_affix(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value v, bool end)
+static struct jinja_value remove_affix(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value v,
+                                       bool end)
 {
     const struct jinja_str *affix = jn_want_str(c, "affix", v);
     if (!has_affix(s, 0, s->len, affix, end)) return jn_slice_bytes(c, s, 0, s->len);
@@ -393,63 +403,49 @@ static struct jinja_value call_string(struct jinja_ctx *c, const struct jinja_st
                                       const struct jinja_value *arg)
 {
     switch (method) {
-    case M_CAPITALIZE:
-        return jn_capitalize(c, s);
+    case M_CAPITALIZE: return jn_capitalize(c, s);
     case M_CASEFOLD:
-    case M_LOWER:
-        return jn_lower(c, s);
-    case M_UPPER:
-        return jn_upper(c, s);
+    case M_LOWER: return jn_lower(c, s);
+    case M_UPPER: return jn_upper(c, s);
     case M_TITLE:
-    case M_SWAPCASE:
-        return recase(c, s, method == M_TITLE);
+    case M_SWAPCASE: return recase(c, s, method == M_TITLE);
     case M_CENTER:
     case M_LJUST:
     case M_RJUST:
-    case M_ZFILL:
-        return justify(c, s, arg, method);
-    case M_COUNT:
-        return count_sub(c, s, arg);
+    case M_ZFILL: return justify(c, s, arg, method);
+    case M_COUNT: return count_sub(c, s, arg);
     case M_STARTSWITH:
-    case M_ENDSWITH:
-        return starts_ends(c, s, arg, method == M_ENDSWITH);
+    case M_ENDSWITH: return starts_ends(c, s, arg, method == M_ENDSWITH);
     case M_FIND:
     case M_RFIND:
     case M_INDEX:
     case M_RINDEX:
-        return find(c, s, arg, method == M_RFIND || method == M_RINDEX, method == M_INDEX || method == M_RINDEX);
+        return find(c, s, arg, method == M_RFIND || method == M_RINDEX,
+                    method == M_INDEX || method == M_RINDEX);
     case M_ISLOWER:
-    case M_ISUPPER:
-        return JN_V(JN_BOOL, i, jn_str_cased(c, s) == (method == M_ISLOWER ? 1 : 2));
-    case M_JOIN:
-        return join(c, s, arg[0]);
+    case M_ISUPPER: return JN_V(JN_BOOL, i, jn_str_cased(c, s) == (method == M_ISLOWER ? 1 : 2));
+    case M_JOIN: return join(c, s, arg[0]);
     case M_STRIP:
     case M_LSTRIP:
-    case M_RSTRIP:
-        return jn_strip(c, s, arg[0], method == M_STRIP ? 3 : method == M_LSTRIP ? 1 : 2);
+    case M_RSTRIP: return jn_strip(c, s, arg[0], method == M_STRIP ? 3 : method == M_LSTRIP ? 1 : 2);
     case M_PARTITION:
-    case M_RPARTITION:
-        return partition(c, s, arg[0], method == M_RPARTITION);
+    case M_RPARTITION: return partition(c, s, arg[0], method == M_RPARTITION);
     case M_REMOVEPREFIX:
-    case M_REMOVESUFFIX:
-        return remove_affix(c, s, arg[0], method == M_REMOVESUFFIX);
+    case M_REMOVESUFFIX: return remove_affix(c, s, arg[0], method == M_REMOVESUFFIX);
     case M_REPLACE:
         return jn_replace(c, s, jn_want_str(c, "replace", arg[0]), jn_want_str(c, "replace", arg[1]),
                           arg[2].type == JN_MISSING ? -1 : jn_want_int(c, "count", arg[2]));
     case M_SPLIT:
-    case M_RSPLIT:
-        return split(c, s, arg, method == M_RSPLIT);
-    case M_SPLITLINES:
-        return jn_splitlines(c, s, arg[0].type != JN_MISSING && jn_truth(arg[0]));
-    default:
-        jn_charge(c, s->len);
-        return JN_V(JN_BOOL, i, all_chars(s, method));
+    case M_RSPLIT: return split(c, s, arg, method == M_RSPLIT);
+    case M_SPLITLINES: return jn_splitlines(c, s, arg[0].type != JN_MISSING && jn_truth(arg[0]));
+    default: jn_charge(c, s->len); return JN_V(JN_BOOL, i, all_chars(s, method));
     }
 }
 
 /* ---- containers ---- */
 
-static struct jinja_value call_sequence(struct jinja_ctx *c, struct jinja_value self, int32_t method, struct jinja_value item)
+static struct jinja_value call_sequence(struct jinja_ctx *c, struct jinja_value self, int32_t method,
+                                        struct jinja_value item)
 {
     const struct jinja_list *l = jn_items_of(c, self);
     int64_t n = 0;
@@ -469,11 +465,13 @@ static struct jinja_value copy_of(struct jinja_ctx *c, struct jinja_value self)
     if (self.type == JN_LIST)
         for (uint32_t i = 0; i < self.u.l->count; i++) jn_list_push(c, out.u.l, self.u.l->v[i]);
     else
-        for (uint32_t i = 0; i < self.u.d->count; i++) jn_dict_put(c, out.u.d, self.u.d->k[i], self.u.d->v[i]);
+        for (uint32_t i = 0; i < self.u.d->count; i++)
+            jn_dict_put(c, out.u.d, self.u.d->k[i], self.u.d->v[i]);
     return out;
 }
 
-static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self, int32_t method, const struct jinja_value *arg)
+static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self, int32_t method,
+                                    const struct jinja_value *arg)
 {
     struct jinja_value out;
     if (method == M_COPY) return copy_of(c, self);
@@ -487,7 +485,8 @@ static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self
     return out;
 }
 
-static struct jinja_value call_loop(struct jinja_ctx *c, struct jn_loop *l, int32_t method, const struct jn_args *a)
+static struct jinja_value call_loop(struct jinja_ctx *c, struct jn_loop *l, int32_t method,
+                                    const struct jn_args *a)
 {
     if (a->kw_count) jn_error(c, "loop.%s() takes no keyword arguments", jn_method_name(method));
     if (method == M_CYCLE) {

@@ -1,5 +1,6 @@
-/* Tokens -> expression trees: Jinja2's grammar and precedence (`~` binds tighter than `+`, `**` is left-associative and looser
- * than a sign, filters and tests bind to the operand before them). Statements are in jinja/stmt.c. */
+/* Tokens -> expression trees: Jinja2's grammar and precedence (`~` binds tighter than `+`, `**` is
+ * left-associative and looser than a sign, filters and tests bind to the operand before them). Statements are
+ * in jinja/stmt.c. */
 #include "server/jinja/internal.h"
 
 #include <errno.h>
@@ -73,7 +74,8 @@ static void deeper(struct jn_parser *p)
 {
     if (++p->depth > p->b->limits.parse_depth_max) {
         p->b->line = p->tok->line;
-        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep", p->b->limits.parse_depth_max);
+        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep",
+                p->b->limits.parse_depth_max);
     }
 }
 
@@ -101,7 +103,8 @@ void jn_push_node(struct jn_parser *p, struct jn_nodes *list, struct jn_node *n)
 struct jinja_value jn_const_str(struct jn_base *b, const char *p, size_t len)
 {
     struct jinja_str *s = jn_alloc(b, sizeof *s);
-    *s = (struct jinja_str){.p = p, .len = (uint32_t)len, .chars = (uint32_t)jn_count_chars(p, len), .origin = JINJA_TEMPLATE};
+    *s = (struct jinja_str){
+        .p = p, .len = (uint32_t)len, .chars = (uint32_t)jn_count_chars(p, len), .origin = JINJA_TEMPLATE};
     return JN_V(JN_STR, s, s);
 }
 
@@ -240,16 +243,20 @@ static struct jn_node *parse_primary(struct jn_parser *p, bool target)
     jn_unexpected(p, "an expression");
 }
 
-struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name, bool explicit_parens)
+struct jn_node *jn_parse_tuple(struct jn_parser *p, enum jn_tuple_mode mode, const char *end_name,
+                               bool explicit_parens)
 {
     struct jn_nodes items = {0};
     bool is_tuple = false;
     deeper(p);
     for (;;) {
         if (items.count) jn_expect_op(p, ",");
-        if (p->tok->type == T_VAR_END || p->tok->type == T_BLOCK_END || jn_is_op(p, ")") || (end_name && jn_is_name(p, end_name)))
+        if (p->tok->type == T_VAR_END || p->tok->type == T_BLOCK_END || jn_is_op(p, ")") ||
+            (end_name && jn_is_name(p, end_name)))
             break;
-        jn_push_node(p, &items, mode == JN_TUPLE_TARGET ? parse_primary(p, true) : jn_parse_expr(p, mode == JN_TUPLE_EXPR));
+        jn_push_node(p, &items,
+                     mode == JN_TUPLE_TARGET ? parse_primary(p, true)
+                                             : jn_parse_expr(p, mode == JN_TUPLE_EXPR));
         if (!jn_is_op(p, ",")) break;
         is_tuple = true;
     }
@@ -321,7 +328,8 @@ static struct jn_node *parse_subscript(struct jn_parser *p, struct jn_node *obj)
         n->b = args.v[0];
     } else {
         for (uint32_t i = 0; i < args.count; i++)
-            if (args.v[i]->kind == K_SLICE) jn_syntax(p, "slices with more than one dimension are not supported");
+            if (args.v[i]->kind == K_SLICE)
+                jn_syntax(p, "slices with more than one dimension are not supported");
         n->b = jn_new_node(p, K_TUPLE);
         n->b->list = args;
     }
@@ -407,7 +415,8 @@ struct jn_node *jn_parse_filter(struct jn_parser *p, struct jn_node *value, bool
         n->a = value;
         n->value = dotted_name(p);
         n->func = jn_filter_index(n->value.u.s->p, n->value.u.s->len);
-        if (n->func < 0 && !p->soft) jn_syntax(p, "no filter named '%.*s'", (int)n->value.u.s->len, n->value.u.s->p);
+        if (n->func < 0 && !p->soft)
+            jn_syntax(p, "no filter named '%.*s'", (int)n->value.u.s->len, n->value.u.s->p);
         if (jn_is_op(p, "(")) n->list = parse_args(p);
         value = n;
     }
@@ -422,12 +431,13 @@ static struct jn_node *parse_test(struct jn_parser *p, struct jn_node *value)
     n->flag = jn_skip_name(p, "not");
     n->value = dotted_name(p);
     n->func = jn_test_index(n->value.u.s->p, n->value.u.s->len);
-    if (n->func < 0 && !p->soft) jn_syntax(p, "no test named '%.*s'", (int)n->value.u.s->len, n->value.u.s->p);
+    if (n->func < 0 && !p->soft)
+        jn_syntax(p, "no test named '%.*s'", (int)n->value.u.s->len, n->value.u.s->p);
     const struct jn_token *t = p->tok;
     if (jn_is_op(p, "(")) {
         n->list = parse_args(p);
-    } else if ((t->type == T_NAME || t->type == T_STRING || t->type == T_INT || t->type == T_FLOAT || jn_is_op(p, "[") ||
-                jn_is_op(p, "{")) &&
+    } else if ((t->type == T_NAME || t->type == T_STRING || t->type == T_INT || t->type == T_FLOAT ||
+                jn_is_op(p, "[") || jn_is_op(p, "{")) &&
                !tok_is(t, "else") && !tok_is(t, "or") && !tok_is(t, "and")) {
         if (tok_is(t, "is")) jn_syntax(p, "tests can't be chained with 'is'");
         jn_push_node(p, &n->list, parse_postfix(p, parse_primary(p, false)));
@@ -438,12 +448,9 @@ static struct jn_node *parse_test(struct jn_parser *p, struct jn_node *value)
 static struct jn_node *parse_postfix(struct jn_parser *p, struct jn_node *n)
 {
     for (;;) {
-        if (jn_is_op(p, ".") || jn_is_op(p, "["))
-            n = parse_subscript(p, n);
-        else if (jn_is_op(p, "("))
-            n = parse_call(p, n);
-        else
-            return n;
+        if (jn_is_op(p, ".") || jn_is_op(p, "[")) n = parse_subscript(p, n);
+        else if (jn_is_op(p, "(")) n = parse_call(p, n);
+        else return n;
     }
 }
 
@@ -460,14 +467,10 @@ static struct jn_node *parse_unary(struct jn_parser *p, bool with_filter)
     }
     n = parse_postfix(p, n);
     while (with_filter) {
-        if (jn_is_op(p, "|"))
-            n = jn_parse_filter(p, n, false);
-        else if (jn_is_name(p, "is"))
-            n = parse_test(p, n);
-        else if (jn_is_op(p, "("))
-            n = parse_call(p, n);
-        else
-            break;
+        if (jn_is_op(p, "|")) n = jn_parse_filter(p, n, false);
+        else if (jn_is_name(p, "is")) n = parse_test(p, n);
+        else if (jn_is_op(p, "(")) n = parse_call(p, n);
+        else break;
     }
     p->depth--;
     return n;
@@ -486,16 +489,11 @@ static struct jn_node *parse_product(struct jn_parser *p)
 {
     struct jn_node *n = parse_pow(p);
     for (;;) {
-        if (jn_skip_op(p, "*"))
-            n = binary(p, OP_MUL, n, parse_pow(p));
-        else if (jn_skip_op(p, "/"))
-            n = binary(p, OP_DIV, n, parse_pow(p));
-        else if (jn_skip_op(p, "//"))
-            n = binary(p, OP_FLOORDIV, n, parse_pow(p));
-        else if (jn_skip_op(p, "%"))
-            n = binary(p, OP_MOD, n, parse_pow(p));
-        else
-            return n;
+        if (jn_skip_op(p, "*")) n = binary(p, OP_MUL, n, parse_pow(p));
+        else if (jn_skip_op(p, "/")) n = binary(p, OP_DIV, n, parse_pow(p));
+        else if (jn_skip_op(p, "//")) n = binary(p, OP_FLOORDIV, n, parse_pow(p));
+        else if (jn_skip_op(p, "%")) n = binary(p, OP_MOD, n, parse_pow(p));
+        else return n;
     }
 }
 
@@ -513,12 +511,9 @@ static struct jn_node *parse_sum(struct jn_parser *p)
 {
     struct jn_node *n = parse_concat(p);
     for (;;) {
-        if (jn_skip_op(p, "+"))
-            n = binary(p, OP_ADD, n, parse_concat(p));
-        else if (jn_skip_op(p, "-"))
-            n = binary(p, OP_SUB, n, parse_concat(p));
-        else
-            return n;
+        if (jn_skip_op(p, "+")) n = binary(p, OP_ADD, n, parse_concat(p));
+        else if (jn_skip_op(p, "-")) n = binary(p, OP_SUB, n, parse_concat(p));
+        else return n;
     }
 }
 
@@ -600,8 +595,8 @@ static struct jn_node *parse_or(struct jn_parser *p)
     return a;
 }
 
-/* Is this expression the first part of `x if y`? Filters in it then may be unknown (`soft`). The `if` is seen only afterwards, so
- * look ahead for it on this level of brackets. */
+/* Is this expression the first part of `x if y`? Filters in it then may be unknown (`soft`). The `if` is seen
+ * only afterwards, so look ahead for it on this level of brackets. */
 static bool if_follows(const struct jn_parser *p)
 {
     int level = 0;

@@ -1,4 +1,5 @@
-/* Tokens -> statement trees, and the public face of a parsed template: symbols, parse and free, what it reads. */
+/* Tokens -> statement trees, and the public face of a parsed template: symbols, parse and free, what it
+ * reads. */
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -126,10 +127,8 @@ static struct jn_node *parse_for(struct jn_parser *p)
     p->loop_depth++;
     n->body = parse_until(p, ends);
     p->loop_depth--;
-    if (jn_skip_name(p, "else"))
-        n->orelse = parse_block(p, "endfor");
-    else
-        p->tok++;
+    if (jn_skip_name(p, "else")) n->orelse = parse_block(p, "endfor");
+    else p->tok++;
     p->soft = soft;
     return n;
 }
@@ -159,10 +158,8 @@ static void parse_signature(struct jn_parser *p, struct jn_node *n)
         param->sym = expect_name(p);
         for (uint32_t i = 0; i < n->list.count; i++)
             if (n->list.v[i]->sym == param->sym) jn_syntax(p, "a parameter is repeated");
-        if (jn_skip_op(p, "="))
-            jn_push_node(p, &n->defaults, jn_parse_expr(p, true));
-        else if (n->defaults.count)
-            jn_syntax(p, "non-default argument follows default argument");
+        if (jn_skip_op(p, "=")) jn_push_node(p, &n->defaults, jn_parse_expr(p, true));
+        else if (n->defaults.count) jn_syntax(p, "non-default argument follows default argument");
         jn_push_node(p, &n->list, param);
     }
     jn_expect_op(p, ")");
@@ -171,7 +168,8 @@ static void parse_signature(struct jn_parser *p, struct jn_node *n)
 /* Long chains of operators are deep trees: walks that are not evaluation have their own bound. */
 #define TREE_DEPTH_MAX 4000
 
-/* Does the tree load one of the three names that a macro gets for free? Stops where another macro starts to own them. */
+/* Does the tree load one of the three names that a macro gets for free? Stops where another macro starts to
+ * own them. */
 static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth);
 
 static uint8_t specials_of(struct jinja_template *t, const struct jn_node *n, int depth)
@@ -188,7 +186,8 @@ static uint8_t specials_of(struct jinja_template *t, const struct jn_node *n, in
     depth++;
     if (n->kind != K_MACRO) use |= specials_in(t, &n->body, depth);
     use |= specials_of(t, n->a, depth) | specials_of(t, n->b, depth) | specials_of(t, n->c, depth);
-    return use | specials_in(t, &n->list, depth) | specials_in(t, &n->defaults, depth) | specials_in(t, &n->orelse, depth);
+    return use | specials_in(t, &n->list, depth) | specials_in(t, &n->defaults, depth) |
+           specials_in(t, &n->orelse, depth);
 }
 
 static uint8_t specials_in(struct jinja_template *t, const struct jn_nodes *list, int depth)
@@ -264,7 +263,8 @@ static struct jn_node *parse_print(struct jn_parser *p)
 
 static struct jn_node *parse_statement(struct jn_parser *p)
 {
-    static const char *const unsupported[] = {"include", "import", "from", "extends", "block", "autoescape", "do", "trans"};
+    static const char *const unsupported[] = {"include", "import",     "from", "extends",
+                                              "block",   "autoescape", "do",   "trans"};
     if (p->tok->type != T_NAME) jn_unexpected(p, "a tag name");
     if (jn_is_name(p, "if")) return parse_if(p);
     if (jn_is_name(p, "for")) return parse_for(p);
@@ -296,7 +296,8 @@ static struct jn_node *parse_statement(struct jn_parser *p)
         return n;
     }
     for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
-        if (jn_is_name(p, unsupported[i])) jn_syntax(p, "the statement '%s' is not supported", unsupported[i]);
+        if (jn_is_name(p, unsupported[i]))
+            jn_syntax(p, "the statement '%s' is not supported", unsupported[i]);
     jn_syntax(p, "unknown tag '%.*s'", p->tok->len > 40 ? 40 : (int)p->tok->len, p->tok->p);
 }
 
@@ -345,7 +346,8 @@ static struct jn_nodes parse_until(struct jn_parser *p, const char *const *ends)
     if (p->tok->type != T_BLOCK_END) jn_unexpected(p, "end of statement block");
     p->tok++;
     if (++p->depth > p->b->limits.parse_depth_max)
-        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep", p->b->limits.parse_depth_max);
+        jn_fail(p->b, JINJA_LIMIT, "the template is nested more than %u levels deep",
+                p->b->limits.parse_depth_max);
     struct jn_nodes body = parse_body(p, ends);
     p->depth--;
     return body;
@@ -379,7 +381,8 @@ static void take_source(struct jinja_template *t, const char *src, size_t len)
 static void build(struct jinja_template *t, const char *src, size_t len)
 {
     if (len > t->base.limits.source_bytes_max)
-        jn_fail(&t->base, JINJA_LIMIT, "the template has more than %zu bytes", t->base.limits.source_bytes_max);
+        jn_fail(&t->base, JINJA_LIMIT, "the template has more than %zu bytes",
+                t->base.limits.source_bytes_max);
     if (!jn_valid_utf8(src, len)) jn_fail(&t->base, JINJA_SYNTAX, "the template is not valid UTF-8");
     take_source(t, src, len);
     t->sym_caller = jn_intern(t, "caller", 6);
@@ -392,8 +395,8 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     t->body = jn_parse_statements(&p);
 }
 
-enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits, struct jinja_template **out,
-                        struct jinja_error *err)
+enum status jinja_parse(const char *src, size_t len, const struct jinja_limits *limits,
+                        struct jinja_template **out, struct jinja_error *err)
 {
     struct jinja_template *t = calloc(1, sizeof *t);
     *err = (struct jinja_error){0};
@@ -447,7 +450,9 @@ struct content_scan {
 
 static bool is_content(const struct content_scan *x, const struct jn_node *n)
 {
-    while (n && (n->kind == K_FILTER || (n->kind == K_ITEM && n->b && n->b->kind == K_SLICE) || n->kind == K_OR)) n = n->a;
+    while (n &&
+           (n->kind == K_FILTER || (n->kind == K_ITEM && n->b && n->b->kind == K_SLICE) || n->kind == K_OR))
+        n = n->a;
     if (!n) return false;
     if (n->kind == K_NAME) return x->alias[n->sym];
     if (n->kind == K_ATTR) return jn_str_is(n->value, "content");
@@ -468,7 +473,8 @@ static void set_alias(struct content_scan *x, uint32_t sym)
     x->changed = true;
 }
 
-/* Arguments of any macro may be content: which parameter is which is decided by name, for all macros of the callee's name. */
+/* Arguments of any macro may be content: which parameter is which is decided by name, for all macros of the
+ * callee's name. */
 static void scan_macro_args(struct content_scan *x, const struct jn_nodes *tree, const struct jn_node *call)
 {
     for (uint32_t i = 0; i < tree->count; i++) {
@@ -484,7 +490,9 @@ static void scan_node(struct content_scan *x, const struct jn_node *n)
     if (!n || x->found || x->depth > TREE_DEPTH_MAX) return;
     x->depth++;
     if (n->kind == K_FOR && is_content(x, n->b)) x->found = true;
-    if (n->kind == K_ITEM && n->b && n->b->kind == K_CONST && n->b->value.type == JN_INT && is_content(x, n->a)) x->found = true;
+    if (n->kind == K_ITEM && n->b && n->b->kind == K_CONST && n->b->value.type == JN_INT &&
+        is_content(x, n->a))
+        x->found = true;
     if (n->kind == K_SET && n->a->kind == K_NAME && is_content(x, n->b)) set_alias(x, n->a->sym);
     if (n->kind == K_CALL && n->a->kind == K_NAME) scan_macro_args(x, &x->t->body, n);
     scan_node(x, n->a);
@@ -501,7 +509,8 @@ bool jinja_iterates_content(const struct jinja_template *t)
 {
     struct content_scan x = {.t = t, .alias = calloc(t->sym_count + 1u, sizeof(bool))};
     if (!x.alias) return false;
-    for (int pass = 0; pass < 8 && (x.changed || !pass) && !x.found; pass++) { /* an alias of an alias of an alias ... */
+    for (int pass = 0; pass < 8 && (x.changed || !pass) && !x.found;
+         pass++) { /* an alias of an alias of an alias ... */
         x.changed = false;
         scan_list(&x, &t->body);
     }

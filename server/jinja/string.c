@@ -1,5 +1,6 @@
-/* Strings of the template interpreter: text plus, byte by byte, its origin. Everything that makes a string from strings goes
- * through the builder here, which carries origins along. Also the operations that filters and str methods share. */
+/* Strings of the template interpreter: text plus, byte by byte, its origin. Everything that makes a string
+ * from strings goes through the builder here, which carries origins along. Also the operations that filters
+ * and str methods share. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -10,7 +11,8 @@
 
 struct jn_sb jn_sb_new(struct jinja_ctx *c)
 {
-    return (struct jn_sb){.max = c->base.limits.arena_bytes_max < UINT32_MAX ? c->base.limits.arena_bytes_max : UINT32_MAX - 1};
+    return (struct jn_sb){.max = c->base.limits.arena_bytes_max < UINT32_MAX ? c->base.limits.arena_bytes_max
+                                                                             : UINT32_MAX - 1};
 }
 
 static void add_run(struct jinja_ctx *c, struct jn_sb *sb, uint32_t end, uint32_t origin)
@@ -22,8 +24,8 @@ static void add_run(struct jinja_ctx *c, struct jn_sb *sb, uint32_t end, uint32_
     if (sb->run_count == sb->run_cap) {
         uint32_t cap = sb->run_cap ? sb->run_cap * 2 : 4;
         size_t bytes = (size_t)cap * sizeof *sb->runs;
-        struct jn_run *p =
-            sb->heap ? realloc(sb->runs, bytes) : jn_grow(&c->base, sb->runs, sb->run_cap * sizeof *sb->runs, bytes);
+        struct jn_run *p = sb->heap ? realloc(sb->runs, bytes)
+                                    : jn_grow(&c->base, sb->runs, sb->run_cap * sizeof *sb->runs, bytes);
         if (!p) jn_fail(&c->base, JINJA_NOMEM, "out of memory");
         sb->runs = p;
         sb->run_cap = cap;
@@ -35,7 +37,8 @@ void jn_sb_bytes(struct jinja_ctx *c, struct jn_sb *sb, const char *p, size_t le
 {
     if (!len) return;
     jn_charge(c, len);
-    if (len > sb->max - sb->len) jn_fail(&c->base, JINJA_LIMIT, "the rendered text is longer than %zu bytes", sb->max);
+    if (len > sb->max - sb->len)
+        jn_fail(&c->base, JINJA_LIMIT, "the rendered text is longer than %zu bytes", sb->max);
     if (len > sb->cap - sb->len) {
         size_t cap = sb->cap ? sb->cap * 2 : 64;
         while (cap < sb->len + len) cap *= 2;
@@ -55,10 +58,8 @@ static uint32_t run_at(const struct jinja_str *s, size_t byte)
     uint32_t lo = 0, hi = s->run_count;
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (s->runs[mid].end > byte)
-            hi = mid;
-        else
-            lo = mid + 1;
+        if (s->runs[mid].end > byte) hi = mid;
+        else lo = mid + 1;
     }
     return lo;
 }
@@ -122,8 +123,9 @@ struct jinja_value jn_slice_bytes(struct jinja_ctx *c, const struct jinja_str *s
         if (b > a) {
             struct jn_run *runs = jn_alloc_array(&c->base, b - a + 1, sizeof *runs);
             for (uint32_t i = a; i <= b; i++)
-                runs[i - a] = (struct jn_run){.end = (uint32_t)((s->runs[i].end < to ? s->runs[i].end : to) - from),
-                                              .origin = s->runs[i].origin};
+                runs[i - a] =
+                    (struct jn_run){.end = (uint32_t)((s->runs[i].end < to ? s->runs[i].end : to) - from),
+                                    .origin = s->runs[i].origin};
             o->runs = runs;
             o->run_count = b - a + 1;
         }
@@ -221,22 +223,20 @@ static void repr_str(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_s
     for (const char *p = s->p; p < end; p = next) {
         uint32_t cp = jn_decode(p, end, &next), origin = jn_origin_at(s, (size_t)(p - s->p));
         char esc[12];
-        if (cp == (unsigned char)quote || cp == '\\')
-            snprintf(esc, sizeof esc, "\\%c", (char)cp);
+        if (cp == (unsigned char)quote || cp == '\\') snprintf(esc, sizeof esc, "\\%c", (char)cp);
         else if (cp == '\n' || cp == '\r' || cp == '\t')
             snprintf(esc, sizeof esc, "\\%c", cp == '\n' ? 'n' : cp == '\r' ? 'r' : 't');
         else if (jn_is_printable(cp)) {
             jn_sb_bytes(c, sb, p, (size_t)(next - p), origin);
             continue;
-        } else
-            snprintf(esc, sizeof esc, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
+        } else snprintf(esc, sizeof esc, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
         jn_sb_bytes(c, sb, esc, strlen(esc), origin);
     }
     jn_sb_bytes(c, sb, &quote, 1, edge);
 }
 
-static void repr_items(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_list *l, const char *open, const char *close,
-                       uint32_t origin)
+static void repr_items(struct jinja_ctx *c, struct jn_sb *sb, const struct jinja_list *l, const char *open,
+                       const char *close, uint32_t origin)
 {
     jn_sb_bytes(c, sb, open, strlen(open), origin);
     for (uint32_t i = 0; i < l->count; i++) {
@@ -268,24 +268,12 @@ void jn_repr(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v)
         repr_str(c, sb, v.u.s);
         if (v.u.s->markup) jn_sb_bytes(c, sb, ")", 1, JINJA_TEMPLATE);
         break;
-    case JN_UNDEF:
-        jn_sb_bytes(c, sb, "Undefined", 9, v.origin);
-        break;
-    case JN_LIST:
-        repr_items(c, sb, v.u.l, "[", "]", v.origin);
-        break;
-    case JN_TUPLE:
-        repr_items(c, sb, v.u.l, "(", v.u.l->count == 1 ? ",)" : ")", v.origin);
-        break;
-    case JN_DICT:
-        repr_dict(c, sb, v.u.d, v.origin);
-        break;
-    case JN_VIEW:
-        repr_items(c, sb, jn_items_of(c, v), view_names[v.kind], "])", v.origin);
-        break;
-    default:
-        jn_print(c, sb, v);
-        break;
+    case JN_UNDEF: jn_sb_bytes(c, sb, "Undefined", 9, v.origin); break;
+    case JN_LIST: repr_items(c, sb, v.u.l, "[", "]", v.origin); break;
+    case JN_TUPLE: repr_items(c, sb, v.u.l, "(", v.u.l->count == 1 ? ",)" : ")", v.origin); break;
+    case JN_DICT: repr_dict(c, sb, v.u.d, v.origin); break;
+    case JN_VIEW: repr_items(c, sb, jn_items_of(c, v), view_names[v.kind], "])", v.origin); break;
+    default: jn_print(c, sb, v); break;
     }
     jn_leave(c);
 }
@@ -295,33 +283,20 @@ void jn_print(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v)
     char text[80];
     int n;
     switch (v.type) {
-    case JN_STR:
-        jn_sb_str(c, sb, v.u.s);
-        return;
-    case JN_UNDEF:
-        return;
-    case JN_NONE:
-        jn_sb_bytes(c, sb, "None", 4, v.origin);
-        return;
-    case JN_BOOL:
-        jn_sb_bytes(c, sb, v.u.i ? "True" : "False", v.u.i ? 4 : 5, v.origin);
-        return;
+    case JN_STR: jn_sb_str(c, sb, v.u.s); return;
+    case JN_UNDEF: return;
+    case JN_NONE: jn_sb_bytes(c, sb, "None", 4, v.origin); return;
+    case JN_BOOL: jn_sb_bytes(c, sb, v.u.i ? "True" : "False", v.u.i ? 4 : 5, v.origin); return;
     case JN_INT:
         n = snprintf(text, sizeof text, "%lld", (long long)v.u.i);
         jn_sb_bytes(c, sb, text, (size_t)n, v.origin);
         return;
-    case JN_BIG:
-        jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin);
-        return;
-    case JN_FLOAT:
-        jn_sb_bytes(c, sb, text, jn_float_repr(v.u.f, text), v.origin);
-        return;
+    case JN_BIG: jn_sb_bytes(c, sb, v.u.s->p, v.u.s->len, v.origin); return;
+    case JN_FLOAT: jn_sb_bytes(c, sb, text, jn_float_repr(v.u.f, text), v.origin); return;
     case JN_LIST:
     case JN_TUPLE:
     case JN_DICT:
-    case JN_VIEW:
-        jn_repr(c, sb, v);
-        return;
+    case JN_VIEW: jn_repr(c, sb, v); return;
     case JN_NS:
         jn_sb_bytes(c, sb, "<Namespace ", 11, v.origin);
         repr_dict(c, sb, v.u.d, v.origin);
@@ -331,7 +306,8 @@ void jn_print(struct jinja_ctx *c, struct jn_sb *sb, struct jinja_value v)
         const struct jn_range *r = v.u.p;
         long long stop = (long long)(r->start + r->step * (int64_t)r->count);
         n = r->step == 1 ? snprintf(text, sizeof text, "range(%lld, %lld)", (long long)r->start, stop)
-                         : snprintf(text, sizeof text, "range(%lld, %lld, %lld)", (long long)r->start, stop, (long long)r->step);
+                         : snprintf(text, sizeof text, "range(%lld, %lld, %lld)", (long long)r->start, stop,
+                                    (long long)r->step);
         jn_sb_bytes(c, sb, text, (size_t)n, v.origin);
         return;
     }
@@ -391,13 +367,12 @@ static bool in_set(const struct jinja_str *set, uint32_t cp)
     return false;
 }
 
-struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value chars, int sides)
+struct jinja_value jn_strip(struct jinja_ctx *c, const struct jinja_str *s, struct jinja_value chars,
+                            int sides)
 {
     const struct jinja_str *set = NULL;
-    if (chars.type == JN_STR)
-        set = chars.u.s;
-    else if (chars.type != JN_NONE && chars.type != JN_MISSING)
-        jn_error(c, "strip arg must be None or str");
+    if (chars.type == JN_STR) set = chars.u.s;
+    else if (chars.type != JN_NONE && chars.type != JN_MISSING) jn_error(c, "strip arg must be None or str");
     const char *a = s->p, *b = s->p + s->len, *next;
     while ((sides & 1) && a < b) {
         uint32_t cp = jn_decode(a, b, &next);
@@ -422,7 +397,8 @@ static bool final_sigma(const struct jinja_str *s, const char *p, const char *ne
     const char *end = s->p + s->len, *q = p, *ignored;
     while (q > s->p && ((unsigned char)*--q & 0xc0) == 0x80) {
     }
-    return p > s->p && jn_case_of(jn_decode(q, p, &ignored)) && (next >= end || !jn_case_of(jn_decode(next, end, &ignored)));
+    return p > s->p && jn_case_of(jn_decode(q, p, &ignored)) &&
+           (next >= end || !jn_case_of(jn_decode(next, end, &ignored)));
 }
 
 enum fold { FOLD_LOWER, FOLD_UPPER, FOLD_CAPITAL };

@@ -1,5 +1,5 @@
-/* Characters for the template interpreter: UTF-8 and the classes that Python's str methods use. Case mapping is per character.
- * Pure. */
+/* Characters for the template interpreter: UTF-8 and the classes that Python's str methods use. Case mapping
+ * is per character. Pure. */
 #include "server/jinja/internal.h"
 
 #include <utf8proc.h>
@@ -29,7 +29,8 @@ uint32_t jn_decode(const char *p, const char *end, const char **next)
         if ((s[i] & 0xc0) != 0x80) return 0xfffd;
         cp = cp << 6 | (s[i] & 0x3fu);
     }
-    if ((n == 3 && cp < 0x800) || (n == 4 && cp < 0x10000) || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000)) return 0xfffd;
+    if ((n == 3 && cp < 0x800) || (n == 4 && cp < 0x10000) || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000))
+        return 0xfffd;
     *next = p + n;
     return cp;
 }
@@ -65,10 +66,8 @@ size_t jn_count_chars(const char *p, size_t len)
     size_t n = 0;
     const char *end = p + len;
     while (p < end) {
-        if ((unsigned char)*p < 0x80)
-            p++;
-        else
-            jn_decode(p, end, &p);
+        if ((unsigned char)*p < 0x80) p++;
+        else jn_decode(p, end, &p);
         n++;
     }
     return n;
@@ -89,7 +88,8 @@ bool jn_valid_utf8(const char *p, size_t len)
 bool jn_is_space(uint32_t cp)
 {
     return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 || cp == 0x1680 ||
-           (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f || cp == 0x3000;
+           (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f ||
+           cp == 0x3000;
 }
 
 bool jn_is_line_break(uint32_t cp)
@@ -113,18 +113,16 @@ bool jn_is_printable(uint32_t cp)
     case UTF8PROC_CATEGORY_CN:
     case UTF8PROC_CATEGORY_ZL:
     case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-        return false;
-    default:
-        return true;
+    case UTF8PROC_CATEGORY_ZS: return false;
+    default: return true;
     }
 }
 
 bool jn_is_alpha(uint32_t cp)
 {
     utf8proc_category_t k = category(cp);
-    return k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LT || k == UTF8PROC_CATEGORY_LM ||
-           k == UTF8PROC_CATEGORY_LO;
+    return k == UTF8PROC_CATEGORY_LU || k == UTF8PROC_CATEGORY_LL || k == UTF8PROC_CATEGORY_LT ||
+           k == UTF8PROC_CATEGORY_LM || k == UTF8PROC_CATEGORY_LO;
 }
 
 bool jn_is_decimal(uint32_t cp)
@@ -135,29 +133,28 @@ bool jn_is_decimal(uint32_t cp)
 bool jn_is_word(uint32_t cp)
 {
     utf8proc_category_t k = category(cp);
-    return cp == '_' || jn_is_alpha(cp) || k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+    return cp == '_' || jn_is_alpha(cp) || k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL ||
+           k == UTF8PROC_CATEGORY_NO;
 }
 
 bool jn_is_ident(uint32_t cp, bool start)
 {
-    if (cp < 0x80) return cp == '_' || (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z') || (!start && cp >= '0' && cp <= '9');
+    if (cp < 0x80)
+        return cp == '_' || (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z') ||
+               (!start && cp >= '0' && cp <= '9');
     utf8proc_category_t k = category(cp);
     if (jn_is_alpha(cp) || k == UTF8PROC_CATEGORY_NL) return true;
-    return !start &&
-           (k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC || k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_PC);
+    return !start && (k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC || k == UTF8PROC_CATEGORY_ND ||
+                      k == UTF8PROC_CATEGORY_PC);
 }
 
 int jn_case_of(uint32_t cp)
 {
     switch (category(cp)) {
-    case UTF8PROC_CATEGORY_LL:
-        return 1;
-    case UTF8PROC_CATEGORY_LU:
-        return 2;
-    case UTF8PROC_CATEGORY_LT:
-        return 3;
-    default:
-        return 0;
+    case UTF8PROC_CATEGORY_LL: return 1;
+    case UTF8PROC_CATEGORY_LU: return 2;
+    case UTF8PROC_CATEGORY_LT: return 3;
+    default: return 0;
     }
 }
 

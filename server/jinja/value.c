@@ -1,4 +1,5 @@
-/* Values of the template interpreter: lists, dicts, truth, equality, order, membership, arithmetic. Python's rules. */
+/* Values of the template interpreter: lists, dicts, truth, equality, order, membership, arithmetic. Python's
+ * rules. */
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -54,24 +55,24 @@ static uint32_t hash_value(struct jinja_value v)
         for (uint32_t i = 0; i < v.u.s->len; i++) h = (h ^ (unsigned char)v.u.s->p[i]) * 16777619u;
         return h;
     case JN_BOOL:
-    case JN_INT:
-        return mix((uint64_t)v.u.i);
+    case JN_INT: return mix((uint64_t)v.u.i);
     case JN_FLOAT:
-        if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f)) return mix((uint64_t)(int64_t)v.u.f);
-        return mix((uint64_t)(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7));
-    case JN_BIG:
-        return mix(7); /* as the float that may equal it */
+        if (v.u.f >= -9.2e18 && v.u.f <= 9.2e18 && v.u.f == floor(v.u.f))
+            return mix((uint64_t)(int64_t)v.u.f);
+        return mix(
+            (uint64_t)(v.u.f * 4096.0 < 1e18 && v.u.f * 4096.0 > -1e18 ? (int64_t)(v.u.f * 4096.0) : 7));
+    case JN_BIG: return mix(7); /* as the float that may equal it */
     case JN_TUPLE:
         for (uint32_t i = 0; i < v.u.l->count; i++) h = mix(h * 31u + hash_value(v.u.l->v[i]));
         return h;
-    default:
-        return v.type;
+    default: return v.type;
     }
 }
 
 static bool same_key(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
 {
-    if (a.type == JN_STR && b.type == JN_STR) return a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
+    if (a.type == JN_STR && b.type == JN_STR)
+        return a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
     return jn_equal(c, a, b);
 }
 
@@ -128,7 +129,8 @@ void jn_dict_put(struct jinja_ctx *c, struct jinja_dict *d, struct jinja_value k
     if (d->index_cap) dict_index(d, d->count - 1);
 }
 
-bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key, struct jinja_value *out)
+bool jn_dict_find(struct jinja_ctx *c, const struct jinja_dict *d, struct jinja_value key,
+                  struct jinja_value *out)
 {
     if (!jn_hashable(c, key)) jn_error(c, "unhashable type: '%s'", jn_type_name(key));
     uint32_t at = dict_slot(c, d, key);
@@ -157,10 +159,11 @@ bool jn_dict_find_str(const struct jinja_dict *d, const char *key, size_t len, s
 
 const char *jn_type_name(struct jinja_value v)
 {
-    static const char *const names[] = {
-        "None",        "Undefined", "bool",   "int",       "float",     "str",   "list",     "tuple",
-        "dict",        "Namespace", "range",  "generator", "dict view", "Macro", "function", "builtin_function_or_method",
-        "LoopContext", "Cycler",    "int",    "missing"};
+    static const char *const names[] = {"None",        "Undefined", "bool",     "int",
+                                        "float",       "str",       "list",     "tuple",
+                                        "dict",        "Namespace", "range",    "generator",
+                                        "dict view",   "Macro",     "function", "builtin_function_or_method",
+                                        "LoopContext", "Cycler",    "int",      "missing"};
     return v.type == JN_STR && v.u.s->markup ? "Markup" : names[v.type];
 }
 
@@ -182,16 +185,13 @@ void jn_fail_undef(struct jinja_ctx *c, struct jinja_value v)
                *type = jn_type_name((struct jinja_value){.type = (uint8_t)(v.n == JN_STR ? JN_NONE : v.n)});
     if (v.n == JN_STR) type = "str";
     switch (v.kind) {
-    case JN_U_NAME:
-        jn_error(c, "'%.*s' is undefined", len, name);
+    case JN_U_NAME: jn_error(c, "'%.*s' is undefined", len, name);
     case JN_U_ATTR:
-        jn_error(c, v.n == JN_NONE ? "'%s' has no attribute '%.*s'" : "'%s object' has no attribute '%.*s'", type, len, name);
-    case JN_U_ITEM:
-        jn_error(c, "%s object has no element %.*s", type, len, name);
-    case JN_U_UNSAFE:
-        jn_error(c, "access to attribute '%.*s' of '%s' object is unsafe", len, name, type);
-    default:
-        jn_error(c, "%.*s", len, len ? name : "value is undefined");
+        jn_error(c, v.n == JN_NONE ? "'%s' has no attribute '%.*s'" : "'%s object' has no attribute '%.*s'",
+                 type, len, name);
+    case JN_U_ITEM: jn_error(c, "%s object has no element %.*s", type, len, name);
+    case JN_U_UNSAFE: jn_error(c, "access to attribute '%.*s' of '%s' object is unsafe", len, name, type);
+    default: jn_error(c, "%.*s", len, len ? name : "value is undefined");
     }
 }
 
@@ -204,14 +204,10 @@ bool jn_as_int(struct jinja_value v, int64_t *out)
 
 bool jn_as_num(struct jinja_value v, double *out)
 {
-    if (v.type == JN_FLOAT)
-        *out = v.u.f;
-    else if (v.type == JN_INT || v.type == JN_BOOL)
-        *out = (double)v.u.i;
-    else if (v.type == JN_BIG)
-        *out = strtod(v.u.s->p, NULL);
-    else
-        return false;
+    if (v.type == JN_FLOAT) *out = v.u.f;
+    else if (v.type == JN_INT || v.type == JN_BOOL) *out = (double)v.u.i;
+    else if (v.type == JN_BIG) *out = strtod(v.u.s->p, NULL);
+    else return false;
     return true;
 }
 
@@ -220,27 +216,18 @@ bool jn_truth(struct jinja_value v)
     switch (v.type) {
     case JN_NONE:
     case JN_UNDEF:
-    case JN_MISSING:
-        return false;
+    case JN_MISSING: return false;
     case JN_BOOL:
-    case JN_INT:
-        return v.u.i != 0;
-    case JN_FLOAT:
-        return v.u.f != 0.0;
-    case JN_STR:
-        return v.u.s->len != 0;
+    case JN_INT: return v.u.i != 0;
+    case JN_FLOAT: return v.u.f != 0.0;
+    case JN_STR: return v.u.s->len != 0;
     case JN_LIST:
-    case JN_TUPLE:
-        return v.u.l->count != 0;
+    case JN_TUPLE: return v.u.l->count != 0;
     case JN_DICT:
-    case JN_VIEW:
-        return v.u.d->count != 0;
-    case JN_RANGE:
-        return ((const struct jn_range *)v.u.p)->count != 0;
-    case JN_LOOP:
-        return ((const struct jn_loop *)v.u.p)->items->count != 0;
-    default:
-        return true;
+    case JN_VIEW: return v.u.d->count != 0;
+    case JN_RANGE: return ((const struct jn_range *)v.u.p)->count != 0;
+    case JN_LOOP: return ((const struct jn_loop *)v.u.p)->items->count != 0;
+    default: return true;
     }
 }
 
@@ -248,38 +235,27 @@ bool jn_length(struct jinja_ctx *c, struct jinja_value v, int64_t *out)
 {
     (void)c;
     switch (v.type) {
-    case JN_UNDEF:
-        *out = 0;
-        return true;
-    case JN_STR:
-        *out = v.u.s->chars;
-        return true;
+    case JN_UNDEF: *out = 0; return true;
+    case JN_STR: *out = v.u.s->chars; return true;
     case JN_LIST:
-    case JN_TUPLE:
-        *out = v.u.l->count;
-        return true;
+    case JN_TUPLE: *out = v.u.l->count; return true;
     case JN_DICT:
-    case JN_VIEW:
-        *out = v.u.d->count;
-        return true;
-    case JN_RANGE:
-        *out = ((const struct jn_range *)v.u.p)->count;
-        return true;
-    case JN_LOOP:
-        *out = ((const struct jn_loop *)v.u.p)->items->count;
-        return true;
-    default:
-        return false;
+    case JN_VIEW: *out = v.u.d->count; return true;
+    case JN_RANGE: *out = ((const struct jn_range *)v.u.p)->count; return true;
+    case JN_LOOP: *out = ((const struct jn_loop *)v.u.p)->items->count; return true;
+    default: return false;
     }
 }
 
 bool jn_is_iterable(struct jinja_value v)
 {
-    return v.type == JN_UNDEF || v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE || v.type == JN_DICT ||
-           v.type == JN_RANGE || v.type == JN_ITER || v.type == JN_VIEW || v.type == JN_LOOP;
+    return v.type == JN_UNDEF || v.type == JN_STR || v.type == JN_LIST || v.type == JN_TUPLE ||
+           v.type == JN_DICT || v.type == JN_RANGE || v.type == JN_ITER || v.type == JN_VIEW ||
+           v.type == JN_LOOP;
 }
 
-static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b, uint32_t origin)
+static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b,
+                               uint32_t origin)
 {
     struct jinja_value t = jn_new_list(c, JN_TUPLE, 2);
     jn_list_push(c, t.u.l, a);
@@ -288,15 +264,14 @@ static struct jinja_value pair(struct jinja_ctx *c, struct jinja_value a, struct
     return t;
 }
 
-/* The elements as a list. For lists and tuples it is the list itself; a generator gives what is left of it and is empty from then
- * on. */
+/* The elements as a list. For lists and tuples it is the list itself; a generator gives what is left of it
+ * and is empty from then on. */
 struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
 {
     if (v.type == JN_LIST || v.type == JN_TUPLE) return v.u.l;
     struct jinja_value out = jn_new_list(c, JN_LIST, 0);
     switch (v.type) {
-    case JN_UNDEF:
-        break;
+    case JN_UNDEF: break;
     case JN_STR:
         for (size_t at = 0; at < v.u.s->len;) {
             struct jinja_value ch = jn_char_at(c, v.u.s, at);
@@ -316,17 +291,18 @@ struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
     }
     case JN_RANGE: {
         const struct jn_range *r = v.u.p;
-        for (uint32_t i = 0; i < r->count; i++) jn_list_push(c, out.u.l, JN_V(JN_INT, i, r->start + r->step * (int64_t)i));
+        for (uint32_t i = 0; i < r->count; i++)
+            jn_list_push(c, out.u.l, JN_V(JN_INT, i, r->start + r->step * (int64_t)i));
         break;
     }
     case JN_ITER:
         if (v.u.l->v) /* an empty one has no array */
-            *out.u.l =
-                (struct jinja_list){.v = v.u.l->v + v.u.l->pos, .count = v.u.l->count - v.u.l->pos, .cap = v.u.l->count - v.u.l->pos};
+            *out.u.l = (struct jinja_list){.v = v.u.l->v + v.u.l->pos,
+                                           .count = v.u.l->count - v.u.l->pos,
+                                           .cap = v.u.l->count - v.u.l->pos};
         v.u.l->pos = v.u.l->count;
         break;
-    default:
-        jn_error(c, "'%s' object is not iterable", jn_type_name(v));
+    default: jn_error(c, "'%s' object is not iterable", jn_type_name(v));
     }
     jn_charge(c, (size_t)out.u.l->count * 16);
     return out.u.l;
@@ -363,40 +339,23 @@ bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
     if (na && nb) return ia == ib;
     if (na && b.type == JN_FLOAT) return int_equals_float(ia, b.u.f);
     if (nb && a.type == JN_FLOAT) return int_equals_float(ib, a.u.f);
-    if (a.type == JN_BIG && (b.type == JN_BIG || (b.type == JN_FLOAT && !isnan(b.u.f)))) return jn_big_compare(a, b) == 0;
+    if (a.type == JN_BIG && (b.type == JN_BIG || (b.type == JN_FLOAT && !isnan(b.u.f))))
+        return jn_big_compare(a, b) == 0;
     if (b.type == JN_BIG && a.type == JN_FLOAT && !isnan(a.u.f)) return jn_big_compare(b, a) == 0;
     if (a.type != b.type) return false;
     jn_enter(c);
     switch (a.type) {
-    case JN_FLOAT:
-        same = a.u.f == b.u.f;
-        break;
-    case JN_STR:
-        same = a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0;
-        break;
+    case JN_FLOAT: same = a.u.f == b.u.f; break;
+    case JN_STR: same = a.u.s->len == b.u.s->len && memcmp(a.u.s->p, b.u.s->p, a.u.s->len) == 0; break;
     case JN_LIST:
-    case JN_TUPLE:
-        same = equal_lists(c, a.u.l, b.u.l);
-        break;
-    case JN_DICT:
-        same = equal_dicts(c, a.u.d, b.u.d);
-        break;
-    case JN_RANGE:
-        same = equal_lists(c, jn_items_of(c, a), jn_items_of(c, b));
-        break;
+    case JN_TUPLE: same = equal_lists(c, a.u.l, b.u.l); break;
+    case JN_DICT: same = equal_dicts(c, a.u.d, b.u.d); break;
+    case JN_RANGE: same = equal_lists(c, jn_items_of(c, a), jn_items_of(c, b)); break;
     case JN_NONE:
-    case JN_UNDEF:
-        same = true;
-        break;
-    case JN_FUNC:
-        same = a.kind == b.kind;
-        break;
-    case JN_VIEW:
-        same = a.kind == b.kind && a.u.d == b.u.d;
-        break;
-    default:
-        same = a.u.p == b.u.p;
-        break;
+    case JN_UNDEF: same = true; break;
+    case JN_FUNC: same = a.kind == b.kind; break;
+    case JN_VIEW: same = a.kind == b.kind && a.u.d == b.u.d; break;
+    default: same = a.u.p == b.u.p; break;
     }
     jn_leave(c);
     return same;
@@ -407,7 +366,8 @@ static bool by_sign(enum jn_op op, int d)
     return op == OP_LT ? d < 0 : op == OP_LE ? d <= 0 : op == OP_GT ? d > 0 : d >= 0;
 }
 
-static bool compare_lists(struct jinja_ctx *c, enum jn_op op, const struct jinja_list *a, const struct jinja_list *b)
+static bool compare_lists(struct jinja_ctx *c, enum jn_op op, const struct jinja_list *a,
+                          const struct jinja_list *b)
 {
     for (uint32_t i = 0; i < a->count && i < b->count; i++)
         if (!jn_equal(c, a->v[i], b->v[i])) return jn_compare(c, op, a->v[i], b->v[i]);
@@ -422,7 +382,8 @@ bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct
     if (a.type == JN_UNDEF) jn_fail_undef(c, a);
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return by_sign(op, (ia > ib) - (ia < ib));
-    if (jn_as_num(a, &fa) && jn_as_num(b, &fb) && (a.type == JN_BIG || b.type == JN_BIG) && !isnan(fa) && !isnan(fb))
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb) && (a.type == JN_BIG || b.type == JN_BIG) && !isnan(fa) &&
+        !isnan(fb))
         return by_sign(op, a.type == JN_BIG ? jn_big_compare(a, b) : -jn_big_compare(b, a));
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb))
         return op == OP_LT ? fa < fb : op == OP_LE ? fa <= fb : op == OP_GT ? fa > fb : fa >= fb;
@@ -433,19 +394,23 @@ bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct
         jn_leave(c);
         return r;
     }
-    jn_error(c, "'%s' not supported between instances of '%s' and '%s'", signs[op - OP_LT], jn_type_name(a), jn_type_name(b));
+    jn_error(c, "'%s' not supported between instances of '%s' and '%s'", signs[op - OP_LT], jn_type_name(a),
+             jn_type_name(b));
 }
 
 bool jn_contains(struct jinja_ctx *c, struct jinja_value box, struct jinja_value item)
 {
     struct jinja_value ignored;
     if (box.type == JN_STR) {
-        if (item.type != JN_STR) jn_error(c, "'in <string>' requires string as left operand, not %s", jn_type_name(item));
+        if (item.type != JN_STR)
+            jn_error(c, "'in <string>' requires string as left operand, not %s", jn_type_name(item));
         jn_charge(c, box.u.s->len);
         return !item.u.s->len || memmem(box.u.s->p, box.u.s->len, item.u.s->p, item.u.s->len) != NULL;
     }
-    if (box.type == JN_DICT || (box.type == JN_VIEW && box.kind == JN_V_KEYS)) return jn_dict_find(c, box.u.d, item, &ignored);
-    if (box.type == JN_NS || !jn_is_iterable(box)) jn_error(c, "argument of type '%s' is not iterable", jn_type_name(box));
+    if (box.type == JN_DICT || (box.type == JN_VIEW && box.kind == JN_V_KEYS))
+        return jn_dict_find(c, box.u.d, item, &ignored);
+    if (box.type == JN_NS || !jn_is_iterable(box))
+        jn_error(c, "argument of type '%s' is not iterable", jn_type_name(box));
     const struct jinja_list *l = jn_items_of(c, box);
     for (uint32_t i = 0; i < l->count; i++)
         if (jn_equal(c, l->v[i], item)) return true;
@@ -454,10 +419,12 @@ bool jn_contains(struct jinja_ctx *c, struct jinja_value box, struct jinja_value
 
 /* ---- arithmetic ---- */
 
-static _Noreturn void bad_operands(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct jinja_value b)
+static _Noreturn void bad_operands(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
+                                   struct jinja_value b)
 {
     static const char *const signs[] = {"+", "-", "*", "/", "//", "%", "**"};
-    jn_error(c, "unsupported operand type(s) for %s: '%s' and '%s'", signs[op], jn_type_name(a), jn_type_name(b));
+    jn_error(c, "unsupported operand type(s) for %s: '%s' and '%s'", signs[op], jn_type_name(a),
+             jn_type_name(b));
 }
 
 static struct jinja_value int_pow(struct jinja_ctx *c, int64_t a, int64_t b)
@@ -479,15 +446,9 @@ static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, 
     int64_t r = 0;
     bool over = false;
     switch (op) {
-    case OP_ADD:
-        over = __builtin_add_overflow(a, b, &r);
-        break;
-    case OP_SUB:
-        over = __builtin_sub_overflow(a, b, &r);
-        break;
-    case OP_MUL:
-        over = __builtin_mul_overflow(a, b, &r);
-        break;
+    case OP_ADD: over = __builtin_add_overflow(a, b, &r); break;
+    case OP_SUB: over = __builtin_sub_overflow(a, b, &r); break;
+    case OP_MUL: over = __builtin_mul_overflow(a, b, &r); break;
     case OP_DIV:
         if (!b) jn_error(c, "division by zero");
         return JN_V(JN_FLOAT, f, (double)a / (double)b);
@@ -501,8 +462,7 @@ static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, 
         r = op == OP_MOD ? a % b : a / b;
         if (a % b && (a < 0) != (b < 0)) r += op == OP_MOD ? b : -1;
         break;
-    default:
-        return int_pow(c, a, b);
+    default: return int_pow(c, a, b);
     }
     if (over) jn_error(c, "integer overflow");
     return JN_V(JN_INT, i, r);
@@ -511,20 +471,13 @@ static struct jinja_value int_op(struct jinja_ctx *c, enum jn_op op, int64_t a, 
 static struct jinja_value float_op(struct jinja_ctx *c, enum jn_op op, double a, double b)
 {
     double r;
-    if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0.0) jn_error(c, "float division by zero");
+    if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0.0)
+        jn_error(c, "float division by zero");
     switch (op) {
-    case OP_ADD:
-        r = a + b;
-        break;
-    case OP_SUB:
-        r = a - b;
-        break;
-    case OP_MUL:
-        r = a * b;
-        break;
-    case OP_DIV:
-        r = a / b;
-        break;
+    case OP_ADD: r = a + b; break;
+    case OP_SUB: r = a - b; break;
+    case OP_MUL: r = a * b; break;
+    case OP_DIV: r = a / b; break;
     case OP_FLOORDIV:
     case OP_MOD: {
         double m = fmod(a, b), d = (a - m) / b;
@@ -579,7 +532,8 @@ static struct jinja_value repeat(struct jinja_ctx *c, struct jinja_value v, int6
     if (v.type == JN_STR) {
         struct jn_sb sb = jn_sb_new(c);
         if (v.u.s->len && (uint64_t)times > c->base.limits.output_bytes_max / v.u.s->len)
-            jn_fail(&c->base, JINJA_LIMIT, "a repeated string is longer than %zu bytes", c->base.limits.output_bytes_max);
+            jn_fail(&c->base, JINJA_LIMIT, "a repeated string is longer than %zu bytes",
+                    c->base.limits.output_bytes_max);
         for (int64_t i = 0; i < times && v.u.s->len; i++) jn_sb_str(c, &sb, v.u.s);
         return jn_sb_value(c, &sb);
     }
@@ -601,9 +555,11 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
     if (op != OP_DIV && a.type == JN_BIG && jn_as_int(b, &ib)) return jn_big_binary(c, op, a, ib);
-    if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia))) jn_error(c, "integer overflow");
+    if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia)))
+        jn_error(c, "integer overflow");
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) {
-        if ((a.type == JN_BIG && isinf(fa)) || (b.type == JN_BIG && isinf(fb))) jn_error(c, "int too large to convert to float");
+        if ((a.type == JN_BIG && isinf(fa)) || (b.type == JN_BIG && isinf(fb)))
+            jn_error(c, "int too large to convert to float");
         return float_op(c, op, fa, fb);
     }
     bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,

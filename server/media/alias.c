@@ -1,4 +1,5 @@
-/* See media/alias.h. A fixed array of entries, chained in buckets and in one list by recency; entry 0 is the end of every chain. */
+/* See media/alias.h. A fixed array of entries, chained in buckets and in one list by recency; entry 0 is the
+ * end of every chain. */
 #include "server/media/alias.h"
 
 #include "config/base/assert.h"
@@ -13,8 +14,8 @@
 struct entry {
     uint8_t id[32];
     struct picture_parts parts; /* owned */
-    uint32_t chain;        /* next in the bucket, or next free one */
-    uint32_t older, newer; /* by recency */
+    uint32_t chain;             /* next in the bucket, or next free one */
+    uint32_t older, newer;      /* by recency */
 };
 
 struct image_alias {
@@ -69,11 +70,12 @@ void image_alias_destroy(struct image_alias *a)
 
 static void add_u64(crypto_hash_sha256_state *h, uint64_t v)
 {
-    crypto_hash_sha256_update(h, (const uint8_t *)&v, sizeof v); /* for this process only: any byte order will do */
+    crypto_hash_sha256_update(h, (const uint8_t *)&v,
+                              sizeof v); /* for this process only: any byte order will do */
 }
 
-void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const struct picture_ask *ask, const uint8_t *bytes, size_t len,
-                    uint8_t id[32])
+void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const struct picture_ask *ask,
+                    const uint8_t *bytes, size_t len, uint8_t id[32])
 {
     crypto_hash_sha256_state h;
     uint64_t fps;

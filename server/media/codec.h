@@ -1,6 +1,7 @@
-/* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic matched, checks the size in the
- * header against the limits before it allocates anything in proportion to it, and gives the RGB pixels as stored, plus the orientation that
- * the file's metadata asks for. Reference for every pixel: Pillow 13 (Image.open + convert("RGB")). */
+/* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic
+ * matched, checks the size in the header against the limits before it allocates anything in proportion to it,
+ * and gives the RGB pixels as stored, plus the orientation that the file's metadata asks for. Reference for
+ * every pixel: Pillow 13 (Image.open + convert("RGB")). */
 #ifndef KVASIR_IMAGE_CODEC_H
 #define KVASIR_IMAGE_CODEC_H
 
@@ -16,16 +17,19 @@ struct image_bytes {
 };
 
 /* A decoder: out is filled only on IMAGE_OK; *orientation is 1..8 (EXIF numbering), preset to 1. */
-typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
-                                        struct err *err);
+typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits,
+                                        struct image_u8 *out, int *orientation, struct err *err);
 image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
 
 /* Writes the message and returns f. */
-enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 /* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when a picture of this size may not be decoded. */
-enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits, struct err *err);
+enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
+                                   struct err *err);
 /* Allocates the pixels of a checked size; zeroed (black) when asked. */
-enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err);
+enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
+                            struct err *err);
 
 /* Colour c (0..255) with alpha a (0..255) over white, as Pillow's alpha_composite rounds it. */
 static inline uint8_t image__over_white(uint32_t c, uint32_t a)
@@ -34,32 +38,34 @@ static inline uint8_t image__over_white(uint32_t c, uint32_t a)
     return (uint8_t)(((t >> 8) + t) >> 15);
 }
 
-/* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's transparent pixels leave what is there;
- * the first one's are as in image__gif. */
+/* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's
+ * transparent pixels leave what is there; the first one's are as in image__gif. */
 struct image__gif_info {
     uint32_t width, height, frames;
     uint64_t milliseconds; /* of all frames; a duration of 0 counts as 100 */
 };
 struct image__gif_anim;
 /* Reads through the headers of all frames; draws nothing. At most frames_max frames are taken. */
-enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max, const struct image_limits *limits, struct image__gif_info *info,
+enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
+                                 const struct image_limits *limits, struct image__gif_info *info,
                                  struct err *err);
-enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info, struct image__gif_anim **out, struct err *err);
+enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_info *info,
+                                 struct image__gif_anim **out, struct err *err);
 /* Draws the next frame; *canvas is borrowed until the next call. */
 enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
 void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
 
-/* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number that stands there, 0 when there is
- * none or the block is malformed. Never reads outside the block. */
+/* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number
+ * that stands there, 0 when there is none or the block is malformed. Never reads outside the block. */
 int image__exif_orientation(struct image_bytes tiff);
 int image__xmp_orientation(struct image_bytes xmp);
 /* What both together say, EXIF first: 1..8. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
-/* Pixels by stb_image of the PNG or BMP file that the parts make when they stand together. The file's size was
- * checked (image__check_size), and of a PNG that zlib takes its pixel data and comes to an end. channels: how
- * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the caller's to
- * free(); *stored: channels that the file has. Writes no message. */
+/* Pixels by stb_image of the PNG or BMP file that the parts make when they stand together. The file's size
+ * was checked (image__check_size), and of a PNG that zlib takes its pixel data and comes to an end. channels:
+ * how many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the
+ * caller's to free(); *stored: channels that the file has. Writes no message. */
 enum image_fault image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
                             void **pixels, int *stored);
 

@@ -1,4 +1,5 @@
-/* The orientation of a picture from its metadata. Hostile input: every offset is checked; nothing is followed twice. Any thread. */
+/* The orientation of a picture from its metadata. Hostile input: every offset is checked; nothing is followed
+ * twice. Any thread. */
 #include "server/media/codec.h"
 
 #include <string.h>
@@ -15,12 +16,9 @@ int image__exif_orientation(struct image_bytes in)
     }
     if (in.len < 8) return 0;
     bool little;
-    if (memcmp(in.p, "II*\0", 4) == 0)
-        little = true;
-    else if (memcmp(in.p, "MM\0*", 4) == 0)
-        little = false;
-    else
-        return 0;
+    if (memcmp(in.p, "II*\0", 4) == 0) little = true;
+    else if (memcmp(in.p, "MM\0*", 4) == 0) little = false;
+    else return 0;
     size_t at = little ? image__le32(in.p + 4) : image__be32(in.p + 4);
     if (at > in.len || in.len - at < 2) return 0;
     uint32_t count = little ? image__le16(in.p + at) : image__be16(in.p + at);
@@ -28,10 +26,12 @@ int image__exif_orientation(struct image_bytes in)
     at += 2;
     for (uint32_t i = 0; i < count && in.len - at >= 12; i++, at += 12) {
         const uint8_t *e = in.p + at;
-        uint32_t tag = little ? image__le16(e) : image__be16(e), type = little ? image__le16(e + 2) : image__be16(e + 2);
+        uint32_t tag = little ? image__le16(e) : image__be16(e),
+                 type = little ? image__le16(e + 2) : image__be16(e + 2);
         if (tag != TAG_ORIENTATION || (type != TYPE_SHORT && type != TYPE_LONG)) continue;
         /* The first of the values, which stand in the entry when they fit. */
-        uint64_t values = little ? image__le32(e + 4) : image__be32(e + 4), bytes = values * (type == TYPE_SHORT ? 2 : 4);
+        uint64_t values = little ? image__le32(e + 4) : image__be32(e + 4),
+                 bytes = values * (type == TYPE_SHORT ? 2 : 4);
         const uint8_t *first = e + 8;
         if (bytes > 4) {
             size_t offset = little ? image__le32(first) : image__be32(first);
@@ -40,10 +40,8 @@ int image__exif_orientation(struct image_bytes in)
         }
         if (!values) continue;
         uint32_t v;
-        if (type == TYPE_SHORT)
-            v = little ? image__le16(first) : image__be16(first);
-        else
-            v = little ? image__le32(first) : image__be32(first);
+        if (type == TYPE_SHORT) v = little ? image__le16(first) : image__be16(first);
+        else v = little ? image__le32(first) : image__be32(first);
         found = v >= 1 && v <= 8 ? (int)v : 1;
     }
     return found;

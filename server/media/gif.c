@@ -22,7 +22,7 @@ struct gif {
     uint32_t disposal;      /* of the frame when its time is over: 2 = the background, 3 = what was before */
     bool ended;             /* there is no further frame */
     uint8_t palette[256 * 3]; /* of the frame; black beyond its end */
-    uint8_t *row;           /* indices of one row of the frame, owned */
+    uint8_t *row;             /* indices of one row of the frame, owned */
 };
 
 static enum image_fault bad(struct gif *g, const char *what)
@@ -188,10 +188,8 @@ enum image_fault image__gif(struct image_bytes in, const struct image_limits *li
         f = draw_frame(&g, &img);
     }
     close_file(&g);
-    if (f)
-        image_u8_free(&img);
-    else
-        *out = img;
+    if (f) image_u8_free(&img);
+    else *out = img;
     return f;
 }
 
@@ -224,8 +222,7 @@ enum image_fault image__gif_look(struct image_bytes in, uint32_t frames_max,
     while (!f && !g.ended) {
         if (i.frames == frames_max)
             f = image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %u frames", frames_max);
-        else if (g.x + g.w > i.width || g.y + g.h > i.height)
-            f = bad(&g, "a frame does not fit the canvas");
+        else if (g.x + g.w > i.width || g.y + g.h > i.height) f = bad(&g, "a frame does not fit the canvas");
         i.frames++;
         i.milliseconds += g.delay ? g.delay * 10 : 100;
         if (!f) f = skip_frame(&g);
@@ -244,10 +241,8 @@ enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_
     enum image_fault f = read_screen(&a->g, in, err);
     if (!f) f = new_row(&a->g, info->width);
     if (!f) f = image__new(info->width, info->height, false, &a->canvas, err);
-    if (f)
-        image__gif_close(a);
-    else
-        *out = a;
+    if (f) image__gif_close(a);
+    else *out = a;
     return f;
 }
 

@@ -1,4 +1,5 @@
-/* See image_in.h: picks the decoder by the file's first bytes, turns the picture upright, and makes the content key. Any thread. */
+/* See image_in.h: picks the decoder by the file's first bytes, turns the picture upright, and makes the
+ * content key. Any thread. */
 #include "server/media/image_in.h"
 
 #include "config/base/checked.h"
@@ -39,25 +40,31 @@ enum image_fault image__fail(struct err *err, enum image_fault f, const char *fm
     return f;
 }
 
-enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits, struct err *err)
+enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
+                                   struct err *err)
 {
     uint64_t pixels;
     if (!width || !height) return image__fail(err, IMAGE_BAD_DATA, "the image has no pixels");
     if (width > limits->side_max || height > limits->side_max)
-        return image__fail(err, IMAGE_TOO_MANY_PIXELS, "the image is %llu x %llu pixels, the limit for a side is %u",
+        return image__fail(err, IMAGE_TOO_MANY_PIXELS,
+                           "the image is %llu x %llu pixels, the limit for a side is %u",
                            (unsigned long long)width, (unsigned long long)height, limits->side_max);
     if (__builtin_mul_overflow(width, height, &pixels) || pixels > limits->pixels_max)
-        return image__fail(err, IMAGE_TOO_MANY_PIXELS, "the image is %llu x %llu pixels, the limit is %llu in all",
-                           (unsigned long long)width, (unsigned long long)height, (unsigned long long)limits->pixels_max);
+        return image__fail(
+            err, IMAGE_TOO_MANY_PIXELS, "the image is %llu x %llu pixels, the limit is %llu in all",
+            (unsigned long long)width, (unsigned long long)height, (unsigned long long)limits->pixels_max);
     return IMAGE_OK;
 }
 
-enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out, struct err *err)
+enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
+                            struct err *err)
 {
     size_t bytes;
     uint8_t *rgb = NULL;
-    if (!mul_overflows(width, height, &bytes) && !mul_overflows(bytes, 3, &bytes)) rgb = zeroed ? calloc(1, bytes) : malloc(bytes);
-    if (!rgb) return image__fail(err, IMAGE_NOMEM, "out of memory for an image of %u x %u pixels", width, height);
+    if (!mul_overflows(width, height, &bytes) && !mul_overflows(bytes, 3, &bytes))
+        rgb = zeroed ? calloc(1, bytes) : malloc(bytes);
+    if (!rgb)
+        return image__fail(err, IMAGE_NOMEM, "out of memory for an image of %u x %u pixels", width, height);
     *out = (struct image_u8){.width = width, .height = height, .rgb = rgb};
     return IMAGE_OK;
 }
@@ -72,17 +79,20 @@ static enum image_fault turn(struct image_u8 *img, int o, struct err *err)
     enum image_fault f = image__new(swap ? h : w, swap ? w : h, false, &out, err);
     if (f) return f;
     /* Source index of output (x, y) = origin + x*dx + y*dy. */
-    bool from_right = o == 2 || o == 3 || o == 7 || o == 8, from_bottom = o == 3 || o == 4 || o == 6 || o == 7;
+    bool from_right = o == 2 || o == 3 || o == 7 || o == 8,
+         from_bottom = o == 3 || o == 4 || o == 6 || o == 7;
     ptrdiff_t column = from_right ? -1 : 1, row = from_bottom ? -(ptrdiff_t)w : (ptrdiff_t)w;
     ptrdiff_t dx = swap ? row : column, dy = swap ? column : row;
-    ptrdiff_t origin = (from_right ? (ptrdiff_t)w - 1 : 0) + (from_bottom ? (ptrdiff_t)w * ((ptrdiff_t)h - 1) : 0);
+    ptrdiff_t origin =
+        (from_right ? (ptrdiff_t)w - 1 : 0) + (from_bottom ? (ptrdiff_t)w * ((ptrdiff_t)h - 1) : 0);
     for (uint32_t ty = 0; ty < out.height; ty += TILE) {
         uint32_t y_end = out.height - ty < TILE ? out.height : ty + TILE;
         for (uint32_t tx = 0; tx < out.width; tx += TILE) {
             uint32_t x_end = out.width - tx < TILE ? out.width : tx + TILE;
             for (uint32_t y = ty; y < y_end; y++)
                 for (uint32_t x = tx; x < x_end; x++)
-                    memcpy(out.rgb + ((size_t)y * out.width + x) * 3, img->rgb + (origin + (ptrdiff_t)x * dx + (ptrdiff_t)y * dy) * 3, 3);
+                    memcpy(out.rgb + ((size_t)y * out.width + x) * 3,
+                           img->rgb + (origin + (ptrdiff_t)x * dx + (ptrdiff_t)y * dy) * 3, 3);
         }
     }
     image_u8_free(img);
@@ -100,22 +110,24 @@ static image__decoder *sniff(const uint8_t *b, size_t len)
     return NULL;
 }
 
-enum image_fault image_in_decode(const uint8_t *bytes, size_t len, const struct image_limits *limits, struct image_u8 *out, struct err *err)
+enum image_fault image_in_decode(const uint8_t *bytes, size_t len, const struct image_limits *limits,
+                                 struct image_u8 *out, struct err *err)
 {
     if (!len) return image__fail(err, IMAGE_EMPTY, "the image is empty");
     if (len > limits->encoded_bytes_max)
-        return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", len, limits->encoded_bytes_max);
+        return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", len,
+                           limits->encoded_bytes_max);
     image__decoder *decode = sniff(bytes, len);
     if (!decode)
-        return image__fail(err, IMAGE_BAD_TYPE, "the image is of an unsupported type: send PNG, JPEG, WebP, GIF or BMP");
+        return image__fail(err, IMAGE_BAD_TYPE,
+                           "the image is of an unsupported type: send PNG, JPEG, WebP, GIF or BMP");
     struct image_u8 img = {0};
     int orientation = 1;
-    enum image_fault f = decode((struct image_bytes){.p = bytes, .len = len}, limits, &img, &orientation, err);
+    enum image_fault f =
+        decode((struct image_bytes){.p = bytes, .len = len}, limits, &img, &orientation, err);
     if (!f && orientation > 1) f = turn(&img, orientation, err);
-    if (f)
-        image_u8_free(&img);
-    else
-        *out = img;
+    if (f) image_u8_free(&img);
+    else *out = img;
     return f;
 }
 
@@ -134,14 +146,16 @@ static void add_f64(crypto_hash_sha256_state *h, double v)
     add_u64(h, bits);
 }
 
-void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family, const struct prompt_grid *grid,
-                  uint8_t key[32])
+void image_in_key(const struct image_u8 *img, const struct image_config *cfg, const char *family,
+                  const struct prompt_grid *grid, uint8_t key[32])
 {
     static const char version[] = "kvasir image 2";
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     crypto_hash_sha256_update(&h, (const uint8_t *)version, sizeof version);
-    add_u64(&h, strlen(family)); /* lengths go before what has no fixed one, so that no two records run together */
+    add_u64(
+        &h,
+        strlen(family)); /* lengths go before what has no fixed one, so that no two records run together */
     crypto_hash_sha256_update(&h, (const uint8_t *)family, strlen(family));
     add_u64(&h, cfg->mode);
     add_u64(&h, cfg->filter);

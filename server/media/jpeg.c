@@ -1,5 +1,6 @@
-/* JPEG through libjpeg-turbo with the settings that Pillow uses (slow integer DCT, fancy upsampling, full size), so that the pixels are the
- * same bit for bit. Any thread. libjpeg's errors come back by longjmp; everything that must survive one lies in struct decoder. */
+/* JPEG through libjpeg-turbo with the settings that Pillow uses (slow integer DCT, fancy upsampling, full
+ * size), so that the pixels are the same bit for bit. Any thread. libjpeg's errors come back by longjmp;
+ * everything that must survive one lies in struct decoder. */
 #include "server/media/codec.h"
 
 #include <setjmp.h>
@@ -18,7 +19,7 @@ enum {
 };
 /* A scan may cost a few bytes of file and a pass over all blocks of its components, some 50 ns for each.
  * So many in all, about a second, or so many to each block: usual files have 5. */
-#define BLOCK_VISITS_MAX (1u << 24)
+#define BLOCK_VISITS_MAX  (1u << 24)
 #define BLOCK_VISITS_EACH 16u
 
 struct decoder {
@@ -49,8 +50,8 @@ static void source_nothing(j_decompress_ptr j)
     (void)j;
 }
 
-/* All bytes were given at the start: more means that the file is truncated. Suspension, not an end-of-image marker made up for libjpeg, so
- * that what is missing is noticed. */
+/* All bytes were given at the start: more means that the file is truncated. Suspension, not an end-of-image
+ * marker made up for libjpeg, so that what is missing is noticed. */
 static boolean source_fill(j_decompress_ptr j)
 {
     (void)j;
@@ -88,15 +89,15 @@ static int read_orientation(struct image_bytes in)
         while (at < in.len && in.p[at] == 0xFF) at++;
         if (at >= in.len || in.p[at] == MARKER_SOS) break;
         uint8_t marker = in.p[at++];
-        if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD9)) continue; /* no length follows */
+        if (marker == 0 || marker == 1 || (marker >= 0xD0 && marker <= 0xD9))
+            continue; /* no length follows */
         if (in.len - at < 2) break;
         size_t n = image__be16(in.p + at);
         if (n < 2 || n > in.len - at) break;
         struct image_bytes seg = {.p = in.p + at + 2, .len = n - 2};
         at += n;
         if (marker != MARKER_APP1) continue;
-        if (!exif.len && seg.len > 6 && memcmp(seg.p, "Exif\0", 6) == 0)
-            exif = seg;
+        if (!exif.len && seg.len > 6 && memcmp(seg.p, "Exif\0", 6) == 0) exif = seg;
         else if (seg.len > sizeof xmp_name && memcmp(seg.p, xmp_name, sizeof xmp_name) == 0)
             xmp = (struct image_bytes){.p = seg.p + sizeof xmp_name, .len = seg.len - sizeof xmp_name};
     }
@@ -179,11 +180,14 @@ static enum image_fault read_header(struct decoder *d, struct image_bytes in,
     while (rc == JPEG_HEADER_TABLES_ONLY);
     if (rc != JPEG_HEADER_OK) return truncated(err);
     if (d->j.num_components != 1 && d->j.num_components != 3 && d->j.num_components != 4)
-        return image__fail(err, IMAGE_BAD_DATA, "JPEG files with %d components are not supported", d->j.num_components);
+        return image__fail(err, IMAGE_BAD_DATA, "JPEG files with %d components are not supported",
+                           d->j.num_components);
     enum image_fault f = image__check_size(d->j.image_width, d->j.image_height, limits, err);
     if (!f) f = check_scans(d, in, err);
     if (f) return f;
-    d->j.out_color_space = d->j.num_components == 1 ? JCS_GRAYSCALE : d->j.num_components == 3 ? JCS_RGB : JCS_CMYK;
+    d->j.out_color_space = d->j.num_components == 1   ? JCS_GRAYSCALE
+                           : d->j.num_components == 3 ? JCS_RGB
+                                                      : JCS_CMYK;
     d->j.dct_method = JDCT_ISLOW;
     d->j.do_fancy_upsampling = TRUE;
     return IMAGE_OK;
@@ -205,18 +209,21 @@ static enum image_fault read_rows(struct decoder *d, struct err *err)
         if (channels == 1) gray_row(d->row, out, width);
         if (channels == 4) cmyk_row(d->row, out, width);
     }
-    (void)jpeg_finish_decompress(&d->j); /* a fault up to the end of the image still counts, a missing end does not */
+    (void)jpeg_finish_decompress(
+        &d->j); /* a fault up to the end of the image still counts, a missing end does not */
     return IMAGE_OK;
 }
 
-static enum image_fault decode(struct decoder *d, struct image_bytes in, const struct image_limits *limits, struct err *err)
+static enum image_fault decode(struct decoder *d, struct image_bytes in, const struct image_limits *limits,
+                               struct err *err)
 {
     d->j.err = jpeg_std_error(&d->errors);
     d->errors.error_exit = on_error;
     d->errors.output_message = on_message;
     d->j.client_data = d;
     if (setjmp(d->escape)) {
-        if (d->too_many_scans) return image__fail(err, IMAGE_BAD_DATA, "the JPEG file has more than %d scans", d->scans_max);
+        if (d->too_many_scans)
+            return image__fail(err, IMAGE_BAD_DATA, "the JPEG file has more than %d scans", d->scans_max);
         if (d->j.err->msg_code == JERR_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
         char text[JMSG_LENGTH_MAX] = "";
         d->errors.format_message((j_common_ptr)&d->j, text);
@@ -237,8 +244,8 @@ static enum image_fault decode(struct decoder *d, struct image_bytes in, const s
     return f ? f : read_rows(d, err);
 }
 
-enum image_fault image__jpeg(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
-                             struct err *err)
+enum image_fault image__jpeg(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+                             int *orientation, struct err *err)
 {
     struct decoder *d = calloc(1, sizeof *d);
     if (!d) return image__fail(err, IMAGE_NOMEM, "out of memory");

@@ -13,10 +13,11 @@ bool picture_parts_new(uint32_t count, struct picture_parts *out)
     size_t each = sizeof *out->grids + sizeof *out->stamps + sizeof *out->keys;
     uint8_t *block = calloc(count ? count : 1, each);
     if (!block) return false;
-    *out = (struct picture_parts){.count = count,
-                                  .grids = (void *)block,
-                                  .stamps = (void *)(block + count * sizeof *out->grids),
-                                  .keys = (void *)(block + count * (sizeof *out->grids + sizeof *out->stamps))};
+    *out =
+        (struct picture_parts){.count = count,
+                               .grids = (void *)block,
+                               .stamps = (void *)(block + count * sizeof *out->grids),
+                               .keys = (void *)(block + count * (sizeof *out->grids + sizeof *out->stamps))};
     return true;
 }
 
@@ -50,7 +51,8 @@ enum image_fault picture_pack(uint8_t **bytes, size_t *len, const uint8_t *file,
     size_t total;
     if (file_len > UINT32_MAX || add_overflows(*len, file_len, &total) || add_overflows(total, 4, &total) ||
         total > limits->encoded_bytes_max)
-        return image__fail(err, IMAGE_TOO_MANY_BYTES, "the frames of the video have more than %zu bytes in all",
+        return image__fail(err, IMAGE_TOO_MANY_BYTES,
+                           "the frames of the video have more than %zu bytes in all",
                            limits->encoded_bytes_max);
     uint8_t *more = realloc(*bytes, total);
     if (!more) return image__fail(err, IMAGE_NOMEM, "out of memory");
@@ -67,8 +69,8 @@ static enum image_fault fault_of(enum status st)
     return st == ST_NOMEM ? IMAGE_NOMEM : IMAGE_BAD_SHAPE;
 }
 
-static enum image_fault still(const struct image_config *cfg, const uint8_t *bytes, size_t len, struct image_prepared *out,
-                              struct picture_parts *parts, struct err *err)
+static enum image_fault still(const struct image_config *cfg, const uint8_t *bytes, size_t len,
+                              struct image_prepared *out, struct picture_parts *parts, struct err *err)
 {
     struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     struct image_u8 whole = {0};
@@ -79,12 +81,14 @@ static enum image_fault still(const struct image_config *cfg, const uint8_t *byt
     image_u8_free(&whole);
     if (st) return fault_of(st);
     if (!picture_parts_new(out->count, parts)) return image__fail(err, IMAGE_NOMEM, "out of memory");
-    for (uint32_t i = 0; i < out->count; i++) parts->grids[i] = image_grid(cfg, out->images[i].width, out->images[i].height, 0);
+    for (uint32_t i = 0; i < out->count; i++)
+        parts->grids[i] = image_grid(cfg, out->images[i].width, out->images[i].height, 0);
     return IMAGE_OK;
 }
 
 /* Cuts a video into its groups of frames, each an entry of its own. */
-static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct image_prepared *out, struct err *err)
+static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct image_prepared *out,
+                              struct err *err)
 {
     uint32_t count = all->frames / depth;
     size_t bytes = (size_t)all->width * all->height * 3 * depth;
@@ -92,23 +96,25 @@ static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct
     if (!out->images) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
     for (uint32_t i = 0; i < count; i++) {
         struct image_u8 *part = &out->images[out->count++];
-        *part = (struct image_u8){.width = all->width, .height = all->height, .frames = depth, .rgb = malloc(bytes)};
+        *part = (struct image_u8){
+            .width = all->width, .height = all->height, .frames = depth, .rgb = malloc(bytes)};
         if (!part->rgb) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
         memcpy(part->rgb, all->rgb + i * bytes, bytes);
     }
     return IMAGE_OK;
 }
 
-/* second_per_grid_ts of Qwen2.5's processor times tokens_per_second: a float32 each, so that where time * seconds is a whole
- * number the same side of it is met. Qwen2 counts groups of frames. */
+/* second_per_grid_ts of Qwen2.5's processor times tokens_per_second: a float32 each, so that where time *
+ * seconds is a whole number the same side of it is met. Qwen2 counts groups of frames. */
 static double positions_between(const struct model_image_rule *rule, double fps)
 {
     float seconds = (float)((double)rule->config.depth / fps);
     return rule->tokens_per_second > 0.0 ? (double)((float)rule->tokens_per_second * seconds) : 1.0;
 }
 
-static enum image_fault video(const struct model_image_rule *rule, const struct picture_ask *ask, const uint8_t *bytes,
-                              size_t len, struct image_prepared *out, struct picture_parts *parts, struct err *err)
+static enum image_fault video(const struct model_image_rule *rule, const struct picture_ask *ask,
+                              const uint8_t *bytes, size_t len, struct image_prepared *out,
+                              struct picture_parts *parts, struct err *err)
 {
     const struct image_config *cfg = &rule->config;
     struct image_limits limits = IMAGE_LIMITS_DEFAULT;
@@ -150,9 +156,9 @@ static bool webp_again(const uint8_t *bytes, size_t len, bool list, enum image_f
     return some != NULL;
 }
 
-enum image_fault picture_from_file(const struct model_image_rule *rule, const char *family, const struct picture_ask *ask,
-                                   const uint8_t *bytes, size_t len, struct image_prepared *out, struct picture_parts *parts,
-                                   struct err *err)
+enum image_fault picture_from_file(const struct model_image_rule *rule, const char *family,
+                                   const struct picture_ask *ask, const uint8_t *bytes, size_t len,
+                                   struct image_prepared *out, struct picture_parts *parts, struct err *err)
 {
     struct image_config cfg = rule->config;
     struct image_prepared made = {0};
@@ -166,7 +172,8 @@ enum image_fault picture_from_file(const struct model_image_rule *rule, const ch
         f = ask->video ? video(rule, ask, bytes, len, &made, &p, err)
                        : still(&cfg, bytes, len, &made, &p, err);
     } while (webp_again(bytes, len, ask->list, &f, err) && !tries++);
-    for (uint32_t i = 0; !f && i < made.count; i++) image_in_key(&made.images[i], &rule->config, family, &p.grids[i], p.keys[i]);
+    for (uint32_t i = 0; !f && i < made.count; i++)
+        image_in_key(&made.images[i], &rule->config, family, &p.grids[i], p.keys[i]);
     if (f) {
         image_prepared_free(&made);
         picture_parts_free(&p);

@@ -1,6 +1,6 @@
-/* One picture or video of a request: from its file to the pixels that the vision tower takes, and to what the prompt must know of
- * them. Runs on worker threads; pure. The same function serves a file that is seen for the first time and one whose pixels are
- * wanted later: they must agree bit for bit. */
+/* One picture or video of a request: from its file to the pixels that the vision tower takes, and to what the
+ * prompt must know of them. Runs on worker threads; pure. The same function serves a file that is seen for
+ * the first time and one whose pixels are wanted later: they must agree bit for bit. */
 #ifndef KVASIR_PICTURE_H
 #define KVASIR_PICTURE_H
 
@@ -21,7 +21,8 @@ struct picture_ask {
     struct image_bounds bounds; /* of still pictures */
 };
 
-/* The entries of a prompt that one file becomes (prompt_picture): several for crops and for videos with timestamps. */
+/* The entries of a prompt that one file becomes (prompt_picture): several for crops and for videos with
+ * timestamps. */
 struct picture_parts {
     uint32_t count;
     struct prompt_grid *grids; /* [count]; owned, with the two below in one block: picture_parts_free */
@@ -32,19 +33,21 @@ bool picture_parts_new(uint32_t count, struct picture_parts *out); /* zeroed; fa
 bool picture_parts_copy(const struct picture_parts *from, struct picture_parts *out);
 void picture_parts_free(struct picture_parts *p);
 
-/* The bounds of a request with those of one picture's `detail: low` (low): at most PICTURE_LOW_TOKENS tokens. */
+/* The bounds of a request with those of one picture's `detail: low` (low): at most PICTURE_LOW_TOKENS tokens.
+ */
 #define PICTURE_LOW_TOKENS 256u
-struct image_bounds picture_bounds(const struct image_config *cfg, const struct image_bounds *asked, bool low);
+struct image_bounds picture_bounds(const struct image_config *cfg, const struct image_bounds *asked,
+                                   bool low);
 
-/* Files that are the frames of one video, in one buffer: each with its length, 32 bits little-endian, in front. Appends one. The
- * limit is that of the whole; *bytes is realloc'ed. */
+/* Files that are the frames of one video, in one buffer: each with its length, 32 bits little-endian, in
+ * front. Appends one. The limit is that of the whole; *bytes is realloc'ed. */
 enum image_fault picture_pack(uint8_t **bytes, size_t *len, const uint8_t *file, size_t file_len,
                               const struct image_limits *limits, struct err *err);
 
-/* Decodes, prepares, and finds grids, times and keys. `rule`, `family`: of the checkpoint (model_info). Both outputs are set on
- * IMAGE_OK only, and have equally many entries. */
-enum image_fault picture_from_file(const struct model_image_rule *rule, const char *family, const struct picture_ask *ask,
-                                   const uint8_t *bytes, size_t len, struct image_prepared *out, struct picture_parts *parts,
-                                   struct err *err);
+/* Decodes, prepares, and finds grids, times and keys. `rule`, `family`: of the checkpoint (model_info). Both
+ * outputs are set on IMAGE_OK only, and have equally many entries. */
+enum image_fault picture_from_file(const struct model_image_rule *rule, const char *family,
+                                   const struct picture_ask *ask, const uint8_t *bytes, size_t len,
+                                   struct image_prepared *out, struct picture_parts *parts, struct err *err);
 
 #endif

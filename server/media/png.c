@@ -97,12 +97,9 @@ static size_t unhex(const uint8_t *in, size_t len, uint8_t *out)
     for (size_t i = 0; i < len; i++) {
         int v;
         uint8_t ch = in[i];
-        if (ch >= '0' && ch <= '9')
-            v = ch - '0';
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f')
-            v = (ch | 32) - 'a' + 10;
-        else
-            continue;
+        if (ch >= '0' && ch <= '9') v = ch - '0';
+        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') v = (ch | 32) - 'a' + 10;
+        else continue;
         if (high < 0) {
             high = v;
         } else {
@@ -250,10 +247,8 @@ static void make_colors(const struct png *p, uint8_t colors[256][3])
     clear = p->depth == 1 && clear ? 255 : clear & 255;
     for (uint32_t v = 0; v < 256; v++) {
         uint32_t i = v / step;
-        if (p->color == PALETTE)
-            memcpy(colors[v], p->palette + 3 * i, 3);
-        else
-            memset(colors[v], key && v == clear ? 255 : (int)v, 3);
+        if (p->color == PALETTE) memcpy(colors[v], p->palette + 3 * i, 3);
+        else memset(colors[v], key && v == clear ? 255 : (int)v, 3);
         for (int c = 0; on_white && p->color == PALETTE && i < t->len && c < 3; c++)
             colors[v][c] = image__over_white(colors[v][c], t->p[i]);
     }

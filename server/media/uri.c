@@ -1,5 +1,5 @@
-/* data: URIs. The text is looked through twice: once to check it and to know the size, then, after the limit and one allocation, to decode.
- * Any thread. Rules: specs openai-api §15.1 and image-preprocess §7. */
+/* data: URIs. The text is looked through twice: once to check it and to know the size, then, after the limit
+ * and one allocation, to decode. Any thread. Rules: specs openai-api §15.1 and image-preprocess §7. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
@@ -51,7 +51,8 @@ struct payload {
     uint8_t last;           /* value of the last digit */
 };
 
-static enum image_fault look(const char *s, size_t len, const uint8_t table[256], struct payload *p, struct err *err)
+static enum image_fault look(const char *s, size_t len, const uint8_t table[256], struct payload *p,
+                             struct err *err)
 {
     *p = (struct payload){0};
     for (size_t at = 0; at < len;) {
@@ -59,7 +60,9 @@ static enum image_fault look(const char *s, size_t len, const uint8_t table[256]
         int c = next_char(s, len, &at);
         uint8_t v = c < 0 ? BAD : table[c];
         if (v < 64) {
-            if (p->pads) return image__fail(err, IMAGE_BAD_BASE64, "base64 data after its padding, at character %zu", start);
+            if (p->pads)
+                return image__fail(err, IMAGE_BAD_BASE64, "base64 data after its padding, at character %zu",
+                                   start);
             p->standard |= c == '+' || c == '/';
             p->urlsafe |= c == '-' || c == '_';
             p->last = v;
@@ -72,7 +75,8 @@ static enum image_fault look(const char *s, size_t len, const uint8_t table[256]
     }
     size_t rest = p->digits % 4;
     if (p->standard && p->urlsafe)
-        return image__fail(err, IMAGE_BAD_BASE64, "the base64 data mixes the standard and the URL-safe alphabet");
+        return image__fail(err, IMAGE_BAD_BASE64,
+                           "the base64 data mixes the standard and the URL-safe alphabet");
     if (rest == 1 || (p->pads && p->pads != (4 - rest) % 4))
         return image__fail(err, IMAGE_BAD_BASE64, "the base64 data is cut or wrongly padded");
     if ((rest == 2 && (p->last & 15)) || (rest == 3 && (p->last & 3)))
@@ -88,7 +92,8 @@ static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t 
     for (size_t at = 0; at < len;) {
         uint8_t v;
         while (have == 0 && len - at >= 4) { /* four plain digits at once */
-            uint8_t a = table[(uint8_t)s[at]], b = table[(uint8_t)s[at + 1]], c = table[(uint8_t)s[at + 2]], d = table[(uint8_t)s[at + 3]];
+            uint8_t a = table[(uint8_t)s[at]], b = table[(uint8_t)s[at + 1]], c = table[(uint8_t)s[at + 2]],
+                    d = table[(uint8_t)s[at + 3]];
             if ((a | b | c | d) >= 64) break;
             uint32_t w = (uint32_t)a << 18 | (uint32_t)b << 12 | (uint32_t)c << 6 | d;
             *out++ = (uint8_t)(w >> 16);
@@ -116,7 +121,8 @@ static void decode(const char *s, size_t len, const uint8_t table[256], uint8_t 
     }
 }
 
-static enum image_fault decode_all(const char *s, size_t n, const struct image_limits *limits, uint8_t **bytes, size_t *len, struct err *err)
+static enum image_fault decode_all(const char *s, size_t n, const struct image_limits *limits,
+                                   uint8_t **bytes, size_t *len, struct err *err)
 {
     uint8_t table[256];
     make_table(table);
@@ -126,7 +132,8 @@ static enum image_fault decode_all(const char *s, size_t n, const struct image_l
     size_t size = p.digits / 4 * 3 + (p.digits % 4 * 3) / 4;
     if (!size) return image__fail(err, IMAGE_EMPTY, "the image is empty");
     if (size > limits->encoded_bytes_max)
-        return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", size, limits->encoded_bytes_max);
+        return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", size,
+                           limits->encoded_bytes_max);
     uint8_t *out = malloc(size);
     if (!out) return image__fail(err, IMAGE_NOMEM, "out of memory");
     decode(s, n, table, out);
@@ -135,8 +142,8 @@ static enum image_fault decode_all(const char *s, size_t n, const struct image_l
     return IMAGE_OK;
 }
 
-enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits, uint8_t **bytes, size_t *len,
-                                   struct err *err)
+enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct image_limits *limits,
+                                   uint8_t **bytes, size_t *len, struct err *err)
 {
     static const char base64[] = ";base64";
     enum { BASE64 = sizeof base64 - 1 };
@@ -150,6 +157,7 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
     if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
     size_t head = (size_t)(comma - url);
     if (head < BASE64 || strncasecmp(comma - BASE64, base64, BASE64) != 0)
-        return image__fail(err, IMAGE_BAD_URL, "the data: URL is not base64: \";base64\" must stand before the comma");
+        return image__fail(err, IMAGE_BAD_URL,
+                           "the data: URL is not base64: \";base64\" must stand before the comma");
     return decode_all(comma + 1, url_len - head - 1, limits, bytes, len, err);
 }

@@ -1,4 +1,5 @@
-/* See media/video.h. A source gives the frames of a file one after the other; only one of them is held at its full size. */
+/* See media/video.h. A source gives the frames of a file one after the other; only one of them is held at its
+ * full size. */
 #include "server/media/video.h"
 
 #include "config/base/checked.h"
@@ -44,8 +45,9 @@ static enum image_fault check_work(const struct source *s, struct err *err)
     uint64_t pixels = (uint64_t)s->width * s->height * s->total; /* at most 2^16 * 2^16 * 2^12 */
     if (pixels > s->limits->pixels_max * FILE_PIXELS_FACTOR)
         return image__fail(err, IMAGE_TOO_MANY_PIXELS,
-                           "the video is %u frames of %u x %u pixels, the limit is %llu pixels in all", s->total, s->width,
-                           s->height, (unsigned long long)s->limits->pixels_max * FILE_PIXELS_FACTOR);
+                           "the video is %u frames of %u x %u pixels, the limit is %llu pixels in all",
+                           s->total, s->width, s->height,
+                           (unsigned long long)s->limits->pixels_max * FILE_PIXELS_FACTOR);
     return IMAGE_OK;
 }
 
@@ -55,14 +57,15 @@ static enum image_fault list_next(struct source *s, struct err *err)
 {
     size_t left = s->in.len - s->at;
     uint32_t n = left >= 4 ? image__le32(s->in.p + s->at) : 0;
-    if (left < 4 || n > left - 4) return image__fail(err, IMAGE_BAD_DATA, "the video's list of frames is cut");
+    if (left < 4 || n > left - 4)
+        return image__fail(err, IMAGE_BAD_DATA, "the video's list of frames is cut");
     image_u8_free(&s->frame);
     enum image_fault f = image_in_decode(s->in.p + s->at + 4, n, s->limits, &s->frame, err);
     s->at += 4 + (size_t)n;
     if (!f && s->width && (s->frame.width != s->width || s->frame.height != s->height))
         f = image__fail(err, IMAGE_BAD_SHAPE,
-                        "the frames of a video must have one size: one has %u x %u pixels, the first %u x %u", s->frame.width,
-                        s->frame.height, s->width, s->height);
+                        "the frames of a video must have one size: one has %u x %u pixels, the first %u x %u",
+                        s->frame.width, s->frame.height, s->width, s->height);
     return f;
 }
 
@@ -71,7 +74,8 @@ static enum image_fault list_open(struct source *s, double fps, struct err *err)
     for (size_t at = 0; at < s->in.len; s->total++) {
         size_t left = s->in.len - at;
         uint32_t n = left >= 4 ? image__le32(s->in.p + at) : 0;
-        if (left < 4 || n > left - 4) return image__fail(err, IMAGE_BAD_DATA, "the video's list of frames is cut");
+        if (left < 4 || n > left - 4)
+            return image__fail(err, IMAGE_BAD_DATA, "the video's list of frames is cut");
         at += 4 + (size_t)n;
     }
     if (!s->total) return image__fail(err, IMAGE_EMPTY, "the video has no frames");
@@ -120,8 +124,10 @@ static enum image_fault webp_look(struct source *s, struct err *err)
         WebPDemuxReleaseIterator(&it);
     }
     WebPDemuxDelete(demux);
-    if (frames > FILE_FRAMES_MAX) return image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %d frames", FILE_FRAMES_MAX);
-    if (!s->total || s->total != frames) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: frames are missing");
+    if (frames > FILE_FRAMES_MAX)
+        return image__fail(err, IMAGE_BAD_SHAPE, "the video has more than %d frames", FILE_FRAMES_MAX);
+    if (!s->total || s->total != frames)
+        return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: frames are missing");
     s->fps = (double)s->total * 1000.0 / (double)milliseconds;
     return IMAGE_OK;
 }
@@ -170,7 +176,9 @@ static enum image_fault source_open(struct source *s, double fps, struct err *er
 
 static enum image_fault source_next(struct source *s, struct image_u8 *frame, struct err *err)
 {
-    enum image_fault f = s->gif ? image__gif_next(s->gif, frame, err) : s->webp ? webp_next(s, err) : list_next(s, err);
+    enum image_fault f = s->gif    ? image__gif_next(s->gif, frame, err)
+                         : s->webp ? webp_next(s, err)
+                                   : list_next(s, err);
     if (!f && !s->gif) *frame = s->frame;
     return f;
 }
@@ -178,7 +186,8 @@ static enum image_fault source_next(struct source *s, struct image_u8 *frame, st
 /* ---- frames ---- */
 
 /* Which frames: of a list all of them, of a file `fps` per second. */
-static enum image_fault choose(const struct image_config *cfg, const struct source *s, double fps, struct video_frames *v, struct err *err)
+static enum image_fault choose(const struct image_config *cfg, const struct source *s, double fps,
+                               struct video_frames *v, struct err *err)
 {
     v->fps = s->fps;
     if (!s->list) {
@@ -193,8 +202,8 @@ static enum image_fault choose(const struct image_config *cfg, const struct sour
         return IMAGE_OK;
     }
     if (s->total > cfg->video_frames_max)
-        return image__fail(err, IMAGE_BAD_SHAPE, "the video has %u frames, this model takes at most %u", s->total,
-                           cfg->video_frames_max);
+        return image__fail(err, IMAGE_BAD_SHAPE, "the video has %u frames, this model takes at most %u",
+                           s->total, cfg->video_frames_max);
     v->indices = malloc(s->total * sizeof *v->indices);
     if (!v->indices) return image__fail(err, IMAGE_NOMEM, "out of memory");
     for (uint32_t i = 0; i < s->total; i++) v->indices[i] = i;
@@ -204,7 +213,8 @@ static enum image_fault choose(const struct image_config *cfg, const struct sour
 }
 
 /* The chosen frames, resized, one behind the other. */
-static enum image_fault draw(const struct image_config *cfg, struct source *s, struct video_frames *v, struct err *err)
+static enum image_fault draw(const struct image_config *cfg, struct source *s, struct video_frames *v,
+                             struct err *err)
 {
     size_t each = (size_t)v->pixels.width * v->pixels.height * 3;
     uint32_t next = 0; /* of the file: frames [0, next) were read */
@@ -218,7 +228,8 @@ static enum image_fault draw(const struct image_config *cfg, struct source *s, s
         }
         for (; next <= v->indices[i] && !f; next++) f = source_next(s, &frame, err);
         if (f) break;
-        enum status st = image_resize(&frame, v->pixels.width, v->pixels.height, cfg->filter, cfg->mode, &small, err);
+        enum status st =
+            image_resize(&frame, v->pixels.width, v->pixels.height, cfg->filter, cfg->mode, &small, err);
         if (st) return st == ST_NOMEM ? IMAGE_NOMEM : IMAGE_BAD_SHAPE;
         memcpy(to, small.rgb, each);
         image_u8_free(&small);
@@ -226,7 +237,8 @@ static enum image_fault draw(const struct image_config *cfg, struct source *s, s
     return f;
 }
 
-static enum image_fault make(const struct image_config *cfg, struct source *s, double fps, struct video_frames *v, struct err *err)
+static enum image_fault make(const struct image_config *cfg, struct source *s, double fps,
+                             struct video_frames *v, struct err *err)
 {
     uint32_t w, h, frames;
     enum image_fault f = choose(cfg, s, fps, v, err);
@@ -235,15 +247,17 @@ static enum image_fault make(const struct image_config *cfg, struct source *s, d
     frames = (v->count + cfg->depth - 1) / cfg->depth * cfg->depth;
     if ((uint64_t)w * h * frames > s->limits->pixels_max)
         return image__fail(err, IMAGE_TOO_MANY_PIXELS,
-                           "the video comes to %u frames of %u x %u pixels, the limit is %llu pixels in all", frames, w, h,
-                           (unsigned long long)s->limits->pixels_max);
-    v->pixels = (struct image_u8){.width = w, .height = h, .frames = frames, .rgb = malloc((size_t)w * h * 3 * frames)};
+                           "the video comes to %u frames of %u x %u pixels, the limit is %llu pixels in all",
+                           frames, w, h, (unsigned long long)s->limits->pixels_max);
+    v->pixels = (struct image_u8){
+        .width = w, .height = h, .frames = frames, .rgb = malloc((size_t)w * h * 3 * frames)};
     if (!v->pixels.rgb) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
     return draw(cfg, s, v, err);
 }
 
-enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list, double fps,
-                                 const struct image_limits *limits, struct video_frames *out, struct err *err)
+enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
+                                 double fps, const struct image_limits *limits, struct video_frames *out,
+                                 struct err *err)
 {
     struct source s = {.in = {.p = bytes, .len = len}, .limits = limits, .list = list};
     struct video_frames v = {0};
@@ -251,9 +265,7 @@ enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *
     enum image_fault f = source_open(&s, fps, err);
     if (!f) f = make(cfg, &s, fps, &v, err);
     source_close(&s);
-    if (f)
-        video_frames_free(&v);
-    else
-        *out = v;
+    if (f) video_frames_free(&v);
+    else *out = v;
     return f;
 }

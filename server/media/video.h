@@ -1,5 +1,6 @@
-/* Videos as they come from clients: animated GIF and WebP files, and lists of pictures. Chooses frames as the checkpoint's
- * processor does and resizes them. Containers with compressed video are not read. Worker threads; pure. */
+/* Videos as they come from clients: animated GIF and WebP files, and lists of pictures. Chooses frames as the
+ * checkpoint's processor does and resizes them. Containers with compressed video are not read. Worker
+ * threads; pure. */
 #ifndef KVASIR_IMAGE_VIDEO_H
 #define KVASIR_IMAGE_VIDEO_H
 
@@ -8,7 +9,8 @@
 
 /* Frames of one video that the model looks at. */
 struct video_frames {
-    struct image_u8 pixels; /* resized; pixels.frames is a multiple of cfg->depth: the last frame is repeated to get there */
+    struct image_u8 pixels; /* resized; pixels.frames is a multiple of cfg->depth: the last frame is repeated
+                               to get there */
     uint32_t *indices;      /* [count] which frames of the file they are */
     uint32_t count;         /* without repetitions at the end */
     double fps;             /* of the file */
@@ -16,11 +18,13 @@ struct video_frames {
 };
 void video_frames_free(struct video_frames *v);
 
-/* bytes: an animated GIF or WebP file, whose time is what its frames' durations sum up to (a duration of 0 counts as 100 ms), or,
- * with `list`, the files of the frames as picture_pack lays them out, all of one size, shown `fps` per second (0: as many as the
- * model looks at) and all looked at. Limits: bytes in all; pixels of a frame; pixels of all frames together after resizing, and
- * of all frames of the file up to eight times that. All are checked before anything is allocated in proportion. */
-enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list, double fps,
-                                 const struct image_limits *limits, struct video_frames *out, struct err *err);
+/* bytes: an animated GIF or WebP file, whose time is what its frames' durations sum up to (a duration of 0
+ * counts as 100 ms), or, with `list`, the files of the frames as picture_pack lays them out, all of one size,
+ * shown `fps` per second (0: as many as the model looks at) and all looked at. Limits: bytes in all; pixels
+ * of a frame; pixels of all frames together after resizing, and of all frames of the file up to eight times
+ * that. All are checked before anything is allocated in proportion. */
+enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
+                                 double fps, const struct image_limits *limits, struct video_frames *out,
+                                 struct err *err);
 
 #endif

@@ -1,5 +1,6 @@
-/* WebP through libwebp: a still picture, or the first frame of an animation on its canvas (where the frame leaves it free: black, as Pillow
- * has it once alpha is dropped, or white if transparency shows white and the file has some). Any thread. */
+/* WebP through libwebp: a still picture, or the first frame of an animation on its canvas (where the frame
+ * leaves it free: black, as Pillow has it once alpha is dropped, or white if transparency shows white and the
+ * file has some). Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
@@ -34,7 +35,9 @@ static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig
     VP8StatusCode rc = WebPDecode(frame->fragment.bytes, frame->fragment.size, config);
     WebPFreeDecBuffer(&config->output);
     if (rc == VP8_STATUS_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
-    if (rc != VP8_STATUS_OK) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: the pixel data is truncated or corrupt");
+    if (rc != VP8_STATUS_OK)
+        return image__fail(err, IMAGE_BAD_DATA,
+                           "not a valid WebP file: the pixel data is truncated or corrupt");
     return IMAGE_OK;
 }
 
@@ -42,7 +45,8 @@ static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 
 {
     /* Alpha is not even decoded: colours under it stay as they are in the file. */
     WebPDecoderConfig config;
-    if (!WebPInitDecoderConfig(&config)) return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
+    if (!WebPInitDecoderConfig(&config))
+        return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
     size_t stride = (size_t)img->width * 3;
     size_t at = (size_t)frame->y_offset * stride + (size_t)frame->x_offset * 3;
     config.output.colorspace = MODE_RGB;
@@ -56,7 +60,8 @@ static enum image_fault decode_frame(const WebPIterator *frame, struct image_u8 
 static enum image_fault decode_over_white(const WebPIterator *frame, struct image_u8 *img, struct err *err)
 {
     WebPDecoderConfig config;
-    if (!WebPInitDecoderConfig(&config)) return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
+    if (!WebPInitDecoderConfig(&config))
+        return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
     size_t w = (size_t)frame->width, h = (size_t)frame->height;
     uint8_t *rgba = malloc(w * h * 4); /* within the checked size of the canvas */
     if (!rgba) return image__fail(err, IMAGE_NOMEM, "out of memory");
@@ -76,36 +81,40 @@ static enum image_fault decode_over_white(const WebPIterator *frame, struct imag
     return f;
 }
 
-static enum image_fault decode(const WebPDemuxer *demux, const struct image_limits *limits, struct image_u8 *out, struct err *err)
+static enum image_fault decode(const WebPDemuxer *demux, const struct image_limits *limits,
+                               struct image_u8 *out, struct err *err)
 {
-    uint32_t width = WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH), height = WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT);
+    uint32_t width = WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH),
+             height = WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT);
     enum image_fault f = image__check_size(width, height, limits, err);
     if (f) return f;
     WebPIterator frame;
-    if (!WebPDemuxGetFrame(demux, 1, &frame)) return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: there is no frame");
+    if (!WebPDemuxGetFrame(demux, 1, &frame))
+        return image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: there is no frame");
     struct image_u8 img = {0};
     WebPBitstreamFeatures features;
-    bool whole = frame.x_offset == 0 && frame.y_offset == 0 && frame.width == (int)width && frame.height == (int)height;
+    bool whole = frame.x_offset == 0 && frame.y_offset == 0 && frame.width == (int)width &&
+                 frame.height == (int)height;
     /* The frame's header and the bitstream in it each give a size; what is decoded is the bitstream. */
     if (frame.x_offset < 0 || frame.y_offset < 0 || frame.width < 1 || frame.height < 1 ||
-        (uint64_t)frame.x_offset + (uint64_t)frame.width > width || (uint64_t)frame.y_offset + (uint64_t)frame.height > height ||
-        WebPGetFeatures(frame.fragment.bytes, frame.fragment.size, &features) != VP8_STATUS_OK || features.width != frame.width ||
-        features.height != frame.height)
-        f = image__fail(err, IMAGE_BAD_DATA, "not a valid WebP file: the first frame does not fit its canvas");
+        (uint64_t)frame.x_offset + (uint64_t)frame.width > width ||
+        (uint64_t)frame.y_offset + (uint64_t)frame.height > height ||
+        WebPGetFeatures(frame.fragment.bytes, frame.fragment.size, &features) != VP8_STATUS_OK ||
+        features.width != frame.width || features.height != frame.height)
+        f = image__fail(err, IMAGE_BAD_DATA,
+                        "not a valid WebP file: the first frame does not fit its canvas");
     if (!f) f = image__new(width, height, !whole, &img, err);
     bool white = limits->on_white && (WebPDemuxGetI(demux, WEBP_FF_FORMAT_FLAGS) & ALPHA_FLAG) != 0;
     if (!f && white && !whole) memset(img.rgb, 255, image_u8_bytes(&img));
     if (!f) f = white ? decode_over_white(&frame, &img, err) : decode_frame(&frame, &img, err);
     WebPDemuxReleaseIterator(&frame);
-    if (f)
-        image_u8_free(&img);
-    else
-        *out = img;
+    if (f) image_u8_free(&img);
+    else *out = img;
     return f;
 }
 
-enum image_fault image__webp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out, int *orientation,
-                             struct err *err)
+enum image_fault image__webp(struct image_bytes in, const struct image_limits *limits, struct image_u8 *out,
+                             int *orientation, struct err *err)
 {
     WebPData data = {.bytes = in.p, .size = in.len};
     WebPDemuxer *demux = WebPDemux(&data);

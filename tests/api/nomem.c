@@ -15,7 +15,7 @@ static struct control {
     _Atomic long left;    /* allocations of workers until one fails; below 0: none */
     _Atomic long forever; /* all behind it fail too */
     _Atomic long failed;  /* how many did */
-} *control;
+} * control;
 static __thread bool worker;
 
 void *__libc_malloc(size_t size);

@@ -1,8 +1,9 @@
 /* Time to the first token with a cached prefix, against what the engine alone needs for the same work:
  *     bench_cache MODEL_DIR [NEW_TOKENS]
- * For prefixes of n tokens (1k to 8k, as far as the checkpoint's context goes) it prints: cold (n + m tokens computed), warm (n from the cache,
- * m computed: look-up, copy, plan, step and event included), and the bare engine step of m tokens at position n, which is the time for m tokens
- * plus attention over n. Best of several. Not run as a test. */
+ * For prefixes of n tokens (1k to 8k, as far as the checkpoint's context goes) it prints: cold (n + m tokens
+ * computed), warm (n from the cache, m computed: look-up, copy, plan, step and event included), and the bare
+ * engine step of m tokens at position n, which is the time for m tokens plus attention over n. Best of
+ * several. Not run as a test. */
 #include "engine/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -34,7 +35,8 @@ static void die(const char *what, const struct err *err)
     exit(1);
 }
 
-static const struct sampling_params greedy = {.logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+static const struct sampling_params greedy = {.logprobs = SAMPLING_NO_LOGPROBS,
+                                              .prompt_logprobs = SAMPLING_NO_LOGPROBS};
 
 /* Submits and runs until the end; milliseconds to the first token. */
 static double first_token(struct scheduler *s, const struct prompt *p, uint32_t *reused)
@@ -60,11 +62,18 @@ static double first_token(struct scheduler *s, const struct prompt *p, uint32_t 
 }
 
 /* Milliseconds of one step of m tokens at position n; the arena holds what the scheduler left there. */
-static double bare_step(struct engine *e, const struct engine_caps *caps, const struct prompt *p, uint32_t n, uint32_t m)
+static double bare_step(struct engine *e, const struct engine_caps *caps, const struct prompt *p, uint32_t n,
+                        uint32_t m)
 {
     uint32_t *tables[ENGINE_GROUPS_MAX] = {NULL}, blocks = p->token_count / caps->block_tokens + 1, at = 0;
-    struct engine_run run = {.position = n, .count = m, .tokens = p->tokens, .token_count = p->token_count, .prompt_count = p->token_count,
-                             .sampling = &greedy, .sample = true, .score_first = UINT32_MAX};
+    struct engine_run run = {.position = n,
+                             .count = m,
+                             .tokens = p->tokens,
+                             .token_count = p->token_count,
+                             .prompt_count = p->token_count,
+                             .sampling = &greedy,
+                             .sample = true,
+                             .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < caps->group_count; g++) {
         tables[g] = malloc(blocks * sizeof *tables[g]);
         for (uint32_t i = 0; i < blocks; i++, at += caps->groups[g].block_units) tables[g][i] = at;
@@ -73,7 +82,8 @@ static double bare_step(struct engine *e, const struct engine_caps *caps, const 
     struct engine_batch batch = {.runs = &run, .run_count = 1};
     struct err err = {{0}};
     double start = now_ms();
-    if (at > caps->arena_units || engine_submit(e, &batch, &err) || engine_wait(e, &batch, &err)) die("step", &err);
+    if (at > caps->arena_units || engine_submit(e, &batch, &err) || engine_wait(e, &batch, &err))
+        die("step", &err);
     double took = now_ms() - start;
     for (uint32_t g = 0; g < caps->group_count; g++) free(tables[g]);
     return took;
@@ -86,19 +96,24 @@ int main(int argc, char **argv)
         return 2;
     }
     uint32_t m = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 64, state = 1;
-    struct engine_options opt = {.model_dir = argv[1], .backend = "auto", .dtype = "auto", .kv_bytes = 3ull << 30};
+    struct engine_options opt = {
+        .model_dir = argv[1], .backend = "auto", .dtype = "auto", .kv_bytes = 3ull << 30};
     struct engine *e;
     struct err err = {{0}};
     struct engine_caps caps;
     if (engine_open(&opt, &e, &err)) die("open", &err);
     engine_caps(e, &caps);
-    struct { uint32_t n; double cold, warm, bare, alone; } rows[4] = {{.n = 1024}, {.n = 2048}, {.n = 4096}, {.n = 8192}};
+    struct {
+        uint32_t n;
+        double cold, warm, bare, alone;
+    } rows[4] = {{.n = 1024}, {.n = 2048}, {.n = 4096}, {.n = 8192}};
     uint32_t count = 0;
     struct prompt p = {.tokens = malloc((8192 + m) * sizeof(uint32_t))};
     struct sched_options so = {.queue_max = 4};
     struct scheduler *s;
     if (sched_create(e, &so, &s, &err)) die("scheduler", &err);
-    for (uint32_t i = 0; i < 8192 + m; i++) p.tokens[i] = (state = state * 1664525u + 1013904223u) % (caps.vocab_size - 300) + 100;
+    for (uint32_t i = 0; i < 8192 + m; i++)
+        p.tokens[i] = (state = state * 1664525u + 1013904223u) % (caps.vocab_size - 300) + 100;
     for (; count < 4 && rows[count].n + m + 1 <= caps.context_max; count++) {
         uint32_t n = rows[count].n, reused;
         double v[REPEAT];
@@ -123,9 +138,12 @@ int main(int argc, char **argv)
         rows[k].bare = best(v, REPEAT);
         rows[k].alone = best(a, REPEAT);
     }
-    printf("%u new tokens; milliseconds to the first token\n  cached      cold      warm   engine alone: same step   without prefix   warm / same step\n", m);
+    printf("%u new tokens; milliseconds to the first token\n  cached      cold      warm   engine alone: "
+           "same step   without prefix   warm / same step\n",
+           m);
     for (uint32_t k = 0; k < count; k++)
-        printf("%8u %9.1f %9.1f %25.1f %16.1f %18.3f\n", rows[k].n, rows[k].cold, rows[k].warm, rows[k].bare, rows[k].alone, rows[k].warm / rows[k].bare);
+        printf("%8u %9.1f %9.1f %25.1f %16.1f %18.3f\n", rows[k].n, rows[k].cold, rows[k].warm, rows[k].bare,
+               rows[k].alone, rows[k].warm / rows[k].bare);
     free(p.tokens);
     engine_close(e);
     return 0;

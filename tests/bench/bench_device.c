@@ -1,14 +1,15 @@
-/* Speed of a backend by kernel and by whole step, each against what the machine gives: measured copy bandwidth and the peak of a
- * large matrix product (be_ops.ceiling). Shapes of Gemma 3 4B and Qwen3-VL-8B with random weights. Needs no server library; meant
- * for a machine with a GPU (scripts/device-check.sh), and runs on the CPU and on the emulated device too. Not a test: it fails
- * only when an operation or a step does.
+/* Speed of a backend by kernel and by whole step, each against what the machine gives: measured copy
+ * bandwidth and the peak of a large matrix product (be_ops.ceiling). Shapes of Gemma 3 4B and Qwen3-VL-8B
+ * with random weights. Needs no server library; meant for a machine with a GPU (scripts/device-check.sh), and
+ * runs on the CPU and on the emulated device too. Not a test: it fails only when an operation or a step does.
  *
  *   bench_device [--backend cpu|cuda] [--part kernels|steps|all] [--json FILE] [--only TEXT] [--tiny]
  *
- * --only: rows whose name holds TEXT. --tiny: sizes that the emulated device gets through in seconds; the figures mean nothing.
- * Bytes are the fewest that must move (every input read once, every output written once), operations those of the definition;
- * "possible" is the larger of the two least times over the time measured. Times: calls in a row between two waits, the median of
- * several such runs; weights and keys come in copies, used in turn, so that none is found in the caches. */
+ * --only: rows whose name holds TEXT. --tiny: sizes that the emulated device gets through in seconds; the
+ * figures mean nothing. Bytes are the fewest that must move (every input read once, every output written
+ * once), operations those of the definition; "possible" is the larger of the two least times over the time
+ * measured. Times: calls in a row between two waits, the median of several such runs; weights and keys come
+ * in copies, used in turn, so that none is found in the caches. */
 #include "config/base/log.h"
 #include "kernels/backend.h"
 #include "kernels/cuda_loader.h"
@@ -80,7 +81,8 @@ static uint32_t next_random(uint64_t *s)
 static void fill_host(void *p, size_t bytes, bool f32)
 {
     uint64_t rng = 7;
-    for (size_t i = 0; f32 && i < bytes / 4; i++) ((float *)p)[i] = (float)(int32_t)(next_random(&rng) << 1) * 0x1p-31f;
+    for (size_t i = 0; f32 && i < bytes / 4; i++)
+        ((float *)p)[i] = (float)(int32_t)(next_random(&rng) << 1) * 0x1p-31f;
     for (size_t i = 0; !f32 && i < bytes / 2; i++) {
         uint32_t r = next_random(&rng);
         ((uint16_t *)p)[i] = (uint16_t)((r & 1) << 15 | (0x3c00 + (r >> 1) % 0x380));
@@ -93,7 +95,8 @@ static void *take_random(struct bench *k, size_t bytes, bool f32)
     char *dev = take(k, bytes), *host = must(malloc(piece));
     fill_host(host, piece, f32);
     k->ops->upload(k->b, dev, host, piece);
-    for (size_t at = piece; at < bytes; at += piece) k->ops->copy(k->b, dev + at, dev, bytes - at < piece ? bytes - at : piece);
+    for (size_t at = piece; at < bytes; at += piece)
+        k->ops->copy(k->b, dev + at, dev, bytes - at < piece ? bytes - at : piece);
     wait_all(k);
     free(host);
     return dev;
@@ -112,7 +115,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seconds of one call: the median over RUNS runs of as many calls as take RUN_SECONDS. `call` gets a number that counts up. */
+/* Seconds of one call: the median over RUNS runs of as many calls as take RUN_SECONDS. `call` gets a number
+ * that counts up. */
 static double measure(struct bench *k, void (*call)(struct bench *k, void *arg, uint32_t n), void *arg)
 {
     double times[RUNS];
@@ -175,13 +179,15 @@ static void bench_linear(struct bench *k, const struct model *m, const char *wha
     for (uint32_t i = 0; i < l.copies; i++)
         if (k->ops->weight_pack(k->b, &d, &l.w[i]) != BE_OK) must(NULL);
     free(src);
-    void *x = take_random(k, rows_max * be_ld(in) * 2, false), *y = take(k, (size_t)rows_max * be_ld(out) * 4);
+    void *x = take_random(k, rows_max * be_ld(in) * 2, false),
+         *y = take(k, (size_t)rows_max * be_ld(out) * 4);
     l.a.x = x;
     l.a.out = y;
     for (size_t i = 0; i < (k->tiny ? 4 : 7) && rows[i] <= rows_max; i++) {
         l.a.t = rows[i];
         double t = rows[i], bytes = (double)elems * 2 + t * in * 2 + t * out * (epi == BE_EPI_F32 ? 4 : 2);
-        bench_row(&k->report, "kernel", name, rows[i], measure(k, linear_call, &l), bytes, 2 * (double)elems * t);
+        bench_row(&k->report, "kernel", name, rows[i], measure(k, linear_call, &l), bytes,
+                  2 * (double)elems * t);
     }
     for (uint32_t i = 0; i < l.copies; i++) k->ops->weight_free(k->b, l.w[i]);
     k->ops->free(k->b, x);
@@ -213,18 +219,20 @@ static void qkv_call(struct bench *k, void *arg, uint32_t n)
     k->ops->qkv(k->b, &a);
 }
 
-/* `seqs` sequences of `context` tokens, of which the last `rows` of each are in the batch. window 0: all keys; causal false:
- * every row sees the whole sequence. */
-static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t seqs,
-                      uint32_t context, uint32_t rows, uint32_t window, bool causal)
+/* `seqs` sequences of `context` tokens, of which the last `rows` of each are in the batch. window 0: all
+ * keys; causal false: every row sees the whole sequence. */
+static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                      uint32_t seqs, uint32_t context, uint32_t rows, uint32_t window, bool causal)
 {
     size_t part = k->ops->kv_layer_bytes(k->b, kv_heads, dim);
-    uint32_t per_seq = (context + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, blocks = per_seq * seqs, t = rows * seqs;
+    uint32_t per_seq = (context + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, blocks = per_seq * seqs,
+             t = rows * seqs;
     *w = (struct attn_work){.layer_bytes = part};
     w->layers = (uint32_t)(k->cold / ((size_t)blocks * part)) + 1;
     if (w->layers > COPIES_MAX) w->layers = COPIES_MAX;
     uint32_t units = (uint32_t)((part * w->layers + BE_KV_UNIT - 1) / BE_KV_UNIT);
-    uint32_t *v = must(calloc((size_t)3 * t + blocks + 2 * seqs + 1, 4)), *pos = v, *lo = v + t, *hi = v + 2 * t;
+    uint32_t *v = must(calloc((size_t)3 * t + blocks + 2 * seqs + 1, 4)), *pos = v, *lo = v + t,
+             *hi = v + 2 * t;
     uint32_t *tables = v + 3 * t, *first = tables + blocks, *at = first + seqs + 1;
     for (uint32_t i = 0; i < blocks; i++) tables[i] = (uint32_t)((uint64_t)i * 7919 % blocks) * units;
     if (blocks % 7919 == 0)
@@ -242,7 +250,8 @@ static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint
     const uint32_t *host[6] = {first, at, tables, pos, lo, hi};
     const size_t counts[6] = {seqs + 1u, seqs, blocks, t, t, t};
     for (int i = 0; i < 6; i++) w->index[i] = take_words(k, host[i], counts[i]);
-    w->rows = (struct be_rows){t, seqs, w->index[0], w->index[1], w->index[2], w->index[3], w->index[4], w->index[5]};
+    w->rows = (struct be_rows){t,           seqs,        w->index[0], w->index[1],
+                               w->index[2], w->index[3], w->index[4], w->index[5]};
     w->arena = take_random(k, (size_t)blocks * units * BE_KV_UNIT, false);
     size_t width = (size_t)heads * dim;
     w->qin = take_random(k, t * (heads + 2 * kv_heads) * (size_t)dim * 4, true);
@@ -251,7 +260,8 @@ static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint
     w->table = take_random(k, t * (size_t)dim * 4, true);
     w->norm = take_random(k, dim * 4, true);
     struct be_kv kv = {w->arena, 0, kv_heads, dim};
-    w->a = (struct be_attn_args){.rows = &w->rows, .heads = heads, .kv = kv, .q = w->qout, .scale = 0.1f, .out = w->out};
+    w->a = (struct be_attn_args){
+        .rows = &w->rows, .heads = heads, .kv = kv, .q = w->qout, .scale = 0.1f, .out = w->out};
     w->q = (struct be_qkv_args){.rows = &w->rows,
                                 .heads = heads,
                                 .kv = kv,
@@ -284,15 +294,17 @@ static double visible(uint32_t context, uint32_t rows, uint32_t window, bool cau
     return n;
 }
 
-static void bench_attn(struct bench *k, const char *name, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t seqs,
-                       uint32_t context, uint32_t rows, uint32_t window, bool causal)
+static void bench_attn(struct bench *k, const char *name, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                       uint32_t seqs, uint32_t context, uint32_t rows, uint32_t window, bool causal)
 {
     if (!wanted(k, name)) return;
     struct attn_work w;
     attn_open(k, &w, heads, kv_heads, dim, seqs, context, rows, window, causal);
-    double pairs = visible(context, rows, window, causal) * seqs, keys = window && rows == 1 ? window : context;
+    double pairs = visible(context, rows, window, causal) * seqs,
+           keys = window && rows == 1 ? window : context;
     double bytes = 2.0 * seqs * (2 * keys * kv_heads + 2.0 * rows * heads) * dim;
-    bench_row(&k->report, "kernel", name, rows > 1 ? rows : seqs, measure(k, attn_call, &w), bytes, 4.0 * heads * dim * pairs);
+    bench_row(&k->report, "kernel", name, rows > 1 ? rows : seqs, measure(k, attn_call, &w), bytes,
+              4.0 * heads * dim * pairs);
     attn_close(k, &w);
 }
 
@@ -304,7 +316,8 @@ static void bench_qkv(struct bench *k, const struct model *m, uint32_t rows)
     if (!wanted(k, name)) return;
     attn_open(k, &w, m->heads, m->kv_heads, m->dim, 1, rows, rows, 0, true);
     double cells = (double)rows * (m->heads + 2.0 * m->kv_heads) * m->dim;
-    bench_row(&k->report, "kernel", name, rows, measure(k, qkv_call, &w), cells * 6 + (double)rows * m->dim * 4, 0);
+    bench_row(&k->report, "kernel", name, rows, measure(k, qkv_call, &w),
+              cells * 6 + (double)rows * m->dim * 4, 0);
     attn_close(k, &w);
 }
 
@@ -366,7 +379,8 @@ static void bench_rows(struct bench *k, const struct model *m)
     uint32_t rows[] = {1, 128, k->tiny ? 130 : 8192}, most = rows[2], lines = k->tiny ? 8 : 128;
     size_t cells = (size_t)most * m->c;
     char name[64];
-    void *x = take_random(k, cells * 4, true), *res = take_random(k, cells * 4, true), *weight = take_random(k, m->c * 4, true);
+    void *x = take_random(k, cells * 4, true), *res = take_random(k, cells * 4, true),
+         *weight = take_random(k, m->c * 4, true);
     void *out = take(k, most * be_ld(m->c) * 2);
     struct row_work w = {.norm = {.c = m->c,
                                   .eps = 1e-6f,
@@ -379,10 +393,12 @@ static void bench_rows(struct bench *k, const struct model *m)
     snprintf(name, sizeof name, "%s norm+add+norm", m->name);
     for (int i = 0; i < 3 && wanted(k, name); i++) {
         w.norm.t = rows[i];
-        bench_row(&k->report, "kernel", name, rows[i], measure(k, norm_call, &w), (double)rows[i] * m->c * 14, 0);
+        bench_row(&k->report, "kernel", name, rows[i], measure(k, norm_call, &w), (double)rows[i] * m->c * 14,
+                  0);
     }
     size_t logit_cells = (size_t)lines * m->vocab;
-    void *logits = take_random(k, logit_cells * 4, true), *stats = take(k, lines * sizeof(struct be_logit_stats));
+    void *logits = take_random(k, logit_cells * 4, true),
+         *stats = take(k, lines * sizeof(struct be_logit_stats));
     void *ids = take(k, lines * 20 * 4), *values = take(k, lines * 20 * 4);
     w.stats = (struct be_logits_args){.logits = logits, .v = m->vocab, .stats = stats};
     w.topk = (struct be_topk_args){.logits = logits, .v = m->vocab, .k = 20, .ids = ids, .values = values};
@@ -390,9 +406,11 @@ static void bench_rows(struct bench *k, const struct model *m)
         w.stats.r = w.topk.r = i ? lines : 1;
         double bytes = (double)w.stats.r * m->vocab * 4;
         snprintf(name, sizeof name, "%s logit statistics", m->name);
-        if (wanted(k, name)) bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
+        if (wanted(k, name))
+            bench_row(&k->report, "kernel", name, w.stats.r, measure(k, stats_call, &w), bytes, 0);
         snprintf(name, sizeof name, "%s top 20", m->name);
-        if (wanted(k, name)) bench_row(&k->report, "kernel", name, w.topk.r, measure(k, topk_call, &w), bytes, 0);
+        if (wanted(k, name))
+            bench_row(&k->report, "kernel", name, w.topk.r, measure(k, topk_call, &w), bytes, 0);
     }
     void *all[] = {x, res, weight, out, logits, stats, ids, values};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) k->ops->free(k->b, all[i]);
@@ -424,15 +442,21 @@ static void bench_experts(struct bench *k)
     uint16_t *src = must(malloc(3 * part * 2));
     fill_host(src, 3 * part * 2, false);
     for (uint32_t i = 0; i < EXPERTS; i++) {
-        struct be_weight_desc g = {
-            .k = c, .src_count = 2, .glu = true, .src = {{src, BE_BF16, false, ff}, {src + part, BE_BF16, false, ff}}};
+        struct be_weight_desc g = {.k = c,
+                                   .src_count = 2,
+                                   .glu = true,
+                                   .src = {{src, BE_BF16, false, ff}, {src + part, BE_BF16, false, ff}}};
         struct be_weight_desc d = {.k = ff, .src_count = 1, .src = {{src + 2 * part, BE_BF16, false, c}}};
-        if (k->ops->weight_pack(k->b, &g, &glu[i]) != BE_OK || k->ops->weight_pack(k->b, &d, &down[i]) != BE_OK) must(NULL);
+        if (k->ops->weight_pack(k->b, &g, &glu[i]) != BE_OK ||
+            k->ops->weight_pack(k->b, &d, &down[i]) != BE_OK)
+            must(NULL);
     }
     free(src);
-    void *x = take_random(k, most * be_ld(c) * 2, false), *logits = take_random(k, (size_t)most * EXPERTS * 4, true);
+    void *x = take_random(k, most * be_ld(c) * 2, false),
+         *logits = take_random(k, (size_t)most * EXPERTS * 4, true);
     void *ids = take(k, (size_t)most * USED * 4), *weights = take(k, (size_t)most * USED * 4);
-    void *scratch = take(k, k->ops->experts_scratch(k->b, most, USED, c, ff, EXPERTS)), *out = take(k, (size_t)most * c * 4);
+    void *scratch = take(k, k->ops->experts_scratch(k->b, most, USED, c, ff, EXPERTS)),
+         *out = take(k, (size_t)most * c * 4);
     struct expert_work w = {
         .a = {.glu = glu,
               .down = down,
@@ -446,13 +470,15 @@ static void bench_experts(struct bench *k)
               .weights = weights,
               .scratch = scratch,
               .out = out},
-        .r = {.logits = logits, .experts = EXPERTS, .k = USED, .renorm = true, .ids = ids, .weights = weights}};
+        .r = {
+            .logits = logits, .experts = EXPERTS, .k = USED, .renorm = true, .ids = ids, .weights = weights}};
     for (size_t i = 0; i < 6 && rows[i] <= most; i++) {
         double missed = 1, t = rows[i];
         w.a.t = w.r.t = rows[i];
         for (uint32_t n = 0; n < rows[i]; n++) missed *= 1 - (double)USED / EXPERTS;
         double bytes = (1 - missed) * EXPERTS * 3 * (double)part * 2 + t * c * 6;
-        bench_row(&k->report, "kernel", name, rows[i], measure(k, experts_call, &w), bytes, 6 * (double)part * USED * t);
+        bench_row(&k->report, "kernel", name, rows[i], measure(k, experts_call, &w), bytes,
+                  6 * (double)part * USED * t);
     }
     for (uint32_t i = 0; i < EXPERTS; i++) {
         k->ops->weight_free(k->b, glu[i]);
@@ -478,7 +504,8 @@ static void bench_embed(struct bench *k, const struct model *m)
     struct be_weight_desc d = {.k = m->c, .src_count = 1, .src = {{src, BE_BF16, false, m->vocab}}};
     if (k->ops->weight_pack(k->b, &d, &w) != BE_OK) must(NULL);
     void *dev = take_words(k, ids, rows), *out = take(k, (size_t)rows * m->c * 4);
-    struct row_work work = {.embed = {.w = w, .ids = dev, .t = rows, .scale = 50.5f, .round_act = true, .out = out}};
+    struct row_work work = {
+        .embed = {.w = w, .ids = dev, .t = rows, .scale = 50.5f, .round_act = true, .out = out}};
     bench_row(&k->report, "kernel", name, rows, measure(k, embed_call, &work), (double)rows * m->c * 6, 0);
     k->ops->weight_free(k->b, w);
     k->ops->free(k->b, dev);
@@ -502,7 +529,8 @@ static void bench_kernels(struct bench *k)
         bench_embed(k, m);
     }
     uint32_t patches = k->tiny ? 64 : 4096;
-    bench_attn(k, "vision attn, 16 heads of 72", k->tiny ? 2 : 16, k->tiny ? 2 : 16, 72, 1, patches, patches, 0, false);
+    bench_attn(k, "vision attn, 16 heads of 72", k->tiny ? 2 : 16, k->tiny ? 2 : 16, 72, 1, patches, patches,
+               0, false);
     bench_experts(k);
 }
 
@@ -523,8 +551,8 @@ int main(int argc, char **argv)
                             : strcmp(argv[i], "--only") == 0  ? &k.report.only
                                                               : NULL;
         if (!slot || !v) {
-            fprintf(stderr,
-                    "usage: bench_device [--backend cpu|cuda] [--part kernels|steps|all] [--json FILE] [--only TEXT] [--tiny]\n");
+            fprintf(stderr, "usage: bench_device [--backend cpu|cuda] [--part kernels|steps|all] [--json "
+                            "FILE] [--only TEXT] [--tiny]\n");
             return 2;
         }
         *slot = v;

@@ -1,13 +1,16 @@
-/* Speed of linear and of attention by kernel set, shape and number of rows, as a share of what the machine can do (be_ops.ceiling): the better of matrix peak and
- * read bandwidth that the shape could reach. Not a test: nothing here fails.
+/* Speed of linear and of attention by kernel set, shape and number of rows, as a share of what the machine
+ * can do (be_ops.ceiling): the better of matrix peak and read bandwidth that the shape could reach. Not a
+ * test: nothing here fails.
  *
  *   bench_kernels [set|all] [bf16|f32] [threads] [only rows, 0 = all] [only shape, substring]
  *
- * Printed is the median of the runs and, in brackets, the best: on a shared machine the truth lies between them; a best above 100 % of the read bandwidth
- * means that a copy of a small weight was still in a cache.
- * With one thread its processor time is taken, so that other work on a shared machine counts less; with more, the time on the wall.
+ * Printed is the median of the runs and, in brackets, the best: on a shared machine the truth lies between
+ * them; a best above 100 % of the read bandwidth means that a copy of a small weight was still in a cache.
+ * With one thread its processor time is taken, so that other work on a shared machine counts less; with more,
+ * the time on the wall.
  *
- * Copies of the weight are used in turn (BENCH_BYTES in all), so that a decode step finds none of it in the caches. */
+ * Copies of the weight are used in turn (BENCH_BYTES in all), so that a decode step finds none of it in the
+ * caches. */
 #include "kernels/backend.h"
 
 #include <stdio.h>
@@ -65,7 +68,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void bench_shape(struct backend *b, enum be_dtype act, const struct shape *s, uint32_t only, const struct be_ceiling *ceil)
+static void bench_shape(struct backend *b, enum be_dtype act, const struct shape *s, uint32_t only,
+                        const struct be_ceiling *ceil)
 {
     const struct be_ops *ops = be_cpu_ops();
     size_t elems = (size_t)s->k * s->n * (s->glu ? 2 : 1);
@@ -96,7 +100,8 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
         rng = rng * 6364136223846793005u + 1442695040888963407u;
         uint16_t v = (uint16_t)(0x3c00 + (rng >> 33 & 0x83ff));
         uint32_t wide = (uint32_t)v << 16;
-        memcpy(rows + i * be_dtype_bytes(act), act == BE_F32 ? (void *)&wide : (void *)&v, be_dtype_bytes(act));
+        memcpy(rows + i * be_dtype_bytes(act), act == BE_F32 ? (void *)&wide : (void *)&v,
+               be_dtype_bytes(act));
     }
     ops->upload(b, x, rows, x_bytes);
     free(rows);
@@ -116,11 +121,17 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
             spent += times[runs++];
         }
         qsort(times, (size_t)runs, sizeof *times, by_value);
-        double median = times[runs / 2], best = times[0], flops = 2.0 * (double)elems * t, bytes = (double)ops->weight_bytes(w[0]);
-        double limit = flops / ceil->matrix_flops > bytes / ceil->read_bytes_per_s ? flops / ceil->matrix_flops : bytes / ceil->read_bytes_per_s;
-        printf("  T=%-5u %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)  of the possible %3.0f%% (%3.0f%%)\n", t, median * 1e6,
-               bytes / median * 1e-9, 100 * bytes / median / ceil->read_bytes_per_s, 100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
-               100 * flops / median / ceil->matrix_flops, 100 * flops / best / ceil->matrix_flops, 100 * limit / median, 100 * limit / best);
+        double median = times[runs / 2], best = times[0], flops = 2.0 * (double)elems * t,
+               bytes = (double)ops->weight_bytes(w[0]);
+        double limit = flops / ceil->matrix_flops > bytes / ceil->read_bytes_per_s
+                           ? flops / ceil->matrix_flops
+                           : bytes / ceil->read_bytes_per_s;
+        printf("  T=%-5u %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)  of "
+               "the possible %3.0f%% (%3.0f%%)\n",
+               t, median * 1e6, bytes / median * 1e-9, 100 * bytes / median / ceil->read_bytes_per_s,
+               100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
+               100 * flops / median / ceil->matrix_flops, 100 * flops / best / ceil->matrix_flops,
+               100 * limit / median, 100 * limit / best);
     }
     for (uint32_t i = 0; i < copies; i++) ops->weight_free(b, w[i]);
     ops->free(b, x);
@@ -154,27 +165,39 @@ static uint32_t *numbers(struct backend *b, uint32_t count)
     return p; /* the CPU's memory is ours to write */
 }
 
-static void bench_attention(struct backend *b, enum be_dtype act, const struct attention *s, const struct be_ceiling *ceil)
+static void bench_attention(struct backend *b, enum be_dtype act, const struct attention *s,
+                            const struct be_ceiling *ceil)
 {
     const struct be_ops *ops = be_cpu_ops();
     size_t layer = ops->kv_layer_bytes(b, s->kv_heads, s->dim), unit = (layer + BE_KV_UNIT - 1) / BE_KV_UNIT;
-    uint32_t blocks = (s->keys + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, all = s->heads + 2 * s->kv_heads, most = s->keys > s->seqs ? s->keys : s->seqs;
-    uint32_t copies = (uint32_t)(BENCH_BYTES / 4 / (layer * blocks * s->seqs)) + 1; /* layers in turn, so that a decode step finds nothing in the caches */
+    uint32_t blocks = (s->keys + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, all = s->heads + 2 * s->kv_heads,
+             most = s->keys > s->seqs ? s->keys : s->seqs;
+    uint32_t copies = (uint32_t)(BENCH_BYTES / 4 / (layer * blocks * s->seqs)) +
+                      1; /* layers in turn, so that a decode step finds nothing in the caches */
     if (s->t > 1) copies = 1;
     void *arena = NULL, *q = NULL, *out = NULL, *qkv = NULL;
-    if (ops->alloc(b, unit * BE_KV_UNIT * blocks * s->seqs * copies, &arena) != BE_OK || ops->alloc(b, (size_t)most * all * s->dim * 4, &qkv) != BE_OK ||
-        ops->alloc(b, (size_t)most * s->heads * s->dim * 4, &q) != BE_OK || ops->alloc(b, (size_t)most * be_ld((size_t)s->heads * s->dim) * 4, &out) != BE_OK)
+    if (ops->alloc(b, unit * BE_KV_UNIT * blocks * s->seqs * copies, &arena) != BE_OK ||
+        ops->alloc(b, (size_t)most * all * s->dim * 4, &qkv) != BE_OK ||
+        ops->alloc(b, (size_t)most * s->heads * s->dim * 4, &q) != BE_OK ||
+        ops->alloc(b, (size_t)most * be_ld((size_t)s->heads * s->dim) * 4, &out) != BE_OK)
         must(NULL);
     uint64_t rng = 1;
     for (size_t i = 0; i < (size_t)most * all * s->dim; i++) {
         rng = rng * 6364136223846793005u + 1442695040888963407u;
         ((float *)qkv)[i] = (float)(int32_t)(rng >> 32) * 0x1p-31f;
     }
-    uint32_t *tables = numbers(b, blocks * s->seqs * copies), *pos = numbers(b, most), *lo = numbers(b, most), *hi = numbers(b, most);
+    uint32_t *tables = numbers(b, blocks * s->seqs * copies), *pos = numbers(b, most), *lo = numbers(b, most),
+             *hi = numbers(b, most);
     uint32_t *seq_row = numbers(b, s->seqs + 1), *seq_table = numbers(b, s->seqs);
     struct be_kv kv = {.arena = arena, .kv_heads = s->kv_heads, .head_dim = s->dim};
     for (uint32_t i = 0; i < blocks * s->seqs * copies; i++) tables[i] = (uint32_t)(i * unit);
-    struct be_rows rows = {.t = s->keys, .seq_count = 1, .seq_row = seq_row, .seq_table = seq_table, .pos = pos, .lo = lo, .hi = hi};
+    struct be_rows rows = {.t = s->keys,
+                           .seq_count = 1,
+                           .seq_row = seq_row,
+                           .seq_table = seq_table,
+                           .pos = pos,
+                           .lo = lo,
+                           .hi = hi};
     seq_row[1] = s->keys;
     for (uint32_t i = 0; i < s->keys; i++) pos[i] = i;
     for (uint32_t c = 0; c < copies * s->seqs; c++) {
@@ -201,15 +224,17 @@ static void bench_attention(struct backend *b, enum be_dtype act, const struct a
     while (runs < 5 || (spent < BENCH_SECONDS && runs < BENCH_RUNS)) {
         rows.tables = tables + (size_t)((uint32_t)runs % copies) * blocks * s->seqs;
         double start = now();
-        ops->attn(b, &(struct be_attn_args){.rows = &rows, .heads = s->heads, .kv = kv, .q = q, .scale = 0.0625f, .out = out});
+        ops->attn(b, &(struct be_attn_args){
+                         .rows = &rows, .heads = s->heads, .kv = kv, .q = q, .scale = 0.0625f, .out = out});
         times[runs] = now() - start;
         spent += times[runs++];
     }
     qsort(times, (size_t)runs, sizeof *times, by_value);
     double median = times[runs / 2], best = times[0], flops = 4.0 * pairs * s->heads * s->dim;
     double bytes = (s->t > 1 ? s->keys : pairs) * s->kv_heads * s->dim * 2.0 * (double)be_dtype_bytes(act);
-    printf("%-34s %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)\n", s->name, median * 1e6, bytes / median * 1e-9,
-           100 * bytes / median / ceil->read_bytes_per_s, 100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
+    printf("%-34s %9.1f us  read %5.1f GB/s %3.0f%% (%3.0f%%)  %7.3f TFLOP/s %3.0f%% (%3.0f%%)\n", s->name,
+           median * 1e6, bytes / median * 1e-9, 100 * bytes / median / ceil->read_bytes_per_s,
+           100 * bytes / best / ceil->read_bytes_per_s, flops / median * 1e-12,
            100 * flops / median / ceil->matrix_flops, 100 * flops / best / ceil->matrix_flops);
     void *used[] = {arena, q, out, qkv, tables, pos, lo, hi, seq_row, seq_table};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) ops->free(b, used[i]);
@@ -220,7 +245,8 @@ int main(int argc, char **argv)
     static const char *sets[] = {"amx", "avx512", "avx2", "reference"};
     const char *want = argc > 1 ? argv[1] : "all";
     enum be_dtype act = argc > 2 && !strcmp(argv[2], "f32") ? BE_F32 : BE_BF16;
-    uint32_t threads = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0, only = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;
+    uint32_t threads = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0,
+             only = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;
     if (threads == 1) bench_clock = CLOCK_THREAD_CPUTIME_ID;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         if ((strcmp(want, "all") != 0 && strcmp(want, sets[i]) != 0) || !be_cpu_has(sets[i])) continue;
@@ -230,12 +256,13 @@ int main(int argc, char **argv)
         if (be_cpu_ops()->open(&p, &b) != BE_OK || be_cpu_ops()->ceiling(b, &ceil) != BE_OK) return 1;
         struct be_caps caps;
         be_cpu_ops()->caps(b, &caps);
-        printf("%s %s on %s: peak %.3f TFLOP/s, read %.1f GB/s\n", caps.name, act == BE_F32 ? "f32" : "bf16", caps.device, ceil.matrix_flops * 1e-12,
-               ceil.read_bytes_per_s * 1e-9);
+        printf("%s %s on %s: peak %.3f TFLOP/s, read %.1f GB/s\n", caps.name, act == BE_F32 ? "f32" : "bf16",
+               caps.device, ceil.matrix_flops * 1e-12, ceil.read_bytes_per_s * 1e-9);
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             if (argc <= 5 || strstr(shapes[s].name, argv[5])) bench_shape(b, act, &shapes[s], only, &ceil);
         for (size_t s = 0; s < sizeof attentions / sizeof *attentions; s++)
-            if (argc <= 5 || strstr(attentions[s].name, argv[5])) bench_attention(b, act, &attentions[s], &ceil);
+            if (argc <= 5 || strstr(attentions[s].name, argv[5]))
+                bench_attention(b, act, &attentions[s], &ceil);
         be_cpu_ops()->close(b);
     }
     return 0;

@@ -1,5 +1,6 @@
-/* What the prefix cache and the scheduler cost on the host, with an engine that does nothing: looking up and inserting a 32k-token prompt, also in a
- * tree of 10,000 nodes; a step with 256 running sequences; eviction in a full arena. Prints; nothing is asserted about time.
+/* What the prefix cache and the scheduler cost on the host, with an engine that does nothing: looking up and
+ * inserting a 32k-token prompt, also in a tree of 10,000 nodes; a step with 256 running sequences; eviction
+ * in a full arena. Prints; nothing is asserted about time.
  *
  *     bench_sched [repeats]      goals: look-up and insertion together < 2 ms; a step < 100 us */
 #include "tests/sim/fake_engine.h"
@@ -32,8 +33,15 @@ static double median(double *v, uint32_t n)
 
 static void caps_of(struct engine_caps *c, uint64_t units, uint32_t window)
 {
-    *c = (struct engine_caps){.group_count = window ? 2 : 1, .block_tokens = BT, .unit_bytes = FAKE_UNIT_BYTES, .arena_units = units,
-                              .context_max = 2 * LONG, .sequences_max = SEQUENCES, .batch_tokens_max = 2048, .images = true, .image_tokens_max = 256};
+    *c = (struct engine_caps){.group_count = window ? 2 : 1,
+                              .block_tokens = BT,
+                              .unit_bytes = FAKE_UNIT_BYTES,
+                              .arena_units = units,
+                              .context_max = 2 * LONG,
+                              .sequences_max = SEQUENCES,
+                              .batch_tokens_max = 2048,
+                              .images = true,
+                              .image_tokens_max = 256};
     c->groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     c->groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
 }
@@ -61,8 +69,10 @@ static void tree_close(struct tree *t)
     kvb_destroy(t->blocks);
     for (int g = 0; g < 2; g++) free(t->units[g]);
 }
-/* A sequence of `count` tokens goes through: look-up (timed into *look), blocks for what is new, publishing (*insert). */
-static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chunk, double *look, double *insert)
+/* A sequence of `count` tokens goes through: look-up (timed into *look), blocks for what is new, publishing
+ * (*insert). */
+static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chunk, double *look,
+                 double *insert)
 {
     struct radix_view v = {.tokens = tokens, .count = count, .salt = salt};
     struct radix_hit hit;
@@ -91,7 +101,8 @@ static void pass(struct tree *t, uint32_t *tokens, uint32_t count, uint32_t chun
     for (uint32_t at = hit.length; at < count;) {
         uint32_t to = at + chunk < count ? at + chunk : count;
         struct radix_table tables[ENGINE_GROUPS_MAX] = {{0}};
-        for (uint32_t g = 0; g < t->caps.group_count; g++) tables[g] = (struct radix_table){t->units[g], first[g], (to + BT - 1) / BT};
+        for (uint32_t g = 0; g < t->caps.group_count; g++)
+            tables[g] = (struct radix_table){t->units[g], first[g], (to + BT - 1) / BT};
         start = now_us();
         ASSERT_CMP(radix_publish(t->cache, &v, &pin, at, to, tables, to == count), ==, to);
         *insert += now_us() - start;
@@ -107,26 +118,32 @@ static void bench_tree(uint32_t nodes, uint32_t window, uint64_t units, uint32_t
     struct tree t;
     tree_open(&t, units, window);
     static uint32_t tokens[LONG];
-    double look, insert, *looks = malloc(repeats * sizeof(double)), *inserts = malloc(repeats * sizeof(double)), *hits = malloc(repeats * sizeof(double));
+    double look, insert, *looks = malloc(repeats * sizeof(double)),
+                         *inserts = malloc(repeats * sizeof(double)),
+                         *hits = malloc(repeats * sizeof(double));
     struct radix_stats st = {0};
     /* Short prompts that part at many places. */
     for (uint32_t i = 0; st.nodes < nodes; i++) {
         uint32_t n = 40 + (uint32_t)(fake_mix(i) % 60), part = (uint32_t)(fake_mix(i + 7) % 40);
-        for (uint32_t k = 0; k < n; k++) tokens[k] = k < part ? k : (uint32_t)(fake_mix(k + 1000ull * i) % 50000);
+        for (uint32_t k = 0; k < n; k++)
+            tokens[k] = k < part ? k : (uint32_t)(fake_mix(k + 1000ull * i) % 50000);
         pass(&t, tokens, n, n, &look, &insert);
         radix_stats(t.cache, &st);
     }
     for (uint32_t i = 0; i < repeats; i++) {
         /* The long prompts share their first half. */
-        for (uint32_t k = 0; k < LONG; k++) tokens[k] = 100 + (uint32_t)(fake_mix(k + (k < LONG / 2 ? 0 : 100000ull * (i + 1))) % 50000);
+        for (uint32_t k = 0; k < LONG; k++)
+            tokens[k] = 100 + (uint32_t)(fake_mix(k + (k < LONG / 2 ? 0 : 100000ull * (i + 1))) % 50000);
         pass(&t, tokens, LONG, 2048, &looks[i], &inserts[i]);
         pass(&t, tokens, LONG, 2048, &hits[i], &insert);
     }
     radix_stats(t.cache, &st);
     double a = median(looks, repeats), b = median(inserts, repeats), c = median(hits, repeats);
-    printf("32k tokens, window %5u, %6llu nodes: look-up (half of it known) %7.1f us, insertion in chunks of 2048 %7.1f us, together %7.1f us; "
+    printf("32k tokens, window %5u, %6llu nodes: look-up (half of it known) %7.1f us, insertion in chunks of "
+           "2048 %7.1f us, together %7.1f us; "
            "look-up of all %7.1f us; %llu blocks evicted\n",
-           window, (unsigned long long)st.nodes, a, b, a + b, c, (unsigned long long)(st.evicted_blocks[0] + st.evicted_blocks[1]));
+           window, (unsigned long long)st.nodes, a, b, a + b, c,
+           (unsigned long long)(st.evicted_blocks[0] + st.evicted_blocks[1]));
     free(looks);
     free(inserts);
     free(hits);
@@ -143,13 +160,20 @@ static void bench_steps(uint32_t window, uint32_t history, bool cache, uint32_t 
     struct scheduler *s;
     struct err err;
     ASSERT(sched_create(&e, &opt, &s, &err) == ST_OK);
-    static const struct sampling_params plain = {.seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    static const struct sampling_params plain = {
+        .seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     uint32_t *tokens = malloc((size_t)SEQUENCES * history * sizeof *tokens);
     struct prompt prompts[SEQUENCES];
     for (uint32_t i = 0; i < SEQUENCES; i++) {
-        for (uint32_t k = 0; k < history; k++) tokens[(size_t)i * history + k] = (uint32_t)(fake_mix(k + (k < 200 ? 0 : 1000003ull * i)) % 60000);
+        for (uint32_t k = 0; k < history; k++)
+            tokens[(size_t)i * history + k] =
+                (uint32_t)(fake_mix(k + (k < 200 ? 0 : 1000003ull * i)) % 60000);
         prompts[i] = (struct prompt){.tokens = tokens + (size_t)i * history, .token_count = history};
-        struct sched_sequence q = {.prompt = &prompts[i], .sampling = &plain, .tokens_max = 16000, .ignore_eos = true, .tenant = i % 7};
+        struct sched_sequence q = {.prompt = &prompts[i],
+                                   .sampling = &plain,
+                                   .tokens_max = 16000,
+                                   .ignore_eos = true,
+                                   .tenant = i % 7};
         struct seq_id id;
         ASSERT(sched_submit(s, &q, &id, &err) == ST_OK);
     }
@@ -157,7 +181,8 @@ static void bench_steps(uint32_t window, uint32_t history, bool cache, uint32_t 
     struct sched_stats st;
     do {
         sched_step(s, 1);
-        while (sched_poll(s, &ev)) {}
+        while (sched_poll(s, &ev)) {
+        }
         sched_stats(s, &st);
     } while (st.last_batch_tokens != SEQUENCES || st.last_batch_sequences != SEQUENCES);
     double *us = malloc(steps * sizeof *us), sum = 0;
@@ -167,11 +192,14 @@ static void bench_steps(uint32_t window, uint32_t history, bool cache, uint32_t 
         sched_step(s, 2 + i);
         us[i] = now_us() - start;
         sum += us[i];
-        while (sched_poll(s, &ev)) {}
+        while (sched_poll(s, &ev)) {
+        }
     }
     sched_stats(s, &st);
-    printf("step with %u sequences, history %5u, window %5u, cache %s: median %6.1f us, mean %6.1f us (of which the engine that does nothing %.1f us)\n",
-           SEQUENCES, history, window, cache ? "on " : "off", median(us, steps), sum / steps, (double)(st.step_us_total - engine_us) / steps);
+    printf("step with %u sequences, history %5u, window %5u, cache %s: median %6.1f us, mean %6.1f us (of "
+           "which the engine that does nothing %.1f us)\n",
+           SEQUENCES, history, window, cache ? "on " : "off", median(us, steps), sum / steps,
+           (double)(st.step_us_total - engine_us) / steps);
     free(us);
     sched_destroy(s);
     free(tokens);

@@ -1,18 +1,19 @@
-/* Which kernel sets the backend and engine tests go through: those of this CPU; or the device's one, "cuda", with `--backend
- * cuda` on the command line (kvasir-cuda.so, found as the engine finds it: beside the program or named by KVASIR_CUDA_LIBRARY)
- * and in programs that have the emulated device linked in. main calls test_backend_args() first; the macros put the choice in the
- * place of the CPU's table. */
+/* Which kernel sets the backend and engine tests go through: those of this CPU; or the device's one, "cuda",
+ * with `--backend cuda` on the command line (kvasir-cuda.so, found as the engine finds it: beside the program
+ * or named by KVASIR_CUDA_LIBRARY) and in programs that have the emulated device linked in. main calls
+ * test_backend_args() first; the macros put the choice in the place of the CPU's table. */
 #ifndef KVASIR_TEST_BACKEND_SETS_H
 #define KVASIR_TEST_BACKEND_SETS_H
 
 #include "kernels/backend.h"
 
-/* Takes `--backend cpu|cuda` out of the arguments. Ends the program with a message when the device asked for is not there. */
+/* Takes `--backend cpu|cuda` out of the arguments. Ends the program with a message when the device asked for
+ * is not there. */
 void test_backend_args(int *argc, char **argv);
 
 #define TEST_SETS 4
-extern const char
-    *backend_sets[TEST_SETS]; /* the sets' names, "reference" first; on the device "cuda", and names that nobody has */
+extern const char *backend_sets[TEST_SETS]; /* the sets' names, "reference" first; on the device "cuda", and
+                                               names that nobody has */
 bool test_on_cpu(void);
 
 /* The CPU's table, or the device's through staged_ops(): "reference" is the CPU's in both. */

@@ -37,23 +37,25 @@ bool bench_report_open(struct bench_report *r, const char *json, const char *nam
         fprintf(stderr, "%s can't be written\n", json);
         return false;
     }
-    printf("%s on %s: copy %.1f GB/s, matrix product %.1f TFLOP/s (bf16)\n", name, device, r->ceiling.read_bytes_per_s * 1e-9,
-           r->ceiling.matrix_flops * 1e-12);
-    printf("%-6s %-38s %6s %12s %10s %6s %10s %6s %9s\n", "", "", "rows", "time", "GB/s", "copy", "TFLOP/s", "peak", "possible");
+    printf("%s on %s: copy %.1f GB/s, matrix product %.1f TFLOP/s (bf16)\n", name, device,
+           r->ceiling.read_bytes_per_s * 1e-9, r->ceiling.matrix_flops * 1e-12);
+    printf("%-6s %-38s %6s %12s %10s %6s %10s %6s %9s\n", "", "", "rows", "time", "GB/s", "copy", "TFLOP/s",
+           "peak", "possible");
     if (!r->json) return true;
     fprintf(r->json, "{\"backend\":");
     put_text(r->json, name);
     fprintf(r->json, ",\"device\":");
     put_text(r->json, device);
-    fprintf(r->json, ",\"copy_gb_s\":%.3f,\"matrix_tflop_s\":%.4f,\"rows\":[", r->ceiling.read_bytes_per_s * 1e-9,
-            r->ceiling.matrix_flops * 1e-12);
+    fprintf(r->json, ",\"copy_gb_s\":%.3f,\"matrix_tflop_s\":%.4f,\"rows\":[",
+            r->ceiling.read_bytes_per_s * 1e-9, r->ceiling.matrix_flops * 1e-12);
     return true;
 }
 
-void bench_row(struct bench_report *r, const char *part, const char *name, uint32_t rows, double seconds, double bytes,
-               double flops)
+void bench_row(struct bench_report *r, const char *part, const char *name, uint32_t rows, double seconds,
+               double bytes, double flops)
 {
-    double read = bytes / seconds / r->ceiling.read_bytes_per_s, math = flops / seconds / r->ceiling.matrix_flops;
+    double read = bytes / seconds / r->ceiling.read_bytes_per_s,
+           math = flops / seconds / r->ceiling.matrix_flops;
     double possible = read > math ? read : math;
     printf("%-6s %-38s %6u %9.1f us %10.1f %5.1f%% %10.3f %5.1f%% %8.1f%%\n", part, name, rows, seconds * 1e6,
            bytes / seconds * 1e-9, 100 * read, flops / seconds * 1e-12, 100 * math, 100 * possible);
@@ -62,7 +64,8 @@ void bench_row(struct bench_report *r, const char *part, const char *name, uint3
     fprintf(r->json, "%s\n{\"part\":\"%s\",\"name\":", r->any ? "," : "", part);
     put_text(r->json, name);
     fprintf(r->json,
-            ",\"rows\":%u,\"us\":%.3f,\"gb_s\":%.3f,\"copy_share\":%.4f,\"tflop_s\":%.5f,\"peak_share\":%.4f,\"possible_share\":%"
+            ",\"rows\":%u,\"us\":%.3f,\"gb_s\":%.3f,\"copy_share\":%.4f,\"tflop_s\":%.5f,\"peak_share\":%.4f,"
+            "\"possible_share\":%"
             ".4f}",
             rows, seconds * 1e6, bytes / seconds * 1e-9, read, flops / seconds * 1e-12, math, possible);
     fflush(r->json);
@@ -85,25 +88,38 @@ struct shape {
 static const struct shape shapes[] = {
     {"gemma3-4b",
      "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
-     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},"
-     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,"
-     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,\"patch_size\":14,"
+     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"
+     "\"linear\"},"
+     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":"
+     "1152,"
+     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,"
+     "\"patch_size\":14,"
      "\"vision_use_head\":false}}",
-     "{\"model_type\":\"gemma3\",\"mm_tokens_per_image\":4,\"text_config\":{\"model_type\":\"gemma3_text\",\"vocab_size\":512,"
-     "\"hidden_size\":96,\"intermediate_size\":160,\"num_hidden_layers\":6,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-     "\"head_dim\":32,\"sliding_window\":64},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":64,"
-     "\"intermediate_size\":96,\"num_hidden_layers\":2,\"num_attention_heads\":2,\"image_size\":56,\"patch_size\":14,"
+     "{\"model_type\":\"gemma3\",\"mm_tokens_per_image\":4,\"text_config\":{\"model_type\":\"gemma3_text\","
+     "\"vocab_size\":512,"
+     "\"hidden_size\":96,\"intermediate_size\":160,\"num_hidden_layers\":6,\"num_attention_heads\":4,\"num_"
+     "key_value_heads\":2,"
+     "\"head_dim\":32,\"sliding_window\":64},\"vision_config\":{\"model_type\":\"siglip_vision_model\","
+     "\"hidden_size\":64,"
+     "\"intermediate_size\":96,\"num_hidden_layers\":2,\"num_attention_heads\":2,\"image_size\":56,\"patch_"
+     "size\":14,"
      "\"vision_use_head\":false}}"},
     {"qwen3-vl-8b",
      "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":4096,"
-     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":8,"
+     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_"
+     "heads\":8,"
      "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}}",
-     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"image_token_id\":500,\"video_token_id\":501,"
-     "\"vision_start_token_id\":502,\"vision_end_token_id\":503,\"text_config\":{\"vocab_size\":512,\"hidden_size\":96,"
-     "\"intermediate_size\":160,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,"
+     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}"
+     "}",
+     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"image_token_id\":500,\"video_token_id\":"
+     "501,"
+     "\"vision_start_token_id\":502,\"vision_end_token_id\":503,\"text_config\":{\"vocab_size\":512,\"hidden_"
+     "size\":96,"
+     "\"intermediate_size\":160,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+     "\"head_dim\":32,"
      "\"max_position_embeddings\":4096,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[8,4,4]}},\"vision_config\":{\"depth\":2,\"hidden_size\":64,"
+     "\"mrope_interleaved\":true,\"mrope_section\":[8,4,4]}},\"vision_config\":{\"depth\":2,\"hidden_size\":"
+     "64,"
      "\"intermediate_size\":96,\"num_heads\":2,\"out_hidden_size\":96,\"deepstack_visual_indexes\":[0]}}"},
 };
 
@@ -145,8 +161,10 @@ static void seqs_free(struct seqs *q)
 
 static bool seqs_init(struct seqs *q, const struct engine_caps *caps, uint32_t count, uint32_t length)
 {
-    static const struct sampling_params greedy = {
-        .top_p = 1, .repetition_penalty = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    static const struct sampling_params greedy = {.top_p = 1,
+                                                  .repetition_penalty = 1,
+                                                  .logprobs = SAMPLING_NO_LOGPROBS,
+                                                  .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     uint32_t blocks = (length + caps->block_tokens - 1) / caps->block_tokens, seed = 12345;
     uint64_t next = 0;
     memset(q, 0, sizeof *q);
@@ -171,7 +189,8 @@ static bool seqs_init(struct seqs *q, const struct engine_caps *caps, uint32_t c
         }
     }
     if (next <= caps->arena_units) return true;
-    printf("       %u sequences of %u tokens don't fit into the memory for keys and values: left out\n", count, length);
+    printf("       %u sequences of %u tokens don't fit into the memory for keys and values: left out\n",
+           count, length);
     return false;
 }
 
@@ -218,8 +237,9 @@ static struct load attention(const struct engine_costs *c, uint32_t from, uint32
     return l;
 }
 
-static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, struct bench_report *r,
-                         const char *name, uint32_t batch, uint32_t context, uint32_t steps)
+static bool bench_decode(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
+                         struct bench_report *r, const char *name, uint32_t batch, uint32_t context,
+                         uint32_t steps)
 {
     struct seqs *q = malloc(sizeof *q);
     double best = 1e30;
@@ -240,8 +260,8 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
     return ok;
 }
 
-static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c, struct bench_report *r,
-                          const char *name, uint32_t n)
+static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
+                          struct bench_report *r, const char *name, uint32_t n)
 {
     struct seqs *q = malloc(sizeof *q);
     double best = 1e30;
@@ -262,7 +282,8 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
     return ok;
 }
 
-static bool bench_picture(struct engine *e, const struct engine_costs *c, struct bench_report *r, const char *name)
+static bool bench_picture(struct engine *e, const struct engine_costs *c, struct bench_report *r,
+                          const char *name)
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = malloc((size_t)side * side * 3)};
@@ -285,7 +306,8 @@ static bool bench_picture(struct engine *e, const struct engine_costs *c, struct
     return ok;
 }
 
-static bool bench_shape(struct bench_report *r, const struct shape *s, const char *backend, size_t memory, bool tiny)
+static bool bench_shape(struct bench_report *r, const struct shape *s, const char *backend, size_t memory,
+                        bool tiny)
 {
     static const uint32_t batches[] = {1, 8, 32, 128}, lengths[] = {512, 1024, 2048, 4096, 8192};
     uint32_t context = tiny ? 70 : 1024, longest = tiny ? 130 : 8192;
@@ -323,7 +345,8 @@ static bool bench_shape(struct bench_report *r, const struct shape *s, const cha
         ok = bench_decode(e, &caps, &c, r, name, batches[i], context, tiny ? STEPS_TINY : STEPS);
     }
     snprintf(name, sizeof name, "%s prefill", s->name);
-    for (size_t i = 0; ok && i < (tiny ? 1 : 5); i++) ok = bench_prefill(e, &caps, &c, r, name, tiny ? longest : lengths[i]);
+    for (size_t i = 0; ok && i < (tiny ? 1 : 5); i++)
+        ok = bench_prefill(e, &caps, &c, r, name, tiny ? longest : lengths[i]);
     snprintf(name, sizeof name, "%s picture", s->name);
     if (ok && c.vision_flops > 0 && !(tiny && c.vision_side > 200)) ok = bench_picture(e, &c, r, name);
     engine_close(e);
@@ -333,6 +356,7 @@ static bool bench_shape(struct bench_report *r, const struct shape *s, const cha
 bool bench_steps(struct bench_report *r, const char *backend, size_t memory, bool tiny)
 {
     bool ok = true;
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) ok = bench_shape(r, &shapes[i], backend, memory, tiny) && ok;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        ok = bench_shape(r, &shapes[i], backend, memory, tiny) && ok;
     return ok;
 }

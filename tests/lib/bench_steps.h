@@ -1,5 +1,5 @@
-/* What tests/bench/bench_device.c measures with: the report (a table on stdout, JSON in a file) and whole steps of an engine with
- * random weights. */
+/* What tests/bench/bench_device.c measures with: the report (a table on stdout, JSON in a file) and whole
+ * steps of an engine with random weights. */
 #ifndef KVASIR_TEST_BENCH_STEPS_H
 #define KVASIR_TEST_BENCH_STEPS_H
 
@@ -19,13 +19,15 @@ struct bench_report {
 double bench_now(void); /* seconds, monotonic */
 /* Says so and returns false when the file can't be written. json NULL: only the table. */
 bool bench_report_open(struct bench_report *r, const char *json, const char *name, const char *device);
-/* One figure: `part` is "kernel" or "step"; rows: tokens or sequences in the call; bytes and flops may be 0. */
-void bench_row(struct bench_report *r, const char *part, const char *name, uint32_t rows, double seconds, double bytes,
-               double flops);
+/* One figure: `part` is "kernel" or "step"; rows: tokens or sequences in the call; bytes and flops may be 0.
+ */
+void bench_row(struct bench_report *r, const char *part, const char *name, uint32_t rows, double seconds,
+               double bytes, double flops);
 void bench_report_close(struct bench_report *r);
 
-/* Decoding at several batch sizes, prefill of several lengths and one picture, of Gemma 3 4B and of Qwen3-VL-8B (tiny: of small
- * models of the same families), on engine_options.backend `backend` with `memory` bytes. False after saying why. */
+/* Decoding at several batch sizes, prefill of several lengths and one picture, of Gemma 3 4B and of
+ * Qwen3-VL-8B (tiny: of small models of the same families), on engine_options.backend `backend` with `memory`
+ * bytes. False after saying why. */
 bool bench_steps(struct bench_report *r, const char *backend, size_t memory, bool tiny);
 
 #endif

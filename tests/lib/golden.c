@@ -52,15 +52,15 @@ uint32_t golden_variants(const char *family, char names[][64], uint32_t max)
     return n;
 }
 
-static const struct stf_tensor *find(const struct golden *g, const char *fmt, uint32_t c, uint32_t i, enum stf_dtype dtype,
-                                     bool must)
+static const struct stf_tensor *find(const struct golden *g, const char *fmt, uint32_t c, uint32_t i,
+                                     enum stf_dtype dtype, bool must)
 {
     char name[64];
     int n = snprintf(name, sizeof name, "case%u.", c);
     if (strchr(fmt, '#'))
-        snprintf(name + n, sizeof name - (size_t)n, "%.*s%u%s", (int)(strchr(fmt, '#') - fmt), fmt, i, strchr(fmt, '#') + 1);
-    else
-        snprintf(name + n, sizeof name - (size_t)n, "%s", fmt);
+        snprintf(name + n, sizeof name - (size_t)n, "%.*s%u%s", (int)(strchr(fmt, '#') - fmt), fmt, i,
+                 strchr(fmt, '#') + 1);
+    else snprintf(name + n, sizeof name - (size_t)n, "%s", fmt);
     const struct stf_tensor *t = stf_find(g->files, name);
     if (!t && must) die(g->dir, name);
     if (t && t->dtype != dtype && !(dtype == STF_F32 && t->dtype == STF_F16)) die(g->dir, name);
@@ -84,7 +84,8 @@ static uint32_t whole(const struct golden *g, const struct json_doc *d, uint32_t
 }
 
 /* The resized bytes of the picture are the ones that are stored (where they are), from frame `first` on. */
-static void same_bytes(const struct golden *g, const struct stf_tensor *want, const struct image_u8 *got, uint32_t first)
+static void same_bytes(const struct golden *g, const struct stf_tensor *want, const struct image_u8 *got,
+                       uint32_t first)
 {
     if (!want) return;
     size_t frame = (size_t)got->width * got->height * 3;
@@ -95,11 +96,13 @@ static void same_bytes(const struct golden *g, const struct stf_tensor *want, co
             die(g->dir, "a picture is resized otherwise");
 }
 
-static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i, const struct image_config *config)
+static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i,
+                                  const struct image_config *config)
 {
     const struct stf_tensor *rgb = find(g, "image#.rgb", n, i, STF_U8, true);
-    struct image_u8 src = {
-        .width = (uint32_t)rgb->shape[1], .height = (uint32_t)rgb->shape[0], .rgb = malloc((size_t)rgb->bytes)};
+    struct image_u8 src = {.width = (uint32_t)rgb->shape[1],
+                           .height = (uint32_t)rgb->shape[0],
+                           .rgb = malloc((size_t)rgb->bytes)};
     struct image_prepared p;
     struct err err;
     memcpy(src.rgb, rgb->data, (size_t)rgb->bytes);
@@ -112,10 +115,10 @@ static struct image_u8 load_still(const struct golden *g, uint32_t n, uint32_t i
     return out;
 }
 
-/* `groups` groups of frames of a video, from group `first` on, each frame resized as the settings say; where frames are missing
- * at the end the last one is repeated. */
-static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i, uint32_t first, uint32_t groups,
-                                  const struct image_config *config)
+/* `groups` groups of frames of a video, from group `first` on, each frame resized as the settings say; where
+ * frames are missing at the end the last one is repeated. */
+static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i, uint32_t first,
+                                  uint32_t groups, const struct image_config *config)
 {
     const struct stf_tensor *all = find(g, "video#.frames", n, i, STF_U8, true);
     uint32_t count = (uint32_t)all->shape[0], from = first * config->depth, w, h;
@@ -139,11 +142,13 @@ static struct image_u8 load_video(const struct golden *g, uint32_t n, uint32_t i
 }
 
 /* Pictures whose positions have a grid: golden.json says what stands in each span. */
-static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t spans, const struct image_config *config)
+static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t spans,
+                       const struct image_config *config)
 {
     struct golden_case *c = &g->cases[n];
     for (uint32_t i = 0; i < c->image_count; i++) {
-        uint32_t span = json_at(d, spans, i), grid = json_get(d, span, "grid"), k = whole(g, d, span, "index");
+        uint32_t span = json_at(d, spans, i), grid = json_get(d, span, "grid"),
+                 k = whole(g, d, span, "index");
         bool video = json_str_eq(d, json_get(d, span, "kind"), "video");
         uint64_t thw[3];
         double seconds;
@@ -154,16 +159,20 @@ static void load_spans(struct golden *g, uint32_t n, const struct json_doc *d, u
         *im = (struct mini_image){.begin = whole(g, d, span, "begin"),
                                   .end = whole(g, d, span, "end"),
                                   .grid = {(uint32_t)thw[0], (uint32_t)thw[1], (uint32_t)thw[2], seconds}};
-        im->pixels = video ? load_video(g, n, k, whole(g, d, span, "first"), im->grid.t, config) : load_still(g, n, k, config);
+        im->pixels = video ? load_video(g, n, k, whole(g, d, span, "first"), im->grid.t, config)
+                           : load_still(g, n, k, config);
         struct prompt_grid made = image_grid(config, im->pixels.width, im->pixels.height, im->pixels.frames);
-        if (made.t != im->grid.t || made.h != im->grid.h || made.w != im->grid.w) die(c->name, "a picture has another grid");
-        const struct stf_tensor *patches = find(g, video ? "video#.patches" : "image#.patches", n, k, STF_F32, false);
+        if (made.t != im->grid.t || made.h != im->grid.h || made.w != im->grid.w)
+            die(c->name, "a picture has another grid");
+        const struct stf_tensor *patches =
+            find(g, video ? "video#.patches" : "image#.patches", n, k, STF_F32, false);
         if (patches && whole(g, d, span, "first") == 0) c->patches[i] = keep(c, patches, 0);
     }
     mini_scan(c->images, c->image_count);
 }
 
-static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t node, const struct image_config *config)
+static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, uint32_t node,
+                        const struct image_config *config)
 {
     struct golden_case *c = &g->cases[n];
     uint32_t spans = json_get(d, node, "image_spans"), described = json_get(d, node, "spans");
@@ -176,8 +185,10 @@ static void load_images(struct golden *g, uint32_t n, const struct json_doc *d, 
     for (uint32_t i = 0; i < c->image_count; i++) {
         uint64_t begin, end;
         uint32_t span = json_at(d, spans, i);
-        if (!json_uint(d, json_at(d, span, 0), &begin) || !json_uint(d, json_at(d, span, 1), &end)) die(g->dir, "image_spans");
-        c->images[i] = (struct mini_image){.begin = (uint32_t)begin, .end = (uint32_t)end, .pixels = load_still(g, n, i, config)};
+        if (!json_uint(d, json_at(d, span, 0), &begin) || !json_uint(d, json_at(d, span, 1), &end))
+            die(g->dir, "image_spans");
+        c->images[i] = (struct mini_image){
+            .begin = (uint32_t)begin, .end = (uint32_t)end, .pixels = load_still(g, n, i, config)};
         c->pixel_values[i] = keep(c, find(g, "image#.pixel_values", n, i, STF_F32, true), 0);
     }
 }
@@ -199,7 +210,8 @@ static void load_rows(struct golden *g, uint32_t n, const struct stf_tensor *lp)
                             *positions = find(g, "positions", n, 0, STF_I32, rows != NULL);
     c->row_count = (uint32_t)lp->shape[0];
     if (rows) {
-        if (rows->shape[0] != c->row_count || follow->shape[0] != total - 1 || positions->shape[1] != total) die(c->name, "rows");
+        if (rows->shape[0] != c->row_count || follow->shape[0] != total - 1 || positions->shape[1] != total)
+            die(c->name, "rows");
         c->rows = keep(c, rows, 0);
         c->follow = keep(c, follow, 0);
         c->positions = keep(c, positions, 0);

@@ -38,13 +38,15 @@ static void encode(struct mini_sched *m, struct mini_seq *s)
     s->uses = calloc(s->image_count + 1, sizeof *s->uses);
     for (uint32_t i = 0; i < s->image_count; i++) {
         must(engine_features_create(m->e, &s->images[i].pixels, &s->features[i], &err), &err);
-        for (bool done = false; !done;) must(engine_features_step(m->e, s->features[i], m->encode_layers, &done, &err), &err);
+        for (bool done = false; !done;)
+            must(engine_features_step(m->e, s->features[i], m->encode_layers, &done, &err), &err);
     }
 }
 
 void mini_add(struct mini_sched *m, struct mini_seq *s)
 {
-    uint32_t total = s->prompt_count + s->generate, blocks = (total + m->caps.block_tokens - 1) / m->caps.block_tokens;
+    uint32_t total = s->prompt_count + s->generate,
+             blocks = (total + m->caps.block_tokens - 1) / m->caps.block_tokens;
     s->tokens = calloc(total + 1, sizeof *s->tokens);
     s->scores = calloc(total + 1, sizeof *s->scores);
     memcpy(s->tokens, s->prompt, s->prompt_count * sizeof *s->tokens);

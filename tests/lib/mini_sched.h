@@ -1,6 +1,6 @@
-/* A scheduler just large enough to drive an engine in tests: every sequence gets all its blocks at the start, from a bump
- * allocator, and a step runs the next chunk of every sequence that is given. No policy, no reuse, no release of blocks behind a
- * window. */
+/* A scheduler just large enough to drive an engine in tests: every sequence gets all its blocks at the start,
+ * from a bump allocator, and a step runs the next chunk of every sequence that is given. No policy, no reuse,
+ * no release of blocks behind a window. */
 #ifndef KVASIR_MINI_SCHED_H
 #define KVASIR_MINI_SCHED_H
 
@@ -21,7 +21,8 @@ struct mini_seq {
     uint32_t image_count;
     struct sampling_params sampling;
     const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
-    uint32_t chunk;         /* prefill tokens per step at most; 0 = whole. A picture is cut only where the model allows it. */
+    uint32_t chunk; /* prefill tokens per step at most; 0 = whole. A picture is cut only where the model
+                       allows it. */
     /* results */
     uint32_t *tokens; /* [prompt_count + generate] */
     uint32_t done;    /* tokens whose keys and values are in the cache */

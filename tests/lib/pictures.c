@@ -19,8 +19,8 @@ static void measure(const struct model_info *m, struct test_picture *p)
     p->rows = m->image.grid ? p->grid.t * p->grid.h * p->grid.w : m->image.tokens;
 }
 
-struct test_picture picture_prepare(const struct model_info *m, uint32_t content, uint32_t width, uint32_t height, uint8_t *rgb,
-                                    uint64_t area_min, uint64_t area_max)
+struct test_picture picture_prepare(const struct model_info *m, uint32_t content, uint32_t width,
+                                    uint32_t height, uint8_t *rgb, uint64_t area_min, uint64_t area_max)
 {
     struct image_config config = m->image.config;
     struct image_u8 src = {.width = width, .height = height, .rgb = rgb};
@@ -31,15 +31,16 @@ struct test_picture picture_prepare(const struct model_info *m, uint32_t content
         fprintf(stderr, "picture of %u x %u: %s\n", width, height, err.msg);
         abort();
     }
-    struct test_picture p = {.content = content, .width = width, .height = height, .pixels = prepared.images[0]};
+    struct test_picture p = {
+        .content = content, .width = width, .height = height, .pixels = prepared.images[0]};
     prepared.images[0].rgb = NULL; /* taken */
     image_prepared_free(&prepared);
     measure(m, &p);
     return p;
 }
 
-struct test_picture picture_make(const struct model_info *m, uint32_t content, uint32_t w, uint32_t h, uint32_t frames,
-                                 double seconds, uint64_t seed)
+struct test_picture picture_make(const struct model_info *m, uint32_t content, uint32_t w, uint32_t h,
+                                 uint32_t frames, double seconds, uint64_t seed)
 {
     uint32_t unit = picture_unit(m);
     struct test_picture p = {.content = content,
@@ -69,15 +70,19 @@ void picture_free(struct test_picture *p)
 void picture_key(const struct test_picture *p, uint8_t key[32])
 {
     memset(key, 0, 32);
-    const uint32_t words[6] = {p->content, p->width, p->height, p->pixels.width, p->pixels.height, p->pixels.frames};
+    const uint32_t words[6] = {p->content,      p->width,         p->height,
+                               p->pixels.width, p->pixels.height, p->pixels.frames};
     key[0] = 1;
     memcpy(key + 8, words, sizeof words);
 }
 
 struct prompt_image picture_at(const struct model_info *m, const struct test_picture *p, uint32_t begin)
 {
-    struct prompt_image im = {
-        .begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid, .atomic = m->image.atomic};
+    struct prompt_image im = {.begin = begin,
+                              .end = begin + p->rows,
+                              .pixels = p->pixels,
+                              .grid = p->grid,
+                              .atomic = m->image.atomic};
     picture_key(p, im.key);
     return im;
 }

@@ -1,5 +1,5 @@
-/* Pictures of any token grid and their places in a prompt, for tests that run whole prompts through a scheduler. Pixels are made
- * up from a seed, or given and prepared as the checkpoint says. No files. */
+/* Pictures of any token grid and their places in a prompt, for tests that run whole prompts through a
+ * scheduler. Pixels are made up from a seed, or given and prepared as the checkpoint says. No files. */
 #ifndef KVASIR_TEST_PICTURES_H
 #define KVASIR_TEST_PICTURES_H
 
@@ -16,14 +16,15 @@ struct test_picture {
 
 /* Pixels per side of one token; 0 where all pictures have one size. */
 uint32_t picture_unit(const struct model_info *m);
-/* Prepares width x height bytes of RGB as the checkpoint does. Where sizes are free its area is bounded to [area_min, area_max]
- * pixels. Aborts when it can't. */
-struct test_picture picture_prepare(const struct model_info *m, uint32_t content, uint32_t width, uint32_t height, uint8_t *rgb,
-                                    uint64_t area_min, uint64_t area_max);
-/* A picture of h x w tokens (of the checkpoint's own size where that is fixed), random bytes from the seed. frames > 0: a part of
- * a video of that many frames (a multiple of the depth), `seconds` as in struct prompt_grid. */
-struct test_picture picture_make(const struct model_info *m, uint32_t content, uint32_t w, uint32_t h, uint32_t frames,
-                                 double seconds, uint64_t seed);
+/* Prepares width x height bytes of RGB as the checkpoint does. Where sizes are free its area is bounded to
+ * [area_min, area_max] pixels. Aborts when it can't. */
+struct test_picture picture_prepare(const struct model_info *m, uint32_t content, uint32_t width,
+                                    uint32_t height, uint8_t *rgb, uint64_t area_min, uint64_t area_max);
+/* A picture of h x w tokens (of the checkpoint's own size where that is fixed), random bytes from the seed.
+ * frames > 0: a part of a video of that many frames (a multiple of the depth), `seconds` as in struct
+ * prompt_grid. */
+struct test_picture picture_make(const struct model_info *m, uint32_t content, uint32_t w, uint32_t h,
+                                 uint32_t frames, double seconds, uint64_t seed);
 void picture_free(struct test_picture *p);
 /* Number, sizes before and after, frames: injective over pictures whose contents differ. */
 void picture_key(const struct test_picture *p, uint8_t key[32]);

@@ -1,6 +1,6 @@
-/* See staged_ops.h. A call opens a stage, lists its arrays (twice the same address is one array), gets device addresses for them,
- * and closes the stage: wait, download what was written, free. Extents come from the descriptions in backend.h, never from what a
- * kernel happens to read. */
+/* See staged_ops.h. A call opens a stage, lists its arrays (twice the same address is one array), gets device
+ * addresses for them, and closes the stage: wait, download what was written, free. Extents come from the
+ * descriptions in backend.h, never from what a kernel happens to read. */
 #include "tests/lib/staged_ops.h"
 
 #include <stdio.h>
@@ -69,7 +69,8 @@ static void *stage(struct stage *g, const void *host, size_t bytes, enum stage_m
     for (uint32_t i = 0; i < g->count; i++)
         if (g->at[i].host == host) {
             if (g->at[i].bytes < bytes) die("one array with two sizes in a call");
-            if (mode & STAGE_IN && !(g->at[i].mode & STAGE_IN)) s->ops->upload(s->b, g->at[i].dev, host, bytes);
+            if (mode & STAGE_IN && !(g->at[i].mode & STAGE_IN))
+                s->ops->upload(s->b, g->at[i].dev, host, bytes);
             g->at[i].mode |= mode;
             return g->at[i].dev;
         }
@@ -97,7 +98,8 @@ static void stage_end(struct stage *g)
     if (s->direct) return;
     if (s->ops->sync(s->b) != BE_OK) die(s->ops->last_error(s->b));
     for (uint32_t i = 0; i < g->count; i++) {
-        if (g->at[i].mode & STAGE_OUT && g->at[i].bytes) s->ops->download(s->b, g->at[i].host, g->at[i].dev, g->at[i].bytes);
+        if (g->at[i].mode & STAGE_OUT && g->at[i].bytes)
+            s->ops->download(s->b, g->at[i].host, g->at[i].dev, g->at[i].bytes);
         s->ops->free(s->b, g->at[i].dev);
     }
 }
@@ -110,7 +112,8 @@ static void stage_end(struct stage *g)
 static enum be_result st_open(const struct be_params *p, struct backend **out)
 {
     bool reference = p->kernels && strcmp(p->kernels, "reference") == 0;
-    if (p->kernels && !reference && strcmp(p->kernels, "cuda") != 0 && strcmp(p->kernels, "auto") != 0) return BE_UNSUPPORTED;
+    if (p->kernels && !reference && strcmp(p->kernels, "cuda") != 0 && strcmp(p->kernels, "auto") != 0)
+        return BE_UNSUPPORTED;
     struct staged *s = calloc(1, sizeof *s);
     if (!s) return BE_NOMEM;
     s->ops = reference ? be_cpu_ops() : device;
@@ -193,8 +196,10 @@ static void st_copy(struct backend *b, void *dst, const void *src, size_t bytes)
 static void st_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
 {
     struct stage g = {.s = of(b)};
-    size_t at = (size_t)unit * BE_KV_UNIT + kv->layer_offset, layer = g.s->ops->kv_layer_bytes(g.s->b, kv->kv_heads, kv->head_dim);
-    struct be_kv d = {stage(&g, (char *)kv->arena + at, layer, STAGE_IN | STAGE_OUT), 0, kv->kv_heads, kv->head_dim};
+    size_t at = (size_t)unit * BE_KV_UNIT + kv->layer_offset,
+           layer = g.s->ops->kv_layer_bytes(g.s->b, kv->kv_heads, kv->head_dim);
+    struct be_kv d = {stage(&g, (char *)kv->arena + at, layer, STAGE_IN | STAGE_OUT), 0, kv->kv_heads,
+                      kv->head_dim};
     g.s->ops->kv_clear(g.s->b, &d, 0, first);
     stage_end(&g);
 }
@@ -211,7 +216,8 @@ static enum be_result st_sync(struct backend *b)
 
 /* ---- weights */
 
-static enum be_result st_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out)
+static enum be_result st_weight_pack(struct backend *b, const struct be_weight_desc *d,
+                                     struct be_weight **out)
 {
     struct staged_weight *w = calloc(1, sizeof *w);
     if (!w) return BE_NOMEM;
@@ -297,14 +303,15 @@ static void st_rope(struct backend *b, const struct be_rope_args *a)
     g.s->ops->rope(g.s->b, &d);
     stage_end(&g);
 }
-/* The rows' arrays, and the part of the arena that their blocks reach (all of it where alloc gave it). `written`: keys at pos
- * only. */
-static void stage_rows(struct stage *g, const struct be_rows *a, struct be_rows *d, const struct be_kv *kv, struct be_kv *dkv,
-                       bool written)
+/* The rows' arrays, and the part of the arena that their blocks reach (all of it where alloc gave it).
+ * `written`: keys at pos only. */
+static void stage_rows(struct stage *g, const struct be_rows *a, struct be_rows *d, const struct be_kv *kv,
+                       struct be_kv *dkv, bool written)
 {
     size_t table = 0, arena = 0, layer = g->s->ops->kv_layer_bytes(g->s->b, kv->kv_heads, kv->head_dim);
     for (uint32_t s = 0; s < a->seq_count; s++) {
-        uint32_t first = a->seq_row[s], count = a->seq_row[s + 1] - first, most = max_of(a->pos + first, count);
+        uint32_t first = a->seq_row[s], count = a->seq_row[s + 1] - first,
+                 most = max_of(a->pos + first, count);
         if (!count) continue;
         if (!written && max_of(a->hi + first, count) > most) most = max_of(a->hi + first, count);
         for (size_t i = a->seq_table[s]; i <= a->seq_table[s] + most / BE_BLOCK_TOKENS; i++) {
@@ -419,7 +426,8 @@ static void st_route(struct backend *b, const struct be_route_args *a)
     g.s->ops->route(g.s->b, &d);
     stage_end(&g);
 }
-static size_t st_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff, uint32_t experts)
+static size_t st_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                                 uint32_t experts)
 {
     const struct staged *s = (const struct staged *)b;
     return s->ops->experts_scratch(s->b, t, k, c, ff, experts);

@@ -1,9 +1,10 @@
-/* A fake engine for the scheduler's tests: implements engine.h. Each KV slot holds a value that depends, as a model's KV does, on the item, its
- * position and everything before it, read back through the block tables; the next token is a hash of all slots that a query sees. So a
- * block that is wrongly shared, released too early, stale or mis-positioned changes an answer. Included by one .c file per test program.
+/* A fake engine for the scheduler's tests: implements engine.h. Each KV slot holds a value that depends, as a
+ * model's KV does, on the item, its position and everything before it, read back through the block tables;
+ * the next token is a hash of all slots that a query sees. So a block that is wrongly shared, released too
+ * early, stale or mis-positioned changes an answer. Included by one .c file per test program.
  *
- * Positions: a picture of n tokens advances the position by less than n (as with multi-axis positions), so the position of a token is not its
- * index; the slot before tells it. Features are a hash of the pixels. */
+ * Positions: a picture of n tokens advances the position by less than n (as with multi-axis positions), so
+ * the position of a token is not its index; the slot before tells it. Features are a hash of the pixels. */
 #ifndef KVASIR_FAKE_ENGINE_H
 #define KVASIR_FAKE_ENGINE_H
 
@@ -18,9 +19,10 @@
 enum { FAKE_UNIT_BYTES = 64, FAKE_FEATURE_BYTES = 1000 };
 /* Faults on the engine's side; the oracle must notice. */
 enum fake_fault {
-    FAKE_WINDOW_MORE = 1,        /* looks one position further back than its caps say */
-    FAKE_NO_COPY = 2,            /* engine_kv_copy does nothing */
-    FAKE_POSITION_IS_COUNT = 4,  /* the first token of a run that follows cached ones: its position is its index */
+    FAKE_WINDOW_MORE = 1, /* looks one position further back than its caps say */
+    FAKE_NO_COPY = 2,     /* engine_kv_copy does nothing */
+    FAKE_POSITION_IS_COUNT =
+        4, /* the first token of a run that follows cached ones: its position is its index */
 };
 struct fake_slot {
     uint64_t value;
@@ -33,31 +35,33 @@ struct engine_features {
 };
 struct engine {
     struct engine_caps caps;
-    struct fake_slot *slots; /* [arena_units * block_tokens]; a block's slots begin at its unit's. NULL: no contents, tokens from the history's end alone */
+    struct fake_slot *slots; /* [arena_units * block_tokens]; a block's slots begin at its unit's. NULL: no
+                                contents, tokens from the history's end alone */
     uint32_t *writer;        /* [arena_units] run (index + 1) of this step that writes into the block */
     uint32_t eos, vocab;
-    uint32_t faults;         /* enum fake_fault */
-    bool lenient;            /* a planted fault somewhere: what is broken is counted instead of fatal */
+    uint32_t faults; /* enum fake_fault */
+    bool lenient;    /* a planted fault somewhere: what is broken is counted instead of fatal */
     uint64_t noticed;
     uint32_t step_fails_every, feature_fails_every; /* about once in so many, with ST_NOMEM; 0 = never */
     uint64_t random;
     uint32_t live_features;
     uint64_t encodes, copies, rows, steps;
-    /* What a step takes on a clock of its own, in microseconds: for scheduling by time. All 0: nothing takes any. */
+    /* What a step takes on a clock of its own, in microseconds: for scheduling by time. All 0: nothing takes
+     * any. */
     struct {
         double fixed, row, sampled, pair, layer, noise; /* noise: up to so much of it more or less */
-        double once;                                          /* the next step alone takes so much longer */
+        double once;                                    /* the next step alone takes so much longer */
     } takes;
     double clock_us;
     void (*on_run)(const struct engine_run *r); /* may be NULL */
 };
 
-#define FAKE_CHECK(e, cond)             \
-    do {                                \
-        if (!(cond)) {                  \
-            if (!(e)->lenient) ASSERT(cond); \
-            (e)->noticed++;             \
-        }                               \
+#define FAKE_CHECK(e, cond)                                                                                  \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            if (!(e)->lenient) ASSERT(cond);                                                                 \
+            (e)->noticed++;                                                                                  \
+        }                                                                                                    \
     } while (0)
 
 /* splitmix64 */
@@ -112,7 +116,8 @@ static uint32_t fake_advance(uint32_t rows)
 {
     return 1 + rows / 2;
 }
-enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
+                                   struct engine_features **out, struct err *err)
 {
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
     *out = calloc(1, sizeof **out);
@@ -122,7 +127,8 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     e->encodes++;
     return ST_OK;
 }
-enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
+                                 struct err *err)
 {
     e->clock_us += e->takes.layer * (layers && layers < f->layers_left ? layers : f->layers_left);
     if (fake_once_in(e, e->feature_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
@@ -194,9 +200,13 @@ static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint6
 {
     uint32_t position = fake_position(e, r, p);
     for (uint32_t g = 0; g < e->caps.group_count; g++) {
-        const struct fake_slot *before = p > 0 && e->caps.groups[g].window != 1 ? fake_slot(e, g, r, p - 1) : NULL;
+        const struct fake_slot *before =
+            p > 0 && e->caps.groups[g].window != 1 ? fake_slot(e, g, r, p - 1) : NULL;
         struct fake_slot *s = fake_slot(e, g, r, p);
-        if (s) *s = (struct fake_slot){.value = fake_item_value(item, position, before ? before->value : g), .next = position + advance, .written = true};
+        if (s)
+            *s = (struct fake_slot){.value = fake_item_value(item, position, before ? before->value : g),
+                                    .next = position + advance,
+                                    .written = true};
     }
 }
 
@@ -254,7 +264,8 @@ static void fake_check_writes(struct engine *e, const struct engine_batch *b)
 /* What the run adds to a step. */
 static inline double fake_run_us(const struct engine *e, uint32_t position, uint32_t count, bool sample)
 {
-    return e->takes.row * count + e->takes.sampled * sample + e->takes.pair * count * (position + (count + 1) / 2.0);
+    return e->takes.row * count + e->takes.sampled * sample +
+           e->takes.pair * count * (position + (count + 1) / 2.0);
 }
 static inline uint64_t fake_clock(void *engine)
 {
@@ -265,7 +276,8 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 {
     uint32_t tokens = 0;
     double us = e->takes.fixed;
-    for (uint32_t i = 0; i < b->run_count; i++) us += fake_run_us(e, b->runs[i].position, b->runs[i].count, b->runs[i].sample);
+    for (uint32_t i = 0; i < b->run_count; i++)
+        us += fake_run_us(e, b->runs[i].position, b->runs[i].count, b->runs[i].sample);
     if (e->takes.noise > 0) {
         e->random = fake_mix(e->random);
         us *= 1 + e->takes.noise * ((double)(e->random >> 40) / (1 << 23) - 1);
@@ -289,7 +301,9 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
         r->out = (struct token_out){0};
         if (e->on_run) e->on_run(r);
         if (e->slots) fake_run(e, r);
-        else if (r->sample) r->out.id = fake_derive(e, r->sampling->seed ^ fake_mix(r->tokens[r->token_count - 1] + ((uint64_t)r->token_count << 32)));
+        else if (r->sample)
+            r->out.id = fake_derive(e, r->sampling->seed ^ fake_mix(r->tokens[r->token_count - 1] +
+                                                                    ((uint64_t)r->token_count << 32)));
         for (uint32_t k = 0; r->sample && k < r->banned_count; k++)
             if (r->banned[k] == r->out.id) r->out.id = fake_instead(e, r->out.id);
     }
@@ -319,8 +333,9 @@ struct fake_answer {
     uint32_t count;
     bool stopped, eos; /* by the stop id; by eos */
 };
-static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed, uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id,
-                        bool ignore_eos, struct fake_answer *out)
+static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed,
+                               uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id, bool ignore_eos,
+                               struct fake_answer *out)
 {
     uint32_t n = prompt->token_count, room = n + tokens_max + 1, position = 0, image = 0;
     uint64_t *values[ENGINE_GROUPS_MAX];
@@ -330,7 +345,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
         if (p >= n) {
             uint64_t h = seed;
             for (uint32_t g = 0; g < e->caps.group_count; g++)
-                for (uint32_t k = fake_reach(e->caps.groups[g].window, p - 1); k < p; k++) h = fake_mix(h ^ values[g][k]);
+                for (uint32_t k = fake_reach(e->caps.groups[g].window, p - 1); k < p; k++)
+                    h = fake_mix(h ^ values[g][k]);
             uint32_t id = fake_derive(e, h);
             if (out->count < tokens_min) {
                 if (id == stop_id) id = fake_instead(e, id);
@@ -344,13 +360,15 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
         uint64_t item = p < n ? prompt->tokens[p] : out->tokens[out->count - 1];
         uint32_t advance = 1;
         while (image < prompt->image_count && prompt->images[image].end <= p) image++;
-        const struct prompt_image *im = image < prompt->image_count && prompt->images[image].begin <= p ? &prompt->images[image] : NULL;
+        const struct prompt_image *im =
+            image < prompt->image_count && prompt->images[image].begin <= p ? &prompt->images[image] : NULL;
         if (im) {
             item = fake_image_item(fake_pixels_hash(&im->pixels), p - im->begin);
             advance = p + 1 == im->end ? fake_advance(im->end - im->begin) : 0;
         }
         for (uint32_t g = 0; g < e->caps.group_count; g++)
-            values[g][p] = fake_item_value(item, position, p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);
+            values[g][p] = fake_item_value(item, position,
+                                           p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);
         position += advance;
     }
     for (uint32_t g = 0; g < e->caps.group_count; g++) free(values[g]);

@@ -1,9 +1,12 @@
-/* How much the prefix cache finds, on generated traces of many sessions: the real scheduler over a fake engine with Gemma-3-like groups (one full
- * layer for five sliding ones), with arenas from 5 % to 200 % of the trace's working set, against unlimited memory. Prints a table of
- * hit tokens / the unlimited cache's hit tokens, and asserts what retention promises: whenever the full-attention KV of everything and one
- * window per live session fit, the hit rate stays within 5 % of the unlimited one; sessions in turn keep hitting (T28).
+/* How much the prefix cache finds, on generated traces of many sessions: the real scheduler over a fake
+ * engine with Gemma-3-like groups (one full layer for five sliding ones), with arenas from 5 % to 200 % of
+ * the trace's working set, against unlimited memory. Prints a table of hit tokens / the unlimited cache's hit
+ * tokens, and asserts what retention promises: whenever the full-attention KV of everything and one window
+ * per live session fit, the hit rate stays within 5 % of the unlimited one; sessions in turn keep hitting
+ * (T28).
  *
- * Working set: full-attention blocks of all distinct prefixes, one window tail of every live session, and what running sequences need. */
+ * Working set: full-attention blocks of all distinct prefixes, one window tail of every live session, and
+ * what running sequences need. */
 #include "tests/sim/fake_engine.h"
 
 #include "scheduler/scheduler.h"
@@ -13,8 +16,19 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-enum { BT = 32, FULL_UNITS = 1, SLIDING_UNITS = 5, CONTEXT = 16000, SESSIONS_MAX = 128, IMAGES_MAX = 24, TURNS_MAX = 16, IMAGE_ROWS = 256, CHUNK = 512,
-       ORDER_MAX = 1024, SOFT = 3 };
+enum {
+    BT = 32,
+    FULL_UNITS = 1,
+    SLIDING_UNITS = 5,
+    CONTEXT = 16000,
+    SESSIONS_MAX = 128,
+    IMAGES_MAX = 24,
+    TURNS_MAX = 16,
+    IMAGE_ROWS = 256,
+    CHUNK = 512,
+    ORDER_MAX = 1024,
+    SOFT = 3
+};
 
 struct session {
     struct prompt prompt;
@@ -30,8 +44,8 @@ struct session {
 struct trace {
     const char *name;
     uint32_t sessions, live, concurrency;
-    void (*turn)(struct session *s, uint32_t number);      /* appends a turn to the session */
-    uint32_t (*order)(uint32_t *out, uint32_t sessions);   /* which session's turn is submitted when */
+    void (*turn)(struct session *s, uint32_t number);    /* appends a turn to the session */
+    uint32_t (*order)(uint32_t *out, uint32_t sessions); /* which session's turn is submitted when */
     uint32_t answer;
 };
 
@@ -47,13 +61,15 @@ static void text(struct session *s, uint32_t count)
 }
 static void common_text(struct session *s, uint32_t count, uint64_t what)
 {
-    for (uint32_t i = 0; i < count; i++) s->tokens[s->prompt.token_count++] = 10 + (uint32_t)(fake_mix(i + (what << 32)) % 50000);
+    for (uint32_t i = 0; i < count; i++)
+        s->tokens[s->prompt.token_count++] = 10 + (uint32_t)(fake_mix(i + (what << 32)) % 50000);
 }
 static void image(struct session *s)
 {
     static uint8_t rgb[3];
     struct prompt_image *im = &s->images[s->prompt.image_count++];
-    *im = (struct prompt_image){.begin = s->prompt.token_count, .end = s->prompt.token_count + IMAGE_ROWS, .atomic = true};
+    *im = (struct prompt_image){
+        .begin = s->prompt.token_count, .end = s->prompt.token_count + IMAGE_ROWS, .atomic = true};
     for (int i = 0; i < 4; i++) {
         uint64_t v = fake_mix(s->random + (uint64_t)i);
         memcpy(im->key + 8 * i, &v, 8);
@@ -148,7 +164,8 @@ static void edit_turn(struct session *s, uint32_t number)
         uint32_t keep = pick(&s->random, s->turns);
         s->turns = keep;
         s->prompt.token_count = keep ? s->turn_end[keep - 1] : 0;
-        while (s->prompt.image_count && s->images[s->prompt.image_count - 1].end > s->prompt.token_count) s->prompt.image_count--;
+        while (s->prompt.image_count && s->images[s->prompt.image_count - 1].end > s->prompt.token_count)
+            s->prompt.image_count--;
         if (!keep) common_text(s, 400, 5);
     } else if (s->turns == 0) {
         common_text(s, 400, 5);
@@ -180,8 +197,13 @@ static void submit_turn(struct scheduler *s, const struct trace *t, struct sessi
     ASSERT_CMP(q->turns, <, TURNS_MAX);
     q->prompt.tokens = q->tokens;
     q->prompt.images = q->images;
-    q->sampling = (struct sampling_params){.seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    q->seq = (struct sched_sequence){.prompt = &q->prompt, .sampling = &q->sampling, .tokens_max = t->answer, .ignore_eos = true, .user = q};
+    q->sampling = (struct sampling_params){
+        .seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    q->seq = (struct sched_sequence){.prompt = &q->prompt,
+                                     .sampling = &q->sampling,
+                                     .tokens_max = t->answer,
+                                     .ignore_eos = true,
+                                     .user = q};
     enum status st = sched_submit(s, &q->seq, &id, &err);
     ASSERT(st == ST_OK);
     q->busy = true;
@@ -193,8 +215,14 @@ static struct session *all_sessions;
 static struct result run_trace(const struct trace *t, uint32_t window, uint64_t arena)
 {
     struct engine e = {.vocab = 60000, .eos = 1};
-    e.caps = (struct engine_caps){.group_count = 2, .block_tokens = BT, .arena_units = arena, .context_max = CONTEXT, .batch_tokens_max = 2048,
-                                  .sequences_max = 16, .images = true, .image_tokens_max = IMAGE_ROWS};
+    e.caps = (struct engine_caps){.group_count = 2,
+                                  .block_tokens = BT,
+                                  .arena_units = arena,
+                                  .context_max = CONTEXT,
+                                  .batch_tokens_max = 2048,
+                                  .sequences_max = 16,
+                                  .images = true,
+                                  .image_tokens_max = IMAGE_ROWS};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = FULL_UNITS};
     e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = SLIDING_UNITS, .window = window};
     fake_open(&e, false);
@@ -265,7 +293,8 @@ static void test_hit_rates(void **state)
     static const uint32_t windows[] = {1024, 512};
     all_sessions = calloc(SESSIONS_MAX, sizeof *all_sessions);
     assert_non_null(all_sessions);
-    printf("hit tokens of a bounded arena in %% of those of an unlimited one; * = raised to the least arena that takes the longest sequence\n");
+    printf("hit tokens of a bounded arena in %% of those of an unlimited one; * = raised to the least arena "
+           "that takes the longest sequence\n");
     printf("%-22s %6s %10s %9s", "trace", "window", "set, units", "unlimited");
     for (uint32_t i = 0; i < PERCENTS; i++) printf(" %6u%%", percents[i]);
     printf("\n");
@@ -275,7 +304,8 @@ static void test_hit_rates(void **state)
             const struct trace *t = &traces[k];
             struct result all = run_trace(t, windows[w], 1u << 18);
             uint64_t set = working_set(t, windows[w], &all), least = least_arena(windows[w], all.longest);
-            printf("%-22s %6u %10llu %8.1f%%", t->name, windows[w], (unsigned long long)set, 100.0 * (double)all.hit / (double)all.asked);
+            printf("%-22s %6u %10llu %8.1f%%", t->name, windows[w], (unsigned long long)set,
+                   100.0 * (double)all.hit / (double)all.asked);
             for (uint32_t i = 0; i < PERCENTS; i++) {
                 uint64_t arena = set * percents[i] / 100;
                 bool raised = arena < least;
@@ -291,7 +321,8 @@ static void test_hit_rates(void **state)
     free(all_sessions);
 }
 
-/* T28: sessions in turn that occupy a quarter of the pool, and all of it: nobody's hits fall to zero, and little is computed again. */
+/* T28: sessions in turn that occupy a quarter of the pool, and all of it: nobody's hits fall to zero, and
+ * little is computed again. */
 static void test_T28_round_robin_keeps_hitting(void **state)
 {
     (void)state;
@@ -312,6 +343,7 @@ static void test_T28_round_robin_keeps_hitting(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_hit_rates), cmocka_unit_test(test_T28_round_robin_keeps_hitting)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_hit_rates),
+                                       cmocka_unit_test(test_T28_round_robin_keeps_hitting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

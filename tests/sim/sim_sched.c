@@ -1,9 +1,11 @@
-/* Simulation of the scheduler with its prefix cache against a fake engine (fake_engine.h) under a virtual clock, from a seed: conversations with
- * pictures that grow, branch, are edited and come twice at the same time; tiny arenas, cancels, deadlines, preemption, engine faults, pixels
- * that come late or never, salts, tenants, resets. Invariants are checked after every step, every answer against the oracle: it equals that
+/* Simulation of the scheduler with its prefix cache against a fake engine (fake_engine.h) under a virtual
+ * clock, from a seed: conversations with pictures that grow, branch, are edited and come twice at the same
+ * time; tiny arenas, cancels, deadlines, preemption, engine faults, pixels that come late or never, salts,
+ * tenants, resets. Invariants are checked after every step, every answer against the oracle: it equals that
  * of the request alone, cold.
  *
- *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]     prints the seed of a failing run */
+ *     sim_sched [--seed N] [--seeds COUNT] [--requests N] [--steps TOTAL] [--only TEST]     prints the seed
+ * of a failing run */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"
@@ -24,7 +26,17 @@ static uint32_t rnd(uint32_t below)
     return (uint32_t)((rng_state >> 33) % below);
 }
 
-enum { BT = 8, VOCAB = 1000, EOS = 7, SOFT = 3, CONTEXT = 400, IMAGES_MAX = 6, LIVE_MAX = 64, CONVERSATIONS = 5, LOG_MAX = 400 };
+enum {
+    BT = 8,
+    VOCAB = 1000,
+    EOS = 7,
+    SOFT = 3,
+    CONTEXT = 400,
+    IMAGES_MAX = 6,
+    LIVE_MAX = 64,
+    CONVERSATIONS = 5,
+    LOG_MAX = 400
+};
 
 /* ---- prompts ---- */
 struct picture {
@@ -63,8 +75,8 @@ struct pending {
     struct picture what;
 };
 struct totals {
-    uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits, resumed, asked, features_shared,
-        feature_evictions, noticed, resets, seeds;
+    uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
+        resumed, asked, features_shared, feature_evictions, noticed, resets, seeds;
 };
 /* Faults planted for a run. */
 struct mutant {
@@ -106,11 +118,13 @@ static uint32_t rows_of(const struct sim *m, const struct picture *p)
 }
 static void add_text(const struct sim *m, struct part_list *l, uint32_t count)
 {
-    for (uint32_t i = 0; i < count && l->count < CONTEXT; i++) l->tokens[l->count++] = m->small_alphabet ? rnd(4) : rnd(VOCAB);
+    for (uint32_t i = 0; i < count && l->count < CONTEXT; i++)
+        l->tokens[l->count++] = m->small_alphabet ? rnd(4) : rnd(VOCAB);
 }
 static struct picture random_picture(void)
 {
-    return (struct picture){.shade = (uint8_t)rnd(4), .width = (uint8_t)(1 + rnd(2)), .height = (uint8_t)(1 + rnd(2))};
+    return (struct picture){
+        .shade = (uint8_t)rnd(4), .width = (uint8_t)(1 + rnd(2)), .height = (uint8_t)(1 + rnd(2))};
 }
 static void add_picture(const struct sim *m, struct part_list *l, struct picture p)
 {
@@ -166,12 +180,14 @@ static struct request *request_new(const struct sim *m, const struct part_list *
         struct picture p = r->pictures[i] = l->images[i].what;
         uint32_t rows = l->images[i].end - l->images[i].begin;
         offset += (int32_t)fake_advance(rows) - (int32_t)rows;
-        *im = (struct prompt_image){.begin = l->images[i].begin, .end = l->images[i].end, .rope_offset = offset, .atomic = m->atomic};
+        *im = (struct prompt_image){
+            .begin = l->images[i].begin, .end = l->images[i].end, .rope_offset = offset, .atomic = m->atomic};
         make_key(m, &p, im->key);
         memset(r->rgb[i], p.shade, sizeof r->rgb[i]);
         im->pixels = (struct image_u8){.width = p.width, .height = p.height, .rgb = r->rgb[i]};
     }
-    r->sampling = (struct sampling_params){.seed = rnd(1000), .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    r->sampling = (struct sampling_params){
+        .seed = rnd(1000), .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     r->stop_id = rnd(VOCAB);
     bool longest = m->tight && rnd(6) == 0 && l->count < CONTEXT;
     r->seq = (struct sched_sequence){.prompt = &r->prompt,
@@ -188,7 +204,8 @@ static struct request *request_new(const struct sim *m, const struct part_list *
                                      .deadline_us = rnd(15) == 0 ? m->now + rnd(60000) : 0,
                                      .user = r};
     if (rnd(8) == 0) r->seq.salt[rnd(32)] = (uint8_t)rnd(2);
-    fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id, r->seq.ignore_eos, &r->expect);
+    fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id,
+                r->seq.ignore_eos, &r->expect);
     for (uint32_t i = 0; i < l->image_count && m->late_pixels; i++) {
         r->late[i] = rnd(m->late_pixels) == 0;
         if (r->late[i]) r->prompt.images[i].pixels.rgb = NULL;
@@ -214,7 +231,8 @@ static struct request *random_request(struct sim *m)
     struct request *r = request_new(m, &l);
     *c = l;
     /* The next turn begins with the answer. */
-    for (uint32_t i = 0; i < r->expect.count && c->count < CONTEXT && rnd(40); i++) c->tokens[c->count++] = r->expect.tokens[i];
+    for (uint32_t i = 0; i < r->expect.count && c->count < CONTEXT && rnd(40); i++)
+        c->tokens[c->count++] = r->expect.tokens[i];
     return r;
 }
 
@@ -333,7 +351,8 @@ static bool take_events(struct sim *m)
             ASSERT_CMP(m->pending_count, <, LIVE_MAX * IMAGES_MAX);
             r->asked[ev.index] = true;
             m->t->asked++;
-            m->pending[m->pending_count++] = (struct pending){.r = r, .id = r->id, .image = ev.index, .what = r->pictures[ev.index]};
+            m->pending[m->pending_count++] =
+                (struct pending){.r = r, .id = r->id, .image = ev.index, .what = r->pictures[ev.index]};
         } else {
             ASSERT(ev.kind == EV_END);
             m->t->ended[ev.end]++;
@@ -350,10 +369,12 @@ static bool take_events(struct sim *m)
 /* Notes where a preempted sequence goes on from cached KV. */
 static void watch_run(const struct engine_run *run)
 {
-    struct request *r = (struct request *)(void *)((char *)(uintptr_t)run->sampling - offsetof(struct request, sampling));
+    struct request *r =
+        (struct request *)(void *)((char *)(uintptr_t)run->sampling - offsetof(struct request, sampling));
     uint32_t end = run->position + run->count, unit = run->tables[0][run->position / BT];
     bool elsewhere = run->position % BT && unit != r->last_unit; /* its partly filled block is a copy now */
-    if (r->next_position && run->position > 0 && (run->position != r->next_position || elsewhere)) run_totals->resumed++;
+    if (r->next_position && run->position > 0 && (run->position != r->next_position || elsewhere))
+        run_totals->resumed++;
     r->next_position = end;
     r->last_unit = run->tables[0][(end - 1) / BT];
 }
@@ -364,9 +385,11 @@ static void watch_run(const struct engine_run *run)
 static uint64_t least_arena(const struct engine_caps *c)
 {
     uint32_t largest = 0, slabs = 0, run = c->image_tokens_max > BT ? c->image_tokens_max : BT;
-    for (uint32_t g = 0; g < c->group_count; g++) largest = c->groups[g].block_units > largest ? c->groups[g].block_units : largest;
+    for (uint32_t g = 0; g < c->group_count; g++)
+        largest = c->groups[g].block_units > largest ? c->groups[g].block_units : largest;
     for (uint32_t g = 0; g < c->group_count; g++) {
-        uint32_t all = CONTEXT / BT, some = (c->groups[g].window + run + BT - 1) / BT + 1, per_slab = largest / c->groups[g].block_units;
+        uint32_t all = CONTEXT / BT, some = (c->groups[g].window + run + BT - 1) / BT + 1,
+                 per_slab = largest / c->groups[g].block_units;
         uint32_t blocks = c->groups[g].window && some < all ? some : all;
         slabs += (blocks + per_slab - 1) / per_slab;
     }
@@ -382,8 +405,13 @@ static void random_groups(struct engine_caps *c, bool tight)
     c->group_count = kinds[k].count;
     for (uint32_t g = 0; g < c->group_count; g++) {
         uint32_t window = 0;
-        if (kinds[k].sliding >> g & 1) window = (c->group_count == 1 ? 2 : 1) + rnd(tight ? 250 : rnd(4) ? 40 : 500);
-        c->groups[g] = (struct engine_kv_group){.layers = 1, .block_units = 1 + rnd(tight ? 9 : window ? 7 : 3), .window = window};
+        if (kinds[k].sliding >> g & 1)
+            window = (c->group_count == 1 ? 2 : 1) + rnd(tight ? 250 : rnd(4) ? 40 : 500);
+        c->groups[g] = (struct engine_kv_group){.layers = 1,
+                                                .block_units = 1 + rnd(tight    ? 9
+                                                                       : window ? 7
+                                                                                : 3),
+                                                .window = window};
     }
 }
 
@@ -408,7 +436,8 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->lenient = m->lenient;
     e->on_run = watch_run;
     struct engine_caps *c = &e->caps;
-    *c = (struct engine_caps){.block_tokens = BT, .context_max = CONTEXT, .images = true, .image_tokens_max = 1 + rnd(20)};
+    *c = (struct engine_caps){
+        .block_tokens = BT, .context_max = CONTEXT, .images = true, .image_tokens_max = 1 + rnd(20)};
     random_groups(c, tight);
     c->sequences_max = 1 + rnd(12);
     c->batch_tokens_max = c->image_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
@@ -508,7 +537,8 @@ static void sim_close(struct sim *m)
     for (uint32_t i = 0; i < m->log_count; i++) free(m->log[i].items);
 }
 
-static void simulate(uint64_t seed, uint32_t requests, bool tight, const struct mutant *mutant, struct totals *t)
+static void simulate(uint64_t seed, uint32_t requests, bool tight, const struct mutant *mutant,
+                     struct totals *t)
 {
     static struct sim world;
     struct sim *m = &world;
@@ -569,13 +599,17 @@ static unsigned long long ull(uint64_t v)
 }
 static void print_totals(const struct totals *t)
 {
-    printf("%llu seeds, %llu steps, %llu tokens; ended eos %llu, stop %llu, length %llu, cancelled %llu, error %llu, deadline %llu; refused %llu\n",
-           ull(t->seeds), ull(t->steps), ull(t->tokens), ull(t->ended[END_STOP_EOS]), ull(t->ended[END_STOP_TOKEN]), ull(t->ended[END_LENGTH]),
-           ull(t->ended[END_CANCELLED]), ull(t->ended[END_ERROR]), ull(t->ended[END_DEADLINE]), ull(t->refused));
-    printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them resumed through the cache, %llu waits; "
+    printf("%llu seeds, %llu steps, %llu tokens; ended eos %llu, stop %llu, length %llu, cancelled %llu, "
+           "error %llu, deadline %llu; refused %llu\n",
+           ull(t->seeds), ull(t->steps), ull(t->tokens), ull(t->ended[END_STOP_EOS]),
+           ull(t->ended[END_STOP_TOKEN]), ull(t->ended[END_LENGTH]), ull(t->ended[END_CANCELLED]),
+           ull(t->ended[END_ERROR]), ull(t->ended[END_DEADLINE]), ull(t->refused));
+    printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them "
+           "resumed through the cache, %llu waits; "
            "pictures: %llu asked for, %llu shared, %llu evicted; %llu resets\n",
-           ull(t->hits), ull(t->hit_tokens), ull(t->copies), ull(t->evictions), ull(t->preemptions), ull(t->resumed), ull(t->waits), ull(t->asked),
-           ull(t->features_shared), ull(t->feature_evictions), ull(t->resets));
+           ull(t->hits), ull(t->hit_tokens), ull(t->copies), ull(t->evictions), ull(t->preemptions),
+           ull(t->resumed), ull(t->waits), ull(t->asked), ull(t->features_shared), ull(t->feature_evictions),
+           ull(t->resets));
 }
 
 static void test_random_load(void **state)
@@ -594,8 +628,8 @@ static void test_random_load(void **state)
     assert_true(t.asked > 0 && t.features_shared > 0 && t.feature_evictions > 0);
 }
 
-/* Blocks of one sequence come to lie scattered over slabs, and then the arena has no free slab left though it has room: nobody may wait
- * for ever. */
+/* Blocks of one sequence come to lie scattered over slabs, and then the arena has no free slab left though it
+ * has room: nobody may wait for ever. */
 static void test_barely_one_context(void **state)
 {
     (void)state;
@@ -608,7 +642,8 @@ static void test_barely_one_context(void **state)
     if (seed_count >= 20) assert_true(t.ended[END_LENGTH] > 0 && t.preemptions > 0 && t.hits > 0);
 }
 
-/* Known bugs, put back in on the side of the engine, of the scheduler or of the one who builds keys: the oracle must notice each. */
+/* Known bugs, put back in on the side of the engine, of the scheduler or of the one who builds keys: the
+ * oracle must notice each. */
 static void expect_noticed(const struct mutant *mutant)
 {
     struct totals t = {0};
@@ -658,8 +693,14 @@ static void desk_open(struct desk *d, uint32_t window, uint32_t context, uint32_
     memset(d, 0, sizeof *d);
     d->e.vocab = VOCAB;
     d->e.eos = EOS;
-    d->e.caps = (struct engine_caps){.group_count = 2, .block_tokens = 16, .context_max = context, .images = true, .image_tokens_max = 32, .sequences_max = sequences,
-                                     .batch_tokens_max = 512, .arena_units = 40ull * context / 16 + 400};
+    d->e.caps = (struct engine_caps){.group_count = 2,
+                                     .block_tokens = 16,
+                                     .context_max = context,
+                                     .images = true,
+                                     .image_tokens_max = 32,
+                                     .sequences_max = sequences,
+                                     .batch_tokens_max = 512,
+                                     .arena_units = 40ull * context / 16 + 400};
     d->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     d->e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
     fake_open(&d->e, true);
@@ -695,10 +736,12 @@ static void desk_run(struct desk *d)
         sched_stats(d->s, &st);
     } while (st.running + st.waiting > 0 && d->asked == 0);
 }
-static const struct sampling_params plain = {.seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+static const struct sampling_params plain = {
+    .seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
 static void sequence_of(struct sched_sequence *q, const struct prompt *p, uint32_t tokens)
 {
-    *q = (struct sched_sequence){.prompt = p, .sampling = &plain, .tokens_max = tokens, .ignore_eos = true, .user = q};
+    *q = (struct sched_sequence){
+        .prompt = p, .sampling = &plain, .tokens_max = tokens, .ignore_eos = true, .user = q};
 }
 static void fill_tokens(uint32_t *t, uint32_t count, uint32_t salt)
 {
@@ -759,7 +802,8 @@ static void test_equal_prompts_compute_once(void **state)
     desk_close(&d);
 }
 
-static struct prompt picture_prompt(uint32_t *tokens, struct prompt_image *images, uint8_t *rgb, uint32_t count, bool decoded)
+static struct prompt picture_prompt(uint32_t *tokens, struct prompt_image *images, uint8_t *rgb,
+                                    uint32_t count, bool decoded)
 {
     struct prompt p = {.tokens = tokens, .images = images, .image_count = count};
     for (uint32_t i = 0; i < count; i++) {
@@ -850,7 +894,8 @@ static void test_tenants_share_evenly(void **state)
 static void test_blocks_move_between_groups(void **state)
 {
     (void)state;
-    struct engine_caps caps = {.group_count = 2, .block_tokens = BT, .unit_bytes = FAKE_UNIT_BYTES, .arena_units = 640};
+    struct engine_caps caps = {
+        .group_count = 2, .block_tokens = BT, .unit_bytes = FAKE_UNIT_BYTES, .arena_units = 640};
     caps.groups[0].block_units = 1;
     caps.groups[1].block_units = 5;
     struct kv_blocks *k;
@@ -891,7 +936,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--only") == 0) cmocka_set_test_filter(argv[i + 1]);
     }
     signal(SIGABRT, print_seed);
-    log_set_level((enum log_level)-1); /* injected faults are not news */
+    log_set_level((enum log_level) - 1); /* injected faults are not news */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_move_between_groups),
         cmocka_unit_test(test_T31_identical_prompt_computes_one_token),

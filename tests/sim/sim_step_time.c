@@ -1,5 +1,6 @@
-/* Simulation of steps with a time budget: a fake engine (fake_engine.h) whose steps take time on a clock of its own, and requests that arrive by
- * it. Held as bounds: what a short prompt waits for, how long a stream pauses, when a long prompt ends, what priorities and tenants get. */
+/* Simulation of steps with a time budget: a fake engine (fake_engine.h) whose steps take time on a clock of
+ * its own, and requests that arrive by it. Held as bounds: what a short prompt waits for, how long a stream
+ * pauses, when a long prompt ends, what priorities and tenants get. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"
@@ -17,12 +18,12 @@ struct job {
     uint32_t prompt, answer;
     int64_t priority;
     uint64_t tenant;
-    double arrives;                /* on the engine's clock */
+    double arrives; /* on the engine's clock */
     /* what became of it */
-    double first, last, ends;      /* time of its first and its latest token, and of its end */
-    double longest_pause;          /* between two of its tokens */
-    double others_worse;           /* before its first token: prefill time of worse priorities */
-    double others_longer;          /* of prompts of its own tenant with more left to do, and as good a priority */
+    double first, last, ends; /* time of its first and its latest token, and of its end */
+    double longest_pause;     /* between two of its tokens */
+    double others_worse;      /* before its first token: prefill time of worse priorities */
+    double others_longer;     /* of prompts of its own tenant with more left to do, and as good a priority */
     uint32_t got;
     struct prompt p;
     struct sampling_params sampling;
@@ -35,8 +36,8 @@ struct world {
     struct job jobs[JOBS_MAX];
     uint32_t count, open;
     double longest_step;
-    double tenant_us[4];              /* prefill time by tenant */
-    const struct job *until;          /* what tenants get is counted while this one is prefilled */
+    double tenant_us[4];     /* prefill time by tenant */
+    const struct job *until; /* what tenants get is counted while this one is prefilled */
 };
 static struct world *world;
 static uint64_t rng_state;
@@ -64,7 +65,8 @@ static void watch_run(const struct engine_run *r)
         struct job *o = &w->jobs[i];
         if (o == j || !o->sent || o->first > 0) continue;
         if (j->priority > o->priority) o->others_worse += us;
-        else if (j->priority == o->priority && j->tenant == o->tenant && j->prompt - r->position > o->prompt) o->others_longer += us;
+        else if (j->priority == o->priority && j->tenant == o->tenant && j->prompt - r->position > o->prompt)
+            o->others_longer += us;
     }
 }
 
@@ -103,14 +105,18 @@ static void world_close(struct world *w)
     fake_close(&w->e);
 }
 
-static struct job *add(struct world *w, double arrives, uint32_t prompt, uint32_t answer, int64_t priority, uint64_t tenant)
+static struct job *add(struct world *w, double arrives, uint32_t prompt, uint32_t answer, int64_t priority,
+                       uint64_t tenant)
 {
     struct job *j = &w->jobs[w->count++];
-    *j = (struct job){.prompt = prompt, .answer = answer, .priority = priority, .tenant = tenant, .arrives = arrives};
+    *j = (struct job){
+        .prompt = prompt, .answer = answer, .priority = priority, .tenant = tenant, .arrives = arrives};
     j->p.token_count = prompt;
     j->p.tokens = malloc(prompt * sizeof *j->p.tokens);
-    for (uint32_t i = 0; i < prompt; i++) j->p.tokens[i] = (uint32_t)(fake_mix(i + 100003ull * w->count) % 50000);
-    j->sampling = (struct sampling_params){.seed = w->count, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    for (uint32_t i = 0; i < prompt; i++)
+        j->p.tokens[i] = (uint32_t)(fake_mix(i + 100003ull * w->count) % 50000);
+    j->sampling = (struct sampling_params){
+        .seed = w->count, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     j->seq = (struct sched_sequence){.prompt = &j->p,
                                      .sampling = &j->sampling,
                                      .tokens_max = answer,
@@ -166,7 +172,8 @@ static void run(struct world *w)
     }
 }
 
-/* What the job takes alone, from its arrival to its first token and to its end, on a server that knows what steps take. */
+/* What the job takes alone, from its arrival to its first token and to its end, on a server that knows what
+ * steps take. */
 static void alone(uint32_t prompt, uint32_t answer, double *first, double *whole)
 {
     static struct world w;
@@ -201,15 +208,16 @@ static void test_short_beside_long(void **state)
             others += whole;
         }
         run(&w);
-        for (uint32_t i = 0; i < 20; i++) assert_true(shorts[i]->first - shorts[i]->arrives <= 2 * first + 2 * STEP_US);
+        for (uint32_t i = 0; i < 20; i++)
+            assert_true(shorts[i]->first - shorts[i]->arrives <= 2 * first + 2 * STEP_US);
         for (uint32_t i = 0; i < 2 && with_streams; i++) {
             double one, all;
             alone(30, (uint32_t)((lng->first - lng->arrives) / STEP_US) + 1, &one, &all);
             others += all;
             assert_true(streams[i]->longest_pause <= 2.5 * STEP_US);
         }
-        printf("short alone %.0f ms; long alone %.1f s, beside others %.1f s, which take %.1f s alone\n", first / 1e3,
-               long_first / 1e6, (lng->first - lng->arrives) / 1e6, others / 1e6);
+        printf("short alone %.0f ms; long alone %.1f s, beside others %.1f s, which take %.1f s alone\n",
+               first / 1e3, long_first / 1e6, (lng->first - lng->arrives) / 1e6, others / 1e6);
         assert_true(lng->first - lng->arrives <= 1.1 * (long_first + others));
         world_close(&w);
     }
@@ -225,8 +233,11 @@ static void test_mixed_load(void **state)
         world_open(&w, 256, 20);
         rng_state = seed;
         for (uint32_t i = 0; i < JOBS_MAX; i++) {
-            uint32_t kind = rnd(20), prompt = kind < 12 ? 10 + rnd(50) : kind < 18 ? 200 + rnd(1300) : 5000 + rnd(15000);
-            add(&w, rnd(60) * 1e6, prompt, kind < 2 ? 200 : 1 + rnd(20), (int64_t)(rnd(10) == 0) - (rnd(10) == 0), rnd(4));
+            uint32_t kind = rnd(20), prompt = kind < 12   ? 10 + rnd(50)
+                                              : kind < 18 ? 200 + rnd(1300)
+                                                          : 5000 + rnd(15000);
+            add(&w, rnd(60) * 1e6, prompt, kind < 2 ? 200 : 1 + rnd(20),
+                (int64_t)(rnd(10) == 0) - (rnd(10) == 0), rnd(4));
         }
         run(&w);
         sum = end = pause = longer = 0;
@@ -234,23 +245,27 @@ static void test_mixed_load(void **state)
             const struct job *j = &w.jobs[i];
             double wait = j->first - j->arrives;
             assert_int_equal(j->got, j->answer);
-            /* The step that ran when it came, and one that goes over its time by what the noise makes of it. */
+            /* The step that ran when it came, and one that goes over its time by what the noise makes of it.
+             */
             assert_true(j->others_worse <= 1.5 * STEP_US);
-            /* Its tenant's oldest prompt has a quarter of what the tenant gets, and less than that is all that may pass it. */
+            /* Its tenant's oldest prompt has a quarter of what the tenant gets, and less than that is all
+             * that may pass it. */
             assert_true(j->others_longer <= 0.3 * wait + 2 * STEP_US);
             if (j->longest_pause > pause) pause = j->longest_pause;
             if (j->ends > end) end = j->ends;
-            sum += w.e.takes.fixed + fake_run_us(&w.e, 0, j->prompt, true) + j->answer * fake_run_us(&w.e, j->prompt, 1, true);
+            sum += w.e.takes.fixed + fake_run_us(&w.e, 0, j->prompt, true) +
+                   j->answer * fake_run_us(&w.e, j->prompt, 1, true);
         }
-        printf("256 prompts: longest pause %.0f ms, longest step %.0f ms; ended after %.1f s, work %.1f s\n", pause / 1e3,
-               w.longest_step / 1e3, end / 1e6, sum / 1e6);
+        printf("256 prompts: longest pause %.0f ms, longest step %.0f ms; ended after %.1f s, work %.1f s\n",
+               pause / 1e3, w.longest_step / 1e3, end / 1e6, sum / 1e6);
         assert_true(pause <= 2.5 * STEP_US);
         world_close(&w);
     }
 }
 
-/* One tenant with a long prompt, another with a crowd of middling ones, a third with a crowd of short ones: each gets as much, as far as is
- * known what a row and a key cost: where all steps are alike, that can't be told apart well. */
+/* One tenant with a long prompt, another with a crowd of middling ones, a third with a crowd of short ones:
+ * each gets as much, as far as is known what a row and a key cost: where all steps are alike, that can't be
+ * told apart well. */
 static void test_tenants_share_time(void **state)
 {
     (void)state;
@@ -260,7 +275,8 @@ static void test_tenants_share_time(void **state)
     for (uint32_t i = 0; i < 60; i++) add(&w, 0, 1000, 1, 0, 2);
     for (uint32_t i = 0; i < 195; i++) add(&w, 0, 300, 1, 0, 3);
     run(&w);
-    printf("three tenants: %.1f, %.1f, %.1f s\n", w.tenant_us[1] / 1e6, w.tenant_us[2] / 1e6, w.tenant_us[3] / 1e6);
+    printf("three tenants: %.1f, %.1f, %.1f s\n", w.tenant_us[1] / 1e6, w.tenant_us[2] / 1e6,
+           w.tenant_us[3] / 1e6);
     for (uint32_t t = 2; t < 4; t++) {
         assert_true(w.tenant_us[t] > w.tenant_us[1] / 1.5);
         assert_true(w.tenant_us[t] < w.tenant_us[1] * 1.5);
@@ -296,7 +312,8 @@ static void test_held_up(void **state)
     add(&w, 0, 5, 300, 0, 0);
     struct job *after = add(&w, 200e6, 4000, 1, 0, 0);
     run(&w);
-    printf("4000 tokens alone %.1f s, after a first step of 125 s %.1f s\n", first / 1e6, (after->first - after->arrives) / 1e6);
+    printf("4000 tokens alone %.1f s, after a first step of 125 s %.1f s\n", first / 1e6,
+           (after->first - after->arrives) / 1e6);
     assert_true(after->first - after->arrives < 1.5 * first);
     world_close(&w);
 }
@@ -307,7 +324,8 @@ static void test_picture_beside_stream(void **state)
     (void)state;
     static struct world w;
     static uint8_t rgb[12];
-    struct prompt_image image = {.begin = 5, .end = 45, .atomic = true, .pixels = {.width = 2, .height = 2, .rgb = rgb}};
+    struct prompt_image image = {
+        .begin = 5, .end = 45, .atomic = true, .pixels = {.width = 2, .height = 2, .rgb = rgb}};
     world_open(&w, 8, 10);
     w.e.takes.layer = 30000;
     struct job *stream = add(&w, 0, 30, 400, 0, 0), *picture[10];
@@ -326,11 +344,11 @@ static void test_picture_beside_stream(void **state)
 
 int main(void)
 {
-    log_set_level((enum log_level)-1);
+    log_set_level((enum log_level) - 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_short_beside_long), cmocka_unit_test(test_mixed_load),           cmocka_unit_test(test_tenants_share_time),
-        cmocka_unit_test(test_long_prompt_ends),  cmocka_unit_test(test_picture_beside_stream),
-        cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_short_beside_long),     cmocka_unit_test(test_mixed_load),
+        cmocka_unit_test(test_tenants_share_time),    cmocka_unit_test(test_long_prompt_ends),
+        cmocka_unit_test(test_picture_beside_stream), cmocka_unit_test(test_held_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,14 @@
-/* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits, branches, repeats,
- * swapped pictures, several at once) run through the scheduler with small arenas, any chunk size and batch mix, cancels,
- * deadlines and resets; what every request gets must equal, bit for bit, what it gets cold and alone. Where pictures have grids
- * of their own (Qwen) they come in several shapes and row counts, videos too, stand at any place of the prompt and are swapped
- * for longer and shorter ones; hits may end inside them. Counters show that the cache took part. Known bugs, put in on purpose,
- * must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
+/* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits,
+ * branches, repeats, swapped pictures, several at once) run through the scheduler with small arenas, any
+ * chunk size and batch mix, cancels, deadlines and resets; what every request gets must equal, bit for bit,
+ * what it gets cold and alone. Where pictures have grids of their own (Qwen) they come in several shapes and
+ * row counts, videos too, stand at any place of the prompt and are swapped for longer and shorter ones; hits
+ * may end inside them. Counters show that the cache took part. Known bugs, put in on purpose, must each be
+ * found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and the bugs
- *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen] [--kernels SET] [--instance K]
+ *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen] [--kernels SET]
+ * [--instance K]
  *                     [--no-cache] [--bug NAME]
  * A failing instance prints the line that runs it again. */
 #include "engine/internal.h" /* test_bugs */
@@ -65,8 +67,8 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
 
 /* ---- pictures ---- */
 
-/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; pictures 2c and 2c+1 are the same bytes in two
- * shapes. */
+/* Content 2k+1 is content 2k with a few bytes changed where their sizes are equal; pictures 2c and 2c+1 are
+ * the same bytes in two shapes. */
 static void make_fixed_pictures(const struct model_info *m, struct test_picture *pool)
 {
     static const uint32_t shapes[CONTENTS_FIXED / 2][2] = {{12, 40}, {33, 20}, {24, 31}};
@@ -81,13 +83,14 @@ static void make_fixed_pictures(const struct model_info *m, struct test_picture 
     }
 }
 
-/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one picture under other bounds of its area, a video of two groups of
- * frames. The sources are a little off the sizes that the tower takes. */
+/* Of 4 to 40 tokens: two pairs of 12 in other shapes, one picture under other bounds of its area, a video of
+ * two groups of frames. The sources are a little off the sizes that the tower takes. */
 static void make_grid_pictures(const struct model_info *m, struct test_picture *pool)
 {
     static const struct {
         uint32_t w, h, most; /* tokens; most: the area's bound in tokens */
-    } shapes[CONTENTS] = {{3, 4, 40}, {3, 4, 40}, {2, 6, 40}, {2, 6, 40}, {5, 8, 40}, {5, 8, 15}, {1, 4, 40}, {3, 2, 0}};
+    } shapes[CONTENTS] = {{3, 4, 40}, {3, 4, 40}, {2, 6, 40}, {2, 6, 40},
+                          {5, 8, 40}, {5, 8, 15}, {1, 4, 40}, {3, 2, 0}};
     uint32_t unit = picture_unit(m);
     for (uint32_t c = 0; c < CONTENTS; c++) {
         for (uint32_t t = 0; t < 2; t++) {
@@ -102,8 +105,8 @@ static void make_grid_pictures(const struct model_info *m, struct test_picture *
             uint64_t s = 977 * (c / 2) + 1;
             for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)(s = mix(s));
             for (size_t i = 0; c < 4 && c % 2 && i < 30; i++) bytes[n / 2 + i] ^= 0x80;
-            pool[2 * c + t] =
-                picture_prepare(m, c, width, height, bytes, (uint64_t)unit * unit, (uint64_t)shapes[c].most * unit * unit);
+            pool[2 * c + t] = picture_prepare(m, c, width, height, bytes, (uint64_t)unit * unit,
+                                              (uint64_t)shapes[c].most * unit * unit);
             free(bytes);
         }
     }
@@ -152,15 +155,18 @@ struct request {
     uint64_t deadline_us;
     uint32_t cancel_in; /* turns until it is cancelled; 0 = never */
     struct seq_id id;
-    uint64_t answer_at[IMAGES_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not asked for */
+    uint64_t answer_at[IMAGES_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not
+                                       asked for */
     bool refused, submitted, ended;
     struct answer got;
     struct sched_cache_info cache;
 };
 
 struct totals { /* counters first: add_totals goes over them */
-    uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused, feature_hits;
-    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances, inside, grids;
+    uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused,
+        feature_hits;
+    uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances,
+        inside, grids;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -220,11 +226,13 @@ static void differs(struct run *r, const struct request *q, const char *fmt, ...
     va_start(args, fmt);
     vprintf(fmt, args);
     va_end(args);
-    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache --seed %llu "
+    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache "
+           "--seed %llu "
            "--instance %u%s%s%s%s\n",
-           q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model, r->kernels,
-           r->dtype, (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "", r->o->model ? r->o->model : "",
-           r->o->family ? " --family " : "", r->o->family ? r->o->family : "");
+           q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model,
+           r->kernels, r->dtype, (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "",
+           r->o->model ? r->o->model : "", r->o->family ? " --family " : "",
+           r->o->family ? r->o->family : "");
     fflush(stdout);
 }
 
@@ -261,7 +269,8 @@ static void replace_picture(const struct run *r, struct history *h, uint32_t i, 
 /* Keeps the first `at` tokens; a picture that this would cut goes whole. */
 static void cut(const struct run *r, struct history *h, uint32_t at)
 {
-    while (h->image_count > 0 && h->images[h->image_count - 1].begin + rows_of(r, &h->images[h->image_count - 1]) > at) {
+    while (h->image_count > 0 &&
+           h->images[h->image_count - 1].begin + rows_of(r, &h->images[h->image_count - 1]) > at) {
         at = min_u32(at, h->images[h->image_count - 1].begin);
         h->image_count--;
     }
@@ -293,7 +302,8 @@ static bool inside_picture(const struct run *r, const struct history *h, uint32_
     return false;
 }
 
-/* One thing is changed: a picture (most often into the one with the same bytes and the other shape), or a token. */
+/* One thing is changed: a picture (most often into the one with the same bytes and the other shape), or a
+ * token. */
 static void edit(const struct run *r, struct history *h, bool want_picture)
 {
     if (h->image_count > 0 && (want_picture || chance(40))) {
@@ -331,8 +341,9 @@ static void next_history(const struct run *r, struct history *h)
         if (chance(30)) add_text(r, h, 1 + rnd(8));
     } else if (way < 83) { /* a beginning of it */
         cut(r, h, place(r, h));
-    }                                                                                      /* else the same again */
-    if (h->count + 8 > r->length_max && chance(80)) cut(r, h, 1 + rnd(r->length_max / 2)); /* the client forgets the end */
+    } /* else the same again */
+    if (h->count + 8 > r->length_max && chance(80))
+        cut(r, h, 1 + rnd(r->length_max / 2)); /* the client forgets the end */
     if (h->count == 0) add_text(r, h, 1 + rnd(20));
 }
 
@@ -354,7 +365,8 @@ static void draw_sampling(const struct run *r, struct spec *p)
     if (chance(10)) p->sampling.presence_penalty = 0.5f;
     if (chance(10)) p->sampling.frequency_penalty = 0.3f;
     if (chance(10)) {
-        for (uint32_t i = 0; i < 2; i++) p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
+        for (uint32_t i = 0; i < 2; i++)
+            p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
     }
@@ -380,7 +392,8 @@ static void fill_prompt(const struct run *r, struct request *q)
         const uint32_t *from;
         uint32_t *to;
     } tokens = {.from = h->tokens};
-    q->prompt = (struct prompt){.tokens = tokens.to, .token_count = h->count, .images = q->images, .image_count = h->image_count};
+    q->prompt = (struct prompt){
+        .tokens = tokens.to, .token_count = h->count, .images = q->images, .image_count = h->image_count};
 }
 
 static struct sched_sequence sequence_of(struct request *q)
@@ -406,7 +419,8 @@ static void take_event(struct request *q, const struct sched_event *ev)
 {
     struct answer *a = &q->got;
     if (ev->kind == EV_TOKEN) {
-        if (ev->index != a->count || a->count == ANSWER_MAX) fail_msg("token event %u where %u is next", ev->index, a->count);
+        if (ev->index != a->count || a->count == ANSWER_MAX)
+            fail_msg("token event %u where %u is next", ev->index, a->count);
         a->tokens[a->count++] = ev->token;
     } else if (ev->kind == EV_PROMPT_SCORES) {
         if (!a->scores) a->scores = calloc(LENGTH_MAX, sizeof *a->scores);
@@ -424,7 +438,8 @@ static void take_event(struct request *q, const struct sched_event *ev)
     if (ev->kind == EV_TOKEN || ev->kind == EV_END) q->cache = ev->cache;
 }
 
-/* The reference: a scheduler of its own without a cache, on another engine of the same checkpoint, the request alone and whole.
+/* The reference: a scheduler of its own without a cache, on another engine of the same checkpoint, the
+ * request alone and whole.
  */
 static void run_cold(struct run *r, struct spec *p)
 {
@@ -472,8 +487,9 @@ static void compare(struct run *r, const struct request *q)
     if (got->end == END_DEADLINE && !q->deadline_us) differs(r, q, "it had no deadline");
     for (uint32_t i = 0; i < got->count; i++) {
         if (i < want->count && same_token(&got->tokens[i], &want->tokens[i])) continue;
-        differs(r, q, "token %u is %u (%.9g), cold %u (%.9g)", i, got->tokens[i].id, (double)got->tokens[i].logprob,
-                i < want->count ? want->tokens[i].id : UINT32_MAX, i < want->count ? (double)want->tokens[i].logprob : 0.0);
+        differs(r, q, "token %u is %u (%.9g), cold %u (%.9g)", i, got->tokens[i].id,
+                (double)got->tokens[i].logprob, i < want->count ? want->tokens[i].id : UINT32_MAX,
+                i < want->count ? (double)want->tokens[i].logprob : 0.0);
         return;
     }
     for (uint32_t i = 1; i <= got->score_count; i++) {
@@ -483,7 +499,8 @@ static void compare(struct run *r, const struct request *q)
     }
     if (whole && (got->count != want->count || got->end != want->end || got->stop_id != want->stop_id ||
                   got->score_count != want->score_count))
-        differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count, want->end);
+        differs(r, q, "%u tokens, end %d, cold %u tokens, end %d", got->count, got->end, want->count,
+                want->end);
 }
 
 /* Item i of a prompt and its answer: a picture's row or a token. */
@@ -491,12 +508,14 @@ static uint64_t item(const struct run *r, const struct spec *p, uint32_t i)
 {
     for (uint32_t k = 0; k < p->h.image_count; k++) {
         const struct span *s = &p->h.images[k];
-        if (i >= s->begin && i < s->begin + rows_of(r, s)) return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
+        if (i >= s->begin && i < s->begin + rows_of(r, s))
+            return (1ull << 40) + ((uint64_t)s->picture << 20) + (i - s->begin);
     }
     return i < p->h.count ? p->h.tokens[i] : p->cold.tokens[i - p->h.count].id;
 }
 
-/* Leading items that are equal to those of a request that was submitted: nothing beyond can be had from any cache. */
+/* Leading items that are equal to those of a request that was submitted: nothing beyond can be had from any
+ * cache. */
 static uint32_t longest_equal(const struct run *r, const struct request *q)
 {
     uint32_t best = 0, limit = q->spec->h.count;
@@ -539,7 +558,8 @@ static void count_end(struct run *r, const struct request *q)
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
     if (inside && r->info->image.atomic) differs(r, q, "the hit ends inside a picture");
     if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
-    if (may && q->cache.equal > longest_equal(r, q)) differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
+    if (may && q->cache.equal > longest_equal(r, q))
+        differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
 }
 
 /* ---- submitting ---- */
@@ -665,7 +685,8 @@ static void run_requests(struct run *r)
         if (!strict && r->t.differences) return;
         if (r->live == 0) r->last_event = r->turn;
         if (r->turn - r->last_event > STALL_TURNS)
-            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live, (unsigned long long)r->o->seed);
+            fail_msg("instance %u hangs with %u requests (seed %llu)", r->instance, r->live,
+                     (unsigned long long)r->o->seed);
     }
     answer_and_cancel(r); /* pictures asked for by requests that are gone */
     sched_step(r->s, r->now_us);
@@ -678,7 +699,8 @@ static void close_requests(struct run *r)
     uint64_t hit_tokens = 0;
     sched_stats(r->s, &st);
     if (strict) {
-        for (uint32_t i = 0; i < r->request_count; i++) /* one that was cancelled while it waited took nothing */
+        for (uint32_t i = 0; i < r->request_count;
+             i++) /* one that was cancelled while it waited took nothing */
             if (r->requests[i].got.count > 0) hit_tokens += r->requests[i].cache.reused;
         sched_check(r->s);
         assert_int_equal(st.running + st.waiting, 0);
@@ -693,8 +715,8 @@ static void close_requests(struct run *r)
 }
 
 /* ---- engines ---- */
-static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32_t batch_tokens, uint32_t sequences,
-                                  uint32_t threads)
+static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32_t batch_tokens,
+                                  uint32_t sequences, uint32_t threads)
 {
     struct engine *e;
     struct err err;
@@ -714,35 +736,41 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
 {
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < c->group_count; g++) {
-        uint32_t w = c->groups[g].window, run = c->image_tokens_max > c->block_tokens ? c->image_tokens_max : c->block_tokens;
-        uint32_t all = (tokens + c->block_tokens - 1) / c->block_tokens, some = (w + run) / c->block_tokens + 2;
+        uint32_t w = c->groups[g].window,
+                 run = c->image_tokens_max > c->block_tokens ? c->image_tokens_max : c->block_tokens;
+        uint32_t all = (tokens + c->block_tokens - 1) / c->block_tokens,
+                 some = (w + run) / c->block_tokens + 2;
         bytes += c->groups[g].block_bytes * (w && some < all ? some : all);
     }
     return bytes;
 }
 
-/* An arena that holds from one to many of the longest requests; chunks, batches, threads and the cache's settings by chance. */
+/* An arena that holds from one to many of the longest requests; chunks, batches, threads and the cache's
+ * settings by chance. */
 static void open_warm(struct run *r)
 {
     static const uint32_t rooms[] = {10, 12, 15, 22, 45, 150}, more_rows[] = {0, 0, 9, 40, 150};
-    uint32_t step_us = chance(60) ? 1 + rnd(chance(50) ? 300 : 20000) : 0; /* from one row a step to all that is there */
-    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = rnd(4), features = chance(40) ? 1 + rnd(60000) : 0,
-             off = chance(6);
-    struct sched_options opt = {.queue_max = 2 * PER_INSTANCE,
-                                .step_us = step_us,
-                                .prefill_chunk = chunk,
-                                .encode_layers = layers,
-                                .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
-                                .features_bytes =
-                                    r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
-                                .test_mutation = r->o->mutation};
+    uint32_t step_us =
+        chance(60) ? 1 + rnd(chance(50) ? 300 : 20000) : 0; /* from one row a step to all that is there */
+    uint32_t chunk = chance(40) ? 1 + rnd(90) : 0, layers = rnd(4),
+             features = chance(40) ? 1 + rnd(60000) : 0, off = chance(6);
+    struct sched_options opt = {
+        .queue_max = 2 * PER_INSTANCE,
+        .step_us = step_us,
+        .prefill_chunk = chunk,
+        .encode_layers = layers,
+        .no_prefix_cache = r->o->no_cache || (off && !has_bug(r->o)),
+        .features_bytes = r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
+        .test_mutation = r->o->mutation};
     opt.hash_seed = rnd(1000);
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
-    uint32_t rows = r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
+    uint32_t rows =
+        r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
     r->cache = !opt.no_prefix_cache;
     for (uint64_t room = rooms[rnd(6)];; room += 2) {
         struct err err;
-        r->warm = open_engine(r, kv_bytes_of(&r->caps, r->length_max + ANSWER_MAX) * room / 10, rows, sequences, threads);
+        r->warm = open_engine(r, kv_bytes_of(&r->caps, r->length_max + ANSWER_MAX) * room / 10, rows,
+                              sequences, threads);
         if (sched_create(r->warm, &opt, &r->s, &err)) fail_msg("%s", err.msg);
         if (sched_context_max(r->s) >= r->length_max + ANSWER_MAX) break;
         sched_destroy(r->s);
@@ -759,10 +787,11 @@ static void add_totals(struct totals *to, const struct totals *from)
     to->seconds += from->seconds;
 }
 
-static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance, struct totals *sum)
+static void run_instance(const struct options *o, const char *model, const char *kernels, uint32_t instance,
+                         struct totals *sum)
 {
-    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60}, rates[] = {5, 30, 70, 95},
-                          talks[] = {10, 30, 80};
+    static const uint32_t lengths[] = {70, 130, 200, 330, LENGTH_MAX}, pictures[] = {15, 40, 60},
+                          rates[] = {5, 30, 70, 95}, talks[] = {10, 30, 80};
     static struct run run;
     struct run *r = &run;
     struct timespec a, b;
@@ -819,7 +848,8 @@ static bool there(const char *dir, const char *file)
     return stat(path, &st) == 0;
 }
 
-/* The golden checkpoints of a family and its demo model: every `stride`-th entry of `models` from `first` on. Returns how many.
+/* The golden checkpoints of a family and its demo model: every `stride`-th entry of `models` from `first` on.
+ * Returns how many.
  */
 static uint32_t list_family(const char *family, const char *demo, uint32_t first, uint32_t stride)
 {
@@ -827,7 +857,8 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
     uint32_t n = 0;
     snprintf(golden, sizeof golden, "%s/tests/golden", golden_root());
     uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / 2 - 1) : 0;
-    for (uint32_t i = 0; i < count; i++) golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
+    for (uint32_t i = 0; i < count; i++)
+        golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
     to = models[first + stride * n];
     snprintf(to, sizeof models[0], "%s/models/%s", golden_root(), demo);
     return there(to, "model.safetensors") ? n + 1 : n;
@@ -881,8 +912,9 @@ static void print_row(const char *name, const struct totals *t)
     double n = t->requests ? (double)t->requests : 1;
     printf("%-19s %8llu %6.1f%% %10llu %10llu %8llu %9llu %9llu %8llu %8llu %7llu %7llu %8llu %7.1f\n", name,
            (unsigned long long)t->requests, 100 * (double)t->hits / n, (unsigned long long)t->prompt_tokens,
-           (unsigned long long)t->hit_tokens, (unsigned long long)t->partial, (unsigned long long)t->evictions,
-           (unsigned long long)t->evicted_blocks, (unsigned long long)t->preemptions, (unsigned long long)t->pictures_reused,
+           (unsigned long long)t->hit_tokens, (unsigned long long)t->partial,
+           (unsigned long long)t->evictions, (unsigned long long)t->evicted_blocks,
+           (unsigned long long)t->preemptions, (unsigned long long)t->pictures_reused,
            (unsigned long long)t->inside, (unsigned long long)t->feature_hits,
            (unsigned long long)(t->cancelled + t->expired + t->refused), t->seconds);
 }
@@ -892,7 +924,8 @@ static void check_not_vacuous(const char *name, const struct totals *t)
 {
     if (t->requests < 1000) return;
     if (t->hits * 100 < t->cacheable * 30)
-        fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits, (unsigned long long)t->cacheable);
+        fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits,
+                 (unsigned long long)t->cacheable);
     if (t->hit_tokens * 100 < t->prompt_tokens * 15)
         fail_msg("%s: only %llu tokens were reused", name, (unsigned long long)t->hit_tokens);
     if (t->partial * 100 < t->requests * 15)
@@ -904,14 +937,15 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: no picture was reused", name);
 }
 
-/* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the instance that ran
- * last. */
+/* Runs o->requests requests, or until a bug that was put in shows itself. Returns the differences; *last: the
+ * instance that ran last. */
 static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
 {
     static struct totals by_model[MODELS_MAX];
     struct totals all = {0};
     const char *sets[4];
-    uint32_t n = find_models(o), set_count = find_sets(o, sets), instances = (o->requests + PER_INSTANCE - 1) / PER_INSTANCE;
+    uint32_t n = find_models(o), set_count = find_sets(o, sets),
+             instances = (o->requests + PER_INSTANCE - 1) / PER_INSTANCE;
     memset(by_model, 0, sizeof by_model);
     for (uint32_t i = 0; i < instances || o->instance >= 0; i++) {
         if (o->instance >= 0) i = (uint32_t)o->instance;
@@ -924,15 +958,17 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
         if (o->instance >= 0 || (has_bug(o) && by_model[i % n].differences)) break;
     }
     if (print)
-        printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %7s %8s %7s\n", "checkpoint", "requests", "hits", "prompt tok",
-               "hit tok", "partial", "evictions", "ev.blocks", "preempt", "pictures", "inside", "feat.", "cut off", "seconds");
+        printf("%-19s %8s %7s %10s %10s %8s %9s %9s %8s %8s %7s %7s %8s %7s\n", "checkpoint", "requests",
+               "hits", "prompt tok", "hit tok", "partial", "evictions", "ev.blocks", "preempt", "pictures",
+               "inside", "feat.", "cut off", "seconds");
     for (uint32_t i = 0; i < n; i++) {
         if (print && by_model[i].instances) print_row(short_name(models[i]), &by_model[i]);
         add_totals(&all, &by_model[i]);
     }
     if (print) {
         print_row("all", &all);
-        printf("pictures: reused with their KV; inside: hits that end in one; feat.: encoded once, used again. %u kernel sets, "
+        printf("pictures: reused with their KV; inside: hits that end in one; feat.: encoded once, used "
+               "again. %u kernel sets, "
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
@@ -982,10 +1018,12 @@ struct finding {
     uint32_t instance;
 };
 
-/* In a process of its own, because a bug may as well make the scheduler or the engine abort or read where nothing is. */
+/* In a process of its own, because a bug may as well make the scheduler or the engine abort or read where
+ * nothing is. */
 static void fuzz_apart(const struct options *o, struct finding *f, int *status)
 {
-    struct finding *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct finding *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
     fflush(NULL);
     pid_t child = fork();
@@ -1012,8 +1050,8 @@ static void check_bug(const char *name)
     if (!died && (!WIFEXITED(status) || WEXITSTATUS(status)))
         fail_msg("the run with the bug \"%s\" ended with status %d", name, status);
     if (!died && !f.differences) fail_msg("the bug \"%s\" was not found in %u requests", name, o.requests);
-    printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name, died ? "killed the process" : "answers differ",
-           f.instance, (f.instance + 1) * PER_INSTANCE);
+    printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name,
+           died ? "killed the process" : "answers differ", f.instance, (f.instance + 1) * PER_INSTANCE);
     o.drop_size = false;
     o.mutation = o.engine_bug = 0;
     o.instance = f.instance;
@@ -1080,8 +1118,9 @@ static void test_finds_new_keys_alone(void **state)
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
-    struct options o = {
-        .requests = getenv("KVASIR_TEST_SHORT") ? 4 * PER_INSTANCE : 60 * PER_INSTANCE, .seed = 1, .instance = -1};
+    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? 4 * PER_INSTANCE : 60 * PER_INSTANCE,
+                        .seed = 1,
+                        .instance = -1};
     (void)state;
     assert_int_equal(fuzz(&o, true, &last), 0);
 }
@@ -1104,20 +1143,13 @@ static bool read_arguments(int argc, char **argv, struct options *o)
             continue;
         }
         i++;
-        if (strcmp(a, "--requests") == 0)
-            o->requests = (uint32_t)strtoul(v, NULL, 10);
-        else if (strcmp(a, "--seed") == 0)
-            o->seed = strtoull(v, NULL, 10);
-        else if (strcmp(a, "--model") == 0)
-            o->model = v;
-        else if (strcmp(a, "--kernels") == 0)
-            o->kernels = v;
-        else if (strcmp(a, "--instance") == 0)
-            o->instance = (int64_t)strtoul(v, NULL, 10);
-        else if (strcmp(a, "--family") == 0)
-            o->family = v;
-        else if (strcmp(a, "--bug") == 0)
-            put_in(o, v);
+        if (strcmp(a, "--requests") == 0) o->requests = (uint32_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--seed") == 0) o->seed = strtoull(v, NULL, 10);
+        else if (strcmp(a, "--model") == 0) o->model = v;
+        else if (strcmp(a, "--kernels") == 0) o->kernels = v;
+        else if (strcmp(a, "--instance") == 0) o->instance = (int64_t)strtoul(v, NULL, 10);
+        else if (strcmp(a, "--family") == 0) o->family = v;
+        else if (strcmp(a, "--bug") == 0) put_in(o, v);
         else {
             fprintf(stderr, "unknown argument %s: see the top of the source\n", a);
             return false;

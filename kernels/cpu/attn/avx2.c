@@ -1,4 +1,5 @@
-/* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once for all. See attn/driver.h. */
+/* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once
+ * for all. See attn/driver.h. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
@@ -32,13 +33,16 @@ static inline __m256 vf_keep(__m256 v, uint32_t base, uint32_t lo, uint32_t hi)
 {
     /* Positions are below 2^31, so signed compares do. */
     __m256i pos = _mm256_add_epi32(_mm256_set1_epi32((int)base), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), pos), _mm256_cmpgt_epi32(pos, _mm256_set1_epi32((int)hi)));
+    __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)lo), pos),
+                                  _mm256_cmpgt_epi32(pos, _mm256_set1_epi32((int)hi)));
     return _mm256_blendv_ps(v, _mm256_set1_ps(-INFINITY), _mm256_castsi256_ps(out));
 }
-/* 2^n for integers -252 <= n <= 127, by two factors so that results below the normal range come out rounded, and 0 in the end. */
+/* 2^n for integers -252 <= n <= 127, by two factors so that results below the normal range come out rounded,
+ * and 0 in the end. */
 static inline __m256 pow2i(__m256 p, __m256 n)
 {
-    __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), rest = _mm256_sub_epi32(i, half), bias = _mm256_set1_epi32(127);
+    __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), rest = _mm256_sub_epi32(i, half),
+            bias = _mm256_set1_epi32(127);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
@@ -64,11 +68,14 @@ static inline __attribute__((always_inline)) __m256 vf_exp2(__m256 x, bool fine)
     }
     return pow2i(p, n);
 }
-/* tanh(x) = sign(x) (1 - e) / (1 + e), e = 2^(-2|x| log2(e)); near 0 the odd series, where the quotient would cancel. */
+/* tanh(x) = sign(x) (1 - e) / (1 + e), e = 2^(-2|x| log2(e)); near 0 the odd series, where the quotient would
+ * cancel. */
 static inline __m256 vf_tanh(__m256 x)
 {
-    __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)), a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-    __m256 e = vf_exp2(_mm256_mul_ps(a, _mm256_set1_ps(-2.88539008177792681f)), true), z = _mm256_mul_ps(x, x);
+    __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)),
+           a = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    __m256 e = vf_exp2(_mm256_mul_ps(a, _mm256_set1_ps(-2.88539008177792681f)), true),
+           z = _mm256_mul_ps(x, x);
     __m256 big = _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e)), sign);
     __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(62.0f / 2835), z, _mm256_set1_ps(-17.0f / 315));
     p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(2.0f / 15));
@@ -78,21 +85,28 @@ static inline __m256 vf_tanh(__m256 x)
 }
 static inline void vf_store_bf16(uint16_t *p, __m256 v)
 {
-    __m256i u = _mm256_castps_si256(v), lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i u = _mm256_castps_si256(v),
+            lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), 16);
     /* NaN must not round into infinity. */
-    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
-    _mm_storeu_si128((__m128i *)(void *)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0),
+                           _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
 static inline __m256 vf_round_bf16(__m256 v)
 {
-    __m256i u = _mm256_castps_si256(v), lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i r = _mm256_and_si256(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))), _mm256_set1_epi32((int)0xffff0000));
-    return _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    __m256i u = _mm256_castps_si256(v),
+            lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_and_si256(_mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff))),
+                                 _mm256_set1_epi32((int)0xffff0000));
+    return _mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)),
+                            _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
 }
 static inline __m256 vf_load_bf16(const uint16_t *p)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
 }
 
 #define ATTN_WIDE 1
@@ -112,12 +126,19 @@ MUL_TABLE(y__values16_bf16, mul__some, true, true, true)
 MUL_TABLE(y__values8_f32, mul__some, false, true, false)
 MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
 
-/* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values are asked for meanwhile. */
+/* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values
+ * are asked for meanwhile. */
 ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
 {
     const char *b = k;
     uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad, lines = bf16 ? (d + 1) / 2 : d;
-    struct mul_avx2 m = {.lda = dpad, .b = &b, .parts = 1, .b_step = bf16 ? 64 : KV_SLOTS * 4, .b_next = bf16 ? (size_t)dpad * 32 : 64, .lines = lines, .ldc = ATTN_STRIDE};
+    struct mul_avx2 m = {.lda = dpad,
+                         .b = &b,
+                         .parts = 1,
+                         .b_step = bf16 ? 64 : KV_SLOTS * 4,
+                         .b_next = bf16 ? (size_t)dpad * 32 : 64,
+                         .lines = lines,
+                         .ldc = ATTN_STRIDE};
     m.ask_more = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
     for (uint32_t row = 0, rows; row < w->rows; row += rows, m.ask_more = 0) {
         rows = mul_group(w->rows - row);
@@ -127,15 +148,25 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, flo
     }
 }
 
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0,
+                                  uint32_t b1, const bool bf16)
 {
     uint32_t dpad = w->j->dpad, used = (w->j->a->kv.head_dim + VL - 1) / VL * VL, n;
     const char *at[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) at[b - b0] = v[b];
-    struct mul_avx2 m = {.lda = ATTN_STRIDE, .b = at, .parts = b1 - b0, .b_step = (size_t)dpad * 4, .b_next = 64, .lines = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .ldc = dpad};
+    struct mul_avx2 m = {.lda = ATTN_STRIDE,
+                         .b = at,
+                         .parts = b1 - b0,
+                         .b_step = (size_t)dpad * 4,
+                         .b_next = 64,
+                         .lines = bf16 ? KV_SLOTS / 2 : KV_SLOTS,
+                         .ldc = dpad};
     for (uint32_t c = 0; c < used; c += n) {
         n = used - c >= 32 ? 32 : used - c >= 16 ? 16 : 8;
-        mul_fn *const *mul = n == 32 ? (bf16 ? y__values32_bf16 : y__values32_f32) : n == 16 ? (bf16 ? y__values16_bf16 : y__values16_f32) : bf16 ? y__values8_bf16 : y__values8_f32;
+        mul_fn *const *mul = n == 32   ? (bf16 ? y__values32_bf16 : y__values32_f32)
+                             : n == 16 ? (bf16 ? y__values16_bf16 : y__values16_f32)
+                             : bf16    ? y__values8_bf16
+                                       : y__values8_f32;
         m.b_at = (size_t)c * 4;
         for (uint32_t row = 0, rows; row < w->rows; row += rows) {
             rows = mul_group(w->rows - row);

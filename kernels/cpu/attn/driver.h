@@ -1,20 +1,22 @@
-/* Attention on vectors: what attn/avx2.c, attn/avx512.c and attn/amx.c have in common. Each includes this once, after defining
+/* Attention on vectors: what attn/avx2.c, attn/avx512.c and attn/amx.c have in common. Each includes this
+ * once, after defining
  *
  *   VL, vf                      lanes of a vector of f32, its type
  *   vf_set1 vf_load vf_store vf_add vf_mul vf_max vf_fmadd       (loads and stores are 4-byte aligned)
  *   vf_hmax(v), vf_hsum(v)      over the lanes, in a fixed order
  *   vf_keep(v, base, lo, hi)    lane i stays where lo <= base + i <= hi, else becomes -infinity
- *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample before rounding to bf16
- *   vf_tanh(v)
- *   vf_store_bf16(p, v)         VL values rounded to nearest even
- *   ATTN_WIDE                   optional: the set multiplies f32, so in a piece queries and probabilities are f32 too, of bf16 values. Then also
- *   vf_load_bf16(p), vf_round_bf16(v)
- *   attn__walk                  see the prototype below; attn/vec.h has the plain one
+ *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample
+ * before rounding to bf16 vf_tanh(v) vf_store_bf16(p, v)         VL values rounded to nearest even ATTN_WIDE
+ * optional: the set multiplies f32, so in a piece queries and probabilities are f32 too, of bf16 values. Then
+ * also vf_load_bf16(p), vf_round_bf16(v) attn__walk                  see the prototype below; attn/vec.h has
+ * the plain one
  *
- * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head. The keys are walked in tiles of ATTN_TILE blocks whose
- * borders are absolute positions. Per tile and row: scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's bits don't depend on its
- * neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum that began at +0 changes nothing; the rescale multiplies
- * by 1 when it isn't needed. So it doesn't matter that a piece walks the union of its rows' keys. */
+ * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head.
+ * The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and row:
+ * scores, the row's largest score, a rescale of what is there if that grew, probabilities, sums. A row's bits
+ * don't depend on its neighbours: a key that it doesn't see has probability 0, and adding 0 * v to a sum that
+ * began at +0 changes nothing; the rescale multiplies by 1 when it isn't needed. So it doesn't matter that a
+ * piece walks the union of its rows' keys. */
 #ifndef KVASIR_CPU_ATTN_DRIVER_H
 #define KVASIR_CPU_ATTN_DRIVER_H
 
@@ -23,23 +25,24 @@
 #include <math.h>
 
 #ifndef ATTN_ROWS
-#define ATTN_ROWS 32u                        /* a file may choose larger pieces */
+#define ATTN_ROWS 32u /* a file may choose larger pieces */
 #endif
 #ifndef ATTN_GROUP
-#define ATTN_GROUP 32u                       /* rows that pass a tile together; a file may choose more */
+#define ATTN_GROUP 32u /* rows that pass a tile together; a file may choose more */
 #endif
 #ifndef ATTN_TILE
-#define ATTN_TILE 8u                         /* blocks; a file may choose another size */
+#define ATTN_TILE 8u /* blocks; a file may choose another size */
 #endif
 #ifndef ATTN_WIDE
 #define ATTN_WIDE 0
 #endif
 #ifndef ATTN_STRIDE
-#define ATTN_STRIDE ATTN_KEYS                /* from one row's scores and probabilities to the next's; a file may choose a larger one */
+#define ATTN_STRIDE                                                                                          \
+    ATTN_KEYS /* from one row's scores and probabilities to the next's; a file may choose a larger one */
 #endif
 #define ATTN_FEW_ROWS 256u
-#define ATTN_KEYS (ATTN_TILE * KV_SLOTS)     /* 256 keys */
-#define ATTN_INLINE static inline __attribute__((always_inline))
+#define ATTN_KEYS     (ATTN_TILE * KV_SLOTS) /* 256 keys */
+#define ATTN_INLINE   static inline __attribute__((always_inline))
 
 struct attn_job {
     const struct be_attn_args *a;
@@ -47,7 +50,8 @@ struct attn_job {
     uint32_t per_kv;     /* query heads of one kv head */
     uint32_t piece_rows; /* <= ATTN_ROWS */
     uint32_t dpad;
-    uint32_t o_stride;   /* floats of a row of o: dpad, more if the walk keeps something behind the head's columns */
+    uint32_t
+        o_stride; /* floats of a row of o: dpad, more if the walk keeps something behind the head's columns */
 };
 
 /* One piece at work; the arrays lie in the thread's scratch. */
@@ -59,9 +63,10 @@ struct attn_piece {
     float max[ATTN_ROWS]; /* largest score so far times scale * log2(e); -infinity at first */
     float *sum;           /* [ATTN_ROWS][VL]: lane i holds the probabilities of keys at positions i mod VL */
     char *q;              /* [ATTN_ROWS][dpad], zero padded; act, or f32 if ATTN_WIDE */
-    float *s;             /* f32 [2][ATTN_GROUP][ATTN_STRIDE] scores of a tile; the second half is for a walk that works ahead */
-    char *p;              /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
-    float *o;             /* f32 [ATTN_ROWS][o_stride] */
+    float *s; /* f32 [2][ATTN_GROUP][ATTN_STRIDE] scores of a tile; the second half is for a walk that works
+                 ahead */
+    char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
+    float *o; /* f32 [ATTN_ROWS][o_stride] */
 };
 
 /* Bytes of an element of q and p. */
@@ -84,7 +89,8 @@ struct attn_at {
 ATTN_INLINE struct attn_at attn__first(const struct attn_piece *w)
 {
     uint32_t per_kv = w->j->per_kv;
-    return (struct attn_at){w->first_row + w->first_flat / per_kv, w->kv_head * per_kv + w->first_flat % per_kv};
+    return (struct attn_at){w->first_row + w->first_flat / per_kv,
+                            w->kv_head * per_kv + w->first_flat % per_kv};
 }
 ATTN_INLINE void attn__step(const struct attn_piece *w, struct attn_at *at)
 {
@@ -92,7 +98,8 @@ ATTN_INLINE void attn__step(const struct attn_piece *w, struct attn_at *at)
     at->h -= w->j->per_kv;
     at->t++;
 }
-/* Rows of one head lie as far apart as all heads are wide: nothing but a request ahead of time hides the way to memory. */
+/* Rows of one head lie as far apart as all heads are wide: nothing but a request ahead of time hides the way
+ * to memory. */
 #define ATTN_AHEAD 16u
 ATTN_INLINE void attn__ask_row(const void *row, size_t bytes, const bool write)
 {
@@ -107,7 +114,8 @@ ATTN_INLINE void attn__load_row(const struct attn_job *j, char *q, const char *s
 #if ATTN_WIDE
     if (j->act == BE_BF16) {
         size_t i = 0;
-        for (; i + VL <= d; i += VL) vf_store((float *)(void *)q + i, vf_load_bf16((const uint16_t *)(const void *)src + i));
+        for (; i + VL <= d; i += VL)
+            vf_store((float *)(void *)q + i, vf_load_bf16((const uint16_t *)(const void *)src + i));
         for (; i < d; i++) ((float *)(void *)q)[i] = bf16_to_f32(((const uint16_t *)(const void *)src)[i]);
         return;
     }
@@ -115,7 +123,8 @@ ATTN_INLINE void attn__load_row(const struct attn_job *j, char *q, const char *s
     memcpy(q, src, d * be_dtype_bytes(j->act));
 }
 
-/* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see nothing. */
+/* Query rows of the piece into w->q, zero padded; rows up to the next multiple of 16 are zero and see
+ * nothing. */
 static void attn__load(struct attn_piece *w)
 {
     const struct attn_job *j = w->j;
@@ -126,7 +135,8 @@ static void attn__load(struct attn_piece *w)
     w->lo_min = UINT32_MAX;
     w->hi_max = 0;
     for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
-        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead)) attn__ask_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes, false);
+        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead))
+            attn__ask_row((const char *)a->q + ((size_t)ahead.t * a->heads + ahead.h) * bytes, bytes, false);
         char *q = w->q + r * j->dpad * e;
         attn__load_row(j, q, (const char *)a->q + ((size_t)at.t * a->heads + at.h) * bytes, d);
         memset(q + d * e, 0, (j->dpad - d) * e);
@@ -149,7 +159,8 @@ static void attn__finish(struct attn_piece *w)
     size_t ld = be_ld((size_t)a->heads * d), e = be_dtype_bytes(j->act), bytes = d * e;
     struct attn_at at = attn__first(w), ahead = at;
     for (uint32_t r = 0, asked = 0; r < w->rows; r++, attn__step(w, &at)) {
-        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead)) attn__ask_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
+        for (; asked < u32_min(w->rows, r + ATTN_AHEAD); asked++, attn__step(w, &ahead))
+            attn__ask_row((char *)a->out + (ahead.t * ld + (size_t)ahead.h * d) * e, bytes, true);
         float *o = w->o + (size_t)r * j->o_stride;
         vf f = vf_set1(1.0f / attn__row_sum(w, r));
         char *out = (char *)a->out + (at.t * ld + (size_t)at.h * d) * e;
@@ -194,7 +205,8 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
         uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
         w.kv_head = left / pieces;
         w.first_row = r->seq_row[seq];
-        w.first_flat = (pieces - 1 - left % pieces) * j->piece_rows; /* those that see most keys first: no thread is left with a large one */
+        w.first_flat = (pieces - 1 - left % pieces) *
+                       j->piece_rows; /* those that see most keys first: no thread is left with a large one */
         w.rows = u32_min(j->piece_rows, flat - w.first_flat);
         attn__load(&w);
         const uint32_t *table = r->tables + r->seq_table[seq];
@@ -208,7 +220,8 @@ struct attn_call {
     struct backend *b;
 };
 
-/* Fills the job and returns the number of pieces. Small batches are cut finer so that every thread has work: where a row lands changes no bit. */
+/* Fills the job and returns the number of pieces. Small batches are cut finer so that every thread has work:
+ * where a row lands changes no bit. */
 static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, struct attn_call *c)
 {
     *c = (struct attn_call){.b = b, .job = {.a = a, .act = b->act, .per_kv = a->heads / a->kv.kv_heads}};
@@ -219,7 +232,8 @@ static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, stru
     for (;;) {
         uint32_t n = 0;
         for (uint32_t s = 0; s < a->rows->seq_count; s++) n += attn__pieces(&c->job, s) * a->kv.kv_heads;
-        /* Few large pieces would leave threads waiting for the last one; small ones are not worth cutting for that, as each reads all keys. */
+        /* Few large pieces would leave threads waiting for the last one; small ones are not worth cutting for
+         * that, as each reads all keys. */
         uint32_t want = c->job.piece_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
         if (n >= want || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) return n;
         c->job.piece_rows /= 2;

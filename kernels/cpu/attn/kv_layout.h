@@ -1,16 +1,19 @@
-/* Where a key or value element lies inside one layer's part of a KV block. A block holds 32 positions ("slots"); slot = position mod 32.
+/* Where a key or value element lies inside one layer's part of a KV block. A block holds 32 positions
+ * ("slots"); slot = position mod 32.
  *
- *   layer part = [kv head 0: K | V][kv head 1: K | V] ...        every K and V is 32 * dpad elements, a multiple of 64 bytes
+ *   layer part = [kv head 0: K | V][kv head 1: K | V] ...        every K and V is 32 * dpad elements, a
+ * multiple of 64 bytes
  *
- * bf16 (dpad = D rounded up to 32): both as the second operand of a pair dot product (AMX tile, vdpbf16ps): the contracted index in pairs, the free
- * index in lanes.
- *   K: [slot / 16][d / 2][slot % 16][d % 2]      q.k contracts d; 16 keys in lanes: one AMX tile = 16 d-pairs x 16 keys = 1 KiB, contiguous
+ * bf16 (dpad = D rounded up to 32): both as the second operand of a pair dot product (AMX tile, vdpbf16ps):
+ * the contracted index in pairs, the free index in lanes. K: [slot / 16][d / 2][slot % 16][d % 2]      q.k
+ * contracts d; 16 keys in lanes: one AMX tile = 16 d-pairs x 16 keys = 1 KiB, contiguous
  *
  *        group 0 (slots 0..15)                           group 1 (slots 16..31)
  *        d 0,1:  s0d0 s0d1 s1d0 s1d1 ... s15d0 s15d1     d 0,1:  s16d0 s16d1 ...
  *        d 2,3:  s0d2 s0d3 s1d2 s1d3 ...                 ...
  *
- *   V: [slot / 2][d][slot % 2]                    p.v contracts slots; d in lanes: a tile = 16 slot pairs x 16 d, row stride 4 * dpad bytes
+ *   V: [slot / 2][d][slot % 2]                    p.v contracts slots; d in lanes: a tile = 16 slot pairs x
+ * 16 d, row stride 4 * dpad bytes
  *
  *        slots 0,1:  d0s0 d0s1 d1s0 d1s1 ... d(dpad-1)s1
  *        slots 2,3:  ...
@@ -18,11 +21,13 @@
  * f32 (dpad = D rounded up to 16):
  *   K: [d][slot]     V: [slot][d]
  *
- * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the element; and zero where D <= d < dpad, but that
- * element D of V is one where D is no multiple of 16, in bf16: it makes the tile product of probabilities and values yield their sum too (kv_v_ones).
- * Slots that nobody has written yet hold zeros or another finite value, never NaN or infinity: the writer of slot 0 clears what follows the last row
- * of its own call (a block is reused without being cleared), and a block that starts as a copy is cleared behind what was taken over of it
- * (kv_clear). So a kernel may multiply a masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
+ * What may be relied on when reading slot s of a block that a row may see (lo <= position <= hi): the
+ * element; and zero where D <= d < dpad, but that element D of V is one where D is no multiple of 16, in
+ * bf16: it makes the tile product of probabilities and values yield their sum too (kv_v_ones). Slots that
+ * nobody has written yet hold zeros or another finite value, never NaN or infinity: the writer of slot 0
+ * clears what follows the last row of its own call (a block is reused without being cleared), and a block
+ * that starts as a copy is cleared behind what was taken over of it (kv_clear). So a kernel may multiply a
+ * masked slot's value by a zero probability; but it must replace masked scores, not add to them. */
 #ifndef KVASIR_CPU_KV_LAYOUT_H
 #define KVASIR_CPU_KV_LAYOUT_H
 
@@ -81,14 +86,16 @@ static inline void kv_clear_head(void *k, void *v, enum be_dtype act, uint32_t d
     if (first >= KV_SLOTS) return;
     if (act == BE_F32) {
         float *keys = (float *)k, *values = (float *)v;
-        for (uint32_t i = 0; i < dpad; i++) memset(keys + (size_t)i * KV_SLOTS + first, 0, (KV_SLOTS - first) * sizeof *keys);
+        for (uint32_t i = 0; i < dpad; i++)
+            memset(keys + (size_t)i * KV_SLOTS + first, 0, (KV_SLOTS - first) * sizeof *keys);
         memset(values + (size_t)first * dpad, 0, (size_t)(KV_SLOTS - first) * dpad * sizeof *values);
         return;
     }
     uint32_t *words = (uint32_t *)k;
     for (uint32_t s = first / 16 * 16; s < KV_SLOTS; s += 16) {
         uint32_t keep = s < first ? first - s : 0;
-        for (uint32_t i = 0; i < dpad / 2; i++) memset(words + ((size_t)(s / 16) * (dpad / 2) + i) * 16 + keep, 0, (16 - keep) * sizeof *words);
+        for (uint32_t i = 0; i < dpad / 2; i++)
+            memset(words + ((size_t)(s / 16) * (dpad / 2) + i) * 16 + keep, 0, (16 - keep) * sizeof *words);
     }
     uint16_t *values = (uint16_t *)v;
     for (uint32_t i = 0; first % 2 && i < dpad; i++) values[kv_v_idx(act, dpad, first, i)] = 0;

@@ -1,5 +1,6 @@
-/* Attention in plain C: the oracle of the vector files. One piece of work is one row; a row walks the keys that it sees in tiles of one KV
- * block (32 absolute positions), lowest first, with an online softmax. Which tiles a row walks follows from its own lo and hi only. */
+/* Attention in plain C: the oracle of the vector files. One piece of work is one row; a row walks the keys
+ * that it sees in tiles of one KV block (32 absolute positions), lowest first, with an online softmax. Which
+ * tiles a row walks follows from its own lo and hi only. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -16,8 +17,8 @@ struct ref_softmax {
     float max, sum, out[REF_HEAD_MAX];
 };
 
-static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *v, const float *q, uint32_t first, uint32_t lo, uint32_t hi,
-                           struct ref_softmax *s)
+static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *v, const float *q,
+                           uint32_t first, uint32_t lo, uint32_t hi, struct ref_softmax *s)
 {
     const struct be_attn_args *a = j->a;
     uint32_t d = a->kv.head_dim, dpad = kv_dpad(j->act, d);
@@ -61,8 +62,8 @@ static void ref__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
             for (uint32_t block = r->lo[t] / KV_SLOTS; block <= r->hi[t] / KV_SLOTS; block++) {
                 KN_ASSERT(table[block] != BE_NO_BLOCK);
                 void *layer = kv_layer(&a->kv, table[block]);
-                ref__attn_tile(j, kv_k(layer, j->act, d, h / per_kv), kv_v(layer, j->act, d, h / per_kv), q, block * KV_SLOTS, r->lo[t],
-                               r->hi[t], &s);
+                ref__attn_tile(j, kv_k(layer, j->act, d, h / per_kv), kv_v(layer, j->act, d, h / per_kv), q,
+                               block * KV_SLOTS, r->lo[t], r->hi[t], &s);
             }
             for (uint32_t i = 0; i < d; i++) act_put(a->out, j->act, t * ld + h * d + i, s.out[i] / s.sum);
         }

@@ -27,15 +27,19 @@ static inline float vf_hsum(__m512 v)
 }
 static inline __m512 vf_keep(__m512 v, uint32_t base, uint32_t lo, uint32_t hi)
 {
-    __m512i pos = _mm512_add_epi32(_mm512_set1_epi32((int)base), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    __mmask16 k = _mm512_cmpge_epu32_mask(pos, _mm512_set1_epi32((int)lo)) & _mm512_cmple_epu32_mask(pos, _mm512_set1_epi32((int)hi));
+    __m512i pos = _mm512_add_epi32(_mm512_set1_epi32((int)base),
+                                   _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    __mmask16 k = _mm512_cmpge_epu32_mask(pos, _mm512_set1_epi32((int)lo)) &
+                  _mm512_cmple_epu32_mask(pos, _mm512_set1_epi32((int)hi));
     return _mm512_mask_blend_ps(k, _mm512_set1_ps(-INFINITY), v);
 }
-/* x = n + f, |f| <= 1/2; 2^f by a minimax polynomial (degree 4: 2.6e-6, degree 6: below f32 rounding). The bound of -200 keeps f finite; 2^-200 is 0. */
+/* x = n + f, |f| <= 1/2; 2^f by a minimax polynomial (degree 4: 2.6e-6, degree 6: below f32 rounding). The
+ * bound of -200 keeps f finite; 2^-200 is 0. */
 static inline __attribute__((always_inline)) __m512 vf_exp2(__m512 x, bool fine)
 {
     x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm512_sub_ps(x, n), p;
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+           f = _mm512_sub_ps(x, n), p;
     if (fine) {
         p = _mm512_set1_ps(0x1.41d32ap-13f);
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5f456ap-10f));

@@ -1,10 +1,11 @@
-/* The walk of the vector attention files (AVX2, AVX-512). Unless ATTN_OWN_PRODUCTS says that the file brings attn__vec_scores and attn__vec_values itself,
- * one product serves both:
+/* The walk of the vector attention files (AVX2, AVX-512). Unless ATTN_OWN_PRODUCTS says that the file brings
+ * attn__vec_scores and attn__vec_values itself, one product serves both:
  *
- *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair of bf16), broadcast; b: VL lanes
+ *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair
+ * of bf16), broadcast; b: VL lanes
  *
- * Included after VL, vf and  vf vf_mac_bf16(vf acc, uint32_t pair, const void *b)  are defined; f32 uses vf_fmadd. Each sum runs over the steps in
- * ascending order, whatever the number of rows. */
+ * Included after VL, vf and  vf vf_mac_bf16(vf acc, uint32_t pair, const void *b)  are defined; f32 uses
+ * vf_fmadd. Each sum runs over the steps in ascending order, whatever the number of rows. */
 #ifndef KVASIR_CPU_ATTN_VEC_H
 #define KVASIR_CPU_ATTN_VEC_H
 
@@ -27,24 +28,27 @@ ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
 
 #ifndef ATTN_OWN_PRODUCTS
 struct attn_mul {
-    const char *a;       /* row stride a_stride bytes */
+    const char *a; /* row stride a_stride bytes */
     size_t a_stride;
-    const char *b[4];    /* first vector of each column, b_step bytes to the next step */
+    const char *b[4]; /* first vector of each column, b_step bytes to the next step */
     size_t b_step;
     uint32_t steps;
-    float *c;            /* row stride c_stride floats, column v at v * VL */
+    float *c; /* row stride c_stride floats, column v at v * VL */
     size_t c_stride;
-    size_t ask;          /* distance from b to bytes that will be needed, asked for by the first rows; 0 = none */
+    size_t ask; /* distance from b to bytes that will be needed, asked for by the first rows; 0 = none */
 };
 
-ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows, const uint32_t cols, const bool bf16, const bool add)
+ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows,
+                                const uint32_t cols, const bool bf16, const bool add)
 {
     vf acc[4][4];
     for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t v = 0; v < cols; v++) acc[r][v] = add ? vf_load(m->c + (row + r) * m->c_stride + v * VL) : vf_set1(0);
+        for (uint32_t v = 0; v < cols; v++)
+            acc[r][v] = add ? vf_load(m->c + (row + r) * m->c_stride + v * VL) : vf_set1(0);
     const char *a = m->a + row * m->a_stride;
     for (uint32_t i = 0; i < m->steps; i++) {
-        for (uint32_t v = 0; m->ask && row == 0 && v < cols; v++) __builtin_prefetch(m->b[v] + i * m->b_step + m->ask, 0, 2);
+        for (uint32_t v = 0; m->ask && row == 0 && v < cols; v++)
+            __builtin_prefetch(m->b[v] + i * m->b_step + m->ask, 0, 2);
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t raw;
             memcpy(&raw, a + r * m->a_stride + (size_t)i * 4, 4);
@@ -64,7 +68,8 @@ ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const ui
         for (uint32_t v = 0; v < cols; v++) vf_store(m->c + (row + r) * m->c_stride + v * VL, acc[r][v]);
 }
 
-ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32_t cols, const bool bf16, const bool add)
+ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32_t cols, const bool bf16,
+                           const bool add)
 {
     uint32_t r = 0;
     for (; r + 4 <= rows; r += 4) attn__mul_rows(m, r, 4, cols, bf16, add);
@@ -72,25 +77,35 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
     for (; r < rows; r++) attn__mul_rows(m, r, 1, cols, bf16, add);
 }
 
-/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. The block's values are asked for meanwhile. */
+/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. The block's values are asked for
+ * meanwhile. */
 ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
 {
     uint32_t dpad = w->j->dpad;
-    struct attn_mul m = {.a = w->q, .a_stride = dpad * (bf16 ? 2u : 4u), .steps = bf16 ? dpad / 2 : dpad, .c = s, .c_stride = ATTN_STRIDE};
+    struct attn_mul m = {.a = w->q,
+                         .a_stride = dpad * (bf16 ? 2u : 4u),
+                         .steps = bf16 ? dpad / 2 : dpad,
+                         .c = s,
+                         .c_stride = ATTN_STRIDE};
     m.b_step = bf16 ? 64 : KV_SLOTS * 4;
     /* With more rows the arithmetic takes longer than the memory. */
     if (w->rows <= 8) m.ask = kv_part_elems(w->j->act, w->j->a->kv.head_dim) * be_dtype_bytes(w->j->act);
     for (uint32_t v = 0; v < KV_SLOTS / VL; v++) {
-        uint32_t group = v * VL / 16, in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
+        uint32_t group = v * VL / 16,
+                 in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
         m.b[v] = (const char *)k + (bf16 ? (size_t)group * (dpad / 2) * 64 + in * 4 : (size_t)v * VL * 4);
     }
     attn__mul(&m, w->rows, KV_SLOTS / VL, bf16, false);
 }
 
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0,
+                                  uint32_t b1, const bool bf16)
 {
     uint32_t dpad = w->j->dpad, e = bf16 ? 2 : 4, used = (w->j->a->kv.head_dim + VL - 1) / VL;
-    struct attn_mul m = {.a_stride = ATTN_STRIDE * e, .b_step = (size_t)dpad * 4, .steps = bf16 ? KV_SLOTS / 2 : KV_SLOTS, .c_stride = dpad};
+    struct attn_mul m = {.a_stride = ATTN_STRIDE * e,
+                         .b_step = (size_t)dpad * 4,
+                         .steps = bf16 ? KV_SLOTS / 2 : KV_SLOTS,
+                         .c_stride = dpad};
     for (uint32_t b = b0; b < b1; b++) {
         m.a = w->p + (size_t)b * KV_SLOTS * e;
         for (uint32_t c = 0; c < used;) {
@@ -112,8 +127,10 @@ ATTN_INLINE void attn__rescale(struct attn_piece *w, uint32_t r, float factor)
     vf_store(sum, vf_mul(vf_load(sum), f));
 }
 
-/* Scores of row r over blocks [b0, b1) of the tile that starts at position `base` -> probabilities; max and sum brought up to date. */
-ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t base, uint32_t b0, uint32_t b1, bool fine)
+/* Scores of row r over blocks [b0, b1) of the tile that starts at position `base` -> probabilities; max and
+ * sum brought up to date. */
+ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t base, uint32_t b0, uint32_t b1,
+                                   bool fine)
 {
     const struct be_attn_args *a = w->j->a;
     float *s = w->s + (size_t)r * ATTN_STRIDE;
@@ -127,12 +144,14 @@ ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t ba
     float c = a->scale * 1.44269504088896341f;
     if (a->softcap > 0) {
         vf in = vf_set1(a->scale / a->softcap), out = vf_set1(a->softcap);
-        for (uint32_t i = i0; i < i1; i += VL) vf_store(s + i, vf_mul(vf_tanh(vf_mul(vf_load(s + i), in)), out));
+        for (uint32_t i = i0; i < i1; i += VL)
+            vf_store(s + i, vf_mul(vf_tanh(vf_mul(vf_load(s + i), in)), out));
         c = 1.44269504088896341f;
     }
     if (lo > base + i0 || hi < base + i1 - 1) {
         for (uint32_t i = i0; i < i1; i += VL) {
-            if (base + i < lo || base + i + VL - 1 > hi) vf_store(s + i, vf_keep(vf_load(s + i), base + i, lo, hi));
+            if (base + i < lo || base + i + VL - 1 > hi)
+                vf_store(s + i, vf_keep(vf_load(s + i), base + i, lo, hi));
         }
     }
     vf m0 = vf_load(s + i0), m1 = m0;
@@ -172,7 +191,8 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
 {
     const struct be_attn_args *a = w->j->a;
     uint32_t first = tile * ATTN_TILE, d = a->kv.head_dim;
-    uint32_t b0 = u32_max(w->lo_min / KV_SLOTS, first) - first, b1 = u32_min(w->hi_max / KV_SLOTS + 1, first + ATTN_TILE) - first;
+    uint32_t b0 = u32_max(w->lo_min / KV_SLOTS, first) - first,
+             b1 = u32_min(w->hi_max / KV_SLOTS + 1, first + ATTN_TILE) - first;
     const void *v[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) {
         KN_ASSERT(table[first + b] != BE_NO_BLOCK);
@@ -183,7 +203,6 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
     for (uint32_t r = 0; r < w->rows; r++) attn__softmax_row(w, r, first * KV_SLOTS, b0, b1, !bf16);
     attn__vec_values(w, v, b0, b1, bf16);
 }
-
 
 static void attn__walk(struct attn_piece *w, const uint32_t *table)
 {

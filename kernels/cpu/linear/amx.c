@@ -1,29 +1,34 @@
-/* Linear on AMX tiles: bf16 in, f32 sums. One tile instruction adds 32 k to 16 x 16 sums; each sum sees its k in ascending order, whatever the blocking,
- * because an accumulator that is parked in memory between stretches of k comes back bit for bit.
+/* Linear on AMX tiles: bf16 in, f32 sums. One tile instruction adds 32 k to 16 x 16 sums; each sum sees its k
+ * in ascending order, whatever the blocking, because an accumulator that is parked in memory between
+ * stretches of k comes back bit for bit.
  *
- *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs, 5..7 = weights: memory-bound
- *   more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so that every tile is 1 KB in one piece
- *                tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
+ *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs, 5..7 =
+ * weights: memory-bound more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so
+ * that every tile is 1 KB in one piece tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
  *
- * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache, the rows stream from the second, the next
- * pair's weights are fetched meanwhile. The sums of a 32 x 32 block are put away during the first step of the next block, and its epilogue is worked off
- * a few rows at a time between the tile instructions that follow: these leave the vector units idle, and gelu costs as much as the tiles when K is small.
- * The other order (a strip of rows stays, pairs pass) writes results more locally, but was measured slower: 20 % at K = 640. */
+ * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache,
+ * the rows stream from the second, the next pair's weights are fetched meanwhile. The sums of a 32 x 32 block
+ * are put away during the first step of the next block, and its epilogue is worked off a few rows at a time
+ * between the tile instructions that follow: these leave the vector units idle, and gelu costs as much as the
+ * tiles when K is small. The other order (a strip of rows stays, pairs pass) writes results more locally, but
+ * was measured slower: 20 % at K = 640. */
 #include "kernels/cpu/linear/epi_avx512.h"
 
-/* Most k of one stretch, in tiles of 32, when it is all of k: two panels of 20 tiles are 40 KB, which stay in the first-level cache because the rows are loaded
- * with the hint not to be kept there. With sums to park between stretches these need room too. */
+/* Most k of one stretch, in tiles of 32, when it is all of k: two panels of 20 tiles are 40 KB, which stay in
+ * the first-level cache because the rows are loaded with the hint not to be kept there. With sums to park
+ * between stretches these need room too. */
 #define AMX_KT      20u
 #define AMX_KT_PARK 16u
-/* Bytes of rearranged rows that may stay in the second-level cache (2 MB): all of them, or else a span of k. With spans the sums of AMX_PAIRS pairs (768 KB)
- * stay there too, and the weights that pass meanwhile need as much room as the span: 640 KB and 16 pairs pushed each other out. */
+/* Bytes of rearranged rows that may stay in the second-level cache (2 MB): all of them, or else a span of k.
+ * With spans the sums of AMX_PAIRS pairs (768 KB) stay there too, and the weights that pass meanwhile need as
+ * much room as the span: 640 KB and 16 pairs pushed each other out. */
 #define AMX_ROWS_WHOLE (1152u << 10)
 #define AMX_ROWS_SPAN  (400u << 10)
 #define AMX_PAIRS      12u
-#define AMX_STRIP   32u
+#define AMX_STRIP      32u
 /* Up to this many strips a pass is bound by reading the weights. */
-#define AMX_FEW     1u
-#define BLOCK_ELEMS (32u * 32u)
+#define AMX_FEW          1u
+#define BLOCK_ELEMS      (32u * 32u)
 #define AMX_STREAM_BYTES ((size_t)4 << 20) /* see amx__stream */
 
 struct tile_config {
@@ -32,7 +37,8 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* Tiles 0..5 (sums and rows) get `rows` rows; the weight tiles all 16. With few = true tiles 5..7 are weights. */
+/* Tiles 0..5 (sums and rows) get `rows` rows; the weight tiles all 16. With few = true tiles 5..7 are
+ * weights. */
 static void amx__config(uint32_t rows, bool few)
 {
     struct tile_config c = {.palette = 1};
@@ -40,11 +46,15 @@ static void amx__config(uint32_t rows, bool few)
         c.colsb[i] = 64;
         c.rows[i] = (uint8_t)(i >= (few ? 5u : 6u) ? 16 : rows);
     }
-    __asm__ volatile("" : : "r"(&c) : "memory"); /* gcc's intrinsic names only the first 8 bytes as its input */
+    __asm__ volatile(""
+                     :
+                     : "r"(&c)
+                     : "memory"); /* gcc's intrinsic names only the first 8 bytes as its input */
     _tile_loadconfig(&c);
 }
 
-/* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything when it fits. */
+/* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything
+ * when it fits. */
 static uint32_t amx__span(uint32_t tiles, uint32_t strips)
 {
     uint32_t bytes = strips * 2048;
@@ -53,15 +63,17 @@ static uint32_t amx__span(uint32_t tiles, uint32_t strips)
     return (tiles - 1) / spans + 1;
 }
 
-/* Where tile k (of 32 k) of a strip lies among the rearranged rows: [span][strip][tile of the span], so that a span is one piece of memory. With the strips whole, those of some
- * widths (K = 10240: 640 KB apart) shared the same few sets of the second-level cache. */
+/* Where tile k (of 32 k) of a strip lies among the rearranged rows: [span][strip][tile of the span], so that
+ * a span is one piece of memory. With the strips whole, those of some widths (K = 10240: 640 KB apart) shared
+ * the same few sets of the second-level cache. */
 static size_t amx__place(uint32_t tiles, uint32_t span, uint32_t strips, uint32_t strip, uint32_t k)
 {
     uint32_t base = k / span * span;
     return ((size_t)base * strips + (size_t)strip * u32_min(span, tiles - base) + k - base) * 2048;
 }
 
-/* Rows of one strip are read this many tiles at a time, so that 32 streams of reads and as many lines of each tile stay in the caches together. */
+/* Rows of one strip are read this many tiles at a time, so that 32 streams of reads and as many lines of each
+ * tile stay in the caches together. */
 #define AMX_PACK_TILES 4u
 
 /* Rows [begin, end) (whole strips, or the last part of one) into tiles, zeros after the last row. */
@@ -100,30 +112,36 @@ struct amx_pending {
 EPI_INLINE void amx__epilogue(struct amx_pending *p, enum be_epilogue e, uint32_t count)
 {
     for (; count > 0 && p->row < p->rows; count--, p->row++)
-        epi_row(&p->dest, e, p->row0 + p->row, _mm512_load_ps(p->sums + p->row * 32), _mm512_load_ps(p->sums + p->row * 32 + 16));
+        epi_row(&p->dest, e, p->row0 + p->row, _mm512_load_ps(p->sums + p->row * 32),
+                _mm512_load_ps(p->sums + p->row * 32 + 16));
 }
 
-/* One 32 x 32 block over kt tiles of k. The tiles 0..3 still hold the sums of the block before: the first step puts each away just before it is needed,
- * between tile instructions that need other tiles, where that costs nothing; stored together at the end of a block they cost 60 cycles, loads as much. */
+/* One 32 x 32 block over kt tiles of k. The tiles 0..3 still hold the sums of the block before: the first
+ * step puts each away just before it is needed, between tile instructions that need other tiles, where that
+ * costs nothing; stored together at the end of a block they cost 60 cycles, loads as much. */
 struct amx_block {
     const char *a, *b0, *b1;
     uint32_t kt, epi_rows;
-    float *away;           /* [32][32] for the sums in the tiles */
-    const float *in;       /* [32][32] sums to go on with; NULL = zero; equal to away = the tiles are right as they are */
+    float *away; /* [32][32] for the sums in the tiles */
+    const float
+        *in; /* [32][32] sums to go on with; NULL = zero; equal to away = the tiles are right as they are */
     struct amx_pending then; /* the epilogue that is due once the sums are away; rows = 0: none */
-    /* To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines of the next span's rows at pfa0. */
+    /* To fetch per step: `pf` lines of the next weights at pf0 and pf1 each, `pfa` lines of the next span's
+     * rows at pfa0. */
     const char *pf0, *pf1, *pfa0;
     uint32_t pf, pfa;
     const char *pfi0; /* `pfi` lines per step of the sums that the next block goes on with */
     uint32_t pfi;
-    char *pfo; /* ADD_F32: the lines of out that the epilogue of this block will add to, epi_rows rows per step, pfo_rows in all */
+    char *pfo; /* ADD_F32: the lines of out that the epilogue of this block will add to, epi_rows rows per
+                  step, pfo_rows in all */
     size_t pfo_stride;
     uint32_t pfo_rows;
     size_t ahead; /* not 0: bytes of a panel, and the weights are fetched a few tiles ahead instead */
 };
 
-/* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel. Short: the hardware runs ahead by itself once
- * it sees the panels go by, and fetching further ahead than that holds the buffers which it needs (8 tiles: 10 % slower). */
+/* Distance of the weight prefetch where weights are read once or a few times only, in tiles of one panel.
+ * Short: the hardware runs ahead by itself once it sees the panels go by, and fetching further ahead than
+ * that holds the buffers which it needs (8 tiles: 10 % slower). */
 #define AMX_AHEAD 1u
 
 /* The tiles that lie AMX_AHEAD after tile i of a pair's two panels; at their end those of the next pair. */
@@ -137,21 +155,22 @@ EPI_INLINE void amx__fetch_ahead(const struct amx_block *k, uint32_t i, const ch
 }
 
 /* Sum tile n, at element `at` of a block, is put away and made ready. */
-#define AMX_TURN(n, at)                                                                                                \
-    do {                                                                                                               \
-        if (k->in != k->away) {                                                                                        \
-            _tile_stored(n, k->away + (at), 128);                                                                      \
-            if (k->in) {                                                                                               \
-                _tile_loadd(n, k->in + (at), 128);                                                                     \
-            } else {                                                                                                   \
-                _tile_zero(n);                                                                                         \
-            }                                                                                                          \
-        }                                                                                                              \
+#define AMX_TURN(n, at)                                                                                      \
+    do {                                                                                                     \
+        if (k->in != k->away) {                                                                              \
+            _tile_stored(n, k->away + (at), 128);                                                            \
+            if (k->in) {                                                                                     \
+                _tile_loadd(n, k->in + (at), 128);                                                           \
+            } else {                                                                                         \
+                _tile_zero(n);                                                                               \
+            }                                                                                                \
+        }                                                                                                    \
     } while (0)
 
 EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enum be_epilogue e)
 {
-    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0, *pfi = k->pfi0;
+    const char *a = k->a, *b0 = k->b0, *b1 = k->b1, *pf0 = k->pf0, *pf1 = k->pf1, *pfa = k->pfa0,
+               *pfi = k->pfi0;
     char *pfo = k->pfo;
     uint32_t pfo_rows = k->pfo_rows;
     for (uint32_t i = 0; i < k->kt; i++, a += 2048, b0 += 1024, b1 += 1024) {
@@ -188,23 +207,31 @@ EPI_INLINE void amx__block(const struct amx_block *k, struct amx_pending *p, enu
     amx__epilogue(p, e, 32); /* what a short block has left over */
 }
 
-/* Are the results of this pair whole lines, and together far more than stays in a core's second-level cache until they are read? */
+/* Are the results of this pair whole lines, and together far more than stays in a core's second-level cache
+ * until they are read? */
 static bool amx__stream(const struct linear_job *j, uint32_t pair)
 {
     bool f32 = j->a->epilogue == BE_EPI_F32;
     size_t stride = f32 ? (size_t)j->w->n * 4 : be_ld(j->w->glu ? j->w->n / 2 : j->w->n) * 2;
-    if (j->a->epilogue == BE_EPI_ADD_F32 || stride % 64 || (uintptr_t)j->a->out % 64 || j->a->t * stride < AMX_STREAM_BYTES) return false;
+    if (j->a->epilogue == BE_EPI_ADD_F32 || stride % 64 || (uintptr_t)j->a->out % 64 ||
+        j->a->t * stride < AMX_STREAM_BYTES)
+        return false;
     return !f32 || linear_cols(j, pair) == 32;
 }
 
-_Static_assert((1 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH, "scratch of amx__many");
+_Static_assert((1 + AMX_PAIRS * CPU_M_BLOCK / 32) * BLOCK_ELEMS * 4 + CPU_M_BLOCK * 32 <= CPU_THREAD_SCRATCH,
+               "scratch of amx__many");
 
-/* More than 16 rows. scratch: [32 x 32] the finished block, halves of glu lines, then parked sums [pair][strip][32 x 32]. */
-EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+/* More than 16 rows. scratch: [32 x 32] the finished block, halves of glu lines, then parked sums
+ * [pair][strip][32 x 32]. */
+EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
+                          enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     uint32_t tiles = w->kpad / 32, strips = (j->m - 1) / AMX_STRIP + 1, span = amx__span(tiles, strips);
-    bool few = strips <= AMX_FEW && span == tiles; /* memory-bound: all of k at once, weights fetched just ahead by the first strip */
+    bool few =
+        strips <= AMX_FEW &&
+        span == tiles; /* memory-bound: all of k at once, weights fetched just ahead by the first strip */
     float *done = (float *)(void *)scratch, *parked = done + BLOCK_ELEMS + CPU_M_BLOCK * 8;
     uint16_t *stage = (uint16_t *)(void *)(done + BLOCK_ELEMS); /* [CPU_M_BLOCK][16] */
     struct amx_pending p = {0};
@@ -224,19 +251,24 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                 bool last = k0 + per >= tiles;
                 k.kt = u32_min(per, stop - k0);
                 k.pf = few ? 0 : (16 + strips - 1) / strips;
-                /* Each pair of the second half fetches its share: earlier, two spans and the sums together are more than the cache holds. */
+                /* Each pair of the second half fetches its share: earlier, two spans and the sums together
+                 * are more than the cache holds. */
                 uint32_t half = (end - begin) / 2, share = end - begin - half;
                 k.pfa = stop < tiles && pair - begin >= half ? (32 + share - 1) / share : 0;
                 k.epi_rows = (32 + k.kt - 1) / k.kt;
                 k.b0 = (const char *)w->data + (size_t)2 * pair * w->panel_bytes + (size_t)k0 * 1024;
                 k.b1 = k.b0 + w->panel_bytes;
                 for (uint32_t s = 0; s < strips; s++) {
-                    /* Parked sums of a pair are used again at once when one span covers all k; then one pair's room serves all. */
-                    float *keep = parked + (size_t)((span == tiles ? 0 : pair - begin) * strips + s) * BLOCK_ELEMS;
+                    /* Parked sums of a pair are used again at once when one span covers all k; then one
+                     * pair's room serves all. */
+                    float *keep =
+                        parked + (size_t)((span == tiles ? 0 : pair - begin) * strips + s) * BLOCK_ELEMS;
                     k.a = j->packed + amx__place(tiles, span, strips, s, k0);
                     k.pf0 = k.b0 + 2 * w->panel_bytes + (size_t)s * k.kt * k.pf * 64;
                     k.pf1 = k.pf0 + w->panel_bytes;
-                    size_t fetched = k.pfa ? ((size_t)(pair - begin - half) * strips + s) * (stop - base) + k0 - base : 0; /* steps of this half so far */
+                    size_t fetched =
+                        k.pfa ? ((size_t)(pair - begin - half) * strips + s) * (stop - base) + k0 - base
+                              : 0; /* steps of this half so far */
                     k.pfa0 = j->packed + (size_t)stop * strips * 2048 + fetched * k.pfa * 64;
                     k.ahead = few && s == 0 ? w->panel_bytes : 0;
                     k.in = k0 ? keep : NULL;
@@ -249,7 +281,10 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
                     }
                     amx__block(&k, &p, e);
                     k.away = last ? done : keep;
-                    k.then = (struct amx_pending){.sums = done, .dest = dest, .rows = last ? u32_min(32, j->m - s * 32) : 0, .row0 = s * 32};
+                    k.then = (struct amx_pending){.sums = done,
+                                                  .dest = dest,
+                                                  .rows = last ? u32_min(32, j->m - s * 32) : 0,
+                                                  .row0 = s * 32};
                 }
             }
         }
@@ -263,8 +298,10 @@ EPI_INLINE void amx__many(const struct linear_job *j, uint32_t begin, uint32_t e
     _mm_sfence();
 }
 
-/* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in time. */
-EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+/* At most 16 rows, used as they are: tile t of the weights is needed once, so all is about fetching it in
+ * time. */
+EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
+                         enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     uint32_t tiles = w->kpad / 32;
@@ -305,13 +342,15 @@ EPI_INLINE void amx__few(const struct linear_job *j, uint32_t begin, uint32_t en
         for (uint32_t h = 0; h < (two ? 2u : 1u); h++) {
             struct epi_dest d = epi_dest_of(j, pair + h);
             for (uint32_t r = 0; r < j->m; r++)
-                epi_row(&d, e, r, _mm512_load_ps(sums + r * 64 + h * 32), _mm512_load_ps(sums + r * 64 + h * 32 + 16));
+                epi_row(&d, e, r, _mm512_load_ps(sums + r * 64 + h * 32),
+                        _mm512_load_ps(sums + r * 64 + h * 32 + 16));
         }
     }
     _tile_release();
 }
 
-EPI_INLINE void amx__pairs_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+EPI_INLINE void amx__pairs_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
+                               enum be_epilogue e)
 {
     if (j->packed) {
         amx__many(j, begin, end, scratch, e);
@@ -326,12 +365,12 @@ static void amx__pairs(const struct linear_job *j, uint32_t begin, uint32_t end,
 }
 
 const struct linear_set amx_linear_set_bf16 = {.pack = amx__pack,
-                                           .pack_rows = AMX_STRIP,
-                                           .pack_elem = 2,
-                                           .pack_min = 17,
-                                           .pairs = amx__pairs,
-                                           .pairs_max = AMX_PAIRS,
-                                           .rows_bytes = AMX_ROWS_WHOLE};
+                                               .pack_rows = AMX_STRIP,
+                                               .pack_elem = 2,
+                                               .pack_min = 17,
+                                               .pairs = amx__pairs,
+                                               .pairs_max = AMX_PAIRS,
+                                               .rows_bytes = AMX_ROWS_WHOLE};
 
 void amx_linear_bf16(struct backend *b, const struct be_linear_args *a)
 {

@@ -1,5 +1,6 @@
-/* Linear in AVX2 with fused multiply-add. bf16 weights become f32 by a shift or a mask (the upper half of an f32 is the bf16), bf16 rows are
- * widened once per call. A sum is one lane of one register over all of K, k ascending, for every number of rows. */
+/* Linear in AVX2 with fused multiply-add. bf16 weights become f32 by a shift or a mask (the upper half of an
+ * f32 is the bf16), bf16 rows are widened once per call. A sum is one lane of one register over all of K, k
+ * ascending, for every number of rows. */
 #include "kernels/cpu/linear/linear.h"
 #include "kernels/cpu/simd/mul_avx2.h"
 #include "kernels/cpu/simd/vmath_avx2.h"
@@ -9,7 +10,8 @@
 
 /* ---- epilogue of 32 packed sums of one row */
 
-Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32_t pair, uint32_t row, const float *sums)
+Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32_t pair, uint32_t row,
+                          const float *sums)
 {
     const struct be_weight *w = j->w;
     float v[32] __attribute__((aligned(32)));
@@ -24,14 +26,17 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
         _mm256_store_ps(v + c, s);
     }
     if (w->glu)
-        for (uint32_t c = 0; c < 16; c += 8) _mm256_store_ps(v + c, _mm256_mul_ps(_mm256_load_ps(v + c), _mm256_load_ps(v + 16 + c)));
+        for (uint32_t c = 0; c < 16; c += 8)
+            _mm256_store_ps(v + c, _mm256_mul_ps(_mm256_load_ps(v + c), _mm256_load_ps(v + 16 + c)));
     if (e == BE_EPI_F32 || e == BE_EPI_ADD_F32) {
         bool scaled = e == BE_EPI_ADD_F32 && j->add_row;
-        float *out = linear_out_f32(j, scaled ? j->add_row[row] : row, pair), weight = scaled ? j->add_weight[row] : 1.0f;
+        float *out = linear_out_f32(j, scaled ? j->add_row[row] : row, pair),
+              weight = scaled ? j->add_weight[row] : 1.0f;
         if (cols == 32 && !scaled) {
             for (uint32_t c = 0; c < 32; c += 8) {
                 __m256 s = _mm256_load_ps(v + c);
-                _mm256_storeu_ps(out + c, e == BE_EPI_ADD_F32 ? _mm256_add_ps(s, _mm256_loadu_ps(out + c)) : s);
+                _mm256_storeu_ps(out + c,
+                                 e == BE_EPI_ADD_F32 ? _mm256_add_ps(s, _mm256_loadu_ps(out + c)) : s);
             }
             return;
         }
@@ -46,7 +51,8 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
         memcpy(out, v, width * sizeof(float));
         return;
     }
-    for (uint32_t c = 0; c < width; c += 8) _mm_storeu_si128((__m128i *)(void *)(out + 2 * c), v8_to_bf16(_mm256_load_ps(v + c)));
+    for (uint32_t c = 0; c < width; c += 8)
+        _mm_storeu_si128((__m128i *)(void *)(out + 2 * c), v8_to_bf16(_mm256_load_ps(v + c)));
 }
 
 /* ---- the sums */
@@ -54,11 +60,18 @@ Y_INLINE void y__epilogue(const struct linear_job *j, enum be_epilogue e, uint32
 MUL_TABLE(y__mul_f32, mul__32, false, false)
 MUL_TABLE(y__mul_bf16, mul__32, true, false)
 
-Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16, enum be_epilogue e)
+Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16,
+                          enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     float sums[MUL_ROWS * 32] __attribute__((aligned(64)));
-    struct mul_avx2 m = {.lda = w->kpad, .b_step = 64, .b_next = w->panel_bytes, .lines = (uint32_t)(w->panel_bytes / 64), .parts = 1, .c = sums, .ldc = 32};
+    struct mul_avx2 m = {.lda = w->kpad,
+                         .b_step = 64,
+                         .b_next = w->panel_bytes,
+                         .lines = (uint32_t)(w->panel_bytes / 64),
+                         .parts = 1,
+                         .c = sums,
+                         .ldc = 32};
     const float *x = (const float *)(const void *)(j->packed ? j->packed : j->x);
     for (uint32_t pair = begin; pair < end; pair++) {
         const char *b = (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
@@ -73,16 +86,16 @@ Y_INLINE void y__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t e
     }
 }
 
-#define Y_DISPATCH(BF16)                                                                                               \
-    switch (j->a->epilogue) {                                                                                          \
-    case BE_EPI_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_F32); break;                                              \
-    case BE_EPI_ADD_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_ADD_F32); break;                                      \
-    case BE_EPI_ACT: y__pairs_of(j, begin, end, BF16, BE_EPI_ACT); break;                                              \
-    case BE_EPI_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_TANH); break;                                  \
-    case BE_EPI_GELU_ERF: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_ERF); break;                                    \
-    case BE_EPI_QUICK_GELU: y__pairs_of(j, begin, end, BF16, BE_EPI_QUICK_GELU); break;                                \
-    case BE_EPI_GLU_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_GELU_TANH); break;                          \
-    case BE_EPI_GLU_SILU: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_SILU); break;                                    \
+#define Y_DISPATCH(BF16)                                                                                     \
+    switch (j->a->epilogue) {                                                                                \
+    case BE_EPI_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_F32); break;                                    \
+    case BE_EPI_ADD_F32: y__pairs_of(j, begin, end, BF16, BE_EPI_ADD_F32); break;                            \
+    case BE_EPI_ACT: y__pairs_of(j, begin, end, BF16, BE_EPI_ACT); break;                                    \
+    case BE_EPI_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_TANH); break;                        \
+    case BE_EPI_GELU_ERF: y__pairs_of(j, begin, end, BF16, BE_EPI_GELU_ERF); break;                          \
+    case BE_EPI_QUICK_GELU: y__pairs_of(j, begin, end, BF16, BE_EPI_QUICK_GELU); break;                      \
+    case BE_EPI_GLU_GELU_TANH: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_GELU_TANH); break;                \
+    case BE_EPI_GLU_SILU: y__pairs_of(j, begin, end, BF16, BE_EPI_GLU_SILU); break;                          \
     }
 
 static void y__pairs_bf16(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
@@ -104,11 +117,13 @@ static void y__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
     for (uint32_t r = begin; r < end; r++) {
         const uint16_t *src = (const uint16_t *)(const void *)linear_src_row(j, r);
         float *dst = (float *)(void *)j->packed + (size_t)r * ld;
-        for (uint32_t i = 0; i < ld; i += 8) _mm256_store_ps(dst + i, v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
+        for (uint32_t i = 0; i < ld; i += 8)
+            _mm256_store_ps(dst + i, v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(src + i))));
     }
 }
 
-const struct linear_set avx2_linear_set_bf16 = {.pack = y__pack, .pack_rows = 16, .pack_elem = 4, .pack_min = 0, .pairs = y__pairs_bf16, .pairs_max = 8};
+const struct linear_set avx2_linear_set_bf16 = {
+    .pack = y__pack, .pack_rows = 16, .pack_elem = 4, .pack_min = 0, .pairs = y__pairs_bf16, .pairs_max = 8};
 const struct linear_set avx2_linear_set_f32 = {.pairs = y__pairs_f32, .pairs_max = 8};
 
 void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a)
@@ -130,14 +145,14 @@ Y_INLINE __m256 y__peak_step(__m256 s, __m256 w)
     return s;
 }
 
-/* Multiply-adds on registers; bf16 is computed in f32 here, so the peak is the same for both. Ten chains in named variables: an array would be kept
- * in memory, and the loop would measure that. */
+/* Multiply-adds on registers; bf16 is computed in f32 here, so the peak is the same for both. Ten chains in
+ * named variables: an array would be kept in memory, and the loop would measure that. */
 double avx2_peak(uint64_t steps)
 {
     __m256 w = _mm256_setzero_ps();
 #define PEAK_CHAINS(X) X(s0) X(s1) X(s2) X(s3) X(s4) X(s5) X(s6) X(s7) X(s8) X(s9)
-#define PEAK_INIT(s) __m256 s = w;
-#define PEAK_STEP(s) s = y__peak_step(s, w);
+#define PEAK_INIT(s)   __m256 s = w;
+#define PEAK_STEP(s)   s = y__peak_step(s, w);
     PEAK_CHAINS(PEAK_INIT)
     for (uint64_t n = 0; n < steps; n++) {
         PEAK_CHAINS(PEAK_STEP)
@@ -160,7 +175,8 @@ uint64_t avx2_read(const void *p, size_t bytes)
     __m256i s0 = _mm256_setzero_si256(), s1 = s0;
     for (size_t i = 0; i + 64 <= part; i += 64) {
         s0 = _mm256_add_epi64(s0, _mm256_add_epi64(y__read_line(q + i), y__read_line(q + part + i)));
-        s1 = _mm256_add_epi64(s1, _mm256_add_epi64(y__read_line(q + 2 * part + i), y__read_line(q + 3 * part + i)));
+        s1 = _mm256_add_epi64(
+            s1, _mm256_add_epi64(y__read_line(q + 2 * part + i), y__read_line(q + 3 * part + i)));
     }
     uint64_t lane[4], sum = 0;
     _mm256_storeu_si256((__m256i *)(void *)lane, _mm256_add_epi64(s0, s1));

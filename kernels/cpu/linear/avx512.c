@@ -1,11 +1,12 @@
-/* Linear in AVX-512: bf16 by vdpbf16ps (pairs of k), f32 by fused multiply-add. A sum is one lane of one register over all of K, so its
- * order over k is the same for every number of rows. Rows are read by broadcast straight from the caller's matrix. */
+/* Linear in AVX-512: bf16 by vdpbf16ps (pairs of k), f32 by fused multiply-add. A sum is one lane of one
+ * register over all of K, so its order over k is the same for every number of rows. Rows are read by
+ * broadcast straight from the caller's matrix. */
 #include "kernels/cpu/linear/epi_avx512.h"
 
 /* Registers: ROWS x 2 sums, 2 weights. */
 #define ROWS_MAX 12u
 /* Columns of weights are fetched this many bytes ahead of use. */
-#define AHEAD    2048u
+#define AHEAD 2048u
 
 EPI_INLINE __m512 z__step(bool bf16, __m512 acc, const char *x, __m512 w)
 {
@@ -19,14 +20,15 @@ EPI_INLINE __m512 z__step(bool bf16, __m512 acc, const char *x, __m512 w)
     return _mm512_fmadd_ps(_mm512_set1_ps(one), w, acc);
 }
 
-/* What a pass over a pair's weights fetches: nothing; ahead of itself, what it reads itself; the pair behind it, for which the passes over the
- * second rows have time. */
+/* What a pass over a pair's weights fetches: nothing; ahead of itself, what it reads itself; the pair behind
+ * it, for which the passes over the second rows have time. */
 enum fetch { FETCH_NONE, FETCH_AHEAD, FETCH_NEXT };
 
-/* `rows` rows (a constant) of one pair, all of K; the first `done` of them were stored before. One step is 4 bytes of a row (2 bf16 or 1 f32) and
- * 64 bytes of each panel, in both types. */
-EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows, uint32_t done, bool bf16,
-                        enum fetch fetch, const struct epi_dest *d, enum be_epilogue e)
+/* `rows` rows (a constant) of one pair, all of K; the first `done` of them were stored before. One step is 4
+ * bytes of a row (2 bf16 or 1 f32) and 64 bytes of each panel, in both types. */
+EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t rows,
+                        uint32_t done, bool bf16, enum fetch fetch, const struct epi_dest *d,
+                        enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     const char *b = (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
@@ -55,7 +57,8 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
 }
 
 /* One row of several pairs at once, so that the chains of additions overlap. */
-EPI_INLINE void z__one_row(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t pairs, bool bf16, enum be_epilogue e)
+EPI_INLINE void z__one_row(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t pairs,
+                           bool bf16, enum be_epilogue e)
 {
     const struct be_weight *w = j->w;
     size_t panel = w->panel_bytes;
@@ -77,13 +80,15 @@ EPI_INLINE void z__one_row(const struct linear_job *j, uint32_t pair, uint32_t r
     }
 }
 
-EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16, enum be_epilogue e)
+EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16,
+                            enum be_epilogue e)
 {
     if (j->m == 1) {
         uint32_t pair = begin;
-        /* Not more than two: panels mostly lie a multiple of 4 KiB apart, so with what is fetched ahead more of them crowd the ways of a first-level
-         * cache of 32 KiB (Zen 4, one thread, shapes of bench_kernels: three are up to 8 % slower, four up to 37 %; three are 2 % faster on a head and 5 % on
-         * 270M's qkv). */
+        /* Not more than two: panels mostly lie a multiple of 4 KiB apart, so with what is fetched ahead more
+         * of them crowd the ways of a first-level cache of 32 KiB (Zen 4, one thread, shapes of
+         * bench_kernels: three are up to 8 % slower, four up to 37 %; three are 2 % faster on a head and 5 %
+         * on 270M's qkv). */
         for (; pair + 2 <= end; pair += 2) z__one_row(j, pair, 0, 2, bf16, e);
         for (; pair < end; pair++) z__one_row(j, pair, 0, 1, bf16, e);
         return;
@@ -105,17 +110,20 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
         /* Up to three more: the last four once more, for one pass instead of three. */
         if (row < j->m && j->m >= 4) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
         else
-            for (; row < j->m; row++) z__rows(j, pair, row, 1, 0, bf16, row == 0 ? FETCH_AHEAD : FETCH_NONE, &d, e);
+            for (; row < j->m; row++)
+                z__rows(j, pair, row, 1, 0, bf16, row == 0 ? FETCH_AHEAD : FETCH_NONE, &d, e);
     }
 }
 
-EPI_INLINE void z__bf16_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+EPI_INLINE void z__bf16_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
+                            enum be_epilogue e)
 {
     (void)scratch;
     z__pairs_of(j, begin, end, true, e);
 }
 
-EPI_INLINE void z__f32_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch, enum be_epilogue e)
+EPI_INLINE void z__f32_epi(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch,
+                           enum be_epilogue e)
 {
     (void)scratch;
     z__pairs_of(j, begin, end, false, e);
@@ -151,7 +159,8 @@ void avx512_linear_f32(struct backend *b, const struct be_linear_args *a)
 
 EPI_INLINE __m512 z__peak_step(__m512 s, __m512 w, bool bf16)
 {
-    s = bf16 ? _mm512_dpbf16_ps(s, (__m512bh)_mm512_castps_si512(w), (__m512bh)_mm512_castps_si512(w)) : _mm512_fmadd_ps(w, w, s);
+    s = bf16 ? _mm512_dpbf16_ps(s, (__m512bh)_mm512_castps_si512(w), (__m512bh)_mm512_castps_si512(w))
+             : _mm512_fmadd_ps(w, w, s);
     __asm__ volatile("" : "+v"(s)); /* the chain may not be shortened */
     return s;
 }
@@ -219,8 +228,10 @@ static void z__transpose_block(const uint32_t *const src[16], size_t at, uint32_
     }
     /* r[4g + c] holds, in 128-bit part p, word 4p + c of rows 4g .. 4g + 3. */
     for (int c = 0; c < 4; c++) {
-        __m512i lo01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), hi01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
-        __m512i lo23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44), hi23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+        __m512i lo01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44),
+                hi01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+        __m512i lo23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44),
+                hi23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
         _mm512_storeu_si512(dst + c * 16, _mm512_shuffle_i32x4(lo01, lo23, 0x88));
         _mm512_storeu_si512(dst + (4 + c) * 16, _mm512_shuffle_i32x4(lo01, lo23, 0xdd));
         _mm512_storeu_si512(dst + (8 + c) * 16, _mm512_shuffle_i32x4(hi01, hi23, 0x88));

@@ -1,5 +1,5 @@
-/* What happens to 32 packed sums of one row on their way to memory: bias, gate function, rounding. Shared by the AVX-512 and AMX files. Masks only
- * choose which lanes are stored, never how a lane is computed. */
+/* What happens to 32 packed sums of one row on their way to memory: bias, gate function, rounding. Shared by
+ * the AVX-512 and AMX files. Masks only choose which lanes are stored, never how a lane is computed. */
 #ifndef KVASIR_CPU_LINEAR_EPI_AVX512_H
 #define KVASIR_CPU_LINEAR_EPI_AVX512_H
 
@@ -9,17 +9,19 @@
 #define EPI_INLINE static inline __attribute__((always_inline))
 
 struct epi_dest {
-    char *out;          /* row 0 of the block, this pair's first column */
-    size_t stride;      /* bytes from row to row */
-    const float *bias;  /* [32] or NULL */
-    __mmask16 m0, m1;   /* real columns: first and second 16 (plain), outputs (glu: m0) */
+    char *out;         /* row 0 of the block, this pair's first column */
+    size_t stride;     /* bytes from row to row */
+    const float *bias; /* [32] or NULL */
+    __mmask16 m0, m1;  /* real columns: first and second 16 (plain), outputs (glu: m0) */
     bool bf16;
-    /* A glu pair in bf16 makes half a cache line per row. With `stage` ([rows][16] bf16) the even pair's halves wait there and the odd pair writes
-     * whole lines: halves written apart would bring every line in and out of the cache twice. */
+    /* A glu pair in bf16 makes half a cache line per row. With `stage` ([rows][16] bf16) the even pair's
+     * halves wait there and the odd pair writes whole lines: halves written apart would bring every line in
+     * and out of the cache twice. */
     uint16_t *stage;
     bool join; /* this is the odd pair */
-    /* Whole lines go past the caches: a result far larger than they are is gone from them when it is read, and an ordinary store first fetches the
-     * line that it overwrites, which takes 100 ns and holds up the stores behind it. Whoever sets it ends with a fence. */
+    /* Whole lines go past the caches: a result far larger than they are is gone from them when it is read,
+     * and an ordinary store first fetches the line that it overwrites, which takes 100 ns and holds up the
+     * stores behind it. Whoever sets it ends with a fence. */
     bool stream;
     const uint32_t *add_row; /* as in linear_job */
     const float *add_weight;
@@ -67,7 +69,8 @@ EPI_INLINE void epi_store_glu(const struct epi_dest *d, char *out, uint32_t row,
         epi_store_act(out, 0, d->bf16, d->m0, v);
         return;
     }
-    __m256i half = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, v)), *stage = (__m256i *)(void *)(d->stage + (size_t)row * 16);
+    __m256i half = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, v)),
+            *stage = (__m256i *)(void *)(d->stage + (size_t)row * 16);
     if (d->join) {
         epi_line(d, out - 32, _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(stage)), half, 1));
     } else {
@@ -123,7 +126,8 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
         return;
     }
     if (d->bf16) {
-        __m256i h0 = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, s0)), h1 = v16_to_bf16(_mm512_maskz_mov_ps(d->m1, s1));
+        __m256i h0 = v16_to_bf16(_mm512_maskz_mov_ps(d->m0, s0)),
+                h1 = v16_to_bf16(_mm512_maskz_mov_ps(d->m1, s1));
         epi_line(d, out, _mm512_inserti64x4(_mm512_castsi256_si512(h0), h1, 1));
         return;
     }
@@ -131,17 +135,18 @@ EPI_INLINE void epi_row(const struct epi_dest *d, enum be_epilogue e, uint32_t r
     epi_store_act(out, 1, false, d->m1, s1);
 }
 
-/* Calls FN(job, begin, end, scratch, epilogue) with the epilogue as a constant, so that each gets its own loop. */
-#define EPI_DISPATCH(FN, job, begin, end, scratch)                                                                     \
-    switch ((job)->a->epilogue) {                                                                                      \
-    case BE_EPI_F32: FN(job, begin, end, scratch, BE_EPI_F32); break;                                                  \
-    case BE_EPI_ADD_F32: FN(job, begin, end, scratch, BE_EPI_ADD_F32); break;                                          \
-    case BE_EPI_ACT: FN(job, begin, end, scratch, BE_EPI_ACT); break;                                                  \
-    case BE_EPI_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GELU_TANH); break;                                      \
-    case BE_EPI_GELU_ERF: FN(job, begin, end, scratch, BE_EPI_GELU_ERF); break;                                        \
-    case BE_EPI_QUICK_GELU: FN(job, begin, end, scratch, BE_EPI_QUICK_GELU); break;                                    \
-    case BE_EPI_GLU_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GLU_GELU_TANH); break;                              \
-    case BE_EPI_GLU_SILU: FN(job, begin, end, scratch, BE_EPI_GLU_SILU); break;                                        \
+/* Calls FN(job, begin, end, scratch, epilogue) with the epilogue as a constant, so that each gets its own
+ * loop. */
+#define EPI_DISPATCH(FN, job, begin, end, scratch)                                                           \
+    switch ((job)->a->epilogue) {                                                                            \
+    case BE_EPI_F32: FN(job, begin, end, scratch, BE_EPI_F32); break;                                        \
+    case BE_EPI_ADD_F32: FN(job, begin, end, scratch, BE_EPI_ADD_F32); break;                                \
+    case BE_EPI_ACT: FN(job, begin, end, scratch, BE_EPI_ACT); break;                                        \
+    case BE_EPI_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GELU_TANH); break;                            \
+    case BE_EPI_GELU_ERF: FN(job, begin, end, scratch, BE_EPI_GELU_ERF); break;                              \
+    case BE_EPI_QUICK_GELU: FN(job, begin, end, scratch, BE_EPI_QUICK_GELU); break;                          \
+    case BE_EPI_GLU_GELU_TANH: FN(job, begin, end, scratch, BE_EPI_GLU_GELU_TANH); break;                    \
+    case BE_EPI_GLU_SILU: FN(job, begin, end, scratch, BE_EPI_GLU_SILU); break;                              \
     }
 
 #endif

@@ -1,4 +1,5 @@
-/* The blocking of linear over rows and threads (linear.h). Plain C: instruction sets only appear behind struct linear_set. */
+/* The blocking of linear over rows and threads (linear.h). Plain C: instruction sets only appear behind
+ * struct linear_set. */
 #include "kernels/cpu/linear/linear.h"
 
 static void linear__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -15,15 +16,19 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     j->set->pairs(j, begin, end, j->scratch + worker * j->scratch_bytes);
 }
 
-/* Weights in a piece of few rows, some 60 us: each piece begins with a gap until its first bytes have arrived. */
+/* Weights in a piece of few rows, some 60 us: each piece begins with a gap until its first bytes have
+ * arrived. */
 #define LINEAR_PIECE_BYTES ((size_t)1 << 20)
 
-/* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs nothing. */
-static uint32_t linear__grain(const struct backend *b, const struct linear_set *set, const struct be_weight *w, uint32_t m)
+/* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs
+ * nothing. */
+static uint32_t linear__grain(const struct backend *b, const struct linear_set *set,
+                              const struct be_weight *w, uint32_t m)
 {
     size_t pair_bytes = 2 * w->panel_bytes;
     if (set->rows_bytes && (size_t)m * w->kpad * be_dtype_bytes(w->type) > set->rows_bytes) {
-        /* The rows do not stay in the cache: each piece reads them again, so pieces are as wide as may be, their number a multiple of the threads. */
+        /* The rows do not stay in the cache: each piece reads them again, so pieces are as wide as may be,
+         * their number a multiple of the threads. */
         uint32_t rounds = (w->pairs - 1) / (b->threads * set->pairs_max) + 1;
         return (w->pairs - 1) / (rounds * b->threads) + 1;
     }
@@ -40,8 +45,9 @@ uint32_t linear_block_rows(const struct linear_set *set, size_t row_bytes)
     return fit >= CPU_M_BLOCK / 2 && fit < CPU_M_BLOCK ? (uint32_t)fit : CPU_M_BLOCK;
 }
 
-/* ---- many rows: each thread takes blocks of rows with all columns, and rearranges its own rows. Rows that another core has just written are slow to read, and
- * with enough rows a block reading all weights by itself costs less than that. */
+/* ---- many rows: each thread takes blocks of rows with all columns, and rearranges its own rows. Rows that
+ * another core has just written are slow to read, and with enough rows a block reading all weights by itself
+ * costs less than that. */
 
 #define LINEAR_OWN_ROWS 256u /* of a block: fewer would read the weights too often */
 
@@ -65,15 +71,19 @@ static void linear__own_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
             j.set->pack(&j, 0, j.m);
         }
         for (uint32_t p = 0; p < j.w->pairs; p += j.set->pairs_max)
-            j.set->pairs(&j, p, u32_min(p + j.set->pairs_max, j.w->pairs), j.scratch + worker * j.scratch_bytes);
+            j.set->pairs(&j, p, u32_min(p + j.set->pairs_max, j.w->pairs),
+                         j.scratch + worker * j.scratch_bytes);
     }
 }
 
 /* false: the shape is better cut by columns. */
-static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, const struct linear_set *set, const struct linear_job *whole)
+static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, const struct linear_set *set,
+                            const struct linear_job *whole)
 {
     size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
-    if (b->threads == 1 || !set->rows_bytes || a->t < b->threads * LINEAR_OWN_ROWS || LINEAR_OWN_ROWS * row_bytes > set->rows_bytes) return false;
+    if (b->threads == 1 || !set->rows_bytes || a->t < b->threads * LINEAR_OWN_ROWS ||
+        LINEAR_OWN_ROWS * row_bytes > set->rows_bytes)
+        return false;
     uint32_t rounds = (a->t - 1) / (b->threads * (LINEAR_OWN_ROWS + 32)) + 1;
     struct linear_own o = {.job = *whole, .step = ((a->t - 1) / (rounds * b->threads) / 32 + 1) * 32};
     o.pack_bytes = o.step * row_bytes;
@@ -85,11 +95,16 @@ static bool linear__by_rows(struct backend *b, const struct be_linear_args *a, c
 
 void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct linear_set *set)
 {
-    struct linear_job j = {.a = a, .w = a->w, .set = set, .scratch = b->thread_scratch, .scratch_bytes = b->thread_scratch_bytes};
+    struct linear_job j = {.a = a,
+                           .w = a->w,
+                           .set = set,
+                           .scratch = b->thread_scratch,
+                           .scratch_bytes = b->thread_scratch_bytes};
     if (linear__by_rows(b, a, set, &j)) return;
     size_t row_bytes = (size_t)a->w->kpad * be_dtype_bytes(a->w->type);
     /* Blocks of about equal size: 600 rows are two of 300, not 512 and 88. */
-    uint32_t blocks = (a->t - 1) / linear_block_rows(set, row_bytes) + 1, step = ((a->t - 1) / blocks / 32 + 1) * 32;
+    uint32_t blocks = (a->t - 1) / linear_block_rows(set, row_bytes) + 1,
+             step = ((a->t - 1) / blocks / 32 + 1) * 32;
     for (j.row0 = 0; j.row0 < a->t; j.row0 += j.m) {
         j.m = u32_min(step, a->t - j.row0);
         j.x = (const char *)a->x + j.row0 * row_bytes;

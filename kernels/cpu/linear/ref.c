@@ -1,5 +1,5 @@
-/* Linear and embed in plain C: the readable form of what the vector files do, and the oracle of their tests. No intrinsics, no cleverness.
- * A piece of work is one pair of panels (32 packed columns) for all rows. */
+/* Linear and embed in plain C: the readable form of what the vector files do, and the oracle of their tests.
+ * No intrinsics, no cleverness. A piece of work is one pair of panels (32 packed columns) for all rows. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -8,8 +8,8 @@ struct ref_linear {
     const struct be_linear_args *a;
 };
 
-/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3); written z / (1 + exp(-2u)), which is the same function without the cancellation
- * of 1 + tanh for negative z. */
+/* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3); written z / (1 + exp(-2u)), which is
+ * the same function without the cancellation of 1 + tanh for negative z. */
 static float ref__gelu_tanh(float z)
 {
     float u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
@@ -60,7 +60,8 @@ static void ref__dot_bf16(const struct be_weight *w, uint32_t panel, const uint1
     const uint16_t *p = (const uint16_t *)(const void *)((const char *)w->data + panel * w->panel_bytes);
     for (uint32_t k = 0; k < w->kpad; k += 2, p += 32) {
         float x0 = bf16_to_f32(x[k]), x1 = bf16_to_f32(x[k + 1]);
-        for (uint32_t c = 0; c < 16; c++) acc[c] = acc[c] + x0 * bf16_to_f32(p[2 * c]) + x1 * bf16_to_f32(p[2 * c + 1]);
+        for (uint32_t c = 0; c < 16; c++)
+            acc[c] = acc[c] + x0 * bf16_to_f32(p[2 * c]) + x1 * bf16_to_f32(p[2 * c + 1]);
     }
 }
 
@@ -81,7 +82,8 @@ static void ref__linear_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
             float sum[32] = {0};
             for (uint32_t h = 0; h < 2; h++) {
                 if (w->type == BE_BF16) {
-                    ref__dot_bf16(w, 2 * pair + h, (const uint16_t *)a->x + (size_t)t * w->kpad, sum + 16 * h);
+                    ref__dot_bf16(w, 2 * pair + h, (const uint16_t *)a->x + (size_t)t * w->kpad,
+                                  sum + 16 * h);
                 } else {
                     ref__dot_f32(w, 2 * pair + h, (const float *)a->x + (size_t)t * w->kpad, sum + 16 * h);
                 }
@@ -115,8 +117,10 @@ static void ref__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
         const char *panel = (const char *)w->data + id / 16 * w->panel_bytes;
         float *out = a->out + (size_t)t * w->k;
         for (uint32_t k = 0; k < w->k; k++) {
-            float v = w->type == BE_F32 ? ((const float *)(const void *)panel)[k * 16 + id % 16]
-                                        : bf16_to_f32(((const uint16_t *)(const void *)panel)[(k / 2 * 16 + id % 16) * 2 + k % 2]);
+            float v = w->type == BE_F32
+                          ? ((const float *)(const void *)panel)[k * 16 + id % 16]
+                          : bf16_to_f32(
+                                ((const uint16_t *)(const void *)panel)[(k / 2 * 16 + id % 16) * 2 + k % 2]);
             v *= a->scale;
             out[k] = a->round_act && w->type == BE_BF16 ? bf16_to_f32(f32_to_bf16(v)) : v;
         }

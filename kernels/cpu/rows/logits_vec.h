@@ -1,5 +1,6 @@
-/* Statistics and the largest values of logit rows, written once over the vocabulary of vops_*.h. A row is cut into pieces whose size depends on V alone, so
- * that a single row keeps all threads busy; what the pieces find is put together in order. */
+/* Statistics and the largest values of logit rows, written once over the vocabulary of vops_*.h. A row is cut
+ * into pieces whose size depends on V alone, so that a single row keeps all threads busy; what the pieces
+ * find is put together in order. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -8,7 +9,8 @@
 #define STATS_PIECES 4096u /* most pieces of one row */
 
 struct piece_stats {
-    float max, sum; /* sum of exp(x - max); where nothing is a number or all is -infinity: whether there is a NaN, as NaN or 0 */
+    float max, sum; /* sum of exp(x - max); where nothing is a number or all is -infinity: whether there is a
+                       NaN, as NaN or 0 */
     uint32_t argmax, before; /* ids that rank before the target */
 };
 
@@ -63,7 +65,8 @@ static struct piece_stats stats__piece_of(const float *x, uint32_t from, uint32_
             s0 = vf_add(s0, vf_exp(vf_sub(vf_load(x + i), top)));
             s1 = vf_add(s1, vf_exp(vf_sub(vf_load(x + i + VL), top)));
         }
-        for (; i < to; i += VL) s0 = vf_add(s0, vf_first_n(vf_exp(vf_sub(vf_load_n(x + i, to - i), top)), vf_set1(0), to - i));
+        for (; i < to; i += VL)
+            s0 = vf_add(s0, vf_first_n(vf_exp(vf_sub(vf_load_n(x + i, to - i), top)), vf_set1(0), to - i));
         s.sum = vf_sum(vf_add(s0, s1));
     } else {
         for (i = from; i < to; i++)
@@ -74,7 +77,10 @@ static struct piece_stats stats__piece_of(const float *x, uint32_t from, uint32_
     for (i = from; i < to; i += VL) {
         struct vf v = vf_first_n(vf_load_n(x + i, to - i), low, to - i);
         uint32_t eq = to - i < VL ? vf_eq(v, want) & ((1u << (to - i)) - 1) : vf_eq(v, want);
-        uint32_t lower = i + VL <= target ? ~0u : (i >= target ? 0 : (1u << (target - i)) - 1); /* lanes whose id is below the target's */
+        uint32_t lower =
+            i + VL <= target
+                ? ~0u
+                : (i >= target ? 0 : (1u << (target - i)) - 1); /* lanes whose id is below the target's */
         s.before += (uint32_t)__builtin_popcount(vf_gt(v, want)) + (uint32_t)__builtin_popcount(eq & lower);
     }
     return s;
@@ -86,12 +92,14 @@ static void stats__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worke
     const struct vec_stats *j = ctx;
     for (uint32_t item = begin; item < end; item++) {
         uint32_t row = j->row0 + item / j->pieces, from = item % j->pieces * j->size;
-        j->parts[item] = stats__piece_of(j->a->logits + (size_t)row * j->a->v, from, from + u32_min(j->size, j->a->v - from),
+        j->parts[item] = stats__piece_of(j->a->logits + (size_t)row * j->a->v, from,
+                                         from + u32_min(j->size, j->a->v - from),
                                          j->a->targets ? j->a->targets[row] : UINT32_MAX);
     }
 }
 
-/* log(x) for normal x > 0 to a few units of the last place, alike on every machine (the C library's may differ between CPUs). */
+/* log(x) for normal x > 0 to a few units of the last place, alike on every machine (the C library's may
+ * differ between CPUs). */
 static double stats__log(double x)
 {
     int e;
@@ -134,9 +142,11 @@ static void stats__combine(const struct vec_stats *j, uint32_t row)
 
 void SET(logit_stats)(struct backend *b, const struct be_logits_args *a)
 {
-    struct vec_stats job = {.a = a, .parts = (struct piece_stats *)(void *)b->thread_scratch, .size = stats__piece(a->v)};
+    struct vec_stats job = {
+        .a = a, .parts = (struct piece_stats *)(void *)b->thread_scratch, .size = stats__piece(a->v)};
     job.pieces = (a->v - 1) / job.size + 1;
-    for (uint32_t r = 0; a->targets && r < a->r; r++) KN_ASSERT(a->targets[r] == UINT32_MAX || a->targets[r] < a->v);
+    for (uint32_t r = 0; a->targets && r < a->r; r++)
+        KN_ASSERT(a->targets[r] == UINT32_MAX || a->targets[r] < a->v);
     uint32_t rows_max = (uint32_t)(b->thread_scratch_bytes / (job.pieces * sizeof(struct piece_stats)));
     for (job.row0 = 0; job.row0 < a->r; job.row0 += rows_max) {
         uint32_t rows = u32_min(rows_max, a->r - job.row0);
@@ -190,12 +200,14 @@ static void topk__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker
     uint32_t k = j->a->k, v = j->a->v;
     for (uint32_t item = begin; item < end; item++) {
         const float *x = j->a->logits + (size_t)(item / j->parts) * v;
-        uint32_t part = item % j->parts, to = (uint32_t)((uint64_t)v * (part + 1) / j->parts), i = (uint32_t)((uint64_t)v * part / j->parts);
+        uint32_t part = item % j->parts, to = (uint32_t)((uint64_t)v * (part + 1) / j->parts),
+                 i = (uint32_t)((uint64_t)v * part / j->parts);
         struct best local = {.held = 0}, *s = j->parts == 1 ? &local : topk__slot(j, item);
         s->held = 0;
         for (; i < to && s->held < k; i++) topk__offer(s, k, topk__key(x[i]), i);
         for (; i < to; i += VL) {
-            uint32_t hit = vf_gt(vf_first_n(vf_load_n(x + i, to - i), vf_set1(-INFINITY), to - i), vf_set1(s->value[k - 1]));
+            uint32_t hit = vf_gt(vf_first_n(vf_load_n(x + i, to - i), vf_set1(-INFINITY), to - i),
+                                 vf_set1(s->value[k - 1]));
             for (; hit; hit &= hit - 1) {
                 uint32_t at = i + (uint32_t)__builtin_ctz(hit);
                 topk__offer(s, k, x[at], at);
@@ -210,7 +222,8 @@ static void topk__range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker
 void SET(topk)(struct backend *b, const struct be_topk_args *a)
 {
     struct vec_topk job = {.a = a, .b = b, .parts = a->r >= b->threads || a->v < 16384 ? 1 : b->threads};
-    KN_ASSERT(job.parts == 1 || (size_t)a->r * job.parts * sizeof(struct best) <= b->thread_scratch_bytes * b->threads);
+    KN_ASSERT(job.parts == 1 ||
+              (size_t)a->r * job.parts * sizeof(struct best) <= b->thread_scratch_bytes * b->threads);
     cpu_pool_run(b->pool, a->r * job.parts, 1, topk__range, &job);
     for (uint32_t r = 0; job.parts > 1 && r < a->r; r++) {
         struct best all = {.held = 0};

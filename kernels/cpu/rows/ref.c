@@ -1,5 +1,5 @@
-/* Norms, rotary tables, qkv, patches, pooling and interpolation in plain C: the oracle of the vector files. Sums run in double, so that these results
- * are closer to the formula than any vector order can be. */
+/* Norms, rotary tables, qkv, patches, pooling and interpolation in plain C: the oracle of the vector files.
+ * Sums run in double, so that these results are closer to the formula than any vector order can be. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -8,7 +8,6 @@
 #define ROW_GRAIN 16u
 
 /* ---- norm */
-
 
 static float ref__rms_scale(const float *x, uint32_t c, float eps)
 {
@@ -39,7 +38,8 @@ static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
         post = 1.0f;
     }
     if (!a->out) return;
-    /* Without a residual the row that is normed is a = x * post * post_weight; it is recomputed where it is read. */
+    /* Without a residual the row that is normed is a = x * post * post_weight; it is recomputed where it is
+     * read. */
     bool scaled = !a->residual && a->post_weight;
 #define REF_B(i) (scaled ? v[i] * post * a->post_weight[i] : v[i])
     float mean = 0, scale;
@@ -49,7 +49,8 @@ static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
             for (uint32_t i = 0; i < c; i++) sum += (double)REF_B(i);
             mean = (float)(sum / c);
         }
-        for (uint32_t i = 0; i < c; i++) var += ((double)REF_B(i) - (double)mean) * ((double)REF_B(i) - (double)mean);
+        for (uint32_t i = 0; i < c; i++)
+            var += ((double)REF_B(i) - (double)mean) * ((double)REF_B(i) - (double)mean);
         scale = (float)(1.0 / sqrt(var / c + (double)a->eps));
     } else if (a->kind == BE_NORM_LAYER) {
         ref__layer_stats(v, c, a->eps, &mean, &scale);
@@ -108,7 +109,8 @@ struct ref_qkv {
 };
 
 /* Norm and rotation of one head into out[D]: pairs (i, i + D/2) turn by the angle of i. */
-static void ref__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight, float *out)
+static void ref__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight,
+                      float *out)
 {
     uint32_t d = a->kv.head_dim, half = d / 2;
     float scale = weight ? ref__rms_scale(x, d, a->eps) : 1.0f;
@@ -151,7 +153,8 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         float head[1024];
         for (uint32_t h = 0; h < a->heads; h++) {
             ref__head(a, t, x + h * d, a->q_norm, head);
-            for (uint32_t i = 0; i < d; i++) act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
+            for (uint32_t i = 0; i < d; i++)
+                act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
         }
         KN_ASSERT(unit != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, unit);
@@ -161,7 +164,10 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
             void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
             for (uint32_t i = 0; i < dpad; i++) {
                 act_put(k, j->act, kv_k_idx(j->act, dpad, slot, i), i < d ? head[i] : 0.0f);
-                act_put(v, j->act, kv_v_idx(j->act, dpad, slot, i), i < d ? value[i] : i == d && kv_v_ones(j->act, d) ? 1.0f : 0.0f);
+                act_put(v, j->act, kv_v_idx(j->act, dpad, slot, i),
+                        i < d                            ? value[i]
+                        : i == d && kv_v_ones(j->act, d) ? 1.0f
+                                                         : 0.0f);
             }
         }
         if (slot == 0) ref__clear_rest(j, layer, u32_min(r->seq_row[seq + 1] - 1 - t, KV_SLOTS - 1));
@@ -205,7 +211,8 @@ static void ref__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
 void ref_patchify(struct backend *b, const struct be_patchify_args *a)
 {
     struct ref_patchify job = {a, b->act};
-    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch), ROW_GRAIN, ref__patchify_range, &job);
+    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch), ROW_GRAIN, ref__patchify_range,
+                 &job);
 }
 
 static void ref__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -228,7 +235,8 @@ static void ref__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
 void ref_pool(struct backend *b, const struct be_pool_args *a)
 {
     struct be_pool_args job = *a;
-    cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel), ROW_GRAIN, ref__pool_range, &job);
+    cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel), ROW_GRAIN, ref__pool_range,
+                 &job);
 }
 
 /* ---- rows: weighted sums of a table's rows, f32 rows as act rows */
@@ -266,7 +274,8 @@ static void ref__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
     const struct be_pack_args *a = j->a;
     size_t ld = be_ld(a->c);
     for (uint32_t t = begin; t < end; t++)
-        for (size_t i = 0; i < ld; i++) act_put(a->out, j->act, t * ld + i, i < a->c ? a->x[(size_t)t * a->c + i] : 0.0f);
+        for (size_t i = 0; i < ld; i++)
+            act_put(a->out, j->act, t * ld + i, i < a->c ? a->x[(size_t)t * a->c + i] : 0.0f);
 }
 
 void ref_pack(struct backend *b, const struct be_pack_args *a)

@@ -1,6 +1,7 @@
-/* Norms, rotary tables, qkv, embed, patches, pooling, interpolation and routing, written once over the vocabulary of vops_*.h and compiled for each vector set (the including
- * .c file is nothing but that). A row's sums run over four vectors in turn and then across lanes: an order that depends on the row's
- * length only. Meanings and layouts: backend.h, kv_layout.h; plain forms: rows/ref.c. */
+/* Norms, rotary tables, qkv, embed, patches, pooling, interpolation and routing, written once over the
+ * vocabulary of vops_*.h and compiled for each vector set (the including .c file is nothing but that). A
+ * row's sums run over four vectors in turn and then across lanes: an order that depends on the row's length
+ * only. Meanings and layouts: backend.h, kv_layout.h; plain forms: rows/ref.c. */
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/route.h"
 
@@ -70,7 +71,8 @@ static const float *vec__norm_input(const struct be_norm_args *a, uint32_t t, fl
     if (!res && !a->post_weight) return x;
     struct vf post = vf_set1(a->post_weight ? vec__rms(x, c, a->eps) : 1.0f);
     float *dst = res ? res : tmp;
-    VEC_FOR(i, c) {
+    VEC_FOR(i, c)
+    {
         struct vf v = vf_load_n(x + i, c - i);
         if (a->post_weight) v = vf_mul(vf_mul(v, post), vf_load_n(a->post_weight + i, c - i));
         if (res) v = vf_add(vf_load_n(res + i, c - i), v);
@@ -92,7 +94,8 @@ static void vec__norm_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
         struct vf mean = vf_set1(m), scale = vf_set1(1.0f / sqrtf(vec__sum_sq(v, c, m) / (float)c + a->eps));
         float *out32 = (float *)a->out + t * ld;
         uint16_t *out16 = (uint16_t *)a->out + t * ld;
-        VEC_FOR(i, c) {
+        VEC_FOR(i, c)
+        {
             struct vf y = vf_load_n(v + i, c - i);
             if (a->kind == BE_NORM_LAYER) y = vf_sub(y, mean);
             y = vf_mul(vf_mul(y, scale), vf_load_n(a->weight + i, c - i));
@@ -117,8 +120,9 @@ void SET(norm)(struct backend *b, const struct be_norm_args *a)
 
 /* ---- rope */
 
-/* cos and sin of x in double, for |x| below about 10^6: x = n pi/2 + r by a two-part pi/2 (n times the first, of 33 bits, is exact), Taylor polynomials on
- * |r| <= pi/4 good to 10^-13. Branch-free plain C, so the compiler may run it in lanes; no contraction, so lanes and scalars agree. */
+/* cos and sin of x in double, for |x| below about 10^6: x = n pi/2 + r by a two-part pi/2 (n times the first,
+ * of 33 bits, is exact), Taylor polynomials on |r| <= pi/4 good to 10^-13. Branch-free plain C, so the
+ * compiler may run it in lanes; no contraction, so lanes and scalars agree. */
 static inline void vec__cos_sin(double x, double *c, double *s)
 {
     const double round = 0x1.8p52; /* adding it rounds to an integer */
@@ -179,34 +183,42 @@ struct vec_qkv {
 };
 
 /* Norm and rotation of one head, x[D] -> out[D]. */
-static void vec__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight, float *out)
+static void vec__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight,
+                      float *out)
 {
     uint32_t d = a->kv.head_dim, half = d / 2;
     if (weight) {
         struct vf scale = vf_set1(vec__rms(x, d, a->eps));
-        VEC_FOR(i, d) vf_store_n(out + i, vf_mul(vf_mul(vf_load_n(x + i, d - i), scale), vf_load_n(weight + i, d - i)), d - i);
+        VEC_FOR(i, d)
+        vf_store_n(out + i, vf_mul(vf_mul(vf_load_n(x + i, d - i), scale), vf_load_n(weight + i, d - i)),
+                   d - i);
     } else {
         memcpy(out, x, d * sizeof(float));
     }
     if (!a->cos) return;
     const float *cs = a->cos + (size_t)row * half, *sn = a->sin + (size_t)row * half;
-    VEC_FOR(i, half) {
+    VEC_FOR(i, half)
+    {
         uint32_t n = half - i;
-        struct vf lo = vf_load_n(out + i, n), hi = vf_load_n(out + half + i, n), c = vf_load_n(cs + i, n), s = vf_load_n(sn + i, n);
+        struct vf lo = vf_load_n(out + i, n), hi = vf_load_n(out + half + i, n), c = vf_load_n(cs + i, n),
+                  s = vf_load_n(sn + i, n);
         vf_store_n(out + i, vf_sub(vf_mul(lo, c), vf_mul(hi, s)), n);
         vf_store_n(out + half + i, vf_add(vf_mul(hi, c), vf_mul(lo, s)), n);
     }
 }
 
 /* One slot of K or V in bf16. src: dpad elements, zero from D on. */
-static void vec__put_bf16(uint16_t *k, uint16_t *v, uint32_t dpad, uint32_t slot, const uint16_t *key, const uint16_t *value)
+static void vec__put_bf16(uint16_t *k, uint16_t *v, uint32_t dpad, uint32_t slot, const uint16_t *key,
+                          const uint16_t *value)
 {
     uint16_t *kp = k + kv_k_idx(BE_BF16, dpad, slot, 0), *vp = v + kv_v_idx(BE_BF16, dpad, slot, 0);
-    for (uint32_t i = 0; i < dpad; i += 2) memcpy(kp + (size_t)i * 16, key + i, 4); /* pairs of d, 64 bytes apart */
+    for (uint32_t i = 0; i < dpad; i += 2)
+        memcpy(kp + (size_t)i * 16, key + i, 4); /* pairs of d, 64 bytes apart */
     for (uint32_t i = 0; i < dpad; i++) vp[2 * i] = value[i];
 }
 
-static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const float *key, const float *value)
+static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const float *key,
+                         const float *value)
 {
     for (uint32_t i = 0; i < dpad; i++) k[(size_t)i * KV_SLOTS + slot] = key[i];
     memcpy(v + (size_t)slot * dpad, value, dpad * sizeof(float));
@@ -216,7 +228,8 @@ static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const
 static void vec__clear_rest(const struct vec_qkv *j, void *layer, uint32_t last)
 {
     uint32_t d = j->a->kv.head_dim, dpad = kv_dpad(j->act, d);
-    for (uint32_t g = 0; g < j->a->kv.kv_heads; g++) kv_clear_head(kv_k(layer, j->act, d, g), kv_v(layer, j->act, d, g), j->act, dpad, last + 1);
+    for (uint32_t g = 0; g < j->a->kv.kv_heads; g++)
+        kv_clear_head(kv_k(layer, j->act, d, g), kv_v(layer, j->act, d, g), j->act, dpad, last + 1);
 }
 
 static void vec__to_bf16(uint16_t *dst, const float *src, uint32_t n)
@@ -228,7 +241,8 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
 {
     const struct be_qkv_args *a = j->a;
     const struct be_rows *r = a->rows;
-    uint32_t d = a->kv.head_dim, groups = a->kv.kv_heads, dpad = kv_dpad(j->act, d), slot = r->pos[t] % KV_SLOTS;
+    uint32_t d = a->kv.head_dim, groups = a->kv.kv_heads, dpad = kv_dpad(j->act, d),
+             slot = r->pos[t] % KV_SLOTS;
     uint32_t unit = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
     const float *x = a->qkv + (size_t)t * (a->heads + 2 * groups) * d;
     float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX];
@@ -276,10 +290,12 @@ static void vec__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
 void SET(qkv)(struct backend *b, const struct be_qkv_args *a)
 {
     struct vec_qkv job = {a, b->act};
-    cpu_pool_run(b->pool, a->rows->t, vec__grain((size_t)(a->heads + 2 * a->kv.kv_heads) * a->kv.head_dim), vec__qkv_range, &job);
+    cpu_pool_run(b->pool, a->rows->t, vec__grain((size_t)(a->heads + 2 * a->kv.kv_heads) * a->kv.head_dim),
+                 vec__qkv_range, &job);
 }
 
-/* ---- embed: one lane of a panel, 64 bytes from pair to pair. One product and one rounding per element: nothing to gain from lanes. */
+/* ---- embed: one lane of a panel, 64 bytes from pair to pair. One product and one rounding per element:
+ * nothing to gain from lanes. */
 
 static void vec__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
@@ -291,7 +307,8 @@ static void vec__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
         uint32_t id = a->ids[t];
         if (id == UINT32_MAX) continue;
         KN_ASSERT(id < w->n);
-        const uint32_t *p = (const uint32_t *)(const void *)((const char *)w->data + id / 16 * w->panel_bytes) + id % 16;
+        const uint32_t *p =
+            (const uint32_t *)(const void *)((const char *)w->data + id / 16 * w->panel_bytes) + id % 16;
         float *out = a->out + (size_t)t * w->k;
         for (uint32_t k = 0; w->type == BE_F32 && k < w->k; k++) {
             float v;
@@ -300,7 +317,8 @@ static void vec__embed_range(void *ctx, uint32_t begin, uint32_t end, uint32_t w
         }
         for (uint32_t k = 0; w->type == BE_BF16 && k < w->k; k += 2) {
             uint32_t two = p[(size_t)k * 8];
-            float lo = bf16_to_f32((uint16_t)two) * a->scale, hi = bf16_to_f32((uint16_t)(two >> 16)) * a->scale;
+            float lo = bf16_to_f32((uint16_t)two) * a->scale,
+                  hi = bf16_to_f32((uint16_t)(two >> 16)) * a->scale;
             out[k] = round ? bf16_to_f32(f32_to_bf16(lo)) : lo;
             if (k + 1 < w->k) out[k + 1] = round ? bf16_to_f32(f32_to_bf16(hi)) : hi;
         }
@@ -356,7 +374,9 @@ void SET(patchify)(struct backend *b, const struct be_patchify_args *a)
 {
     struct vec_patchify job = {.a = a, .act = b->act};
     vec__to_bf16(job.lut16, a->lut, 3 * 256);
-    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch), vec__grain((size_t)12 * u32_max(a->depth, 1) * a->patch * a->patch), vec__patchify_range, &job);
+    cpu_pool_run(b->pool, (a->width / a->patch) * (a->height / a->patch),
+                 vec__grain((size_t)12 * u32_max(a->depth, 1) * a->patch * a->patch), vec__patchify_range,
+                 &job);
 }
 
 static void vec__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
@@ -366,10 +386,12 @@ static void vec__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
     uint32_t k = a->kernel, cols = a->grid_w / k;
     for (uint32_t p = begin; p < end; p++) {
         const float *corner = a->x + ((size_t)(p / cols * k) * a->grid_w + p % cols * k) * a->c;
-        VEC_FOR(i, a->c) {
+        VEC_FOR(i, a->c)
+        {
             struct vf sum = vf_set1(0);
             for (uint32_t y = 0; y < k; y++)
-                for (uint32_t x = 0; x < k; x++) sum = vf_add(sum, vf_load_n(corner + ((size_t)y * a->grid_w + x) * a->c + i, a->c - i));
+                for (uint32_t x = 0; x < k; x++)
+                    sum = vf_add(sum, vf_load_n(corner + ((size_t)y * a->grid_w + x) * a->c + i, a->c - i));
             vf_store_n(a->out + (size_t)p * a->c + i, vf_div(sum, vf_set1((float)(k * k))), a->c - i);
         }
     }
@@ -378,7 +400,8 @@ static void vec__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
 void SET(pool)(struct backend *b, const struct be_pool_args *a)
 {
     struct be_pool_args job = *a;
-    cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel), vec__grain((size_t)a->kernel * a->kernel * a->c), vec__pool_range, &job);
+    cpu_pool_run(b->pool, (a->grid_h / a->kernel) * (a->grid_w / a->kernel),
+                 vec__grain((size_t)a->kernel * a->kernel * a->c), vec__pool_range, &job);
 }
 
 /* ---- rows: weighted sums of a table's rows, f32 rows as act rows */
@@ -390,10 +413,12 @@ static void vec__interpolate_range(void *ctx, uint32_t begin, uint32_t end, uint
     for (uint32_t t = begin; t < end; t++) {
         const float *row[4], *w = a->weights + (size_t)t * 4;
         for (uint32_t k = 0; k < 4; k++) row[k] = a->table + (size_t)a->rows[(size_t)t * 4 + k] * a->c;
-        VEC_FOR(i, a->c) {
+        VEC_FOR(i, a->c)
+        {
             uint32_t n = a->c - i;
             struct vf sum = vf_mul(vf_set1(w[0]), vf_load_n(row[0] + i, n));
-            for (uint32_t k = 1; k < 4; k++) sum = vf_add(sum, vf_mul(vf_set1(w[k]), vf_load_n(row[k] + i, n)));
+            for (uint32_t k = 1; k < 4; k++)
+                sum = vf_add(sum, vf_mul(vf_set1(w[k]), vf_load_n(row[k] + i, n)));
             vf_store_n(a->out + (size_t)t * a->c + i, sum, n);
         }
     }
@@ -442,7 +467,8 @@ static float vec__route_exp(const float *logits, uint32_t n, float *e)
     struct vf top = vf_set1(-INFINITY), sum = vf_set1(0);
     VEC_FOR(i, n) top = vf_max(top, vf_first_n(vf_load_n(logits + i, n - i), top, n - i));
     top = vf_set1(vf_hmax(top));
-    VEC_FOR(i, n) {
+    VEC_FOR(i, n)
+    {
         struct vf v = vf_first_n(vf_exp(vf_sub(vf_load_n(logits + i, n - i), top)), vf_set1(0), n - i);
         vf_store_n(e + i, v, n - i);
         sum = vf_add(sum, v);

@@ -1,5 +1,6 @@
-/* Vector functions for the AVX2 files (8 f32 lanes): the same formulas as vmath_avx512.h. Every lane is computed alike, so a value's result does not
- * depend on where in a vector it stands. Fused multiply-adds are written out. */
+/* Vector functions for the AVX2 files (8 f32 lanes): the same formulas as vmath_avx512.h. Every lane is
+ * computed alike, so a value's result does not depend on where in a vector it stands. Fused multiply-adds are
+ * written out. */
 #ifndef KVASIR_CPU_VMATH_AVX2_H
 #define KVASIR_CPU_VMATH_AVX2_H
 
@@ -9,8 +10,10 @@
 /* e^x within about 1 ulp; 0 far below, infinity far above, NaN for NaN. */
 static inline __m256 v8_exp(__m256 x)
 {
-    x = _mm256_min_ps(_mm256_set1_ps(89.0f), _mm256_max_ps(_mm256_set1_ps(-105.0f), x)); /* second operand wins when it is NaN */
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    x = _mm256_min_ps(_mm256_set1_ps(89.0f),
+                      _mm256_max_ps(_mm256_set1_ps(-105.0f), x)); /* second operand wins when it is NaN */
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
     __m256 p = _mm256_set1_ps(1.38145953e-3f);
@@ -21,7 +24,8 @@ static inline __m256 v8_exp(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
     /* 2^n in two halves, each a normal number: results may be subnormal, zero or infinite. */
-    __m256i ni = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(ni, 1), rest = _mm256_sub_epi32(ni, half), bias = _mm256_set1_epi32(127);
+    __m256i ni = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(ni, 1), rest = _mm256_sub_epi32(ni, half),
+            bias = _mm256_set1_epi32(127);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
@@ -52,7 +56,8 @@ static inline __m256 v8_gate(__m256 z, __m256 y)
 
 static inline __m256 v8_gelu_tanh(__m256 z)
 {
-    __m256 u = _mm256_fmadd_ps(_mm256_mul_ps(z, z), _mm256_set1_ps(0.07135481627260025f), _mm256_set1_ps(1.5957691216057308f));
+    __m256 u = _mm256_fmadd_ps(_mm256_mul_ps(z, z), _mm256_set1_ps(0.07135481627260025f),
+                               _mm256_set1_ps(1.5957691216057308f));
     return v8_gate(z, _mm256_mul_ps(z, u));
 }
 
@@ -91,7 +96,8 @@ static inline __m256 v8_quick_gelu(__m256 z)
 /* bf16, round to nearest even; NaN stays NaN. */
 static inline __m128i v8_to_bf16(__m256 x)
 {
-    __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i u = _mm256_castps_si256(x),
+            odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     __m256i nan = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
     r = _mm256_blendv_epi8(r, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));

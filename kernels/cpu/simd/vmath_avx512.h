@@ -1,16 +1,18 @@
-/* Vector functions for the AVX-512 and AMX files (16 f32 lanes). Every lane is computed alike: a value's result does not depend on where in a
- * vector, or in which vector, it stands. Fused multiply-adds are written out, so compiler flags change nothing. */
+/* Vector functions for the AVX-512 and AMX files (16 f32 lanes). Every lane is computed alike: a value's
+ * result does not depend on where in a vector, or in which vector, it stands. Fused multiply-adds are written
+ * out, so compiler flags change nothing. */
 #ifndef KVASIR_CPU_VMATH_AVX512_H
 #define KVASIR_CPU_VMATH_AVX512_H
 
 #include <immintrin.h>
 
-/* e^x for x <= 89 (v16_exp: for all x) within about 1 ulp; 0 far below, infinity far above, NaN for NaN. x = n ln2 + r, |r| <= ln2/2, e^r by 1 + r + r^2 p(r) with p of degree
- * 4, fitted to 4e-9. e^0 is exactly 1. */
+/* e^x for x <= 89 (v16_exp: for all x) within about 1 ulp; 0 far below, infinity far above, NaN for NaN. x =
+ * n ln2 + r, |r| <= ln2/2, e^r by 1 + r + r^2 p(r) with p of degree 4, fitted to 4e-9. e^0 is exactly 1. */
 static inline __m512 v16_exp_below(__m512 x)
 {
     x = _mm512_max_ps(_mm512_set1_ps(-105.0f), x); /* the second operand wins when it is NaN */
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
     __m512 p = _mm512_set1_ps(1.38145953e-3f);
@@ -40,50 +42,60 @@ static inline __m512 v16_tanh(__m512 x)
     __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x);
     __m512 e = v16_exp(_mm512_add_ps(a, a)), one = _mm512_set1_ps(1.0f);
     __m512 big = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
-    big = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(big), _mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000), 0xd8));
+    big = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(big), _mm512_castps_si512(x),
+                                                        _mm512_set1_epi32((int)0x80000000), 0xd8));
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ), big, small);
 }
 
-/* z / (1 + e^-y): the logistic gate. The quotient by a reciprocal estimate of 14 bits and a Newton step (28 bits), a third of a division's time. */
+/* z / (1 + e^-y): the logistic gate. The quotient by a reciprocal estimate of 14 bits and a Newton step (28
+ * bits), a third of a division's time. */
 static inline __m512 v16_gate(__m512 z, __m512 y)
 {
     __m512 one = _mm512_set1_ps(1.0f);
-    /* Below y = -86 the result is called zero: beyond, the reciprocal would leave the normal numbers and the Newton steps meet inf * 0. */
+    /* Below y = -86 the result is called zero: beyond, the reciprocal would leave the normal numbers and the
+     * Newton steps meet inf * 0. */
     __mmask16 near = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-86.0f), _CMP_NLT_UQ);
-    /* Above y = 86 e^-y would be subnormal, which takes the slow path of the hardware for nothing: 1 + e is 1 from y = 17 on. */
+    /* Above y = 86 e^-y would be subnormal, which takes the slow path of the hardware for nothing: 1 + e is 1
+     * from y = 17 on. */
     __m512 x = _mm512_min_ps(_mm512_set1_ps(86.0f), _mm512_sub_ps(_mm512_setzero_ps(), y));
-    __m512 e = v16_exp_below(_mm512_max_ps(_mm512_set1_ps(-86.0f), x)); /* min and max pass a NaN in the second operand on */
+    __m512 e = v16_exp_below(
+        _mm512_max_ps(_mm512_set1_ps(-86.0f), x)); /* min and max pass a NaN in the second operand on */
     __m512 d = _mm512_add_ps(one, e), q = _mm512_rcp14_ps(d);
     q = _mm512_fmadd_ps(q, _mm512_fnmadd_ps(d, q, one), q);
     return _mm512_maskz_mul_ps(near, z, q);
 }
 
-/* v16_gate for results that are rounded to bf16 (2^-9), z / (1 + 2^t), t = -y log2 e, within 7e-5: 2^t = 2^floor(t) p(fraction), p of degree 4 good to 2.6e-6, the quotient
- * by the bare estimate of 14 bits. Half the instructions; beside the matrix tiles they are what an epilogue takes. */
+/* v16_gate for results that are rounded to bf16 (2^-9), z / (1 + 2^t), t = -y log2 e, within 7e-5: 2^t =
+ * 2^floor(t) p(fraction), p of degree 4 good to 2.6e-6, the quotient by the bare estimate of 14 bits. Half
+ * the instructions; beside the matrix tiles they are what an epilogue takes. */
 static inline __m512 v16_gate_rough(__m512 z, __m512 t)
 {
-    __mmask16 near = _mm512_cmp_ps_mask(t, _mm512_set1_ps(124.0f), _CMP_NGT_UQ); /* as v16_gate: zero beyond; NaN stays */
-    t = _mm512_max_ps(_mm512_set1_ps(-30.0f), t);                                /* 1 + 2^-30 is 1; the second operand wins when it is NaN */
-    __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);   /* t - floor(t) */
+    __mmask16 near =
+        _mm512_cmp_ps_mask(t, _mm512_set1_ps(124.0f), _CMP_NGT_UQ); /* as v16_gate: zero beyond; NaN stays */
+    t = _mm512_max_ps(_mm512_set1_ps(-30.0f), t); /* 1 + 2^-30 is 1; the second operand wins when it is NaN */
+    __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* t - floor(t) */
     __m512 p = _mm512_set1_ps(0x1.bb7cd4p-7f);
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.aa13f0p-5f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.ee798ap-3f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.62d166p-1f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.00002cp+0f));
-    __m512 d = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_scalef_ps(p, t)); /* scalef takes the floor itself */
+    __m512 d =
+        _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_scalef_ps(p, t)); /* scalef takes the floor itself */
     return _mm512_maskz_mul_ps(near, z, _mm512_rcp14_ps(d));
 }
 
 /* gelu_tanh(z) = 0.5 z (1 + tanh(sqrt(2/pi)(z + 0.044715 z^3))) = z / (1 + e^-2u). */
 static inline __m512 v16_gelu_tanh(__m512 z)
 {
-    __m512 u = _mm512_fmadd_ps(_mm512_mul_ps(z, z), _mm512_set1_ps(0.07135481627260025f), _mm512_set1_ps(1.5957691216057308f));
+    __m512 u = _mm512_fmadd_ps(_mm512_mul_ps(z, z), _mm512_set1_ps(0.07135481627260025f),
+                               _mm512_set1_ps(1.5957691216057308f));
     return v16_gate(z, _mm512_mul_ps(z, u));
 }
 
 static inline __m512 v16_gelu_tanh_rough(__m512 z) /* the constants of v16_gelu_tanh times -log2 e */
 {
-    __m512 u = _mm512_fmadd_ps(_mm512_mul_ps(z, z), _mm512_set1_ps(-0.10294324f), _mm512_set1_ps(-2.3022082f));
+    __m512 u =
+        _mm512_fmadd_ps(_mm512_mul_ps(z, z), _mm512_set1_ps(-0.10294324f), _mm512_set1_ps(-2.3022082f));
     return v16_gate_rough(z, _mm512_mul_ps(z, u));
 }
 
@@ -96,8 +108,10 @@ static inline __m512 v16_silu_rough(__m512 z)
     return v16_gate_rough(z, _mm512_mul_ps(z, _mm512_set1_ps(-1.44269504f)));
 }
 
-/* gelu_erf(z) = z P(z), P(z) = (1 + erf(z / sqrt 2)) / 2 = h for z < 0, 1 - h otherwise, h = P(-|z|) = e^-r(|z|): a minimax polynomial of degree 11 for r on [0, 10], good
- * to 4e-8 in h and 1.2e-4 relative to it. Below z = -10 (where h is 1e-23) the result is called zero. No cancellation anywhere: 1 - h is at least a half. */
+/* gelu_erf(z) = z P(z), P(z) = (1 + erf(z / sqrt 2)) / 2 = h for z < 0, 1 - h otherwise, h = P(-|z|) =
+ * e^-r(|z|): a minimax polynomial of degree 11 for r on [0, 10], good to 4e-8 in h and 1.2e-4 relative to it.
+ * Below z = -10 (where h is 1e-23) the result is called zero. No cancellation anywhere: 1 - h is at least a
+ * half. */
 static inline __m512 v16_gelu_erf(__m512 z)
 {
     __mmask16 near = _mm512_cmp_ps_mask(z, _mm512_set1_ps(-10.0f), _CMP_NLT_UQ);

@@ -17,7 +17,8 @@ struct vf {
 /* All ones in lanes below n. */
 VF_OP __m256i vf__mask(uint32_t n)
 {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n > 8 ? 8 : n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n > 8 ? 8 : n)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 VF_OP struct vf vf_set1(float x)
 {

@@ -1,66 +1,77 @@
-/* The CUDA language on the host: what a .cu file of kernels/cuda sees instead of the CUDA toolkit when it is compiled with a host
- * C++17 compiler and -DCUEMU (the emulated build). Kernels include kernels/cuda/device.cuh, never this file.
+/* The CUDA language on the host: what a .cu file of kernels/cuda sees instead of the CUDA toolkit when it is
+ * compiled with a host C++17 compiler and -DCUEMU (the emulated build). Kernels include
+ * kernels/cuda/device.cuh, never this file.
  *
  * ==== What a kernel author may write (the dialect)
  * ====================================================================================
  *
- * Includes       #include "kernels/cuda/device.cuh", backend.h, libc headers. No <cuda_*.h>, cooperative groups,
- * thrust/cub/CUTLASS, wmma, textures, dynamic parallelism, device-side new/malloc/printf, exceptions, std:: in kernels. Launches
- * CU_LAUNCH((kern<64, true>), grid, block, smem_bytes, stream, args...): kernel name, and any other argument, in parentheses when
- * it has template commas. Arguments by value, trivially copyable, 4096 bytes in all. Always a stream of cudaStreamNonBlocking,
- * never the null stream. Check with cudaGetLastError(), as on the device. Indices        threadIdx blockIdx blockDim gridDim
- * warpSize, as in CUDA. Static shared  CU_SHARED(name, float[32]);  inside the kernel or a device function. Plain __shared__ does
- * not compile here. Dynamic shared CU_DYN_SHARED(smem); struct cu_carve cv(smem); float *q = cv.take<float>(n);  the host gets
- * the size from the same sequence of takes on cu_carve cv(nullptr) and passes cv.bytes(). Never compute it in another way: the
- * emulator puts a poisoned gap behind every piece. More than 48 KiB needs cudaFuncSetAttribute(kern,
- * cudaFuncAttributeMaxDynamicSharedMemorySize, n), at most 99 KiB if the kernel is to run on sm_86/89, 163 KiB on sm_80, 227 KiB
- * on sm_90. Barriers       __syncthreads, __syncthreads_count/_and/_or, __syncwarp(mask), cu_bar_sync/cu_bar_arrive(id 1..15,
- * threads). A barrier is known by its file and line: all threads of a block must meet at the same line, and two barriers must not
- * share a line. if (block_uniform) return; before the first barrier is fine; a thread that leaves while others still use barriers
- * is an error. Warp ops       only *_sync forms: __shfl[_up|_down|_xor]_sync (any trivially copyable type),
+ * Includes       #include "kernels/cuda/device.cuh", backend.h, libc headers. No <cuda_*.h>, cooperative
+ * groups, thrust/cub/CUTLASS, wmma, textures, dynamic parallelism, device-side new/malloc/printf, exceptions,
+ * std:: in kernels. Launches CU_LAUNCH((kern<64, true>), grid, block, smem_bytes, stream, args...): kernel
+ * name, and any other argument, in parentheses when it has template commas. Arguments by value, trivially
+ * copyable, 4096 bytes in all. Always a stream of cudaStreamNonBlocking, never the null stream. Check with
+ * cudaGetLastError(), as on the device. Indices        threadIdx blockIdx blockDim gridDim warpSize, as in
+ * CUDA. Static shared  CU_SHARED(name, float[32]);  inside the kernel or a device function. Plain __shared__
+ * does not compile here. Dynamic shared CU_DYN_SHARED(smem); struct cu_carve cv(smem); float *q =
+ * cv.take<float>(n);  the host gets the size from the same sequence of takes on cu_carve cv(nullptr) and
+ * passes cv.bytes(). Never compute it in another way: the emulator puts a poisoned gap behind every piece.
+ * More than 48 KiB needs cudaFuncSetAttribute(kern, cudaFuncAttributeMaxDynamicSharedMemorySize, n), at most
+ * 99 KiB if the kernel is to run on sm_86/89, 163 KiB on sm_80, 227 KiB on sm_90. Barriers __syncthreads,
+ * __syncthreads_count/_and/_or, __syncwarp(mask), cu_bar_sync/cu_bar_arrive(id 1..15, threads). A barrier is
+ * known by its file and line: all threads of a block must meet at the same line, and two barriers must not
+ * share a line. if (block_uniform) return; before the first barrier is fine; a thread that leaves while
+ * others still use barriers is an error. Warp ops       only *_sync forms: __shfl[_up|_down|_xor]_sync (any
+ * trivially copyable type),
  * __ballot/any/all_sync, __match_any_sync,
- *                __reduce_add/max/min/or_sync. The mask must be exactly the lanes that come. No __activemask. Shuffles order no
- * memory: between a lane's shared write and another lane's read stands __syncwarp or __syncthreads, even when a shuffle lies
- * between. Tensor cores   only through device.cuh: cu_mma_bf16_16816, cu_ldmatrix_x4/_x2(_trans), cu_cp_async16/8/4 +
- * cu_cp_async_commit + cu_cp_async_wait<N>. All 32 lanes of the warp must come. No inline PTX anywhere else. Copies must be
- * waited for before exit. Atomics        atomicAdd/Sub/Exch/Min/Max/And/Or/Xor/Inc/Dec/CAS. Flags in memory are read by atomics
- * (atomicAdd(p, 0)), published with
- *                __threadfence(). No float atomics in reductions (THE RULE in backend.h). Spinning: cu_spin() in the loop,
- * CU_LAUNCH_COOP. bf16, f16      function forms only: __float2bfloat16 (round to nearest even), __bfloat162float,
+ *                __reduce_add/max/min/or_sync. The mask must be exactly the lanes that come. No __activemask.
+ * Shuffles order no memory: between a lane's shared write and another lane's read stands __syncwarp or
+ * __syncthreads, even when a shuffle lies between. Tensor cores   only through device.cuh: cu_mma_bf16_16816,
+ * cu_ldmatrix_x4/_x2(_trans), cu_cp_async16/8/4 + cu_cp_async_commit + cu_cp_async_wait<N>. All 32 lanes of
+ * the warp must come. No inline PTX anywhere else. Copies must be waited for before exit. Atomics
+ * atomicAdd/Sub/Exch/Min/Max/And/Or/Xor/Inc/Dec/CAS. Flags in memory are read by atomics (atomicAdd(p, 0)),
+ * published with
+ *                __threadfence(). No float atomics in reductions (THE RULE in backend.h). Spinning: cu_spin()
+ * in the loop, CU_LAUNCH_COOP. bf16, f16      function forms only: __float2bfloat16 (round to nearest even),
+ * __bfloat162float,
  * __floats2bfloat162_rn, __bfloat1622float2,
- *                __float2half, __half2float; no operators on these types. Vector access: reinterpret_cast to uint4/uint2/float4
- * (checked for alignment), or cu_pack_bf16 / cu_lo_bf16 / cu_hi_bf16 on 32-bit words. Math           fmaf where fusion is meant;
- * a * b + c stays two roundings here and must be compiled with -fmad=false on the device (the Makefile does), so that both agree.
- * expf tanhf erff logf sqrtf sinf cosf sincosf powf exp2f log2f are the full-precision functions; __expf __logf __cosf ... and
- * cu_ex2 are the fast ones (a few units in the last place differ between device and host). rsqrtf, __frcp_rn, __fdividef,
- * __fadd_rn, __fmul_rn, __fmaf_rn, min, max, __popc, __clz, __ffs, __brev, __byte_perm, __umulhi. Integers       no shift by the
- * width or more, no signed overflow: the emulated build runs under UBSan. Loops          CU_UNROLL before a loop instead of
- * #pragma unroll. Large local arrays (over 16 KiB) overflow the emulated stack. Constants      static const / constexpr /
- * __constant__ tables with constant initialisers. No cudaMemcpyToSymbol. Reads ahead    a vector load may not leave its
- * allocation: pad allocations, or predicate. Hopper's instructions through the
- * wrappers of hopper.cuh, in kernels whose body stands under #if defined(CU_HOPPER_BODY), always with the portable sm_80 path
- * beside it, chosen at run time (CUEMU_CC=90 makes the device one of compute capability 9.0). Barriers and operands lie in
- * dynamic shared memory.
+ *                __float2half, __half2float; no operators on these types. Vector access: reinterpret_cast to
+ * uint4/uint2/float4 (checked for alignment), or cu_pack_bf16 / cu_lo_bf16 / cu_hi_bf16 on 32-bit words. Math
+ * fmaf where fusion is meant; a * b + c stays two roundings here and must be compiled with -fmad=false on the
+ * device (the Makefile does), so that both agree. expf tanhf erff logf sqrtf sinf cosf sincosf powf exp2f
+ * log2f are the full-precision functions; __expf __logf __cosf ... and cu_ex2 are the fast ones (a few units
+ * in the last place differ between device and host). rsqrtf, __frcp_rn, __fdividef,
+ * __fadd_rn, __fmul_rn, __fmaf_rn, min, max, __popc, __clz, __ffs, __brev, __byte_perm, __umulhi. Integers no
+ * shift by the width or more, no signed overflow: the emulated build runs under UBSan. Loops CU_UNROLL before
+ * a loop instead of #pragma unroll. Large local arrays (over 16 KiB) overflow the emulated stack. Constants
+ * static const / constexpr /
+ * __constant__ tables with constant initialisers. No cudaMemcpyToSymbol. Reads ahead    a vector load may not
+ * leave its allocation: pad allocations, or predicate. Hopper's instructions through the wrappers of
+ * hopper.cuh, in kernels whose body stands under #if defined(CU_HOPPER_BODY), always with the portable sm_80
+ * path beside it, chosen at run time (CUEMU_CC=90 makes the device one of compute capability 9.0). Barriers
+ * and operands lie in dynamic shared memory.
  *
- * Host side      cuda_backend.cu and the launchers may use the calls declared in emu_api.h, nothing else: memory, streams,
- * events, graphs (stream capture), attributes, cublasGemmEx, cublasGemmStridedBatchedEx, cublasLtMatmul. Device pointers are
- * never dereferenced by host code (CUEMU_GUARD=1 makes that a fault). Anything that a C file calls is extern "C". The table:
- * extern "C" const struct be_ops *CU_BACKEND_ENTRY(void), a macro of device.cuh: be_cuda_ops in kvasir-cuda.so, be_cuda_host_ops
- * in the emulated build. be_params.kernels may be any string and is ignored there, be_params.threads too. caps.host_memory is
- * false in both.
+ * Host side      cuda_backend.cu and the launchers may use the calls declared in emu_api.h, nothing else:
+ * memory, streams, events, graphs (stream capture), attributes, cublasGemmEx, cublasGemmStridedBatchedEx,
+ * cublasLtMatmul. Device pointers are never dereferenced by host code (CUEMU_GUARD=1 makes that a fault).
+ * Anything that a C file calls is extern "C". The table: extern "C" const struct be_ops
+ * *CU_BACKEND_ENTRY(void), a macro of device.cuh: be_cuda_ops in kvasir-cuda.so, be_cuda_host_ops in the
+ * emulated build. be_params.kernels may be any string and is ignored there, be_params.threads too.
+ * caps.host_memory is false in both.
  *
  * ==== What the builds check
- * =========================================================================================================== plain  fast; shared
- * memory starts as NaN patterns (0xFF bytes); device memory too; guard page behind every device allocation and canaries in gaps
- * of shared memory; divergent barriers and warp operations, deadlocks, livelocks; unwaited copies; launch limits. asan   the same
- * under AddressSanitizer and UBSan: every out-of-bounds access, misaligned vector access, host code too. race   every access of a
- * kernel is checked by an access checker: data races between threads of a block (happens-before over barriers) and between
- * blocks, bounds, reads of uninitialised shared memory, host pointers; independent of the schedule that ran. Environment:
- * CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a random legal order), CUEMU_GUARD=1,
- *        CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB,
- * CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
- * CUEMU_FAIL=WHAT:N[:ERROR[:sticky|hang|slow]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT. Exit status 97: stopped by a
- * report. 98: the access checker reported something. */
+ * ===========================================================================================================
+ * plain  fast; shared memory starts as NaN patterns (0xFF bytes); device memory too; guard page behind every
+ * device allocation and canaries in gaps of shared memory; divergent barriers and warp operations, deadlocks,
+ * livelocks; unwaited copies; launch limits. asan   the same under AddressSanitizer and UBSan: every
+ * out-of-bounds access, misaligned vector access, host code too. race   every access of a kernel is checked
+ * by an access checker: data races between threads of a block (happens-before over barriers) and between
+ * blocks, bounds, reads of uninitialised shared memory, host pointers; independent of the schedule that ran.
+ * Environment: CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a
+ * random legal order), CUEMU_GUARD=1, CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised
+ * device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB, CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of
+ * warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
+ * CUEMU_FAIL=WHAT:N[:ERROR[:sticky|hang|slow]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT.
+ * Exit status 97: stopped by a report. 98: the access checker reported something. */
 #ifndef KVASIR_CUEMU_H
 #define KVASIR_CUEMU_H
 
@@ -86,27 +97,28 @@
 #define __align__(n) alignas(n)
 #define __shared__   _Pragma("GCC error \"shared variables are declared with CU_SHARED or CU_DYN_SHARED\"")
 /* Functions that must not be instrumented: they touch the runtime's own records. */
-#define CUEMU_NOSAN __attribute__((no_sanitize("thread"), no_sanitize("address"), no_sanitize("undefined"), noinline))
+#define CUEMU_NOSAN                                                                                          \
+    __attribute__((no_sanitize("thread"), no_sanitize("address"), no_sanitize("undefined"), noinline))
 /* Where a call stands in a kernel: barriers and warp operations are known by it. */
 #define CUEMU_SITE    const char *file_ = __builtin_FILE(), int line_ = __builtin_LINE()
 #define CUEMU_AT_SITE file_, line_
 
 /* ---- vector types */
-#define CUEMU_VEC2(T, N, A)                                                                                                      \
-    struct alignas(A) N {                                                                                                        \
-        T x, y;                                                                                                                  \
-    };                                                                                                                           \
-    static inline N make_##N(T x, T y)                                                                                           \
-    {                                                                                                                            \
-        return N{x, y};                                                                                                          \
+#define CUEMU_VEC2(T, N, A)                                                                                  \
+    struct alignas(A) N {                                                                                    \
+        T x, y;                                                                                              \
+    };                                                                                                       \
+    static inline N make_##N(T x, T y)                                                                       \
+    {                                                                                                        \
+        return N{x, y};                                                                                      \
     }
-#define CUEMU_VEC4(T, N, A)                                                                                                      \
-    struct alignas(A) N {                                                                                                        \
-        T x, y, z, w;                                                                                                            \
-    };                                                                                                                           \
-    static inline N make_##N(T x, T y, T z, T w)                                                                                 \
-    {                                                                                                                            \
-        return N{x, y, z, w};                                                                                                    \
+#define CUEMU_VEC4(T, N, A)                                                                                  \
+    struct alignas(A) N {                                                                                    \
+        T x, y, z, w;                                                                                        \
+    };                                                                                                       \
+    static inline N make_##N(T x, T y, T z, T w)                                                             \
+    {                                                                                                        \
+        return N{x, y, z, w};                                                                                \
     }
 CUEMU_VEC2(float, float2, 8)
 CUEMU_VEC2(double, double2, 16)
@@ -148,7 +160,8 @@ struct Thread { /* the part of the runtime's record that kernels read */
 };
 extern __thread Thread *cur; /* __thread, not thread_local: no wrapper call */
 
-/* A warp operation: each lane posts a record on its own stack; the lane that completes the mask computes for all. */
+/* A warp operation: each lane posts a record on its own stack; the lane that completes the mask computes for
+ * all. */
 struct Coll {
     unsigned mask, posted;
     void *in[32];
@@ -192,10 +205,10 @@ struct Launch {
     size_t smem;
     bool coop;
 };
-void enqueue_kernel(const Launch &l, size_t arg_bytes, cudaStream_t s, void (*invoke)(const void *), const void *closure,
-                    size_t n);
-/* Each thread works on a copy of the parameters on its own stack (they are constants on the device); copied without
- * instrumentation, because the closure lies on the host's heap. */
+void enqueue_kernel(const Launch &l, size_t arg_bytes, cudaStream_t s, void (*invoke)(const void *),
+                    const void *closure, size_t n);
+/* Each thread works on a copy of the parameters on its own stack (they are constants on the device); copied
+ * without instrumentation, because the closure lies on the host's heap. */
 template <class C> CUEMU_NOSAN void invoke_copy(const void *p)
 {
     alignas(C) unsigned char buf[sizeof(C)];
@@ -203,14 +216,16 @@ template <class C> CUEMU_NOSAN void invoke_copy(const void *p)
     (*reinterpret_cast<C *>(buf))();
 }
 template <class... P, class... A>
-static inline void launch(const char *name, bool coop, void (*k)(P...), dim3 g, dim3 b, size_t smem, cudaStream_t s, A... a)
+static inline void launch(const char *name, bool coop, void (*k)(P...), dim3 g, dim3 b, size_t smem,
+                          cudaStream_t s, A... a)
 {
-    static_assert((std::is_trivially_copyable<std::decay_t<P>>::value && ...), "kernel parameters must be trivially copyable");
+    static_assert((std::is_trivially_copyable<std::decay_t<P>>::value && ...),
+                  "kernel parameters must be trivially copyable");
     static_assert((!std::is_reference<P>::value && ...), "kernel parameters are passed by value");
     std::tuple<std::decay_t<P>...> args(static_cast<P>(a)...);
     auto body = [k, args] { std::apply(k, args); };
-    enqueue_kernel(Launch{name, reinterpret_cast<const void *>(k), g, b, smem, coop}, (sizeof(std::decay_t<P>) + ... + 0), s,
-                   invoke_copy<decltype(body)>, &body, sizeof body);
+    enqueue_kernel(Launch{name, reinterpret_cast<const void *>(k), g, b, smem, coop},
+                   (sizeof(std::decay_t<P>) + ... + 0), s, invoke_copy<decltype(body)>, &body, sizeof body);
 }
 } // namespace cuemu
 
@@ -296,7 +311,19 @@ static inline T shfl(unsigned m, T v, int arg, int width, const char *what, cons
     warp_collective(m, shfl_fn<T, KIND>, &in, what, file, line);
     return in.out;
 }
-enum { VOTE_BALLOT, VOTE_ANY, VOTE_ALL, VOTE_MATCH, VOTE_ADD, VOTE_MAX, VOTE_MIN, VOTE_SMAX, VOTE_SMIN, VOTE_OR, VOTE_AND };
+enum {
+    VOTE_BALLOT,
+    VOTE_ANY,
+    VOTE_ALL,
+    VOTE_MATCH,
+    VOTE_ADD,
+    VOTE_MAX,
+    VOTE_MIN,
+    VOTE_SMAX,
+    VOTE_SMIN,
+    VOTE_OR,
+    VOTE_AND
+};
 struct VoteIn {
     unsigned pred, out;
 };
@@ -304,20 +331,13 @@ struct VoteIn {
 static inline unsigned vote_combine(int kind, unsigned r, unsigned p)
 {
     switch (kind) {
-    case VOTE_ADD:
-        return r + p;
-    case VOTE_MAX:
-        return p > r ? p : r;
-    case VOTE_MIN:
-        return p < r ? p : r;
-    case VOTE_SMAX:
-        return static_cast<int>(p) > static_cast<int>(r) ? p : r;
-    case VOTE_SMIN:
-        return static_cast<int>(p) < static_cast<int>(r) ? p : r;
-    case VOTE_AND:
-        return r & p;
-    default:
-        return r | p;
+    case VOTE_ADD: return r + p;
+    case VOTE_MAX: return p > r ? p : r;
+    case VOTE_MIN: return p < r ? p : r;
+    case VOTE_SMAX: return static_cast<int>(p) > static_cast<int>(r) ? p : r;
+    case VOTE_SMIN: return static_cast<int>(p) < static_cast<int>(r) ? p : r;
+    case VOTE_AND: return r & p;
+    default: return r | p;
     }
 }
 template <int KIND> CUEMU_NOSAN void vote_fn(Coll &c)
@@ -349,7 +369,8 @@ template <int KIND> CUEMU_NOSAN void vote_fn(Coll &c)
         }
     }
 }
-template <int KIND> static inline unsigned vote(unsigned m, unsigned p, const char *what, const char *file, int line)
+template <int KIND>
+static inline unsigned vote(unsigned m, unsigned p, const char *what, const char *file, int line)
 {
     VoteIn in{p, 0};
     warp_collective(m, vote_fn<KIND>, &in, what, file, line);
@@ -395,7 +416,8 @@ static inline unsigned __reduce_add_sync(unsigned m, unsigned p, CUEMU_SITE)
 }
 static inline int __reduce_add_sync(unsigned m, int p, CUEMU_SITE)
 {
-    return static_cast<int>(cuemu::vote<cuemu::VOTE_ADD>(m, static_cast<unsigned>(p), "reduce_add", CUEMU_AT_SITE));
+    return static_cast<int>(
+        cuemu::vote<cuemu::VOTE_ADD>(m, static_cast<unsigned>(p), "reduce_add", CUEMU_AT_SITE));
 }
 static inline unsigned __reduce_max_sync(unsigned m, unsigned p, CUEMU_SITE)
 {
@@ -403,7 +425,8 @@ static inline unsigned __reduce_max_sync(unsigned m, unsigned p, CUEMU_SITE)
 }
 static inline int __reduce_max_sync(unsigned m, int p, CUEMU_SITE)
 {
-    return static_cast<int>(cuemu::vote<cuemu::VOTE_SMAX>(m, static_cast<unsigned>(p), "reduce_max", CUEMU_AT_SITE));
+    return static_cast<int>(
+        cuemu::vote<cuemu::VOTE_SMAX>(m, static_cast<unsigned>(p), "reduce_max", CUEMU_AT_SITE));
 }
 static inline unsigned __reduce_min_sync(unsigned m, unsigned p, CUEMU_SITE)
 {
@@ -411,7 +434,8 @@ static inline unsigned __reduce_min_sync(unsigned m, unsigned p, CUEMU_SITE)
 }
 static inline int __reduce_min_sync(unsigned m, int p, CUEMU_SITE)
 {
-    return static_cast<int>(cuemu::vote<cuemu::VOTE_SMIN>(m, static_cast<unsigned>(p), "reduce_min", CUEMU_AT_SITE));
+    return static_cast<int>(
+        cuemu::vote<cuemu::VOTE_SMIN>(m, static_cast<unsigned>(p), "reduce_min", CUEMU_AT_SITE));
 }
 static inline unsigned __reduce_or_sync(unsigned m, unsigned p, CUEMU_SITE)
 {
@@ -434,10 +458,10 @@ template <class T, class F> CUEMU_NOSAN T rmw(T *p, F f)
     return old;
 }
 } // namespace cuemu
-#define CUEMU_ATOMIC(NAME, EXPR)                                                                                                 \
-    template <class T> static inline T NAME(T *p, std::common_type_t<T> v)                                                       \
-    {                                                                                                                            \
-        return cuemu::rmw(p, [v](T o) -> T { return static_cast<T>(EXPR); });                                                    \
+#define CUEMU_ATOMIC(NAME, EXPR)                                                                             \
+    template <class T> static inline T NAME(T *p, std::common_type_t<T> v)                                   \
+    {                                                                                                        \
+        return cuemu::rmw(p, [v](T o) -> T { return static_cast<T>(EXPR); });                                \
     }
 CUEMU_ATOMIC(atomicAdd, o + v)
 CUEMU_ATOMIC(atomicSub, o - v)
@@ -519,8 +543,8 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned sel)
     return r;
 }
 
-/* ---- math. glibc's <math.h> declares __expf and others as its own: rename by macro, after <cmath>. The fast exponential is what
- * the device does, ex2(x * log2 e): its relative error grows with |x|. */
+/* ---- math. glibc's <math.h> declares __expf and others as its own: rename by macro, after <cmath>. The fast
+ * exponential is what the device does, ex2(x * log2 e): its relative error grows with |x|. */
 static inline float cuemu_fast_expf(float x)
 {
     return exp2f(x * 1.4426950408889634f);
@@ -610,14 +634,14 @@ static inline float __uint2float_rn(unsigned x)
 {
     return static_cast<float>(x);
 }
-#define CUEMU_MINMAX(T)                                                                                                          \
-    static inline T min(T a, T b)                                                                                                \
-    {                                                                                                                            \
-        return b < a ? b : a;                                                                                                    \
-    }                                                                                                                            \
-    static inline T max(T a, T b)                                                                                                \
-    {                                                                                                                            \
-        return a < b ? b : a;                                                                                                    \
+#define CUEMU_MINMAX(T)                                                                                      \
+    static inline T min(T a, T b)                                                                            \
+    {                                                                                                        \
+        return b < a ? b : a;                                                                                \
+    }                                                                                                        \
+    static inline T max(T a, T b)                                                                            \
+    {                                                                                                        \
+        return a < b ? b : a;                                                                                \
     }
 CUEMU_MINMAX(int)
 CUEMU_MINMAX(unsigned)
@@ -658,7 +682,8 @@ static inline void __trap()
     cuemu::fatal("__trap()");
 }
 
-/* ---- bf16 and f16: storage types with the device's conversions (round to nearest even, canonical NaN), no arithmetic */
+/* ---- bf16 and f16: storage types with the device's conversions (round to nearest even, canonical NaN), no
+ * arithmetic */
 struct __nv_bfloat16 {
     uint16_t x_;
 };
@@ -712,7 +737,8 @@ static inline __half __float2half(float f)
     if (a > 0x7f800000u) return __half{0x7fff};
     if (a >= 0x477ff000u) return __half{static_cast<uint16_t>(s | 0x7c00)};
     if (a < 0x38800000u)
-        return __half{static_cast<uint16_t>(s | static_cast<unsigned>(nearbyintf(__uint_as_float(a) * 16777216.0f)))};
+        return __half{
+            static_cast<uint16_t>(s | static_cast<unsigned>(nearbyintf(__uint_as_float(a) * 16777216.0f)))};
     unsigned v = a - 0x38000000u;
     return __half{static_cast<uint16_t>(s | (v + 0xfffu + (v >> 13 & 1)) >> 13)};
 }

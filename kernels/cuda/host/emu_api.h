@@ -1,16 +1,19 @@
-/* The part of the CUDA runtime, cuBLAS and cuBLASLt interface that the emulator provides: what is declared here a .cu file may
- * call, with the toolkit's names, types and meaning; nothing is accepted silently. Included by emu.h.
+/* The part of the CUDA runtime, cuBLAS and cuBLASLt interface that the emulator provides: what is declared
+ * here a .cu file may call, with the toolkit's names, types and meaning; nothing is accepted silently.
+ * Included by emu.h.
  *
- * Meaning kept: calls on a stream happen in its order, and only there (CUEMU_LAZY=1 makes them happen late, in a random legal
- * order); a null stream waits for all blocking streams; errors of launches come from cudaGetLastError(); a sticky error comes
- * back from every later call; calls that synchronise or allocate fail while a stream captures, and spoil the capture; pageable
- * sources are read at the call, pinned ones when the copy runs. Event times are made up. cuBLAS sums in f32 over ascending k in
- * an order that depends on the row and column alone, and checks that every operand lies inside one device allocation.
+ * Meaning kept: calls on a stream happen in its order, and only there (CUEMU_LAZY=1 makes them happen late,
+ * in a random legal order); a null stream waits for all blocking streams; errors of launches come from
+ * cudaGetLastError(); a sticky error comes back from every later call; calls that synchronise or allocate
+ * fail while a stream captures, and spoil the capture; pageable sources are read at the call, pinned ones
+ * when the copy runs. Event times are made up. cuBLAS sums in f32 over ascending k in an order that depends
+ * on the row and column alone, and checks that every operand lies inside one device allocation.
  *
- * Fault injection: cuemu_fail_at(CUEMU_FAIL_LAUNCH, 5, cudaErrorLaunchFailure, true) makes the fifth kernel launch from now fail,
- * and with it everything after. The environment says the same: CUEMU_FAIL=launch:5:719:sticky. WHAT is malloc, host, launch,
- * copy, sync, graph or blas. CUEMU_FAIL=sync:5:0:hang: the fifth such call never comes back; launch:5:40:slow: from the fifth on
- * each takes 40 milliseconds more.
+ * Fault injection: cuemu_fail_at(CUEMU_FAIL_LAUNCH, 5, cudaErrorLaunchFailure, true) makes the fifth kernel
+ * launch from now fail, and with it everything after. The environment says the same:
+ * CUEMU_FAIL=launch:5:719:sticky. WHAT is malloc, host, launch, copy, sync, graph or blas.
+ * CUEMU_FAIL=sync:5:0:hang: the fifth such call never comes back; launch:5:40:slow: from the fifth on each
+ * takes 40 milliseconds more.
  */
 #ifndef KVASIR_CUEMU_API_H
 #define KVASIR_CUEMU_API_H
@@ -46,9 +49,20 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive, cudaStreamCaptureStatusInvalidated };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone,
+    cudaStreamCaptureStatusActive,
+    cudaStreamCaptureStatusInvalidated
+};
 enum cudaDeviceAttr {
     cudaDevAttrClockRate = 13,
     cudaDevAttrMultiProcessorCount = 16,
@@ -83,7 +97,8 @@ typedef struct CuMemPool *cudaMemPool_t;
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, regsPerBlock, l2CacheSize, memoryBusWidth;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, regsPerBlock, l2CacheSize,
+        memoryBusWidth;
 };
 
 /* ---- memory */
@@ -101,7 +116,8 @@ template <class T> static inline cudaError_t cudaHostAlloc(T **p, size_t n, unsi
 {
     return cuemu_malloc_host(reinterpret_cast<void **>(p), n);
 }
-/* In the order of a stream: such memory is used on that stream only, and goes when the stream comes to its free. */
+/* In the order of a stream: such memory is used on that stream only, and goes when the stream comes to its
+ * free. */
 cudaError_t cuemu_malloc_async(void **p, size_t n, cudaStream_t s, const char *file, int line);
 template <class T> static inline cudaError_t cudaMallocAsync(T **p, size_t n, cudaStream_t s, CUEMU_SITE)
 {
@@ -116,9 +132,10 @@ cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags);
 cudaError_t cudaHostUnregister(void *p);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t s = nullptr);
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t s = nullptr);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind,
+                            cudaStream_t s = nullptr);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s = nullptr);
 cudaError_t cudaMemset(void *dst, int value, size_t n);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t s = nullptr);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
@@ -157,21 +174,23 @@ template <class F> static inline cudaError_t cudaFuncSetAttribute(F *fn, cudaFun
     return cuemu_func_attribute(reinterpret_cast<const void *>(fn), a, v);
 }
 
-/* ---- graphs, by stream capture. Other streams join a capture by waiting for an event recorded in it, and must be joined back.
+/* ---- graphs, by stream capture. Other streams join a capture by waiting for an event recorded in it, and
+ * must be joined back.
  */
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g);
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status);
-cudaError_t cudaGraphGetNodes(cudaGraph_t g, void *nodes, size_t *count); /* nodes NULL: the number of operations in the graph */
+cudaError_t cudaGraphGetNodes(cudaGraph_t g, void *nodes,
+                              size_t *count); /* nodes NULL: the number of operations in the graph */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long flags = 0);
 cudaError_t cudaGraphUpload(cudaGraphExec_t x, cudaStream_t s);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 
-/* ---- cuBLAS: column-major, C(m x n) = alpha op(A) op(B) + beta C. Row-major y[n][out] = x[n][in] W[out][in]^T is the call
- * (T, N, m = out, n = n, k = in, W, lda = in, x, ldb = in, y, ldc = out). Types: A and B alike f32, bf16 or f16; C the same or
- * f32; compute 32F. */
+/* ---- cuBLAS: column-major, C(m x n) = alpha op(A) op(B) + beta C. Row-major y[n][out] = x[n][in]
+ * W[out][in]^T is the call (T, N, m = out, n = n, k = in, W, lda = in, x, ldb = in, y, ldc = out). Types: A
+ * and B alike f32, bf16 or f16; C the same or f32; compute 32F. */
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
@@ -206,18 +225,22 @@ cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s);
 cublasStatus_t cublasSetWorkspace(cublasHandle_t h, void *p, size_t n);
 cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m);
 cublasStatus_t cublasSetPointerMode(cublasHandle_t h, cublasPointerMode_t m);
-cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha,
-                            const void *A, cudaDataType at, int lda, const void *B, cudaDataType bt, int ldb, const void *beta,
-                            void *C, cudaDataType ct, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t algo);
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
-                                          const void *alpha, const void *A, cudaDataType at, int lda, long long sa, const void *B,
-                                          cudaDataType bt, int ldb, long long sb, const void *beta, void *C, cudaDataType ct,
-                                          int ldc, long long sc, int batch, cublasComputeType_t compute, cublasGemmAlgo_t algo);
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                            const void *alpha, const void *A, cudaDataType at, int lda, const void *B,
+                            cudaDataType bt, int ldb, const void *beta, void *C, cudaDataType ct, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t algo);
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                          int n, int k, const void *alpha, const void *A, cudaDataType at,
+                                          int lda, long long sa, const void *B, cudaDataType bt, int ldb,
+                                          long long sb, const void *beta, void *C, cudaDataType ct, int ldc,
+                                          long long sc, int batch, cublasComputeType_t compute,
+                                          cublasGemmAlgo_t algo);
 const char *cublasGetStatusString(cublasStatus_t s);
 
-/* ---- cuBLASLt: the same products through descriptors. Orders COL (default) and ROW of all layouts; epilogues DEFAULT, BIAS (f32
- * or D's type), RELU, GELU and both with BIAS. Algorithms 0..2 are known, with a split along K of 1 only: a configured split is
- * refused by AlgoCheck and by the product, as THE RULE of backend.h wants it. */
+/* ---- cuBLASLt: the same products through descriptors. Orders COL (default) and ROW of all layouts;
+ * epilogues DEFAULT, BIAS (f32 or D's type), RELU, GELU and both with BIAS. Algorithms 0..2 are known, with a
+ * split along K of 1 only: a configured split is refused by AlgoCheck and by the product, as THE RULE of
+ * backend.h wants it. */
 typedef struct CuBlasLt *cublasLtHandle_t;
 typedef struct CuLtMatmulDesc *cublasLtMatmulDesc_t;
 typedef struct CuLtLayout *cublasLtMatrixLayout_t;
@@ -295,41 +318,50 @@ enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h);
 size_t cublasLtGetVersion();
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale);
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *buf,
-                                              size_t n);
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void *buf, size_t n);
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l);
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *buf,
-                                                size_t n);
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a,
+                                                const void *buf, size_t n);
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p);
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a,
-                                                    const void *buf, size_t n);
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
-                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *buf,
+                                                    size_t n);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                              cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
                                               cublasLtMatmulPreference_t pref, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int *returned);
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t h, cublasComputeType_t compute, cudaDataType_t scale, cudaDataType_t at,
-                                        cudaDataType_t bt, cudaDataType_t ct, cudaDataType_t dt, int requested, int ids[],
-                                        int *returned);
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t h, cublasComputeType_t compute, cudaDataType_t scale, cudaDataType_t at,
-                                      cudaDataType_t bt, cudaDataType_t ct, cudaDataType_t dt, int id,
-                                      cublasLtMatmulAlgo_t *algo);
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a,
-                                                    const void *buf, size_t n);
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a,
-                                                    void *buf, size_t n, size_t *written);
-cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoCapAttributes_t a, void *buf,
-                                                 size_t n, size_t *written);
+cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t h, cublasComputeType_t compute, cudaDataType_t scale,
+                                        cudaDataType_t at, cudaDataType_t bt, cudaDataType_t ct,
+                                        cudaDataType_t dt, int requested, int ids[], int *returned);
+cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t h, cublasComputeType_t compute, cudaDataType_t scale,
+                                      cudaDataType_t at, cudaDataType_t bt, cudaDataType_t ct,
+                                      cudaDataType_t dt, int id, cublasLtMatmulAlgo_t *algo);
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t a, const void *buf,
+                                                    size_t n);
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t a, void *buf,
+                                                    size_t n, size_t *written);
+cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                 cublasLtMatmulAlgoCapAttributes_t a, void *buf, size_t n,
+                                                 size_t *written);
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
-                                       cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
-                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result);
+                                       cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
+                                       cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb, const void *beta,
-                              const void *C, cublasLtMatrixLayout_t lc, void *D, cublasLtMatrixLayout_t ld,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t s);
+                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb,
+                              const void *beta, const void *C, cublasLtMatrixLayout_t lc, void *D,
+                              cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t s);
 
 /* ---- fault injection and counters: for tests, from C too */
 enum cuemu_fail_kind {
@@ -343,11 +375,11 @@ enum cuemu_fail_kind {
     CUEMU_FAIL_KINDS
 };
 extern "C" {
-/* The nth call (1 = next) of that kind fails with `error` (a cudaError_t; cuBLAS calls return CUBLAS_STATUS_EXECUTION_FAILED). n
- * = 0: never, and what failed before is forgotten. */
+/* The nth call (1 = next) of that kind fails with `error` (a cudaError_t; cuBLAS calls return
+ * CUBLAS_STATUS_EXECUTION_FAILED). n = 0: never, and what failed before is forgotten. */
 void cuemu_fail_at(enum cuemu_fail_kind kind, unsigned long nth, int error, int sticky);
-/* Calls so far: those that allocate or free (device and host), kernel launches outside graphs, blocking calls. To show that a
- * step allocates and waits for nothing. */
+/* Calls so far: those that allocate or free (device and host), kernel launches outside graphs, blocking
+ * calls. To show that a step allocates and waits for nothing. */
 void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs);
 /* Graphs launched so far. */
 unsigned long cuemu_graph_launches(void);

@@ -1,6 +1,6 @@
-/* cuBLAS and cuBLASLt in the emulated build: one product over f32 copies of the operands (emu_gemm.cpp), with the argument checks
- * of the real libraries and one they lack: every operand must lie inside one device allocation. What is not supported is refused,
- * never approximated. */
+/* cuBLAS and cuBLASLt in the emulated build: one product over f32 copies of the operands (emu_gemm.cpp), with
+ * the argument checks of the real libraries and one they lack: every operand must lie inside one device
+ * allocation. What is not supported is refused, never approximated. */
 #include "kernels/cuda/host/emu_rt.h"
 
 using namespace cuemu;
@@ -74,7 +74,8 @@ struct Operand {
         return static_cast<char *>(p) + z * stride * type_bytes(type);
     }
 };
-/* D = epilogue(alpha A B + beta C), A m x k, B k x n, in this orientation already (transposes are strides). */
+/* D = epilogue(alpha A B + beta C), A m x k, B k x n, in this orientation already (transposes are strides).
+ */
 struct Product {
     Operand a, b, c, d;
     size_t m, n, k, batch;
@@ -87,7 +88,8 @@ float epilogue(const Product &g, float v, size_t row)
 {
     if (g.epilogue & CUBLASLT_EPILOGUE_BIAS) v += load(g.bias, g.bias_type, row);
     if (g.epilogue & CUBLASLT_EPILOGUE_RELU) v = v > 0 ? v : 0;
-    if (g.epilogue & CUBLASLT_EPILOGUE_GELU) v = 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+    if (g.epilogue & CUBLASLT_EPILOGUE_GELU)
+        v = 0.5f * v * (1.0f + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
     return v;
 }
 void run_product(const Product &g)
@@ -118,13 +120,16 @@ cublasStatus_t enqueue_product(const Product &g, cudaStream_t s, const char *cal
     }
     if (g.beta != 0) check_range(call, g.c.p, g.c.extent(g.batch), "C");
     check_range(call, g.d.p, g.d.extent(g.batch), "the result");
-    if (g.epilogue & CUBLASLT_EPILOGUE_BIAS) check_range(call, g.bias, g.m * type_bytes(g.bias_type), "the bias");
+    if (g.epilogue & CUBLASLT_EPILOGUE_BIAS)
+        check_range(call, g.bias, g.m * type_bytes(g.bias_type), "the bias");
     if (reinterpret_cast<uintptr_t>(g.a.p) % 16 || reinterpret_cast<uintptr_t>(g.b.p) % 16)
-        fatal("%s: operands should be aligned to 16 bytes (the library falls back to slow kernels otherwise)", call);
+        fatal("%s: operands should be aligned to 16 bytes (the library falls back to slow kernels otherwise)",
+              call);
     stream_push(s, [g] { run_product(g); });
     return CUBLAS_STATUS_SUCCESS;
 }
-Operand column_major(const void *p, cudaDataType t, bool trans, size_t rows, size_t cols, size_t ld, size_t stride)
+Operand column_major(const void *p, cudaDataType t, bool trans, size_t rows, size_t cols, size_t ld,
+                     size_t stride)
 {
     return Operand{const_cast<void *>(p), t, rows, cols, trans ? ld : 1, trans ? 1 : ld, stride};
 }
@@ -171,27 +176,26 @@ cublasStatus_t cublasSetPointerMode(cublasHandle_t h, cublasPointerMode_t m)
 const char *cublasGetStatusString(cublasStatus_t s)
 {
     switch (s) {
-    case CUBLAS_STATUS_SUCCESS:
-        return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_INVALID_VALUE:
-        return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-        return "CUBLAS_STATUS_NOT_SUPPORTED";
-    case CUBLAS_STATUS_EXECUTION_FAILED:
-        return "CUBLAS_STATUS_EXECUTION_FAILED";
-    default:
-        return "cuBLAS error";
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    default: return "cuBLAS error";
     }
 }
-cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
-                                          const void *alpha, const void *A, cudaDataType at, int lda, long long sa, const void *B,
-                                          cudaDataType bt, int ldb, long long sb, const void *beta, void *C, cudaDataType ct,
-                                          int ldc, long long sc, int batch, cublasComputeType_t compute, cublasGemmAlgo_t)
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                          int n, int k, const void *alpha, const void *A, cudaDataType at,
+                                          int lda, long long sa, const void *B, cudaDataType bt, int ldb,
+                                          long long sb, const void *beta, void *C, cudaDataType ct, int ldc,
+                                          long long sc, int batch, cublasComputeType_t compute,
+                                          cublasGemmAlgo_t)
 {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (inject_blas()) return CUBLAS_STATUS_EXECUTION_FAILED;
-    if (m < 0 || n < 0 || k < 0 || batch < 0 || sa < 0 || sb < 0 || sc < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    if (lda < 1 || ldb < 1 || ldc < 1 || lda < (ta ? k : m) || ldb < (tb ? n : k) || ldc < m) return CUBLAS_STATUS_INVALID_VALUE;
+    if (m < 0 || n < 0 || k < 0 || batch < 0 || sa < 0 || sb < 0 || sc < 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (lda < 1 || ldb < 1 || ldc < 1 || lda < (ta ? k : m) || ldb < (tb ? n : k) || ldc < m)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (!compute_f32(compute) || at != bt || (ct != at && ct != CUDA_R_32F) || !type_known(at))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     Product g = {};
@@ -206,12 +210,13 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     g.c = g.d = column_major(C, ct, false, g.m, g.n, static_cast<size_t>(ldc), static_cast<size_t>(sc));
     return enqueue_product(g, h->stream, "cublasGemmEx");
 }
-cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha,
-                            const void *A, cudaDataType at, int lda, const void *B, cudaDataType bt, int ldb, const void *beta,
-                            void *C, cudaDataType ct, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t algo)
+cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                            const void *alpha, const void *A, cudaDataType at, int lda, const void *B,
+                            cudaDataType bt, int ldb, const void *beta, void *C, cudaDataType ct, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t algo)
 {
-    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, A, at, lda, 0, B, bt, ldb, 0, beta, C, ct, ldc, 0, 1, compute,
-                                      algo);
+    return cublasGemmStridedBatchedEx(h, ta, tb, m, n, k, alpha, A, at, lda, 0, B, bt, ldb, 0, beta, C, ct,
+                                      ldc, 0, 1, compute, algo);
 }
 
 /* ---- cuBLASLt */
@@ -253,11 +258,17 @@ size_t cublasLtGetVersion()
 {
     return 130000;
 }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
 {
     if (!compute_f32(compute) || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    *d =
-        new CuLtMatmulDesc{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1, CUBLASLT_POINTER_MODE_HOST};
+    *d = new CuLtMatmulDesc{compute,
+                            CUBLAS_OP_N,
+                            CUBLAS_OP_N,
+                            CUBLASLT_EPILOGUE_DEFAULT,
+                            nullptr,
+                            -1,
+                            CUBLASLT_POINTER_MODE_HOST};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
@@ -265,7 +276,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
     delete d;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *buf, size_t n)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void *buf, size_t n)
 {
     int32_t v;
     switch (a) {
@@ -274,19 +286,15 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
         if (take(&v, buf, n) || v < 0 || v > CUBLAS_OP_C) return CUBLAS_STATUS_INVALID_VALUE;
         (a == CUBLASLT_MATMUL_DESC_TRANSA ? d->ta : d->tb) = static_cast<cublasOperation_t>(v);
         return CUBLAS_STATUS_SUCCESS;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE:
-        return take(&d->epilogue, buf, n);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
-        return take(&d->bias, buf, n);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-        return take(&d->bias_type, buf, n);
-    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-        return take(&d->mode, buf, n);
-    default:
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(&d->epilogue, buf, n);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(&d->bias, buf, n);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return take(&d->bias_type, buf, n);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE: return take(&d->mode, buf, n);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
 {
     *l = new CuLtLayout{type, CUBLASLT_ORDER_COL, rows, cols, ld, 1, 0};
     return CUBLAS_STATUS_SUCCESS;
@@ -296,24 +304,17 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
     delete l;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *buf,
-                                                size_t n)
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a,
+                                                const void *buf, size_t n)
 {
     switch (a) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE:
-        return take(&l->type, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER:
-        return take(&l->order, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS:
-        return take(&l->rows, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_COLS:
-        return take(&l->cols, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_LD:
-        return take(&l->ld, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-        return take(&l->batch, buf, n);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-        return take(&l->stride, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return take(&l->type, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER: return take(&l->order, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return take(&l->rows, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return take(&l->cols, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return take(&l->ld, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return take(&l->batch, buf, n);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return take(&l->stride, buf, n);
     }
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -327,32 +328,39 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
     delete p;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a,
-                                                    const void *buf, size_t n)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *buf,
+                                                    size_t n)
 {
     if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return take(&p->workspace, buf, n);
     return CUBLAS_STATUS_SUCCESS; /* hints only */
 }
 /* The product that the descriptors describe; its pointers are set by the caller. */
-static cublasStatus_t lt_product(Product *g, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t la, cublasLtMatrixLayout_t lb,
-                                 cublasLtMatrixLayout_t lc, cublasLtMatrixLayout_t ld)
+static cublasStatus_t lt_product(Product *g, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t la,
+                                 cublasLtMatrixLayout_t lb, cublasLtMatrixLayout_t lc,
+                                 cublasLtMatrixLayout_t ld)
 {
     *g = Product{};
     const uint32_t known = CUBLASLT_EPILOGUE_RELU | CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_GELU;
-    if (d->mode != CUBLASLT_POINTER_MODE_HOST || (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue & ~known))
+    if (d->mode != CUBLASLT_POINTER_MODE_HOST ||
+        (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue & ~known))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (la->type != lb->type || !type_known(la->type) || lc->type != ld->type || (ld->type != la->type && ld->type != CUDA_R_32F))
+    if (la->type != lb->type || !type_known(la->type) || lc->type != ld->type ||
+        (ld->type != la->type && ld->type != CUDA_R_32F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (la->batch != ld->batch || lb->batch != ld->batch || lc->batch != ld->batch || ld->batch < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (cublasLtMatrixLayout_t l : {la, lb, lc, ld})
-        if (l->ld < static_cast<int64_t>(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols) || l->ld < 1 || l->stride < 0)
+        if (l->ld < static_cast<int64_t>(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols) || l->ld < 1 ||
+            l->stride < 0)
             return CUBLAS_STATUS_INVALID_VALUE;
     auto operand = [](cublasLtMatrixLayout_t l, bool trans) {
         size_t step = static_cast<size_t>(l->ld);
-        bool flip = (l->order == CUBLASLT_ORDER_ROW) != trans; /* a row-major matrix is a transposed column-major one */
-        return Operand{nullptr,         l->type,         trans ? l->cols : l->rows,     trans ? l->rows : l->cols,
-                       flip ? step : 1, flip ? 1 : step, static_cast<size_t>(l->stride)};
+        bool flip = (l->order == CUBLASLT_ORDER_ROW) !=
+                    trans; /* a row-major matrix is a transposed column-major one */
+        return Operand{
+            nullptr,         l->type,         trans ? l->cols : l->rows,     trans ? l->rows : l->cols,
+            flip ? step : 1, flip ? 1 : step, static_cast<size_t>(l->stride)};
     };
     g->a = operand(la, d->ta != CUBLAS_OP_N);
     g->b = operand(lb, d->tb != CUBLAS_OP_N);
@@ -367,20 +375,23 @@ static cublasStatus_t lt_product(Product *g, cublasLtMatmulDesc_t d, cublasLtMat
     g->epilogue = d->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? 0 : d->epilogue;
     g->bias = d->bias;
     g->bias_type = d->bias_type < 0 ? ld->type : static_cast<cudaDataType>(d->bias_type);
-    if (g->epilogue & CUBLASLT_EPILOGUE_BIAS && (!type_known(g->bias_type) || ld->order == CUBLASLT_ORDER_ROW))
+    if (g->epilogue & CUBLASLT_EPILOGUE_BIAS &&
+        (!type_known(g->bias_type) || ld->order == CUBLASLT_ORDER_ROW))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t, cudaDataType_t at,
-                                        cudaDataType_t, cudaDataType_t, cudaDataType_t, int requested, int ids[], int *returned)
+cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t,
+                                        cudaDataType_t at, cudaDataType_t, cudaDataType_t, cudaDataType_t,
+                                        int requested, int ids[], int *returned)
 {
     if (!compute_f32(compute) || !type_known(at)) return CUBLAS_STATUS_NOT_SUPPORTED;
     *returned = requested < LT_ALGORITHMS ? requested : LT_ALGORITHMS;
     for (int i = 0; i < *returned; i++) ids[i] = i;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t, cudaDataType_t at,
-                                      cudaDataType_t, cudaDataType_t, cudaDataType_t, int id, cublasLtMatmulAlgo_t *algo)
+cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t,
+                                      cudaDataType_t at, cudaDataType_t, cudaDataType_t, cudaDataType_t,
+                                      int id, cublasLtMatmulAlgo_t *algo)
 {
     if (!compute_f32(compute) || !type_known(at)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (id < 0 || id >= LT_ALGORITHMS) return CUBLAS_STATUS_INVALID_VALUE;
@@ -388,10 +399,11 @@ cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t comp
     algo->data[0] = static_cast<uint64_t>(id) + 1;
     return CUBLAS_STATUS_SUCCESS;
 }
-/* data[1] tile, [2] split along K, [3] reduction scheme, [4] swizzling, [5] custom option, [6] stages, [7] inner and cluster
- * shape */
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a,
-                                                    const void *buf, size_t n)
+/* data[1] tile, [2] split along K, [3] reduction scheme, [4] swizzling, [5] custom option, [6] stages, [7]
+ * inner and cluster shape */
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t a, const void *buf,
+                                                    size_t n)
 {
     uint32_t v = 0;
     uint16_t shape = 0;
@@ -404,8 +416,9 @@ cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo, 
     algo->data[a] = v;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a,
-                                                    void *buf, size_t n, size_t *written)
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t a, void *buf,
+                                                    size_t n, size_t *written)
 {
     if (!algo_valid(algo)) return CUBLAS_STATUS_INVALID_VALUE;
     if (a == CUBLASLT_ALGO_CONFIG_ID) return give(static_cast<int32_t>(algo->data[0] - 1), buf, n, written);
@@ -414,19 +427,18 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
     uint32_t v = static_cast<uint32_t>(algo->data[a]);
     return give(a == CUBLASLT_ALGO_CONFIG_SPLITK_NUM && !v ? 1u : v, buf, n, written);
 }
-cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoCapAttributes_t a, void *buf,
-                                                 size_t n, size_t *written)
+cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                 cublasLtMatmulAlgoCapAttributes_t a, void *buf, size_t n,
+                                                 size_t *written)
 {
     if (!algo_valid(algo)) return CUBLAS_STATUS_INVALID_VALUE;
-    static const uint32_t ids[] = {15, 20, 24}; /* tiles 64x64, 128x128, 256x128 or stages, as far as the emulator cares */
+    static const uint32_t ids[] = {
+        15, 20, 24}; /* tiles 64x64, 128x128, 256x128 or stages, as far as the emulator cares */
     switch (a) {
-    case CUBLASLT_ALGO_CAP_SPLITK_SUPPORT:
-        return give(static_cast<int32_t>(0), buf, n, written);
+    case CUBLASLT_ALGO_CAP_SPLITK_SUPPORT: return give(static_cast<int32_t>(0), buf, n, written);
     case CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK:
-    case CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT:
-        return give(0u, buf, n, written);
-    case CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX:
-        return give(static_cast<int32_t>(0), buf, n, written);
+    case CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT: return give(0u, buf, n, written);
+    case CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX: return give(static_cast<int32_t>(0), buf, n, written);
     case CUBLASLT_ALGO_CAP_TILE_IDS:
     case CUBLASLT_ALGO_CAP_STAGES_IDS: {
         if (written) *written = sizeof ids;
@@ -438,8 +450,9 @@ cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *alg
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
-                                       cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
-                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result)
+                                       cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
+                                       cublasLtMatrixLayout_t D, const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
 {
     Product g;
     cublasStatus_t st = lt_product(&g, d, A, B, C, D);
@@ -452,8 +465,9 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
     result->wavesCount = 1.0f;
     return st;
 }
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t A,
-                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                              cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
                                               cublasLtMatmulPreference_t, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int *returned)
 {
@@ -468,9 +482,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb, const void *beta,
-                              const void *C, cublasLtMatrixLayout_t lc, void *D, cublasLtMatrixLayout_t ld,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t s)
+                              cublasLtMatrixLayout_t la, const void *B, cublasLtMatrixLayout_t lb,
+                              const void *beta, const void *C, cublasLtMatrixLayout_t lc, void *D,
+                              cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t s)
 {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (inject_blas()) return CUBLAS_STATUS_EXECUTION_FAILED;

@@ -1,7 +1,8 @@
-/* The emulator's execution core: one fiber for each CUDA thread, all on the OS thread that launched; a run queue under one of
- * four policies; blocks one after the other (or a few interleaved); reports. A thread that must wait stores its state and jumps
- * straight to the next runnable fiber; one that ends runs the next fresh thread on the same stack, so kernels without barriers
- * never switch. It knows nothing of memory or streams. */
+/* The emulator's execution core: one fiber for each CUDA thread, all on the OS thread that launched; a run
+ * queue under one of four policies; blocks one after the other (or a few interleaved); reports. A thread that
+ * must wait stores its state and jumps straight to the next runnable fiber; one that ends runs the next fresh
+ * thread on the same stack, so kernels without barriers never switch. It knows nothing of memory or streams.
+ */
 #include "kernels/cuda/host/emu_rt.h"
 
 #include <cstdarg>
@@ -12,8 +13,8 @@
 #include <unistd.h>
 
 #if defined(__x86_64__) && !defined(CUEMU_UCONTEXT)
-/* cuemu_switch(void **save, void *to): stores the callee-saved registers on the stack it leaves and takes those of the one it
- * enters. */
+/* cuemu_switch(void **save, void *to): stores the callee-saved registers on the stack it leaves and takes
+ * those of the one it enters. */
 asm(R"(
 .text
 .globl cuemu_switch
@@ -96,8 +97,8 @@ void where(char *buf, size_t n, const Th *t)
         snprintf(buf, n, "host code");
         return;
     }
-    snprintf(buf, n, "kernel %s block (%u,%u,%u) thread (%u,%u,%u) [warp %d lane %d]", launch_now->name, t->bid.x, t->bid.y,
-             t->bid.z, t->tid.x, t->tid.y, t->tid.z, t->lin / 32, t->lane);
+    snprintf(buf, n, "kernel %s block (%u,%u,%u) thread (%u,%u,%u) [warp %d lane %d]", launch_now->name,
+             t->bid.x, t->bid.y, t->bid.z, t->tid.x, t->tid.y, t->tid.z, t->lin / 32, t->lane);
 }
 static const char *policy_name()
 {
@@ -114,7 +115,8 @@ void fatal(const char *fmt, ...)
     va_start(ap, fmt);
     vfprintf(stderr, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", w, policy_name(), static_cast<unsigned long long>(opt.seed));
+    fprintf(stderr, "\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", w, policy_name(),
+            static_cast<unsigned long long>(opt.seed));
     stop();
 }
 /* Says what an address is, for reports. */
@@ -126,14 +128,16 @@ void describe_address(char *buf, size_t n, const void *addr)
     if (p >= smem_lo && p < smem_hi) {
         size_t slot = static_cast<size_t>(p - smem_lo) / SLAB, off = static_cast<size_t>(p - smem_lo) % SLAB;
         if (off < SLAB_DYN) {
-            snprintf(buf, n, "dynamic shared memory, byte %zu of %zu", off, slot < slots.size() ? slots[slot]->dyn_n : 0);
+            snprintf(buf, n, "dynamic shared memory, byte %zu of %zu", off,
+                     slot < slots.size() ? slots[slot]->dyn_n : 0);
             return;
         }
         off -= SLAB_DYN;
         if (slot < slots.size())
             for (auto &v : slots[slot]->vars)
                 if (off >= v.second.off && off < v.second.off + v.second.n + SHARED_GAP) {
-                    snprintf(buf, n, "shared variable '%s', byte %zu of %zu", v.second.name, off - v.second.off, v.second.n);
+                    snprintf(buf, n, "shared variable '%s', byte %zu of %zu", v.second.name,
+                             off - v.second.off, v.second.n);
                     return;
                 }
         snprintf(buf, n, "static shared memory, byte %zu", off);
@@ -149,8 +153,8 @@ void describe_address(char *buf, size_t n, const void *addr)
             --it;
             size_t past = reinterpret_cast<uintptr_t>(p) - it->first - it->second.n;
             if (past < 65536) {
-                snprintf(buf, n, "%zu bytes past the device allocation of %zu bytes from %s:%d", past, it->second.n,
-                         it->second.file, it->second.line);
+                snprintf(buf, n, "%zu bytes past the device allocation of %zu bytes from %s:%d", past,
+                         it->second.n, it->second.file, it->second.line);
                 return;
             }
         }
@@ -162,16 +166,16 @@ void describe_address(char *buf, size_t n, const void *addr)
     char w[256], d[256];
     where(w, sizeof w, cur ? self() : nullptr);
     describe_address(d, sizeof d, si->si_addr);
-    fprintf(stderr, "cuemu: signal %d at address %p (%s)\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", sig, si->si_addr, d, w,
-            policy_name(), static_cast<unsigned long long>(opt.seed));
+    fprintf(stderr, "cuemu: signal %d at address %p (%s)\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", sig,
+            si->si_addr, d, w, policy_name(), static_cast<unsigned long long>(opt.seed));
     void *bt[24];
     int n = backtrace(bt, 24);
     backtrace_symbols_fd(bt, n, 2);
     stop();
 }
 
-/* Test frameworks take over SIGSEGV and would jump out of a fiber: ours stands while a kernel runs, and outside of kernels if
- * nobody else's does. */
+/* Test frameworks take over SIGSEGV and would jump out of a fiber: ours stands while a kernel runs, and
+ * outside of kernels if nobody else's does. */
 struct CrashHandler {
     struct sigaction old_segv, old_bus;
     void install()
@@ -219,7 +223,8 @@ struct Start {
         opt.stack_kb = static_cast<int>(env_u64("CUEMU_STACK_KB", 64));
         CrashHandler().install();
 #endif
-        size_t smem = static_cast<size_t>(SLAB) * RESIDENT_MAX, stacks = (static_cast<size_t>(opt.stack_kb) << 10) * 16384;
+        size_t smem = static_cast<size_t>(SLAB) * RESIDENT_MAX,
+               stacks = (static_cast<size_t>(opt.stack_kb) << 10) * 16384;
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void *a = mmap(nullptr, smem, PROT_READ | PROT_WRITE, flags, -1, 0),
              *b = mmap(nullptr, stacks, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -236,8 +241,10 @@ struct Start {
     {
         if (env_u64("CUEMU_STATS", 0))
             fprintf(stderr, "cuemu: threads %llu switches %llu warp operations %llu barrier arrivals %llu\n",
-                    static_cast<unsigned long long>(stat_threads), static_cast<unsigned long long>(stat_switches),
-                    static_cast<unsigned long long>(stat_collectives), static_cast<unsigned long long>(stat_barriers));
+                    static_cast<unsigned long long>(stat_threads),
+                    static_cast<unsigned long long>(stat_switches),
+                    static_cast<unsigned long long>(stat_collectives),
+                    static_cast<unsigned long long>(stat_barriers));
     }
 };
 __attribute__((init_priority(101))) static Start start_;
@@ -263,7 +270,8 @@ static Fiber *fiber_get()
     }
 #if defined(__x86_64__) && !defined(CUEMU_UCONTEXT)
     void **sp = reinterpret_cast<void **>(f->lo + f->size);
-    *--sp = nullptr; /* a return address that ends backtraces; the stack is 8 mod 16 at entry, as after a call */
+    *--sp =
+        nullptr; /* a return address that ends backtraces; the stack is 8 mod 16 at entry, as after a call */
     *--sp = reinterpret_cast<void *>(fiber_main);
     for (int i = 0; i < 6; i++) *--sp = nullptr;
     f->sp = sp;
@@ -359,7 +367,8 @@ void maybe_yield()
 void spin_yield(const char *file, int line)
 {
     if (++spins > 2000000)
-        fatal("livelock: 2 million spins without progress at %s:%d (a cooperative launch is needed where blocks wait for blocks)",
+        fatal("livelock: 2 million spins without progress at %s:%d (a cooperative launch is needed where "
+              "blocks wait for blocks)",
               file, line);
     if (!queue.empty()) yield_now();
 }
@@ -467,27 +476,29 @@ static void fiber_main()
 [[noreturn]] static void deadlock()
 {
     fflush(stdout);
-    fprintf(stderr, "cuemu: error: deadlock in kernel %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", launch_now->name, policy_name(),
-            static_cast<unsigned long long>(opt.seed));
+    fprintf(stderr, "cuemu: error: deadlock in kernel %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n",
+            launch_now->name, policy_name(), static_cast<unsigned long long>(opt.seed));
     for (Block *b : slots) {
         if (!b->nlive) continue;
         std::map<std::string, std::pair<int, std::string>> sites;
         for (int i = 0; i < b->n; i++) {
             Th &t = b->th[static_cast<size_t>(i)];
             char s[256] = "have ended";
-            if (t.state != TH_DONE) snprintf(s, sizeof s, "wait in %s at %s:%d", t.wait_what, t.wait_file, t.wait_line);
+            if (t.state != TH_DONE)
+                snprintf(s, sizeof s, "wait in %s at %s:%d", t.wait_what, t.wait_file, t.wait_line);
             auto &e = sites[s];
             e.first++;
             if (e.second.size() < 60) e.second += std::to_string(i) + " ";
         }
         fprintf(stderr, "  block (%u,%u,%u):\n", b->bid.x, b->bid.y, b->bid.z);
         for (auto &e : sites)
-            fprintf(stderr, "    %d threads %s: %s...\n", e.second.first, e.first.c_str(), e.second.second.c_str());
+            fprintf(stderr, "    %d threads %s: %s...\n", e.second.first, e.first.c_str(),
+                    e.second.second.c_str());
     }
     stop();
 }
-/* Once in each OS thread that launches: ASan must know the stack that it returns to, and a handler needs one of its own when a
- * fiber's is full. */
+/* Once in each OS thread that launches: ASan must know the stack that it returns to, and a handler needs one
+ * of its own when a fiber's is full. */
 static void learn_own_stack()
 {
     static thread_local char *lo;
@@ -514,15 +525,18 @@ void run_grid(const Launch &l, const Body &body)
 {
     if (launch_now) fatal("a launch inside a kernel");
     learn_own_stack();
-    size_t blocks = static_cast<size_t>(l.g.x) * l.g.y * l.g.z, resident = l.coop ? blocks : static_cast<size_t>(opt.resident);
-    if (resident > RESIDENT_MAX) fatal("cooperative launch of %zu blocks: at most %d fit", resident, RESIDENT_MAX);
+    size_t blocks = static_cast<size_t>(l.g.x) * l.g.y * l.g.z,
+           resident = l.coop ? blocks : static_cast<size_t>(opt.resident);
+    if (resident > RESIDENT_MAX)
+        fatal("cooperative launch of %zu blocks: at most %d fit", resident, RESIDENT_MAX);
     CrashHandler handler;
     handler.install();
     launch_now = &l;
     body_now = &body;
     race_launch();
     order.resize(blocks);
-    for (size_t i = 0; i < blocks; i++) order[i] = static_cast<unsigned>(opt.sched == POLICY_REV ? blocks - 1 - i : i);
+    for (size_t i = 0; i < blocks; i++)
+        order[i] = static_cast<unsigned>(opt.sched == POLICY_REV ? blocks - 1 - i : i);
     if (opt.sched == POLICY_RAND)
         for (size_t i = blocks; i > 1; i--) std::swap(order[i - 1], order[rnd() % i]);
     while (slots.size() < resident) {
@@ -568,8 +582,8 @@ void __asan_on_error()
     char w[256], d[256];
     where(w, sizeof w, cur ? self() : nullptr);
     describe_address(d, sizeof d, __asan_get_report_address());
-    fprintf(stderr, "cuemu: sanitizer error at %s\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", d, w, policy_name(),
-            static_cast<unsigned long long>(opt.seed));
+    fprintf(stderr, "cuemu: sanitizer error at %s\n  in %s (CUEMU_SCHED=%s CUEMU_SEED=%llu)\n", d, w,
+            policy_name(), static_cast<unsigned long long>(opt.seed));
 }
 void __ubsan_on_report()
 {

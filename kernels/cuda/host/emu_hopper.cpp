@@ -1,16 +1,20 @@
-/* Hopper's asynchronous instructions, modelled from the PTX ISA: barriers in shared memory that count arrivals and bytes, bulk
- * copies, and warpgroup products with operands in shared memory. Runs on the fiber of the calling thread.
+/* Hopper's asynchronous instructions, modelled from the PTX ISA: barriers in shared memory that count
+ * arrivals and bytes, bulk copies, and warpgroup products with operands in shared memory. Runs on the fiber
+ * of the calling thread.
  *
- * What is deferred: a bulk copy lands at once (rev), when somebody waits for its barrier (fwd, fifo) or by coin (rand); until
- * then its destination holds 0xFF. A product reads shared memory at its issue (rev), at the wait for its group (fwd, fifo) or by
- * coin (rand); its registers hold a NaN pattern until that wait. So a stage that is read too early or handed back too early, and
- * a sum that is read before the wait, give wrong results in the plain build. The access checker sees: bulk copies as writes by
- * the copy engine, known to those who have waited for the barrier's phase; products as reads by each warp's first lane, once at
- * the issue and once at the wait; shared memory that ordinary stores or cp.async have written and no proxy fence followed.
+ * What is deferred: a bulk copy lands at once (rev), when somebody waits for its barrier (fwd, fifo) or by
+ * coin (rand); until then its destination holds 0xFF. A product reads shared memory at its issue (rev), at
+ * the wait for its group (fwd, fifo) or by coin (rand); its registers hold a NaN pattern until that wait. So
+ * a stage that is read too early or handed back too early, and a sum that is read before the wait, give wrong
+ * results in the plain build. The access checker sees: bulk copies as writes by the copy engine, known to
+ * those who have waited for the barrier's phase; products as reads by each warp's first lane, once at the
+ * issue and once at the wait; shared memory that ordinary stores or cp.async have written and no proxy fence
+ * followed.
  *
- * A product is done warp by warp (warp w of a group has rows 16 w ...), as PTX defines the registers; that the four warps of a
- * group issue the same products is checked at the block's end. Stricter than the ISA: every group of products begins with a
- * fence; bytes are announced before they come; only 128-byte swizzle. Registers of A are taken at the issue. */
+ * A product is done warp by warp (warp w of a group has rows 16 w ...), as PTX defines the registers; that
+ * the four warps of a group issue the same products is checked at the block's end. Stricter than the ISA:
+ * every group of products begins with a fence; bytes are announced before they come; only 128-byte swizzle.
+ * Registers of A are taken at the issue. */
 #include "kernels/cuda/host/emu_hopper.h"
 #include "kernels/cuda/host/emu_rt.h"
 
@@ -25,7 +29,8 @@ struct MBar {
     uint32_t id, count, pending, phase; /* phase: how many have ended */
     int64_t tx;
     std::vector<Th *> wait;
-    std::vector<uint32_t> known, next; /* access checker: what those learn who wait; what has come for this phase */
+    std::vector<uint32_t> known,
+        next; /* access checker: what those learn who wait; what has come for this phase */
 };
 struct Bulk {
     char *dst;
@@ -87,10 +92,13 @@ void mbar_init(uint64_t *bar, uint32_t count, const char *file, int line)
 {
     Block *b = self()->blk;
     HopperBlock &h = of(b);
-    if (smem_addr(bar) % 8 || !count) fatal("mbarrier.init at %s:%d: not aligned, or a count of 0", file, line);
+    if (smem_addr(bar) % 8 || !count)
+        fatal("mbarrier.init at %s:%d: not aligned, or a count of 0", file, line);
     for (auto &m : h.bars)
-        if (m->addr == reinterpret_cast<char *>(bar)) fatal("mbarrier.init at %s:%d: there is a barrier already", file, line);
-    if (h.bars.size() == BARRIERS_MAX) fatal("mbarrier.init at %s:%d: more than %d barriers", file, line, BARRIERS_MAX);
+        if (m->addr == reinterpret_cast<char *>(bar))
+            fatal("mbarrier.init at %s:%d: there is a barrier already", file, line);
+    if (h.bars.size() == BARRIERS_MAX)
+        fatal("mbarrier.init at %s:%d: more than %d barriers", file, line, BARRIERS_MAX);
     h.bars.emplace_back(new MBar());
     MBar &m = *h.bars.back();
     m.addr = reinterpret_cast<char *>(bar);
@@ -117,8 +125,8 @@ static void land(const Bulk &c)
     race_learn(c.by->blk, c.bar->next, c.bar->id, c.bar->phase + 1);
     c.bar->tx -= c.bytes;
     if (c.bar->tx < 0)
-        fatal("a bulk copy brings %u bytes, but the barrier's phase %u had only %lld announced", c.bytes, c.bar->phase,
-              static_cast<long long>(c.bar->tx + c.bytes));
+        fatal("a bulk copy brings %u bytes, but the barrier's phase %u had only %lld announced", c.bytes,
+              c.bar->phase, static_cast<long long>(c.bar->tx + c.bytes));
     bar_progress(*c.bar);
 }
 /* The copies on their way to a barrier. */
@@ -140,7 +148,8 @@ void mbar_arrive(uint64_t *bar, uint32_t bytes, const char *file, int line)
     maybe_yield();
     Th *t = self();
     MBar &m = bar_of(bar, "mbarrier.arrive", file, line);
-    if (!m.pending) fatal("mbarrier.arrive at %s:%d: more than %u arrivals in one phase", file, line, m.count);
+    if (!m.pending)
+        fatal("mbarrier.arrive at %s:%d: more than %u arrivals in one phase", file, line, m.count);
     m.tx += bytes;
     race_release(t, m.next);
     m.pending--;
@@ -169,14 +178,17 @@ void bulk_copy(void *dst, const void *src, uint32_t bytes, uint64_t *bar, const 
     Th *t = self();
     MBar &m = bar_of(bar, "cp.async.bulk", file, line);
     if (smem_addr(dst) % 16 || reinterpret_cast<uintptr_t>(src) % 16 || bytes % 16 || !bytes)
-        fatal("cp.async.bulk of %u bytes is misaligned (to %p from %p) at %s:%d", bytes, dst, src, file, line);
-    if (!is_shared(dst, bytes)) fatal("cp.async.bulk at %s:%d: the destination leaves the block's shared memory", file, line);
+        fatal("cp.async.bulk of %u bytes is misaligned (to %p from %p) at %s:%d", bytes, dst, src, file,
+              line);
+    if (!is_shared(dst, bytes))
+        fatal("cp.async.bulk at %s:%d: the destination leaves the block's shared memory", file, line);
     uint32_t site = site_of(file, line);
     race_access(t, src, bytes, false, false, site);
     race_access(t, dst, bytes, true, false, site);
     race_pending(dst, bytes);
     memset(dst, 0xff, bytes);
-    const volatile char *s = static_cast<const volatile char *>(src); /* a bad source faults here, where it was written */
+    const volatile char *s =
+        static_cast<const volatile char *>(src); /* a bad source faults here, where it was written */
     (void)s[0];
     (void)s[bytes - 1];
     Bulk c{static_cast<char *>(dst), static_cast<const char *>(src), bytes, &m, t, site};
@@ -201,17 +213,21 @@ static Operand decode(uint64_t d, const char *which)
     Operand o = {static_cast<uint32_t>(d & 0x3fff) << 4, static_cast<uint32_t>(d >> 16 & 0x3fff) << 4,
                  static_cast<uint32_t>(d >> 32 & 0x3fff) << 4};
     if (d >> 62 != 1) fatal("wgmma: operand %s has not the 128-byte swizzle", which);
-    if (d >> 49 & 7 || d & ~0xc00e3fff3fff3fffull) fatal("wgmma: operand %s: base offset or other bits are set", which);
+    if (d >> 49 & 7 || d & ~0xc00e3fff3fff3fffull)
+        fatal("wgmma: operand %s: base offset or other bits are set", which);
     if (o.start & 0x390 || o.far % 1024 || o.wide % 1024)
-        fatal("wgmma: operand %s at byte %u is not aligned with its atoms (strides %u, %u)", which, o.start, o.wide, o.far);
+        fatal("wgmma: operand %s at byte %u is not aligned with its atoms (strides %u, %u)", which, o.start,
+              o.wide, o.far);
     return o;
 }
 static bool reading_open; /* before the wait for the product */
-/* The eight values from a logical address on: the swizzle works on the address bits. Checked as a read by t. */
+/* The eight values from a logical address on: the swizzle works on the address bits. Checked as a read by t.
+ */
 static inline void eight_at(Th *t, uint32_t addr, uint32_t site, float *out, int step)
 {
     addr ^= (addr >> 7 & 7) << 4;
-    if (addr + 16 > t->blk->dyn_n) fatal("wgmma: an operand leaves the block's shared memory (byte %u)", addr);
+    if (addr + 16 > t->blk->dyn_n)
+        fatal("wgmma: an operand leaves the block's shared memory (byte %u)", addr);
     const char *p = t->blk->dyn + addr;
     race_async_read(t, p, 16, site, reading_open);
     uint16_t v[8];
@@ -219,13 +235,14 @@ static inline void eight_at(Th *t, uint32_t addr, uint32_t site, float *out, int
     for (int i = 0; i < 8; i++) out[i * step] = __uint_as_float(static_cast<uint32_t>(v[i]) << 16);
 }
 /* rows x 16 values with k along the rows. */
-static void read_k_rows(Th *t, const Operand &o, int first, int rows, uint32_t site, float *out, int out_row, int out_k)
+static void read_k_rows(Th *t, const Operand &o, int first, int rows, uint32_t site, float *out, int out_row,
+                        int out_k)
 {
     for (int r = 0; r < rows; r++)
         for (int k = 0; k < 16; k += 8) {
             uint32_t m = static_cast<uint32_t>(first + r);
-            eight_at(t, o.start + m / 8 * o.far + m % 8 * 128 + static_cast<uint32_t>(k) * 2, site, out + r * out_row + k * out_k,
-                     out_k);
+            eight_at(t, o.start + m / 8 * o.far + m % 8 * 128 + static_cast<uint32_t>(k) * 2, site,
+                     out + r * out_row + k * out_k, out_k);
         }
 }
 static void read_n_rows(Th *t, const Operand &o, int n, uint32_t site, float *out) /* [16][n] */
@@ -287,7 +304,8 @@ static void wgmma_fn(Coll &c)
     HopperBlock &h = of(t->blk);
     WarpWork &w = h.warps[static_cast<size_t>(t->lin / 32)];
     Th *first = t->wp->lane[0];
-    if (t->blk->n % 128 && t->lin / 128 == t->blk->n / 128) fatal("wgmma: the warps are not a whole warpgroup");
+    if (t->blk->n % 128 && t->lin / 128 == t->blk->n / 128)
+        fatal("wgmma: the warps are not a whole warpgroup");
     if (!w.fenced) fatal("wgmma.mma_async without wgmma.fence before the first of its group");
     w.products.emplace_back();
     Product &p = w.products.back();
@@ -305,7 +323,8 @@ static void wgmma_fn(Coll &c)
         p.d[l] = in->d;
         if (in->ar) memcpy(p.a[l], in->ar, 16);
     }
-    w.trace = (w.trace ^ p.in.a ^ p.in.b * 3 ^ static_cast<uint64_t>(p.in.n + p.in.add * 1024)) * 1099511628211ull;
+    w.trace =
+        (w.trace ^ p.in.a ^ p.in.b * 3 ^ static_cast<uint64_t>(p.in.n + p.in.add * 1024)) * 1099511628211ull;
     Sum &s = w.sums[p.d[0]];
     size_t n = static_cast<size_t>(p.in.n);
     if (!s.pending) { /* takes the registers over until the wait */
@@ -404,12 +423,16 @@ void hopper_block_end(Block *b)
 {
     if (!b->hopper) return;
     HopperBlock &h = *static_cast<HopperBlock *>(b->hopper);
-    if (!h.bulks.empty()) fatal("the block ends with %zu bulk copies that were never waited for", h.bulks.size());
+    if (!h.bulks.empty())
+        fatal("the block ends with %zu bulk copies that were never waited for", h.bulks.size());
     for (auto &m : h.bars)
-        if (m->tx) fatal("the block ends while barrier %u still expects %lld bytes", m->id, static_cast<long long>(m->tx));
+        if (m->tx)
+            fatal("the block ends while barrier %u still expects %lld bytes", m->id,
+                  static_cast<long long>(m->tx));
     for (size_t i = 0; i < h.warps.size(); i++) {
         if (!h.warps[i].products.empty()) fatal("the block ends with products that were never waited for");
-        if (h.warps[i].trace != h.warps[i / 4 * 4].trace) fatal("the warps of a warpgroup issued different products");
+        if (h.warps[i].trace != h.warps[i / 4 * 4].trace)
+            fatal("the warps of a warpgroup issued different products");
     }
 }
 } // namespace cuemu

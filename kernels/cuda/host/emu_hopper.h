@@ -1,4 +1,5 @@
-/* The emulator's model of Hopper's instructions, as hopper.cuh calls it. Kernels see it through hopper.cuh only. */
+/* The emulator's model of Hopper's instructions, as hopper.cuh calls it. Kernels see it through hopper.cuh
+ * only. */
 #ifndef KVASIR_CUEMU_HOPPER_H
 #define KVASIR_CUEMU_HOPPER_H
 

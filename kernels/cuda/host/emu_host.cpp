@@ -1,6 +1,6 @@
-/* The emulator's side of the runtime interface: device and pinned memory, streams, events, graphs, launch checks, fault
- * injection. Any thread may call; one recursive lock makes it serial. Streams run at once, or with CUEMU_LAZY=1 as late as
- * something waits for them, in a random legal interleaving. */
+/* The emulator's side of the runtime interface: device and pinned memory, streams, events, graphs, launch
+ * checks, fault injection. Any thread may call; one recursive lock makes it serial. Streams run at once, or
+ * with CUEMU_LAZY=1 as late as something waits for them, in a random legal interleaving. */
 #include "kernels/cuda/host/emu_rt.h"
 
 #include <chrono>
@@ -64,7 +64,8 @@ static struct {
     cudaError_t error;
     bool sticky;
 } faults[CUEMU_FAIL_KINDS];
-static int slow_ms[CUEMU_FAIL_KINDS]; /* each such call takes so long; -1: once its countdown is over, it never comes back */
+static int slow_ms[CUEMU_FAIL_KINDS]; /* each such call takes so long; -1: once its countdown is over, it
+                                         never comes back */
 static unsigned long count_allocations, count_launches, count_syncs, count_graphs;
 
 static cudaError_t fail(cudaError_t e)
@@ -79,7 +80,8 @@ static void faults_from_env()
     done = true;
     const char *s = getenv("CUEMU_FAIL");
     if (!s || !*s) return;
-    static const char *const names[CUEMU_FAIL_KINDS] = {"malloc", "host", "launch", "copy", "sync", "graph", "blas"};
+    static const char *const names[CUEMU_FAIL_KINDS] = {"malloc", "host",  "launch", "copy",
+                                                        "sync",   "graph", "blas"};
     char what[16] = "", tail[16] = "";
     unsigned long n = 1;
     int error = cudaErrorLaunchFailure, fields = sscanf(s, "%15[a-z]:%lu:%d:%15s", what, &n, &error, tail);
@@ -113,15 +115,15 @@ bool inject_blas()
     return gate(CUEMU_FAIL_BLAS) != cudaSuccess;
 }
 
-/* ---- device memory: each allocation ends at a guard page and no address is used twice; under ASan it is a heap block with
- * redzones */
+/* ---- device memory: each allocation ends at a guard page and no address is used twice; under ASan it is a
+ * heap block with redzones */
 
 static void leaks(int status, void *)
 {
     if (status || allocs.empty()) return;
     auto &a = allocs.begin()->second;
-    fprintf(stderr, "cuemu: error: %zu device allocations were never freed, one of %zu bytes from %s:%d\n", allocs.size(), a.n,
-            a.file, a.line);
+    fprintf(stderr, "cuemu: error: %zu device allocations were never freed, one of %zu bytes from %s:%d\n",
+            allocs.size(), a.n, a.file, a.line);
     fflush(nullptr);
     _exit(97);
 }
@@ -168,7 +170,8 @@ static void guard(bool open)
     if (open ? guard_depth++ : --guard_depth) return;
     for (auto &a : allocs) {
         uintptr_t lo = a.first & ~static_cast<uintptr_t>(4095);
-        mprotect(reinterpret_cast<void *>(lo), pages(a.first + a.second.n - lo), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+        mprotect(reinterpret_cast<void *>(lo), pages(a.first + a.second.n - lo),
+                 open ? PROT_READ | PROT_WRITE : PROT_NONE);
     }
 #else
     (void)open;
@@ -176,8 +179,8 @@ static void guard(bool open)
 #endif
 }
 #ifndef CUEMU_ASAN
-/* An allocation of n bytes at the end of its pages, aligned to 256; the up to 255 bytes behind it and those before it hold
- * canaries. */
+/* An allocation of n bytes at the end of its pages, aligned to 256; the up to 255 bytes behind it and those
+ * before it hold canaries. */
 static char *dev_map(size_t n)
 {
     size_t sz = pages(n);
@@ -196,8 +199,8 @@ static void dev_unmap(char *q, const Alloc &a)
     for (char *p = lo; p < lo + sz; p++) {
         if (p == q) p += a.n;
         if (p < lo + sz && static_cast<unsigned char>(*p) != CANARY)
-            fatal("out-of-bounds write %s the device allocation of %zu bytes from %s:%d", p < q ? "before" : "behind", a.n,
-                  a.file, a.line);
+            fatal("out-of-bounds write %s the device allocation of %zu bytes from %s:%d",
+                  p < q ? "before" : "behind", a.n, a.file, a.line);
     }
     madvise(lo, sz, MADV_DONTNEED);
     race_forget(lo, sz);
@@ -207,7 +210,8 @@ static void dev_unmap(char *q, const Alloc &a)
 
 /* ---- streams */
 
-/* For calls that a capture in progress forbids, unless it is relaxed: they fail, and it ends without a graph. */
+/* For calls that a capture in progress forbids, unless it is relaxed: they fail, and it ends without a graph.
+ */
 static bool capturing_strict()
 {
     bool found = false;
@@ -385,7 +389,8 @@ cudaError_t cuemu_malloc(void **p, size_t n, const char *file, int line)
     char *q = dev_map(n);
 #endif
     if (!q) return fail(cudaErrorMemoryAllocation);
-    const size_t whole = static_cast<size_t>(4) << 20; /* of large ones the two ends, so that unused memory stays unmapped */
+    const size_t whole = static_cast<size_t>(4)
+                         << 20; /* of large ones the two ends, so that unused memory stays unmapped */
     memset(q, 0xff, n < whole ? n : whole / 2);
     if (n >= whole) memset(q + n - whole / 2, 0xff, whole / 2);
     guard(true);
@@ -467,7 +472,8 @@ cudaError_t cudaFreeHost(void *p)
     if (!p) return cudaSuccess;
     count_allocations++;
     drain_all();
-    if (!pinned.erase(reinterpret_cast<uintptr_t>(p))) fatal("cudaFreeHost of %p, which is not pinned memory", p);
+    if (!pinned.erase(reinterpret_cast<uintptr_t>(p)))
+        fatal("cudaFreeHost of %p, which is not pinned memory", p);
     free(p);
     return cudaSuccess;
 }
@@ -483,7 +489,8 @@ cudaError_t cudaHostUnregister(void *p)
 {
     Lock lk(mu);
     drain_all();
-    return pinned.erase(reinterpret_cast<uintptr_t>(p)) ? cudaSuccess : fail(cudaErrorHostMemoryNotRegistered);
+    return pinned.erase(reinterpret_cast<uintptr_t>(p)) ? cudaSuccess
+                                                        : fail(cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
@@ -512,14 +519,15 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind
     copy_async(dst, src, n, kind, s);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t s)
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s)
 {
     Lock lk(mu);
     if (cudaError_t e = gate(CUEMU_FAIL_COPY)) return e;
     if (width > dpitch || width > spitch) return fail(cudaErrorInvalidValue);
     for (size_t i = 0; i < height; i++)
-        copy_async(static_cast<char *>(dst) + i * dpitch, static_cast<const char *>(src) + i * spitch, width, kind, s);
+        copy_async(static_cast<char *>(dst) + i * dpitch, static_cast<const char *>(src) + i * spitch, width,
+                   kind, s);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t s)
@@ -670,7 +678,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, void (*fn)(void *), void *arg)
     return cudaSuccess;
 }
 
-/* ---- errors and the device: compute capability 8.0, or CUEMU_CC=90 (Hopper's instructions are there in either) */
+/* ---- errors and the device: compute capability 8.0, or CUEMU_CC=90 (Hopper's instructions are there in
+ * either) */
 
 static uint64_t capability()
 {
@@ -697,28 +706,17 @@ cudaError_t cudaPeekAtLastError()
 const char *cudaGetErrorName(cudaError_t e)
 {
     switch (e) {
-    case cudaSuccess:
-        return "cudaSuccess";
-    case cudaErrorInvalidValue:
-        return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-        return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration:
-        return "cudaErrorInvalidConfiguration";
-    case cudaErrorIllegalAddress:
-        return "cudaErrorIllegalAddress";
-    case cudaErrorLaunchFailure:
-        return "cudaErrorLaunchFailure";
-    case cudaErrorStreamCaptureUnsupported:
-        return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated:
-        return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureUnjoined:
-        return "cudaErrorStreamCaptureUnjoined";
-    case cudaErrorCapturedEvent:
-        return "cudaErrorCapturedEvent";
-    default:
-        return "cudaError";
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    default: return "cudaError";
     }
 }
 const char *cudaGetErrorString(cudaError_t e)
@@ -770,37 +768,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 {
     if (device) return fail(cudaErrorInvalidDevice);
     switch (attr) {
-    case cudaDevAttrMultiProcessorCount:
-        *value = 4;
-        break;
+    case cudaDevAttrMultiProcessorCount: *value = 4; break;
     case cudaDevAttrClockRate:
-    case cudaDevAttrMemoryClockRate:
-        *value = 1000000;
-        break;
-    case cudaDevAttrGlobalMemoryBusWidth:
-        *value = 5120;
-        break;
-    case cudaDevAttrL2CacheSize:
-        *value = 40 << 20;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = static_cast<int>(capability() / 10);
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = static_cast<int>(capability() % 10);
-        break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = shared_optin() + 1024;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = shared_optin();
-        break;
+    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 5120; break;
+    case cudaDevAttrL2CacheSize: *value = 40 << 20; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = static_cast<int>(capability() / 10); break;
+    case cudaDevAttrComputeCapabilityMinor: *value = static_cast<int>(capability() % 10); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = shared_optin() + 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = shared_optin(); break;
     case cudaDevAttrMemoryPoolsSupported:
-    case cudaDevAttrCooperativeLaunch:
-        *value = 1;
-        break;
-    default:
-        return fail(cudaErrorInvalidValue);
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
+    default: return fail(cudaErrorInvalidValue);
     }
     return cudaSuccess;
 }
@@ -825,7 +804,8 @@ cudaError_t cuemu_func_attribute(const void *fn, cudaFuncAttribute a, int v)
     return cudaSuccess;
 }
 
-/* ---- graphs: capture keeps the operations with their arguments, a launch runs them in the order of capture */
+/* ---- graphs: capture keeps the operations with their arguments, a launch runs them in the order of capture
+ */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
 {
@@ -853,7 +833,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
         }
     graph->origin = nullptr;
     if (injected || unjoined || graph->invalid) {
-        cudaError_t e = injected ? injected : graph->invalid ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
+        cudaError_t e = injected         ? injected
+                        : graph->invalid ? cudaErrorStreamCaptureInvalidated
+                                         : cudaErrorStreamCaptureUnjoined;
         delete graph;
         return fail(e);
     }
@@ -864,7 +846,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *statu
 {
     Lock lk(mu);
     const CuGraph *g = stream_of(s)->cap;
-    *status = !g ? cudaStreamCaptureStatusNone : g->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    *status = !g           ? cudaStreamCaptureStatusNone
+              : g->invalid ? cudaStreamCaptureStatusInvalidated
+                           : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t g, void *nodes, size_t *count)
@@ -912,25 +896,27 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
 
 /* ---- launches */
 
-void cuemu::enqueue_kernel(const Launch &l, size_t arg_bytes, cudaStream_t s, void (*invoke)(const void *), const void *closure,
-                           size_t n)
+void cuemu::enqueue_kernel(const Launch &l, size_t arg_bytes, cudaStream_t s, void (*invoke)(const void *),
+                           const void *closure, size_t n)
 {
     Lock lk(mu);
     count_launches += stream_of(s)->cap == nullptr;
     if (gate(CUEMU_FAIL_LAUNCH)) return;
     size_t threads = static_cast<size_t>(l.b.x) * l.b.y * l.b.z;
     auto it = dynamic_limit.find(l.fn);
-    size_t limit = it == dynamic_limit.end() ? static_cast<size_t>(SHARED_STATIC_MAX) : static_cast<size_t>(it->second);
-    if (!threads || threads > 1024 || l.b.z > 64 || !l.g.x || !l.g.y || !l.g.z || l.g.x > 0x7fffffffu || l.g.y > 65535 ||
-        l.g.z > 65535) {
-        fprintf(stderr, "cuemu: %s: invalid launch, grid (%u,%u,%u) block (%u,%u,%u)\n", l.name, l.g.x, l.g.y, l.g.z, l.b.x,
-                l.b.y, l.b.z);
+    size_t limit =
+        it == dynamic_limit.end() ? static_cast<size_t>(SHARED_STATIC_MAX) : static_cast<size_t>(it->second);
+    if (!threads || threads > 1024 || l.b.z > 64 || !l.g.x || !l.g.y || !l.g.z || l.g.x > 0x7fffffffu ||
+        l.g.y > 65535 || l.g.z > 65535) {
+        fprintf(stderr, "cuemu: %s: invalid launch, grid (%u,%u,%u) block (%u,%u,%u)\n", l.name, l.g.x, l.g.y,
+                l.g.z, l.b.x, l.b.y, l.b.z);
         fail(cudaErrorInvalidConfiguration);
         return;
     }
     if (l.smem > limit || arg_bytes > 4096) {
-        fprintf(stderr, "cuemu: %s: %zu bytes of dynamic shared memory (limit %zu), %zu bytes of parameters\n", l.name, l.smem,
-                limit, arg_bytes);
+        fprintf(stderr,
+                "cuemu: %s: %zu bytes of dynamic shared memory (limit %zu), %zu bytes of parameters\n",
+                l.name, l.smem, limit, arg_bytes);
         fail(cudaErrorInvalidValue);
         return;
     }

@@ -1,11 +1,12 @@
-/* The access checker. The .cu files of the race build are compiled with -fsanitize=thread, but linked with the hooks below
- * instead of the sanitizer's runtime: every load and store of kernel code arrives here with its address. Checked are bounds,
- * reads of uninitialised shared memory, and data races by happens-before, independent of the schedule that ran: a thread has a
- * clock; __syncthreads makes all clocks of the block known to all, __syncwarp and named barriers those of their members;
- *   shuffles, votes and mma order nothing (that is CUDA's rule); a cp.async writes at issue and again when it lands, and its
- * bytes count as uninitialised in between; blocks of one launch are unordered unless they meet at an atomic after a
- * __threadfence; launches are ordered. Atomics conflict with plain accesses only. Each byte of shared and device memory has a
- * shadow cell with its last write and its last two reads by different threads. */
+/* The access checker. The .cu files of the race build are compiled with -fsanitize=thread, but linked with
+ * the hooks below instead of the sanitizer's runtime: every load and store of kernel code arrives here with
+ * its address. Checked are bounds, reads of uninitialised shared memory, and data races by happens-before,
+ * independent of the schedule that ran: a thread has a clock; __syncthreads makes all clocks of the block
+ * known to all, __syncwarp and named barriers those of their members; shuffles, votes and mma order nothing
+ * (that is CUDA's rule); a cp.async writes at issue and again when it lands, and its bytes count as
+ * uninitialised in between; blocks of one launch are unordered unless they meet at an atomic after a
+ * __threadfence; launches are ordered. Atomics conflict with plain accesses only. Each byte of shared and
+ * device memory has a shadow cell with its last write and its last two reads by different threads. */
 #include "kernels/cuda/host/emu_rt.h"
 
 #include <sys/mman.h>
@@ -30,8 +31,10 @@ static std::unordered_map<const void *, std::set<unsigned>>
 
 static inline uint64_t record(const Th *t, bool atomic)
 {
-    return 1ull << 63 | static_cast<uint64_t>(atomic) << 62 | static_cast<uint64_t>(launch_id & 0xffff) << 46 |
-           static_cast<uint64_t>(t->blk->linear & 0x3ffff) << 28 | static_cast<uint64_t>(t->lin) << 18 | (t->own & 0x3ffff);
+    return 1ull << 63 | static_cast<uint64_t>(atomic) << 62 |
+           static_cast<uint64_t>(launch_id & 0xffff) << 46 |
+           static_cast<uint64_t>(t->blk->linear & 0x3ffff) << 28 | static_cast<uint64_t>(t->lin) << 18 |
+           (t->own & 0x3ffff);
 }
 static inline bool rec_atomic(uint64_t r)
 {
@@ -73,7 +76,8 @@ static inline bool ordered(uint64_t prev, const Th *t)
     return !(prev >> 63) || rec_launch(prev) != (launch_id & 0xffff) || ordered_in_launch(prev, t);
 }
 
-/* ---- sites: a program counter (the link is not position-independent, so it fits), or an interned file:line with the top bit set
+/* ---- sites: a program counter (the link is not position-independent, so it fits), or an interned file:line
+ * with the top bit set
  */
 
 static std::vector<std::pair<const char *, int>> &sites = *new std::vector<std::pair<const char *, int>>;
@@ -111,11 +115,12 @@ static void describe_site(char *out, size_t n, uint32_t site)
 static void finish(int, void *)
 {
     fflush(nullptr);
-    fprintf(stderr, "cuemu: %llu access errors, %zu distinct\n", static_cast<unsigned long long>(reports), seen.size());
+    fprintf(stderr, "cuemu: %llu access errors, %zu distinct\n", static_cast<unsigned long long>(reports),
+            seen.size());
     _exit(98);
 }
-static void report(const char *kind, const Th *t, const void *p, size_t n, bool write, uint32_t site, uint64_t prev,
-                   uint32_t prev_site, bool prev_write)
+static void report(const char *kind, const Th *t, const void *p, size_t n, bool write, uint32_t site,
+                   uint64_t prev, uint32_t prev_site, bool prev_write)
 {
     if (!reports++) on_exit(finish, nullptr);
     if (!seen.insert({site, prev_site}).second || seen.size() > 20) return;
@@ -124,7 +129,8 @@ static void report(const char *kind, const Th *t, const void *p, size_t n, bool 
     describe_address(what, sizeof what, p);
     describe_site(at, sizeof at, site);
     fflush(stdout);
-    fprintf(stderr, "cuemu: %s: %s of %zu bytes at %s\n  %s\n  in %s\n", kind, write ? "write" : "read", n, at, what, in);
+    fprintf(stderr, "cuemu: %s: %s of %zu bytes at %s\n  %s\n  in %s\n", kind, write ? "write" : "read", n,
+            at, what, in);
     if (!prev) return;
     describe_site(other, sizeof other, prev_site);
     fprintf(stderr, "  conflicts with %s%s by block #%u thread %u at %s\n", prev_write ? "write" : "read",
@@ -135,7 +141,8 @@ static void report(const char *kind, const Th *t, const void *p, size_t n, bool 
 
 static Cell *map_shadow(size_t bytes)
 {
-    void *p = mmap(nullptr, bytes * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(nullptr, bytes * sizeof(Cell), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fatal("no address space for the access checker");
     return static_cast<Cell *>(p);
 }
@@ -180,10 +187,11 @@ static bool device_ok(const char *c, size_t n)
     count = allocs.size();
     return true;
 }
-static void check_cell(Cell &x, const Th *t, const char *p, size_t n, bool write, bool atomic, bool must_be_written,
-                       uint32_t site, uint64_t me)
+static void check_cell(Cell &x, const Th *t, const char *p, size_t n, bool write, bool atomic,
+                       bool must_be_written, uint32_t site, uint64_t me)
 {
-    if (!ordered(x.w, t) && !(atomic && rec_atomic(x.w))) report("data race", t, p, n, write, site, x.w, x.wsite, true);
+    if (!ordered(x.w, t) && !(atomic && rec_atomic(x.w)))
+        report("data race", t, p, n, write, site, x.w, x.wsite, true);
     if (write) {
         if (!ordered(x.r, t) && !(atomic && rec_atomic(x.r))) {
             report("data race", t, p, n, write, site, x.r, x.rsite, false);
@@ -227,7 +235,8 @@ void race_access(Th *t, const void *p, size_t n, bool write, bool atomic, uint32
     uint64_t me = record(t, atomic);
     Cell was = {}, now = {};
     for (size_t i = 0; i < n; i++) {
-        if (i && !memcmp(&s[i], &was, sizeof was)) { /* the same history as the byte before: the same outcome */
+        if (i &&
+            !memcmp(&s[i], &was, sizeof was)) { /* the same history as the byte before: the same outcome */
             s[i] = now;
             continue;
         }
@@ -286,7 +295,8 @@ static uint32_t *row_of(Th *t)
     }
     return r;
 }
-/* Members learn what each of them knows. Only their own warp's columns matter until a named barrier has made rows wide. */
+/* Members learn what each of them knows. Only their own warp's columns matter until a named barrier has made
+ * rows wide. */
 static void join(Block *b, Th **v, size_t n)
 {
     size_t lo = 0, hi = b->cols;
@@ -329,8 +339,8 @@ void race_fence(Th *t)
     }
     t->fence_epoch = t->blk->epoch;
 }
-/* An atomic on device memory publishes its block if every thread of it that wrote has fenced since, or the acting thread fenced
- * after the last barrier; and it learns of all blocks published there. */
+/* An atomic on device memory publishes its block if every thread of it that wrote has fenced since, or the
+ * acting thread fenced after the last barrier; and it learns of all blocks published there. */
 void race_atomic(Th *t, const void *p)
 {
     const char *c = static_cast<const char *>(p);
@@ -348,7 +358,8 @@ void race_atomic(Th *t, const void *p)
 void race_barriers(Block *b)
 {
     b->wide = true;
-    if (b->cols == static_cast<size_t>(b->n)) fatal("the access checker has no room for barriers in blocks of so many threads");
+    if (b->cols == static_cast<size_t>(b->n))
+        fatal("the access checker has no room for barriers in blocks of so many threads");
 }
 void race_learn(Block *b, std::vector<uint32_t> &known, uint32_t barrier, uint32_t phase)
 {
@@ -358,7 +369,8 @@ void race_learn(Block *b, std::vector<uint32_t> &known, uint32_t barrier, uint32
 void race_landed(Block *b, void *p, size_t n, uint32_t barrier, uint32_t phase, uint32_t site)
 {
     Cell *s = shadow(p);
-    uint64_t r = 1ull << 63 | static_cast<uint64_t>(launch_id & 0xffff) << 46 | static_cast<uint64_t>(b->linear & 0x3ffff) << 28 |
+    uint64_t r = 1ull << 63 | static_cast<uint64_t>(launch_id & 0xffff) << 46 |
+                 static_cast<uint64_t>(b->linear & 0x3ffff) << 28 |
                  static_cast<uint64_t>(static_cast<uint32_t>(b->n) + barrier) << 18 | (phase & 0x3ffff);
     for (size_t i = 0; i < n; i++) s[i] = Cell{r, 0, 0, site, 0};
 }
@@ -390,9 +402,11 @@ void race_async_read(Th *t, const void *p, size_t n, uint32_t site, bool open)
     for (size_t i = 0; s && i < n; i++) {
         uint64_t w = s[i].w;
         unsigned u = rec_thread(w);
-        if (!(w >> 63) || rec_launch(w) != (launch_id & 0xffff) || u >= static_cast<unsigned>(t->blk->n)) continue;
+        if (!(w >> 63) || rec_launch(w) != (launch_id & 0xffff) || u >= static_cast<unsigned>(t->blk->n))
+            continue;
         if (t->blk->th[u].proxy >= rec_clock(w)) continue;
-        report("no proxy fence between an ordinary write and this", t, p, n, false, site, w, s[i].wsite, true);
+        report("no proxy fence between an ordinary write and this", t, p, n, false, site, w, s[i].wsite,
+               true);
         return;
     }
 }
@@ -419,7 +433,8 @@ void race_forget(void *p, size_t n)
     hi &= ~static_cast<uintptr_t>(4095);
     if (hi > lo) madvise(reinterpret_cast<void *>(lo), hi - lo, MADV_DONTNEED);
 }
-/* Called by the instrumented code. Exempt: its own stack, its record (threadIdx and so on), the pointer to that record. */
+/* Called by the instrumented code. Exempt: its own stack, its record (threadIdx and so on), the pointer to
+ * that record. */
 static inline __attribute__((always_inline)) void hook(void *p, size_t n, bool write, void *pc)
 {
     if (!cur) return;
@@ -435,16 +450,16 @@ static inline __attribute__((always_inline)) void hook(void *p, size_t n, bool w
 } // namespace cuemu
 
 #define PC __builtin_return_address(0)
-#define HOOKS(NAME, N)                                                                                                           \
-    void __tsan_##NAME##read##N(void *p);                                                                                        \
-    void __tsan_##NAME##write##N(void *p);                                                                                       \
-    void __tsan_##NAME##read##N(void *p)                                                                                         \
-    {                                                                                                                            \
-        cuemu::hook(p, N, false, PC);                                                                                            \
-    }                                                                                                                            \
-    void __tsan_##NAME##write##N(void *p)                                                                                        \
-    {                                                                                                                            \
-        cuemu::hook(p, N, true, PC);                                                                                             \
+#define HOOKS(NAME, N)                                                                                       \
+    void __tsan_##NAME##read##N(void *p);                                                                    \
+    void __tsan_##NAME##write##N(void *p);                                                                   \
+    void __tsan_##NAME##read##N(void *p)                                                                     \
+    {                                                                                                        \
+        cuemu::hook(p, N, false, PC);                                                                        \
+    }                                                                                                        \
+    void __tsan_##NAME##write##N(void *p)                                                                    \
+    {                                                                                                        \
+        cuemu::hook(p, N, true, PC);                                                                         \
     }
 #define HOOKS_ALL(NAME) HOOKS(NAME, 1) HOOKS(NAME, 2) HOOKS(NAME, 4) HOOKS(NAME, 8) HOOKS(NAME, 16)
 extern "C" {

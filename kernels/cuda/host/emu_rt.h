@@ -1,6 +1,6 @@
-/* Internals that the emulator's own files share. Kernels never see this: it pulls in the C++ library, and its functions are not
- * instrumented by the access checker. One recursive lock (emu_host.cpp) makes emulation serial; fibers never change their OS
- * thread. */
+/* Internals that the emulator's own files share. Kernels never see this: it pulls in the C++ library, and its
+ * functions are not instrumented by the access checker. One recursive lock (emu_host.cpp) makes emulation
+ * serial; fibers never change their OS thread. */
 #ifndef KVASIR_CUEMU_RT_H
 #define KVASIR_CUEMU_RT_H
 
@@ -64,7 +64,8 @@ struct Th : Thread {
     int wait_line;
     std::vector<CopyOp> copies;
     int copy_group;
-    /* access checker: own clock, epoch in which its row of known clocks is valid, wrote to device memory since its last fence */
+    /* access checker: own clock, epoch in which its row of known clocks is valid, wrote to device memory
+     * since its last fence */
     uint32_t own, row_epoch, fence_epoch;
     uint32_t proxy; /* own clock at the last proxy fence */
     bool dirty;
@@ -135,7 +136,12 @@ enum {
     CANARY = 0xfd,
     RESIDENT_MAX = 256
 };
-enum { SHARED_STATIC_MAX = 48 << 10, SHARED_OPTIN_MAX = 163 << 10, SHARED_OPTIN_90 = 227 << 10, SHARED_GAP_SLACK = 16 << 10 };
+enum {
+    SHARED_STATIC_MAX = 48 << 10,
+    SHARED_OPTIN_MAX = 163 << 10,
+    SHARED_OPTIN_90 = 227 << 10,
+    SHARED_GAP_SLACK = 16 << 10
+};
 
 extern Options opt;
 extern const Launch *launch_now; /* the kernel that runs, NULL in host code */
@@ -159,7 +165,8 @@ bool is_shared(const void *p, size_t n);
 /* scheduler (emu_core.cpp) */
 void run_grid(const Launch &l, const Body &body);
 void make_runnable(Th *t, bool back = true);
-void wait_here(const char *what, const char *file, int line); /* until somebody makes the current thread runnable */
+void wait_here(const char *what, const char *file,
+               int line); /* until somebody makes the current thread runnable */
 void yield_now();
 void maybe_yield();
 
@@ -191,10 +198,11 @@ void race_host_write(void *p, size_t n);
 void race_pending(void *p, size_t n);
 void race_fresh(void *p, size_t n);
 void race_forget(void *p, size_t n);
-/* For emu_hopper.cpp. The copy engine's writes count as those of a further thread for each barrier, with the barrier's phases as
- * its clock. race_landed: a bulk copy has written; race_learn: that goes to those who will have waited (known: a row of clocks);
- * race_release and race_acquire: a thread's knowledge to and from a barrier; race_async_read: a read by the tensor cores, for t;
- * open: it may still go on, so that no write can come after it yet. */
+/* For emu_hopper.cpp. The copy engine's writes count as those of a further thread for each barrier, with the
+ * barrier's phases as its clock. race_landed: a bulk copy has written; race_learn: that goes to those who
+ * will have waited (known: a row of clocks); race_release and race_acquire: a thread's knowledge to and from
+ * a barrier; race_async_read: a read by the tensor cores, for t; open: it may still go on, so that no write
+ * can come after it yet. */
 void race_barriers(Block *b);
 void race_landed(Block *b, void *p, size_t n, uint32_t barrier, uint32_t phase, uint32_t site);
 void race_learn(Block *b, std::vector<uint32_t> &known, uint32_t barrier, uint32_t phase);

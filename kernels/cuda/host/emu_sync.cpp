@@ -1,6 +1,6 @@
-/* Threads of a block meeting one another: barriers, warp operations, shared memory, asynchronous copies, tensor cores. Runs on
- * the fiber of the calling thread. Every misuse that CUDA leaves undefined ends in a report that names kernel, block, thread and
- * source line. */
+/* Threads of a block meeting one another: barriers, warp operations, shared memory, asynchronous copies,
+ * tensor cores. Runs on the fiber of the calling thread. Every misuse that CUDA leaves undefined ends in a
+ * report that names kernel, block, thread and source line. */
 #include "kernels/cuda/host/emu_rt.h"
 
 namespace cuemu
@@ -29,7 +29,8 @@ static void bar_arrive(Bar &r, int id, int expect, bool wait, const char *what, 
         r.expect = expect;
         r.members.clear();
     } else if (id == 0 && (r.line != line || strcmp(r.file, file) != 0)) {
-        fatal("divergent __syncthreads: %d threads wait at %s:%d, this one is at %s:%d", r.arrived, r.file, r.line, file, line);
+        fatal("divergent __syncthreads: %d threads wait at %s:%d, this one is at %s:%d", r.arrived, r.file,
+              r.line, file, line);
     } else if (id && r.expect != expect) {
         fatal("named barrier %d: thread counts %d and %d differ", id, r.expect, expect);
     }
@@ -42,7 +43,8 @@ static void bar_arrive(Bar &r, int id, int expect, bool wait, const char *what, 
         return;
     }
     if (!id && b->nlive < b->n && !opt.exit_ok)
-        fatal("__syncthreads at %s:%d completed by %d of %d threads: the others have ended", file, line, b->nlive, b->n);
+        fatal("__syncthreads at %s:%d completed by %d of %d threads: the others have ended", file, line,
+              b->nlive, b->n);
     for (int k = 0; k < 3; k++) {
         r.result[k] = r.acc[k];
         r.acc[k] = k == 1;
@@ -78,8 +80,9 @@ int syncthreads_red(int pred, int kind, const char *file, int line)
 void bar_sync(int id, int threads, bool wait, const char *file, int line)
 {
     if (id < 1 || id > 15 || threads < 32 || threads % 32 || threads > self()->blk->n)
-        fatal("named barrier %d for %d threads at %s:%d: ids are 1..15, counts multiples of 32 up to the block's size", id,
-              threads, file, line);
+        fatal("named barrier %d for %d threads at %s:%d: ids are 1..15, counts multiples of 32 up to the "
+              "block's size",
+              id, threads, file, line);
     bar_arrive(self()->blk->bar[id], id, threads, wait, "bar.sync", file, line);
 }
 /* A thread has ended: nobody may be waiting for it. */
@@ -87,15 +90,16 @@ void thread_leaves(Th *t)
 {
     Block *b = t->blk;
     Warp *w = t->wp;
-    if (!t->copies.empty()) fatal("the thread ends with %zu cp.async copies that were never waited for", t->copies.size());
+    if (!t->copies.empty())
+        fatal("the thread ends with %zu cp.async copies that were never waited for", t->copies.size());
     t->state = TH_DONE;
     w->live &= ~(1u << t->lane);
     b->nlive--;
     if (w->pending)
         for (Group &g : w->g)
             if (g.on && g.c.mask >> t->lane & 1)
-                fatal("the thread ended although lanes %#x wait for it in %s at %s:%d (mask %#x)", g.c.posted, g.what, g.file,
-                      g.line, g.c.mask);
+                fatal("the thread ended although lanes %#x wait for it in %s at %s:%d (mask %#x)", g.c.posted,
+                      g.what, g.file, g.line, g.c.mask);
     Bar &r = b->bar[0];
     if (r.arrived && b->nlive && !opt.exit_ok)
         fatal("the thread ended while %d threads wait at __syncthreads %s:%d", r.arrived, r.file, r.line);
@@ -106,7 +110,8 @@ void thread_leaves(Th *t)
     if (b->nlive == 0)
         for (int i = 1; i < 16; i++)
             if (b->bar[i].arrived)
-                fatal("the block ended with %d of %d arrivals at named barrier %d", b->bar[i].arrived, b->bar[i].expect, i);
+                fatal("the block ended with %d of %d arrivals at named barrier %d", b->bar[i].arrived,
+                      b->bar[i].expect, i);
 }
 
 /* ---- warp operations: the last arriver computes for all */
@@ -127,8 +132,8 @@ static Group *find_group(Warp *w, Th *t, unsigned mask, const char *what, const 
         left--;
         if (x.c.mask == mask) return &x;
         if (x.c.mask & mask && (x.c.mask >> t->lane & 1 || x.c.posted & mask))
-            fatal("%s at %s:%d with mask %#x overlaps pending %s at %s:%d with mask %#x", what, file, line, mask, x.what, x.file,
-                  x.line, x.c.mask);
+            fatal("%s at %s:%d with mask %#x overlaps pending %s at %s:%d with mask %#x", what, file, line,
+                  mask, x.what, x.file, x.line, x.c.mask);
     }
     return spare;
 }
@@ -138,7 +143,8 @@ void warp_collective(unsigned mask, CollFn fn, void *in, const char *what, const
     Warp *w = t->wp;
     stat_collectives++;
     spins = 0;
-    if (!(mask >> t->lane & 1)) fatal("%s at %s:%d: the calling lane %d is not in its mask %#x", what, file, line, t->lane, mask);
+    if (!(mask >> t->lane & 1))
+        fatal("%s at %s:%d: the calling lane %d is not in its mask %#x", what, file, line, t->lane, mask);
     unsigned gone = mask & w->exist & ~w->live;
     if (gone) fatal("%s at %s:%d: mask %#x names lanes %#x, which have ended", what, file, line, mask, gone);
     Group *g = find_group(w, t, mask, what, file, line);
@@ -152,8 +158,8 @@ void warp_collective(unsigned mask, CollFn fn, void *in, const char *what, const
         g->c.mask = mask;
         g->c.posted = 0;
     } else if (g->fn != fn || g->line != line || strcmp(g->file, file) != 0) {
-        fatal("divergent warp operation: lanes %#x are in %s at %s:%d, lane %d is in %s at %s:%d", g->c.posted, g->what, g->file,
-              g->line, t->lane, what, file, line);
+        fatal("divergent warp operation: lanes %#x are in %s at %s:%d, lane %d is in %s at %s:%d",
+              g->c.posted, g->what, g->file, g->line, t->lane, what, file, line);
     }
     g->c.in[t->lane] = in;
     g->c.posted |= 1u << t->lane;
@@ -184,8 +190,8 @@ void shfl_bad(int lane, int src, const Coll &c)
     fatal("shuffle: lane %d reads lane %d, which does not take part (mask %#x)", lane, src, c.mask);
 }
 
-/* ---- shared memory: NaN patterns at block start, canaries in the gaps, checked at block end (the sanitizer sees its own poison
- * instead) */
+/* ---- shared memory: NaN patterns at block start, canaries in the gaps, checked at block end (the sanitizer
+ * sees its own poison instead) */
 
 static void gap_fill(char *p, size_t n)
 {
@@ -263,7 +269,8 @@ void shared_gap(void *p, size_t n)
     for (auto &x : b->gaps)
         if (x == gap) return;
     if (c < b->dyn || gap.first + n > b->dyn_n)
-        fatal("dynamic shared memory: a piece ends at byte %zu, the launch gave %zu bytes (cu_carve on the host must make the "
+        fatal("dynamic shared memory: a piece ends at byte %zu, the launch gave %zu bytes (cu_carve on the "
+              "host must make the "
               "same takes)",
               gap.first + n, b->dyn_n);
     b->gaps.push_back(gap);
@@ -293,8 +300,8 @@ void atomic_end(bool changed)
     if (changed) spins = 0;
 }
 
-/* ---- cp.async: the destination holds 0xFF from the issue on; the data land at once (rev), as late as the wait (fwd, fifo) or by
- * coin (rand) */
+/* ---- cp.async: the destination holds 0xFF from the issue on; the data land at once (rev), as late as the
+ * wait (fwd, fifo) or by coin (rand) */
 
 static void copy_now(CopyOp &c)
 {
@@ -404,7 +411,8 @@ void ldmatrix_fn(Coll &c)
             const void *p = static_cast<LdmatrixIn *>(c.in[lane])->row;
             if (reinterpret_cast<uintptr_t>(p) & 15)
                 fatal("ldmatrix: the row address of lane %d is not aligned to 16 bytes", lane);
-            if (!is_shared(p, 16)) fatal("ldmatrix: the row address of lane %d is not shared memory of this block", lane);
+            if (!is_shared(p, 16))
+                fatal("ldmatrix: the row address of lane %d is not shared memory of this block", lane);
             race_access(w->lane[lane], p, 16, false, false, site);
             memcpy(M[i][r], p, 16);
         }
@@ -412,7 +420,8 @@ void ldmatrix_fn(Coll &c)
         LdmatrixIn *q = static_cast<LdmatrixIn *>(c.in[l]);
         int g = l >> 2, t = l & 3;
         for (int i = 0; i < count; i++) {
-            uint16_t lo = q->trans ? M[i][2 * t][g] : M[i][g][2 * t], hi = q->trans ? M[i][2 * t + 1][g] : M[i][g][2 * t + 1];
+            uint16_t lo = q->trans ? M[i][2 * t][g] : M[i][g][2 * t],
+                     hi = q->trans ? M[i][2 * t + 1][g] : M[i][g][2 * t + 1];
             q->r[i] = static_cast<uint32_t>(lo) | static_cast<uint32_t>(hi) << 16;
         }
     }

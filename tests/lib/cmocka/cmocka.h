@@ -1,6 +1,7 @@
-/* The part of cmocka that the tests of the core use, for machines that have a GPU but not cmocka: the Makefile takes this header
- * where the library is missing (CMOCKA=none asks for it). The same names and meanings; a failed assertion leaves its test by
- * longjmp and the next one runs; the exit status counts the failures. One thread. No mocks, no allocation checks. */
+/* The part of cmocka that the tests of the core use, for machines that have a GPU but not cmocka: the
+ * Makefile takes this header where the library is missing (CMOCKA=none asks for it). The same names and
+ * meanings; a failed assertion leaves its test by longjmp and the next one runs; the exit status counts the
+ * failures. One thread. No mocks, no allocation checks. */
 #ifndef KVASIR_TEST_CMOCKA_H
 #define KVASIR_TEST_CMOCKA_H
 
@@ -19,8 +20,14 @@ struct CMUnitTest {
     CMFixtureFunction setup_func, teardown_func;
     void *initial_state;
 };
-#define cmocka_unit_test(f) {#f, f, NULL, NULL, NULL}
-#define cmocka_unit_test_setup_teardown(f, setup, teardown) {#f, f, setup, teardown, NULL}
+#define cmocka_unit_test(f)                                                                                  \
+    {                                                                                                        \
+#f, f, NULL, NULL, NULL                                                                              \
+    }
+#define cmocka_unit_test_setup_teardown(f, setup, teardown)                                                  \
+    {                                                                                                        \
+#f, f, setup, teardown, NULL                                                                         \
+    }
 
 enum cmshim_end { CMSHIM_RUNS, CMSHIM_FAILED, CMSHIM_SKIPPED };
 struct cmshim {
@@ -41,7 +48,8 @@ __attribute__((noreturn)) static inline void cmshim_leave(enum cmshim_end end)
     s->end = end;
     longjmp(s->leave, 1);
 }
-__attribute__((noreturn, format(printf, 3, 4))) static inline void cmshim_fail(const char *file, int line, const char *fmt, ...)
+__attribute__((noreturn, format(printf, 3, 4))) static inline void cmshim_fail(const char *file, int line,
+                                                                               const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -67,12 +75,14 @@ static inline void cmshim_ints(uintmax_t a, uintmax_t b, int equal, const char *
 {
     if ((a == b) != equal) cmshim_fail(file, line, "%#" PRIxMAX " %s %#" PRIxMAX, a, equal ? "!=" : "==", b);
 }
-static inline void cmshim_memory(const void *a, const void *b, size_t n, int equal, const char *file, int line)
+static inline void cmshim_memory(const void *a, const void *b, size_t n, int equal, const char *file,
+                                 int line)
 {
     const unsigned char *x = a, *y = b;
     size_t at = 0;
     while (at < n && x[at] == y[at]) at++;
-    if (equal && at < n) cmshim_fail(file, line, "byte %zu of %zu differs: %#04x, %#04x", at, n, x[at], y[at]);
+    if (equal && at < n)
+        cmshim_fail(file, line, "byte %zu of %zu differs: %#04x, %#04x", at, n, x[at], y[at]);
     if (!equal && at == n) cmshim_fail(file, line, "%zu bytes are the same", n);
 }
 static inline void cmshim_strings(const char *a, const char *b, int equal, const char *file, int line)
@@ -84,25 +94,26 @@ static inline void cmshim_range(uintmax_t v, uintmax_t lo, uintmax_t hi, const c
     if (v < lo || v > hi) cmshim_fail(file, line, "%ju is not within %ju and %ju", v, lo, hi);
 }
 #define cmshim_int(v) ((uintmax_t)(intmax_t)(v))
-#define assert_true(c)                                                                                                           \
-    do {                                                                                                                         \
-        if (!(c)) cmshim_fail(__FILE__, __LINE__, "%s", #c);                                                                     \
+#define assert_true(c)                                                                                       \
+    do {                                                                                                     \
+        if (!(c)) cmshim_fail(__FILE__, __LINE__, "%s", #c);                                                 \
     } while (0)
-#define assert_false(c)                                                                                                          \
-    do {                                                                                                                         \
-        if (c) cmshim_fail(__FILE__, __LINE__, "not: %s", #c);                                                                   \
+#define assert_false(c)                                                                                      \
+    do {                                                                                                     \
+        if (c) cmshim_fail(__FILE__, __LINE__, "not: %s", #c);                                               \
     } while (0)
-#define assert_null(p)                    assert_true((p) == NULL)
-#define assert_non_null(p)                assert_true((p) != NULL)
-#define assert_ptr_equal(a, b)            assert_true((const void *)(a) == (const void *)(b))
-#define assert_ptr_not_equal(a, b)        assert_true((const void *)(a) != (const void *)(b))
-#define assert_int_equal(a, b)            cmshim_ints(cmshim_int(a), cmshim_int(b), 1, __FILE__, __LINE__)
-#define assert_int_not_equal(a, b)        cmshim_ints(cmshim_int(a), cmshim_int(b), 0, __FILE__, __LINE__)
-#define assert_memory_equal(a, b, n)      cmshim_memory(a, b, n, 1, __FILE__, __LINE__)
-#define assert_memory_not_equal(a, b, n)  cmshim_memory(a, b, n, 0, __FILE__, __LINE__)
-#define assert_string_equal(a, b)         cmshim_strings(a, b, 1, __FILE__, __LINE__)
-#define assert_string_not_equal(a, b)     cmshim_strings(a, b, 0, __FILE__, __LINE__)
-#define assert_in_range(v, lo, hi)        cmshim_range(cmshim_int(v), cmshim_int(lo), cmshim_int(hi), __FILE__, __LINE__)
+#define assert_null(p)                   assert_true((p) == NULL)
+#define assert_non_null(p)               assert_true((p) != NULL)
+#define assert_ptr_equal(a, b)           assert_true((const void *)(a) == (const void *)(b))
+#define assert_ptr_not_equal(a, b)       assert_true((const void *)(a) != (const void *)(b))
+#define assert_int_equal(a, b)           cmshim_ints(cmshim_int(a), cmshim_int(b), 1, __FILE__, __LINE__)
+#define assert_int_not_equal(a, b)       cmshim_ints(cmshim_int(a), cmshim_int(b), 0, __FILE__, __LINE__)
+#define assert_memory_equal(a, b, n)     cmshim_memory(a, b, n, 1, __FILE__, __LINE__)
+#define assert_memory_not_equal(a, b, n) cmshim_memory(a, b, n, 0, __FILE__, __LINE__)
+#define assert_string_equal(a, b)        cmshim_strings(a, b, 1, __FILE__, __LINE__)
+#define assert_string_not_equal(a, b)    cmshim_strings(a, b, 0, __FILE__, __LINE__)
+#define assert_in_range(v, lo, hi)                                                                           \
+    cmshim_range(cmshim_int(v), cmshim_int(lo), cmshim_int(hi), __FILE__, __LINE__)
 
 /* Only tests whose name fits; a star at either end stands for anything. */
 static inline void cmocka_set_test_filter(const char *pattern)
@@ -143,8 +154,8 @@ static inline enum cmshim_end cmshim_run(const struct CMUnitTest *t)
     }
     return end;
 }
-static inline int cmshim_group(const char *group, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
-                               CMFixtureFunction teardown)
+static inline int cmshim_group(const char *group, const struct CMUnitTest *tests, size_t n,
+                               CMFixtureFunction setup, CMFixtureFunction teardown)
 {
     int ran = 0, failed = 0;
     void *state = NULL;
@@ -159,15 +170,20 @@ static inline int cmshim_group(const char *group, const struct CMUnitTest *tests
         enum cmshim_end end = cmshim_run(&t);
         ran++;
         failed += end == CMSHIM_FAILED;
-        printf("%s %s\n", end == CMSHIM_FAILED ? "[  FAILED  ]" : end == CMSHIM_SKIPPED ? "[  SKIPPED ]" : "[       OK ]", t.name);
+        printf("%s %s\n",
+               end == CMSHIM_FAILED    ? "[  FAILED  ]"
+               : end == CMSHIM_SKIPPED ? "[  SKIPPED ]"
+                                       : "[       OK ]",
+               t.name);
         fflush(stdout);
     }
     if (teardown && teardown(&state) != 0) failed++;
     printf("[==========] %d test(s) run, %d failed.\n", ran, failed);
     return failed;
 }
-#define cmocka_run_group_tests_name(name, tests, setup, teardown)                                                                \
+#define cmocka_run_group_tests_name(name, tests, setup, teardown)                                            \
     cmshim_group(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
-#define cmocka_run_group_tests(tests, setup, teardown) cmocka_run_group_tests_name(#tests, tests, setup, teardown)
+#define cmocka_run_group_tests(tests, setup, teardown)                                                       \
+    cmocka_run_group_tests_name(#tests, tests, setup, teardown)
 
 #endif

@@ -1,5 +1,6 @@
-/* config.json of the Qwen families: released files, what transformers 5 makes of them, absent keys, nonsense; then the
- * description, the names of tensors and the layouts of experts. Numbers: specs qwen-vl 1 and transformers 5.23's classes. */
+/* config.json of the Qwen families: released files, what transformers 5 makes of them, absent keys, nonsense;
+ * then the description, the names of tensors and the layouts of experts. Numbers: specs qwen-vl 1 and
+ * transformers 5.23's classes. */
 #include "config/hf_config.h"
 #include "engine/model/model_desc.h"
 
@@ -11,56 +12,76 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define TAIL_IDS                                                                                                                 \
-    "\"image_token_id\":151655,\"video_token_id\":151656,\"vision_start_token_id\":151652,\"vision_end_token_id\":151653,"
+#define TAIL_IDS                                                                                             \
+    "\"image_token_id\":151655,\"video_token_id\":151656,\"vision_start_token_id\":151652,\"vision_end_"     \
+    "token_id\":151653,"
 
 static const char QWEN2_VL_7B[] =
-    "{\"architectures\":[\"Qwen2VLForConditionalGeneration\"],\"attention_dropout\":0.0,\"bos_token_id\":151643,"
+    "{\"architectures\":[\"Qwen2VLForConditionalGeneration\"],\"attention_dropout\":0.0,\"bos_token_id\":"
+    "151643,"
     "\"eos_token_id\":151645,\"vision_token_id\":151654," TAIL_IDS
     "\"hidden_act\":\"silu\",\"hidden_size\":3584,\"initializer_range\":0.02,\"intermediate_size\":18944,"
-    "\"max_position_embeddings\":32768,\"max_window_layers\":28,\"model_type\":\"qwen2_vl\",\"num_attention_heads\":28,"
+    "\"max_position_embeddings\":32768,\"max_window_layers\":28,\"model_type\":\"qwen2_vl\",\"num_attention_"
+    "heads\":28,"
     "\"num_hidden_layers\":28,\"num_key_value_heads\":4,\"rms_norm_eps\":1e-06,\"rope_theta\":1000000.0,"
     "\"sliding_window\":32768,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"use_cache\":true,"
-    "\"use_sliding_window\":false,\"vision_config\":{\"depth\":32,\"embed_dim\":1280,\"mlp_ratio\":4,\"num_heads\":16,"
-    "\"in_chans\":3,\"hidden_size\":3584,\"patch_size\":14,\"spatial_merge_size\":2,\"spatial_patch_size\":14,"
-    "\"temporal_patch_size\":2},\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},\"vocab_size\":152064}";
+    "\"use_sliding_window\":false,\"vision_config\":{\"depth\":32,\"embed_dim\":1280,\"mlp_ratio\":4,\"num_"
+    "heads\":16,"
+    "\"in_chans\":3,\"hidden_size\":3584,\"patch_size\":14,\"spatial_merge_size\":2,\"spatial_patch_size\":"
+    "14,"
+    "\"temporal_patch_size\":2},\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},\"vocab_"
+    "size\":152064}";
 
 /* The same as transformers 5 writes it. */
 static const char QWEN2_VL_7B_V5[] =
-    "{\"dtype\":\"bfloat16\"," TAIL_IDS
-    "\"model_type\":\"qwen2_vl\",\"text_config\":{\"attention_dropout\":0.0,\"bos_token_id\":151643,\"eos_token_id\":151645,"
-    "\"hidden_act\":\"silu\",\"hidden_size\":3584,\"intermediate_size\":18944,\"max_position_embeddings\":32768,"
-    "\"max_window_layers\":28,\"model_type\":\"qwen2_vl_text\",\"num_attention_heads\":28,\"num_hidden_layers\":28,"
-    "\"num_key_value_heads\":4,\"pad_token_id\":null,\"rms_norm_eps\":1e-06,\"rope_parameters\":{\"mrope_section\":[16,24,24],"
+    "{\"dtype\":\"bfloat16\"," TAIL_IDS "\"model_type\":\"qwen2_vl\",\"text_config\":{\"attention_dropout\":"
+    "0.0,\"bos_token_id\":151643,\"eos_token_id\":151645,"
+    "\"hidden_act\":\"silu\",\"hidden_size\":3584,\"intermediate_size\":18944,\"max_position_embeddings\":"
+    "32768,"
+    "\"max_window_layers\":28,\"model_type\":\"qwen2_vl_text\",\"num_attention_heads\":28,\"num_hidden_"
+    "layers\":28,"
+    "\"num_key_value_heads\":4,\"pad_token_id\":null,\"rms_norm_eps\":1e-06,\"rope_parameters\":{\"mrope_"
+    "section\":[16,24,24],"
     "\"rope_theta\":1000000.0,\"rope_type\":\"default\",\"type\":\"mrope\"},\"sliding_window\":null,"
-    "\"use_sliding_window\":false,\"vocab_size\":152064},\"tie_word_embeddings\":false,\"vision_config\":{\"depth\":32,"
+    "\"use_sliding_window\":false,\"vocab_size\":152064},\"tie_word_embeddings\":false,\"vision_config\":{"
+    "\"depth\":32,"
     "\"embed_dim\":1280,\"hidden_act\":\"quick_gelu\",\"hidden_size\":3584,\"in_channels\":3,\"mlp_ratio\":4,"
-    "\"model_type\":\"qwen2_vl_vision\",\"num_heads\":16,\"patch_size\":14,\"rope_parameters\":{\"rope_theta\":10000.0,"
+    "\"model_type\":\"qwen2_vl_vision\",\"num_heads\":16,\"patch_size\":14,\"rope_parameters\":{\"rope_"
+    "theta\":10000.0,"
     "\"rope_type\":\"axial\"},\"spatial_merge_size\":2,\"temporal_patch_size\":[2,2]}}";
 
 static const char QWEN2_5_VL_3B[] =
-    "{\"architectures\":[\"Qwen2_5_VLForConditionalGeneration\"],\"bos_token_id\":151643,\"eos_token_id\":151645," TAIL_IDS
-    "\"hidden_act\":\"silu\",\"hidden_size\":2048,\"intermediate_size\":11008,\"max_position_embeddings\":128000,"
-    "\"max_window_layers\":70,\"model_type\":\"qwen2_5_vl\",\"num_attention_heads\":16,\"num_hidden_layers\":36,"
+    "{\"architectures\":[\"Qwen2_5_VLForConditionalGeneration\"],\"bos_token_id\":151643,\"eos_token_id\":"
+    "151645," TAIL_IDS "\"hidden_act\":\"silu\",\"hidden_size\":2048,\"intermediate_size\":11008,\"max_"
+    "position_embeddings\":128000,"
+    "\"max_window_layers\":70,\"model_type\":\"qwen2_5_vl\",\"num_attention_heads\":16,\"num_hidden_layers\":"
+    "36,"
     "\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,\"rope_theta\":1000000.0,\"sliding_window\":32768,"
-    "\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vision_config\":{\"depth\":32,\"hidden_act\":\"silu\","
-    "\"hidden_size\":1280,\"intermediate_size\":3420,\"num_heads\":16,\"in_chans\":3,\"out_hidden_size\":2048,"
+    "\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vision_config\":{\"depth\":32,\"hidden_"
+    "act\":\"silu\","
+    "\"hidden_size\":1280,\"intermediate_size\":3420,\"num_heads\":16,\"in_chans\":3,\"out_hidden_size\":"
+    "2048,"
     "\"patch_size\":14,\"spatial_merge_size\":2,\"spatial_patch_size\":14,\"window_size\":112,"
     "\"fullatt_block_indexes\":[7,15,23,31],\"tokens_per_second\":2,\"temporal_patch_size\":2},"
     "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},\"vocab_size\":151936}";
 
 /* A re-save that holds only what is not a class default (specs qwen-vl 1.1). */
 static const char QWEN2_5_VL_7B_SHORT[] =
-    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":3584,\"intermediate_size\":18944,\"num_attention_heads\":28,"
-    "\"num_hidden_layers\":28,\"num_key_value_heads\":4,\"rms_norm_eps\":1e-06,\"max_position_embeddings\":128000,"
+    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":3584,\"intermediate_size\":18944,\"num_attention_heads\":"
+    "28,"
+    "\"num_hidden_layers\":28,\"num_key_value_heads\":4,\"rms_norm_eps\":1e-06,\"max_position_embeddings\":"
+    "128000,"
     "\"rope_scaling\":{\"rope_type\":\"default\",\"type\":\"default\",\"mrope_section\":[16,24,24]},"
-    "\"vision_config\":{\"hidden_size\":1280,\"in_chans\":3,\"model_type\":\"qwen2_5_vl\",\"spatial_patch_size\":14,"
+    "\"vision_config\":{\"hidden_size\":1280,\"in_chans\":3,\"model_type\":\"qwen2_5_vl\",\"spatial_patch_"
+    "size\":14,"
     "\"tokens_per_second\":2}}";
 
 static const char QWEN3_VL_4B[] =
     "{\"architectures\":[\"Qwen3VLForConditionalGeneration\"]," TAIL_IDS
-    "\"model_type\":\"qwen3_vl\",\"text_config\":{\"attention_bias\":false,\"attention_dropout\":0.0,\"bos_token_id\":151643,"
-    "\"dtype\":\"bfloat16\",\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":2560,"
+    "\"model_type\":\"qwen3_vl\",\"text_config\":{\"attention_bias\":false,\"attention_dropout\":0.0,\"bos_"
+    "token_id\":151643,"
+    "\"dtype\":\"bfloat16\",\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":"
+    "2560,"
     "\"intermediate_size\":9728,\"max_position_embeddings\":262144,\"model_type\":\"qwen3_vl_text\","
     "\"num_attention_heads\":32,\"num_hidden_layers\":36,\"num_key_value_heads\":8,\"rms_norm_eps\":1e-06,"
     "\"rope_scaling\":{\"mrope_interleaved\":true,\"mrope_section\":[24,20,20],\"rope_type\":\"default\"},"
@@ -71,22 +92,30 @@ static const char QWEN3_VL_4B[] =
     "\"patch_size\":16,\"spatial_merge_size\":2,\"temporal_patch_size\":2}}";
 
 static const char QWEN3_VL_30B[] =
-    "{" TAIL_IDS "\"model_type\":\"qwen3_vl_moe\",\"text_config\":{\"attention_bias\":false,\"decoder_sparse_step\":1,"
-    "\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":2048,\"intermediate_size\":6144,"
+    "{" TAIL_IDS
+    "\"model_type\":\"qwen3_vl_moe\",\"text_config\":{\"attention_bias\":false,\"decoder_sparse_step\":1,"
+    "\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":2048,\"intermediate_"
+    "size\":6144,"
     "\"max_position_embeddings\":262144,\"mlp_only_layers\":[],\"model_type\":\"qwen3_vl_moe_text\","
     "\"moe_intermediate_size\":768,\"norm_topk_prob\":false,\"num_attention_heads\":32,\"num_experts\":128,"
     "\"num_experts_per_tok\":8,\"num_hidden_layers\":48,\"num_key_value_heads\":4,\"rms_norm_eps\":1e-06,"
     "\"rope_scaling\":{\"mrope_interleaved\":true,\"mrope_section\":[24,20,20],\"rope_type\":\"default\"},"
-    "\"rope_theta\":5000000,\"tie_word_embeddings\":true,\"vocab_size\":151936},\"tie_word_embeddings\":false,"
-    "\"vision_config\":{\"deepstack_visual_indexes\":[8,16,24],\"depth\":27,\"hidden_size\":1152,\"intermediate_size\":4304,"
+    "\"rope_theta\":5000000,\"tie_word_embeddings\":true,\"vocab_size\":151936},\"tie_word_embeddings\":"
+    "false,"
+    "\"vision_config\":{\"deepstack_visual_indexes\":[8,16,24],\"depth\":27,\"hidden_size\":1152,"
+    "\"intermediate_size\":4304,"
     "\"model_type\":\"qwen3_vl_moe\",\"num_heads\":16,\"out_hidden_size\":2048}}";
 
 static const char QWEN3_0_6B[] =
-    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":false,\"bos_token_id\":151643,\"eos_token_id\":[151645,151643],"
+    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":false,\"bos_token_id\":151643,\"eos_token_"
+    "id\":[151645,151643],"
     "\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":1024,\"intermediate_size\":3072,"
-    "\"max_position_embeddings\":40960,\"max_window_layers\":28,\"model_type\":\"qwen3\",\"num_attention_heads\":16,"
-    "\"num_hidden_layers\":28,\"num_key_value_heads\":8,\"rms_norm_eps\":1e-06,\"rope_scaling\":null,\"rope_theta\":1000000,"
-    "\"sliding_window\":null,\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vocab_size\":151936}";
+    "\"max_position_embeddings\":40960,\"max_window_layers\":28,\"model_type\":\"qwen3\",\"num_attention_"
+    "heads\":16,"
+    "\"num_hidden_layers\":28,\"num_key_value_heads\":8,\"rms_norm_eps\":1e-06,\"rope_scaling\":null,\"rope_"
+    "theta\":1000000,"
+    "\"sliding_window\":null,\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vocab_size\":"
+    "151936}";
 
 static struct hf_config c;
 static struct model_desc d;
@@ -118,19 +147,25 @@ static void test_qwen2_vl(void **state)
     for (int i = 0; i < 2; i++) {
         load(texts[i]);
         assert_int_equal(c.family, HF_QWEN2_VL);
-        assert_true(d.vocab == 152064 && d.hidden == 3584 && d.layer_count == 28 && d.context_max == 32768 && !d.tied);
+        assert_true(d.vocab == 152064 && d.hidden == 3584 && d.layer_count == 28 && d.context_max == 32768 &&
+                    !d.tied);
         assert_true(d.norm_eps == 1e-6f && !d.norm_plus_one && d.embed_scale == 1 && d.final_softcap == 0);
         const struct desc_layer *l = &d.layers[27];
-        assert_true(l->heads == 28 && l->kv_heads == 4 && l->head_dim == 128 && l->ff == 18944 && l->window == 0);
+        assert_true(l->heads == 28 && l->kv_heads == 4 && l->head_dim == 128 && l->ff == 18944 &&
+                    l->window == 0);
         assert_true(l->qkv_bias && !l->o_bias && l->gate == GATE_SILU && l->experts == 0);
         assert_true(l->scale == (float)(1 / sqrt(128.0)));
-        assert_true(d.rope_count == 1 && d.ropes[0].theta == 1e6 && d.ropes[0].factor == 1 && d.ropes[0].dim == 128);
-        assert_true(d.ropes[0].sections[0] == 16 && d.ropes[0].sections[1] == 24 && d.ropes[0].sections[2] == 24);
+        assert_true(d.rope_count == 1 && d.ropes[0].theta == 1e6 && d.ropes[0].factor == 1 &&
+                    d.ropes[0].dim == 128);
+        assert_true(d.ropes[0].sections[0] == 16 && d.ropes[0].sections[1] == 24 &&
+                    d.ropes[0].sections[2] == 24);
         assert_true(!d.ropes[0].interleaved && !d.ropes[0].yarn && d.ropes[0].attention == 1);
         assert_names(&d.names, false);
         const struct desc_vision *v = &d.vision;
-        assert_true(d.has_vision && v->image_size == 0 && v->patch == 14 && v->hidden == 1280 && v->ff == 5120);
-        assert_true(v->layers == 32 && v->heads == 16 && v->merge == 2 && v->depth == 2 && v->end == VISION_MERGE);
+        assert_true(d.has_vision && v->image_size == 0 && v->patch == 14 && v->hidden == 1280 &&
+                    v->ff == 5120);
+        assert_true(v->layers == 32 && v->heads == 16 && v->merge == 2 && v->depth == 2 &&
+                    v->end == VISION_MERGE);
         assert_true(v->mlp == VISION_QUICK_GELU && !v->rms && !v->patch_bias && v->qkv_fused && !v->position);
         assert_true(v->eps == 1e-6f && v->rope_theta == 1e4 && v->window == 0 && v->tap_count == 0);
         assert_string_equal(v->names.merge_fc2, "vision.merger.mlp.2");
@@ -153,7 +188,8 @@ static void test_qwen2_5_vl(void **state)
     const struct desc_vision *v = &d.vision;
     assert_true(d.hidden == 2048 && d.layer_count == 36 && d.tied && d.context_max == 128000);
     assert_true(d.layers[0].heads == 16 && d.layers[0].head_dim == 128);
-    assert_true(v->rms && v->mlp == VISION_GLU_SILU && v->hidden == 1280 && v->ff == 3420 && v->window == 4 && !v->patch_bias);
+    assert_true(v->rms && v->mlp == VISION_GLU_SILU && v->hidden == 1280 && v->ff == 3420 && v->window == 4 &&
+                !v->patch_bias);
     for (uint32_t n = 0; n < 32; n++) assert_int_equal(v->full_layers[n / 8] >> n % 8 & 1, n % 8 == 7);
     assert_string_equal(v->names.up, "vision.blocks.#.mlp.up_proj");
     assert_true(d.image.tokens_per_second == 2 && !d.image.video_stamps);
@@ -175,12 +211,16 @@ static void test_qwen3_vl(void **state)
     load(QWEN3_VL_4B);
     const struct desc_vision *v = &d.vision;
     const struct desc_layer *l = &d.layers[35];
-    assert_true(d.hidden == 2560 && l->heads == 32 && l->kv_heads == 8 && l->head_dim == 128); /* 32 * 128 is not 2560 */
-    assert_true(!l->qkv_bias && !l->o_bias && d.tied && d.context_max == 262144 && l->scale == (float)(1 / sqrt(128.0)));
+    assert_true(d.hidden == 2560 && l->heads == 32 && l->kv_heads == 8 &&
+                l->head_dim == 128); /* 32 * 128 is not 2560 */
+    assert_true(!l->qkv_bias && !l->o_bias && d.tied && d.context_max == 262144 &&
+                l->scale == (float)(1 / sqrt(128.0)));
     assert_true(d.ropes[0].theta == 5e6 && d.ropes[0].interleaved && d.ropes[0].sections[0] == 24);
     assert_names(&d.names, true);
-    assert_true(v->hidden == 1024 && v->layers == 24 && v->patch == 16 && v->patch_bias && v->position && !v->rms);
-    assert_true(v->mlp == VISION_GELU_TANH && v->position_side == 48 && v->window == 0 && v->depth == 2 && v->merge == 2);
+    assert_true(v->hidden == 1024 && v->layers == 24 && v->patch == 16 && v->patch_bias && v->position &&
+                !v->rms);
+    assert_true(v->mlp == VISION_GELU_TANH && v->position_side == 48 && v->window == 0 && v->depth == 2 &&
+                v->merge == 2);
     assert_true(v->tap_count == 3 && v->taps[0] == 5 && v->taps[1] == 11 && v->taps[2] == 17);
     assert_string_equal(v->names.tap_fc1, "vision.deepstack_merger_list.#.linear_fc1");
     assert_string_equal(d.image.marker, "<|image_pad|>");
@@ -204,22 +244,28 @@ static void test_text(void **state)
 {
     (void)state;
     load(QWEN3_0_6B);
-    assert_true(d.hidden == 1024 && d.layers[0].head_dim == 128 && d.layers[0].heads == 16 && d.tied && !d.has_vision);
+    assert_true(d.hidden == 1024 && d.layers[0].head_dim == 128 && d.layers[0].heads == 16 && d.tied &&
+                !d.has_vision);
     assert_true(d.eos_count == 2 && d.eos_ids[1] == 151643 && d.ropes[0].sections[0] == 0);
     assert_names(&d.names, true);
     model_desc_free(&d);
     load("{\"model_type\":\"qwen2\",\"hidden_size\":896,\"intermediate_size\":4864,\"num_hidden_layers\":24,"
          "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_parameters\":{\"rope_theta\":1000000.0,"
-         "\"rope_type\":\"default\"},\"sliding_window\":null,\"use_sliding_window\":false,\"layer_types\":null}");
-    assert_true(d.layers[0].head_dim == 64 && d.layers[0].qkv_bias && !d.layers[0].o_bias && d.vocab == 151936);
+         "\"rope_type\":\"default\"},\"sliding_window\":null,\"use_sliding_window\":false,\"layer_types\":"
+         "null}");
+    assert_true(d.layers[0].head_dim == 64 && d.layers[0].qkv_bias && !d.layers[0].o_bias &&
+                d.vocab == 151936);
     assert_true(d.ropes[0].theta == 1e6 && d.context_max == 32768 && !d.tied && d.norm_eps == 1e-6f);
     assert_names(&d.names, false);
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen3\",\"attention_bias\":true,\"num_key_value_heads\":null,\"num_attention_heads\":8}");
-    assert_true(d.layers[0].qkv_bias && d.layers[0].o_bias && d.layers[0].kv_heads == 8 && d.ropes[0].theta == 1e4);
+    load("{\"model_type\":\"qwen3\",\"attention_bias\":true,\"num_key_value_heads\":null,\"num_attention_"
+         "heads\":8}");
+    assert_true(d.layers[0].qkv_bias && d.layers[0].o_bias && d.layers[0].kv_heads == 8 &&
+                d.ropes[0].theta == 1e4);
     model_desc_free(&d);
     /* transformers 5 saves num_experts under another name. */
-    load("{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":6,\"num_local_experts\":5,\"num_experts_per_tok\":2,"
+    load("{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":6,\"num_local_experts\":5,\"num_experts_per_"
+         "tok\":2,"
          "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3,77]}");
     for (uint32_t n = 0; n < 6; n++) {
         bool sparse = n == 1 || n == 5;
@@ -233,19 +279,23 @@ static void test_text(void **state)
 static void test_windows(void **state)
 {
     (void)state;
-    load("{\"model_type\":\"qwen2\",\"num_hidden_layers\":4,\"use_sliding_window\":true,\"sliding_window\":100,"
+    load("{\"model_type\":\"qwen2\",\"num_hidden_layers\":4,\"use_sliding_window\":true,\"sliding_window\":"
+         "100,"
          "\"max_window_layers\":2}");
     assert_true(d.layers[1].window == 0 && d.layers[2].window == 100 && d.layers[3].window == 100);
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen3\",\"num_hidden_layers\":2,\"use_sliding_window\":true,\"sliding_window\":100,"
+    load("{\"model_type\":\"qwen3\",\"num_hidden_layers\":2,\"use_sliding_window\":true,\"sliding_window\":"
+         "100,"
          "\"max_window_layers\":0,\"layer_types\":[\"sliding_attention\",\"full_attention\"]}");
     assert_true(d.layers[0].window == 100 && d.layers[1].window == 0);
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen2\",\"num_hidden_layers\":4,\"use_sliding_window\":true,\"sliding_window\":null,"
+    load("{\"model_type\":\"qwen2\",\"num_hidden_layers\":4,\"use_sliding_window\":true,\"sliding_window\":"
+         "null,"
          "\"max_window_layers\":0}");
     assert_true(d.layers[0].window == 0);
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":2,\"use_sliding_window\":true,\"sliding_window\":64}");
+    load("{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":2,\"use_sliding_window\":true,\"sliding_"
+         "window\":64}");
     assert_true(d.layers[0].window == 64 && d.layers[1].window == 64);
     model_desc_free(&d);
 }
@@ -253,20 +303,26 @@ static void test_windows(void **state)
 static void test_yarn(void **state)
 {
     (void)state;
-    load("{\"model_type\":\"qwen2\",\"rope_theta\":1000000,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,"
-         "\"original_max_position_embeddings\":32768}}");
+    load(
+        "{\"model_type\":\"qwen2\",\"rope_theta\":1000000,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,"
+        "\"original_max_position_embeddings\":32768}}");
     const struct desc_rope *r = &d.ropes[0];
-    assert_true(r->yarn && r->factor == 4 && r->yarn_original == 32768 && r->yarn_beta_fast == 32 && r->yarn_beta_slow == 1);
+    assert_true(r->yarn && r->factor == 4 && r->yarn_original == 32768 && r->yarn_beta_fast == 32 &&
+                r->yarn_beta_slow == 1);
     assert_true(r->yarn_truncate && fabs(r->attention - 1.138629436111989) < 1e-15 && r->theta == 1e6);
     assert_int_equal(d.context_max, 131072); /* max_position_embeddings is 32768 */
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen3\",\"max_position_embeddings\":200000,\"rope_parameters\":{\"rope_type\":\"yarn\","
-         "\"rope_theta\":1000000.0,\"factor\":2.0,\"original_max_position_embeddings\":40960,\"beta_fast\":16,\"beta_slow\":2,"
+    load("{\"model_type\":\"qwen3\",\"max_position_embeddings\":200000,\"rope_parameters\":{\"rope_type\":"
+         "\"yarn\","
+         "\"rope_theta\":1000000.0,\"factor\":2.0,\"original_max_position_embeddings\":40960,\"beta_fast\":"
+         "16,\"beta_slow\":2,"
          "\"attention_factor\":0.75,\"truncate\":false,\"mscale\":null}}");
-    assert_true(r->yarn_beta_fast == 16 && r->yarn_beta_slow == 2 && !r->yarn_truncate && r->attention == 0.75);
+    assert_true(r->yarn_beta_fast == 16 && r->yarn_beta_slow == 2 && !r->yarn_truncate &&
+                r->attention == 0.75);
     assert_int_equal(d.context_max, 200000);
     model_desc_free(&d);
-    /* No original length: max_position_embeddings stands for it. The old key beside the new one. Both scales. */
+    /* No original length: max_position_embeddings stands for it. The old key beside the new one. Both scales.
+     */
     load("{\"model_type\":\"qwen2\",\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":\"default\"},"
          "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":1.0,\"mscale_all_dim\":0.5}}");
     assert_true(r->yarn && r->yarn_original == 32768 && r->theta == 5e5);
@@ -280,18 +336,22 @@ static void test_yarn(void **state)
     load("{\"model_type\":\"qwen3\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}");
     assert_true(!r->yarn && r->factor == 2.5);
     model_desc_free(&d);
-    load("{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":2048,\"num_attention_heads\":16,\"rope_scaling\":{\"type\":\"yarn\","
+    load("{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":2048,\"num_attention_heads\":16,\"rope_scaling\":{"
+         "\"type\":\"yarn\","
          "\"mrope_section\":[16,24,24],\"factor\":4,\"original_max_position_embeddings\":32768}}");
     assert_true(r->yarn && r->sections[1] == 24 && !d.has_vision);
     model_desc_free(&d);
 }
 
-#define VL3(vision) "{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584},\"vision_config\":{" vision "}}"
-#define VL25(vision)                                                                                                             \
-    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":3584,\"num_attention_heads\":28,\"num_key_value_heads\":4,"                  \
+#define VL3(vision)                                                                                          \
+    "{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584},\"vision_config\":{" vision "}}"
+#define VL25(vision)                                                                                         \
+    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":3584,\"num_attention_heads\":28,\"num_key_value_"        \
+    "heads\":4,"                                                                                             \
     "\"vision_config\":{" vision "}}"
-#define VL2(vision)                                                                                                              \
-    "{\"model_type\":\"qwen2_vl\",\"hidden_size\":3584,\"num_attention_heads\":28,\"num_key_value_heads\":4,"                    \
+#define VL2(vision)                                                                                          \
+    "{\"model_type\":\"qwen2_vl\",\"hidden_size\":3584,\"num_attention_heads\":28,\"num_key_value_heads\":"  \
+    "4,"                                                                                                     \
     "\"vision_config\":{" vision "}}"
 #define Q3(keys)  "{\"model_type\":\"qwen3\"," keys "}"
 #define MOE(keys) "{\"model_type\":\"qwen3_moe\"," keys "}"
@@ -300,7 +360,8 @@ static void test_defaults_of_towers(void **state)
 {
     (void)state;
     load(VL2(""));
-    assert_true(d.vision.hidden == 1280 && d.vision.ff == 5120 && d.vision.layers == 32 && d.norm_eps == 1e-5f);
+    assert_true(d.vision.hidden == 1280 && d.vision.ff == 5120 && d.vision.layers == 32 &&
+                d.norm_eps == 1e-5f);
     model_desc_free(&d);
     load(VL2("\"embed_dim\":640,\"mlp_ratio\":3.5,\"num_heads\":8,\"patch_size\":[12,12]"));
     assert_true(d.vision.ff == 2240 && d.vision.patch == 12);
@@ -316,14 +377,16 @@ static void test_defaults_of_towers(void **state)
     assert_true(d.vision.hidden == 3584 && d.vision.full_layers[0] == 0 && d.image.tokens_per_second == 4);
     model_desc_free(&d);
     load(VL3(""));
-    assert_true(d.vision.hidden == 1152 && d.vision.layers == 27 && d.vision.tap_count == 3 && d.ropes[0].theta == 5e5);
+    assert_true(d.vision.hidden == 1152 && d.vision.layers == 27 && d.vision.tap_count == 3 &&
+                d.ropes[0].theta == 5e5);
     assert_true(d.ropes[0].sections[0] == 24 && d.ropes[0].interleaved);
     model_desc_free(&d);
     load(VL3("\"deepstack_visual_indexes\":[],\"num_position_embeddings\":16"));
     assert_true(d.vision.tap_count == 0 && d.vision.position_side == 4);
     model_desc_free(&d);
     /* A vocabulary without the token of videos: no videos. Special ids among the text's keys count too. */
-    load("{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"vocab_size\":900,\"image_token_id\":7},"
+    load("{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"vocab_size\":900,\"image_"
+         "token_id\":7},"
          "\"vision_config\":{}}");
     assert_true(d.image.soft_id == 7 && d.image.video_marker == NULL && d.eos_count == 0);
     model_desc_free(&d);
@@ -346,7 +409,8 @@ static void test_hostile(void **state)
         {"{\"model_type\":\"qwen3_vl\"}", ST_FORMAT, "text_config: is missing"},
         {"{\"model_type\":\"qwen2_vl\",\"text_config\":[]}", ST_FORMAT, "text_config: must be an object"},
         {"{\"model_type\":\"qwen2_vl\",\"vision_config\":7}", ST_FORMAT, "vision_config: must be an object"},
-        {"{\"model_type\":\"qwen2_vl\",\"vision_config\":{}}", ST_FORMAT, "vision_config.hidden_size: must be the hidden_size"},
+        {"{\"model_type\":\"qwen2_vl\",\"vision_config\":{}}", ST_FORMAT,
+         "vision_config.hidden_size: must be the hidden_size"},
         {Q3("\"quantization_config\":{\"quant_method\":\"awq\"}"), ST_UNSUPPORTED, "quantization_config"},
         {Q3("\"hidden_size\":0"), ST_FORMAT, "hidden_size"},
         {Q3("\"hidden_size\":1e99"), ST_FORMAT, "hidden_size"},
@@ -359,34 +423,38 @@ static void test_hostile(void **state)
         {Q3("\"rope_scaling\":[1]"), ST_FORMAT, "rope_scaling"},
         {Q3("\"rope_parameters\":7"), ST_FORMAT, "rope_parameters"},
         {Q3("\"rope_theta\":0"), ST_FORMAT, "rope_theta"},
-        {Q3("\"rope_scaling\":{\"type\":\"longrope\"}"), ST_UNSUPPORTED, "only default, mrope, linear and yarn"},
+        {Q3("\"rope_scaling\":{\"type\":\"longrope\"}"), ST_UNSUPPORTED,
+         "only default, mrope, linear and yarn"},
         {Q3("\"rope_scaling\":{\"type\":7}"), ST_UNSUPPORTED, "rope_type"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\"}"), ST_FORMAT, "factor: is missing"},
         {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":0.5}"), ST_FORMAT, "factor"},
-        {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":0}"), ST_FORMAT,
-         "original_max_position_embeddings"},
-        {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1,\"beta_slow\":3}"), ST_FORMAT, "beta_fast"},
+        {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":0}"),
+         ST_FORMAT, "original_max_position_embeddings"},
+        {Q3("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":1,\"beta_slow\":3}"), ST_FORMAT,
+         "beta_fast"},
         {Q3("\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}"), ST_FORMAT, "rope_theta"},
         {Q3("\"rope_scaling\":{\"type\":\"linear\",\"factor\":-2}"), ST_FORMAT, "factor"},
         {Q3("\"rope_scaling\":{\"type\":\"linear\"}"), ST_FORMAT, "factor: is missing"},
         {Q3("\"partial_rotary_factor\":0.5"), ST_UNSUPPORTED, "partial_rotary_factor"},
         {Q3("\"rope_parameters\":{\"partial_rotary_factor\":0.25}"), ST_UNSUPPORTED, "partial_rotary_factor"},
-        {Q3("\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]"), ST_FORMAT, "use_sliding_window is off"},
+        {Q3("\"num_hidden_layers\":1,\"layer_types\":[\"sliding_attention\"]"), ST_FORMAT,
+         "use_sliding_window is off"},
         {Q3("\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]"), ST_UNSUPPORTED, "layer_types"},
         {Q3("\"use_sliding_window\":true,\"sliding_window\":0"), ST_FORMAT, "sliding_window"},
-        {"{\"model_type\":\"qwen2\",\"hidden_size\":100,\"num_attention_heads\":3,\"num_key_value_heads\":3}", ST_FORMAT,
-         "must divide hidden_size"},
-        {"{\"model_type\":\"qwen2\",\"hidden_size\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4}", ST_FORMAT,
-         "must divide hidden_size"},
-        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24]}}", ST_FORMAT,
-         "mrope_section"},
-        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,25]}}", ST_FORMAT,
-         "mrope_section"},
-        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,-24,72]}}", ST_FORMAT,
-         "mrope_section"},
-        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[0,32,32]}}", ST_FORMAT,
-         "mrope_section"},
-        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"head_dim\":64}}", ST_FORMAT, "text_config.mrope_section"},
+        {"{\"model_type\":\"qwen2\",\"hidden_size\":100,\"num_attention_heads\":3,\"num_key_value_heads\":3}",
+         ST_FORMAT, "must divide hidden_size"},
+        {"{\"model_type\":\"qwen2\",\"hidden_size\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4}",
+         ST_FORMAT, "must divide hidden_size"},
+        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24]}}",
+         ST_FORMAT, "mrope_section"},
+        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,25]}}",
+         ST_FORMAT, "mrope_section"},
+        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,-24,72]}}",
+         ST_FORMAT, "mrope_section"},
+        {"{\"model_type\":\"qwen2_vl\",\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[0,32,32]}}",
+         ST_FORMAT, "mrope_section"},
+        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"head_dim\":64}}", ST_FORMAT,
+         "text_config.mrope_section"},
         {MOE("\"num_experts\":5000"), ST_FORMAT, "num_experts"},
         {MOE("\"num_experts\":4,\"num_experts_per_tok\":5"), ST_FORMAT, "num_experts_per_tok"},
         {MOE("\"num_experts_per_tok\":65"), ST_FORMAT, "num_experts_per_tok"},
@@ -422,9 +490,11 @@ static void test_hostile(void **state)
         {VL3("\"deepstack_visual_indexes\":[0,1,2,3,4,5,6,7,8]"), ST_FORMAT, "deepstack_visual_indexes"},
         {VL3("\"num_position_embeddings\":2305"), ST_FORMAT, "must be a square"},
         {VL3("\"num_position_embeddings\":0"), ST_FORMAT, "num_position_embeddings"},
-        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"num_hidden_layers\":2},\"vision_config\":{}}",
+        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"num_hidden_layers\":2},"
+         "\"vision_config\":{}}",
          ST_FORMAT, "deepstack_visual_indexes"},
-        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"vocab_size\":900},\"vision_config\":{}}",
+        {"{\"model_type\":\"qwen3_vl\",\"text_config\":{\"hidden_size\":3584,\"vocab_size\":900},\"vision_"
+         "config\":{}}",
          ST_FORMAT, "image_token_id: must be below vocab_size"},
     };
     (void)state;
@@ -492,7 +562,8 @@ static int layout_of(const char *name, uint64_t a, uint64_t b)
 
 static void test_expert_layouts(void **state)
 {
-    static const char wide[] = "text.layers.11.mlp.experts.gate_up_proj", down[] = "text.layers.0.mlp.experts.down_proj";
+    static const char wide[] = "text.layers.11.mlp.experts.gate_up_proj",
+                      down[] = "text.layers.0.mlp.experts.down_proj";
     static const struct {
         uint32_t c, i;
     } sizes[] = {{16, 12}, {16, 8}, {16, 16}}; /* plain; gate_up is square; down is square */
@@ -500,10 +571,11 @@ static void test_expert_layouts(void **state)
     (void)state;
     for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
         uint32_t w = sizes[k].c, i = sizes[k].i;
-        snprintf(text, sizeof text,
-                 MOE("\"hidden_size\":%u,\"moe_intermediate_size\":%u,\"num_experts\":3,\"num_experts_per_tok\":1,"
-                     "\"num_attention_heads\":4"),
-                 w, i);
+        snprintf(
+            text, sizeof text,
+            MOE("\"hidden_size\":%u,\"moe_intermediate_size\":%u,\"num_experts\":3,\"num_experts_per_tok\":1,"
+                "\"num_attention_heads\":4"),
+            w, i);
         load(text);
         assert_int_equal(layout_of(wide, w, 2 * i), 2 * i == w ? -1 : EXPERTS_IN_OUT);
         assert_int_equal(layout_of(wide, 2 * i, w), 2 * i == w ? -1 : EXPERTS_OUT_IN);
@@ -526,7 +598,8 @@ static void test_expert_layouts(void **state)
 /* Whatever a file says, it is refused in one line or described. */
 static void test_mutations(void **state)
 {
-    static const char *const texts[] = {QWEN2_VL_7B, QWEN2_VL_7B_V5, QWEN2_5_VL_3B, QWEN3_VL_4B, QWEN3_VL_30B, QWEN3_0_6B};
+    static const char *const texts[] = {QWEN2_VL_7B, QWEN2_VL_7B_V5, QWEN2_5_VL_3B,
+                                        QWEN3_VL_4B, QWEN3_VL_30B,   QWEN3_0_6B};
     static const char *const bits[] = {"0",    "-1",    "999999999999", "null",  "[]",  "{}",
                                        "true", "1e400", "\"x\"",        "[1,2]", "0.5", "3"};
     uint64_t rng = 4711;
@@ -541,12 +614,14 @@ static void test_mutations(void **state)
         const char *colon = strchr(from + (rng >> 33) % (strlen(from) - 3), ':');
         if (!colon) continue;
         size_t skip = strcspn(colon + 1, ",}]");
-        snprintf(text, sizeof text, "%.*s%s%s", (int)(colon + 1 - from), from, bits[(rng >> 20) % 12], colon + 1 + skip);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(colon + 1 - from), from, bits[(rng >> 20) % 12],
+                 colon + 1 + skip);
         enum status st = parse(text, &err);
         if (!st) {
             st = model_describe(&c, &d, &err);
             if (st) fail_msg("%s was read, then %s", text, err.msg);
-            for (uint32_t n = 0; n < d.layer_count; n++) assert_true(d.layers[n].heads % d.layers[n].kv_heads == 0);
+            for (uint32_t n = 0; n < d.layer_count; n++)
+                assert_true(d.layers[n].heads % d.layers[n].kv_heads == 0);
             assert_true(d.context_max >= 1 && d.context_max <= 1u << 24);
             model_desc_free(&d);
         } else {

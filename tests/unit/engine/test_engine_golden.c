@@ -1,13 +1,15 @@
-/* The engine against transformers: every variant of tests/golden/gemma3 and tests/golden/qwen, every kernel set of this CPU.
- * Log-probs at every position of the prompt and of 32 greedy tokens: of the token that follows everywhere, of the whole
- * vocabulary at the positions that are stored; greedy ids; rope positions; pixels and patches.
+/* The engine against transformers: every variant of tests/golden/gemma3 and tests/golden/qwen, every kernel
+ * set of this CPU. Log-probs at every position of the prompt and of 32 greedy tokens: of the token that
+ * follows everywhere, of the whole vocabulary at the positions that are stored; greedy ids; rope positions;
+ * pixels and patches.
  *
  * Limits in f32: max |delta| over the whole vocabulary <= 1e-4, greedy ids equal.
  *
- * In bf16, against the float32 run of the same weights: the log-prob of the token that stands at each position, and of the most
- * likely one, <= 3e-2; over the whole vocabulary mean and max no larger than those of transformers' own bf16 run (rounding the
- * inputs of the products, queries, keys and values to bf16 costs up to 6e-2 for the most unlikely tokens, whoever does it);
- * greedy ids equal but for a near-tie, which is printed. */
+ * In bf16, against the float32 run of the same weights: the log-prob of the token that stands at each
+ * position, and of the most likely one, <= 3e-2; over the whole vocabulary mean and max no larger than those
+ * of transformers' own bf16 run (rounding the inputs of the products, queries, keys and values to bf16 costs
+ * up to 6e-2 for the most unlikely tokens, whoever does it); greedy ids equal but for a near-tie, which is
+ * printed. */
 #include "engine/internal.h"
 #include "engine/prompt/image_prep.h"
 #include "tests/lib/backend_sets.h"
@@ -23,8 +25,9 @@
 
 #define F32_LIMIT  1e-4
 #define BF16_LIMIT 3e-2
-#define CHUNK                                                                                                                    \
-    40u /* a chunk and a picture together have at most LOGIT_ROWS_MAX rows, so that all logits of a step can be looked at */
+#define CHUNK                                                                                                \
+    40u /* a chunk and a picture together have at most LOGIT_ROWS_MAX rows, so that all logits of a step can \
+           be looked at */
 
 #define SETS backend_sets
 
@@ -51,7 +54,8 @@ static void compare_row(struct compare *k, const float *logits, double lse, uint
 {
     const struct golden_case *c = k->c;
     const float *want = golden_row(c, c->logprobs, row), *low = golden_row(c, c->logprobs_bf16, row);
-    if (c->follow && follows != UINT32_MAX) note(k, fabs((double)logits[follows] - lse - (double)c->follow[row]), row, true);
+    if (c->follow && follows != UINT32_MAX)
+        note(k, fabs((double)logits[follows] - lse - (double)c->follow[row]), row, true);
     if (!want) return;
     uint32_t best = 0;
     for (uint32_t v = 1; v < c->vocab; v++)
@@ -103,19 +107,22 @@ static void after_step(void *arg, const struct engine_batch *b)
         for (uint32_t a = 0; a < 3 && first + i < total; a++) {
             int32_t got = pos[(e->rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
             int32_t want = c->positions[(size_t)a * total + first + i];
-            if (got != want) fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
+            if (got != want)
+                fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
         }
     free(logits);
     free(stats);
     free(pos);
 }
 
-/* Value `at` of patch n of a picture, as the processor lays them out: patches in blocks of merge x merge; in a patch channel,
- * frame, row, column. */
-static float patch_value(const struct image_config *cfg, const struct image_u8 *p, const float *lut, uint32_t n, uint32_t at)
+/* Value `at` of patch n of a picture, as the processor lays them out: patches in blocks of merge x merge; in
+ * a patch channel, frame, row, column. */
+static float patch_value(const struct image_config *cfg, const struct image_u8 *p, const float *lut,
+                         uint32_t n, uint32_t at)
 {
     uint32_t side = cfg->patch, m = cfg->merge, across = p->width / side / m, block = n / (m * m);
-    uint32_t y = (block / across * m + n / m % m) * side + at / side % side, x = (block % across * m + n % m) * side + at % side;
+    uint32_t y = (block / across * m + n / m % m) * side + at / side % side,
+             x = (block % across * m + n % m) * side + at % side;
     uint32_t frame = at / (side * side) % cfg->depth, channel = at / (side * side) / cfg->depth;
     if (frame >= (p->frames ? p->frames : 1)) frame = p->frames ? p->frames - 1 : 0;
     return lut[channel * 256 + p->rgb[(((size_t)frame * p->height + y) * p->width + x) * 3 + channel]];
@@ -134,13 +141,15 @@ static void check_pixels(const struct engine *e, const struct golden_case *c)
             size_t n = (size_t)p->width * p->height * 3;
             float *chw = malloc(n * sizeof *chw);
             image_to_chw(p, lut, chw);
-            for (size_t k = 0; k < n; k++) worst = fmax(worst, fabs((double)(chw[k] - c->pixel_values[i][k])));
+            for (size_t k = 0; k < n; k++)
+                worst = fmax(worst, fabs((double)(chw[k] - c->pixel_values[i][k])));
             free(chw);
         }
         uint32_t values = 3 * cfg->depth * cfg->patch * cfg->patch;
         for (uint32_t n = 0; n < 8 && c->patches[i]; n++)
             for (uint32_t k = 0; k < values; k++)
-                worst = fmax(worst, fabs((double)(patch_value(cfg, p, lut, n, k) - c->patches[i][n * values + k])));
+                worst = fmax(worst,
+                             fabs((double)(patch_value(cfg, p, lut, n, k) - c->patches[i][n * values + k])));
         if (worst > 1e-6) fail_msg("%s image %u: pixel values differ by %g", c->name, i, worst);
     }
 }
@@ -152,7 +161,8 @@ static bool greedy_equal(const struct golden_case *c, const struct mini_seq *s, 
         uint32_t got = s->scores[c->prompt_count + i].id;
         if (got == c->greedy[i]) continue;
         double gap = (double)c->gaps[i];
-        printf("    %s: token %u is %u, transformers drew %u; its two best lie %.4f apart\n", c->name, i, got, c->greedy[i], gap);
+        printf("    %s: token %u is %u, transformers drew %u; its two best lie %.4f apart\n", c->name, i, got,
+               c->greedy[i], gap);
         if (exact || gap > 2 * BF16_LIMIT) ok = false;
     }
     return ok;
@@ -181,13 +191,15 @@ static bool run_case(struct engine *e, const struct golden_case *c, bool f32, co
         k.low_max = (double)c->bf16_delta[0];
         k.low_sum = (double)c->bf16_delta[1] * (double)k.count;
     }
-    printf("  %-26s %-9s %s max |delta| %.2e mean %.2e, of tokens that stand there %.2e", c->name, set, f32 ? "f32 " : "bf16",
-           k.max, k.sum / (double)k.count, k.said_max);
-    if (c->logprobs_bf16) printf("   (transformers bf16: max %.2e mean %.2e)", k.low_max, k.low_sum / (double)k.count);
+    printf("  %-26s %-9s %s max |delta| %.2e mean %.2e, of tokens that stand there %.2e", c->name, set,
+           f32 ? "f32 " : "bf16", k.max, k.sum / (double)k.count, k.said_max);
+    if (c->logprobs_bf16)
+        printf("   (transformers bf16: max %.2e mean %.2e)", k.low_max, k.low_sum / (double)k.count);
     printf("\n");
     assert_int_equal(k.rows, c->prompt_count + c->greedy_count);
     assert_int_equal(k.whole_rows, c->row_count);
-    bool close = f32 ? k.max <= F32_LIMIT : k.said_max <= BF16_LIMIT && k.max <= k.low_max && k.sum <= k.low_sum;
+    bool close =
+        f32 ? k.max <= F32_LIMIT : k.said_max <= BF16_LIMIT && k.max <= k.low_max && k.sum <= k.low_sum;
     if (!close) printf("    FAIL: over the limit, worst at row %u\n", k.worst_row);
     if (!ids) printf("    FAIL: greedy ids differ\n");
     mini_drop(&m, &s);
@@ -231,7 +243,8 @@ static void run_family(const char *family)
     for (uint32_t i = 0; i < n; i++) {
         if (only && !strstr(names[i], only)) continue;
         for (size_t k = 0; k < TEST_SETS; k++)
-            if (be_cpu_has(SETS[k]) && (!set || strcmp(set, SETS[k]) == 0)) failed += run_variant(family, names[i], SETS[k]);
+            if (be_cpu_has(SETS[k]) && (!set || strcmp(set, SETS[k]) == 0))
+                failed += run_variant(family, names[i], SETS[k]);
     }
     assert_int_equal(failed, 0);
 }

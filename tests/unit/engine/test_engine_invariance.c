@@ -1,9 +1,9 @@
-/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two pictures (of two
- * sizes, and one of them a video, where the family has these), greedy, sampled from the best and from whole rows with penalties,
- * is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens (through the pictures, where the family allows it), beside
- * 16 others that come and go, with 1, 2 and 3 threads, with the tower in slices. Every log-prob (of the token and of 20
- * alternatives, at every prompt and generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32
- * and in bf16. */
+/* The promise, at the engine's seam: what a request gets depends on the request alone. One request with two
+ * pictures (of two sizes, and one of them a video, where the family has these), greedy, sampled from the best
+ * and from whole rows with penalties, is run alone and whole; then cut into chunks of 1, 7, 33, 64 tokens
+ * (through the pictures, where the family allows it), beside 16 others that come and go, with 1, 2 and 3
+ * threads, with the tower in slices. Every log-prob (of the token and of 20 alternatives, at every prompt and
+ * generated position), rank and id must be bit-equal, on every kernel set of this CPU, in f32 and in bf16. */
 #include "engine/model/model_info.h"
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
@@ -49,7 +49,8 @@ static void make_pictures(struct request *r, const struct model_info *m, uint64_
     }
 }
 
-/* How tokens are drawn. WALKED: each draw looks at the whole row or at the history, so that several of a step share the backend's threads. */
+/* How tokens are drawn. WALKED: each draw looks at the whole row or at the history, so that several of a step
+ * share the backend's threads. */
 enum draw { GREEDY, SAMPLED, WALKED, DRAWS };
 
 static void set_walked(struct sampling_params *p, uint64_t seed)
@@ -62,7 +63,8 @@ static void set_walked(struct sampling_params *p, uint64_t seed)
     if (seed % 4 == 3) p->presence_penalty = 0.7f;
 }
 
-static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length, enum draw draw)
+static void make_request(struct request *r, const struct model_info *m, uint64_t seed, uint32_t length,
+                         enum draw draw)
 {
     uint64_t rng = seed * 77 + 5;
     *r = (struct request){0};
@@ -72,7 +74,8 @@ static void make_request(struct request *r, const struct model_info *m, uint64_t
     for (uint32_t k = 0; k < count; k++) {
         const struct test_picture *p = &r->pictures[k];
         uint32_t begin = k == 0 ? 3 + next_random(&rng) % 5 : length - p->rows - 1 - next_random(&rng) % 4;
-        r->images[k] = (struct mini_image){.begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid};
+        r->images[k] =
+            (struct mini_image){.begin = begin, .end = begin + p->rows, .pixels = p->pixels, .grid = p->grid};
         for (uint32_t i = begin; i < begin + p->rows; i++)
             r->prompt[i] = p->pixels.frames ? m->image.video_soft_id : m->image.soft_id;
     }
@@ -121,7 +124,8 @@ static struct engine *open_engine(const struct variant *v, const char *set, uint
 }
 
 /* Steps in which each sequence takes part on its own schedule: some join late, some skip turns. */
-static void run_mixed(struct mini_sched *m, struct request *mine, struct request *others, uint32_t n, uint64_t seed)
+static void run_mixed(struct mini_sched *m, struct request *mine, struct request *others, uint32_t n,
+                      uint64_t seed)
 {
     uint64_t rng = seed;
     mini_add(m, &mine->s);
@@ -138,8 +142,8 @@ static void run_mixed(struct mini_sched *m, struct request *mine, struct request
     }
 }
 
-static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n, enum draw draw,
-                    uint32_t encode_layers, struct result *out)
+static void run_one(const struct variant *v, const char *set, uint32_t threads, uint32_t chunk, uint32_t n,
+                    enum draw draw, uint32_t encode_layers, struct result *out)
 {
     static struct request mine, others[OTHERS];
     struct engine *e = open_engine(v, set, threads);
@@ -149,7 +153,10 @@ static void run_one(const struct variant *v, const char *set, uint32_t threads, 
     make_request(&mine, engine_model(e), 1, PROMPT, draw);
     mine.s.chunk = chunk;
     for (uint32_t i = 0; i < n; i++) {
-        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i, draw == WALKED ? WALKED : i % 2 ? SAMPLED : GREEDY);
+        make_request(&others[i], engine_model(e), 100 + i, 3 + 9 * i,
+                     draw == WALKED ? WALKED
+                     : i % 2        ? SAMPLED
+                                    : GREEDY);
         others[i].s.chunk = i % 3 == 0 ? 0 : 1 + 5 * i;
     }
     run_mixed(&m, &mine, others, n, chunk + 31u * threads);
@@ -174,10 +181,11 @@ static void compare(const struct result *a, const struct result *b, const char *
     for (uint32_t i = 1; i < PROMPT + GENERATE; i++) {
         const struct token_out *x = &a->out[i], *y = &b->out[i];
         bool same = x->id == y->id && memcmp(&x->logprob, &y->logprob, 4) == 0 && x->rank == y->rank &&
-                    x->top_count == y->top_count && memcmp(x->top, y->top, x->top_count * sizeof x->top[0]) == 0;
+                    x->top_count == y->top_count &&
+                    memcmp(x->top, y->top, x->top_count * sizeof x->top[0]) == 0;
         if (!same)
-            fail_msg("%s: position %u differs: id %u and %u, log-prob %.9g and %.9g", what, i, x->id, y->id, (double)x->logprob,
-                     (double)y->logprob);
+            fail_msg("%s: position %u differs: id %u and %u, log-prob %.9g and %.9g", what, i, x->id, y->id,
+                     (double)x->logprob, (double)y->logprob);
     }
     assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
 }
@@ -186,7 +194,8 @@ static void check_set(const struct variant *v, const char *set)
 {
     static const struct {
         uint32_t threads, chunk, others, encode_layers;
-    } ways[] = {{1, 0, 0, 1}, {2, 1, 0, 0}, {2, 7, OTHERS, 1}, {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
+    } ways[] = {{1, 0, 0, 1},       {2, 1, 0, 0},      {2, 7, OTHERS, 1},
+                {1, 64, OTHERS, 0}, {3, 0, OTHERS, 0}, {2, 33, 5, 1}};
     static struct result base, other;
     static const char *const draws[DRAWS] = {"greedy", "sampled", "walked"};
     for (enum draw draw = GREEDY; draw < DRAWS; draw++) {
@@ -194,9 +203,10 @@ static void check_set(const struct variant *v, const char *set)
         assert_int_equal(base.out[PROMPT].top_count, SAMPLING_TOP_MAX);
         for (size_t w = draw == WALKED ? 3 : 0; w < sizeof ways / sizeof ways[0]; w++) {
             char what[160];
-            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set, draws[draw],
-                     ways[w].threads, ways[w].chunk, ways[w].others);
-            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, draw, ways[w].encode_layers, &other);
+            snprintf(what, sizeof what, "%s %s %s: %u threads, chunk %u, %u others", v->name, set,
+                     draws[draw], ways[w].threads, ways[w].chunk, ways[w].others);
+            run_one(v, set, ways[w].threads, ways[w].chunk, ways[w].others, draw, ways[w].encode_layers,
+                    &other);
             compare(&base, &other, what);
         }
     }
@@ -209,7 +219,8 @@ static void check_variants(const struct variant *variants, size_t count)
         if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
         for (size_t i = 0; i < count; i++) {
             if (name && !strstr(variants[i].name, name)) continue;
-            if (getenv("KVASIR_TEST_SHORT") && !name && i % 4 != k) continue; /* under a sanitizer each on one set */
+            if (getenv("KVASIR_TEST_SHORT") && !name && i % 4 != k)
+                continue; /* under a sanitizer each on one set */
             check_set(&variants[i], SETS[k]);
             printf("  %s %s: bit-equal\n", SETS[k], variants[i].name);
         }
@@ -227,9 +238,10 @@ static void test_gemma3(void **state)
 static void test_qwen(void **state)
 {
     static const struct variant variants[] = {
-        {"qwen", "qwen2_vl_f32"},     {"qwen", "qwen2_vl_bf16"},  {"qwen", "qwen2_5_vl_f32"},     {"qwen", "qwen2_5_vl_bf16"},
-        {"qwen", "qwen3_vl_f32"},     {"qwen", "qwen3_vl_bf16"},  {"qwen", "qwen3_vl_moe_f32"},   {"qwen", "qwen3_moe_bf16"},
-        {"qwen", "qwen3_window_f32"}, {"qwen", "qwen2_yarn_f32"}, {"qwen", "qwen3_moe_fused_f32"}};
+        {"qwen", "qwen2_vl_f32"},     {"qwen", "qwen2_vl_bf16"},      {"qwen", "qwen2_5_vl_f32"},
+        {"qwen", "qwen2_5_vl_bf16"},  {"qwen", "qwen3_vl_f32"},       {"qwen", "qwen3_vl_bf16"},
+        {"qwen", "qwen3_vl_moe_f32"}, {"qwen", "qwen3_moe_bf16"},     {"qwen", "qwen3_window_f32"},
+        {"qwen", "qwen2_yarn_f32"},   {"qwen", "qwen3_moe_fused_f32"}};
     (void)state;
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }

@@ -62,7 +62,8 @@ static void refused(struct engine_options opt, enum status want, const char *say
     struct engine *e = NULL;
     struct err err = {""};
     enum status st = engine_open(&opt, &e, &err);
-    if (st != want || !strstr(err.msg, says)) fail_msg("%s (%s) where \"%s\" was expected", status_name(st), err.msg, says);
+    if (st != want || !strstr(err.msg, says))
+        fail_msg("%s (%s) where \"%s\" was expected", status_name(st), err.msg, says);
     assert_null(e);
 }
 
@@ -71,7 +72,11 @@ static void test_refusals(void **state)
     char dir[600];
     (void)state;
     golden_dir(dir, sizeof dir, "gemma3", "text_f32");
-    struct engine_options good = {.model_dir = dir, .threads = 1, .kv_bytes = 1u << 20, .kernels = "reference"}, o;
+    struct engine_options good = {.model_dir = dir,
+                                  .threads = 1,
+                                  .kv_bytes = 1u << 20,
+                                  .kernels = "reference"},
+                          o;
     refused((struct engine_options){.model_dir = "/nonexistent/place"}, ST_NOT_FOUND, "config.json");
     refused((struct engine_options){0}, ST_NOT_FOUND, "config.json");
     o = good, o.dtype = "int3";
@@ -91,7 +96,8 @@ static void test_refusals(void **state)
     o = good, o.model_dir = scratch;
     write_text("config.json", "{\"model_type\":\"llama\"}");
     refused(o, ST_UNSUPPORTED, "\"llama\" is not a family that is served");
-    write_text("config.json", "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
+    write_text("config.json",
+               "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"hidden_size\":1,\"vocab_size\":2}");
     refused(o, ST_NOT_FOUND, "neither model.safetensors nor");
     write_header("{\"model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);
     refused(o, ST_FORMAT, "no tensor text.embed_tokens.weight");
@@ -99,26 +105,32 @@ static void test_refusals(void **state)
                  "\"language_model.norm.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
                  8);
     refused(o, ST_FORMAT, "are the same part of the model (text.norm.weight)");
-    write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}", 8);
+    write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}}",
+                 8);
     refused(o, ST_FORMAT, "has shape [1,2], config.json implies [2,1]");
-    write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}", 2);
+    write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}",
+                 2);
     refused(o, ST_UNSUPPORTED, "stored as I8");
 }
 
-/* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing. */
+/* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing.
+ */
 static void test_tie(void **state)
 {
-    static const char config[] = "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_attention_heads\":1,"
-                                 "\"num_key_value_heads\":1,\"vocab_size\":2,\"tie_word_embeddings\":true}";
-    static const char embed[] = "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}";
+    static const char config[] =
+        "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_attention_heads\":1,"
+        "\"num_key_value_heads\":1,\"vocab_size\":2,\"tie_word_embeddings\":true}";
+    static const char embed[] =
+        "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}";
     static const struct {
         const char *head;
         uint8_t last; /* byte of the file, which is 0 otherwise */
         bool tied;
-    } cases[] = {{"", 1, true},
-                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 0, true},
-                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 1, false},
-                 {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[4,1],\"data_offsets\":[16,32]}", 1, true}};
+    } cases[] = {
+        {"", 1, true},
+        {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 0, true},
+        {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[16,32]}", 1, false},
+        {",\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[4,1],\"data_offsets\":[16,32]}", 1, true}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char header[400];
@@ -132,8 +144,8 @@ static void test_tie(void **state)
         assert_non_null(f);
         fputc(cases[i].last, f);
         fclose(f);
-        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) || model_describe(&c, &d, &err) ||
-            stf_open(scratch, &files, &err))
+        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) ||
+            model_describe(&c, &d, &err) || stf_open(scratch, &files, &err))
             fail_msg("%s", err.msg);
         assert_true(d.tied);
         model_desc_settle(&d, NULL);
@@ -146,10 +158,12 @@ static void test_tie(void **state)
 }
 
 /* Adds a tensor of f32 to a header. */
-static void add_tensor(char *header, size_t cap, const char *name, const char *shape, size_t bytes, size_t *at)
+static void add_tensor(char *header, size_t cap, const char *name, const char *shape, size_t bytes,
+                       size_t *at)
 {
     size_t n = strlen(header);
-    snprintf(header + n, cap - n, "%c\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", n ? ',' : '{', name, shape, *at, *at + bytes);
+    snprintf(header + n, cap - n, "%c\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+             n ? ',' : '{', name, shape, *at, *at + bytes);
     *at += bytes;
 }
 
@@ -157,21 +171,37 @@ static void add_tensor(char *header, size_t cap, const char *name, const char *s
 static void test_unused(void **state)
 {
     (void)state;
-    static const char config[] = "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_attention_heads\":1,\"intermediate_size\":2,"
+    static const char config[] = "{\"model_type\":\"qwen2\",\"num_hidden_layers\":1,\"hidden_size\":2,\"num_"
+                                 "attention_heads\":1,\"intermediate_size\":2,"
                                  "\"num_key_value_heads\":1,\"vocab_size\":2,\"tie_word_embeddings\":true}";
-    static const char *const square[] = {"model.embed_tokens", "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
-                                         "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"};
-    static const char *const flat[] = {"model.norm.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight",
-                                       "model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_proj.bias", "model.layers.0.self_attn.v_proj.bias"};
+    static const char *const square[] = {"model.embed_tokens",
+                                         "model.layers.0.self_attn.q_proj",
+                                         "model.layers.0.self_attn.k_proj",
+                                         "model.layers.0.self_attn.v_proj",
+                                         "model.layers.0.self_attn.o_proj",
+                                         "model.layers.0.mlp.gate_proj",
+                                         "model.layers.0.mlp.up_proj",
+                                         "model.layers.0.mlp.down_proj"};
+    static const char *const flat[] = {"model.norm.weight",
+                                       "model.layers.0.input_layernorm.weight",
+                                       "model.layers.0.post_attention_layernorm.weight",
+                                       "model.layers.0.self_attn.q_proj.bias",
+                                       "model.layers.0.self_attn.k_proj.bias",
+                                       "model.layers.0.self_attn.v_proj.bias"};
     static const struct {
         const char *more[6];
         uint32_t count;
         const char *names;
     } cases[] = {
         {{NULL}, 0, ""},
-        {{"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.position_ids", "vision_tower.vision_model.head.probe"}, 0, ""},
+        {{"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.position_ids",
+          "vision_tower.vision_model.head.probe"},
+         0,
+         ""},
         {{"model.layers.0.self_attn.o_proj.bias"}, 1, "model.layers.0.self_attn.o_proj.bias"},
-        {{"my_position_ids", "a\\nb", "model.layers.1.x", "model.layers.2.x", "model.layers.3.x"}, 5, "a?b, my_position_ids, model.layers.1.x"},
+        {{"my_position_ids", "a\\nb", "model.layers.1.x", "model.layers.2.x", "model.layers.3.x"},
+         5,
+         "a?b, my_position_ids, model.layers.1.x"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char header[4000] = "", name[100];
@@ -185,11 +215,14 @@ static void test_unused(void **state)
             snprintf(name, sizeof name, "%s.weight", square[k]);
             add_tensor(header, sizeof header, name, "2,2", 16, &bytes);
         }
-        for (size_t k = 0; k < sizeof flat / sizeof *flat; k++) add_tensor(header, sizeof header, flat[k], "2", 8, &bytes);
-        for (size_t k = 0; k < 6 && cases[i].more[k]; k++) add_tensor(header, sizeof header, cases[i].more[k], "2", 8, &bytes);
+        for (size_t k = 0; k < sizeof flat / sizeof *flat; k++)
+            add_tensor(header, sizeof header, flat[k], "2", 8, &bytes);
+        for (size_t k = 0; k < 6 && cases[i].more[k]; k++)
+            add_tensor(header, sizeof header, cases[i].more[k], "2", 8, &bytes);
         strcat(header, "}");
         write_header(header, bytes);
-        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) || model_describe(&c, &d, &err) || stf_open(scratch, &files, &err) ||
+        if (hf_config_parse(config, sizeof config - 1, "config.json", &c, &err) ||
+            model_describe(&c, &d, &err) || stf_open(scratch, &files, &err) ||
             weights_survey(files, &d, BE_F32, &s, &err))
             fail_msg("case %zu: %s", i, err.msg);
         assert_int_equal(s.ignored, cases[i].count);
@@ -245,12 +278,13 @@ static void test_caps_and_inspect(void **state)
     assert_true(h.calls > 20 && h.last == h.total);
     engine_caps(e, &c);
     assert_int_equal(c.group_count, 2);
-    assert_true(c.groups[0].window == 0 && c.groups[0].layers == 1 && c.groups[1].window == 24 && c.groups[1].layers == 3);
+    assert_true(c.groups[0].window == 0 && c.groups[0].layers == 1 && c.groups[1].window == 24 &&
+                c.groups[1].layers == 3);
     for (int g = 0; g < 2; g++) {
         assert_int_equal(c.groups[g].block_bytes % c.unit_bytes, 0);
         assert_int_equal(c.groups[g].block_bytes, (uint64_t)c.groups[g].block_units * c.unit_bytes);
-        assert_true(c.groups[g].block_bytes >=
-                    c.groups[g].layers * 2ull * 2 * 16 * 4 * c.block_tokens); /* K and V, 2 heads of 16, f32 */
+        assert_true(c.groups[g].block_bytes >= c.groups[g].layers * 2ull * 2 * 16 * 4 *
+                                                   c.block_tokens); /* K and V, 2 heads of 16, f32 */
     }
     assert_int_equal(c.arena_units, (1u << 20) / c.unit_bytes);
     assert_int_equal(c.context_max, 2048);
@@ -261,7 +295,8 @@ static void test_caps_and_inspect(void **state)
     assert_string_equal(m->family, "gemma3");
     assert_string_equal(m->backend, "cpu-reference");
     assert_true(strncmp(m->fingerprint, "fp_", 3) == 0 && strlen(m->fingerprint) == 13);
-    assert_true(m->generation.has_top_k && m->generation.top_k == 64 && m->generation.has_top_p && m->generation.do_sample);
+    assert_true(m->generation.has_top_k && m->generation.top_k == 64 && m->generation.has_top_p &&
+                m->generation.do_sample);
     assert_true(m->image.present && m->image.soft_id == 511 && m->image.tokens == 16 && m->image.atomic);
     char first[16];
     strcpy(first, m->fingerprint);
@@ -275,7 +310,8 @@ static void test_caps_and_inspect(void **state)
     engine_close(NULL);
 }
 
-/* What a block holds behind the first `filled` tokens becomes NaN, as if a request with damaged weights had gone on there. */
+/* What a block holds behind the first `filled` tokens becomes NaN, as if a request with damaged weights had
+ * gone on there. */
 static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t filled)
 {
     assert_true(e->becaps.host_memory && filled > 0 && filled < KV_SLOTS);
@@ -287,15 +323,18 @@ static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t fill
             for (uint32_t slot = filled; slot < KV_SLOTS; slot++)
                 for (uint32_t i = 0; i < dpad; i++)
                     for (int v = 0; v < 2; v++) {
-                        void *part = v ? kv_v(kv_layer(&kv, unit), e->plan.act, d, h) : kv_k(kv_layer(&kv, unit), e->plan.act, d, h);
-                        size_t at = v ? kv_v_idx(e->plan.act, dpad, slot, i) : kv_k_idx(e->plan.act, dpad, slot, i), size = be_dtype_bytes(e->plan.act);
+                        void *part = v ? kv_v(kv_layer(&kv, unit), e->plan.act, d, h)
+                                       : kv_k(kv_layer(&kv, unit), e->plan.act, d, h);
+                        size_t at = v ? kv_v_idx(e->plan.act, dpad, slot, i)
+                                      : kv_k_idx(e->plan.act, dpad, slot, i),
+                               size = be_dtype_bytes(e->plan.act);
                         memset((char *)part + at * size, 0xff, size);
                     }
     }
 }
 
-/* Blocks copied to another place serve the same sequence: the rest of its tokens come out bit for bit. So they do when another request's
- * follow in the original. */
+/* Blocks copied to another place serve the same sequence: the rest of its tokens come out bit for bit. So
+ * they do when another request's follow in the original. */
 static void test_kv_copy(void **state)
 {
     char dir[600];
@@ -310,7 +349,8 @@ static void test_kv_copy(void **state)
     assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
     for (uint32_t i = 0; i < 100; i++) prompt[i] = 10 + i * 37 % 400;
     mini_init(&m, e);
-    struct mini_seq a = {.prompt = prompt, .prompt_count = 100, .generate = 30, .sampling = mini_greedy()}, b = a;
+    struct mini_seq a = {.prompt = prompt, .prompt_count = 100, .generate = 30, .sampling = mini_greedy()},
+                    b = a;
     mini_run(&m, (struct mini_seq *[]){&a}, 1);
     mini_add(&m, &b);
     for (int i = 0; i < 10; i++) mini_step(&m, (struct mini_seq *[]){&b}, 1);
@@ -320,23 +360,28 @@ static void test_kv_copy(void **state)
             m.next_unit += m.caps.groups[g].block_units;
             assert_true(m.next_unit <= m.caps.arena_units);
             uint32_t filled = b.done - k * m.caps.block_tokens;
-            if (k + 1 == (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens) spoil(e, g, b.tables[g][k], filled);
-            engine_kv_copy(e, g, b.tables[g][k], to, filled < m.caps.block_tokens ? filled : m.caps.block_tokens);
-            engine_kv_copy(e, g, (uint32_t)m.next_unit, b.tables[g][k], m.caps.block_tokens); /* the old place is overwritten */
+            if (k + 1 == (b.done + m.caps.block_tokens - 1) / m.caps.block_tokens)
+                spoil(e, g, b.tables[g][k], filled);
+            engine_kv_copy(e, g, b.tables[g][k], to,
+                           filled < m.caps.block_tokens ? filled : m.caps.block_tokens);
+            engine_kv_copy(e, g, (uint32_t)m.next_unit, b.tables[g][k],
+                           m.caps.block_tokens); /* the old place is overwritten */
             b.tables[g][k] = to;
         }
     }
     while (mini_step(&m, (struct mini_seq *[]){&b}, 1)) {
     }
     assert_memory_equal(a.tokens, b.tokens, 130 * sizeof *a.tokens);
-    for (uint32_t i = 101; i < 130; i++) assert_memory_equal(&a.scores[i].logprob, &b.scores[i].logprob, sizeof(float));
+    for (uint32_t i = 101; i < 130; i++)
+        assert_memory_equal(&a.scores[i].logprob, &b.scores[i].logprob, sizeof(float));
     mini_drop(&m, &a);
     mini_drop(&m, &b);
     mini_fini(&m);
     engine_close(e);
 }
 
-/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step is not touched. */
+/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step
+ * is not touched. */
 static void test_unseen(void **state)
 {
     char dir[600];
@@ -346,18 +391,25 @@ static void test_unseen(void **state)
     struct mini_sched m;
     (void)state;
     golden_dir(dir, sizeof dir, "gemma3", "text_f32");
-    struct engine_options opt = {.model_dir = dir, .threads = 2, .kv_bytes = 8u << 20, .batch_tokens_max = 128, .sequences_max = 4};
+    struct engine_options opt = {
+        .model_dir = dir, .threads = 2, .kv_bytes = 8u << 20, .batch_tokens_max = 128, .sequences_max = 4};
     assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
     for (uint32_t i = 0; i < 100; i++) prompt[i] = 10 + i * 37 % 400;
     mini_init(&m, e);
-    struct mini_seq seqs[2] = {{.prompt = prompt, .prompt_count = 100, .generate = 1, .sampling = mini_greedy()}};
+    struct mini_seq seqs[2] = {
+        {.prompt = prompt, .prompt_count = 100, .generate = 1, .sampling = mini_greedy()}};
     seqs[1] = seqs[0];
     for (uint32_t turn = 0; turn < 2; turn++) {
         struct engine_run runs[2];
         for (uint32_t i = 0; i < 2; i++) {
             if (turn == 0) mini_add(&m, &seqs[i]);
-            runs[i] = (struct engine_run){.position = turn ? 40 : 0, .count = turn ? 20 : 40, .tokens = seqs[i].tokens, .token_count = 100, .prompt_count = 100,
-                                          .sampling = &seqs[i].sampling, .score_first = UINT32_MAX};
+            runs[i] = (struct engine_run){.position = turn ? 40 : 0,
+                                          .count = turn ? 20 : 40,
+                                          .tokens = seqs[i].tokens,
+                                          .token_count = 100,
+                                          .prompt_count = 100,
+                                          .sampling = &seqs[i].sampling,
+                                          .score_first = UINT32_MAX};
             for (uint32_t g = 0; g < m.caps.group_count; g++) runs[i].tables[g] = seqs[i].tables[g];
         }
         struct engine_batch b = {runs, 2};
@@ -383,22 +435,29 @@ static void test_made_up_weights(void **state)
     uint32_t prompt[20];
     (void)state;
     unlink(path_of("model.safetensors"));
-    write_text(
-        "config.json",
-        "{\"model_type\":\"gemma3\",\"mm_tokens_per_image\":4,\"image_token_index\":99,\"text_config\":{\"vocab_size\":100,"
-        "\"hidden_size\":64,"
-        "\"intermediate_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":32,"
-        "\"sliding_window\":8,\"sliding_window_pattern\":3},\"vision_config\":{\"hidden_size\":48,\"intermediate_size\":64,"
-        "\"num_hidden_layers\":2,\"num_attention_heads\":3,\"image_size\":28,\"patch_size\":7}}");
-    struct engine_options opt = {.model_dir = scratch, .threads = 1, .kv_bytes = 1u << 20, .random_weights = true};
+    write_text("config.json",
+               "{\"model_type\":\"gemma3\",\"mm_tokens_per_image\":4,\"image_token_index\":99,\"text_"
+               "config\":{\"vocab_size\":100,"
+               "\"hidden_size\":64,"
+               "\"intermediate_size\":96,\"num_hidden_layers\":3,\"num_attention_heads\":2,\"num_key_value_"
+               "heads\":1,\"head_dim\":32,"
+               "\"sliding_window\":8,\"sliding_window_pattern\":3},\"vision_config\":{\"hidden_size\":48,"
+               "\"intermediate_size\":64,"
+               "\"num_hidden_layers\":2,\"num_attention_heads\":3,\"image_size\":28,\"patch_size\":7}}");
+    struct engine_options opt = {
+        .model_dir = scratch, .threads = 1, .kv_bytes = 1u << 20, .random_weights = true};
     assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
     assert_string_equal(engine_model(e)->dtype, "bf16");
     for (uint32_t i = 0; i < 20; i++) prompt[i] = i;
     for (uint32_t i = 5; i < 9; i++) prompt[i] = 99;
     mini_init(&m, e);
     struct mini_image im = {.begin = 5, .end = 9, .pixels = picture};
-    struct mini_seq s = {
-        .prompt = prompt, .prompt_count = 20, .generate = 4, .images = &im, .image_count = 1, .sampling = mini_greedy()};
+    struct mini_seq s = {.prompt = prompt,
+                         .prompt_count = 20,
+                         .generate = 4,
+                         .images = &im,
+                         .image_count = 1,
+                         .sampling = mini_greedy()};
     mini_run(&m, (struct mini_seq *[]){&s}, 1);
     for (uint32_t i = 1; i < 24; i++) assert_true(s.scores[i].logprob < 0 && s.scores[i].logprob > -50);
     mini_drop(&m, &s);
@@ -406,8 +465,8 @@ static void test_made_up_weights(void **state)
     assert_int_equal(engine_costs(e, &c, &err), ST_OK);
     assert_true(c.linear_flops_per_token == 3 * 2 * 64.0 * (64 + 64 + 64 + 3 * 96));
     assert_true(c.head_flops_per_row == 2 * 64.0 * 100);
-    assert_true(c.group_count == 2 && c.groups[0].flops_per_pair == 4 * 64 && c.groups[1].flops_per_pair == 2 * 4 * 64 &&
-                c.groups[0].bytes_per_key == 2 * 32 * 2);
+    assert_true(c.group_count == 2 && c.groups[0].flops_per_pair == 4 * 64 &&
+                c.groups[1].flops_per_pair == 2 * 4 * 64 && c.groups[0].bytes_per_key == 2 * 32 * 2);
     assert_true(c.vision_flops > 0 && c.matrix_flops > 1e8 && c.read_bytes_per_s > 1e8);
     engine_close(e);
     free(picture.rgb);
@@ -415,8 +474,10 @@ static void test_made_up_weights(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_tie), cmocka_unit_test(test_unused),
-                                       cmocka_unit_test(test_caps_and_inspect), cmocka_unit_test(test_kv_copy), cmocka_unit_test(test_unseen),
-                                       cmocka_unit_test(test_made_up_weights)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_tie),
+        cmocka_unit_test(test_unused),         cmocka_unit_test(test_caps_and_inspect),
+        cmocka_unit_test(test_kv_copy),        cmocka_unit_test(test_unseen),
+        cmocka_unit_test(test_made_up_weights)};
     return cmocka_run_group_tests_name("engine_open", tests, make_scratch, drop_scratch);
 }

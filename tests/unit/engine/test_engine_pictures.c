@@ -1,6 +1,6 @@
-/* Pictures larger than the plan has set memory aside for, encoded in pieces of layers between slices of other encodes: neither must
- * notice the other; and where memory is short the large picture is refused and the others go on. Made-up weights, whose numbers are as
- * good as any. */
+/* Pictures larger than the plan has set memory aside for, encoded in pieces of layers between slices of other
+ * encodes: neither must notice the other; and where memory is short the large picture is refused and the
+ * others go on. Made-up weights, whose numbers are as good as any. */
 #include "engine/internal.h"
 
 #include <setjmp.h>
@@ -11,12 +11,16 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens in all layers: the work grows with the patches, not with their square.
+/* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens in all layers: the work grows with the patches, not
+ * with their square.
  */
 static const char config[] =
-    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":1,\"vocab_size\":64,"
-    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"image_token_id\":5,\"max_position_embeddings\":8192,"
-    "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[4,2,2]},\"vision_config\":{\"depth\":3,\"hidden_size\":16,"
+    "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":1,"
+    "\"vocab_size\":64,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"image_token_id\":5,\"max_position_embeddings\":"
+    "8192,"
+    "\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[4,2,2]},\"vision_config\":{\"depth\":3,\"hidden_"
+    "size\":16,"
     "\"intermediate_size\":20,\"num_heads\":2,\"out_hidden_size\":32,\"patch_size\":8,\"window_size\":48,"
     "\"fullatt_block_indexes\":[]}}";
 #define PLANNED 16384u /* patches */
@@ -32,8 +36,12 @@ static struct engine *open_engine(void)
     assert_non_null(f);
     fputs(config, f);
     fclose(f);
-    struct engine_options opt = {
-        .model_dir = dir, .threads = 2, .kv_bytes = 1u << 20, .sequences_max = 2, .batch_tokens_max = 64, .random_weights = true};
+    struct engine_options opt = {.model_dir = dir,
+                                 .threads = 2,
+                                 .kv_bytes = 1u << 20,
+                                 .sequences_max = 2,
+                                 .batch_tokens_max = 64,
+                                 .random_weights = true};
     enum status st = engine_open(&opt, &e, &err);
     unlink(path);
     rmdir(dir);
@@ -69,7 +77,8 @@ static bool slice(struct engine *e, struct engine_features *f, uint32_t layers)
     return done;
 }
 
-static void same_rows(const struct engine *e, const struct engine_features *a, const struct engine_features *b)
+static void same_rows(const struct engine *e, const struct engine_features *a,
+                      const struct engine_features *b)
 {
     assert_int_equal(a->tokens, b->tokens);
     assert_memory_equal(a->rows, b->rows, (size_t)a->tokens * e->desc.hidden * sizeof(float));

@@ -1,5 +1,6 @@
-/* Resizing, the table of normalised values, checkpoint settings and Gemma 3's preparation, against torchvision, Pillow and transformers
- * (tests/golden/images, made by scripts/reference/make_images.py; tests/golden/gemma3). No picture files here: the sources are noise. */
+/* Resizing, the table of normalised values, checkpoint settings and Gemma 3's preparation, against
+ * torchvision, Pillow and transformers (tests/golden/images, made by scripts/reference/make_images.py;
+ * tests/golden/gemma3). No picture files here: the sources are noise. */
 #include "config/base/json.h"
 #include "engine/prompt/image.h"
 #include "engine/prompt/image_prep.h"
@@ -83,15 +84,18 @@ static void test_rows(void **state)
     };
     uint8_t rgb[24];
     for (int i = 0; i < 24; i++) rgb[i] = row[i / 3];
-    struct image_u8 wide = {.width = 8, .height = 1, .rgb = rgb}, tall = {.width = 1, .height = 8, .rgb = rgb};
+    struct image_u8 wide = {.width = 8, .height = 1, .rgb = rgb},
+                    tall = {.width = 1, .height = 8, .rgb = rgb};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (int mode = IMAGE_TORCH_U8; mode <= IMAGE_PIL; mode++) {
             for (int down = 0; down < 2; down++) {
                 struct image_u8 out = {0};
-                assert_int_equal(image_resize(down ? &tall : &wide, down ? 1 : cases[i].out, down ? cases[i].out : 1, cases[i].filter,
+                assert_int_equal(image_resize(down ? &tall : &wide, down ? 1 : cases[i].out,
+                                              down ? cases[i].out : 1, cases[i].filter,
                                               (enum image_resize_mode)mode, &out, NULL),
                                  ST_OK);
-                for (uint32_t x = 0; x < cases[i].out * 3; x++) assert_int_equal(out.rgb[x], cases[i].want[x / 3]);
+                for (uint32_t x = 0; x < cases[i].out * 3; x++)
+                    assert_int_equal(out.rgb[x], cases[i].want[x / 3]);
                 image_u8_free(&out);
             }
         }
@@ -108,7 +112,8 @@ static void test_coefficients(void **state)
     assert_int_equal(a.lo[0], 0);
     assert_int_equal(a.n[0], 4);
     assert_memory_equal(a.k, pil, sizeof pil);
-    for (uint32_t i = 0; i < a.out * a.taps; i++) assert_int_equal(a.part[1][i] * 32768 + a.part[0][i], a.k[i]);
+    for (uint32_t i = 0; i < a.out * a.taps; i++)
+        assert_int_equal(a.part[1][i] * 32768 + a.part[0][i], a.k[i]);
     image__axis_fini(&a);
     assert_int_equal(image__axis_init(&a, 8, 5, IMAGE_BICUBIC, IMAGE_TORCH_U8, NULL), ST_OK);
     assert_int_equal(a.shift, 15);
@@ -134,13 +139,13 @@ static void test_resize_golden(void **state)
             if (!kernels[k]) continue;
             for (int mode = IMAGE_TORCH_U8; mode <= IMAGE_PIL; mode++) {
                 struct image_u8 out = {0};
-                assert_int_equal(image__resize_with(kernels[k], &src, v[2], v[3], (enum image_filter)v[4], (enum image_resize_mode)mode,
-                                                    &out, NULL),
+                assert_int_equal(image__resize_with(kernels[k], &src, v[2], v[3], (enum image_filter)v[4],
+                                                    (enum image_resize_mode)mode, &out, NULL),
                                  ST_OK);
                 uint32_t crc = crc_of_image(&out);
                 if (crc != v[5 + mode])
-                    fail_msg("%u x %u to %u x %u, filter %u, mode %d, kernel %s: crc %08x, want %08x", v[0], v[1], v[2], v[3], v[4], mode,
-                             kernels[k]->name, crc, v[5 + mode]);
+                    fail_msg("%u x %u to %u x %u, filter %u, mode %d, kernel %s: crc %08x, want %08x", v[0],
+                             v[1], v[2], v[3], v[4], mode, kernels[k]->name, crc, v[5 + mode]);
                 image_u8_free(&out);
             }
         }
@@ -169,11 +174,13 @@ static void test_kernels_agree(void **state)
         for (int filter = IMAGE_BILINEAR; filter <= IMAGE_BICUBIC; filter++) {
             for (int mode = IMAGE_TORCH_U8; mode <= IMAGE_PIL; mode++) {
                 struct image_u8 a = {0}, b = {0};
-                assert_int_equal(image__resize_with(&image__resize_c, &src, v[2], v[3], (enum image_filter)filter,
-                                                    (enum image_resize_mode)mode, &a, NULL),
+                assert_int_equal(image__resize_with(&image__resize_c, &src, v[2], v[3],
+                                                    (enum image_filter)filter, (enum image_resize_mode)mode,
+                                                    &a, NULL),
                                  ST_OK);
-                assert_int_equal(
-                    image__resize_with(fast, &src, v[2], v[3], (enum image_filter)filter, (enum image_resize_mode)mode, &b, NULL), ST_OK);
+                assert_int_equal(image__resize_with(fast, &src, v[2], v[3], (enum image_filter)filter,
+                                                    (enum image_resize_mode)mode, &b, NULL),
+                                 ST_OK);
                 if (memcmp(a.rgb, b.rgb, (size_t)v[2] * v[3] * 3) != 0)
                     fail_msg("%u x %u to %u x %u, filter %d, mode %d", v[0], v[1], v[2], v[3], filter, mode);
                 image_u8_free(&a);
@@ -187,16 +194,20 @@ static void test_kernels_agree(void **state)
 static void test_resize_edges(void **state)
 {
     (void)state;
-    static const uint32_t sizes[][4] = {{1, 1, 896, 896}, {896, 1, 1, 896},    {1, 65535, 1, 1},     {65535, 1, 2, 2},
-                                        {1, 1, 65535, 1}, {3, 3, 65535, 2},    {65535, 2, 65534, 2}, {2, 65535, 3, 65534}};
+    static const uint32_t sizes[][4] = {{1, 1, 896, 896},     {896, 1, 1, 896},    {1, 65535, 1, 1},
+                                        {65535, 1, 2, 2},     {1, 1, 65535, 1},    {3, 3, 65535, 2},
+                                        {65535, 2, 65534, 2}, {2, 65535, 3, 65534}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct image_u8 src = noise(sizes[i][0], sizes[i][1], 3), out = {0};
         memset(src.rgb, 77, (size_t)src.width * src.height * 3); /* one colour stays one colour */
         for (int mode = IMAGE_TORCH_U8; mode <= IMAGE_PIL; mode++) {
-            assert_int_equal(image_resize(&src, sizes[i][2], sizes[i][3], IMAGE_BICUBIC, (enum image_resize_mode)mode, &out, NULL), ST_OK);
+            assert_int_equal(image_resize(&src, sizes[i][2], sizes[i][3], IMAGE_BICUBIC,
+                                          (enum image_resize_mode)mode, &out, NULL),
+                             ST_OK);
             assert_int_equal(out.width, sizes[i][2]);
             assert_int_equal(out.height, sizes[i][3]);
-            for (size_t b = 0; b < (size_t)out.width * out.height * 3; b++) assert_in_range(out.rgb[b], 76, 78);
+            for (size_t b = 0; b < (size_t)out.width * out.height * 3; b++)
+                assert_in_range(out.rgb[b], 76, 78);
             image_u8_free(&out);
         }
         image_u8_free(&src);
@@ -269,7 +280,8 @@ static int remove_dir(void **state)
     return rmdir(dir_path);
 }
 
-static enum status load_settings(const char *processor, const char *preprocessor, struct image_config *cfg, struct err *err)
+static enum status load_settings(const char *processor, const char *preprocessor, struct image_config *cfg,
+                                 struct err *err)
 {
     write_settings("processor_config.json", processor, processor ? strlen(processor) : 0);
     write_settings("preprocessor_config.json", preprocessor, preprocessor ? strlen(preprocessor) : 0);
@@ -283,14 +295,18 @@ static void test_config(void **state)
     struct err err = {.msg = ""};
     /* Class defaults; null counts as absent. */
     assert_int_equal(load_settings(NULL, "{\"do_pan_and_scan\": null, \"size\": null}", &cfg, &err), ST_OK);
-    assert_true(cfg.width == 224 && cfg.height == 224 && cfg.filter == IMAGE_BILINEAR && cfg.mode == IMAGE_TORCH_U8);
+    assert_true(cfg.width == 224 && cfg.height == 224 && cfg.filter == IMAGE_BILINEAR &&
+                cfg.mode == IMAGE_TORCH_U8);
     assert_true(cfg.do_resize && cfg.do_rescale && cfg.do_normalize && !cfg.pan_and_scan);
     assert_true(cfg.mean[1] == 0.5f && cfg.std[2] == 0.5f && cfg.rescale_factor == 1.0 / 255.0);
     assert_true(cfg.pan_min_crop == 256 && cfg.pan_max_crops == 4 && cfg.pan_min_ratio == 1.2);
     /* The nested part wins over the flat file; a processor_config.json without it does not count. */
-    assert_int_equal(load_settings("{\"image_processor\": {\"size\": {\"height\": 64, \"width\": 48}}}", "{\"size\": 32}", &cfg, &err), ST_OK);
+    assert_int_equal(load_settings("{\"image_processor\": {\"size\": {\"height\": 64, \"width\": 48}}}",
+                                   "{\"size\": 32}", &cfg, &err),
+                     ST_OK);
     assert_true(cfg.width == 48 && cfg.height == 64);
-    assert_int_equal(load_settings("{\"image_seq_length\": 256}", "{\"size\": 32, \"resample\": 3}", &cfg, &err), ST_OK);
+    assert_int_equal(
+        load_settings("{\"image_seq_length\": 256}", "{\"size\": 32, \"resample\": 3}", &cfg, &err), ST_OK);
     assert_true(cfg.width == 32 && cfg.height == 32 && cfg.filter == IMAGE_BICUBIC);
     assert_int_equal(load_settings("{\"image_seq_length\": 256}", NULL, &cfg, &err), ST_NOT_FOUND);
     static const struct {
@@ -314,7 +330,8 @@ static void test_config(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         err.msg[0] = '\0';
         enum status st = load_settings(NULL, bad[i].text, &cfg, &err);
-        if (st != bad[i].want) fail_msg("%s: %s, want %s", bad[i].text, status_name(st), status_name(bad[i].want));
+        if (st != bad[i].want)
+            fail_msg("%s: %s, want %s", bad[i].text, status_name(st), status_name(bad[i].want));
         assert_true(err.msg[0] != '\0');
     }
     assert_int_equal(image_config_load(dir_path, "no such family", &cfg, &err), ST_UNSUPPORTED);
@@ -331,7 +348,8 @@ static void test_prep_golden(void **state)
     bool crops_seen = false;
     for (uint32_t i = 0; i < rows; i++, node = json_next(&d, node)) {
         /* The settings are an object of the golden file: write its text as the checkpoint's file. */
-        uint32_t settings = json_get(&d, node, "settings"), width = json_get(&d, node, "width"), crcs = json_get(&d, node, "crc32");
+        uint32_t settings = json_get(&d, node, "settings"), width = json_get(&d, node, "width"),
+                 crcs = json_get(&d, node, "crc32");
         const char *text = d.text + d.nodes[settings].at, *end = strchr(text, '}');
         if (strstr(text, "\"size\": {") && strstr(text, "\"size\": {") < end) end = strchr(end + 1, '}');
         write_settings("preprocessor_config.json", text, (size_t)(end + 1 - text));
@@ -351,7 +369,9 @@ static void test_prep_golden(void **state)
         for (uint32_t k = 0; k < p.count; k++) {
             image_to_chw(&p.images[k], lut, chw);
             uint32_t got = crc32_of(chw, floats * sizeof *chw), want = number(&d, json_at(&d, crcs, k));
-            if (got != want) fail_msg("case %u (%u x %u), picture %u: crc %08x, want %08x", i, src.width, src.height, k, got, want);
+            if (got != want)
+                fail_msg("case %u (%u x %u), picture %u: crc %08x, want %08x", i, src.width, src.height, k,
+                         got, want);
         }
         free(chw);
         image_prepared_free(&p);
@@ -365,7 +385,8 @@ static void test_prep_golden(void **state)
 static void test_prep_checkpoints(void **state)
 {
     (void)state;
-    static const char *const variants[] = {"vision_f32", "onekv_d24_f32", "released_keys_f32", "window_small_f32"};
+    static const char *const variants[] = {"vision_f32", "onekv_d24_f32", "released_keys_f32",
+                                           "window_small_f32"};
     uint32_t compared = 0;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
         char dir[128], path[160], name[64];
@@ -388,7 +409,9 @@ static void test_prep_checkpoints(void **state)
                 assert_non_null(want);
                 size_t bytes = (size_t)cfg.width * cfg.height * 3 * sizeof(float);
                 assert_int_equal(want->bytes, bytes);
-                struct image_u8 src = {.width = (uint32_t)rgb->shape[1], .height = (uint32_t)rgb->shape[0], .rgb = malloc(rgb->bytes)};
+                struct image_u8 src = {.width = (uint32_t)rgb->shape[1],
+                                       .height = (uint32_t)rgb->shape[0],
+                                       .rgb = malloc(rgb->bytes)};
                 memcpy(src.rgb, rgb->data, rgb->bytes);
                 struct image_prepared p = {0};
                 assert_int_equal(image_prep(&cfg, &src, &p, &err), ST_OK);
@@ -422,7 +445,10 @@ static void test_prep_errors(void **state)
     assert_non_null(strstr(err.msg, "16 x 17"));
     assert_null(p.images);
     /* Crops that rounding leaves empty are not made. */
-    assert_int_equal(load_settings(NULL, "{\"do_pan_and_scan\": true, \"pan_and_scan_min_crop_size\": 1, \"size\": 4}", &cfg, &err), ST_OK);
+    assert_int_equal(
+        load_settings(NULL, "{\"do_pan_and_scan\": true, \"pan_and_scan_min_crop_size\": 1, \"size\": 4}",
+                      &cfg, &err),
+        ST_OK);
     struct image_u8 thin = noise(5, 1, 1);
     assert_int_equal(image_prep(&cfg, &thin, &p, &err), ST_OK);
     assert_int_equal(p.count, 1 + 3);

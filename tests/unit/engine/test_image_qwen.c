@@ -1,5 +1,5 @@
-/* Sizes, frames, settings and pixels of the Qwen-VL families against transformers (tests/golden/images/qwen_*.json, made by
- * scripts/reference/make_qwen_images.py). The sources are noise. */
+/* Sizes, frames, settings and pixels of the Qwen-VL families against transformers
+ * (tests/golden/images/qwen_*.json, made by scripts/reference/make_qwen_images.py). The sources are noise. */
 #include "config/base/json.h"
 #include "engine/prompt/image_prep.h"
 
@@ -106,7 +106,8 @@ static void test_sizes(void **state)
                                    .video_area_max = v[5]};
         uint32_t w = 0, h = 0;
         struct err err;
-        enum status st = image_target(&cfg, (uint32_t)v[7], (uint32_t)v[6], volume ? (uint32_t)v[3] : 0, &w, &h, &err);
+        enum status st =
+            image_target(&cfg, (uint32_t)v[7], (uint32_t)v[6], volume ? (uint32_t)v[3] : 0, &w, &h, &err);
         if (st ? st != ST_INVALID || v[8] || v[9] : h != v[8] || w != v[9])
             fail_msg("row %u: %u x %u, want %u x %u", i, w, h, (unsigned)v[9], (unsigned)v[8]);
         refused += st != ST_OK;
@@ -138,14 +139,16 @@ static void test_frames(void **state)
         struct image_sample s = {0};
         struct err err;
         double fps;
-        uint32_t total = (uint32_t)number(&d, json_at(&d, node, 1)), count = (uint32_t)number(&d, json_at(&d, node, 3));
+        uint32_t total = (uint32_t)number(&d, json_at(&d, node, 1)),
+                 count = (uint32_t)number(&d, json_at(&d, node, 3));
         assert_true(json_double(&d, json_at(&d, node, 2), &fps));
         enum status st = image_video_sample(&cfg, total, fps, &s, &err);
         if (total == 1) { /* the reference takes one frame, and fails on it later */
             assert_int_equal(st, ST_INVALID);
             continue;
         }
-        if (st ? count != 0 : s.count != count) fail_msg("row %u (%u frames at %g): %u, want %u", i, total, fps, s.count, count);
+        if (st ? count != 0 : s.count != count)
+            fail_msg("row %u (%u frames at %g): %u, want %u", i, total, fps, s.count, count);
         if (crc32_of(s.frames, s.count * sizeof *s.frames) != number(&d, json_at(&d, node, 4)))
             fail_msg("row %u (%u frames at %g, %u chosen): other frames", i, total, fps, count);
         free(s.frames);
@@ -186,7 +189,8 @@ static struct image_u8 noise(uint32_t width, uint32_t height, uint32_t skip)
 /* pixel_values of the reference from the frames, in the order of specs qwen-vl 3.1. */
 static uint32_t crc_of_patches(const struct image_config *cfg, const struct image_u8 *frames, uint32_t count)
 {
-    uint32_t p = cfg->patch, m = cfg->merge, depth = cfg->depth, gh = frames->height / p, gw = frames->width / p;
+    uint32_t p = cfg->patch, m = cfg->merge, depth = cfg->depth, gh = frames->height / p,
+             gw = frames->width / p;
     uint32_t groups = (count + depth - 1) / depth, e = 3 * depth * p * p;
     float lut[3 * 256], *out = malloc((size_t)groups * gh * gw * e * sizeof *out), *at = out;
     assert_non_null(out);
@@ -199,7 +203,9 @@ static uint32_t crc_of_patches(const struct image_config *cfg, const struct imag
                 uint32_t f = t * depth + s < count ? t * depth + s : count - 1;
                 for (uint32_t y = 0; y < p; y++)
                     for (uint32_t x = 0; x < p; x++)
-                        *at++ = lut[c * 256 + frames[f].rgb[(((size_t)row * p + y) * frames->width + col * p + x) * 3 + c]];
+                        *at++ =
+                            lut[c * 256 +
+                                frames[f].rgb[(((size_t)row * p + y) * frames->width + col * p + x) * 3 + c]];
             }
     }
     uint32_t crc = crc32_of(out, (size_t)groups * gh * gw * e * sizeof *out);
@@ -217,7 +223,8 @@ static void test_prep(void **state)
     for (uint32_t i = 0; i < rows; i++, node = json_next(&d, node)) {
         uint32_t s = json_get(&d, node, "settings"), depth = 0;
         uint32_t frames = (uint32_t)number(&d, json_get(&d, node, "frames")),
-                 w = (uint32_t)number(&d, json_get(&d, node, "width")), h = (uint32_t)number(&d, json_get(&d, node, "height")),
+                 w = (uint32_t)number(&d, json_get(&d, node, "width")),
+                 h = (uint32_t)number(&d, json_get(&d, node, "height")),
                  to_w = (uint32_t)number(&d, json_get(&d, node, "to_width")),
                  to_h = (uint32_t)number(&d, json_get(&d, node, "to_height"));
         size_t family_len;
@@ -232,8 +239,9 @@ static void test_prep(void **state)
         struct image_config cfg;
         struct err err = {.msg = ""};
         if (settings(family, NULL,
-                     frames && strcmp(family, "qwen3_vl") == 0 ? "{\"patch_size\": 4, \"image_mean\": 0.5, \"image_std\": 0.5}"
-                                                               : text,
+                     frames && strcmp(family, "qwen3_vl") == 0
+                         ? "{\"patch_size\": 4, \"image_mean\": 0.5, \"image_std\": 0.5}"
+                         : text,
                      text, &cfg, &err))
             fail_msg("%s", err.msg);
         struct image_u8 list[32];
@@ -261,8 +269,10 @@ static void test_prep(void **state)
         struct prompt_grid g = image_grid(&cfg, to_w, to_h, frames);
         assert_int_equal(g.t, number(&d, json_get(&d, node, "groups")));
         assert_true(g.h * cfg.patch * cfg.merge == to_h && g.w * cfg.patch * cfg.merge == to_w);
-        uint32_t got = crc_of_patches(&cfg, list, frames ? frames : 1), want = (uint32_t)number(&d, json_get(&d, node, "crc32"));
-        if (got != want) fail_msg("row %u (%u x %u, %u frames): crc %08x, want %08x", i, w, h, frames, got, want);
+        uint32_t got = crc_of_patches(&cfg, list, frames ? frames : 1),
+                 want = (uint32_t)number(&d, json_get(&d, node, "crc32"));
+        if (got != want)
+            fail_msg("row %u (%u x %u, %u frames): crc %08x, want %08x", i, w, h, frames, got, want);
         for (uint32_t k = 0; k < (frames ? frames : 1); k++) image_u8_free(&list[k]);
         free(family);
     }
@@ -278,52 +288,65 @@ static void test_config(void **state)
     /* Class defaults; of the videos too. */
     for (size_t i = 0; i < 4; i++) {
         bool three = i >= 2;
-        assert_int_equal(settings(families[i], NULL, "{\"image_processor_type\": \"whatever\"}", NULL, &cfg, &err), ST_OK);
-        assert_true(cfg.dynamic && cfg.do_resize && cfg.filter == IMAGE_BICUBIC && cfg.mode == IMAGE_TORCH_U8);
+        assert_int_equal(
+            settings(families[i], NULL, "{\"image_processor_type\": \"whatever\"}", NULL, &cfg, &err), ST_OK);
+        assert_true(cfg.dynamic && cfg.do_resize && cfg.filter == IMAGE_BICUBIC &&
+                    cfg.mode == IMAGE_TORCH_U8);
         assert_true(cfg.patch == 14 && cfg.merge == 2 && cfg.depth == 2 && cfg.width == 0);
-        assert_true(cfg.area_min == 3136 && cfg.area_max == 1003520 && cfg.mean[0] == 0.48145466f && cfg.std[2] == 0.27577711f);
+        assert_true(cfg.area_min == 3136 && cfg.area_max == 1003520 && cfg.mean[0] == 0.48145466f &&
+                    cfg.std[2] == 0.27577711f);
         assert_true(cfg.video == !three &&
-                    cfg.video_volume == three); /* Qwen3's classes differ in patch and mean until files agree */
+                    cfg.video_volume ==
+                        three); /* Qwen3's classes differ in patch and mean until files agree */
     }
     /* As released: Qwen2 has one file, which the videos use too. */
-    assert_int_equal(
-        settings("qwen2_vl", NULL, "{\"min_pixels\": 3136, \"max_pixels\": 12845056, \"patch_size\": 14}", NULL, &cfg, &err),
-        ST_OK);
-    assert_true(cfg.area_min == 3136 && cfg.area_max == 12845056 && cfg.video && cfg.video_area_max == 12845056);
+    assert_int_equal(settings("qwen2_vl", NULL,
+                              "{\"min_pixels\": 3136, \"max_pixels\": 12845056, \"patch_size\": 14}", NULL,
+                              &cfg, &err),
+                     ST_OK);
+    assert_true(cfg.area_min == 3136 && cfg.area_max == 12845056 && cfg.video &&
+                cfg.video_area_max == 12845056);
     static const char picture3[] =
-        "{\"size\": {\"longest_edge\": 16777216, \"shortest_edge\": 65536}, \"patch_size\": 16, \"temporal_patch_size\": 2, "
+        "{\"size\": {\"longest_edge\": 16777216, \"shortest_edge\": 65536}, \"patch_size\": 16, "
+        "\"temporal_patch_size\": 2, "
         "\"merge_size\": 2, \"image_mean\": [0.5, 0.5, 0.5], \"image_std\": [0.5, 0.5, 0.5]}";
     static const char video3[] =
         "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, \"fps\": 1, "
         "\"max_frames\": 96}";
     assert_int_equal(settings("qwen3_vl", NULL, picture3, video3, &cfg, &err), ST_OK);
     assert_true(cfg.area_min == 65536 && cfg.area_max == 16777216 && cfg.patch == 16 && cfg.mean[1] == 0.5f);
-    assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824 && cfg.video_fps == 1.0);
+    assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824 &&
+                cfg.video_fps == 1.0);
     assert_true(cfg.video_frames_min == 4 && cfg.video_frames_max == 96 && !cfg.video_cap_tokens);
     /* Qwen3's videos have their bounds in size alone, also where the file is that of the pictures. */
-    static const char both3[] = "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, "
-                                "\"min_pixels\": 5000, \"max_pixels\": 6000, \"image_mean\": 0.5, \"image_std\": 0.5}";
+    static const char both3[] =
+        "{\"size\": {\"longest_edge\": 25165824, \"shortest_edge\": 4096}, \"patch_size\": 16, "
+        "\"min_pixels\": 5000, \"max_pixels\": 6000, \"image_mean\": 0.5, \"image_std\": 0.5}";
     assert_int_equal(settings("qwen3_vl", NULL, picture3, both3, &cfg, &err), ST_OK);
     assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824);
     assert_int_equal(settings("qwen3_vl", NULL, both3, NULL, &cfg, &err), ST_OK);
     assert_true(cfg.area_min == 5000 && cfg.area_max == 6000);
     assert_true(cfg.video && cfg.video_area_min == 4096 && cfg.video_area_max == 25165824);
-    assert_int_equal(settings("qwen2_5_vl", NULL, "{}", "{\"size\": {\"longest_edge\": 9000}, \"max_pixels\": 8000, "
-                                                        "\"min_pixels\": 7}", &cfg, &err), ST_OK);
+    assert_int_equal(settings("qwen2_5_vl", NULL, "{}",
+                              "{\"size\": {\"longest_edge\": 9000}, \"max_pixels\": 8000, "
+                              "\"min_pixels\": 7}",
+                              &cfg, &err),
+                     ST_OK);
     assert_true(cfg.video && cfg.video_area_min == 7 && cfg.video_area_max == 8000);
     /* min_pixels and max_pixels win over size, the nested part over the flat file. */
-    assert_int_equal(
-        settings("qwen2_5_vl",
-                 "{\"image_processor\": {\"size\": {\"shortest_edge\": 7, \"longest_edge\": 9000}, \"max_pixels\": 8000}}", "{}",
-                 NULL, &cfg, &err),
-        ST_OK);
-    assert_true(cfg.area_min == 7 && cfg.area_max == 8000);
-    assert_int_equal(settings("qwen2_vl", NULL, "{\"size\": {\"min_pixels\": 5, \"max_pixels\": 6000}}", NULL, &cfg, &err),
+    assert_int_equal(settings("qwen2_5_vl",
+                              "{\"image_processor\": {\"size\": {\"shortest_edge\": 7, \"longest_edge\": "
+                              "9000}, \"max_pixels\": 8000}}",
+                              "{}", NULL, &cfg, &err),
                      ST_OK);
+    assert_true(cfg.area_min == 7 && cfg.area_max == 8000);
+    assert_int_equal(
+        settings("qwen2_vl", NULL, "{\"size\": {\"min_pixels\": 5, \"max_pixels\": 6000}}", NULL, &cfg, &err),
+        ST_OK);
     assert_true(cfg.area_min == 5 && cfg.area_max == 6000);
     /* Settings for videos that differ from those for pictures, or that we don't have: no videos. */
-    static const char *const other[] = {"{\"image_mean\": [0, 0, 0]}", "{\"patch_size\": 16}", "{\"resample\": 1}",
-                                        "{\"do_resize\": false}"};
+    static const char *const other[] = {"{\"image_mean\": [0, 0, 0]}", "{\"patch_size\": 16}",
+                                        "{\"resample\": 1}", "{\"do_resize\": false}"};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         assert_int_equal(settings("qwen2_vl", NULL, "{}", other[i], &cfg, &err), ST_OK);
         assert_false(cfg.video);
@@ -345,7 +368,8 @@ static void test_config(void **state)
                {"[1]", ST_FORMAT}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         enum status st = settings("qwen2_vl", NULL, bad[i].text, "{}", &cfg, &err);
-        if (st != bad[i].want) fail_msg("%s: %s, want %s", bad[i].text, status_name(st), status_name(bad[i].want));
+        if (st != bad[i].want)
+            fail_msg("%s: %s, want %s", bad[i].text, status_name(st), status_name(bad[i].want));
     }
     assert_int_equal(settings("qwen2_vl", NULL, NULL, "{}", &cfg, &err), ST_NOT_FOUND);
 }
@@ -354,9 +378,14 @@ static void test_bounds(void **state)
 {
     (void)state;
     const struct image_config fixed = {.width = 8, .height = 8};
-    struct image_config
-        cfg = {.dynamic = true, .do_resize = true, .patch = 14, .merge = 2, .depth = 2, .area_min = 3136, .area_max = 1003520},
-        c = cfg;
+    struct image_config cfg = {.dynamic = true,
+                               .do_resize = true,
+                               .patch = 14,
+                               .merge = 2,
+                               .depth = 2,
+                               .area_min = 3136,
+                               .area_max = 1003520},
+                        c = cfg;
     struct err err;
     uint32_t w, h;
     image_config_bound(&c, &(struct image_bounds){0});
@@ -366,7 +395,8 @@ static void test_bounds(void **state)
     assert_int_equal(image_target(&c, 1000, 1000, 0, &w, &h, &err), ST_OK);
     assert_true(w == 280 && h == 280);
     image_config_bound(
-        &c, &(struct image_bounds){.area_min = 784, .area_max = 784}); /* below the checkpoint's smallest: that gives way */
+        &c, &(struct image_bounds){.area_min = 784,
+                                   .area_max = 784}); /* below the checkpoint's smallest: that gives way */
     assert_int_equal(image_target(&c, 1000, 1000, 0, &w, &h, &err), ST_OK);
     assert_true(w == 28 && h == 28);
     c = fixed;

@@ -1,5 +1,5 @@
-/* What `kvasir inspect` and `kvasir bench` say of models with experts, windows of patches and taps, on made-up weights of tiny
- * shapes: every figure below is worked out by hand from the shape. */
+/* What `kvasir inspect` and `kvasir bench` say of models with experts, windows of patches and taps, on
+ * made-up weights of tiny shapes: every figure below is worked out by hand from the shape. */
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
 
@@ -67,10 +67,13 @@ static void costs(const char *config, struct engine_costs *c)
     engine_close(e);
 }
 
-/* 3 layers of which the second has 4 experts of 24 columns, 2 per token; width 32, 2 heads of 16, 1 KV head. */
-#define EXPERTS                                                                                                                  \
-    "\"hidden_size\":32,\"intermediate_size\":40,\"moe_intermediate_size\":24,\"num_experts\":4,\"num_experts_per_tok\":2,"      \
-    "\"num_hidden_layers\":3,\"decoder_sparse_step\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":16,"     \
+/* 3 layers of which the second has 4 experts of 24 columns, 2 per token; width 32, 2 heads of 16, 1 KV head.
+ */
+#define EXPERTS                                                                                              \
+    "\"hidden_size\":32,\"intermediate_size\":40,\"moe_intermediate_size\":24,\"num_experts\":4,\"num_"      \
+    "experts_per_tok\":2,"                                                                                   \
+    "\"num_hidden_layers\":3,\"decoder_sparse_step\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1," \
+    "\"head_dim\":16,"                                                                                       \
     "\"vocab_size\":64"
 
 static void test_experts(void **state)
@@ -79,8 +82,8 @@ static void test_experts(void **state)
     struct engine_costs c;
     (void)state;
     inspect("{\"model_type\":\"qwen3_moe\"," EXPERTS ",\"tie_word_embeddings\":true}", text, sizeof text);
-    /* embedding 64 * 32; per layer 32 * (32 + 2 * 16 + 32) + norms 2 * 32 + 2 * 16; MLP 3 * 32 * 40 twice; router 4 * 32, experts
-     * 4 * 3 * 32 * 24; last norm 32 */
+    /* embedding 64 * 32; per layer 32 * (32 + 2 * 16 + 32) + norms 2 * 32 + 2 * 16; MLP 3 * 32 * 40 twice;
+     * router 4 * 32, experts 4 * 3 * 32 * 24; last norm 32 */
     const unsigned all = 64 * 32 + 3 * (32 * 96 + 96) + 2 * 3840 + 128 + 4 * 2304 + 32;
     char want[96];
     snprintf(want, sizeof want, "weights    %u parameters", all);
@@ -94,7 +97,8 @@ static void test_experts(void **state)
     assert_true(c.linear_flops_per_token == 2 * 32.0 * (3 * 96 + 2 * 3 * 40 + 4 + 2 * 3 * 24));
     assert_true(c.experts == 4 && c.experts_used == 2);
     /* bf16; rows are padded to what the kernels want, so at least: */
-    assert_true(c.expert_bytes >= 2 * 4 * 2304.0 && c.weight_bytes >= 2 * (64 * 32 + 3 * 3072 + 2 * 3840 + 128.0));
+    assert_true(c.expert_bytes >= 2 * 4 * 2304.0 &&
+                c.weight_bytes >= 2 * (64 * 32 + 3 * 3072 + 2 * 3840 + 128.0));
     assert_true(c.vision_flops == 0 && c.vision_side == 0);
 }
 
@@ -102,22 +106,29 @@ static void test_yarn_and_windows(void **state)
 {
     static char text[8192];
     (void)state;
-    inspect("{\"model_type\":\"qwen2\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":2,\"vocab_size\":64,"
-            "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"use_sliding_window\":true,\"sliding_window\":96,"
-            "\"max_window_layers\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":512}}",
+    inspect("{\"model_type\":\"qwen2\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":2,"
+            "\"vocab_size\":64,"
+            "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"use_sliding_window\":true,\"sliding_"
+            "window\":96,"
+            "\"max_window_layers\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"original_max_"
+            "position_embeddings\":512}}",
             text, sizeof text);
     says(text, "sliding(96)");
     says(text, "YaRN       factor 4 over 512 positions, ramp 32 to 1 rotations, attention 1.13863");
 }
 
-/* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens but in layer 1; 16 wide, 2 heads of 8, GLU of 20. */
+/* Patches of 8, 2 x 2 to a token, windows of 3 x 3 tokens but in layer 1; 16 wide, 2 heads of 8, GLU of 20.
+ */
 static void test_window_tower(void **state)
 {
     static char text[8192];
     static const char config[] =
-        "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":1,\"vocab_size\":64,"
-        "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"image_token_id\":5,\"rope_scaling\":{\"type\":\"mrope\","
-        "\"mrope_section\":[4,2,2]},\"vision_config\":{\"depth\":2,\"hidden_size\":16,\"intermediate_size\":20,\"num_heads\":2,"
+        "{\"model_type\":\"qwen2_5_vl\",\"hidden_size\":32,\"intermediate_size\":40,\"num_hidden_layers\":1,"
+        "\"vocab_size\":64,"
+        "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"image_token_id\":5,\"rope_scaling\":{\"type\":"
+        "\"mrope\","
+        "\"mrope_section\":[4,2,2]},\"vision_config\":{\"depth\":2,\"hidden_size\":16,\"intermediate_size\":"
+        "20,\"num_heads\":2,"
         "\"out_hidden_size\":32,\"patch_size\":8,\"window_size\":48,\"fullatt_block_indexes\":[1]}}";
     struct engine_costs c;
     (void)state;
@@ -127,10 +138,11 @@ static void test_window_tower(void **state)
     says(text, "mRoPE      4 + 2 + 2 frequencies, one after the other");
     assert_null(strstr(text, "videos")); /* their token is not in this vocabulary */
     costs(config, &c);
-    assert_int_equal(c.vision_side, 1024); /* 128 x 128 patches, 64 x 64 tokens: 21 windows of 3 and one of 1 per side */
+    assert_int_equal(c.vision_side,
+                     1024); /* 128 x 128 patches, 64 x 64 tokens: 21 windows of 3 and one of 1 per side */
     double s = 128.0 * 128, axis = 21 * 9 + 1, pairs = s * s + axis * axis * 16, tokens = 4096, wide = 64;
-    assert_true(c.vision_flops == s * 2 * 3 * 2 * 64 * 16 + 2 * s * 2 * (4 * 256 + 3 * 16 * 20) + pairs * 4 * 16 +
-                                      tokens * 2 * (wide * wide + wide * 32));
+    assert_true(c.vision_flops == s * 2 * 3 * 2 * 64 * 16 + 2 * s * 2 * (4 * 256 + 3 * 16 * 20) +
+                                      pairs * 4 * 16 + tokens * 2 * (wide * wide + wide * 32));
 }
 
 static void test_taps(void **state)
@@ -138,8 +150,10 @@ static void test_taps(void **state)
     static char text[8192];
     static const char config[] =
         "{\"model_type\":\"qwen3_vl_moe\",\"image_token_id\":5,\"video_token_id\":6,\"text_config\":{" EXPERTS
-        ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000,\"mrope_section\":[4,2,2]}},\"vision_config\":{"
-        "\"depth\":3,\"hidden_size\":16,\"intermediate_size\":20,\"num_heads\":2,\"out_hidden_size\":32,\"patch_size\":12,"
+        ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000,\"mrope_section\":[4,2,2]}},"
+        "\"vision_config\":{"
+        "\"depth\":3,\"hidden_size\":16,\"intermediate_size\":20,\"num_heads\":2,\"out_hidden_size\":32,"
+        "\"patch_size\":12,"
         "\"num_position_embeddings\":25,\"deepstack_visual_indexes\":[0,2]}}";
     struct engine_costs c;
     (void)state;
@@ -150,13 +164,14 @@ static void test_taps(void **state)
     costs(config, &c);
     assert_int_equal(c.vision_side, 1032); /* 43 x 24: the multiple that is nearest to 1024 */
     double s = 86.0 * 86, tokens = 43 * 43, wide = 64;
-    assert_true(c.vision_flops == s * 2 * 3 * 2 * 144 * 16 + 3 * s * 2 * (4 * 256 + 2 * 16 * 20) + 3 * s * s * 4 * 16 +
-                                      3 * tokens * 2 * (wide * wide + wide * 32));
+    assert_true(c.vision_flops == s * 2 * 3 * 2 * 144 * 16 + 3 * s * 2 * (4 * 256 + 2 * 16 * 20) +
+                                      3 * s * s * 4 * 16 + 3 * tokens * 2 * (wide * wide + wide * 32));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts), cmocka_unit_test(test_yarn_and_windows),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts),
+                                       cmocka_unit_test(test_yarn_and_windows),
                                        cmocka_unit_test(test_window_tower), cmocka_unit_test(test_taps)};
     return cmocka_run_group_tests_name("inspect_qwen", tests, make_scratch, drop_scratch);
 }

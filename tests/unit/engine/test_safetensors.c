@@ -1,6 +1,6 @@
-/* Hostile and odd checkpoints: safetensors headers, shard indexes, config.json. Everything wrong gets one clear line, nothing
- * crashes (run this under the address and undefined sanitizers). Plus what is right: scalars, empty tensors, conversions, both
- * RoPE spellings, the three tensor-name layouts. */
+/* Hostile and odd checkpoints: safetensors headers, shard indexes, config.json. Everything wrong gets one
+ * clear line, nothing crashes (run this under the address and undefined sanitizers). Plus what is right:
+ * scalars, empty tensors, conversions, both RoPE spellings, the three tensor-name layouts. */
 #include "config/hf_config.h"
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
@@ -58,7 +58,8 @@ static char *read_file(const char *path, size_t *len)
 
 static void remove_all(void)
 {
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "a.safetensors", "b.safetensors",
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json",
+                                        "a.safetensors",     "b.safetensors",
                                         "config.json",       "generation_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unlink(path_of(names[i]));
 }
@@ -87,7 +88,8 @@ static void expect(enum status want, const char *says)
     struct err err = {""};
     enum status st = stf_open(scratch, &f, &err);
     if (st != want || (want && !strstr(err.msg, says)))
-        fail_msg("%s (\"%s\") where %s was expected, saying \"%s\"", status_name(st), err.msg, status_name(want), says);
+        fail_msg("%s (\"%s\") where %s was expected, saying \"%s\"", status_name(st), err.msg,
+                 status_name(want), says);
     stf_close(f);
 }
 
@@ -102,40 +104,52 @@ static void test_headers(void **state)
         const char *says;
     } cases[] = {
         {"{}", 0, ST_OK, ""},
-        {"{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4, ST_OK, ""},
-        {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[0,5],\"data_offsets\":[0,0]},\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_"
+        {"{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}"
+         "}",
+         4, ST_OK, ""},
+        {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[0,5],\"data_offsets\":[0,0]},\"b\":{\"dtype\":\"U8\","
+         "\"shape\":[3],\"data_"
          "offsets\":[0,3]}}",
          3, ST_OK, ""},
-        {"{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[2,5]},\"a\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":"
+        {"{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[2,5]},\"a\":{\"dtype\":\"F16\",\"shape\":["
+         "1],\"data_offsets\":"
          "[0,2]}}",
          5, ST_OK, ""},
         {"", 0, ST_FORMAT, "JSON"},
         {"[]", 0, ST_FORMAT, "not a JSON object"},
         {"{\"a\":1}", 0, ST_FORMAT, "dtype"},
-        {"{\"a\":{\"dtype\":\"F12\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "tensor a has no known dtype"},
+        {"{\"a\":{\"dtype\":\"F12\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
+         "tensor a has no known dtype"},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "no shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "impossible shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "impossible shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[\"1\"],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "impossible shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
+         "impossible shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
+         "impossible shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[\"1\"],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
+         "impossible shape"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
          "impossible shape"},
         {"{\"a\":{\"dtype\":\"F64\",\"shape\":[281474976710656,65536],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
          "impossible shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "9 dimensions"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, ST_FORMAT,
+         "9 dimensions"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, ST_FORMAT, "data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, ST_FORMAT, "data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, ST_FORMAT, "data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, ST_FORMAT, "data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 4, ST_FORMAT, "truncated"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[9223372036854775800,9223372036854775804]}}", 4, ST_FORMAT,
-         "truncated"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[9223372036854775800,9223372036854775804]}"
+         "}",
+         4, ST_FORMAT, "truncated"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, ST_FORMAT, "need 8"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 9, ST_FORMAT, "the file has 9"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", 8, ST_FORMAT, "begins at byte 4"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":["
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":["
+         "4],\"data_offsets\":["
          "2,6]}}",
          6, ST_FORMAT, "tensor b begins at byte 2"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":["
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},\"a\":{\"dtype\":\"U8\",\"shape\":["
+         "2],\"data_offsets\":["
          "2,4]}}",
          4, ST_FORMAT, "tensor a stands twice"},
         {"{\"\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, ST_FORMAT, "empty"},
@@ -170,7 +184,8 @@ static void test_lengths(void **state)
 static void test_values(void **state)
 {
     /* BF16 and F16: 1, -2, smallest subnormal, infinity */
-    const char *header = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"h\":{\"dtype\":\"F16\",\"shape\":["
+    const char *header = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"h\":{"
+                         "\"dtype\":\"F16\",\"shape\":["
                          "4],\"data_offsets\":[8,16]}}";
     const uint16_t body[8] = {0x3f80, 0xc000, 0x0001, 0x7f80, 0x3c00, 0xc000, 0x0001, 0x7c00};
     char file[512];
@@ -210,8 +225,10 @@ static void test_shards(void **state)
     } cases[] = {
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}}", ST_OK, ""},
         {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}", ST_NOT_FOUND, "c.safetensors"},
-        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"z\":\"b.safetensors\"}}", ST_FORMAT, "tensor z stands in no shard"},
-        {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}", ST_FORMAT, "not where the index says"},
+        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"z\":\"b.safetensors\"}}", ST_FORMAT,
+         "tensor z stands in no shard"},
+        {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}", ST_FORMAT,
+         "not where the index says"},
         {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", ST_FORMAT, "not a plain file name"},
         {"{\"weight_map\":{\"x\":\"/etc/passwd\"}}", ST_FORMAT, "not a plain file name"},
         {"{\"weight_map\":{\"x\":\"..\"}}", ST_FORMAT, "not a plain file name"},
@@ -248,11 +265,14 @@ static void test_config_defaults(void **state)
     (void)state;
     /* The six text keys of the original 4B release. */
     const char *released =
-        "{\"model_type\":\"gemma3\",\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"eos_token_id\":[1,106],"
-        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"model_type\":\"gemma3_text\",\"num_hidden_layers\":"
+        "{\"model_type\":\"gemma3\",\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"eos_token_id\":["
+        "1,106],"
+        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"model_type\":\"gemma3_text\","
+        "\"num_hidden_layers\":"
         "34,"
         "\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},\"sliding_window\":1024},"
-        "\"vision_config\":{\"hidden_size\":1152,\"image_size\":896,\"intermediate_size\":4304,\"num_attention_heads\":16,"
+        "\"vision_config\":{\"hidden_size\":1152,\"image_size\":896,\"intermediate_size\":4304,\"num_"
+        "attention_heads\":16,"
         "\"num_hidden_layers\":27,\"patch_size\":14,\"vision_use_head\":false}}";
     assert_int_equal(parse(released, &c, &err), ST_OK);
     assert_int_equal(c.text.num_attention_heads, 8);
@@ -264,8 +284,10 @@ static void test_config_defaults(void **state)
     assert_true(c.text.rope[HF_FULL].theta == 1e6 && c.text.rope[HF_FULL].factor == 8.0 &&
                 c.text.rope[HF_FULL].type == HF_ROPE_LINEAR);
     assert_true(c.text.rope[HF_SLIDING].theta == 1e4 && c.text.rope[HF_SLIDING].factor == 1.0);
-    for (uint32_t n = 0; n < 34; n++) assert_int_equal(c.text.layer_types[n], (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING);
-    assert_true(c.has_vision && c.mm_tokens_per_image == 256 && c.boi_id == 255999 && c.eoi_id == 256000 && c.image_id == 262144);
+    for (uint32_t n = 0; n < 34; n++)
+        assert_int_equal(c.text.layer_types[n], (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING);
+    assert_true(c.has_vision && c.mm_tokens_per_image == 256 && c.boi_id == 255999 && c.eoi_id == 256000 &&
+                c.image_id == 262144);
     assert_int_equal(c.eos_count, 2);
     struct model_desc d;
     assert_int_equal(model_describe(&c, &d, &err), ST_OK);
@@ -274,23 +296,36 @@ static void test_config_defaults(void **state)
                 d.layers[0].scale == 0.0625f);
     model_desc_free(&d);
     /* Mixed spelling: per-type dicts without rope_theta beside flat keys. */
-    const char *mixed =
-        "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":2,\"rope_theta\":500000.0,\"rope_local_base_freq\":20000.0,"
-        "\"rope_parameters\":{\"full_attention\":{\"factor\":4.0,\"rope_type\":\"linear\"},\"sliding_attention\":{\"rope_type\":"
-        "\"default\"}},"
-        "\"vision_config\":{},\"eos_token_id\":null}";
+    const char *mixed = "{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":2,\"rope_theta\":500000.0,"
+                        "\"rope_local_base_freq\":20000.0,"
+                        "\"rope_parameters\":{\"full_attention\":{\"factor\":4.0,\"rope_type\":\"linear\"},"
+                        "\"sliding_attention\":{\"rope_type\":"
+                        "\"default\"}},"
+                        "\"vision_config\":{},\"eos_token_id\":null}";
     assert_int_equal(parse(mixed, &c, &err), ST_OK);
-    assert_true(c.text.rope[HF_FULL].theta == 5e5 && c.text.rope[HF_FULL].factor == 4.0 && c.text.rope[HF_SLIDING].theta == 2e4);
+    assert_true(c.text.rope[HF_FULL].theta == 5e5 && c.text.rope[HF_FULL].factor == 4.0 &&
+                c.text.rope[HF_SLIDING].theta == 2e4);
     assert_false(c.has_vision);
     assert_int_equal(c.eos_count, 0);
-    /* The old spelling "type" counts where rope_type stands beside it, says "default", or is in an entry per layer type. */
-    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"default\",\"factor\":4}}", &c, &err), ST_OK);
+    /* The old spelling "type" counts where rope_type stands beside it, says "default", or is in an entry per
+     * layer type. */
+    assert_int_equal(
+        parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"default\",\"factor\":4}}", &c,
+              &err),
+        ST_OK);
     assert_true(c.text.rope[HF_FULL].type == HF_ROPE_DEFAULT && c.text.rope[HF_FULL].factor == 1.0);
-    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"default\",\"factor\":4}}", &c, &err), ST_OK);
+    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"rope_"
+                           "type\":\"default\",\"factor\":4}}",
+                           &c, &err),
+                     ST_OK);
     assert_true(c.text.rope[HF_FULL].type == HF_ROPE_DEFAULT && c.text.rope[HF_FULL].factor == 1.0);
-    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"full_attention\":{\"type\":\"linear\",\"factor\":4}}}", &c, &err), ST_OK);
+    assert_int_equal(parse("{\"model_type\":\"gemma3_text\",\"rope_parameters\":{\"full_attention\":{"
+                           "\"type\":\"linear\",\"factor\":4}}}",
+                           &c, &err),
+                     ST_OK);
     assert_true(c.text.rope[HF_FULL].type == HF_ROPE_LINEAR && c.text.rope[HF_FULL].factor == 4.0);
-    assert_int_equal(parse("{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":null}", &c, &err), ST_OK);
+    assert_int_equal(parse("{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":null}", &c, &err),
+                     ST_OK);
     assert_false(c.has_vision);
 }
 
@@ -303,7 +338,8 @@ static void test_config_hostile(void **state)
     } cases[] = {
         {"[]", ST_FORMAT, "not a JSON object"},
         {"{}", ST_FORMAT, "no model_type"},
-        {"{\"model_type\":\"llama\"}", ST_UNSUPPORTED, "\"llama\" is not a family that is served (gemma3, gemma3_text, qwen2, "},
+        {"{\"model_type\":\"llama\"}", ST_UNSUPPORTED,
+         "\"llama\" is not a family that is served (gemma3, gemma3_text, qwen2, "},
         {"{\"model_type\":7}", ST_UNSUPPORTED, "not a family"},
         {"{\"model_type\":\"gemma3\"}", ST_FORMAT, "text_config: is missing"},
         {"{\"model_type\":\"gemma3\",\"text_config\":3}", ST_FORMAT, "text_config"},
@@ -313,30 +349,39 @@ static void test_config_hostile(void **state)
         {"{\"model_type\":\"gemma3_text\",\"hidden_size\":\"640\"}", ST_FORMAT, "hidden_size"},
         {"{\"model_type\":\"gemma3_text\",\"hidden_size\":1.5}", ST_FORMAT, "hidden_size"},
         {"{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":100000}", ST_FORMAT, "num_hidden_layers"},
-        {"{\"model_type\":\"gemma3_text\",\"num_attention_heads\":5}", ST_FORMAT, "multiple of num_key_value_heads"},
+        {"{\"model_type\":\"gemma3_text\",\"num_attention_heads\":5}", ST_FORMAT,
+         "multiple of num_key_value_heads"},
         {"{\"model_type\":\"gemma3_text\",\"head_dim\":7}", ST_FORMAT, "head_dim"},
         {"{\"model_type\":\"gemma3_text\",\"layer_types\":[\"full_attention\"]}", ST_FORMAT, "layer_types"},
-        {"{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]}", ST_UNSUPPORTED,
-         "layer_types"},
-        {"{\"model_type\":\"gemma3_text\",\"sliding_window_pattern\":0}", ST_FORMAT, "sliding_window_pattern"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}", ST_UNSUPPORTED, "rope_type"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}", ST_FORMAT, "factor"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\"}}", ST_FORMAT, "factor: is missing"},
-        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}}", ST_UNSUPPORTED, "which transformers ignores for Gemma 3"},
+        {"{\"model_type\":\"gemma3_text\",\"num_hidden_layers\":1,\"layer_types\":[\"linear_attention\"]}",
+         ST_UNSUPPORTED, "layer_types"},
+        {"{\"model_type\":\"gemma3_text\",\"sliding_window_pattern\":0}", ST_FORMAT,
+         "sliding_window_pattern"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}",
+         ST_UNSUPPORTED, "rope_type"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}}",
+         ST_FORMAT, "factor"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"rope_type\":\"linear\"}}", ST_FORMAT,
+         "factor: is missing"},
+        {"{\"model_type\":\"gemma3_text\",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}}",
+         ST_UNSUPPORTED, "which transformers ignores for Gemma 3"},
         {"{\"model_type\":\"gemma3_text\",\"rope_theta\":-1}", ST_FORMAT, "rope_theta"},
         {"{\"model_type\":\"gemma3_text\",\"rms_norm_eps\":1e999}", ST_FORMAT, "rms_norm_eps"},
         {"{\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":0}", ST_FORMAT, "query_pre_attn_scalar"},
-        {"{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"silu\"}", ST_UNSUPPORTED, "hidden_activation"},
+        {"{\"model_type\":\"gemma3_text\",\"hidden_activation\":\"silu\"}", ST_UNSUPPORTED,
+         "hidden_activation"},
         {"{\"model_type\":\"gemma3_text\",\"use_bidirectional_attention\":true}", ST_UNSUPPORTED, "encoder"},
         {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,\"2\"]}", ST_FORMAT, "eos_token_id"},
-        {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", ST_FORMAT,
-         "eos_token_id"},
-        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"image_size\":225}}", ST_FORMAT, "image_size"},
-        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"num_attention_heads\":5}}", ST_FORMAT,
-         "num_attention_heads"},
-        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{}}", ST_FORMAT, "mm_tokens_per_image"},
-        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{},\"mm_tokens_per_image\":48}", ST_FORMAT,
+        {"{\"model_type\":\"gemma3_text\",\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}",
+         ST_FORMAT, "eos_token_id"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"image_size\":225}}", ST_FORMAT,
+         "image_size"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{\"num_attention_heads\":5}}",
+         ST_FORMAT, "num_attention_heads"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{}}", ST_FORMAT,
          "mm_tokens_per_image"},
+        {"{\"model_type\":\"gemma3\",\"text_config\":{},\"vision_config\":{},\"mm_tokens_per_image\":48}",
+         ST_FORMAT, "mm_tokens_per_image"},
     };
     static struct hf_config c;
     (void)state;
@@ -400,7 +445,8 @@ static uint32_t rnd(uint32_t below)
 static enum status inspect(struct err *err)
 {
     char text[8192];
-    struct engine_options opt = {.model_dir = scratch, .threads = 1, .kernels = "reference", .kv_bytes = 1u << 20};
+    struct engine_options opt = {
+        .model_dir = scratch, .threads = 1, .kernels = "reference", .kv_bytes = 1u << 20};
     return engine_inspect(&opt, text, sizeof text, err);
 }
 
@@ -409,12 +455,8 @@ static void mutate(char *p, size_t n)
     static const char *const bits[] = {"0",       "-",    "9",    "\"",           "}", "]", ",", "e", ".",
                                        "\\u0000", "null", "true", "999999999999", "{", "["};
     switch (rnd(4)) {
-    case 0:
-        p[rnd((uint32_t)n)] = (char)rnd(256);
-        break;
-    case 1:
-        p[rnd((uint32_t)n)] = (char)('0' + rnd(10));
-        break;
+    case 0: p[rnd((uint32_t)n)] = (char)rnd(256); break;
+    case 1: p[rnd((uint32_t)n)] = (char)('0' + rnd(10)); break;
     case 2: {
         const char *b = bits[rnd(sizeof bits / sizeof bits[0])];
         size_t at = rnd((uint32_t)n), len = strlen(b);
@@ -489,9 +531,10 @@ static void test_mutations(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_headers),         cmocka_unit_test(test_lengths),
-                                       cmocka_unit_test(test_values),          cmocka_unit_test(test_shards),
-                                       cmocka_unit_test(test_config_defaults), cmocka_unit_test(test_config_hostile),
-                                       cmocka_unit_test(test_layouts),         cmocka_unit_test(test_mutations)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_headers),         cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_config_defaults), cmocka_unit_test(test_config_hostile),
+        cmocka_unit_test(test_layouts),         cmocka_unit_test(test_mutations)};
     return cmocka_run_group_tests_name("safetensors", tests, make_scratch, drop_scratch);
 }

@@ -1,5 +1,5 @@
-/* The sampler against a naive one (full sort, one rule after the other), its short cuts against the long way, frequencies,
- * penalties, ties. */
+/* The sampler against a naive one (full sort, one rule after the other), its short cuts against the long way,
+ * frequencies, penalties, ties. */
 #include "engine/sample/sampler.h"
 #include "engine/sample/sampler_weights.h"
 
@@ -54,9 +54,10 @@ static void describe(struct row *w)
         w->top_ids[i] = w->order[i];
         w->top_values[i] = w->l[w->order[i]];
     }
-    w->r = (struct sampler_row){.raw = w->l, .top_ids = w->top_ids, .top_values = w->top_values, .top_count = BE_TOPK_MAX};
-    w->r.stats =
-        (struct be_logit_stats){.max = w->l[w->order[0]], .argmax = w->order[0], .lse = w->l[w->order[0]] + (float)log(sum)};
+    w->r = (struct sampler_row){
+        .raw = w->l, .top_ids = w->top_ids, .top_values = w->top_values, .top_count = BE_TOPK_MAX};
+    w->r.stats = (struct be_logit_stats){
+        .max = w->l[w->order[0]], .argmax = w->order[0], .lse = w->l[w->order[0]] + (float)log(sum)};
 }
 
 /* The rules, one after the other, in double; *close = the draw fell within rounding of a border. */
@@ -158,7 +159,8 @@ static void test_against_naive(void **state)
         uint32_t history[400], length = round % 4 ? 50 : 400, banned[3] = {rnd(V), rnd(V), 0};
         random_row(w.l, round % 3 == 0 ? 2.0f : 8.0f);
         describe(&w);
-        for (uint32_t i = 0; i < length; i++) history[i] = rnd(2) ? w.order[rnd(length == 50 ? 30 : 100)] : rnd(V);
+        for (uint32_t i = 0; i < length; i++)
+            history[i] = rnd(2) ? w.order[rnd(length == 50 ? 30 : 100)] : rnd(V);
         banned[2] = w.order[0];
         w.r.history = history;
         w.r.history_count = length;
@@ -176,20 +178,18 @@ static void test_against_naive(void **state)
         }
         compared++;
         if (a.id != want)
-            fail_msg("round %u: %u, naive %u (T %g k %u p %g min_p %g)", round, a.id, want, (double)p.temperature, p.top_k,
-                     (double)p.top_p, (double)p.min_p);
+            fail_msg("round %u: %u, naive %u (T %g k %u p %g min_p %g)", round, a.id, want,
+                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p);
         /* Log-prob, rank and alternatives are of the raw row. */
         assert_true(fabsf(a.logprob - (w.l[a.id] - w.r.stats.lse)) < 1e-5f);
         assert_int_equal(w.order[a.rank - 1], a.id);
         assert_int_equal(a.top_count, SAMPLING_TOP_MAX);
         for (uint32_t i = 0; i < a.top_count; i++) assert_int_equal(a.top[i].id, w.order[i]);
-        /* Without the row at hand: the same answer or a request for the row. With the row but no list that is long enough: the
-         * same answer. */
+        /* Without the row at hand: the same answer or a request for the row. With the row but no list that is
+         * long enough: the same answer. */
         w.r.raw = NULL;
-        if (sampler_draw(s, &p, &w.r, &b))
-            assert_memory_equal(&a, &b, sizeof a);
-        else
-            asked_for_row++;
+        if (sampler_draw(s, &p, &w.r, &b)) assert_memory_equal(&a, &b, sizeof a);
+        else asked_for_row++;
         w.r.raw = w.l;
         w.r.top_count = 0;
         assert_true(sampler_draw(s, &p, &w.r, &b));
@@ -214,7 +214,8 @@ static void test_uniform(void **state)
     }
     assert_true(fabs(sum / 160000 - 0.5) < 0.005);
     for (int i = 0; i < 16; i++) assert_true(bins[i] > 9500 && bins[i] < 10500);
-    assert_true(sampling_uniform(1, 5) != sampling_uniform(2, 5) && sampling_uniform(1, 5) != sampling_uniform(1, 6));
+    assert_true(sampling_uniform(1, 5) != sampling_uniform(2, 5) &&
+                sampling_uniform(1, 5) != sampling_uniform(1, 6));
     assert_true(sampling_uniform(1ull << 40, 5) != sampling_uniform(0, 5));
 }
 
@@ -229,10 +230,11 @@ static void test_frequencies(void **state)
     for (uint32_t i = 0; i < V; i++) w.l[i] = -30;
     for (uint32_t i = 0; i < 6; i++) w.l[i * 97] = (float)i * 0.5f;
     describe(&w);
-    static const struct sampling_params ways[] = {{.temperature = 1, .top_p = 1, .repetition_penalty = 1},
-                                                  {.temperature = 1, .top_p = 1, .top_k = 6, .repetition_penalty = 1},
-                                                  {.temperature = 1, .top_p = 0.9999f, .repetition_penalty = 1},
-                                                  {.temperature = 1, .top_p = 1, .min_p = 0.01f, .repetition_penalty = 1}};
+    static const struct sampling_params ways[] = {
+        {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 1, .top_k = 6, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 0.9999f, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 1, .min_p = 0.01f, .repetition_penalty = 1}};
     double total = 0;
     for (uint32_t i = 0; i < 6; i++) total += exp(i * 0.5);
     for (size_t k = 0; k < 4; k++) {
@@ -277,8 +279,12 @@ static void test_odd_rows(void **state)
                                         .bias_count = way == 5 ? 2 : 0,
                                         .presence_penalty = way == 5};
             struct token_out out;
-            w.r = (struct sampler_row){
-                .raw = w.l, .top_ids = all, .top_values = w.l, .top_count = BE_TOPK_MAX, .history = history, .history_count = 2};
+            w.r = (struct sampler_row){.raw = w.l,
+                                       .top_ids = all,
+                                       .top_values = w.l,
+                                       .top_count = BE_TOPK_MAX,
+                                       .history = history,
+                                       .history_count = 2};
             w.r.stats = (struct be_logit_stats){.max = values[k], .argmax = 0, .lse = values[k]};
             assert_true(sampler_draw(s, &p, &w.r, &out));
             assert_true(out.id < V);
@@ -289,13 +295,15 @@ static void test_odd_rows(void **state)
     w.r.banned = all;
     w.r.banned_count = V;
     struct token_out out;
-    assert_true(sampler_draw(s, &(struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1}, &w.r, &out));
+    assert_true(sampler_draw(
+        s, &(struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1}, &w.r, &out));
     assert_true(out.id < V);
     /* -0 is equal to 0: which of them is the first is told by the ids, with the list and without. */
     for (uint32_t i = 0; i < V; i++) w.l[i] = i % 2 ? 0.0f : i < 100 ? -0.0f : -3;
     describe(&w);
     for (uint32_t round = 0; round < 40; round++) {
-        struct sampling_params p = {.temperature = 1, .top_p = round % 2 ? 0.02f : 1e-6f, .repetition_penalty = 1, .seed = round};
+        struct sampling_params p = {
+            .temperature = 1, .top_p = round % 2 ? 0.02f : 1e-6f, .repetition_penalty = 1, .seed = round};
         struct token_out long_way;
         w.r.top_count = BE_TOPK_MAX;
         assert_true(sampler_draw(s, &p, &w.r, &out));
@@ -335,8 +343,9 @@ static void test_greedy_ties(void **state)
 }
 
 /* The wide walk over a row has the bits of the plain one, whatever stands in it. */
-/* What is changed is penalised, biased or banned; the rest of the row isn't looked at where the list and the changed ids are
- * enough: here it would win. And where the changes take the whole list away, the row decides. */
+/* What is changed is penalised, biased or banned; the rest of the row isn't looked at where the list and the
+ * changed ids are enough: here it would win. And where the changes take the whole list away, the row decides.
+ */
 static void test_changed_rows(void **state)
 {
     static const struct sampling_params ways[] = {

@@ -1,7 +1,9 @@
-/* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes, windows, groups, pictures and ragged batches; and
- * bit-equality inside a set: rows alone, cut into chunks, beside other sequences, with any number of threads.
+/* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes,
+ * windows, groups, pictures and ragged batches; and bit-equality inside a set: rows alone, cut into chunks,
+ * beside other sequences, with any number of threads.
  *
- *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread instead */
+ *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread
+ * instead */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 
@@ -18,24 +20,29 @@ struct shape {
     uint32_t heads, kv_heads, dim, window;
     float softcap;
     float gain;     /* of the scale, 0 = 1: how far apart the scores lie */
-    uint32_t group; /* not 0: runs of this many rows see each other and nothing else; the last run of a sequence may be shorter */
+    uint32_t group; /* not 0: runs of this many rows see each other and nothing else; the last run of a
+                       sequence may be shorter */
 };
 static const struct shape shapes[] = {
-    {4, 1, 256, 0, 0, 0, 0},   {4, 1, 256, 300, 0, 0, 0}, {3, 1, 24, 9, 0, 0, 0},   {8, 4, 64, 0, 0, 0, 0},   {16, 16, 72, 0, 0, 0, 0}, {2, 2, 20, 0, 0, 0, 0},
-    {6, 2, 128, 33, 50, 0, 0}, {5, 5, 10, 1, 0, 0, 0},    {12, 2, 80, 64, 0, 0, 0}, {40, 1, 16, 0, 0, 0, 0},  {2, 1, 512, 100, 0, 0, 0},
-    {4, 2, 72, 0, 0, 12, 0},   {4, 1, 256, 40, 0, 12, 0}, {4, 1, 256, 0, 0, 12, 0}, {3, 1, 128, 0, 0, 12, 0}, {2, 2, 64, 0, 0, 12, 0},
-    {2, 2, 80, 0, 0, 0, 64},   {3, 3, 8, 0, 0, 0, 4},     {2, 2, 20, 0, 0, 0, 16},  {1, 1, 40, 0, 0, 0, 64},  {2, 1, 24, 0, 0, 12, 12},
-    {1, 1, 80, 0, 0, 12, 256}, {2, 2, 72, 0, 0, 0, 1000}, {1, 1, 44, 0, 30, 0, 7},
+    {4, 1, 256, 0, 0, 0, 0},   {4, 1, 256, 300, 0, 0, 0}, {3, 1, 24, 9, 0, 0, 0},    {8, 4, 64, 0, 0, 0, 0},
+    {16, 16, 72, 0, 0, 0, 0},  {2, 2, 20, 0, 0, 0, 0},    {6, 2, 128, 33, 50, 0, 0}, {5, 5, 10, 1, 0, 0, 0},
+    {12, 2, 80, 64, 0, 0, 0},  {40, 1, 16, 0, 0, 0, 0},   {2, 1, 512, 100, 0, 0, 0}, {4, 2, 72, 0, 0, 12, 0},
+    {4, 1, 256, 40, 0, 12, 0}, {4, 1, 256, 0, 0, 12, 0},  {3, 1, 128, 0, 0, 12, 0},  {2, 2, 64, 0, 0, 12, 0},
+    {2, 2, 80, 0, 0, 0, 64},   {3, 3, 8, 0, 0, 0, 4},     {2, 2, 20, 0, 0, 0, 16},   {1, 1, 40, 0, 0, 0, 64},
+    {2, 1, 24, 0, 0, 12, 12},  {1, 1, 80, 0, 0, 12, 256}, {2, 2, 72, 0, 0, 0, 1000}, {1, 1, 44, 0, 30, 0, 7},
 };
 #define sets backend_sets /* "reference" is what the others are measured by */
 
-/* Sequences of one batch: tokens in all, of which those from `first` on are asked about, and a picture [begin, end) whose rows see each
- * other. The brief ones (KVASIR_TEST_SHORT on the emulated device) reach beyond the 512 keys where a split ends with few rows. */
+/* Sequences of one batch: tokens in all, of which those from `first` on are asked about, and a picture
+ * [begin, end) whose rows see each other. The brief ones (KVASIR_TEST_SHORT on the emulated device) reach
+ * beyond the 512 keys where a split ends with few rows. */
 struct seq {
     uint32_t tokens, image_begin, image_end, first;
 };
-static const struct seq all_seqs[] = {{1, 0, 0, 0}, {45, 3, 19, 0}, {700, 250, 330, 0}, {33, 0, 32, 0}, {2, 0, 0, 0}, {290, 0, 0, 0}};
-static const struct seq brief_seqs[] = {{1, 0, 0, 0}, {40, 3, 19, 0}, {530, 500, 515, 505}, {33, 0, 32, 30}, {2, 0, 0, 0}, {70, 0, 0, 62}};
+static const struct seq all_seqs[] = {{1, 0, 0, 0},   {45, 3, 19, 0}, {700, 250, 330, 0},
+                                      {33, 0, 32, 0}, {2, 0, 0, 0},   {290, 0, 0, 0}};
+static const struct seq brief_seqs[] = {{1, 0, 0, 0},    {40, 3, 19, 0}, {530, 500, 515, 505},
+                                        {33, 0, 32, 30}, {2, 0, 0, 0},   {70, 0, 0, 62}};
 static const struct seq *seqs = all_seqs;
 static uint32_t tokens; /* of all sequences */
 #define SEQS    (sizeof all_seqs / sizeof *all_seqs)
@@ -65,7 +72,8 @@ static float noise(uint32_t *s)
     return (float)(*s >> 8) * (2.0f / 16777216.0f) - 1.0f;
 }
 
-static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32_t to, uint32_t row, uint32_t *pos, uint32_t *lo, uint32_t *hi)
+static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32_t to, uint32_t row,
+                      uint32_t *pos, uint32_t *lo, uint32_t *hi)
 {
     for (uint32_t p = from; p < to; p++, row++) {
         pos[row] = p;
@@ -80,8 +88,10 @@ static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32
     }
 }
 
-/* Writes all keys and values of all sequences into the cache, from seeded noise, and leaves the queries in w->q. */
-static void world_open(struct world *w, const struct shape *sh, enum be_dtype act, const char *set, uint32_t threads)
+/* Writes all keys and values of all sequences into the cache, from seeded noise, and leaves the queries in
+ * w->q. */
+static void world_open(struct world *w, const struct shape *sh, enum be_dtype act, const char *set,
+                       uint32_t threads)
 {
     memset(w, 0, sizeof *w);
     w->ops = be_cpu_ops();
@@ -100,7 +110,8 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     }
     tokens = w->first_row[SEQS];
     assert_true(tokens <= TOKENS);
-    for (uint32_t i = 0; i < blocks; i++) w->tables[i] = (blocks - 1 - i) * w->units; /* scattered: last block first */
+    for (uint32_t i = 0; i < blocks; i++)
+        w->tables[i] = (blocks - 1 - i) * w->units; /* scattered: last block first */
     size_t arena = (size_t)blocks * w->units * BE_KV_UNIT;
     assert_int_equal(w->ops->alloc(w->b, arena, &w->arena), BE_OK);
     memset(w->arena, act == BE_F32 ? 0x3f : 0x3f, arena); /* a used arena: finite rubbish */
@@ -108,10 +119,18 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     uint32_t width = (sh->heads + 2 * sh->kv_heads) * sh->dim, seed = 7;
     float *qkv = malloc((size_t)tokens * width * sizeof *qkv);
     for (size_t i = 0; i < (size_t)tokens * width; i++) qkv[i] = noise(&seed) * 1.7f;
-    assert_int_equal(w->ops->alloc(w->b, (size_t)tokens * sh->heads * sh->dim * be_dtype_bytes(act), &w->q), BE_OK);
+    assert_int_equal(w->ops->alloc(w->b, (size_t)tokens * sh->heads * sh->dim * be_dtype_bytes(act), &w->q),
+                     BE_OK);
     static uint32_t pos[TOKENS], lo[TOKENS], hi[TOKENS];
     for (uint32_t s = 0; s < SEQS; s++) fill_rows(w, s, 0, seqs[s].tokens, w->first_row[s], pos, lo, hi);
-    const struct be_rows rows = {.t = tokens, .seq_count = SEQS, .seq_row = w->first_row, .seq_table = w->table_at, .tables = w->tables, .pos = pos, .lo = lo, .hi = hi};
+    const struct be_rows rows = {.t = tokens,
+                                 .seq_count = SEQS,
+                                 .seq_row = w->first_row,
+                                 .seq_table = w->table_at,
+                                 .tables = w->tables,
+                                 .pos = pos,
+                                 .lo = lo,
+                                 .hi = hi};
     const struct be_qkv_args a = {.rows = &rows, .heads = sh->heads, .kv = w->kv, .qkv = qkv, .q = w->q};
     w->ops->qkv(w->b, &a);
     free(qkv);
@@ -129,10 +148,12 @@ static uint32_t clipped(uint32_t s, uint32_t p)
     return p < seqs[s].first ? seqs[s].first : p < seqs[s].tokens ? p : seqs[s].tokens;
 }
 
-/* Attention of tokens [from, to) of the sequences in [s0, s1) (clipped to what is asked about) into out (act rows of all tokens, stride be_ld). */
+/* Attention of tokens [from, to) of the sequences in [s0, s1) (clipped to what is asked about) into out (act
+ * rows of all tokens, stride be_ld). */
 static void attend(const struct world *w, uint32_t s0, uint32_t s1, uint32_t from, uint32_t to, void *out)
 {
-    size_t e = be_dtype_bytes(w->act), ld = be_ld((size_t)w->sh->heads * w->sh->dim), qrow = (size_t)w->sh->heads * w->sh->dim * e;
+    size_t e = be_dtype_bytes(w->act), ld = be_ld((size_t)w->sh->heads * w->sh->dim),
+           qrow = (size_t)w->sh->heads * w->sh->dim * e;
     static uint32_t pos[TOKENS], lo[TOKENS], hi[TOKENS];
     uint32_t starts[SEQS + 1] = {0}, t = 0;
     char *q = malloc(tokens * qrow + 64), *o = malloc(tokens * ld * e + 128);
@@ -146,8 +167,22 @@ static void attend(const struct world *w, uint32_t s0, uint32_t s1, uint32_t fro
     if (t > 0) {
         char *sentinel = o + (size_t)t * ld * e;
         memset(o, 0x5a, (size_t)t * ld * e + 64);
-        const struct be_rows rows = {.t = t, .seq_count = s1 - s0, .seq_row = starts, .seq_table = w->table_at + s0, .tables = w->tables, .pos = pos, .lo = lo, .hi = hi};
-        const struct be_attn_args args = {.rows = &rows, .heads = w->sh->heads, .kv = w->kv, .q = q, .scale = (w->sh->gain > 0 ? w->sh->gain : 0.9f) / sqrtf((float)w->sh->dim), .softcap = w->sh->softcap, .out = o};
+        const struct be_rows rows = {.t = t,
+                                     .seq_count = s1 - s0,
+                                     .seq_row = starts,
+                                     .seq_table = w->table_at + s0,
+                                     .tables = w->tables,
+                                     .pos = pos,
+                                     .lo = lo,
+                                     .hi = hi};
+        const struct be_attn_args args = {.rows = &rows,
+                                          .heads = w->sh->heads,
+                                          .kv = w->kv,
+                                          .q = q,
+                                          .scale = (w->sh->gain > 0 ? w->sh->gain : 0.9f) /
+                                                   sqrtf((float)w->sh->dim),
+                                          .softcap = w->sh->softcap,
+                                          .out = o};
         w->ops->attn(w->b, &args);
         for (int i = 0; i < 64; i++) assert_int_equal(sentinel[i], 0x5a);
         for (uint32_t s = s0, r = 0; s < s1; s++) {
@@ -179,15 +214,18 @@ static void check_shape(const struct shape *sh, enum be_dtype act, const char *s
     world_close(&w);
     world_open(&w, sh, act, set, 1);
     attend(&w, 0, SEQS, 0, 1000, whole);
-    /* Values are within +-1.7. f32: order of sums and the exponential, 1e-5; bf16: probabilities are rounded to 8 bits before they meet the values,
-     * and the result once more (2^-9 each, on averages of such values). */
+    /* Values are within +-1.7. f32: order of sums and the exponential, 1e-5; bf16: probabilities are rounded
+     * to 8 bits before they meet the values, and the result once more (2^-9 each, on averages of such
+     * values). */
     double bound = act == BE_F32 ? 2e-5 : 2.5e-2, worst = 0;
     for (size_t i = 0; i < (size_t)TOKENS * ld; i++) {
         double d = fabs((double)value(want, act, i) - (double)value(whole, act, i));
         if (!(d <= worst) && !isnan(worst)) worst = d; /* a NaN stays */
         if (i % ld >= (size_t)sh->heads * sh->dim) assert_true(value(whole, act, i) == 0.0f);
     }
-    if (!(worst <= bound)) print_message("%s %u/%u heads of %u, window %u, groups of %u, gain %g: off by %g\n", set, sh->heads, sh->kv_heads, sh->dim, sh->window, sh->group, (double)sh->gain, worst);
+    if (!(worst <= bound))
+        print_message("%s %u/%u heads of %u, window %u, groups of %u, gain %g: off by %g\n", set, sh->heads,
+                      sh->kv_heads, sh->dim, sh->window, sh->group, (double)sh->gain, worst);
     assert_true(worst <= bound);
     world_close(&w);
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
@@ -197,7 +235,8 @@ static void check_shape(const struct shape *sh, enum be_dtype act, const char *s
         for (uint32_t c = threads == 1 ? brief : 2; c < 4; c++) {
             if (c == 2 && on_emulator_in_brief()) continue;
             memset(part, 0, bytes);
-            for (uint32_t from = 0; from < 1000; from += chunks[c]) attend(&w, 0, SEQS, from, from + chunks[c], part);
+            for (uint32_t from = 0; from < 1000; from += chunks[c])
+                attend(&w, 0, SEQS, from, from + chunks[c], part);
             assert_memory_equal(part, whole, bytes);
         }
         memset(part, 0, bytes);
@@ -212,7 +251,8 @@ static void check_shape(const struct shape *sh, enum be_dtype act, const char *s
 
 static bool brief_too(const struct shape *sh)
 {
-    return sh->dim == 512 || (sh->dim == 128 && sh->softcap > 0) || (sh->dim == 72 && sh->gain > 0) || (sh->dim == 44);
+    return sh->dim == 512 || (sh->dim == 128 && sh->softcap > 0) || (sh->dim == 72 && sh->gain > 0) ||
+           (sh->dim == 44);
 }
 
 static void test_sets(void **state)
@@ -225,7 +265,8 @@ static void test_sets(void **state)
             continue;
         }
         if (on_emulator_in_brief()) seqs = brief_seqs;
-        /* Under a sanitizer (KVASIR_TEST_SHORT) only the shapes with the oddest sizes; on the device also some of each kind of kernel. */
+        /* Under a sanitizer (KVASIR_TEST_SHORT) only the shapes with the oddest sizes; on the device also
+         * some of each kind of kernel. */
         for (uint32_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             bool rest = shapes[i].dim > 24;
             if (getenv("KVASIR_TEST_SHORT") && rest && (BACKEND_ON_CPU || !brief_too(&shapes[i]))) continue;
@@ -236,16 +277,24 @@ static void test_sets(void **state)
     assert_true(be_cpu_has("reference"));
 }
 
-/* ---- a long sequence: rows on both sides of position 16384, where the device cuts the keys into longer pieces; some see all
- * keys, some the last few thousand. Bits alone, in chunks and together; values against plain C. */
+/* ---- a long sequence: rows on both sides of position 16384, where the device cuts the keys into longer
+ * pieces; some see all keys, some the last few thousand. Bits alone, in chunks and together; values against
+ * plain C. */
 
-enum { LONG_FIRST = 16370, LONG_ROWS = 30, LONG_KEYS = LONG_FIRST + LONG_ROWS, LONG_HEADS = 40, LONG_DIM = 16 };
+enum {
+    LONG_FIRST = 16370,
+    LONG_ROWS = 30,
+    LONG_KEYS = LONG_FIRST + LONG_ROWS,
+    LONG_HEADS = 40,
+    LONG_DIM = 16
+};
 
 struct long_world {
     const struct be_ops *ops;
     struct backend *b;
     struct be_kv kv;
-    uint32_t tables[(LONG_KEYS + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS], pos[LONG_KEYS], lo[LONG_KEYS], hi[LONG_KEYS];
+    uint32_t tables[(LONG_KEYS + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS], pos[LONG_KEYS], lo[LONG_KEYS],
+        hi[LONG_KEYS];
     uint16_t q[LONG_ROWS * LONG_HEADS * LONG_DIM];
 };
 
@@ -255,7 +304,8 @@ static void long_open(struct long_world *w, const char *set)
     w->ops = be_cpu_ops();
     const struct be_params p = {.act = BE_BF16, .threads = 2, .kernels = set};
     assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
-    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, 1, LONG_DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT), seed = 11, zero = 0;
+    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, 1, LONG_DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT),
+             seed = 11, zero = 0;
     void *arena = NULL;
     assert_int_equal(w->ops->alloc(w->b, (size_t)BLOCKS * units * BE_KV_UNIT, &arena), BE_OK);
     w->kv = (struct be_kv){.arena = arena, .kv_heads = 1, .head_dim = LONG_DIM};
@@ -271,7 +321,8 @@ static void long_open(struct long_world *w, const char *set)
     for (uint32_t first = 0; first < LONG_KEYS; first += CHUNK) {
         uint32_t t = LONG_KEYS - first < CHUNK ? LONG_KEYS - first : CHUNK, starts[2] = {0, t};
         for (uint32_t i = 0; i < t * 3 * LONG_DIM; i++) qkv[i] = noise(&seed) * 1.7f;
-        const struct be_rows rows = {t, 1, starts, &zero, w->tables, w->pos + first, w->lo + first, w->hi + first};
+        const struct be_rows rows = {
+            t, 1, starts, &zero, w->tables, w->pos + first, w->lo + first, w->hi + first};
         const struct be_qkv_args a = {.rows = &rows, .heads = 1, .kv = w->kv, .qkv = qkv, .q = q};
         w->ops->qkv(w->b, &a);
     }
@@ -290,15 +341,22 @@ static void long_attend(const struct long_world *w, uint32_t from, uint32_t t, u
 {
     uint32_t starts[2] = {0, t}, zero = 0, at = LONG_FIRST + from;
     const struct be_rows rows = {t, 1, starts, &zero, w->tables, w->pos + at, w->lo + at, w->hi + at};
-    const struct be_attn_args a = {
-        .rows = &rows, .heads = LONG_HEADS, .kv = w->kv, .q = w->q + (size_t)from * LONG_HEADS * LONG_DIM, .scale = 0.7f, .out = out};
+    const struct be_attn_args a = {.rows = &rows,
+                                   .heads = LONG_HEADS,
+                                   .kv = w->kv,
+                                   .q = w->q + (size_t)from * LONG_HEADS * LONG_DIM,
+                                   .scale = 0.7f,
+                                   .out = out};
     w->ops->attn(w->b, &a);
 }
 
 static void test_long(void **state)
 {
     (void)state;
-    enum { ROW = LONG_HEADS * LONG_DIM, CELLS = LONG_ROWS * ROW }; /* a multiple of BE_ROW_ALIGN: no padding */
+    enum {
+        ROW = LONG_HEADS * LONG_DIM,
+        CELLS = LONG_ROWS * ROW
+    }; /* a multiple of BE_ROW_ALIGN: no padding */
     static struct long_world w;
     static uint16_t want[CELLS], whole[CELLS], part[CELLS];
     if (!BACKEND_ON_CPU && getenv("KVASIR_TEST_SHORT")) skip(); /* minutes on the emulated device */
@@ -310,13 +368,16 @@ static void test_long(void **state)
         if (!be_cpu_has(sets[k])) continue;
         long_open(&w, sets[k]);
         long_attend(&w, 0, LONG_ROWS, whole);
-        /* Averages over thousands of values within 1.7: small, and so is what rounding the probabilities does to them. */
-        for (size_t i = 0; i < CELLS; i++) assert_true(fabs((double)value(want, BE_BF16, i) - (double)value(whole, BE_BF16, i)) <= 4e-3);
+        /* Averages over thousands of values within 1.7: small, and so is what rounding the probabilities does
+         * to them. */
+        for (size_t i = 0; i < CELLS; i++)
+            assert_true(fabs((double)value(want, BE_BF16, i) - (double)value(whole, BE_BF16, i)) <= 4e-3);
         static const uint32_t cuts[] = {1, 7};
         for (uint32_t c = 0; c < 2; c++) {
             memset(part, 0, sizeof part);
             for (uint32_t at = 0; at < LONG_ROWS; at += cuts[c])
-                long_attend(&w, at, LONG_ROWS - at < cuts[c] ? LONG_ROWS - at : cuts[c], part + (size_t)at * ROW);
+                long_attend(&w, at, LONG_ROWS - at < cuts[c] ? LONG_ROWS - at : cuts[c],
+                            part + (size_t)at * ROW);
             assert_memory_equal(part, whole, sizeof part);
         }
         w.ops->free(w.b, w.kv.arena);
@@ -334,28 +395,48 @@ static double now_s(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t from, uint32_t t, uint32_t group)
+static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t from,
+                      uint32_t t, uint32_t group)
 {
     const struct be_ops *ops = be_cpu_ops();
     const struct be_params p = {.act = BE_BF16, .threads = 1, .kernels = set};
     struct backend *b;
     if (ops->open(&p, &b) != BE_OK) return;
-    uint32_t all = from + t, blocks = (all + 31) / 32, units = (uint32_t)((ops->kv_layer_bytes(b, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
+    uint32_t all = from + t, blocks = (all + 31) / 32,
+             units = (uint32_t)((ops->kv_layer_bytes(b, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
     void *arena, *q, *out;
-    uint32_t *table = malloc(blocks * 4), *pos = malloc(t * 4), *lo = malloc(t * 4), *hi = malloc(t * 4), starts[2] = {0, t}, at = 0;
-    if (ops->alloc(b, (size_t)blocks * units * BE_KV_UNIT, &arena) || ops->alloc(b, (size_t)t * heads * dim * 2, &q) || ops->alloc(b, t * be_ld((size_t)heads * dim) * 2, &out)) exit(1);
+    uint32_t *table = malloc(blocks * 4), *pos = malloc(t * 4), *lo = malloc(t * 4), *hi = malloc(t * 4),
+             starts[2] = {0, t}, at = 0;
+    if (ops->alloc(b, (size_t)blocks * units * BE_KV_UNIT, &arena) ||
+        ops->alloc(b, (size_t)t * heads * dim * 2, &q) ||
+        ops->alloc(b, t * be_ld((size_t)heads * dim) * 2, &out))
+        exit(1);
     for (uint32_t i = 0; i < blocks; i++) table[i] = i * units;
     /* bf16 noise within +-1.5, so that scores differ and the largest changes on the way */
     uint32_t seed = 3;
-    for (size_t i = 0; i < (size_t)blocks * units * BE_KV_UNIT / 2; i++) ((uint16_t *)arena)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
-    for (size_t i = 0; i < (size_t)t * heads * dim; i++) ((uint16_t *)q)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
+    for (size_t i = 0; i < (size_t)blocks * units * BE_KV_UNIT / 2; i++)
+        ((uint16_t *)arena)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
+    for (size_t i = 0; i < (size_t)t * heads * dim; i++)
+        ((uint16_t *)q)[i] = (uint16_t)(0x3f00 | (noise(&seed) > 0 ? 0x8000 : 0) | (seed >> 9 & 0xbf));
     for (uint32_t i = 0; i < t; i++) {
         pos[i] = from + i;
         lo[i] = group ? (from + i) / group * group : 0;
         hi[i] = group ? (lo[i] + group < all ? lo[i] + group : all) - 1 : from + i;
     }
-    const struct be_rows rows = {.t = t, .seq_count = 1, .seq_row = starts, .seq_table = &at, .tables = table, .pos = pos, .lo = lo, .hi = hi};
-    const struct be_attn_args a = {.rows = &rows, .heads = heads, .kv = {.arena = arena, .kv_heads = kv_heads, .head_dim = dim}, .q = q, .scale = 1 / sqrtf((float)dim), .out = out};
+    const struct be_rows rows = {.t = t,
+                                 .seq_count = 1,
+                                 .seq_row = starts,
+                                 .seq_table = &at,
+                                 .tables = table,
+                                 .pos = pos,
+                                 .lo = lo,
+                                 .hi = hi};
+    const struct be_attn_args a = {.rows = &rows,
+                                   .heads = heads,
+                                   .kv = {.arena = arena, .kv_heads = kv_heads, .head_dim = dim},
+                                   .q = q,
+                                   .scale = 1 / sqrtf((float)dim),
+                                   .out = out};
     double best = 1e9, flops = 0;
     for (uint32_t i = 0; i < t; i++) flops += 4.0 * heads * dim * (hi[i] - lo[i] + 1);
     for (int i = 0; i < 5; i++) {
@@ -364,7 +445,9 @@ static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32
         s = now_s() - s;
         best = s < best ? s : best;
     }
-    printf("%-9s %2u/%2u heads of %3u, %4u queries after %4u, groups of %4u: %8.3f ms  %.3f TFLOP/s  %.2f GB/s of KV\n", set, heads, kv_heads, dim, t, from, group, best * 1e3, flops / best * 1e-12,
+    printf("%-9s %2u/%2u heads of %3u, %4u queries after %4u, groups of %4u: %8.3f ms  %.3f TFLOP/s  %.2f "
+           "GB/s of KV\n",
+           set, heads, kv_heads, dim, t, from, group, best * 1e3, flops / best * 1e-12,
            (double)all * kv_heads * dim * 4 / best * 1e-9);
     ops->free(b, arena);
     ops->free(b, q);

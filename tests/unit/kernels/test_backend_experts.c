@@ -1,9 +1,9 @@
-/* route and experts: every kernel set that this CPU has. Routing against the softmax in double. Experts bit for bit against what
- * backend.h promises they are: the set's own `linear`, one row and one expert at a time, added up in ascending order of experts -
- * in batches, cuts and with threads of all kinds.
+/* route and experts: every kernel set that this CPU has. Routing against the softmax in double. Experts bit
+ * for bit against what backend.h promises they are: the set's own `linear`, one row and one expert at a time,
+ * added up in ascending order of experts - in batches, cuts and with threads of all kinds.
  *
- *     test_backend_experts [--bench]      --bench prints times of real shapes instead, beside the time of reading the weights
- * once */
+ *     test_backend_experts [--bench]      --bench prints times of real shapes instead, beside the time of
+ * reading the weights once */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 
@@ -64,7 +64,8 @@ static const struct route_case route_cases[] = {
 };
 enum { ROUTE_ROWS = 70 };
 
-static void route_check(const struct route_case *c, const float *x, const uint32_t *ids, const float *weights, const char *set)
+static void route_check(const struct route_case *c, const float *x, const uint32_t *ids, const float *weights,
+                        const char *set)
 {
     double top = -INFINITY, sum = 0, chosen = 0;
     bool taken[1024] = {false};
@@ -75,13 +76,15 @@ static void route_check(const struct route_case *c, const float *x, const uint32
         for (uint32_t i = 0; i < c->experts; i++)
             if (!taken[i] && (best == c->experts || x[i] > x[best])) best = i;
         if (ids[n] != best)
-            fail_msg("%s: %u of %u experts: place %u is %u, should be %u", set, c->k, c->experts, n, ids[n], best);
+            fail_msg("%s: %u of %u experts: place %u is %u, should be %u", set, c->k, c->experts, n, ids[n],
+                     best);
         taken[best] = true;
         chosen += exp((double)x[best] - top) / sum;
     }
     for (uint32_t n = 0; n < c->k; n++) {
         double want = exp((double)x[ids[n]] - top) / sum / (c->renorm ? chosen : 1);
-        /* An exponential within 2 units, two sums of positive terms in f32, three roundings: some 16 units at most. */
+        /* An exponential within 2 units, two sums of positive terms in f32, three roundings: some 16 units at
+         * most. */
         if (!(fabs((double)weights[n] - want) <= want * 0x1p-20 + 1e-37))
             fail_msg("%s: weight %.9g, should be %.9g", set, (double)weights[n], want);
     }
@@ -93,11 +96,13 @@ static void test_route(void **state)
     for (size_t n = 0; n < sizeof route_cases / sizeof *route_cases; n++) {
         const struct route_case *c = &route_cases[n];
         size_t cells = (size_t)ROUTE_ROWS * c->k;
-        float *x = must(malloc(sizeof *x * ROUTE_ROWS * c->experts)), *w = must(malloc(sizeof *w * (cells + 1))),
-              *w1 = must(malloc(sizeof *w1 * (cells + 1)));
-        uint32_t *ids = must(malloc(sizeof *ids * (cells + 1))), *ids1 = must(malloc(sizeof *ids1 * (cells + 1)));
+        float *x = must(malloc(sizeof *x * ROUTE_ROWS * c->experts)),
+              *w = must(malloc(sizeof *w * (cells + 1))), *w1 = must(malloc(sizeof *w1 * (cells + 1)));
+        uint32_t *ids = must(malloc(sizeof *ids * (cells + 1))),
+                 *ids1 = must(malloc(sizeof *ids1 * (cells + 1)));
         rng_state = 11 + n;
-        for (uint32_t i = 0; i < ROUTE_ROWS * c->experts; i++) x[i] = c->ties ? (float)(rnd_u32() % 3) : 6 * rnd();
+        for (uint32_t i = 0; i < ROUTE_ROWS * c->experts; i++)
+            x[i] = c->ties ? (float)(rnd_u32() % 3) : 6 * rnd();
         for (size_t s = 0; s < SETS; s++) {
             if (!be_cpu_has(sets[s])) continue;
             for (uint32_t threads = 1; threads <= 3; threads++) {
@@ -117,7 +122,8 @@ static void test_route(void **state)
                     memcpy(ids, ids1, cells * 4);
                     memcpy(w, w1, cells * 4);
                     for (uint32_t t = 0; t < ROUTE_ROWS; t++)
-                        route_check(c, x + (size_t)t * c->experts, ids + (size_t)t * c->k, w + (size_t)t * c->k, sets[s]);
+                        route_check(c, x + (size_t)t * c->experts, ids + (size_t)t * c->k,
+                                    w + (size_t)t * c->k, sets[s]);
                 }
                 assert_memory_equal(ids, ids1, cells * 4);
                 assert_memory_equal(w, w1, cells * 4);
@@ -140,8 +146,8 @@ static void test_route(void **state)
     }
 }
 
-/* Whatever the logits are, the ids are k different experts: what follows uses them as indices. Good rows beside them keep their
- * bits. */
+/* Whatever the logits are, the ids are k different experts: what follows uses them as indices. Good rows
+ * beside them keep their bits. */
 static void test_route_bad_rows(void **state)
 {
     (void)state;
@@ -158,7 +164,8 @@ static void test_route_bad_rows(void **state)
         if (!be_cpu_has(sets[s])) continue;
         struct backend *b = open_set(sets[s], BE_F32, 2);
         uint32_t ids[T * K];
-        struct be_route_args a = {.logits = x, .t = T, .experts = E, .k = K, .renorm = true, .ids = ids, .weights = w};
+        struct be_route_args a = {
+            .logits = x, .t = T, .experts = E, .k = K, .renorm = true, .ids = ids, .weights = w};
         be_cpu_ops()->route(b, &a);
         for (int t = 0; t < T; t++) {
             uint32_t seen = 0;
@@ -179,7 +186,11 @@ static void test_route_bad_rows(void **state)
 
 /* ---- experts */
 
-enum crowd { CROWD_EVEN, CROWD_FEW /* most rows choose the same */, CROWD_TWICE /* a row may name an expert twice */ };
+enum crowd {
+    CROWD_EVEN,
+    CROWD_FEW /* most rows choose the same */,
+    CROWD_TWICE /* a row may name an expert twice */
+};
 struct experts_case {
     uint32_t experts, k, t, c, ff;
     enum be_epilogue gate;
@@ -252,7 +263,8 @@ struct experts_model {
 };
 #define SCRATCH_GUARD 4096
 
-static void model_open(struct experts_model *m, const struct experts_data *d, const char *set, uint32_t threads)
+static void model_open(struct experts_model *m, const struct experts_data *d, const char *set,
+                       uint32_t threads)
 {
     const struct be_ops *ops = be_cpu_ops();
     const struct experts_case *c = d->c;
@@ -261,22 +273,26 @@ static void model_open(struct experts_model *m, const struct experts_data *d, co
     m->down = must(malloc(c->experts * sizeof *m->down));
     size_t one = (size_t)c->c * c->ff;
     for (uint32_t e = 0; e < c->experts; e++) {
-        struct be_weight_desc glu = {.k = c->c,
-                                     .src_count = 2,
-                                     .glu = true,
-                                     .src = {{d->gate + e * one, BE_F32, false, c->ff}, {d->up + e * one, BE_F32, false, c->ff}}};
-        struct be_weight_desc down = {.k = c->ff, .src_count = 1, .src = {{d->down + e * one, BE_F32, false, c->c}}};
+        struct be_weight_desc glu = {
+            .k = c->c,
+            .src_count = 2,
+            .glu = true,
+            .src = {{d->gate + e * one, BE_F32, false, c->ff}, {d->up + e * one, BE_F32, false, c->ff}}};
+        struct be_weight_desc down = {
+            .k = c->ff, .src_count = 1, .src = {{d->down + e * one, BE_F32, false, c->c}}};
         assert_int_equal(ops->weight_pack(m->b, &glu, &m->glu[e]), BE_OK);
         assert_int_equal(ops->weight_pack(m->b, &down, &m->down[e]), BE_OK);
     }
     m->scratch_bytes = ops->experts_scratch(m->b, c->t, c->k, c->c, c->ff, c->experts);
     assert_int_equal(ops->alloc(m->b, m->scratch_bytes + SCRATCH_GUARD, &m->scratch), BE_OK);
-    memset(m->scratch, 0xff, m->scratch_bytes + SCRATCH_GUARD); /* NaN: nothing that was not written may be used */
+    memset(m->scratch, 0xff,
+           m->scratch_bytes + SCRATCH_GUARD); /* NaN: nothing that was not written may be used */
 }
 
 static void model_close(struct experts_model *m, uint32_t experts)
 {
-    for (size_t i = 0; i < SCRATCH_GUARD; i++) assert_int_equal(((unsigned char *)m->scratch)[m->scratch_bytes + i], 0xff);
+    for (size_t i = 0; i < SCRATCH_GUARD; i++)
+        assert_int_equal(((unsigned char *)m->scratch)[m->scratch_bytes + i], 0xff);
     for (uint32_t e = 0; e < experts; e++) {
         be_cpu_ops()->weight_free(m->b, m->glu[e]);
         be_cpu_ops()->weight_free(m->b, m->down[e]);
@@ -288,7 +304,8 @@ static void model_close(struct experts_model *m, uint32_t experts)
 }
 
 /* Rows [first, first + t) into out, f32 [t, c]. */
-static void model_run(const struct experts_model *m, const struct experts_data *d, uint32_t first, uint32_t t, float *out)
+static void model_run(const struct experts_model *m, const struct experts_data *d, uint32_t first, uint32_t t,
+                      float *out)
 {
     const struct experts_case *c = d->c;
     struct be_experts_args a = {.glu = m->glu,
@@ -324,10 +341,14 @@ static void model_oracle(const struct experts_model *m, const struct experts_dat
         for (uint32_t e = 0; e < c->experts; e++) {
             for (uint32_t i = 0; i < c->k; i++) {
                 if (d->ids[(size_t)t * c->k + i] != e) continue;
-                struct be_linear_args up = {
-                    .w = m->glu[e], .x = (const char *)d->x + t * be_ld(c->c) * elem, .t = 1, .epilogue = c->gate, .out = hidden};
+                struct be_linear_args up = {.w = m->glu[e],
+                                            .x = (const char *)d->x + t * be_ld(c->c) * elem,
+                                            .t = 1,
+                                            .epilogue = c->gate,
+                                            .out = hidden};
                 be_cpu_ops()->linear(m->b, &up);
-                struct be_linear_args down = {.w = m->down[e], .x = hidden, .t = 1, .epilogue = BE_EPI_F32, .out = y};
+                struct be_linear_args down = {
+                    .w = m->down[e], .x = hidden, .t = 1, .epilogue = BE_EPI_F32, .out = y};
                 be_cpu_ops()->linear(m->b, &down);
                 float weight = d->weights[(size_t)t * c->k + i];
                 for (uint32_t n = 0; n < c->c; n++) out[(size_t)t * c->c + n] += weight * y[n];
@@ -338,7 +359,8 @@ static void model_oracle(const struct experts_model *m, const struct experts_dat
     free(y);
 }
 
-/* The sum in double over the unrounded weights, as a check that the oracle is no common mistake: f32 only, a few rows. */
+/* The sum in double over the unrounded weights, as a check that the oracle is no common mistake: f32 only, a
+ * few rows. */
 static void check_values(const struct experts_data *d, const float *out)
 {
     const struct experts_case *c = d->c;
@@ -355,11 +377,13 @@ static void check_values(const struct experts_data *d, const float *out)
                     g += (double)x[n] * (double)d->gate[e * one + h * c->c + n];
                     u += (double)x[n] * (double)d->up[e * one + h * c->c + n];
                 }
-                double gated = c->gate == BE_EPI_GLU_SILU ? g / (1 + exp(-g))
-                                                          : 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
+                double gated = c->gate == BE_EPI_GLU_SILU
+                                   ? g / (1 + exp(-g))
+                                   : 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
                 size += fabs(gated * u);
                 for (uint32_t n = 0; n < c->c; n++)
-                    want[n] += (double)d->weights[(size_t)t * c->k + i] * gated * u * (double)d->down[e * one + n * c->ff + h];
+                    want[n] += (double)d->weights[(size_t)t * c->k + i] * gated * u *
+                               (double)d->down[e * one + n * c->ff + h];
             }
         }
         /* Sums of up to 2048 terms within 1 that cancel: 1e-5 of the magnitudes. */
@@ -386,9 +410,9 @@ static void check_case(const struct experts_case *c, enum be_dtype act, const ch
         model_run(&m, &d, 0, c->t, got);
         for (size_t i = 0; i < (size_t)c->t * c->c; i++)
             if (memcmp(&got[i], &want[i], sizeof *got) != 0)
-                fail_msg("%s %s E=%u k=%u T=%u C=%u I=%u, %u threads: [%zu][%zu] is %.9g, should be %.9g", set,
-                         act == BE_F32 ? "f32" : "bf16", c->experts, c->k, c->t, c->c, c->ff, threads, i / c->c, i % c->c,
-                         (double)got[i], (double)want[i]);
+                fail_msg("%s %s E=%u k=%u T=%u C=%u I=%u, %u threads: [%zu][%zu] is %.9g, should be %.9g",
+                         set, act == BE_F32 ? "f32" : "bf16", c->experts, c->k, c->t, c->c, c->ff, threads,
+                         i / c->c, i % c->c, (double)got[i], (double)want[i]);
         /* Rows alone, and in cuts. */
         for (uint32_t t = 0; t < c->t; t += 1 + c->t / 6) {
             model_run(&m, &d, t, 1, got);
@@ -412,7 +436,8 @@ static void test_experts(void **state)
     for (size_t s = 0; s < SETS; s++) {
         if (!be_cpu_has(sets[s])) continue;
         for (size_t i = 0; i < sizeof experts_cases / sizeof *experts_cases; i++) {
-            if (getenv("KVASIR_TEST_SHORT") && (size_t)experts_cases[i].t * experts_cases[i].c > 40000) continue;
+            if (getenv("KVASIR_TEST_SHORT") && (size_t)experts_cases[i].t * experts_cases[i].c > 40000)
+                continue;
             check_case(&experts_cases[i], BE_BF16, sets[s]);
             check_case(&experts_cases[i], BE_F32, sets[s]);
         }
@@ -446,7 +471,8 @@ static void test_experts_bad_row(void **state)
     }
 }
 
-/* The scratch of fewer rows fits into that of more; sizes that are no number are refused by alloc instead of wrapping round. */
+/* The scratch of fewer rows fits into that of more; sizes that are no number are refused by alloc instead of
+ * wrapping round. */
 static void test_scratch(void **state)
 {
     (void)state;
@@ -461,9 +487,12 @@ static void test_scratch(void **state)
             }
             void *p = NULL;
             if (strcmp(sets[s], "reference") != 0) {
-                assert_int_equal(be_cpu_ops()->alloc(
-                                     b, be_cpu_ops()->experts_scratch(b, UINT32_MAX, 64, UINT32_MAX, UINT32_MAX, UINT32_MAX), &p),
-                                 BE_NOMEM);
+                assert_int_equal(
+                    be_cpu_ops()->alloc(
+                        b,
+                        be_cpu_ops()->experts_scratch(b, UINT32_MAX, 64, UINT32_MAX, UINT32_MAX, UINT32_MAX),
+                        &p),
+                    BE_NOMEM);
                 assert_null(p);
             }
             be_cpu_ops()->close(b);
@@ -493,7 +522,10 @@ static void bench(const char *set, uint32_t threads)
     for (size_t i = 0; i < (size_t)C * FF * 2; i++) src[i] = (uint16_t)(0x3c00 + (rnd_u32() & 0x83ff));
     for (uint32_t e = 0; e < E; e++) {
         struct be_weight_desc g = {
-            .k = C, .src_count = 2, .glu = true, .src = {{src, BE_BF16, false, FF}, {src + (size_t)C * FF, BE_BF16, false, FF}}};
+            .k = C,
+            .src_count = 2,
+            .glu = true,
+            .src = {{src, BE_BF16, false, FF}, {src + (size_t)C * FF, BE_BF16, false, FF}}};
         struct be_weight_desc dn = {.k = FF, .src_count = 1, .src = {{src, BE_BF16, false, C}}};
         if (ops->weight_pack(b, &g, &glu[e]) != BE_OK || ops->weight_pack(b, &dn, &down[e]) != BE_OK) exit(1);
     }
@@ -505,7 +537,8 @@ static void bench(const char *set, uint32_t threads)
     if (ops->alloc(b, (size_t)most * C * 2, &x) || ops->alloc(b, (size_t)most * C * 4, &out) ||
         ops->alloc(b, ops->experts_scratch(b, most, K, C, FF, E), &scratch))
         exit(1);
-    for (size_t i = 0; i < (size_t)most * C; i++) ((uint16_t *)x)[i] = (uint16_t)(0x3f00 | (rnd_u32() & 0x80ff));
+    for (size_t i = 0; i < (size_t)most * C; i++)
+        ((uint16_t *)x)[i] = (uint16_t)(0x3f00 | (rnd_u32() & 0x80ff));
     uint32_t *ids = must(malloc((size_t)most * K * 4));
     float *weights = must(malloc((size_t)most * K * 4));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -539,9 +572,11 @@ static void bench(const char *set, uint32_t threads)
             spent += took;
             if (took < best) best = took, used_bytes = bytes;
         }
-        printf("%-9s %u threads T=%-4u %9.1f us  %5.1f GB/s of weights (%3.0f %% of a read sweep)  %.3f TFLOP/s (%3.0f %%)\n",
-               set, threads, rows[i], best * 1e6, used_bytes / best * 1e-9, 100 * used_bytes / best / ceil.read_bytes_per_s,
-               flops / best * 1e-12, 100 * flops / best / ceil.matrix_flops);
+        printf("%-9s %u threads T=%-4u %9.1f us  %5.1f GB/s of weights (%3.0f %% of a read sweep)  %.3f "
+               "TFLOP/s (%3.0f %%)\n",
+               set, threads, rows[i], best * 1e6, used_bytes / best * 1e-9,
+               100 * used_bytes / best / ceil.read_bytes_per_s, flops / best * 1e-12,
+               100 * flops / best / ceil.matrix_flops);
     }
     for (uint32_t e = 0; e < E; e++) {
         ops->weight_free(b, glu[e]);
@@ -567,8 +602,9 @@ int main(int argc, char **argv)
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),           cmocka_unit_test(test_route_bad_rows), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_experts_bad_row), cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_route),   cmocka_unit_test(test_route_bad_rows),
+        cmocka_unit_test(test_experts), cmocka_unit_test(test_experts_bad_row),
+        cmocka_unit_test(test_scratch),
     };
     return cmocka_run_group_tests_name("backend experts", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* linear, embed and weight packing: every kernel set that this CPU has against sums in double over the same rounded inputs, and the rule that a
- * row's bits depend on that row alone - not on how many rows, how they were cut, or how many threads. */
+/* linear, embed and weight packing: every kernel set that this CPU has against sums in double over the same
+ * rounded inputs, and the rule that a row's bits depend on that row alone - not on how many rows, how they
+ * were cut, or how many threads. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 
@@ -108,7 +109,8 @@ static void fixture_init(struct fixture *f, const struct linear_case *c, enum be
                 if (c->src == BE_F16) {
                     uint32_t u;
                     memcpy(&u, &v, 4);
-                    ((uint16_t *)f->src[p])[at] = (uint16_t)((u >> 16 & 0x8000) | ((u >> 13 & 0x3fc00) - 0x1c000) | (u >> 13 & 0x3ff));
+                    ((uint16_t *)f->src[p])[at] =
+                        (uint16_t)((u >> 16 & 0x8000) | ((u >> 13 & 0x3fc00) - 0x1c000) | (u >> 13 & 0x3ff));
                 } else {
                     put(f->src[p], c->src, at, v);
                 }
@@ -140,8 +142,10 @@ static void fixture_fini(struct fixture *f)
 
 static struct be_weight *pack(struct backend *b, const struct fixture *f)
 {
-    struct be_weight_desc d = {.k = f->c->k, .src_count = f->c->parts, .glu = is_glu(f->c->epilogue), .bias = f->bias};
-    for (uint32_t p = 0; p < f->c->parts; p++) d.src[p] = (struct be_weight_src){f->src[p], f->c->src, f->c->transposed, f->c->n};
+    struct be_weight_desc d = {
+        .k = f->c->k, .src_count = f->c->parts, .glu = is_glu(f->c->epilogue), .bias = f->bias};
+    for (uint32_t p = 0; p < f->c->parts; p++)
+        d.src[p] = (struct be_weight_src){f->src[p], f->c->src, f->c->transposed, f->c->n};
     struct be_weight *w = NULL;
     assert_int_equal(be_cpu_ops()->weight_pack(b, &d, &w), BE_OK);
     assert_true(be_cpu_ops()->weight_bytes(w) >= (size_t)f->n_all * f->c->k * be_dtype_bytes(f->act));
@@ -149,7 +153,8 @@ static struct be_weight *pack(struct backend *b, const struct fixture *f)
 }
 
 /* Rows [first, first + t) into out (t rows), with sentinels checked. */
-static void run(struct backend *b, const struct fixture *f, const struct be_weight *w, uint32_t first, uint32_t t, void *out)
+static void run(struct backend *b, const struct fixture *f, const struct be_weight *w, uint32_t first,
+                uint32_t t, void *out)
 {
     size_t row = f->ld_out * (f->f32_out ? 4 : be_dtype_bytes(f->act)), bytes = row * t;
     unsigned char *buf = must(aligned_alloc(64, (bytes + 2 * GUARD + 63) / 64 * 64));
@@ -172,13 +177,15 @@ struct sum {
     double v, err; /* value, and how far an f32 sum in any order may be from it */
 };
 
-/* An f32 sum of K products is off by at most about K half-units of the running sum; in practice by sqrt(K) of them. The bound is
- * (4 + K / 64) units of the sum of magnitudes, an eighth of the worst case for the K tested. */
+/* An f32 sum of K products is off by at most about K half-units of the running sum; in practice by sqrt(K) of
+ * them. The bound is (4 + K / 64) units of the sum of magnitudes, an eighth of the worst case for the K
+ * tested. */
 static struct sum dot(const struct fixture *f, uint32_t t, uint32_t col)
 {
     double v = 0, mag = 0;
     for (uint32_t k = 0; k < f->c->k; k++) {
-        double p = (double)get(f->x, f->act, t * be_ld(f->c->k) + k) * (double)f->w[(size_t)col * f->c->k + k];
+        double p =
+            (double)get(f->x, f->act, t * be_ld(f->c->k) + k) * (double)f->w[(size_t)col * f->c->k + k];
         v += p;
         mag += fabs(p);
     }
@@ -197,7 +204,8 @@ static double gate_value(enum be_epilogue e, double z)
     }
 }
 
-/* Slopes of all of them are below 1.13; the vector functions are good to a few units of 2^-22 of the result, which is at most |z|. */
+/* Slopes of all of them are below 1.13; the vector functions are good to a few units of 2^-22 of the result,
+ * which is at most |z|. */
 static struct sum gate(struct sum z, enum be_epilogue e)
 {
     return (struct sum){gate_value(e, z.v), 1.13 * z.err + fabs(z.v) * 0x1p-21};
@@ -232,13 +240,16 @@ static void check_values(const struct fixture *f, const void *out, const char *s
         for (uint32_t i = 0; i < f->ld_out; i++) {
             double got = (double)get(out, type, t * f->ld_out + i);
             if (i >= f->n_out) {
-                if (got != 0) fail_msg("%s K=%u N=%u T=%u epilogue %d: padding [%u][%u] is %g", set, f->c->k, f->c->n, f->c->t, (int)f->c->epilogue, t, i, got);
+                if (got != 0)
+                    fail_msg("%s K=%u N=%u T=%u epilogue %d: padding [%u][%u] is %g", set, f->c->k, f->c->n,
+                             f->c->t, (int)f->c->epilogue, t, i, got);
                 continue;
             }
             struct sum want = expected(f, t, i);
             if (!(fabs(got - want.v) <= want.err))
-                fail_msg("%s %s K=%u N=%u T=%u epilogue %d: [%u][%u] is %.9g, should be %.9g +- %.2g", set, f->act == BE_F32 ? "f32" : "bf16", f->c->k, f->c->n,
-                         f->c->t, (int)f->c->epilogue, t, i, got, want.v, want.err);
+                fail_msg("%s %s K=%u N=%u T=%u epilogue %d: [%u][%u] is %.9g, should be %.9g +- %.2g", set,
+                         f->act == BE_F32 ? "f32" : "bf16", f->c->k, f->c->n, f->c->t, (int)f->c->epilogue, t,
+                         i, got, want.v, want.err);
         }
     }
 }
@@ -263,7 +274,8 @@ static void check_case(const struct linear_case *c, enum be_dtype act, const cha
     unsigned char *all = must(malloc(row * c->t + 1)), *part = must(malloc(row * c->t + 1));
     run(b, &f, w, 0, c->t, all);
     check_values(&f, all, set);
-    /* The first rows of every count, and single rows from the middle, have the bits that they have among all. */
+    /* The first rows of every count, and single rows from the middle, have the bits that they have among all.
+     */
     for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts && row_counts[i] <= c->t; i++) {
         run(b, &f, w, 0, row_counts[i], part);
         assert_memory_equal(part, all, row * row_counts[i]);
@@ -307,11 +319,12 @@ static const struct linear_case cases[] = {
     {640, 33, 2, 64, BE_EPI_GLU_SILU, false, false, BE_F32},
     {641, 96, 1, 17, BE_EPI_ACT, true, true, BE_F32},
     {1153, 50, 1, 70, BE_EPI_ADD_F32, false, false, BE_BF16},
-    {2624, 70, 1, 300, BE_EPI_F32, true, false, BE_BF16},  /* rows too big for the cache: k in spans */
+    {2624, 70, 1, 300, BE_EPI_F32, true, false, BE_BF16}, /* rows too big for the cache: k in spans */
     {40, 33, 2, 1100, BE_EPI_GLU_GELU_TANH, false, false, BE_BF16}, /* several blocks of rows */
 };
 
-/* KVASIR_TEST_SHORT=2: for the access checker of the emulated device, which takes a second for a hundred thousand products. */
+/* KVASIR_TEST_SHORT=2: for the access checker of the emulated device, which takes a second for a hundred
+ * thousand products. */
 static bool in_brief(void)
 {
     const char *s = getenv("KVASIR_TEST_SHORT");
@@ -331,7 +344,8 @@ static void test_values_and_bits(void **state)
     }
 }
 
-/* Results of several megabytes leave the caches by another way (linear/amx.c): the same bits as those of few rows. */
+/* Results of several megabytes leave the caches by another way (linear/amx.c): the same bits as those of few
+ * rows. */
 static void test_large_results(void **state)
 {
     (void)state;
@@ -399,14 +413,17 @@ static void test_bad_row(void **state)
     }
 }
 
-/* The gate functions over the whole range, one value per row through a 1 x 1 weight of one: finite, right, 0 or z far out. */
+/* The gate functions over the whole range, one value per row through a 1 x 1 weight of one: finite, right, 0
+ * or z far out. */
 static void test_gate_range(void **state)
 {
     (void)state;
-    static const float far[] = {-3e38f, -1e20f, -200.f, -100.f, -88.f, -50.f, -20.f, -1e-20f, 0.f, 1e-20f, 20.f, 30.f, 88.f, 100.f, 3e38f};
+    static const float far[] = {-3e38f, -1e20f, -200.f, -100.f, -88.f, -50.f, -20.f, -1e-20f,
+                                0.f,    1e-20f, 20.f,   30.f,   88.f,  100.f, 3e38f};
     static const enum be_epilogue gates[] = {BE_EPI_GELU_TANH, BE_EPI_GELU_ERF, BE_EPI_QUICK_GELU};
     enum { FAR = sizeof far / sizeof *far, N = FAR + 4001 };
-    float one = 1, *x = must(aligned_alloc(64, N * 32 * sizeof *x)), *out = must(aligned_alloc(64, N * 32 * sizeof *out)), *again = must(malloc(N * 32 * sizeof *again));
+    float one = 1, *x = must(aligned_alloc(64, N * 32 * sizeof *x)),
+          *out = must(aligned_alloc(64, N * 32 * sizeof *out)), *again = must(malloc(N * 32 * sizeof *again));
     memset(x, 0, N * 32 * sizeof *x);
     for (uint32_t i = 0; i < N; i++) x[i * 32] = i < FAR ? far[i] : (float)(i - FAR) * 0.00611f - 12.2f;
     for (size_t s = 0; s < SETS; s++) {
@@ -420,10 +437,14 @@ static void test_gate_range(void **state)
             be_cpu_ops()->linear(b, &a);
             for (uint32_t i = 0; i < N; i++) {
                 double z = (double)x[i * 32], want = gate_value(gates[g], z), got = (double)out[i * 32];
-                /* Relative to |z|, 2^-23 for erf (of which half is the product's own rounding; its polynomial is good to 4e-8), 1e-6 for the others, whose
-                 * gates take an exponential of a rounded argument; far below zero the result is (nearly) zero. */
-                double bound = (gates[g] == BE_EPI_GELU_ERF ? 0x1p-23 : 1e-6) * fabs(z > 0 ? z : (z > -10 ? z : 1e-3));
-                if (!(fabs(got - want) <= bound)) fail_msg("%s: gate %d of %.9g = %.9g, should be %.9g", sets[s], (int)gates[g], z, got, want);
+                /* Relative to |z|, 2^-23 for erf (of which half is the product's own rounding; its polynomial
+                 * is good to 4e-8), 1e-6 for the others, whose gates take an exponential of a rounded
+                 * argument; far below zero the result is (nearly) zero. */
+                double bound =
+                    (gates[g] == BE_EPI_GELU_ERF ? 0x1p-23 : 1e-6) * fabs(z > 0 ? z : (z > -10 ? z : 1e-3));
+                if (!(fabs(got - want) <= bound))
+                    fail_msg("%s: gate %d of %.9g = %.9g, should be %.9g", sets[s], (int)gates[g], z, got,
+                             want);
             }
             a.t = 1;
             for (uint32_t i = 0; i < N; i += 17) { /* a single row takes another way through the kernels */
@@ -458,7 +479,8 @@ static void test_embed(void **state)
             for (int round = 0; round < 2; round++) {
                 float out[T * C + 1];
                 for (int i = 0; i <= T * C; i++) out[i] = -77;
-                struct be_embed_args a = {.w = w, .ids = ids, .t = T, .scale = scale, .round_act = round, .out = out};
+                struct be_embed_args a = {
+                    .w = w, .ids = ids, .t = T, .scale = scale, .round_act = round, .out = out};
                 be_cpu_ops()->embed(b, &a);
                 assert_true(out[T * C] == -77);
                 for (int i = 0; i < T * C; i++) {
@@ -466,7 +488,8 @@ static void test_embed(void **state)
                         assert_true(out[i] == -77);
                         continue;
                     }
-                    float want = round_to((enum be_dtype)act, table[ids[i / C] * C + (uint32_t)(i % C)]) * scale;
+                    float want =
+                        round_to((enum be_dtype)act, table[ids[i / C] * C + (uint32_t)(i % C)]) * scale;
                     if (round) want = round_to((enum be_dtype)act, want);
                     assert_true(out[i] == want); /* one product: exact */
                 }
@@ -548,8 +571,10 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_large_results), cmocka_unit_test(test_bad_row), cmocka_unit_test(test_gate_range),
-        cmocka_unit_test(test_embed),           cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_values_and_bits), cmocka_unit_test(test_large_results),
+        cmocka_unit_test(test_bad_row),         cmocka_unit_test(test_gate_range),
+        cmocka_unit_test(test_embed),           cmocka_unit_test(test_weights_come_and_go),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("backend linear", tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
-/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, pool, gather, logit statistics, top k): every kernel set that this CPU has against the formula of
- * backend.h in double, and bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear have their own files. */
+/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, pool, gather, logit
+ * statistics, top k): every kernel set that this CPU has against the formula of backend.h in double, and
+ * bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear have their
+ * own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 #include "kernels/cpu/attn/kv_layout.h"
@@ -76,12 +78,14 @@ static void guarded_free(unsigned char *p)
     free(p - GUARD);
 }
 
-/* Runs `body` for each set, act type and thread count of the CPU; the first thread count's result is what the others must equal. */
-#define FOR_SETS(set, act)                                                                                             \
-    for (size_t set##_i = 0; set##_i < SETS; set##_i++)                                                                \
-        for (int act##_i = BE_F32; be_cpu_has(sets[set##_i]) && act##_i <= BE_BF16; act##_i++)                         \
-            for (const char *set = sets[set##_i]; set; set = NULL)                                                     \
-                for (enum be_dtype act = (enum be_dtype)act##_i, act##_once = BE_F16; act##_once == BE_F16; act##_once = BE_F32)
+/* Runs `body` for each set, act type and thread count of the CPU; the first thread count's result is what the
+ * others must equal. */
+#define FOR_SETS(set, act)                                                                                   \
+    for (size_t set##_i = 0; set##_i < SETS; set##_i++)                                                      \
+        for (int act##_i = BE_F32; be_cpu_has(sets[set##_i]) && act##_i <= BE_BF16; act##_i++)               \
+            for (const char *set = sets[set##_i]; set; set = NULL)                                           \
+                for (enum be_dtype act = (enum be_dtype)act##_i, act##_once = BE_F16; act##_once == BE_F16;  \
+                     act##_once = BE_F32)
 
 /* ---- norm */
 
@@ -91,11 +95,16 @@ struct norm_case {
     bool post, residual, no_x, bias, dense, no_out;
 };
 static const struct norm_case norm_cases[] = {
-    {BE_NORM_RMS, 1, 1, false, false, false, false, false, false},   {BE_NORM_RMS, 33, 17, false, false, false, false, false, false},
-    {BE_NORM_RMS, 40, 640, true, true, false, false, false, false},  {BE_NORM_RMS, 3, 1152, true, true, false, false, true, false},
-    {BE_NORM_RMS, 100, 24, false, true, false, false, false, false}, {BE_NORM_RMS, 7, 1030, true, false, false, false, false, false},
-    {BE_NORM_RMS, 5, 640, false, true, true, false, false, false},   {BE_NORM_RMS, 5, 640, true, true, false, false, false, true},
-    {BE_NORM_LAYER, 65, 1152, false, true, false, true, false, false}, {BE_NORM_LAYER, 9, 72, false, false, false, true, true, false},
+    {BE_NORM_RMS, 1, 1, false, false, false, false, false, false},
+    {BE_NORM_RMS, 33, 17, false, false, false, false, false, false},
+    {BE_NORM_RMS, 40, 640, true, true, false, false, false, false},
+    {BE_NORM_RMS, 3, 1152, true, true, false, false, true, false},
+    {BE_NORM_RMS, 100, 24, false, true, false, false, false, false},
+    {BE_NORM_RMS, 7, 1030, true, false, false, false, false, false},
+    {BE_NORM_RMS, 5, 640, false, true, true, false, false, false},
+    {BE_NORM_RMS, 5, 640, true, true, false, false, false, true},
+    {BE_NORM_LAYER, 65, 1152, false, true, false, true, false, false},
+    {BE_NORM_LAYER, 9, 72, false, false, false, true, true, false},
     {BE_NORM_LAYER, 9, 45, false, true, true, true, false, false},
 };
 
@@ -103,10 +112,16 @@ struct norm_data {
     float *x, *post, *residual, *weight, *bias;
 };
 
-static void norm_run(struct backend *b, const struct norm_case *c, enum be_dtype out_dtype, const struct norm_data *d, uint32_t first, uint32_t t, float *residual,
-                     void *out)
+static void norm_run(struct backend *b, const struct norm_case *c, enum be_dtype out_dtype,
+                     const struct norm_data *d, uint32_t first, uint32_t t, float *residual, void *out)
 {
-    struct be_norm_args a = {.kind = c->kind, .t = t, .c = c->c, .eps = 1e-6f, .weight = d->weight, .out_dtype = out_dtype, .out_dense = c->dense};
+    struct be_norm_args a = {.kind = c->kind,
+                             .t = t,
+                             .c = c->c,
+                             .eps = 1e-6f,
+                             .weight = d->weight,
+                             .out_dtype = out_dtype,
+                             .out_dense = c->dense};
     a.x = c->no_x ? NULL : d->x + (size_t)first * c->c;
     a.post_weight = c->post ? d->post : NULL;
     a.residual = c->residual ? residual : NULL;
@@ -115,8 +130,10 @@ static void norm_run(struct backend *b, const struct norm_case *c, enum be_dtype
     be_cpu_ops()->norm(b, &a);
 }
 
-/* Mean of squares in f32 over C values errs by a few units of 2^-24, halved by the root; then three products: 2^-20 relative to the largest term. */
-static void norm_check(const struct norm_case *c, enum be_dtype out_dtype, const struct norm_data *d, const float *residual, const void *out, const char *set)
+/* Mean of squares in f32 over C values errs by a few units of 2^-24, halved by the root; then three products:
+ * 2^-20 relative to the largest term. */
+static void norm_check(const struct norm_case *c, enum be_dtype out_dtype, const struct norm_data *d,
+                       const float *residual, const void *out, const char *set)
 {
     double *v = must(malloc(sizeof(double) * c->c));
     size_t ld = c->dense ? c->c : be_ld(c->c);
@@ -131,7 +148,8 @@ static void norm_check(const struct norm_case *c, enum be_dtype out_dtype, const
             if (c->post) v[i] *= post * (double)d->post[i];
             if (c->residual) {
                 v[i] += (double)d->residual[(size_t)t * c->c + i];
-                assert_true(fabs(v[i] - (double)residual[(size_t)t * c->c + i]) <= (fabs(v[i]) + 4) * 0x1p-20);
+                assert_true(fabs(v[i] - (double)residual[(size_t)t * c->c + i]) <=
+                            (fabs(v[i]) + 4) * 0x1p-20);
             }
             mean += v[i] / c->c;
         }
@@ -143,9 +161,12 @@ static void norm_check(const struct norm_case *c, enum be_dtype out_dtype, const
                 assert_true(got == 0);
                 continue;
             }
-            double want = (v[i] - mean) / sqrt(var + 1e-6) * (double)d->weight[i] + (c->bias ? (double)d->bias[i] : 0);
+            double want =
+                (v[i] - mean) / sqrt(var + 1e-6) * (double)d->weight[i] + (c->bias ? (double)d->bias[i] : 0);
             double bound = 8 * 0x1p-20 + fabs(want) * (out_dtype == BE_F32 ? 0x1p-20 : 0x1.02p-8);
-            if (!(fabs(got - want) <= bound)) fail_msg("%s: norm kind %d C=%u [%u][%u] is %.9g, should be %.9g", set, (int)c->kind, c->c, t, i, got, want);
+            if (!(fabs(got - want) <= bound))
+                fail_msg("%s: norm kind %d C=%u [%u][%u] is %.9g, should be %.9g", set, (int)c->kind, c->c, t,
+                         i, got, want);
         }
     }
     free(v);
@@ -157,7 +178,8 @@ static void test_norm(void **state)
     for (size_t n = 0; n < sizeof norm_cases / sizeof *norm_cases; n++) {
         const struct norm_case *c = &norm_cases[n];
         size_t elems = (size_t)c->t * c->c;
-        struct norm_data d = {must(malloc(elems * 4)), must(malloc(c->c * 4)), must(malloc(elems * 4)), must(malloc(c->c * 4)), must(malloc(c->c * 4))};
+        struct norm_data d = {must(malloc(elems * 4)), must(malloc(c->c * 4)), must(malloc(elems * 4)),
+                              must(malloc(c->c * 4)), must(malloc(c->c * 4))};
         rng_state = 5 + n;
         for (size_t i = 0; i < elems; i++) {
             d.x[i] = 3 * rnd();
@@ -228,7 +250,15 @@ static void test_rope(void **state)
                 struct backend *b = open_set(set, act, threads);
                 float *c = co[threads - 1], *s = si[threads - 1];
                 c[T * HALF] = s[T * HALF] = -7;
-                struct be_rope_args a = {.pos = pos, .t = T, .axes = axes, .half = HALF, .inv_freq = inv, .axis = axes == 3 ? axis : NULL, .scaling = 1.25f, .cos = c, .sin = s};
+                struct be_rope_args a = {.pos = pos,
+                                         .t = T,
+                                         .axes = axes,
+                                         .half = HALF,
+                                         .inv_freq = inv,
+                                         .axis = axes == 3 ? axis : NULL,
+                                         .scaling = 1.25f,
+                                         .cos = c,
+                                         .sin = s};
                 be_cpu_ops()->rope(b, &a);
                 be_cpu_ops()->close(b);
                 assert_true(c[T * HALF] == -7 && s[T * HALF] == -7);
@@ -237,8 +267,11 @@ static void test_rope(void **state)
             }
             for (int i = 0; i < T * HALF; i++) {
                 int32_t p = pos[(axes == 3 ? axis[i % HALF] : 0) * T + i / HALF];
-                double angle = (double)((float)p * inv[i % HALF]); /* the product is rounded to f32: that is the definition */
-                /* One rounding of the function to f32 and one of the product: 2^-24 each, relative to at most 1.25. */
+                double angle =
+                    (double)((float)p *
+                             inv[i % HALF]); /* the product is rounded to f32: that is the definition */
+                /* One rounding of the function to f32 and one of the product: 2^-24 each, relative to at
+                 * most 1.25. */
                 assert_true(fabs((double)co[0][i] - 1.25 * cos(angle)) <= 1.3e-7);
                 assert_true(fabs((double)si[0][i] - 1.25 * sin(angle)) <= 1.3e-7);
             }
@@ -259,7 +292,8 @@ static void *t_k(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 }
 static void *t_v(void *layer, enum be_dtype act, uint32_t d, uint32_t head)
 {
-    return BACKEND_ON_CPU ? kv_v(layer, act, d, head) : (char *)t_k(layer, act, d, head) + cuda_kv_head_bytes(act, d) / 2;
+    return BACKEND_ON_CPU ? kv_v(layer, act, d, head)
+                          : (char *)t_k(layer, act, d, head) + cuda_kv_head_bytes(act, d) / 2;
 }
 static size_t t_k_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t d)
 {
@@ -274,15 +308,19 @@ struct qkv_shape {
     uint32_t heads, groups, d;
     bool norm, rotate;
 };
-static const struct qkv_shape qkv_shapes[] = {{4, 1, 256, true, true}, {4, 2, 24, true, true}, {3, 3, 72, false, false}, {2, 1, 20, false, true}, {8, 4, 128, true, true}, {1, 1, 2, true, true},
-                                              {4, 4, 80, false, true}, {6, 6, 8, false, true}, {2, 2, 40, false, false}, {3, 1, 72, true, false}, {2, 1, 44, false, true}};
+static const struct qkv_shape qkv_shapes[] = {
+    {4, 1, 256, true, true},  {4, 2, 24, true, true},  {3, 3, 72, false, false}, {2, 1, 20, false, true},
+    {8, 4, 128, true, true},  {1, 1, 2, true, true},   {4, 4, 80, false, true},  {6, 6, 8, false, true},
+    {2, 2, 40, false, false}, {3, 1, 72, true, false}, {2, 1, 44, false, true}};
 
-/* Three sequences: one from position 0 over several blocks, a decode step in the middle of a block, a decode step that opens one. */
+/* Three sequences: one from position 0 over several blocks, a decode step in the middle of a block, a decode
+ * step that opens one. */
 enum { QT = 72, QSEQS = 3, QBLOCKS = 8 };
 static const uint32_t q_seq_row[QSEQS + 1] = {0, 70, 71, 72};
 static const uint32_t q_first[QSEQS] = {0, 45, 64};
 static const uint32_t q_seq_table[QSEQS] = {0, 3, 5};
-static const uint32_t q_block[8] = {5, 0, 3, BE_NO_BLOCK, 1, BE_NO_BLOCK, BE_NO_BLOCK, 7}; /* table entries, in blocks */
+static const uint32_t q_block[8] = {5, 0,           3,           BE_NO_BLOCK,
+                                    1, BE_NO_BLOCK, BE_NO_BLOCK, 7}; /* table entries, in blocks */
 
 struct qkv_io {
     struct be_rows rows;
@@ -292,10 +330,18 @@ struct qkv_io {
 
 static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t block_units)
 {
-    for (uint32_t i = 0; i < 8; i++) io->tables[i] = q_block[i] == BE_NO_BLOCK ? BE_NO_BLOCK : (uint32_t)(q_block[i] * block_units);
+    for (uint32_t i = 0; i < 8; i++)
+        io->tables[i] = q_block[i] == BE_NO_BLOCK ? BE_NO_BLOCK : (uint32_t)(q_block[i] * block_units);
     for (uint32_t q = 0; q < QSEQS; q++)
         for (uint32_t t = q_seq_row[q]; t < q_seq_row[q + 1]; t++) io->pos[t] = q_first[q] + t - q_seq_row[q];
-    io->rows = (struct be_rows){.t = QT, .seq_count = QSEQS, .seq_row = q_seq_row, .seq_table = q_seq_table, .tables = io->tables, .pos = io->pos, .lo = io->pos, .hi = io->pos};
+    io->rows = (struct be_rows){.t = QT,
+                                .seq_count = QSEQS,
+                                .seq_row = q_seq_row,
+                                .seq_table = q_seq_table,
+                                .tables = io->tables,
+                                .pos = io->pos,
+                                .lo = io->pos,
+                                .hi = io->pos};
     size_t n = (size_t)QT * (s->heads + 2 * s->groups) * s->d;
     io->qkv = must(malloc(n * 4));
     io->cos = must(malloc(QT * (s->d / 2) * 4 + 4));
@@ -312,12 +358,14 @@ static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t blo
     }
 }
 
-static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, uint32_t t, uint32_t head, const float *norm, double *out)
+static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, uint32_t t, uint32_t head,
+                          const float *norm, double *out)
 {
     const float *x = io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + head) * s->d;
     double sq = 0, v[256];
     for (uint32_t i = 0; i < s->d; i++) sq += (double)x[i] * (double)x[i];
-    for (uint32_t i = 0; i < s->d; i++) v[i] = norm ? (double)x[i] / sqrt(sq / s->d + 1e-6) * (double)norm[i] : (double)x[i];
+    for (uint32_t i = 0; i < s->d; i++)
+        v[i] = norm ? (double)x[i] / sqrt(sq / s->d + 1e-6) * (double)norm[i] : (double)x[i];
     for (uint32_t i = 0; i < s->d; i++) {
         uint32_t half = s->d / 2, f = i % half;
         double c = (double)io->cos[t * half + f], n = (double)io->sin[t * half + f];
@@ -329,10 +377,12 @@ static void near(double got, double want, enum be_dtype act, const char *what, c
 {
     /* As the norm: 2^-20 of the terms (below 8), then a rounding to the act type. */
     double bound = 8 * 0x1p-20 + fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8);
-    if (!(fabs(got - want) <= bound)) fail_msg("%s: %s with D=%u is %.9g, should be %.9g", set, what, d, got, want);
+    if (!(fabs(got - want) <= bound))
+        fail_msg("%s: %s with D=%u is %.9g, should be %.9g", set, what, d, got, want);
 }
 
-static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum be_dtype act, const struct be_kv *kv, const void *q, const char *set)
+static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum be_dtype act,
+                      const struct be_kv *kv, const void *q, const char *set)
 {
     uint32_t dpad = t_dpad(act, s->d);
     for (uint32_t seq = 0; seq < QSEQS; seq++) {
@@ -340,21 +390,28 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
             double want[256];
             for (uint32_t h = 0; h < s->heads; h++) {
                 qkv_head_want(io, s, t, h, s->norm ? io->qn : NULL, want);
-                for (uint32_t i = 0; i < s->d; i++) near((double)get(q, act, ((size_t)t * s->heads + h) * s->d + i), want[i], act, "q", set, s->d);
+                for (uint32_t i = 0; i < s->d; i++)
+                    near((double)get(q, act, ((size_t)t * s->heads + h) * s->d + i), want[i], act, "q", set,
+                         s->d);
             }
             uint32_t slot = io->pos[t] % 32;
             void *layer = kv_layer(kv, io->tables[q_seq_table[seq] + io->pos[t] / 32]);
             for (uint32_t g = 0; g < s->groups; g++) {
                 qkv_head_want(io, s, t, s->heads + g, s->norm ? io->kn : NULL, want);
-                const float *value = io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + s->heads + s->groups + g) * s->d;
+                const float *value =
+                    io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + s->heads + s->groups + g) * s->d;
                 for (uint32_t i = 0; i < dpad; i++) {
-                    near((double)get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i)), i < s->d ? want[i] : 0, act, "k", set, s->d);
-                    near((double)get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i)), i < s->d ? (double)value[i] : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d), act, "v", set, s->d);
+                    near((double)get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i)),
+                         i < s->d ? want[i] : 0, act, "k", set, s->d);
+                    near((double)get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i)),
+                         i < s->d ? (double)value[i] : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d),
+                         act, "v", set, s->d);
                 }
             }
         }
     }
-    /* The blocks that began in this call (of positions 0, 32 and 64) hold no NaN in the slots after the last row, though the arena was full of them. */
+    /* The blocks that began in this call (of positions 0, 32 and 64) hold no NaN in the slots after the last
+     * row, though the arena was full of them. */
     const uint32_t begun[3][2] = {{q_block[2], 70 % 32}, {q_block[7], 1}, {q_block[0], 32}};
     for (uint32_t n = 0; n < 3; n++) {
         void *layer = kv_layer(kv, io->tables[0] / q_block[0] * begun[n][0]);
@@ -377,7 +434,8 @@ static void test_qkv(void **state)
             struct qkv_io io;
             rng_state = 99 + n;
             struct backend *b = open_set(set, act, 1);
-            size_t layer = be_cpu_ops()->kv_layer_bytes(b, s->groups, s->d), units = (2 * layer + BE_KV_UNIT - 1) / BE_KV_UNIT, arena = QBLOCKS * units * BE_KV_UNIT;
+            size_t layer = be_cpu_ops()->kv_layer_bytes(b, s->groups, s->d),
+                   units = (2 * layer + BE_KV_UNIT - 1) / BE_KV_UNIT, arena = QBLOCKS * units * BE_KV_UNIT;
             assert_true(layer > 0 && layer % 64 == 0);
             be_cpu_ops()->close(b);
             qkv_io_init(&io, s, units);
@@ -387,16 +445,21 @@ static void test_qkv(void **state)
             for (uint32_t threads = 1; threads <= 3; threads++) {
                 b = open_set(set, act, threads);
                 memset(mem, 0xff, arena); /* NaN in both types */
-                struct be_kv kv = {.arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
-                struct be_qkv_args a = {.rows = &io.rows, .heads = s->heads, .kv = kv, .qkv = io.qkv, .eps = 1e-6f, .q = q};
+                struct be_kv kv = {
+                    .arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
+                struct be_qkv_args a = {
+                    .rows = &io.rows, .heads = s->heads, .kv = kv, .qkv = io.qkv, .eps = 1e-6f, .q = q};
                 if (s->norm) a.q_norm = io.qn, a.k_norm = io.kn;
                 if (s->rotate) a.cos = io.cos, a.sin = io.sin;
                 be_cpu_ops()->qkv(b, &a);
                 be_cpu_ops()->close(b);
                 qkv_check(&io, s, act, &kv, q, set);
-                for (size_t i = 0; i < QBLOCKS; i++) /* the other layer of every block, and blocks of nobody, are as they were */
-                    for (size_t k = 0; k < layer; k++) assert_int_equal(mem[i * units * BE_KV_UNIT + k], 0xff);
-                for (size_t k = 0; k < units * BE_KV_UNIT; k++) assert_int_equal(mem[2 * units * BE_KV_UNIT + k], 0xff);
+                for (size_t i = 0; i < QBLOCKS;
+                     i++) /* the other layer of every block, and blocks of nobody, are as they were */
+                    for (size_t k = 0; k < layer; k++)
+                        assert_int_equal(mem[i * units * BE_KV_UNIT + k], 0xff);
+                for (size_t k = 0; k < units * BE_KV_UNIT; k++)
+                    assert_int_equal(mem[2 * units * BE_KV_UNIT + k], 0xff);
                 if (threads == 1) {
                     memcpy(first, mem, arena);
                     memcpy(q1, q, q_bytes);
@@ -407,8 +470,10 @@ static void test_qkv(void **state)
             guarded_check(mem, arena);
             guarded_check(q, q_bytes);
             b = open_set(set, act, 1);
-            for (uint32_t from = 32; from > 0; from--) { /* what stands behind the first slots of a block is cleared, and nothing else is touched */
-                struct be_kv kv = {.arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
+            for (uint32_t from = 32; from > 0; from--) { /* what stands behind the first slots of a block is
+                                                            cleared, and nothing else is touched */
+                struct be_kv kv = {
+                    .arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
                 uint32_t unit = (uint32_t)units * q_block[0], dpad = t_dpad(act, s->d);
                 memcpy(mem, first, arena);
                 memset((char *)kv_layer(&kv, unit), 0xff, layer);
@@ -416,8 +481,10 @@ static void test_qkv(void **state)
                 for (uint32_t g = 0; g < s->groups; g++)
                     for (uint32_t slot = 0; slot < 32; slot++)
                         for (uint32_t i = 0; i < dpad; i++) {
-                            float k = get(t_k(kv_layer(&kv, unit), act, s->d, g), act, t_k_idx(act, dpad, slot, i));
-                            float v = get(t_v(kv_layer(&kv, unit), act, s->d, g), act, t_v_idx(act, dpad, slot, i));
+                            float k =
+                                get(t_k(kv_layer(&kv, unit), act, s->d, g), act, t_k_idx(act, dpad, slot, i));
+                            float v =
+                                get(t_v(kv_layer(&kv, unit), act, s->d, g), act, t_v_idx(act, dpad, slot, i));
                             assert_true(slot < from ? isnan(k) && isnan(v) : k == 0.0f && v == 0.0f);
                         }
                 memset((char *)kv_layer(&kv, unit), 0xff, layer);
@@ -440,17 +507,21 @@ static void test_qkv(void **state)
 /* ---- vision, rows */
 
 struct patchify_case {
-    uint32_t patch, width, height, depth, frames; /* frames: in the source; a still picture in a deep tower has one */
+    uint32_t patch, width, height, depth,
+        frames; /* frames: in the source; a still picture in a deep tower has one */
     bool ordered;
 };
 static const struct patchify_case patchify_cases[] = {
-    {14, 42, 70, 0, 1, false}, {14, 56, 28, 1, 1, true}, {14, 56, 84, 2, 1, true}, {16, 64, 32, 2, 2, true}, {4, 24, 8, 3, 3, false}, {5, 5, 5, 2, 2, true},
+    {14, 42, 70, 0, 1, false}, {14, 56, 28, 1, 1, true}, {14, 56, 84, 2, 1, true},
+    {16, 64, 32, 2, 2, true},  {4, 24, 8, 3, 3, false},  {5, 5, 5, 2, 2, true},
 };
 
 /* Element i of the patch that covers cell q. */
-static float patchify_want(const struct patchify_case *c, const uint8_t *rgb, const float *lut, uint32_t q, uint32_t i)
+static float patchify_want(const struct patchify_case *c, const uint8_t *rgb, const float *lut, uint32_t q,
+                           uint32_t i)
 {
-    uint32_t depth = c->depth ? c->depth : 1, ps = c->patch, x = i % ps, y = i / ps % ps, frame = i / (ps * ps) % depth, channel = i / (ps * ps) / depth;
+    uint32_t depth = c->depth ? c->depth : 1, ps = c->patch, x = i % ps, y = i / ps % ps,
+             frame = i / (ps * ps) % depth, channel = i / (ps * ps) / depth;
     if (channel >= 3) return 0;
     uint32_t row = q / (c->width / ps) * ps + y, col = q % (c->width / ps) * ps + x;
     const uint8_t *picture = rgb + (c->frames > 1 ? (size_t)frame * c->width * c->height * 3 : 0);
@@ -462,7 +533,8 @@ static void test_patchify(void **state)
     (void)state;
     for (size_t n = 0; n < sizeof patchify_cases / sizeof *patchify_cases; n++) {
         const struct patchify_case *c = &patchify_cases[n];
-        uint32_t cells = (c->width / c->patch) * (c->height / c->patch), k = 3 * (c->depth ? c->depth : 1) * c->patch * c->patch;
+        uint32_t cells = (c->width / c->patch) * (c->height / c->patch),
+                 k = 3 * (c->depth ? c->depth : 1) * c->patch * c->patch;
         uint8_t *rgb = must(malloc((size_t)c->width * c->height * 3 * c->frames));
         uint32_t *order = must(malloc(cells * sizeof *order));
         float lut[768];
@@ -481,16 +553,25 @@ static void test_patchify(void **state)
             for (uint32_t threads = 1; threads <= 3; threads += 2) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes);
-                struct be_patchify_args a = {.rgb = rgb, .width = c->width, .height = c->height, .patch = c->patch, .lut = lut, .out = out, .depth = c->depth};
+                struct be_patchify_args a = {.rgb = rgb,
+                                             .width = c->width,
+                                             .height = c->height,
+                                             .patch = c->patch,
+                                             .lut = lut,
+                                             .out = out,
+                                             .depth = c->depth};
                 a.frame_stride = c->frames > 1 ? (size_t)c->width * c->height * 3 : 0;
                 a.order = c->ordered ? order : NULL;
                 be_cpu_ops()->patchify(b, &a);
                 guarded_check(out, bytes);
                 for (uint32_t p = 0; p < cells; p++) {
                     for (uint32_t i = 0; i < ld; i++) {
-                        float want = patchify_want(c, rgb, lut, c->ordered ? order[p] : p, i), got = get(out, act, p * ld + i);
+                        float want = patchify_want(c, rgb, lut, c->ordered ? order[p] : p, i),
+                              got = get(out, act, p * ld + i);
                         if (act == BE_BF16) want = from_bf16(to_bf16(want));
-                        if (got != want) fail_msg("%s: patch of %u, depth %u: [%u][%u] is %.9g, should be %.9g", set, c->patch, c->depth, p, i, (double)got, (double)want);
+                        if (got != want)
+                            fail_msg("%s: patch of %u, depth %u: [%u][%u] is %.9g, should be %.9g", set,
+                                     c->patch, c->depth, p, i, (double)got, (double)want);
                     }
                 }
                 guarded_free(out);
@@ -523,7 +604,12 @@ static void test_interpolate_pack(void **state)
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes), *packed = guarded(packed_bytes);
                 const float *got = (const float *)(void *)out;
-                struct be_interpolate_args a = {.table = table, .rows = rows, .weights = weights, .t = T, .c = c, .out = (float *)(void *)out};
+                struct be_interpolate_args a = {.table = table,
+                                                .rows = rows,
+                                                .weights = weights,
+                                                .t = T,
+                                                .c = c,
+                                                .out = (float *)(void *)out};
                 be_cpu_ops()->interpolate(b, &a);
                 guarded_check(out, bytes);
                 struct be_pack_args pa = {.x = got, .t = T, .c = c, .out = packed};
@@ -531,8 +617,11 @@ static void test_interpolate_pack(void **state)
                 guarded_check(packed, packed_bytes);
                 for (uint32_t i = 0; i < T * c; i++) {
                     double want = 0;
-                    for (uint32_t k = 0; k < 4; k++) want += (double)weights[i / c * 4 + k] * (double)table[rows[i / c * 4 + k] * c + i % c];
-                    if (!(fabs((double)got[i] - want) <= 4 * 0x1p-23)) fail_msg("%s: interpolation is %.9g, should be %.9g", set, (double)got[i], want);
+                    for (uint32_t k = 0; k < 4; k++)
+                        want +=
+                            (double)weights[i / c * 4 + k] * (double)table[rows[i / c * 4 + k] * c + i % c];
+                    if (!(fabs((double)got[i] - want) <= 4 * 0x1p-23))
+                        fail_msg("%s: interpolation is %.9g, should be %.9g", set, (double)got[i], want);
                 }
                 for (uint32_t i = 0; i < T * ld; i++) {
                     float want = i % ld < c ? got[i / ld * c + i % ld] : 0;
@@ -547,7 +636,12 @@ static void test_interpolate_pack(void **state)
                 }
                 float *one = must(malloc(c * 4));
                 for (uint32_t t = 0; t < T; t += 5) {
-                    struct be_interpolate_args alone = {.table = table, .rows = rows + t * 4, .weights = weights + t * 4, .t = 1, .c = c, .out = one};
+                    struct be_interpolate_args alone = {.table = table,
+                                                        .rows = rows + t * 4,
+                                                        .weights = weights + t * 4,
+                                                        .t = 1,
+                                                        .c = c,
+                                                        .out = one};
                     be_cpu_ops()->interpolate(b, &alone);
                     assert_memory_equal(one, first + (size_t)t * c * 4, c * 4);
                 }
@@ -573,13 +667,15 @@ static void test_pool_gather(void **state)
         float grid[GH * GW * C];
         for (int i = 0; i < GH * GW * C; i++) grid[i] = rnd();
         unsigned char *pooled = guarded(2 * 3 * C * 4);
-        struct be_pool_args pa = {.x = grid, .grid_h = GH, .grid_w = GW, .kernel = KERNEL, .c = C, .out = (float *)(void *)pooled};
+        struct be_pool_args pa = {
+            .x = grid, .grid_h = GH, .grid_w = GW, .kernel = KERNEL, .c = C, .out = (float *)(void *)pooled};
         be_cpu_ops()->pool(b, &pa);
         guarded_check(pooled, 2 * 3 * C * 4);
         for (int o = 0; o < 2 * 3 * C; o++) {
             double sum = 0;
             for (int y = 0; y < KERNEL; y++)
-                for (int x = 0; x < KERNEL; x++) sum += (double)grid[((o / C / 3 * KERNEL + y) * GW + o / C % 3 * KERNEL + x) * C + o % C];
+                for (int x = 0; x < KERNEL; x++)
+                    sum += (double)grid[((o / C / 3 * KERNEL + y) * GW + o / C % 3 * KERNEL + x) * C + o % C];
             assert_true(fabs((double)get(pooled, BE_F32, (size_t)o) - sum / 16) <= 16 * 0x1p-24);
         }
         guarded_free(pooled);
@@ -653,7 +749,8 @@ static float *logit_rows(uint32_t r, uint32_t v)
 static const uint32_t vocabularies[] = {1, 2, 17, 1000, 8192, 20011, 262144};
 enum { LOGIT_ROWS = 5 };
 
-static void stats_check(const float *x, uint32_t v, float cap, const uint32_t *targets, const struct be_logit_stats *got, const float *capped, const char *set)
+static void stats_check(const float *x, uint32_t v, float cap, const uint32_t *targets,
+                        const struct be_logit_stats *got, const float *capped, const char *set)
 {
     for (uint32_t r = 0; r < LOGIT_ROWS; r++) {
         const float *y = capped + (size_t)r * v;
@@ -662,7 +759,8 @@ static void stats_check(const float *x, uint32_t v, float cap, const uint32_t *t
         for (uint32_t i = 0; i < v; i++) {
             double want = (double)x[(size_t)r * v + i];
             if (cap > 0) want = (double)cap * tanh(want / (double)cap);
-            if (isfinite(want) && !(fabs((double)y[i] - want) <= fabs(want) * 0x1p-20)) fail_msg("%s: softcap gives %.9g, should be %.9g", set, (double)y[i], want);
+            if (isfinite(want) && !(fabs((double)y[i] - want) <= fabs(want) * 0x1p-20))
+                fail_msg("%s: softcap gives %.9g, should be %.9g", set, (double)y[i], want);
             if ((double)y[i] > max) max = (double)y[i], arg = i;
         }
         for (uint32_t i = 0; i < v; i++) {
@@ -672,13 +770,15 @@ static void stats_check(const float *x, uint32_t v, float cap, const uint32_t *t
         }
         assert_true((double)got[r].max == max);
         assert_int_equal(got[r].argmax, arg);
-        /* exp within a few units, sums of at most V positive terms in f32: 2^-18 relative in the sum is that much absolute in its log; the result is an f32. */
+        /* exp within a few units, sums of at most V positive terms in f32: 2^-18 relative in the sum is that
+         * much absolute in its log; the result is an f32. */
         double lse = max + log(sum);
         if (max == (double)-INFINITY) { /* no id is possible */
             assert_true(got[r].lse == -INFINITY);
             continue;
         }
-        if (!(fabs((double)got[r].lse - lse) <= 0x1p-18 + fabs(lse) * 0x1p-23)) fail_msg("%s V=%u: lse is %.9g, should be %.9g", set, v, (double)got[r].lse, lse);
+        if (!(fabs((double)got[r].lse - lse) <= 0x1p-18 + fabs(lse) * 0x1p-23))
+            fail_msg("%s V=%u: lse is %.9g, should be %.9g", set, v, (double)got[r].lse, lse);
         if (targets[r] == UINT32_MAX) continue;
         assert_true(got[r].target == y[targets[r]]);
         assert_int_equal(got[r].target_rank, rank);
@@ -704,7 +804,12 @@ static void test_logit_stats(void **state)
                     struct be_logit_stats got[LOGIT_ROWS];
                     memset(got, 0, sizeof got);
                     memcpy(y, x, (size_t)LOGIT_ROWS * v * 4 + 4);
-                    struct be_logits_args a = {.logits = y, .r = LOGIT_ROWS, .v = v, .softcap = cap, .targets = targets, .stats = got};
+                    struct be_logits_args a = {.logits = y,
+                                               .r = LOGIT_ROWS,
+                                               .v = v,
+                                               .softcap = cap,
+                                               .targets = targets,
+                                               .stats = got};
                     be_cpu_ops()->logit_stats(b, &a);
                     assert_true(y[(size_t)LOGIT_ROWS * v] == -77);
                     if (threads == 1) {
@@ -715,7 +820,12 @@ static void test_logit_stats(void **state)
                     for (uint32_t r = 0; r < LOGIT_ROWS; r++) {
                         memcpy(y, x + (size_t)r * v, (size_t)v * 4);
                         memset(&one, 0, sizeof one);
-                        a = (struct be_logits_args){.logits = y, .r = 1, .v = v, .softcap = cap, .targets = &targets[r], .stats = &one};
+                        a = (struct be_logits_args){.logits = y,
+                                                    .r = 1,
+                                                    .v = v,
+                                                    .softcap = cap,
+                                                    .targets = &targets[r],
+                                                    .stats = &one};
                         be_cpu_ops()->logit_stats(b, &a);
                         assert_memory_equal(&one, &all[r], sizeof one);
                     }
@@ -728,12 +838,14 @@ static void test_logit_stats(void **state)
     }
 }
 
-/* One that is no number, wherever it stands and whatever else there is, shows in the sum: the engine goes by that. */
+/* One that is no number, wherever it stands and whatever else there is, shows in the sum: the engine goes by
+ * that. */
 static void test_logit_stats_nan(void **state)
 {
     (void)state;
     enum { V = 20011 };
-    static const uint32_t bad[][2] = {{0, 1}, {5, 6}, {V - 1, V}, {8192, 16384}, {0, 8192}, {16384, V}, {0, V - 1}};
+    static const uint32_t bad[][2] = {{0, 1},    {5, 6},     {V - 1, V}, {8192, 16384},
+                                      {0, 8192}, {16384, V}, {0, V - 1}};
     float *x = must(malloc(V * sizeof *x));
     FOR_SETS(set, act)
     {
@@ -743,9 +855,12 @@ static void test_logit_stats_nan(void **state)
             const uint32_t *range = bad[n / 2];
             struct be_logit_stats got = {0};
             for (uint32_t i = 0; i < V; i++) x[i] = i >= range[0] && i < range[1] ? NAN : (float)(i % 7);
-            be_cpu_ops()->logit_stats(b, &(struct be_logits_args){.logits = x, .r = 1, .v = V, .softcap = n % 2 ? 30.0f : 0.0f, .stats = &got});
+            be_cpu_ops()->logit_stats(
+                b, &(struct be_logits_args){
+                       .logits = x, .r = 1, .v = V, .softcap = n % 2 ? 30.0f : 0.0f, .stats = &got});
             assert_true(isfinite(got.max));
-            if (!isnan(got.lse)) fail_msg("%s: NaN in %u..%u of %u, lse is %g", set, range[0], range[1], V, (double)got.lse);
+            if (!isnan(got.lse))
+                fail_msg("%s: NaN in %u..%u of %u, lse is %g", set, range[0], range[1], V, (double)got.lse);
         }
         be_cpu_ops()->close(b);
     }
@@ -774,7 +889,8 @@ static void test_topk(void **state)
         float *x = logit_rows(LOGIT_ROWS, v);
         if (v > 100) x[3 * v + 50] = NAN;
         struct ranked *want = must(malloc((size_t)LOGIT_ROWS * v * sizeof *want));
-        for (uint32_t i = 0; i < LOGIT_ROWS * v; i++) want[i] = (struct ranked){isnan(x[i]) ? -INFINITY : x[i], i % v};
+        for (uint32_t i = 0; i < LOGIT_ROWS * v; i++)
+            want[i] = (struct ranked){isnan(x[i]) ? -INFINITY : x[i], i % v};
         for (uint32_t r = 0; r < LOGIT_ROWS; r++) qsort(want + (size_t)r * v, v, sizeof *want, by_rank);
         FOR_SETS(set, act)
         {
@@ -785,14 +901,20 @@ static void test_topk(void **state)
                     for (uint32_t rows = 1; rows <= LOGIT_ROWS; rows += 4) {
                         uint32_t k = ks[i];
                         unsigned char *ids = guarded(rows * k * 4), *values = guarded(rows * k * 4);
-                        struct be_topk_args a = {.logits = x, .r = rows, .v = v, .k = k, .ids = (uint32_t *)(void *)ids, .values = (float *)(void *)values};
+                        struct be_topk_args a = {.logits = x,
+                                                 .r = rows,
+                                                 .v = v,
+                                                 .k = k,
+                                                 .ids = (uint32_t *)(void *)ids,
+                                                 .values = (float *)(void *)values};
                         be_cpu_ops()->topk(b, &a);
                         guarded_check(ids, rows * k * 4);
                         guarded_check(values, rows * k * 4);
                         for (uint32_t e = 0; e < rows * k; e++) {
                             const struct ranked *w = &want[(size_t)(e / k) * v + e % k];
                             if (a.ids[e] != w->id || a.values[e] != w->v)
-                                fail_msg("%s V=%u k=%u row %u place %u: id %u, should be %u", set, v, k, e / k, e % k, a.ids[e], w->id);
+                                fail_msg("%s V=%u k=%u row %u place %u: id %u, should be %u", set, v, k,
+                                         e / k, e % k, a.ids[e], w->id);
                         }
                         guarded_free(ids);
                         guarded_free(values);
@@ -810,8 +932,16 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm),   cmocka_unit_test(test_rope),        cmocka_unit_test(test_qkv),  cmocka_unit_test(test_patchify), cmocka_unit_test(test_interpolate_pack), cmocka_unit_test(test_pool_gather), 
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_logit_stats), cmocka_unit_test(test_logit_stats_nan), cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_qkv),
+        cmocka_unit_test(test_patchify),
+        cmocka_unit_test(test_interpolate_pack),
+        cmocka_unit_test(test_pool_gather),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_logit_stats),
+        cmocka_unit_test(test_logit_stats_nan),
+        cmocka_unit_test(test_topk),
     };
     return cmocka_run_group_tests_name("backend ops", tests, NULL, NULL);
 }

@@ -1,17 +1,19 @@
-/* The same prompts on the CPU and on the device, in one process: whole golden checkpoints (prompt with its pictures, then the
- * 32 tokens of the golden run), log-probs of the whole vocabulary at every position. The device against the CPU's plain C set and
- * against its best one.
+/* The same prompts on the CPU and on the device, in one process: whole golden checkpoints (prompt with its
+ * pictures, then the 32 tokens of the golden run), log-probs of the whole vocabulary at every position. The
+ * device against the CPU's plain C set and against its best one.
  *
  * f32: largest |delta| <= 1e-4.
  *
- * bf16: sums in another order turn the rounding of some activation, and what follows is an independent draw of the noise that
- * rounding to bf16 makes: any two of {plain C, AMX, device, transformers} lie as far from each other as each lies from the
- * float32 run, in these random checkpoints up to 6e-2 for single tokens. So what is held is the distribution: 98 % of all
- * log-probs are within 2e-2; the device is no further from a CPU set than the two CPU sets are from each other, and no further
- * from transformers' float32 run than they are (means, 1.2x). A rounding too many or in another place shows in both means.
+ * bf16: sums in another order turn the rounding of some activation, and what follows is an independent draw
+ * of the noise that rounding to bf16 makes: any two of {plain C, AMX, device, transformers} lie as far from
+ * each other as each lies from the float32 run, in these random checkpoints up to 6e-2 for single tokens. So
+ * what is held is the distribution: 98 % of all log-probs are within 2e-2; the device is no further from a
+ * CPU set than the two CPU sets are from each other, and no further from transformers' float32 run than they
+ * are (means, 1.2x). A rounding too many or in another place shows in both means.
  *
- * The device is the emulated one where that is linked in, else a real one with --backend cuda; without either there is nothing to
- * run. KVASIR_TEST_SHORT: fewer checkpoints; GOLDEN_VARIANT: those whose name holds this. */
+ * The device is the emulated one where that is linked in, else a real one with --backend cuda; without either
+ * there is nothing to run. KVASIR_TEST_SHORT: fewer checkpoints; GOLDEN_VARIANT: those whose name holds this.
+ */
 #include "engine/internal.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
@@ -62,7 +64,8 @@ static void after_step(void *arg, const struct engine_batch *b)
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = e->wanted[i].next - 1;
         if (row >= total) continue;
-        for (uint32_t v = 0; v < vocab; v++) k->lp[(size_t)row * vocab + v] = logits[(size_t)i * vocab + v] - stats[i].lse;
+        for (uint32_t v = 0; v < vocab; v++)
+            k->lp[(size_t)row * vocab + v] = logits[(size_t)i * vocab + v] - stats[i].lse;
         k->seen++;
     }
     free(logits);
@@ -150,7 +153,8 @@ static void scores_free(struct scores *s)
 
 /* |delta| over all cases and rows; NaN counts as infinite. */
 struct delta {
-    double all, said; /* largest: of the whole vocabulary; of the token that follows and the most likely one */
+    double all,
+        said; /* largest: of the whole vocabulary; of the token that follows and the most likely one */
     double mean;
     double far; /* share beyond BF16_LIMIT */
 };
@@ -210,16 +214,17 @@ static bool check_variant(const char *family, const char *variant)
     for (size_t i = 0; i < 2; i++) {
         const struct delta d = scores_delta(&got[i], &got[2]);
         bool close = f32 ? d.all <= F32_LIMIT : bf16_close(&d, &between);
-        printf("  %-22s %-9s to cuda: max |delta| %.2e mean %.2e, of tokens that stand there %.2e", variant, sets[i], d.all,
-               d.mean, d.said);
+        printf("  %-22s %-9s to cuda: max |delta| %.2e mean %.2e, of tokens that stand there %.2e", variant,
+               sets[i], d.all, d.mean, d.said);
         if (!f32) printf(", beyond 2e-2 %.3f %%", 100 * d.far);
         printf("%s\n", close ? "" : "  FAIL: over the limit");
         ok = ok && close;
     }
     if (!f32) {
         bool close = truth[2] <= MEAN_RATIO * fmax(truth[0], truth[1]);
-        printf("  %-22s %-9s to %s: max %.2e mean %.2e; mean to float32: %s %.2e, %s %.2e, cuda %.2e%s\n", "", sets[0], sets[1],
-               between.all, between.mean, sets[0], truth[0], sets[1], truth[1], truth[2], close ? "" : "  FAIL: over the limit");
+        printf("  %-22s %-9s to %s: max %.2e mean %.2e; mean to float32: %s %.2e, %s %.2e, cuda %.2e%s\n", "",
+               sets[0], sets[1], between.all, between.mean, sets[0], truth[0], sets[1], truth[1], truth[2],
+               close ? "" : "  FAIL: over the limit");
         ok = ok && close;
     }
     fflush(stdout);

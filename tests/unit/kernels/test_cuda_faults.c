@@ -1,6 +1,7 @@
-/* Faults of the device, put in by the emulator: each call of the runtime fails in turn, once or for good. Whatever fails is
- * reported - by the call that can, else by sync() with a text - nothing crashes or hangs, and the backend closes. And what a step
- * may not do: allocate, or wait for the device. Built without the emulator there is nothing to run. */
+/* Faults of the device, put in by the emulator: each call of the runtime fails in turn, once or for good.
+ * Whatever fails is reported - by the call that can, else by sync() with a text - nothing crashes or hangs,
+ * and the backend closes. And what a step may not do: allocate, or wait for the device. Built without the
+ * emulator there is nothing to run. */
 #include "kernels/backend.h"
 
 #include <setjmp.h>
@@ -15,7 +16,8 @@
 /* emu_api.h, which is C++ */
 enum cuemu_fail_kind { FAIL_MALLOC, FAIL_HOST, FAIL_LAUNCH, FAIL_COPY, FAIL_SYNC, FAIL_GRAPH, FAIL_BLAS };
 void cuemu_fail_at(enum cuemu_fail_kind kind, unsigned long nth, int error, int sticky) __attribute__((weak));
-void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs) __attribute__((weak));
+void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs)
+    __attribute__((weak));
 const struct be_ops *be_cuda_host_ops(void) __attribute__((weak));
 
 enum { C = 64, T = 40, HEADS = 4, GROUPS = 2, DIM = 16, WIDE = (HEADS + 2 * GROUPS) * DIM, BLOCKS = 2 };
@@ -42,13 +44,19 @@ static bool layer_open(struct layer *l, enum be_dtype act)
     static float ones[WIDE * C];
     for (size_t i = 0; i < WIDE * C; i++) ones[i] = 0.25f;
     struct be_weight_desc qkv = {.k = C, .src_count = 1, .src = {{ones, BE_F32, false, WIDE}}};
-    struct be_weight_desc glu = {
-        .k = C, .src_count = 2, .glu = true, .src = {{ones, BE_F32, false, C}, {ones, BE_F32, true, C}}, .bias = ones};
+    struct be_weight_desc glu = {.k = C,
+                                 .src_count = 2,
+                                 .glu = true,
+                                 .src = {{ones, BE_F32, false, C}, {ones, BE_F32, true, C}},
+                                 .bias = ones};
     size_t layer = l->ops->kv_layer_bytes(l->b, GROUPS, DIM);
-    return l->ops->weight_pack(l->b, &qkv, &l->qkv_w) == BE_OK && l->ops->weight_pack(l->b, &glu, &l->glu_w) == BE_OK &&
-           l->ops->alloc(l->b, T * C * 4, (void **)&l->x) == BE_OK && l->ops->alloc(l->b, C * 4, (void **)&l->norm) == BE_OK &&
-           l->ops->alloc(l->b, T * WIDE * 4, (void **)&l->qkv) == BE_OK && l->ops->alloc(l->b, T * C * 4, &l->h) == BE_OK &&
-           l->ops->alloc(l->b, T * C * 4, &l->q) == BE_OK && l->ops->alloc(l->b, T * C * 4, &l->out) == BE_OK &&
+    return l->ops->weight_pack(l->b, &qkv, &l->qkv_w) == BE_OK &&
+           l->ops->weight_pack(l->b, &glu, &l->glu_w) == BE_OK &&
+           l->ops->alloc(l->b, T * C * 4, (void **)&l->x) == BE_OK &&
+           l->ops->alloc(l->b, C * 4, (void **)&l->norm) == BE_OK &&
+           l->ops->alloc(l->b, T * WIDE * 4, (void **)&l->qkv) == BE_OK &&
+           l->ops->alloc(l->b, T * C * 4, &l->h) == BE_OK && l->ops->alloc(l->b, T * C * 4, &l->q) == BE_OK &&
+           l->ops->alloc(l->b, T * C * 4, &l->out) == BE_OK &&
            l->ops->alloc(l->b, T * C * 4, &l->mlp) == BE_OK &&
            l->ops->alloc(l->b, BLOCKS * (layer + BE_KV_UNIT), &l->arena) == BE_OK &&
            l->ops->alloc(l->b, 1024 * 4, (void **)&l->index) == BE_OK;
@@ -70,7 +78,8 @@ static void layer_run(const struct layer *l, enum be_dtype act)
 {
     static uint32_t words[1024];
     static float x[T * C], norm[C];
-    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, GROUPS, DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT), *dev = l->index;
+    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, GROUPS, DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT),
+             *dev = l->index;
     words[1] = T; /* seq_row 0..1; seq_table 32; tables 64..; pos and hi 128..; lo 256.. */
     words[65] = units;
     for (uint32_t i = 0; i < T; i++) words[128 + i] = i;
@@ -82,12 +91,16 @@ static void layer_run(const struct layer *l, enum be_dtype act)
     const struct be_rows rows = {T, 1, dev, dev + 32, dev + 64, dev + 128, dev + 256, dev + 128};
     const struct be_kv kv = {.arena = l->arena, .kv_heads = GROUPS, .head_dim = DIM};
     l->ops->norm(
-        l->b, &(struct be_norm_args){.t = T, .c = C, .eps = 1e-6f, .x = l->x, .weight = l->norm, .out = l->h, .out_dtype = act});
+        l->b, &(struct be_norm_args){
+                  .t = T, .c = C, .eps = 1e-6f, .x = l->x, .weight = l->norm, .out = l->h, .out_dtype = act});
     l->ops->linear(l->b, &(struct be_linear_args){.w = l->qkv_w, .x = l->h, .t = T, .out = l->qkv});
-    l->ops->qkv(l->b, &(struct be_qkv_args){.rows = &rows, .heads = HEADS, .kv = kv, .qkv = l->qkv, .q = l->q});
-    l->ops->attn(l->b, &(struct be_attn_args){.rows = &rows, .heads = HEADS, .kv = kv, .q = l->q, .scale = 0.25f, .out = l->out});
-    l->ops->linear(l->b,
-                   &(struct be_linear_args){.w = l->glu_w, .x = l->out, .t = T, .epilogue = BE_EPI_GLU_SILU, .out = l->mlp});
+    l->ops->qkv(l->b,
+                &(struct be_qkv_args){.rows = &rows, .heads = HEADS, .kv = kv, .qkv = l->qkv, .q = l->q});
+    l->ops->attn(l->b,
+                 &(struct be_attn_args){
+                     .rows = &rows, .heads = HEADS, .kv = kv, .q = l->q, .scale = 0.25f, .out = l->out});
+    l->ops->linear(l->b, &(struct be_linear_args){
+                             .w = l->glu_w, .x = l->out, .t = T, .epilogue = BE_EPI_GLU_SILU, .out = l->mlp});
 }
 
 /* The nth call of a kind fails. False: there are fewer, all went well. */
@@ -107,8 +120,9 @@ static bool fault(enum cuemu_fail_kind kind, unsigned long nth, int error, int s
         reported = l.ops->sync(l.b) != BE_OK;
         assert_true(reported || !lost); /* once failed, failed for good */
         if (reported) assert_true(strlen(l.ops->last_error(l.b)) > 0);
-        for (size_t i = 0; lost && i < sizeof got; i++) assert_int_equal(got[i], 0); /* no number of a failed step gets out */
-        if (reported) layer_run(&l, BE_BF16);                                        /* does nothing, without harm */
+        for (size_t i = 0; lost && i < sizeof got; i++)
+            assert_int_equal(got[i], 0);      /* no number of a failed step gets out */
+        if (reported) layer_run(&l, BE_BF16); /* does nothing, without harm */
         bool still = l.ops->sync(l.b) == BE_DEVICE;
         assert_true(still || !reported);
         reported = still;
@@ -129,11 +143,16 @@ static void faults(int sticky)
         enum cuemu_fail_kind kind;
         int error;
         unsigned long least; /* calls that there are at least */
-    } kinds[] = {{FAIL_MALLOC, 2, 12}, {FAIL_HOST, 2, 2}, {FAIL_LAUNCH, 719, 8}, {FAIL_COPY, 700, 10}, {FAIL_SYNC, 700, 1}};
+    } kinds[] = {{FAIL_MALLOC, 2, 12},
+                 {FAIL_HOST, 2, 2},
+                 {FAIL_LAUNCH, 719, 8},
+                 {FAIL_COPY, 700, 10},
+                 {FAIL_SYNC, 700, 1}};
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         unsigned long nth = 1;
         while (fault(kinds[k].kind, nth, kinds[k].error, sticky)) nth++;
-        if (nth <= kinds[k].least) fail_msg("kind %d: only %lu calls were seen to fail", (int)kinds[k].kind, nth - 1);
+        if (nth <= kinds[k].least)
+            fail_msg("kind %d: only %lu calls were seen to fail", (int)kinds[k].kind, nth - 1);
     }
 }
 
@@ -172,8 +191,8 @@ static void test_step_waits_for_nothing(void **state)
     }
 }
 
-/* A device that is broken for good takes no memory back, and the emulator reports that at exit: a process of its own, which ends
- * without. */
+/* A device that is broken for good takes no memory back, and the emulator reports that at exit: a process of
+ * its own, which ends without. */
 static int broken_device(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_broken_device)};
@@ -190,7 +209,8 @@ static int broken_device(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_fault), cmocka_unit_test(test_step_waits_for_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_fault),
+                                       cmocka_unit_test(test_step_waits_for_nothing)};
     int failed = broken_device();
     return cmocka_run_group_tests_name("CUDA faults", tests, NULL, NULL) != 0 || failed;
 }

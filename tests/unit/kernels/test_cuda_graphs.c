@@ -1,8 +1,9 @@
-/* Decode steps played back from graphs against the same steps launched one operation at a time, through the whole engine: tokens,
- * log-probs, ranks and every byte of the cache must be equal, at every size of a graph, between two, and beyond the largest; and
- * the graphs must really have run. Then what a step may not do: allocate, or wait for anything but its results; blocks of the
- * cache that hold no numbers; a device that can't record, or fails while it plays back. Where the backend has no graphs (the
- * CPU's) there is nothing to run. */
+/* Decode steps played back from graphs against the same steps launched one operation at a time, through the
+ * whole engine: tokens, log-probs, ranks and every byte of the cache must be equal, at every size of a graph,
+ * between two, and beyond the largest; and the graphs must really have run. Then what a step may not do:
+ * allocate, or wait for anything but its results; blocks of the cache that hold no numbers; a device that
+ * can't record, or fails while it plays back. Where the backend has no graphs (the CPU's) there is nothing to
+ * run. */
 #include "engine/internal.h"
 #include "engine/model/model_info.h"
 #include "kernels/cuda/kv.h"
@@ -20,11 +21,12 @@
 /* emu_api.h, which is C++ */
 enum { FAIL_GRAPH = 5 };
 void cuemu_fail_at(int kind, unsigned long nth, int error, int sticky) __attribute__((weak));
-void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs) __attribute__((weak));
+void cuemu_counts(unsigned long *allocations, unsigned long *launches, unsigned long *syncs)
+    __attribute__((weak));
 unsigned long cuemu_graph_launches(void) __attribute__((weak));
 
-/* The batches of a run, in the order of its steps. Graphs for 20 sequences: 1, 2, 4, 8, 16, 20; for 100: these and 24, 32, 48,
- * 64, 96, 100. */
+/* The batches of a run, in the order of its steps. Graphs for 20 sequences: 1, 2, 4, 8, 16, 20; for 100:
+ * these and 24, 32, 48, 64, 96, 100. */
 enum { SEQS_MAX = 100, STEPS_MAX = 14, PROMPT_MAX = 96 };
 struct plan {
     uint32_t seqs, sizes, prompt_max, steps, batches[STEPS_MAX];
@@ -56,8 +58,8 @@ static struct engine *engine_with(const char *family, const char *variant, bool 
     return e;
 }
 
-/* The requests: prompts of many lengths, some beyond the windows of the checkpoints, the first with a picture; greedy and
- * sampled. */
+/* The requests: prompts of many lengths, some beyond the windows of the checkpoints, the first with a
+ * picture; greedy and sampled. */
 struct requests {
     struct test_picture picture;
     struct mini_image image;
@@ -74,8 +76,10 @@ static struct requests *requests_make(const struct model_info *m, const struct p
         struct mini_seq *s = &q->s[i];
         uint32_t length = 1 + (i * 37 + 64) % p->prompt_max;
         for (uint32_t k = 0; k < length; k++) q->prompt[i][k] = 4 + next_random(&rng) % 200;
-        *s = (struct mini_seq){
-            .prompt = q->prompt[i], .prompt_count = length, .generate = STEPS_MAX + 1, .sampling = mini_greedy()};
+        *s = (struct mini_seq){.prompt = q->prompt[i],
+                               .prompt_count = length,
+                               .generate = STEPS_MAX + 1,
+                               .sampling = mini_greedy()};
         s->sampling.logprobs = i % 3 == 0 ? SAMPLING_NO_LOGPROBS : i % 3 * 4;
         s->sampling.prompt_logprobs = SAMPLING_NO_LOGPROBS;
         if (i % 2) s->sampling.temperature = 0.9f;
@@ -84,7 +88,8 @@ static struct requests *requests_make(const struct model_info *m, const struct p
     }
     if (!m->image.present) return q;
     q->picture = picture_make(m, 0, 3, 4, 0, 0, 7);
-    q->image = (struct mini_image){.begin = 2, .end = 2 + q->picture.rows, .pixels = q->picture.pixels, .grid = q->picture.grid};
+    q->image = (struct mini_image){
+        .begin = 2, .end = 2 + q->picture.rows, .pixels = q->picture.pixels, .grid = q->picture.grid};
     if (q->image.end >= q->s[0].prompt_count) return q; /* a family with large pictures: text is enough */
     mini_scan(&q->image, 1);
     for (uint32_t k = q->image.begin; k < q->image.end; k++) q->prompt[0][k] = m->image.soft_id;
@@ -138,14 +143,15 @@ static void play_end(struct outcome *o)
     free(o->arena);
 }
 
-static void same_token(const char *name, uint32_t batch, uint32_t seq, const struct token_out *a, const struct token_out *b)
+static void same_token(const char *name, uint32_t batch, uint32_t seq, const struct token_out *a,
+                       const struct token_out *b)
 {
     bool same = a->id == b->id && a->rank == b->rank && a->top_count == b->top_count &&
                 memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0 &&
                 memcmp(a->top, b->top, a->top_count * sizeof a->top[0]) == 0;
     if (!same)
-        fail_msg("%s: batch of %u, sequence %u: token %u at %.9g with a graph, %u at %.9g without", name, batch, seq, a->id,
-                 (double)a->logprob, b->id, (double)b->logprob);
+        fail_msg("%s: batch of %u, sequence %u: token %u at %.9g with a graph, %u at %.9g without", name,
+                 batch, seq, a->id, (double)a->logprob, b->id, (double)b->logprob);
 }
 
 /* In the quick half of the tests one variant of a kind. */
@@ -157,7 +163,8 @@ static bool quick(void)
 static void compare_plan(const char *family, const char *variant, const struct plan *p)
 {
     static struct outcome with, without;
-    struct engine *e = engine_with(family, variant, true, p->seqs), *plain = engine_with(family, variant, false, p->seqs);
+    struct engine *e = engine_with(family, variant, true, p->seqs),
+                  *plain = engine_with(family, variant, false, p->seqs);
     if (!e->ops->graph_begin) {
         engine_close(e);
         engine_close(plain);
@@ -224,7 +231,8 @@ static void test_pictures(void **state)
     compare("qwen", "qwen3_vl_moe_f32");
 }
 
-/* ---- a step allocates nothing, and waits once, for its results; a picture's memory comes and goes without a wait */
+/* ---- a step allocates nothing, and waits once, for its results; a picture's memory comes and goes without a
+ * wait */
 
 static void run_of(struct mini_sched *m, struct mini_seq *s, struct engine_run *r)
 {
@@ -261,7 +269,7 @@ static void steps_wait_once(bool graphs)
         assert_int_equal(at[2][0], at[0][0]);
         assert_int_equal(at[1][2], at[0][2]);
         assert_true(at[2][2] <= at[1][2] + 2); /* the download; and sync(), which finds the stream empty */
-        bool played = graphs && step > 0;      /* all that is launched otherwise is the search for the largest */
+        bool played = graphs && step > 0; /* all that is launched otherwise is the search for the largest */
         assert_true(played ? at[2][1] <= at[0][1] + 2 : at[1][1] > at[0][1] + 10);
         for (uint32_t i = 0; i < 3; i++) {
             struct mini_seq *s = &q->s[i];
@@ -322,17 +330,21 @@ static void check_copy(struct engine *e, uint32_t group, uint32_t from, uint32_t
     engine_kv_copy(e, group, from, to, tokens);
     for (uint32_t n = 0; n < e->desc.layer_count; n++) {
         const struct desc_layer *l = &e->desc.layers[n];
-        size_t row = cuda_kv_dpad(e->plan.act, l->head_dim) * size, bytes = l->kv_heads * cuda_kv_head_bytes(e->plan.act, l->head_dim);
+        size_t row = cuda_kv_dpad(e->plan.act, l->head_dim) * size,
+               bytes = l->kv_heads * cuda_kv_head_bytes(e->plan.act, l->head_dim);
         unsigned char *layer = malloc(bytes);
         assert_non_null(layer);
-        e->ops->download(e->be, layer, (char *)e->arena + (size_t)to * BE_KV_UNIT + e->kv.layer_offset[n], bytes);
-        for (size_t i = 0; e->kv.layer_group[n] == group && i < bytes; i++) /* K and V of each head: [slot][dpad] */
+        e->ops->download(e->be, layer, (char *)e->arena + (size_t)to * BE_KV_UNIT + e->kv.layer_offset[n],
+                         bytes);
+        for (size_t i = 0; e->kv.layer_group[n] == group && i < bytes;
+             i++) /* K and V of each head: [slot][dpad] */
             assert_int_equal(layer[i], i / row % CUDA_KV_SLOTS < tokens ? 0xff : 0);
         free(layer);
     }
 }
 
-/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step is not touched. */
+/* A part of a prompt of which nobody wants logits tells that its numbers are none; another in the same step
+ * is not touched. */
 static void test_unseen(void **state)
 {
     (void)state;
@@ -353,7 +365,9 @@ static void test_unseen(void **state)
         mini_init(&m, e);
         for (uint32_t turn = 0; turn < 2; turn++) {
             for (uint32_t k = 0; k < 2; k++) {
-                if (!turn) seqs[k] = (struct mini_seq){.prompt = prompt, .prompt_count = 100, .sampling = mini_greedy()};
+                if (!turn)
+                    seqs[k] =
+                        (struct mini_seq){.prompt = prompt, .prompt_count = 100, .sampling = mini_greedy()};
                 if (!turn) mini_add(&m, &seqs[k]);
                 seqs[k].done = turn ? 40 : 0;
                 run_of(&m, &seqs[k], &runs[k]);
@@ -367,7 +381,8 @@ static void test_unseen(void **state)
             for (uint32_t g = 0; g < m.caps.group_count; g++) spoil(e, g, seqs[0].tables[g][1]);
         }
         for (uint32_t g = 0; g < m.caps.group_count; g++)
-            for (uint32_t tokens = 1; tokens <= CUDA_KV_SLOTS; tokens++) check_copy(e, g, seqs[0].tables[g][1], seqs[0].tables[g][2], tokens);
+            for (uint32_t tokens = 1; tokens <= CUDA_KV_SLOTS; tokens++)
+                check_copy(e, g, seqs[0].tables[g][1], seqs[0].tables[g][2], tokens);
         for (uint32_t k = 0; k < 2; k++) mini_drop(&m, &seqs[k]);
         mini_fini(&m);
         engine_close(e);
@@ -376,7 +391,8 @@ static void test_unseen(void **state)
 
 /* ---- faults */
 
-/* The nth call about graphs fails: while they are made the engine goes on without; later the step is lost, and said to be. */
+/* The nth call about graphs fails: while they are made the engine goes on without; later the step is lost,
+ * and said to be. */
 static void test_faults(void **state)
 {
     (void)state;

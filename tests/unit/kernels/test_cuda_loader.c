@@ -1,4 +1,5 @@
-/* What a machine without the CUDA backend gets: a reason, never a crash; and the engine's choice of a backend. */
+/* What a machine without the CUDA backend gets: a reason, never a crash; and the engine's choice of a
+ * backend. */
 #include "engine/engine.h"
 #include "kernels/cuda_loader.h"
 
@@ -13,10 +14,8 @@
 static const char *reason(const char *library)
 {
     static char why[512];
-    if (library)
-        setenv("KVASIR_CUDA_LIBRARY", library, 1);
-    else
-        unsetenv("KVASIR_CUDA_LIBRARY");
+    if (library) setenv("KVASIR_CUDA_LIBRARY", library, 1);
+    else unsetenv("KVASIR_CUDA_LIBRARY");
     why[0] = 0;
     assert_null(be_cuda_load(why, sizeof why));
     assert_true(strlen(why) > 0);
@@ -36,7 +35,8 @@ static void test_missing(void **state)
     assert_true(memchr(text, 0, 4) != NULL && text[4] == 'x');
 }
 
-/* A copy that was cut short: dlopen would map what its headers say, and the first touch behind the file's end is SIGBUS. */
+/* A copy that was cut short: dlopen would map what its headers say, and the first touch behind the file's end
+ * is SIGBUS. */
 static void test_cut_short(void **state)
 {
     (void)state;
@@ -59,7 +59,8 @@ static void test_cut_short(void **state)
     }
     struct engine *e = NULL;
     struct err err = {0};
-    struct engine_options opt = {.model_dir = "models/demo", .backend = "cuda", .kv_bytes = (uint64_t)8 << 20, .context_max = 256};
+    struct engine_options opt = {
+        .model_dir = "models/demo", .backend = "cuda", .kv_bytes = (uint64_t)8 << 20, .context_max = 256};
     assert_int_equal(engine_open(&opt, &e, &err), ST_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "cut short"));
     opt.backend = "auto";
@@ -108,7 +109,7 @@ static void test_engine(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_cut_short), cmocka_unit_test(test_devices),
-                                       cmocka_unit_test(test_engine)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_missing), cmocka_unit_test(test_cut_short),
+                                       cmocka_unit_test(test_devices), cmocka_unit_test(test_engine)};
     return cmocka_run_group_tests_name("CUDA loader", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The cache of encoded pictures against a fake engine: states, sharing, byte bound, and a random run against a naive model. */
+/* The cache of encoded pictures against a fake engine: states, sharing, byte bound, and a random run against
+ * a naive model. */
 #include "config/base/assert.h"
 #include "scheduler/cache/feature_cache.h"
 
@@ -26,11 +27,12 @@ struct engine_features {
 };
 struct engine {
     uint32_t live, created;
-    uint32_t live_max;        /* more is ST_NOMEM; 0 = no limit */
+    uint32_t live_max; /* more is ST_NOMEM; 0 = no limit */
     enum status step_fails;
 };
 
-enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
+                                   struct engine_features **out, struct err *err)
 {
     if (pixels->width != 1) return err_set(err, ST_INVALID, "a picture of the wrong size");
     if (e->live_max && e->live >= e->live_max) return err_set(err, ST_NOMEM, "the device is full");
@@ -41,7 +43,8 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
     e->created++;
     return ST_OK;
 }
-enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
+                                 struct err *err)
 {
     if (e->step_fails) return err_set(err, e->step_fails, "injected fault");
     assert_true(f->layers_left > 0);
@@ -158,7 +161,9 @@ static void test_names(void **state)
     assert_int_equal(stats().entries, 3);
     assert_null(features_find(cache, name(1), name(2)));
     assert_null(features_find(cache, name(2), name(1)));
-    static const struct { uint8_t salt, key, byte; } want[] = {{1, 1, 2}, {0, 2, 1}, {0, 1, 0}};
+    static const struct {
+        uint8_t salt, key, byte;
+    } want[] = {{1, 1, 2}, {0, 2, 1}, {0, 1, 0}};
     for (int i = 0; i < 3; i++) {
         struct feature_entry *g = get(want[i].salt, want[i].key);
         assert_ptr_equal(features_find(cache, name(want[i].salt), name(want[i].key)), g);
@@ -254,7 +259,8 @@ static void test_faults(void **state)
     uint8_t rgb[3] = {0};
     open_cache(1000);
     struct feature_entry *f = get(0, 1);
-    assert_int_equal(features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, &err), ST_INVALID);
+    assert_int_equal(features_begin(cache, f, &(struct image_u8){.width = 2, .height = 1, .rgb = rgb}, &err),
+                     ST_INVALID);
     assert_string_equal(err.msg, "a picture of the wrong size");
     assert_int_equal(features_state(f), FEATURES_EMPTY);
     assert_int_equal(begin(f, 1), ST_OK); /* usable again */
@@ -296,7 +302,8 @@ static void model_evict(struct model_entry *m, uint64_t bytes_max, uint64_t *evi
         struct model_entry *oldest = NULL;
         for (uint32_t i = 0; i < MODEL; i++) {
             bytes += m[i].bytes;
-            if (m[i].there && m[i].holders == 0 && (!oldest || m[i].released < oldest->released)) oldest = &m[i];
+            if (m[i].there && m[i].holders == 0 && (!oldest || m[i].released < oldest->released))
+                oldest = &m[i];
         }
         if (bytes <= bytes_max || !oldest) return;
         *oldest = (struct model_entry){0};
@@ -382,7 +389,8 @@ static void random_run(uint64_t seed, uint32_t ops)
     assert_int_equal(stats().hits, hits);
     assert_int_equal(stats().queries, queries);
     for (uint8_t i = 0; i < MODEL; i++)
-        for (; m[i].holders > 0; m[i].holders--) features_release(cache, features_find(cache, name(i / KEYS), name(i % KEYS)));
+        for (; m[i].holders > 0; m[i].holders--)
+            features_release(cache, features_find(cache, name(i / KEYS), name(i % KEYS)));
     if (bound >= ROWS) assert_true(evictions > 0 && hits > 0); /* not vacuous */
     close_cache();
 }
@@ -418,9 +426,14 @@ static void test_growth(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_states_and_sharing), cmocka_unit_test(test_names),  cmocka_unit_test(test_unfinished_goes_with_its_holder),
-        cmocka_unit_test(test_private),            cmocka_unit_test(test_bound),  cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_random),             cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_states_and_sharing),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_unfinished_goes_with_its_holder),
+        cmocka_unit_test(test_private),
+        cmocka_unit_test(test_bound),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_growth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

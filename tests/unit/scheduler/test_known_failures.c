@@ -1,10 +1,11 @@
-/* Failures that others shipped, each as a test of its own on tiny Qwen checkpoints: whole requests run through the scheduler and
- * the engine. With the right code every answer equals, bit for bit (ids, log-probs, 20 alternatives a token), what the request
- * gets cold and alone; with the fault put back in an answer differs (or the process dies, or the hit is gone): so each test can
- * fail in both directions. Names follow the table of public reports that the design answers to: T1 rows of a hit, T2
- * near-identical pictures, T7 what a picture's key covers, T9 one picture more, T16 a new picture behind a cached one, T17
- * positions that leak, T18 and T19 DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long answers. One thread, no
- * files but the checkpoints. */
+/* Failures that others shipped, each as a test of its own on tiny Qwen checkpoints: whole requests run
+ * through the scheduler and the engine. With the right code every answer equals, bit for bit (ids, log-probs,
+ * 20 alternatives a token), what the request gets cold and alone; with the fault put back in an answer
+ * differs (or the process dies, or the hit is gone): so each test can fail in both directions. Names follow
+ * the table of public reports that the design answers to: T1 rows of a hit, T2 near-identical pictures, T7
+ * what a picture's key covers, T9 one picture more, T16 a new picture behind a cached one, T17 positions that
+ * leak, T18 and T19 DeepStack rows, T20 facts in the prefix, T21 chunk sizes, T22 long answers. One thread,
+ * no files but the checkpoints. */
 #include "engine/internal.h" /* test_bugs, and the positions of the step */
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
@@ -137,11 +138,16 @@ static void submit(struct desk *d, struct flight *f, const struct ask *a, struct
     *f = (struct flight){.a = a, .r = r, .sampling = mini_greedy()};
     f->sampling.logprobs = SAMPLING_TOP_MAX;
     f->sampling.prompt_logprobs = a->score ? 0 : SAMPLING_NO_LOGPROBS;
-    f->prompt = (struct prompt){
-        .tokens = ask.to->tokens, .token_count = a->count, .images = ask.to->images, .image_count = a->image_count};
+    f->prompt = (struct prompt){.tokens = ask.to->tokens,
+                                .token_count = a->count,
+                                .images = ask.to->images,
+                                .image_count = a->image_count};
     if (a->score) r->scores = calloc(a->count + 1, sizeof *r->scores);
-    struct sched_sequence seq = {
-        .prompt = &f->prompt, .sampling = &f->sampling, .tokens_max = a->answer, .ignore_eos = true, .user = f};
+    struct sched_sequence seq = {.prompt = &f->prompt,
+                                 .sampling = &f->sampling,
+                                 .tokens_max = a->answer,
+                                 .ignore_eos = true,
+                                 .user = f};
     if (sched_submit(d->s, &seq, &f->id, &err)) die("submit", err.msg);
 }
 
@@ -193,7 +199,8 @@ static void ask_part(struct desk *d, const struct ask *a, uint32_t tokens)
     while (!r.ended && stats_of(d).prompt_tokens - before < tokens) one_turn(d);
     sched_cancel(d->s, f.id);
     while (!r.ended) one_turn(d);
-    if (stats_of(d).prompt_tokens - before != tokens) die("part of a prompt", "another number of tokens was computed");
+    if (stats_of(d).prompt_tokens - before != tokens)
+        die("part of a prompt", "another number of tokens was computed");
 }
 
 /* What it gets cold and alone from the right code, with the keys as they are in `a`. */
@@ -211,7 +218,8 @@ static bool same(const struct reply *a, const struct reply *b)
     for (uint32_t i = 0; i < a->count; i++) {
         const struct token_out *x = &a->tokens[i], *y = &b->tokens[i];
         if (x->id != y->id || x->rank != y->rank || x->top_count != y->top_count ||
-            memcmp(&x->logprob, &y->logprob, sizeof x->logprob) || memcmp(x->top, y->top, x->top_count * sizeof x->top[0]))
+            memcmp(&x->logprob, &y->logprob, sizeof x->logprob) ||
+            memcmp(x->top, y->top, x->top_count * sizeof x->top[0]))
             return false;
     }
     return true;
@@ -233,7 +241,8 @@ static void add_picture(struct ask *a, const struct model_info *m, const struct 
 
 static void add_reply(struct ask *a, const struct reply *r)
 {
-    for (uint32_t i = 0; i < r->count; i++) a->tokens[a->count++] = r->tokens[i].id % 250; /* never a soft token */
+    for (uint32_t i = 0; i < r->count; i++)
+        a->tokens[a->count++] = r->tokens[i].id % 250; /* never a soft token */
 }
 
 /* ---- the checkpoints ---- */
@@ -282,7 +291,8 @@ static bool found(scenario *run, const struct faults *f)
     return !WIFEXITED(status) || WEXITSTATUS(status) == 1;
 }
 
-/* On every checkpoint with pictures (taps: of those with DeepStack taps): right without a fault, found with any of them. */
+/* On every checkpoint with pictures (taps: of those with DeepStack taps): right without a fault, found with
+ * any of them. */
 static void check(scenario *run, bool taps, const struct faults *faults, uint32_t count)
 {
     const struct faults none = {0};
@@ -294,16 +304,16 @@ static void check(scenario *run, bool taps, const struct faults *faults, uint32_
         if (found(run, &none)) fail_msg("%s: not what it has to be, with the right code", variant);
         for (uint32_t k = 0; k < count; k++)
             if (!found(run, &faults[k]))
-                fail_msg("%s: the fault (scheduler %u, engine %u, keys %u) does not show", variant, faults[k].sched,
-                         faults[k].engine, faults[k].keys);
+                fail_msg("%s: the fault (scheduler %u, engine %u, keys %u) does not show", variant,
+                         faults[k].sched, faults[k].engine, faults[k].keys);
     }
     assert_true(n > 0);
 }
 
-#define CHECK(run, taps, ...)                                                                                                    \
-    do {                                                                                                                         \
-        static const struct faults list_[] = {__VA_ARGS__};                                                                      \
-        check(run, taps, list_, sizeof list_ / sizeof list_[0]);                                                                 \
+#define CHECK(run, taps, ...)                                                                                \
+    do {                                                                                                     \
+        static const struct faults list_[] = {__VA_ARGS__};                                                  \
+        check(run, taps, list_, sizeof list_ / sizeof list_[0]);                                             \
     } while (0)
 
 static struct ask asks[ASKS_MAX]; /* of the scenario that runs */
@@ -334,8 +344,8 @@ static bool rows_of_a_hit(const struct faults *f)
         st = stats_of(&d);
         ask_all(&d, asks, warm, 1);
         right &= warm[0].cache.reused == 5 + k;
-        right &=
-            stats_of(&d).images_encoded - st.images_encoded == (k < 12); /* nothing of it left to compute: not even looked at */
+        right &= stats_of(&d).images_encoded - st.images_encoded ==
+                 (k < 12); /* nothing of it left to compute: not even looked at */
         desk_close(&d);
         ask_cold(asks, cold);
         right &= same(warm, cold);
@@ -362,7 +372,8 @@ static bool near_identical_pictures(const struct faults *f)
     for (uint32_t i = 0; i < ASKS_MAX; i++) {
         struct ask *a = &asks[i];
         pictures[i] = picture_make(d.m, i, 4, 4, 0, 0, 22);
-        for (uint32_t k = 0; k < 12; k++) pictures[i].pixels.rgb[7 * i + k] ^= 0xff; /* another wall of the maze */
+        for (uint32_t k = 0; k < 12; k++)
+            pictures[i].pixels.rgb[7 * i + k] ^= 0xff; /* another wall of the maze */
         a->answer = 3;
         add_text(a, 20, 3);
         add_picture(a, d.m, &pictures[i]);
@@ -375,7 +386,8 @@ static bool near_identical_pictures(const struct faults *f)
     for (uint32_t i = 0; i < ASKS_MAX; i++) {
         ask_cold(&asks[i], &cold[i]);
         right &= same(&warm[i], &cold[i]) && warm[i].cache.reused <= 20;
-        if (i > 0 && same(&cold[i], &cold[i - 1])) die("near-identical pictures", "the answers do not depend on them");
+        if (i > 0 && same(&cold[i], &cold[i - 1]))
+            die("near-identical pictures", "the answers do not depend on them");
     }
     for (uint32_t i = 0; i < ASKS_MAX; i++) picture_free(&pictures[i]);
     return right;
@@ -426,7 +438,8 @@ static bool one_picture_more(const struct faults *f)
         right &= warm[i].cache.reused == before && stats_of(&d).images_encoded - st.images_encoded == 1;
         before = a->count + warm[i].count - 1; /* the last token's are not computed */
         for (uint32_t k = 0; k < warm[i].count; k++)
-            if (warm[i].tokens[k].id >= 250 && before > a->count + k) before = a->count + k; /* add_reply changes it */
+            if (warm[i].tokens[k].id >= 250 && before > a->count + k)
+                before = a->count + k; /* add_reply changes it */
         ask_cold(a, &cold[i]);
         right &= same(&warm[i], &cold[i]);
     }
@@ -453,7 +466,8 @@ static bool reuse_ends_at_a_difference(const struct faults *f)
     uint8_t *rgb = malloc(3u * side * side);
     for (uint32_t i = 0; i < 3 * side * side; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
     struct test_picture p[5] = {picture_make(d.m, 1, 3, 4, 0, 0, 41), picture_make(d.m, 2, 3, 4, 0, 0, 42),
-                                picture_make(d.m, 1, 2, 6, 0, 0, 41), picture_prepare(d.m, 3, side, side, rgb, area, 36 * area),
+                                picture_make(d.m, 1, 2, 6, 0, 0, 41),
+                                picture_prepare(d.m, 3, side, side, rgb, area, 36 * area),
                                 picture_prepare(d.m, 3, side, side, rgb, area, 16 * area)};
     static const struct {
         uint32_t first[2], second[2], pictures; /* shared ones that the second prompt reuses whole */
@@ -500,7 +514,8 @@ static void t7_what_makes_a_picture_another(void **state)
 
 /* ---- T16: A is cached, then B comes ---- */
 
-/* The positions of 4 words, A of 4 x 6, 3 words | 4 words, B of 8 x 2, 2 words, as they are worked out in the specification. */
+/* The positions of 4 words, A of 4 x 6, 3 words | 4 words, B of 8 x 2, 2 words, as they are worked out in the
+ * specification. */
 static void worked_example(int32_t want[22][3])
 {
     for (uint32_t i = 0; i < 22; i++) {
@@ -525,7 +540,8 @@ static void copy_positions(struct desk *d, void *arg)
     const struct step *st = &d->e->step;
     if (st->t != w->tokens || !stats_of(d).steps) return;
     for (uint32_t i = 0; i < st->t; i++)
-        for (uint32_t a = 0; a < 3; a++) w->seen[i][a] = st->rope_pos[a * st->t + i]; /* the CPU's memory is the host's */
+        for (uint32_t a = 0; a < 3; a++)
+            w->seen[i][a] = st->rope_pos[a * st->t + i]; /* the CPU's memory is the host's */
     w->times++;
 }
 
@@ -575,8 +591,8 @@ static bool new_picture(const struct faults *f)
 static void t16_new_picture_behind_a_cached_one(void **state)
 {
     (void)state;
-    CHECK(new_picture, false, {.sched = SCHED_BUG_ROPE}, {.sched = SCHED_BUG_ROPE_DELTA}, {.sched = SCHED_BUG_ROPE_ANEW},
-          {.engine = ENGINE_BUG_NEW_KEYS});
+    CHECK(new_picture, false, {.sched = SCHED_BUG_ROPE}, {.sched = SCHED_BUG_ROPE_DELTA},
+          {.sched = SCHED_BUG_ROPE_ANEW}, {.engine = ENGINE_BUG_NEW_KEYS});
 }
 
 /* ---- T17: offsets of several requests in one step ---- */
@@ -598,7 +614,8 @@ static bool offsets_apart(const struct faults *f)
     for (uint32_t i = 0; i < 3; i++) ask_cold(&asks[i], &cold[i]);
     for (uint32_t round = 0; round < 2; round++) { /* together: first computed, then as hits */
         ask_all(&d, asks, warm, 3);
-        for (uint32_t i = 0; i < 3; i++) right &= same(&warm[i], &cold[i]) && (warm[i].cache.reused > 0) == (round > 0);
+        for (uint32_t i = 0; i < 3; i++)
+            right &= same(&warm[i], &cold[i]) && (warm[i].cache.reused > 0) == (round > 0);
     }
     right &= d.together == 3;
     for (uint32_t i = 0; i < 3; i++) { /* one after the other */
@@ -665,7 +682,8 @@ static bool taps_behind_a_hit(const struct faults *f)
         uint32_t chunk = 1 + rnd(40), rows = 5 + rnd(60), left = 3 + rnd(24);
         if (left > rows - 4) left = rows - 4;
         desk_open(&d, &(struct desk_options){.chunk = chunk > left ? left : chunk, .rows = rows}, f);
-        struct test_picture a = picture_make(d.m, 1, 4, 6, 0, 0, seed), b = picture_make(d.m, 2, 5, 5, 0, 0, seed + 1);
+        struct test_picture a = picture_make(d.m, 1, 4, 6, 0, 0, seed),
+                            b = picture_make(d.m, 2, 5, 5, 0, 0, seed + 1);
         new_asks();
         for (uint32_t i = 0; i < 2; i++) {
             asks[i].answer = 4;
@@ -749,7 +767,8 @@ static bool chunks_of(const struct faults *f)
         struct ask *a = &asks[i];
         a->answer = 4;
         while (a->image_count < IMAGES_MAX) {
-            add_text(a, a->image_count == 0 ? 50 : 160, 141 + a->image_count + (i && a->image_count > 4 ? 1000 : 0));
+            add_text(a, a->image_count == 0 ? 50 : 160,
+                     141 + a->image_count + (i && a->image_count > 4 ? 1000 : 0));
             add_picture(a, d.m, &p[a->image_count % 2]);
         }
         add_text(a, 5, 151);
@@ -770,7 +789,8 @@ static void t21_chunk_sizes(void **state)
     (void)state;
     for (uint32_t i = 0; i < 5; i++) {
         chunk_size = sizes[i];
-        check(chunks_of, false, &anew, sizes[i] < 100 ? 1 : 0); /* a chunk larger than the prompt cuts no picture */
+        check(chunks_of, false, &anew,
+              sizes[i] < 100 ? 1 : 0); /* a chunk larger than the prompt cuts no picture */
     }
 }
 
@@ -810,7 +830,8 @@ static bool long_answer(const struct faults *f)
     ask_all(&d, a, warm, 1);
     d.after_turn = NULL;
     right &= w.wrong == 0 && w.steps == ANSWER_MAX - 1 && w.offset == 6 + 9 - 36 - 18;
-    /* The same tokens, prefilled in one go by the right code: their log-probs are those that they were drawn with. */
+    /* The same tokens, prefilled in one go by the right code: their log-probs are those that they were drawn
+     * with. */
     struct ask *whole = &asks[1];
     *whole = *a;
     for (uint32_t i = 0; i < warm[0].count; i++) whole->tokens[whole->count++] = warm[0].tokens[i].id;
@@ -818,7 +839,8 @@ static bool long_answer(const struct faults *f)
     whole->answer = 1;
     ask_cold(whole, &cold[1]);
     for (uint32_t i = 0; i < warm[0].count; i++)
-        right &= memcmp(&cold[1].scores[a->count + i].logprob, &warm[0].tokens[i].logprob, sizeof(float)) == 0;
+        right &=
+            memcmp(&cold[1].scores[a->count + i].logprob, &warm[0].tokens[i].logprob, sizeof(float)) == 0;
     free(cold[1].scores);
     /* And the next turn, behind the answer, goes on from there. */
     whole->score = false;

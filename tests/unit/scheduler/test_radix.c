@@ -1,9 +1,12 @@
-/* The radix cache against a naive model. Fake sequences allocate blocks, write a shadow value (a hash of all items up to the position, as a
- * model's KV would depend on them) into every slot, publish, trim their sliding blocks and go. The model is a list of what was published,
- * searched linearly. Every answer is checked in both directions: never longer than what the model allows, never shorter than what it
- * promises, and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else reads.
+/* The radix cache against a naive model. Fake sequences allocate blocks, write a shadow value (a hash of all
+ * items up to the position, as a model's KV would depend on them) into every slot, publish, trim their
+ * sliding blocks and go. The model is a list of what was published, searched linearly. Every answer is
+ * checked in both directions: never longer than what the model allows, never shorter than what it promises,
+ * and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else
+ * reads.
  *
- *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing run prints its seed */
+ *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing
+ * run prints its seed */
 #include "config/base/assert.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
@@ -18,7 +21,11 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { GROUPS = ENGINE_GROUPS_MAX, OWNERS = 6, SOFT = 3 /* the id under every picture; also a plain token */ };
+enum {
+    GROUPS = ENGINE_GROUPS_MAX,
+    OWNERS = 6,
+    SOFT = 3 /* the id under every picture; also a plain token */
+};
 
 /* ---- randomness: splitmix64 ---- */
 static uint64_t mix(uint64_t x)
@@ -42,13 +49,13 @@ static uint32_t at_most(uint32_t a, uint32_t b)
 /* A broken rule aborts; in a run with a planted fault it is counted: the checker must find that fault. */
 static bool planted;
 static uint64_t caught;
-#define CHECK(cond)                 \
-    do {                            \
-        if (planted && !(cond)) {   \
-            caught++;               \
-        } else {                    \
-            ASSERT(cond);           \
-        }                           \
+#define CHECK(cond)                                                                                          \
+    do {                                                                                                     \
+        if (planted && !(cond)) {                                                                            \
+            caught++;                                                                                        \
+        } else {                                                                                             \
+            ASSERT(cond);                                                                                    \
+        }                                                                                                    \
     } while (0)
 
 /* ---- texts: items, and the values that their KV has ---- */
@@ -154,7 +161,11 @@ static void add_prefix(struct text *t, const struct text *from, uint32_t end)
 }
 static struct radix_view view_of(const struct text *t)
 {
-    return (struct radix_view){.tokens = t->tokens, .count = t->count, .images = t->images, .image_count = t->image_count, .salt = t->salt};
+    return (struct radix_view){.tokens = t->tokens,
+                               .count = t->count,
+                               .images = t->images,
+                               .image_count = t->image_count,
+                               .salt = t->salt};
 }
 static uint32_t common_prefix(const struct text *a, const struct text *b)
 {
@@ -168,7 +179,8 @@ static uint32_t common_prefix(const struct text *a, const struct text *b)
 struct entry {
     struct text *text;
     uint32_t published;
-    uint8_t *covered[GROUPS]; /* [count] the sequence had this position's block of a sliding group in hand when it published it */
+    uint8_t *covered[GROUPS]; /* [count] the sequence had this position's block of a sliding group in hand
+                                 when it published it */
 };
 struct owner {
     bool active;
@@ -187,10 +199,10 @@ struct world {
     struct entry *log;
     uint32_t log_count, log_cap;
     struct owner owners[OWNERS];
-    bool plenty; /* nothing is ever evicted */
-    bool prompt_publish; /* sequences publish before they trim, so bodies are whole */
-    uint32_t window_more;    /* planted: the reader's window is that much larger than the cache was told */
-    bool skip_copy;          /* planted: writes into the shared, partly filled block */
+    bool plenty;          /* nothing is ever evicted */
+    bool prompt_publish;  /* sequences publish before they trim, so bodies are whole */
+    uint32_t window_more; /* planted: the reader's window is that much larger than the cache was told */
+    bool skip_copy;       /* planted: writes into the shared, partly filled block */
     uint64_t hits, hit_tokens, partial, evictions, refused;
 };
 
@@ -200,12 +212,22 @@ struct shape {
 static struct world *world_new(const struct shape *shape, uint32_t block_tokens, uint32_t units, bool plenty)
 {
     struct world *w = calloc(1, sizeof *w);
-    w->caps = (struct engine_caps){.group_count = shape->groups, .block_tokens = block_tokens, .arena_units = units, .unit_bytes = 64,
-                                   .vocab_size = 1000, .context_max = 1u << 20, .sequences_max = OWNERS, .batch_tokens_max = 4096,
-                                   .images = true, .image_tokens_max = 64};
+    w->caps = (struct engine_caps){.group_count = shape->groups,
+                                   .block_tokens = block_tokens,
+                                   .arena_units = units,
+                                   .unit_bytes = 64,
+                                   .vocab_size = 1000,
+                                   .context_max = 1u << 20,
+                                   .sequences_max = OWNERS,
+                                   .batch_tokens_max = 4096,
+                                   .images = true,
+                                   .image_tokens_max = 64};
     for (uint32_t g = 0; g < shape->groups; g++) {
         uint32_t u = plenty ? 1 : 1 + rnd(3);
-        w->caps.groups[g] = (struct engine_kv_group){.window = shape->windows[g], .layers = 1, .block_units = u, .block_bytes = 64ull * u,
+        w->caps.groups[g] = (struct engine_kv_group){.window = shape->windows[g],
+                                                     .layers = 1,
+                                                     .block_units = u,
+                                                     .block_bytes = 64ull * u,
                                                      .bytes_per_token = 64ull * u / block_tokens};
     }
     w->plenty = plenty;
@@ -221,7 +243,8 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
 static void release_all(struct world *w, struct owner *o)
 {
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
-        for (uint32_t b = o->first[g]; b < o->end[g]; b++) kvb_release(w->blocks, g, o->units[g][b], KVB_LIVE);
+        for (uint32_t b = o->first[g]; b < o->end[g]; b++)
+            kvb_release(w->blocks, g, o->units[g][b], KVB_LIVE);
         free(o->units[g]);
     }
     *o = (struct owner){0};
@@ -279,11 +302,11 @@ static uint32_t reach(const struct world *w, uint32_t g, uint32_t length)
 
 /* ---- what the model says of a lookup ---- */
 struct verdict {
-    uint32_t equal;     /* items that some published sequence shares */
+    uint32_t equal; /* items that some published sequence shares */
     uint32_t at_most, at_least;
-    bool goes_on;       /* one that shares them all has more */
+    bool goes_on; /* one that shares them all has more */
     bool parts_at_image, parts_at_token;
-    bool any;           /* something was published under this salt */
+    bool any; /* something was published under this salt */
 };
 static struct verdict judge(const struct world *w, const struct text *t, uint32_t limit)
 {
@@ -343,7 +366,8 @@ static void check_stop(const struct text *t, const struct verdict *v, const stru
 {
     enum cache_stop stop = hit->info.stop;
     CHECK(stop != CACHE_STOP_DISABLED);
-    if (hit->length == 0 && !v->any) return; /* a salt that was used for something and has nothing left may be known or not */
+    if (hit->length == 0 && !v->any)
+        return; /* a salt that was used for something and has nothing left may be known or not */
     if (hit->length + 1 >= t->count) CHECK(stop == CACHE_STOP_NONE);
     if (stop == CACHE_STOP_NONE) CHECK(hit->length + 1 >= t->count);
 }
@@ -395,7 +419,8 @@ static void note_claim(void *arg, uint32_t group, uint32_t unit, uint32_t from, 
     CHECK(group < w->caps.group_count && from < to);
     CHECK(from / w->caps.block_tokens == (to - 1) / w->caps.block_tokens);
     CHECK(kvb_references(w->blocks, group, unit, KVB_CACHED) > 0);
-    for (uint32_t p = from; p < to; p++) w->claim[(size_t)unit * w->caps.block_tokens + p % w->caps.block_tokens] = w->claim_round;
+    for (uint32_t p = from; p < to; p++)
+        w->claim[(size_t)unit * w->caps.block_tokens + p % w->caps.block_tokens] = w->claim_round;
 }
 
 static void give_up(struct world *w, struct owner *o)
@@ -457,7 +482,8 @@ static bool start(struct world *w, struct owner *o, struct text *t, bool read)
 static bool advance(struct world *w, struct owner *o, uint32_t n)
 {
     const struct text *t = o->entry->text;
-    uint32_t bt = w->caps.block_tokens, to = o->position + at_most(n, t->count - o->position), need[GROUPS] = {0};
+    uint32_t bt = w->caps.block_tokens, to = o->position + at_most(n, t->count - o->position),
+             need[GROUPS] = {0};
     while (cuts(t, to)) to++;
     for (uint32_t g = 0; g < w->caps.group_count; g++) {
         uint32_t blocks = (to + bt - 1) / bt;
@@ -492,20 +518,24 @@ static void trim(struct world *w, struct owner *o)
         uint32_t window = w->caps.groups[g].window; /* as the scheduler is told, planted or not */
         if (window == 0 || o->position < window) continue;
         uint32_t keep = (o->position - window + 1) / w->caps.block_tokens;
-        while (o->first[g] < keep && o->first[g] < o->end[g]) kvb_release(w->blocks, g, o->units[g][o->first[g]++], KVB_LIVE);
+        while (o->first[g] < keep && o->first[g] < o->end[g])
+            kvb_release(w->blocks, g, o->units[g][o->first[g]++], KVB_LIVE);
     }
 }
-/* A history that goes on from the middle of a block may cost the part that was kept, when the one who goes on has given that block back. */
+/* A history that goes on from the middle of a block may cost the part that was kept, when the one who goes on
+ * has given that block back. */
 static void uncover(struct world *w, const struct owner *o, uint32_t known)
 {
     uint32_t bt = w->caps.block_tokens;
     for (uint32_t i = 0; i < w->log_count; i++) {
         uint32_t end = w->log[i].published;
-        if (end < o->published || end >= known || common_prefix(w->log[i].text, o->entry->text) < end) continue;
+        if (end < o->published || end >= known || common_prefix(w->log[i].text, o->entry->text) < end)
+            continue;
         for (uint32_t k = 0; k < w->log_count; k++) {
             if (common_prefix(w->log[i].text, w->log[k].text) < end) continue;
             for (uint32_t g = 0; g < w->caps.group_count; g++)
-                for (uint32_t p = end / bt * bt; p < end && end / bt < o->first[g]; p++) w->log[k].covered[g][p] = 0;
+                for (uint32_t p = end / bt * bt; p < end && end / bt < o->first[g]; p++)
+                    w->log[k].covered[g][p] = 0;
         }
     }
 }
@@ -514,7 +544,8 @@ static void publish(struct world *w, struct owner *o, bool checkpoint)
     struct entry *e = o->entry;
     struct radix_view v = view_of(e->text);
     struct radix_table tables[GROUPS] = {{0}};
-    for (uint32_t g = 0; g < w->caps.group_count; g++) tables[g] = (struct radix_table){o->units[g], o->first[g], o->end[g]};
+    for (uint32_t g = 0; g < w->caps.group_count; g++)
+        tables[g] = (struct radix_table){o->units[g], o->first[g], o->end[g]};
     uint32_t known = radix_publish(w->cache, &v, &o->pin, o->published, o->position, tables, checkpoint);
     radix_check(w->cache);
     /* A picture whose identity is in doubt, and all that follows, stays out (T11). */
@@ -577,7 +608,8 @@ static struct text *random_text(const struct world *w, const struct mood *m)
 {
     struct text *t = text_new();
     memset(t->salt, rnd(6) == 0, 32);
-    const struct text *old = w->log_count ? w->log[w->log_count - 1 - rnd(at_most(w->log_count, 20))].text : NULL;
+    const struct text *old =
+        w->log_count ? w->log[w->log_count - 1 - rnd(at_most(w->log_count, 20))].text : NULL;
     uint32_t kind = old ? rnd(8) : 0;
     if (kind == 0) {
         add_random(t, 1 + rnd(m->length), m->images, m->doubtful);
@@ -626,7 +658,8 @@ static void random_op(struct world *w, const struct mood *m)
     }
     if (op == 1 && rnd(12) == 0) {
         radix_reset(w->cache);
-        /* The model forgets too: what is pinned may stay, so `equal` keeps its upper bound, but nothing is promised any more. */
+        /* The model forgets too: what is pinned may stay, so `equal` keeps its upper bound, but nothing is
+         * promised any more. */
         w->plenty = false;
         return;
     }
@@ -664,8 +697,9 @@ static void random_op(struct world *w, const struct mood *m)
 }
 
 static const struct shape shapes[] = {
-    {1, {0}},    {2, {0, 1}},    {2, {0, 2}},     {2, {0, 5}},      {2, {0, 8}},  {2, {0, 9}},  {2, {0, 17}}, {2, {0, 100000}},
-    {2, {6, 0}}, {3, {0, 6, 17}}, {3, {20, 0, 3}}, {3, {0, 8, 1000}}, {1, {7}},     {2, {5, 12}}, {1, {1}},     {3, {1, 0, 16}},
+    {1, {0}},     {2, {0, 1}},      {2, {0, 2}}, {2, {0, 5}},     {2, {0, 8}},     {2, {0, 9}},
+    {2, {0, 17}}, {2, {0, 100000}}, {2, {6, 0}}, {3, {0, 6, 17}}, {3, {20, 0, 3}}, {3, {0, 8, 1000}},
+    {1, {7}},     {2, {5, 12}},     {1, {1}},    {3, {1, 0, 16}},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
@@ -687,7 +721,11 @@ static void random_world(uint64_t seed, uint32_t ops, const struct plant *plant,
     bool plenty = rnd(3) == 0;
     struct mood m = {.images = rnd(3) > 0, .doubtful = rnd(4) == 0, .length = 1 + rnd(rnd(2) ? 20 : 120)};
     const struct shape *shape = &shapes[rnd(SHAPES)];
-    struct world *w = world_new(shape, bt, plenty ? 12000 / bt + 2000 : rnd(3) ? 60 + 3000 / bt + rnd(1200 / bt) : 60 + 600 / bt, plenty);
+    struct world *w = world_new(shape, bt,
+                                plenty   ? 12000 / bt + 2000
+                                : rnd(3) ? 60 + 3000 / bt + rnd(1200 / bt)
+                                         : 60 + 600 / bt,
+                                plenty);
     w->prompt_publish = rnd(3) > 0;
     w->window_more = plant->window_more;
     w->skip_copy = plant->skip_copy;
@@ -719,11 +757,15 @@ static void test_random_worlds(void **state)
     struct totals t = {0};
     struct plant none = {0};
     for (uint32_t i = 0; i < world_count; i++) random_world(first_seed + i, 600, &none, &t);
-    printf("%u worlds: %llu hits, %llu hit tokens, %llu blocks copied on write, %llu evictions (%llu nodes, %llu blocks), %llu without success\n",
-           world_count, (unsigned long long)t.hits, (unsigned long long)t.hit_tokens, (unsigned long long)t.partial, (unsigned long long)t.evictions,
-           (unsigned long long)t.evicted_nodes, (unsigned long long)t.evicted_blocks, (unsigned long long)t.refused);
+    printf("%u worlds: %llu hits, %llu hit tokens, %llu blocks copied on write, %llu evictions (%llu nodes, "
+           "%llu blocks), %llu without success\n",
+           world_count, (unsigned long long)t.hits, (unsigned long long)t.hit_tokens,
+           (unsigned long long)t.partial, (unsigned long long)t.evictions,
+           (unsigned long long)t.evicted_nodes, (unsigned long long)t.evicted_blocks,
+           (unsigned long long)t.refused);
     if (world_count < 40) return; /* one seed, looked at */
-    assert_true(t.hits > 0 && t.partial > 0 && t.evictions > 0 && t.evicted_nodes > 0 && t.evicted_blocks > 0 && t.refused > 0);
+    assert_true(t.hits > 0 && t.partial > 0 && t.evictions > 0 && t.evicted_nodes > 0 &&
+                t.evicted_blocks > 0 && t.refused > 0);
 }
 
 /* Faults planted on the side of the cache's user: the checker of this file must see them. */
@@ -788,7 +830,8 @@ static void test_T9_growing_image_list(void **state)
     world_free(w);
 }
 
-/* T11: a picture whose identity is in doubt is never shared, nor anything behind it; what stands before it is. */
+/* T11: a picture whose identity is in doubt is never shared, nor anything behind it; what stands before it
+ * is. */
 static void test_T11_unknown_image_is_never_shared(void **state)
 {
     (void)state;
@@ -834,7 +877,8 @@ static struct text *prefix_text(const struct text *of, uint32_t end)
     text_seal(t);
     return t;
 }
-/* T12: what is found depends on the items alone, not on the pieces in which they were put in: every pair of cuts, every look-up length. */
+/* T12: what is found depends on the items alone, not on the pieces in which they were put in: every pair of
+ * cuts, every look-up length. */
 static void test_T12_build_equals_lookup(void **state)
 {
     (void)state;
@@ -875,7 +919,8 @@ static void test_T12_build_equals_lookup(void **state)
 static void test_T31_identical_long_prompt(void **state)
 {
     (void)state;
-    static const struct shape kinds[] = {{1, {0}}, {2, {0, 512}}, {2, {0, 1024}}, {2, {1024, 0}}, {3, {0, 512, 20000}}, {1, {1024}}};
+    static const struct shape kinds[] = {{1, {0}},       {2, {0, 512}},        {2, {0, 1024}},
+                                         {2, {1024, 0}}, {3, {0, 512, 20000}}, {1, {1024}}};
     for (uint32_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         for (int whole_bodies = 0; whole_bodies < 2; whole_bodies++) {
             rng_state = k;
@@ -913,8 +958,8 @@ static void test_salts_share_nothing(void **state)
     world_free(w);
 }
 
-/* T5, T6, T7, T8: 2^20 pictures whose keys agree in their first 16, 32 or 64 bits, 2^16 of them cached: each of these finds its own KV, the
- * others nothing. */
+/* T5, T6, T7, T8: 2^20 pictures whose keys agree in their first 16, 32 or 64 bits, 2^16 of them cached: each
+ * of these finds its own KV, the others nothing. */
 static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool truncated)
 {
     for (uint32_t i = 0; i < 4; i++) {
@@ -922,7 +967,9 @@ static void long_key(uint8_t key[32], uint32_t id, uint32_t same_bytes, bool tru
         memcpy(key + 8 * i, &v, 8);
     }
     memset(key, 0xc3, same_bytes);
-    if (truncated) memset(key + same_bytes, 0x11, 32 - same_bytes); /* what a cache that keeps only the front of the hash works with */
+    if (truncated)
+        memset(key + same_bytes, 0x11,
+               32 - same_bytes); /* what a cache that keeps only the front of the hash works with */
 }
 /* A picture of one token and a token after it: its KV in `unit`, marked with its id, goes into the tree. */
 static void put_picture(struct world *w, const struct radix_view *v, uint32_t id)
@@ -938,7 +985,8 @@ static void put_picture(struct world *w, const struct radix_view *v, uint32_t id
     radix_unpin(w->cache, &pin);
     kvb_release(w->blocks, 0, unit, KVB_LIVE);
 }
-static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t same_bytes, bool truncated, uint32_t *missed)
+static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t same_bytes, bool truncated,
+                                    uint32_t *missed)
 {
     static const struct shape full_only = {1, {0}};
     static const uint8_t no_salt[32];
@@ -950,7 +998,8 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
         uint32_t id = step < cached ? step : step - cached, tokens[2] = {SOFT, 1};
         struct prompt_image im = {.begin = 0, .end = 1, .atomic = true};
         long_key(im.key, id, same_bytes, truncated);
-        struct radix_view v = {.tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = no_salt};
+        struct radix_view v = {
+            .tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
         ASSERT(radix_match(w->cache, &v, 1, &hit));
         bool known = step >= cached && id < cached;
@@ -1011,7 +1060,8 @@ static void test_many_children(void **state)
     }
 }
 
-/* T6: the same key over another number of rows is another picture, even if the caller's key forgot the shape. */
+/* T6: the same key over another number of rows is another picture, even if the caller's key forgot the shape.
+ */
 static void test_T6_same_key_other_row_count(void **state)
 {
     (void)state;
@@ -1072,7 +1122,7 @@ static void test_stop_reasons(void **state)
     static const struct {
         uint32_t reused, equal;
         enum cache_stop stop;
-    } expect[6] = {{42, 43, CACHE_STOP_NONE}, {43, 43, CACHE_STOP_END},   {30, 30, CACHE_STOP_TOKEN},
+    } expect[6] = {{42, 43, CACHE_STOP_NONE},  {43, 43, CACHE_STOP_END},   {30, 30, CACHE_STOP_TOKEN},
                    {13, 13, CACHE_STOP_IMAGE}, {13, 13, CACHE_STOP_IMAGE}, {0, 0, CACHE_STOP_SALT}};
     put(w, base, 100, true);
     for (int i = 0; i < 6; i++) {
@@ -1093,7 +1143,8 @@ static void test_stop_reasons(void **state)
     world_free(w);
 }
 
-/* Sliding bodies go before anything that a hit at a turn's end needs; the tail at the end is the last to go. */
+/* Sliding bodies go before anything that a hit at a turn's end needs; the tail at the end is the last to go.
+ */
 static void test_bodies_go_first(void **state)
 {
     (void)state;

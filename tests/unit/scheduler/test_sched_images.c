@@ -1,5 +1,5 @@
-/* Pictures through the scheduler, against a fake engine: who is asked for pixels and when, answers from any thread, who shares, what is kept,
- * what ends when something fails. */
+/* Pictures through the scheduler, against a fake engine: who is asked for pixels and when, answers from any
+ * thread, who shares, what is kept, what ends when something fails. */
 #include "config/base/assert.h"
 #include "config/base/log.h"
 #include "scheduler/internal.h"
@@ -30,11 +30,21 @@ static struct engine fake;
 void engine_caps(const struct engine *e, struct engine_caps *out)
 {
     (void)e;
-    *out = (struct engine_caps){.group_count = 1, .block_tokens = BT, .arena_units = 400, .unit_bytes = 64, .vocab_size = 100, .context_max = 200,
-                                .batch_tokens_max = 64, .sequences_max = 8, .images = true, .image_tokens_max = SOFT};
-    out->groups[0] = (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_units = 1};
+    *out = (struct engine_caps){.group_count = 1,
+                                .block_tokens = BT,
+                                .arena_units = 400,
+                                .unit_bytes = 64,
+                                .vocab_size = 100,
+                                .context_max = 200,
+                                .batch_tokens_max = 64,
+                                .sequences_max = 8,
+                                .images = true,
+                                .image_tokens_max = SOFT};
+    out->groups[0] =
+        (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_units = 1};
 }
-enum status engine_features_create(struct engine *e, const struct image_u8 *pixels, struct engine_features **out, struct err *err)
+enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
+                                   struct engine_features **out, struct err *err)
 {
     if (e->full) return err_set(err, ST_NOMEM, "the device is full");
     if (pixels->width != 1) return err_set(err, ST_INVALID, "a picture of the wrong size");
@@ -51,7 +61,8 @@ static void check_busy(void)
     sched_stats(s, &st);
     ASSERT_CMP(st.running, >, 0);
 }
-enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done, struct err *err)
+enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
+                                 struct err *err)
 {
     (void)e;
     (void)err;
@@ -143,8 +154,10 @@ static struct request *make(uint8_t head, uint32_t count, uint8_t byte, bool wit
         r->tokens[n++] = head;
     }
     r->prompt = (struct prompt){r->tokens, n, r->images, count};
-    r->sampling = (struct sampling_params){.seed = byte, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
-    r->seq = (struct sched_sequence){.prompt = &r->prompt, .sampling = &r->sampling, .tokens_max = 3, .user = r};
+    r->sampling = (struct sampling_params){
+        .seed = byte, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    r->seq =
+        (struct sched_sequence){.prompt = &r->prompt, .sampling = &r->sampling, .tokens_max = 3, .user = r};
     return r;
 }
 static struct request *submit(struct request *r)
@@ -200,7 +213,8 @@ static void test_asks_once_and_others_go_on(void **state)
 {
     (void)state;
     open_sched((struct sched_options){0});
-    struct request *waits = submit(make(1, 1, 5, false)), *has = submit(make(2, 1, 6, true)), *text = submit(make(3, 0, 0, false));
+    struct request *waits = submit(make(1, 1, 5, false)), *has = submit(make(2, 1, 6, true)),
+                   *text = submit(make(3, 0, 0, false));
     steps(30);
     assert_int_equal(waits->asks[0], 1);
     assert_int_equal(waits->ends, 0);
@@ -368,7 +382,8 @@ static void test_many_pictures(void **state)
     close_sched();
 }
 
-/* Decoded pictures are large: only some are asked for at a time, however many sequences want one, and everybody gets theirs. */
+/* Decoded pictures are large: only some are asked for at a time, however many sequences want one, and
+ * everybody gets theirs. */
 static void test_few_at_a_time(void **state)
 {
     (void)state;
@@ -408,8 +423,8 @@ static void test_few_at_a_time(void **state)
     close_sched();
 }
 
-/* Logits that are no numbers end a request; nothing that it may have got them from is there for the next one: neither its picture nor
- * the KV of its steps before. */
+/* Logits that are no numbers end a request; nothing that it may have got them from is there for the next one:
+ * neither its picture nor the KV of its steps before. */
 static void test_broken_is_not_kept(void **state)
 {
     (void)state;
@@ -426,7 +441,8 @@ static void test_broken_is_not_kept(void **state)
     close_sched();
 }
 
-/* Preempted before, while and after its picture is encoded: it asks again for what is gone, and only for that. */
+/* Preempted before, while and after its picture is encoded: it asks again for what is gone, and only for
+ * that. */
 static void test_preemption(void **state)
 {
     (void)state;
@@ -516,7 +532,8 @@ static void test_threads(void **state)
     assert_int_equal(pthread_create(&runner, NULL, run_thread, NULL), 0);
     assert_int_equal(pthread_create(&noise, NULL, noise_thread, NULL), 0);
     while (ended < COUNT) {
-        while (sent < COUNT && sent - ended < AT_ONCE) submit(make((uint8_t)(sent % 90), 2, (uint8_t)(1 + sent % 7), sent % 5 == 0)), sent++;
+        while (sent < COUNT && sent - ended < AT_ONCE)
+            submit(make((uint8_t)(sent % 90), 2, (uint8_t)(1 + sent % 7), sent % 5 == 0)), sent++;
         struct sched_event ev;
         bool any = false;
         while (sched_poll(s, &ev)) {
@@ -539,7 +556,8 @@ static void test_threads(void **state)
         }
         if (!any) nanosleep(&(struct timespec){0, 100000}, NULL);
     }
-    assert_true(asks > 20 && refused > 0 && errors > 0 && errors <= wanted_errors); /* a refusal may come when the picture is there already */
+    assert_true(asks > 20 && refused > 0 && errors > 0 &&
+                errors <= wanted_errors); /* a refusal may come when the picture is there already */
     atomic_store(&stop_noise, true);
     pthread_join(noise, NULL);
     sched_stop(s, true);
@@ -549,7 +567,7 @@ static void test_threads(void **state)
 
 int main(void)
 {
-    log_set_level((enum log_level)-1);
+    log_set_level((enum log_level) - 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_asks_once_and_others_go_on),
         cmocka_unit_test(test_one_supply_serves_all),

@@ -1,4 +1,5 @@
-/* What a second thread reads of the scheduler while it works: the numbers of one reading agree, and what an event has told is counted. */
+/* What a second thread reads of the scheduler while it works: the numbers of one reading agree, and what an
+ * event has told is counted. */
 #include "tests/sim/fake_engine.h"
 
 #include "config/base/log.h"
@@ -37,7 +38,12 @@ static void test_readings(void **state)
     struct seq_id ids[AT_ONCE];
     bool cancel[AT_ONCE] = {false};
     pthread_t runner;
-    e.caps = (struct engine_caps){.group_count = 1, .block_tokens = 8, .arena_units = 100, .context_max = 200, .sequences_max = 4, .batch_tokens_max = 64};
+    e.caps = (struct engine_caps){.group_count = 1,
+                                  .block_tokens = 8,
+                                  .arena_units = 100,
+                                  .context_max = 200,
+                                  .sequences_max = 4,
+                                  .batch_tokens_max = 64};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     fake_open(&e, false);
     for (uint32_t i = 0; i < 20; i++) tokens[i] = 2 + i;
@@ -51,7 +57,11 @@ static void test_readings(void **state)
             while (busy & 1u << k) k++;
             busy |= 1u << k;
             prompts[k] = (struct prompt){.tokens = tokens, .token_count = 1 + sent % 20};
-            struct sched_sequence q = {.prompt = &prompts[k], .sampling = &sampling, .tokens_max = 1 + sent % TOKENS_MAX, .ignore_eos = true, .user = &prompts[k]};
+            struct sched_sequence q = {.prompt = &prompts[k],
+                                       .sampling = &sampling,
+                                       .tokens_max = 1 + sent % TOKENS_MAX,
+                                       .ignore_eos = true,
+                                       .user = &prompts[k]};
             assert_int_equal(sched_submit(s, &q, &ids[k], &err), ST_OK);
             if (sent % 7 == 0) sched_cancel(s, ids[k]);
             cancel[k] = sent % 7 == 0;
@@ -83,7 +93,7 @@ static void test_readings(void **state)
 
 int main(void)
 {
-    log_set_level((enum log_level)-1);
+    log_set_level((enum log_level) - 1);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_readings)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* Fairness between tenants: the table of virtual times, the choice among waiting sequences, and what follows from both on a machine with a
- * few places: a bounded wait for who comes late, equal shares for who always wants more. */
+/* Fairness between tenants: the table of virtual times, the choice among waiting sequences, and what follows
+ * from both on a machine with a few places: a bounded wait for who comes late, equal shares for who always
+ * wants more. */
 #include "config/base/assert.h"
 #include "scheduler/internal.h"
 #include "scheduler/tenants.h"
@@ -78,7 +79,8 @@ static void test_debt_is_kept_until_the_clock_passes(void **state)
     tenants_destroy(t);
 }
 
-/* Far more tenants come and go in debt than the table holds: it never fails, and who is live is never forgotten. */
+/* Far more tenants come and go in debt than the table holds: it never fails, and who is live is never
+ * forgotten. */
 static void test_full_of_debts(void **state)
 {
     (void)state;
@@ -155,13 +157,14 @@ static void test_pick(void **state)
     (void)state;
     struct bed *b = bed_make();
     assert_null(sched__pick_waiting(&b->s));
-    struct sequence *late = submit(b, 5, 1, 10), *a1 = submit(b, 1, 0, 100), *a2 = submit(b, 1, 0, 100), *b1 = submit(b, 2, 0, 30),
-                    *b2 = submit(b, 2, 0, 100), *c1 = submit(b, 0, 0, 40), *first = submit(b, 1, -1, 5);
+    struct sequence *late = submit(b, 5, 1, 10), *a1 = submit(b, 1, 0, 100), *a2 = submit(b, 1, 0, 100),
+                    *b1 = submit(b, 2, 0, 30), *b2 = submit(b, 2, 0, 100), *c1 = submit(b, 0, 0, 40),
+                    *first = submit(b, 1, -1, 5);
     assert_ptr_equal(admit(b), first); /* priority before everything; tenant 1 pays for it */
     assert_ptr_equal(admit(b), b1);    /* 2 and 0 are equal: who came first */
     assert_ptr_equal(admit(b), c1);
-    assert_ptr_equal(admit(b), a1);    /* 5 against 30 and 40 */
-    a2->resumed = true;                /* it ran before: on with it, whoever got less */
+    assert_ptr_equal(admit(b), a1); /* 5 against 30 and 40 */
+    a2->resumed = true;             /* it ran before: on with it, whoever got less */
     assert_ptr_equal(admit(b), a2);
     assert_ptr_equal(admit(b), b2);
     assert_ptr_equal(admit(b), late);
@@ -173,7 +176,8 @@ static void test_oldest_of_the_preempted(void **state)
 {
     (void)state;
     struct bed *b = bed_make();
-    struct sequence *low = submit(b, 1, 1, 1), *x = submit(b, 1, 0, 1), *y = submit(b, 1, 0, 1), *z = submit(b, 2, 0, 1);
+    struct sequence *low = submit(b, 1, 1, 1), *x = submit(b, 1, 0, 1), *y = submit(b, 1, 0, 1),
+                    *z = submit(b, 2, 0, 1);
     low->resumed = y->resumed = z->resumed = true;
     assert_ptr_equal(admit(b), y);
     assert_ptr_equal(admit(b), z);
@@ -204,7 +208,10 @@ enum { PLACES_MAX = 8 };
 struct machine {
     struct bed *b;
     uint32_t places;
-    struct { struct sequence *q; uint32_t left; } place[PLACES_MAX];
+    struct {
+        struct sequence *q;
+        uint32_t left;
+    } place[PLACES_MAX];
     uint64_t served[4], now;
     uint64_t admitted_at[600]; /* by arrival: turn + 1; 0 = waits */
 };
@@ -225,7 +232,8 @@ static void turn(struct machine *m)
 }
 
 /* 50 requests of one tenant queue; another sends 2. Its first one gets the next place that is free, the
- * second then waits for as much as its first one took. First come, first served would let it wait for all 50. */
+ * second then waits for as much as its first one took. First come, first served would let it wait for all 50.
+ */
 static void test_late_tenant_waits_little(void **state)
 {
     (void)state;
@@ -245,13 +253,16 @@ static void test_late_tenant_waits_little(void **state)
     }
 }
 
-/* Both always have more to do, with requests of very different sizes and numbers: tokens are shared within 10 %. Three tenants alike. */
+/* Both always have more to do, with requests of very different sizes and numbers: tokens are shared within 10
+ * %. Three tenants alike. */
 static void test_long_run_shares(void **state)
 {
     (void)state;
-    static const struct { uint32_t tenants, places, queue[3], size[3]; } rows[] = {
-        {2, 1, {1, 20, 0}, {10, 200, 0}},   {2, 4, {4, 12, 0}, {300, 20, 0}},   {2, 8, {8, 8, 0}, {50, 50, 0}},
-        {2, 2, {2, 30, 0}, {150, 7, 0}},    {3, 4, {4, 9, 20}, {100, 30, 250}}, {3, 1, {1, 1, 1}, {5, 60, 200}},
+    static const struct {
+        uint32_t tenants, places, queue[3], size[3];
+    } rows[] = {
+        {2, 1, {1, 20, 0}, {10, 200, 0}}, {2, 4, {4, 12, 0}, {300, 20, 0}},   {2, 8, {8, 8, 0}, {50, 50, 0}},
+        {2, 2, {2, 30, 0}, {150, 7, 0}},  {3, 4, {4, 9, 20}, {100, 30, 250}}, {3, 1, {1, 1, 1}, {5, 60, 200}},
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         struct machine m = {.places = rows[r].places};
@@ -261,7 +272,8 @@ static void test_long_run_shares(void **state)
         while (m.now < 60000) {
             for (uint32_t k = 0; k < rows[r].tenants; k++) {
                 uint32_t waiting = 0;
-                for (const struct sequence *q = m.b->s.waiting.head; q; q = q->next) waiting += q->req.tenant == k;
+                for (const struct sequence *q = m.b->s.waiting.head; q; q = q->next)
+                    waiting += q->req.tenant == k;
                 for (; waiting < rows[r].queue[k]; waiting++) {
                     uint32_t at = 0;
                     if (m.b->count < 600) {
@@ -273,7 +285,8 @@ static void test_long_run_shares(void **state)
                         at = rnd(600);
                         taken = false;
                         for (uint32_t i = 0; i < m.places; i++) taken |= m.place[i].q == &m.b->q[at];
-                        for (const struct sequence *q = m.b->s.waiting.head; q; q = q->next) taken |= q == &m.b->q[at];
+                        for (const struct sequence *q = m.b->s.waiting.head; q; q = q->next)
+                            taken |= q == &m.b->q[at];
                     }
                     m.b->q[at] = (struct sequence){.arrival = at, .count = 1 + rnd(2 * rows[r].size[k])};
                     m.b->q[at].req.tenant = k;

@@ -1,4 +1,5 @@
-/* A checkpoint that is cut short while it is mapped: one line that names the file and exit code 1; any other SIGBUS stays what it is. */
+/* A checkpoint that is cut short while it is mapped: one line that names the file and exit code 1; any other
+ * SIGBUS stays what it is. */
 #include "engine/checkpoint/safetensors.h"
 #include "server/bus_error.h"
 
@@ -21,7 +22,8 @@ static char path[] = "/tmp/kvasir-bus-XXXXXX";
 
 static void write_checkpoint(void)
 {
-    static const char header[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1048576],\"data_offsets\":[0,1048576]}}";
+    static const char header[] =
+        "{\"a\":{\"dtype\":\"U8\",\"shape\":[1048576],\"data_offsets\":[0,1048576]}}";
     uint64_t len = sizeof header - 1;
     int fd = open(path, O_WRONLY | O_TRUNC);
     assert_true(fd >= 0);
@@ -81,7 +83,10 @@ static void test_cut_short(void **state)
     char said[512], want[512];
     write_checkpoint();
     int status = run(read_cut_checkpoint, said);
-    snprintf(want, sizeof want, "kvasir: %s: can't be read: it was cut short while it was being loaded, or the disk has failed\n", path);
+    snprintf(
+        want, sizeof want,
+        "kvasir: %s: can't be read: it was cut short while it was being loaded, or the disk has failed\n",
+        path);
     assert_string_equal(said, want);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 1);

@@ -1,5 +1,5 @@
-/* The reader of requests' framing (server/http/http_in.h): what is refused, and why; what passes, and in which form; and that it doesn't matter how
- * the bytes are cut, of tabled and of mutated requests. */
+/* The reader of requests' framing (server/http/http_in.h): what is refused, and why; what passes, and in
+ * which form; and that it doesn't matter how the bytes are cut, of tabled and of mutated requests. */
 #include "server/http/http_in.h"
 #include "server/http/limits.h"
 
@@ -12,8 +12,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define H    "Host: a\r\n"
-#define POST "POST /x HTTP/1.1\r\n" H
+#define H       "Host: a\r\n"
+#define POST    "POST /x HTTP/1.1\r\n" H
 #define CHUNKED POST "Transfer-Encoding: chunked\r\n\r\n"
 
 static uint64_t rng_state = 1;
@@ -67,11 +67,12 @@ static void read_all(const char *data, size_t len, uint32_t pieces, struct outco
 
 static void same(const struct outcome *a, const struct outcome *b, const char *data, size_t len)
 {
-    if (a->requests == b->requests && a->http == b->http && a->taken == b->taken && strcmp(a->message, b->message) == 0 &&
+    if (a->requests == b->requests && a->http == b->http && a->taken == b->taken &&
+        strcmp(a->message, b->message) == 0 &&
         (a->http || (a->out.len == b->out.len && memcmp(a->out.data, b->out.data, a->out.len) == 0)))
         return;
-    fail_msg("cut differently: %u requests, %d %s; %u, %d %s: %.*s", a->requests, a->http, a->message, b->requests, b->http, b->message,
-             (int)len, data);
+    fail_msg("cut differently: %u requests, %d %s; %u, %d %s: %.*s", a->requests, a->http, a->message,
+             b->requests, b->http, b->message, (int)len, data);
 }
 
 static const struct {
@@ -156,7 +157,8 @@ static void test_faults(void **state)
         struct outcome whole, cut;
         for (uint32_t pieces = 0; pieces < 12; pieces++) {
             read_all(faults[i].text, len, pieces, &cut);
-            if (cut.http != faults[i].http) fail_msg("%zu: %d, not %d: %s", i, cut.http, faults[i].http, faults[i].text);
+            if (cut.http != faults[i].http)
+                fail_msg("%zu: %d, not %d: %s", i, cut.http, faults[i].http, faults[i].text);
             if (!pieces) whole = cut;
             same(&whole, &cut, faults[i].text, len);
             if (pieces) buf_fini(&cut.out);
@@ -170,12 +172,15 @@ static const struct {
 } fine[] = {
     {"GET /x HTTP/1.1\r\n" H "\r\n", "GET /x HTTP/1.1\r\nHost: a\r\n\r\n|"},
     {"GET /x HTTP/1.0\r\n\r\n", "GET /x HTTP/1.0\r\n\r\n|"},
-    {"\r\n\r\nGET http://a/x?y=%00#z HTTP/1.1\r\nhost:a\r\n\r\n", "GET http://a/x?y=%00#z HTTP/1.1\r\nhost: a\r\n\r\n|"},
+    {"\r\n\r\nGET http://a/x?y=%00#z HTTP/1.1\r\nhost:a\r\n\r\n",
+     "GET http://a/x?y=%00#z HTTP/1.1\r\nhost: a\r\n\r\n|"},
     {"OPTIONS * HTTP/1.1\r\n" H "\r\n", "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n|"},
     {POST "X: \t a\tb \xff \r\nY:\r\n\r\n", POST "X: a\tb \xff\r\nY: \r\n\r\n|"},
-    {POST "Content-Length: 3\r\n\r\nabcGET /y HTTP/1.1\r\n" H "\r\n", POST "Content-Length: 3\r\n\r\nabc|GET /y HTTP/1.1\r\n" H "\r\n|"},
+    {POST "Content-Length: 3\r\n\r\nabcGET /y HTTP/1.1\r\n" H "\r\n",
+     POST "Content-Length: 3\r\n\r\nabc|GET /y HTTP/1.1\r\n" H "\r\n|"},
     {POST "content-length:007\r\n\r\nabcdefg", POST "content-length: 007\r\n\r\nabcdefg|"},
-    {POST "Expect: 100-Continue\r\nContent-Length: 1\r\n\r\na", POST "Content-Length: 1\r\nExpect: 100-continue\r\n\r\na|"},
+    {POST "Expect: 100-Continue\r\nContent-Length: 1\r\n\r\na",
+     POST "Content-Length: 1\r\nExpect: 100-continue\r\n\r\na|"},
     {POST "Expect: 100-continue\r\n\r\n", POST "\r\n|"},
     {CHUNKED "0\r\n\r\n", CHUNKED "0\r\n\r\n|"},
     {POST "transfer-encoding: CHUNKED\r\n\r\n00A;x=\"y\"\r\n0123456789\r\n2;\r\nab\r\n000;z\r\nX: y\r\n\r\n",
@@ -218,7 +223,8 @@ static void test_limits(void **state)
             for (uint32_t pieces = 0; pieces < 3000; pieces += 999) {
                 struct outcome o;
                 read_all(text, n + len + strlen(rows[i].after), pieces, &o);
-                if (o.http != (more ? rows[i].http : 0)) fail_msg("row %zu, %zu more: %d %s", i, more, o.http, o.message);
+                if (o.http != (more ? rows[i].http : 0))
+                    fail_msg("row %zu, %zu more: %d %s", i, more, o.http, o.message);
                 buf_fini(&o.out);
             }
         }
@@ -234,13 +240,28 @@ static void test_limits(void **state)
     }
 }
 
-/* Requests of the tables, changed at random and put behind each other: cuts don't matter, and what passes is canonical: read again, it comes out
- * as it went in. */
+/* Requests of the tables, changed at random and put behind each other: cuts don't matter, and what passes is
+ * canonical: read again, it comes out as it went in. */
 static void test_mutations(void **state)
 {
     (void)state;
-    static const char *const bits[] = {"\r\n", "\n", "\r", " ", "\t", ":", ";", ",", "0", "Content-Length: 4\r\n", "Transfer-Encoding: chunked\r\n",
-                                       "chunked", "4\r\nabcd\r\n", "HTTP/1.1", "\xff", "-", "GET "};
+    static const char *const bits[] = {"\r\n",
+                                       "\n",
+                                       "\r",
+                                       " ",
+                                       "\t",
+                                       ":",
+                                       ";",
+                                       ",",
+                                       "0",
+                                       "Content-Length: 4\r\n",
+                                       "Transfer-Encoding: chunked\r\n",
+                                       "chunked",
+                                       "4\r\nabcd\r\n",
+                                       "HTTP/1.1",
+                                       "\xff",
+                                       "-",
+                                       "GET "};
     static char text[4096];
     uint32_t rounds = getenv("KVASIR_TEST_SHORT") ? 20000 : 200000, passed = 0;
     for (uint32_t round = 0; round < rounds; round++) {
@@ -291,7 +312,7 @@ static void test_mutations(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_faults), cmocka_unit_test(test_fine), cmocka_unit_test(test_limits),
-                                       cmocka_unit_test(test_mutations)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_faults), cmocka_unit_test(test_fine),
+                                       cmocka_unit_test(test_limits), cmocka_unit_test(test_mutations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* Pictures from clients: every file of tests/golden/images against Pillow, data: URIs, limits, bombs, content keys, and seeded mutations of
- * all files and URIs. KVASIR_FUZZ_SEED and KVASIR_FUZZ_ROUNDS (default 20000) steer the mutations. */
+/* Pictures from clients: every file of tests/golden/images against Pillow, data: URIs, limits, bombs, content
+ * keys, and seeded mutations of all files and URIs. KVASIR_FUZZ_SEED and KVASIR_FUZZ_ROUNDS (default 20000)
+ * steer the mutations. */
 #include "config/base/json.h"
 #include "server/media/image_in.h"
 
@@ -18,7 +19,8 @@
 #include <cmocka.h>
 #include <sodium.h>
 
-/* Most memory that refusing and surviving bombs may take. A sanitizer's shadow multiplies what the process holds (thread: by 4 and more). */
+/* Most memory that refusing and surviving bombs may take. A sanitizer's shadow multiplies what the process
+ * holds (thread: by 4 and more). */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define PEAK_MAX ((size_t)2 << 30)
 #else
@@ -56,7 +58,8 @@ static void hex_of(const struct image_u8 *img, char out[65])
 }
 
 /* Decodes from a block of exactly len bytes, so that the address sanitizer sees every read beyond it. */
-static enum image_fault decode(const uint8_t *bytes, size_t len, const struct image_limits *l, struct image_u8 *out, struct err *err)
+static enum image_fault decode(const uint8_t *bytes, size_t len, const struct image_limits *l,
+                               struct image_u8 *out, struct err *err)
 {
     uint8_t *exact = malloc(len ? len : 1);
     assert_non_null(exact);
@@ -95,7 +98,8 @@ static int load_files(void **state)
         if (!json_str_copy(&d, json_get(&d, node, "file"), f->name, sizeof f->name - 1, &n)) return -1;
         json_str_copy(&d, json_get(&d, node, "sha256"), f->sha256, 64, &n);
         memcpy(f->white, f->sha256, sizeof f->white);
-        if (json_get(&d, node, "white") != JSON_NONE) json_str_copy(&d, json_get(&d, node, "white"), f->white, 64, &n);
+        if (json_get(&d, node, "white") != JSON_NONE)
+            json_str_copy(&d, json_get(&d, node, "white"), f->white, 64, &n);
         json_uint(&d, json_get(&d, node, "width"), &w);
         json_uint(&d, json_get(&d, node, "height"), &h);
         f->width = (uint32_t)w;
@@ -133,8 +137,11 @@ static void check_golden(bool on_white, size_t *transparent)
         char got[65] = "";
         if (!fault) hex_of(&img, got);
         *transparent += strcmp(f->sha256, f->white) != 0;
-        bool ok = strcmp(got, on_white ? f->white : f->sha256) == 0 && (fault || (img.width == f->width && img.height == f->height));
-        if (!ok) print_error("%s: %s, %u x %u\n", f->name, fault ? err.msg : "other pixels", img.width, img.height);
+        bool ok = strcmp(got, on_white ? f->white : f->sha256) == 0 &&
+                  (fault || (img.width == f->width && img.height == f->height));
+        if (!ok)
+            print_error("%s: %s, %u x %u\n", f->name, fault ? err.msg : "other pixels", img.width,
+                        img.height);
         if (fault && strcmp(f->name, "bad_text.bin") != 0) ok = ok && fault == IMAGE_BAD_DATA;
         wrong += !ok;
         taken += !fault;
@@ -165,12 +172,23 @@ static void test_type_by_content(void **state)
     (void)state;
     struct image_u8 img;
     struct err err;
-    static const char *const unknown[] = {"%PDF-1.7", "<svg xmlns='http://www.w3.org/2000/svg'/>", "II*\0aaaaaaaa", "RIFF0000WAVE",
-                                          "\0\0\0\x20" "ftypavif", "\xFF\xD8", "GIF88a", "\x89PNG", "B"};
+    static const char *const unknown[] = {"%PDF-1.7",
+                                          "<svg xmlns='http://www.w3.org/2000/svg'/>",
+                                          "II*\0aaaaaaaa",
+                                          "RIFF0000WAVE",
+                                          "\0\0\0\x20"
+                                          "ftypavif",
+                                          "\xFF\xD8",
+                                          "GIF88a",
+                                          "\x89PNG",
+                                          "B"};
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        assert_int_equal(decode((const uint8_t *)unknown[i], strlen(unknown[i]) ? strlen(unknown[i]) : 12, &limits, &img, &err), IMAGE_BAD_TYPE);
+        assert_int_equal(decode((const uint8_t *)unknown[i], strlen(unknown[i]) ? strlen(unknown[i]) : 12,
+                                &limits, &img, &err),
+                         IMAGE_BAD_TYPE);
     assert_int_equal(decode(NULL, 0, &limits, &img, &err), IMAGE_EMPTY);
-    for (int f = IMAGE_BAD_URL; f <= IMAGE_NOMEM; f++) assert_true(image_fault_code((enum image_fault)f)[0] != '\0');
+    for (int f = IMAGE_BAD_URL; f <= IMAGE_NOMEM; f++)
+        assert_true(image_fault_code((enum image_fault)f)[0] != '\0');
     assert_string_equal(image_fault_code(IMAGE_BAD_DATA), "image_parse_error");
 }
 
@@ -178,8 +196,11 @@ static void test_type_by_content(void **state)
 static void test_truncated(void **state)
 {
     (void)state;
-    static const char *const names[] = {"png_rgb8.png", "png_pal4_adam7.png", "jpeg_420_33x21.jpg", "jpeg_420_33x21_prog.jpg", "webp_lossy.webp",
-                                        "webp_lossless_alpha.webp", "webp_animated.webp", "gif_part_local.gif", "bmp_24.bmp", "bmp_8.bmp",
+    static const char *const names[] = {"png_rgb8.png",       "png_pal4_adam7.png",
+                                        "jpeg_420_33x21.jpg", "jpeg_420_33x21_prog.jpg",
+                                        "webp_lossy.webp",    "webp_lossless_alpha.webp",
+                                        "webp_animated.webp", "gif_part_local.gif",
+                                        "bmp_24.bmp",         "bmp_8.bmp",
                                         "jpeg_exif6.jpg"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct file *f = find(names[i]);
@@ -193,7 +214,8 @@ static void test_truncated(void **state)
             }
             char got[65];
             hex_of(&img, got);
-            if (strcmp(got, f->sha256) != 0) fail_msg("%s cut to %zu of %zu bytes gives other pixels", f->name, n, f->len);
+            if (strcmp(got, f->sha256) != 0)
+                fail_msg("%s cut to %zu of %zu bytes gives other pixels", f->name, n, f->len);
             image_u8_free(&img);
         }
     }
@@ -257,7 +279,8 @@ static uint8_t *with_size(const struct file *f, uint32_t w, uint32_t h)
 static void test_limits(void **state)
 {
     (void)state;
-    static const char *const names[] = {"png_rgb8.png", "jpeg_420_33x21.jpg", "webp_animated.webp", "gif_plain.gif", "bmp_24.bmp"};
+    static const char *const names[] = {"png_rgb8.png", "jpeg_420_33x21.jpg", "webp_animated.webp",
+                                        "gif_plain.gif", "bmp_24.bmp"};
     struct image_u8 img;
     struct err err;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -265,10 +288,12 @@ static void test_limits(void **state)
         static const uint32_t sizes[][2] = {{60000, 60000}, {32769, 1}, {1, 32769}, {8001, 8000}};
         size_t before = peak();
         for (size_t k = 0; k < 4; k++) {
-            if (f->bytes[0] == 'R' && sizes[k][0] == 32769 && k == 1) continue; /* its frame is higher than that: refused as corrupt */
+            if (f->bytes[0] == 'R' && sizes[k][0] == 32769 && k == 1)
+                continue; /* its frame is higher than that: refused as corrupt */
             uint8_t *b = with_size(f, sizes[k][0], sizes[k][1]);
             enum image_fault fault = decode(b, f->len, &limits, &img, &err);
-            if (fault != IMAGE_TOO_MANY_PIXELS && !(f->bytes[0] == 'R' && fault == IMAGE_BAD_DATA) && !(f->bytes[0] == 'G' && k < 3))
+            if (fault != IMAGE_TOO_MANY_PIXELS && !(f->bytes[0] == 'R' && fault == IMAGE_BAD_DATA) &&
+                !(f->bytes[0] == 'G' && k < 3))
                 fail_msg("%s as %u x %u: fault %d: %s", f->name, sizes[k][0], sizes[k][1], fault, err.msg);
             assert_int_not_equal(fault, IMAGE_OK);
             free(b);
@@ -344,10 +369,12 @@ static void test_bombs(void **state)
     f = find("ours_png_data_bomb.png");
     assert_int_equal(decode(f->bytes, f->len, &limits, &img, &err), IMAGE_BAD_DATA);
     assert_true(peak() - before < PEAK_MAX);
-    assert_true(seconds() - t < 20.0); /* far beyond what it takes under a sanitizer; without the ceilings it is minutes */
+    assert_true(seconds() - t <
+                20.0); /* far beyond what it takes under a sanitizer; without the ceilings it is minutes */
 }
 
-static enum image_fault uri(const char *url, size_t len, const struct image_limits *l, uint8_t **bytes, size_t *n, struct err *err)
+static enum image_fault uri(const char *url, size_t len, const struct image_limits *l, uint8_t **bytes,
+                            size_t *n, struct err *err)
 {
     char *exact = malloc(len ? len : 1);
     memcpy(exact, url, len);
@@ -415,7 +442,8 @@ static void test_uri(void **state)
         size_t n;
         struct err err;
         enum image_fault f = uri(cases[i].url, strlen(cases[i].url), &limits, &bytes, &n, &err);
-        if (f != cases[i].want) fail_msg("%s: fault %d (%s), want %d", cases[i].url, f, err.msg, cases[i].want);
+        if (f != cases[i].want)
+            fail_msg("%s: fault %d (%s), want %d", cases[i].url, f, err.msg, cases[i].want);
         if (f == IMAGE_OK) {
             assert_int_equal(n, strlen(cases[i].bytes));
             assert_memory_equal(bytes, cases[i].bytes, n);
@@ -448,10 +476,8 @@ static void test_uri_round_trip(void **state)
         for (size_t i = 0; text[i]; i++) {
             uint32_t r = odd ? next_random(&s) % 12 : 9;
             if (r == 0) url[at++] = " \t\r\n"[next_random(&s) % 4];
-            if (r == 1)
-                at += snprintf(url + at, 4, "%%%02x", (unsigned)text[i]);
-            else
-                url[at++] = text[i];
+            if (r == 1) at += snprintf(url + at, 4, "%%%02x", (unsigned)text[i]);
+            else url[at++] = text[i];
         }
         uint8_t *bytes;
         size_t len;
@@ -509,7 +535,8 @@ static void test_key(void **state)
                                       .pan_min_ratio = 1.2};
     uint8_t rgb[24], first[32], keys[40][32];
     for (int i = 0; i < 24; i++) rgb[i] = (uint8_t)i;
-    struct image_u8 img = {.width = 4, .height = 2, .rgb = rgb}, turned = {.width = 2, .height = 4, .rgb = rgb};
+    struct image_u8 img = {.width = 4, .height = 2, .rgb = rgb},
+                    turned = {.width = 2, .height = 4, .rgb = rgb};
     image_in_key(&img, &base, "gemma3", &no_grid, first);
     /* The record's layout is part of what other caches may rely on: a change must be meant. */
     char hex[65];
@@ -519,11 +546,11 @@ static void test_key(void **state)
     image_in_key(&turned, &base, "gemma3", &no_grid, keys[n++]);
     image_in_key(&img, &base, "gemma4", &no_grid, keys[n++]);
     struct image_config c;
-#define CHANGED(change)                                                                                                                      \
-    do {                                                                                                                                     \
-        c = base;                                                                                                                            \
-        change;                                                                                                                              \
-        image_in_key(&img, &c, "gemma3", &no_grid, keys[n++]);                                                                                         \
+#define CHANGED(change)                                                                                      \
+    do {                                                                                                     \
+        c = base;                                                                                            \
+        change;                                                                                              \
+        image_in_key(&img, &c, "gemma3", &no_grid, keys[n++]);                                               \
     } while (0)
     CHANGED(c.width = 448);
     CHANGED(c.height = 448);
@@ -550,7 +577,8 @@ static void test_key(void **state)
     /* Where the tokens lie; and the same bytes as frames. */
     struct image_u8 frames = {.width = 4, .height = 1, .frames = 2, .rgb = rgb};
     const struct prompt_grid grids[] = {{1, 2, 4, 0}, {1, 4, 2, 0}, {2, 2, 2, 0}, {2, 2, 2, 1}, {2, 2, 2, 2}};
-    for (size_t i = 0; i < sizeof grids / sizeof *grids; i++) image_in_key(&img, &base, "gemma3", &grids[i], keys[n++]);
+    for (size_t i = 0; i < sizeof grids / sizeof *grids; i++)
+        image_in_key(&img, &base, "gemma3", &grids[i], keys[n++]);
     image_in_key(&frames, &base, "gemma3", &no_grid, keys[n++]);
     assert_true(n <= sizeof keys / sizeof *keys);
     /* What was allowed does not count, only what became of it. */
@@ -631,7 +659,8 @@ static void test_mutations(void **state)
         struct err err;
         double t = seconds();
         enum image_fault fault = decode(b, len, &small, &img, &err);
-        if (seconds() - t > 5.0) fail_msg("round %lu: a mutation of %s took %.1f s", i, f->name, seconds() - t);
+        if (seconds() - t > 5.0)
+            fail_msg("round %lu: a mutation of %s took %.1f s", i, f->name, seconds() - t);
         if (fault == IMAGE_OK) {
             /* The pixels come from the file alone, not from what the memory held before. */
             struct image_u8 again;
@@ -668,9 +697,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_golden_on_white),     cmocka_unit_test(test_type_by_content), cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_limits),     cmocka_unit_test(test_bombs),           cmocka_unit_test(test_uri),
-        cmocka_unit_test(test_uri_round_trip), cmocka_unit_test(test_key),         cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_golden_on_white),
+        cmocka_unit_test(test_type_by_content),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_bombs),
+        cmocka_unit_test(test_uri),
+        cmocka_unit_test(test_uri_round_trip),
+        cmocka_unit_test(test_key),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, load_files, free_files);
 }

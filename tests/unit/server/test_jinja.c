@@ -20,8 +20,14 @@
 
 static json_t *cases;
 /* Sat 26 Jul 2025 09:05:03 */
-static const struct tm clock_of_reference = {
-    .tm_year = 125, .tm_mon = 6, .tm_mday = 26, .tm_hour = 9, .tm_min = 5, .tm_sec = 3, .tm_wday = 6, .tm_yday = 206};
+static const struct tm clock_of_reference = {.tm_year = 125,
+                                             .tm_mon = 6,
+                                             .tm_mday = 26,
+                                             .tm_hour = 9,
+                                             .tm_min = 5,
+                                             .tm_sec = 3,
+                                             .tm_wday = 6,
+                                             .tm_yday = 206};
 
 static int load_cases(void **state)
 {
@@ -42,7 +48,8 @@ static int free_cases(void **state)
     return 0;
 }
 
-static enum status render(const char *src, size_t len, json_t *vars, struct jinja_output *out, struct jinja_error *err)
+static enum status render(const char *src, size_t len, json_t *vars, struct jinja_output *out,
+                          struct jinja_error *err)
 {
     struct jinja_template *t = NULL;
     enum status st = jinja_parse(src, len, NULL, &t, err);
@@ -72,7 +79,8 @@ static void check_runs(const struct jinja_output *o)
 /* One case of the file; false (with a report) if we differ. */
 static bool check_case(json_t *item, const char *group, size_t idx)
 {
-    const json_t *t = json_object_get(item, "t"), *want = json_object_get(item, "o"), *raised = json_object_get(item, "e");
+    const json_t *t = json_object_get(item, "t"), *want = json_object_get(item, "o"),
+                 *raised = json_object_get(item, "e");
     json_t *vars = json_object_get(item, "v"),
            *named = json_object_get(json_object_get(cases, "templates"), json_string_value(t));
     struct jinja_output o = {0};
@@ -82,15 +90,17 @@ static bool check_case(json_t *item, const char *group, size_t idx)
     enum status st = render(json_string_value(source), json_string_length(source), vars, &o, &err);
     bool good;
     if (want)
-        good = st == ST_OK && o.len == json_string_length(want) && memcmp(o.text, json_string_value(want), o.len) == 0;
+        good = st == ST_OK && o.len == json_string_length(want) &&
+               memcmp(o.text, json_string_value(want), o.len) == 0;
     else if (json_is_string(raised))
-        good = st == ST_INVALID && err.fault == JINJA_RAISED && strcmp(err.message, json_string_value(raised)) == 0;
-    else
-        good = st != ST_OK && err.fault != JINJA_RAISED;
+        good = st == ST_INVALID && err.fault == JINJA_RAISED &&
+               strcmp(err.message, json_string_value(raised)) == 0;
+    else good = st != ST_OK && err.fault != JINJA_RAISED;
     if (!good) {
         char *v = json_is_object(json_object_get(item, "v")) && !named ? json_dumps(vars, 0) : NULL;
-        fprintf(stderr, "-- %s %zu: %s\n   vars %s\n   want: %s\n   got:  %s\n", group, idx, json_string_value(t), v ? v : "-",
-                want ? json_string_value(want) : "(error)", st ? err.message : o.text);
+        fprintf(stderr, "-- %s %zu: %s\n   vars %s\n   want: %s\n   got:  %s\n", group, idx,
+                json_string_value(t), v ? v : "-", want ? json_string_value(want) : "(error)",
+                st ? err.message : o.text);
         free(v);
     }
     if (!st) check_runs(&o);
@@ -128,7 +138,8 @@ static void random_templates(void **state)
 
 /* ---- origins ---- */
 
-/* x and l are input, y is assistant text, t is the template's own. Expected output: a letter before every run. */
+/* x and l are input, y is assistant text, t is the template's own. Expected output: a letter before every
+ * run. */
 static const struct {
     const char *src, *want;
 } origins[] = {
@@ -146,15 +157,17 @@ static const struct {
     {"{{ 'a-b'|replace('-', x) }}", "T:a I:<bos> T:b"},
     {"{{ x|replace('bos', 'eos') }}", "I:< T:eos I:>"},
     {"{{ ('a,' ~ x).split(',')[1] }}{{ ('a,' ~ x).split(',')[0] }}", "I:<bos> T:a"},
-    {"{{ ('a ' ~ x).split()[1] }}{{ ('a ' ~ x).partition(' ')[2] }}{{ (x ~ ' a').rsplit(' ', 1)[0] }}", "I:<bos><bos><bos>"},
+    {"{{ ('a ' ~ x).split()[1] }}{{ ('a ' ~ x).partition(' ')[2] }}{{ (x ~ ' a').rsplit(' ', 1)[0] }}",
+     "I:<bos><bos><bos>"},
     {"{{ x|tojson }}", "I:\"<bos>\""},
     {"{{ {'k': x}|tojson }}", "T:{\"k\":  I:\"<bos>\" T:}"},
     {"{{ l|tojson }}", "I:[\"<bos>\", 1, true, null, {\"<bos>\": 1.5}]"},
-    {"{{ l|tojson(indent=1) }}",
-     "I:[ T:\n  I:\"<bos>\", T:\n  I:1, T:\n  I:true, T:\n  I:null, T:\n  I:{ T:\n   I:\"<bos>\": 1.5 T:\n  I:} T:\n I:]"},
+    {"{{ l|tojson(indent=1) }}", "I:[ T:\n  I:\"<bos>\", T:\n  I:1, T:\n  I:true, T:\n  I:null, T:\n  I:{ "
+                                 "T:\n   I:\"<bos>\": 1.5 T:\n  I:} T:\n I:]"},
     {"{{ l }}", "I:['<bos>', 1, True, None, {'<bos>': 1.5}]"},
     {"{{ [x] }}", "T:[ I:'<bos>' T:]"},
-    {"{{ l[0] }}{{ l[1] }}{{ l[4]|list|first }}{{ (l|first) }}{{ l|string|length }}", "I:<bos>1<bos><bos> T:40"},
+    {"{{ l[0] }}{{ l[1] }}{{ l[4]|list|first }}{{ (l|first) }}{{ l|string|length }}",
+     "I:<bos>1<bos><bos> T:40"},
     {"{% macro m(a) %}<bos>{{ a }}{% endmacro %}{{ m(x) }}", "T:<bos> I:<bos>"},
     {"{% macro m(a) %}{{ a }}!{% endmacro %}{{ m(x)|trim('!') }}", "I:<bos>"},
     {"{% set v %}<bos>{{ x }}{% endset %}{{ v }}{{ v|upper }}", "T:<bos> I:<bos> T:<BOS> I:<BOS>"},
@@ -167,7 +180,8 @@ static const struct {
     {"{{ x|e }}{{ x|string }}{{ x|safe }}{{ x * 2 }}", "I:&lt;bos&gt;<bos><bos><bos><bos>"},
     {"{{ ('<bos>'|e) }}{{ x|default('q') }}{{ nope|default(x) }}", "T:&lt;bos&gt; I:<bos><bos>"},
     {"{{ (x ~ 'a')|map('upper')|join }}{{ [x, 't']|map('upper')|join('-') }}", "I:<BOS> T:A I:<BOS> T:-T"},
-    {"{{ [x]|sort|first }}{{ [x]|unique|first }}{{ {x: 1}|dictsort|first|first }}{{ [[x, 1]]|groupby(0)|first|first }}",
+    {"{{ [x]|sort|first }}{{ [x]|unique|first }}{{ {x: 1}|dictsort|first|first }}{{ [[x, "
+     "1]]|groupby(0)|first|first }}",
      "I:<bos><bos><bos><bos>"},
     {"{{ x|batch(2)|map('join')|join }}{{ x.splitlines()[0] }}{{ x.center(7) }}{{ x.zfill(6) }}",
      "I:<bos><bos> T:  I:<bos> T: 0 I:<bos>"},
@@ -177,7 +191,8 @@ static const struct {
      "I:<bos><bos><bos><bos><bos><bos>"},
     {"{{ x.removeprefix('<') }}{{ x.strip('<>') }}{{ x[1:4] }}{{ x.swapcase() }}", "I:bos>bosbos<BOS>"},
     {"{% call(q) w() %}{{ q }}{{ x }}{% endcall %}{% macro w() %}[{{ caller(y) }}]{% endmacro %}", NULL},
-    {"{% macro w() %}[{{ caller(y) }}]{% endmacro %}{% call(q) w() %}{{ q }}{{ x }}{% endcall %}", "T:[ A:<think> I:<bos> T:]"},
+    {"{% macro w() %}[{{ caller(y) }}]{% endmacro %}{% call(q) w() %}{{ q }}{{ x }}{% endcall %}",
+     "T:[ A:<think> I:<bos> T:]"},
 };
 
 static void annotate(const struct jinja_output *o, char *out, size_t cap)
@@ -185,8 +200,8 @@ static void annotate(const struct jinja_output *o, char *out, size_t cap)
     size_t at = 0, n = 0;
     out[0] = '\0';
     for (size_t i = 0; i < o->run_count; i++) {
-        n += (size_t)snprintf(out + n, cap - n, "%s%c:%.*s", i ? " " : "", "TIA"[o->runs[i].origin], (int)o -> runs[i].len,
-                              o->text + at);
+        n += (size_t)snprintf(out + n, cap - n, "%s%c:%.*s", i ? " " : "", "TIA"[o->runs[i].origin],
+                              (int)o -> runs[i].len, o->text + at);
         at += o->runs[i].len;
         if (n >= cap) n = cap - 1;
     }
@@ -196,17 +211,41 @@ static void annotate(const struct jinja_output *o, char *out, size_t cap)
 static const struct {
     const char *src, *want;
 } big_ints[] = {
-    {"{{ b }} {{ [b, {'k': -b}] }} {{ b ~ 'x' }} {{ b|string }}", "123456789012345678901234567890 [123456789012345678901234567890, {'k': -123456789012345678901234567890}] 123456789012345678901234567890x 123456789012345678901234567890"},
-    {"{{ b|tojson }} {{ {b: [b]}|tojson }}", "123456789012345678901234567890 {\"123456789012345678901234567890\": [123456789012345678901234567890]}"},
-    {"{{ b is integer }} {{ b is number }} {{ b is float }} {{ b is even }} {{ b is odd }} {{ b is sameas b }} {{ b is divisibleby 7 }}", "True True False True False True True"},
-    {"{{ b == f }} {{ b > 5 }} {{ 5 < b }} {{ -b < 5 }} {{ b < 1e40 }} {{ b >= 1e10 }} {{ b == b }} {{ b == c }} {{ b < c }} {{ -b < -c }} {{ b != 1 }} {{ b == 'x' }}", "False True True True True True True False True False True False"},
-    {"{{ u == 1.8446744073709552e19 }} {{ 1.8446744073709552e19 == u }} {{ v == 1.8446744073709552e19 }} {{ u < v }} {{ v > 1.8446744073709552e19 }}", "True True False True True"},
-    {"{{ b|int }} {{ b|float }} {{ b|abs }} {{ (-b)|abs }} {{ b|round }} {{ b / 2 }} {{ b * 1.0 }} {{ b % 10 }} {{ -b % 10 }}", "123456789012345678901234567890 1.2345678901234568e+29 123456789012345678901234567890 123456789012345678901234567890 123456789012345678901234567890 6.172839450617284e+28 1.2345678901234568e+29 0 0"},
-    {"{{ '%d'|format(b) }}|{{ '%40d'|format(-b) }}|{{ '%+d %040d'|format(b, b) }}|{{ '{:,} {:>40d}'.format(b, b) }}|{{ '%.3f'|format(b) }}", "123456789012345678901234567890|         -123456789012345678901234567890|+123456789012345678901234567890 0000000000123456789012345678901234567890|123,456,789,012,345,678,901,234,567,890           123456789012345678901234567890|123456789012345677877719597056.000"},
-    {"{{ -m }} {{ -(-m) }} {{ m }} {{ -b }}", "-9223372036854775808 9223372036854775808 9223372036854775808 -123456789012345678901234567890"},
-    {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, -b]|sort }} {{ [3, b]|max }} {{ 1 if b else 2 }} {{ [b, b]|unique|list }}", "True 7 7 [-123456789012345678901234567890, 1, 123456789012345678901234567890] 123456789012345678901234567890 1 [123456789012345678901234567890]"},
+    {"{{ b }} {{ [b, {'k': -b}] }} {{ b ~ 'x' }} {{ b|string }}",
+     "123456789012345678901234567890 [123456789012345678901234567890, {'k': "
+     "-123456789012345678901234567890}] 123456789012345678901234567890x 123456789012345678901234567890"},
+    {"{{ b|tojson }} {{ {b: [b]}|tojson }}",
+     "123456789012345678901234567890 {\"123456789012345678901234567890\": [123456789012345678901234567890]}"},
+    {"{{ b is integer }} {{ b is number }} {{ b is float }} {{ b is even }} {{ b is odd }} {{ b is sameas b "
+     "}} {{ b is divisibleby 7 }}",
+     "True True False True False True True"},
+    {"{{ b == f }} {{ b > 5 }} {{ 5 < b }} {{ -b < 5 }} {{ b < 1e40 }} {{ b >= 1e10 }} {{ b == b }} {{ b == "
+     "c }} {{ b < c }} {{ -b < -c }} {{ b != 1 }} {{ b == 'x' }}",
+     "False True True True True True True False True False True False"},
+    {"{{ u == 1.8446744073709552e19 }} {{ 1.8446744073709552e19 == u }} {{ v == 1.8446744073709552e19 }} {{ "
+     "u < v }} {{ v > 1.8446744073709552e19 }}",
+     "True True False True True"},
+    {"{{ b|int }} {{ b|float }} {{ b|abs }} {{ (-b)|abs }} {{ b|round }} {{ b / 2 }} {{ b * 1.0 }} {{ b % 10 "
+     "}} {{ -b % 10 }}",
+     "123456789012345678901234567890 1.2345678901234568e+29 123456789012345678901234567890 "
+     "123456789012345678901234567890 123456789012345678901234567890 6.172839450617284e+28 "
+     "1.2345678901234568e+29 0 0"},
+    {"{{ '%d'|format(b) }}|{{ '%40d'|format(-b) }}|{{ '%+d %040d'|format(b, b) }}|{{ '{:,} "
+     "{:>40d}'.format(b, b) }}|{{ '%.3f'|format(b) }}",
+     "123456789012345678901234567890|         "
+     "-123456789012345678901234567890|+123456789012345678901234567890 "
+     "0000000000123456789012345678901234567890|123,456,789,012,345,678,901,234,567,890           "
+     "123456789012345678901234567890|123456789012345677877719597056.000"},
+    {"{{ -m }} {{ -(-m) }} {{ m }} {{ -b }}",
+     "-9223372036854775808 9223372036854775808 9223372036854775808 -123456789012345678901234567890"},
+    {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, -b]|sort }} {{ [3, "
+     "b]|max }} {{ 1 if b else 2 }} {{ [b, b]|unique|list }}",
+     "True 7 7 [-123456789012345678901234567890, 1, 123456789012345678901234567890] "
+     "123456789012345678901234567890 1 [123456789012345678901234567890]"},
     {"{{ [1][b] }}", ""},
-    {"{{ 1e19|int }} {{ -1e25|int }} {{ '1e20'|int }} {{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d %d'|format(1e19, -9.9) }}", "10000000000000000000 -10000000000000000905969664 100000000000000000000 2 0 3 10000000000000000000 -9"},
+    {"{{ 1e19|int }} {{ -1e25|int }} {{ '1e20'|int }} {{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d "
+     "%d'|format(1e19, -9.9) }}",
+     "10000000000000000000 -10000000000000000905969664 100000000000000000000 2 0 3 10000000000000000000 -9"},
     {"{{ w < 1 }} {{ w > 1e308 }}", "False True"},
     {"{{ w|float }}", NULL},
     {"{{ w / 2 }}", NULL},
@@ -226,8 +265,12 @@ static void ints_of_any_size(void **state)
     (void)state;
     static char huge[401];
     memset(huge, '9', 400);
-    const char *const numbers[][2] = {{"b", "123456789012345678901234567890"}, {"c", "123456789012345678901234567891"}, {"u", "18446744073709551616"},
-                                             {"v", "18446744073709551617"},           {"m", "9223372036854775808"}, {"w", huge}};
+    const char *const numbers[][2] = {{"b", "123456789012345678901234567890"},
+                                      {"c", "123456789012345678901234567891"},
+                                      {"u", "18446744073709551616"},
+                                      {"v", "18446744073709551617"},
+                                      {"m", "9223372036854775808"},
+                                      {"w", huge}};
     size_t bad = 0;
     for (size_t i = 0; i < sizeof big_ints / sizeof *big_ints; i++) {
         struct jinja_template *t = NULL;
@@ -244,7 +287,8 @@ static void ints_of_any_size(void **state)
         enum status st = jinja_render(t, c, &o, &err);
         if (!st) check_runs(&o);
         if (big_ints[i].want ? st || strcmp(o.text, big_ints[i].want) != 0 : !st) {
-            fprintf(stderr, "%s\n  want %s\n  got  %s\n", big_ints[i].src, big_ints[i].want ? big_ints[i].want : "(error)", st ? err.message : o.text);
+            fprintf(stderr, "%s\n  want %s\n  got  %s\n", big_ints[i].src,
+                    big_ints[i].want ? big_ints[i].want : "(error)", st ? err.message : o.text);
             bad++;
         }
         jinja_output_free(&o);
@@ -275,8 +319,8 @@ static void origin_marks(void **state)
             check_runs(&o);
         }
         if (origins[i].want ? st || strcmp(got, origins[i].want) != 0 : !st) {
-            fprintf(stderr, "%s\n  want %s\n  got  %s %s\n", origins[i].src, origins[i].want ? origins[i].want : "(error)", got,
-                    st ? err.message : "");
+            fprintf(stderr, "%s\n  want %s\n  got  %s %s\n", origins[i].src,
+                    origins[i].want ? origins[i].want : "(error)", got, st ? err.message : "");
             bad++;
         }
         jinja_output_free(&o);
@@ -289,7 +333,8 @@ static void origin_marks(void **state)
 
 /* ---- limits and faults ---- */
 
-static void expect_fault(const char *src, size_t len, const struct jinja_limits *limits, enum jinja_fault want, uint32_t line)
+static void expect_fault(const char *src, size_t len, const struct jinja_limits *limits,
+                         enum jinja_fault want, uint32_t line)
 {
     struct jinja_template *t = NULL;
     struct jinja_error err;
@@ -331,12 +376,16 @@ static void limits_hold(void **state)
         "{{ range(100001) }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ 'x' * 100000000 }}",
-        "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x "
+        "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x "
+        "%}{% endfor %}{{ ns.x "
         "}}",
         "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}",
-        "{% set ns = namespace(x=[1]) %}{% set ns.x = [ns] %}{{ ns.x }}{% for i in range(3) %}{% set ns.ns = ns %}{{ ns }}{% "
+        "{% set ns = namespace(x=[1]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x "
+        "}}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ "
+        "ns.x|tojson }}",
+        "{% set ns = namespace(x=[1]) %}{% set ns.x = [ns] %}{{ ns.x }}{% for i in range(3) %}{% set ns.ns = "
+        "ns %}{{ ns }}{% "
         "endfor %}",
         "{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% set x = range(100000)|list %}{% for i in x %}{% set y = x|sort %}{% endfor %}",
@@ -364,8 +413,9 @@ static void limits_hold(void **state)
     expect_fault("0123456789a", 11, &small, JINJA_LIMIT, 0);
     small.source_bytes_max = 5;
     expect_fault("123456", 6, &small, JINJA_LIMIT, 0);
-    char *deep[] = {repeat_text("(", 5000, "1", ")"),     repeat_text("[", 5000, "", "]"),    repeat_text("-", 100000, "1", ""),
-                    repeat_text("not ", 100000, "1", ""), repeat_text("1+", 100000, "1", ""), repeat_text("x.", 100000, "y", "")};
+    char *deep[] = {repeat_text("(", 5000, "1", ")"),   repeat_text("[", 5000, "", "]"),
+                    repeat_text("-", 100000, "1", ""),  repeat_text("not ", 100000, "1", ""),
+                    repeat_text("1+", 100000, "1", ""), repeat_text("x.", 100000, "y", "")};
     for (size_t i = 0; i < sizeof deep / sizeof *deep;
          i++) { /* brackets are bounded by the lexer, the rest by the parser or the evaluation */
         char *whole = malloc(strlen(deep[i]) + 20);
@@ -400,7 +450,8 @@ static void faults_name_lines(void **state)
         {"{{ -9223372036854775807 - 2 }}", JINJA_RUNTIME, 1},
         {"{{ '\\N{BULLET}' }}", JINJA_SYNTAX, 1},
     };
-    for (size_t i = 0; i < sizeof t / sizeof *t; i++) expect_fault(t[i].src, strlen(t[i].src), NULL, t[i].fault, t[i].line);
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
+        expect_fault(t[i].src, strlen(t[i].src), NULL, t[i].fault, t[i].line);
 }
 
 /* A chat of 10,000 messages is ordinary work: far from the limits. */
@@ -410,8 +461,8 @@ static void long_chat(void **state)
     const json_t *src = json_object_get(json_object_get(cases, "templates"), "qwen3-vl");
     json_t *messages = json_array(), *vars = json_object();
     for (int i = 0; i < 10000; i++)
-        json_array_append_new(messages, json_pack("{s:s,s:s}", "role", i % 2 ? "assistant" : "user", "content",
-                                                  "What is in this picture, and why?"));
+        json_array_append_new(messages, json_pack("{s:s,s:s}", "role", i % 2 ? "assistant" : "user",
+                                                  "content", "What is in this picture, and why?"));
     json_object_set_new(vars, "messages", messages);
     struct jinja_output o = {0};
     struct jinja_error err = {0};
@@ -419,8 +470,8 @@ static void long_chat(void **state)
     clock_gettime(CLOCK_MONOTONIC, &a);
     enum status st = render(json_string_value(src), json_string_length(src), vars, &o, &err);
     clock_gettime(CLOCK_MONOTONIC, &b);
-    print_message("10000 messages: %.1f ms %s\n", (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6,
-                  err.message);
+    print_message("10000 messages: %.1f ms %s\n",
+                  (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6, err.message);
     assert_int_equal(st, ST_OK);
     assert_true(o.len > 10000 * 40);
     jinja_output_free(&o);
@@ -510,7 +561,8 @@ static void mutated_templates(void **state)
         for (uint32_t m = 1 + rnd(6); m > 0; m--) {
             size_t at = len ? rnd((uint32_t)len + 1) : 0;
             const char *tok = tokens[rnd(sizeof tokens / sizeof *tokens)];
-            size_t n = strlen(tok), cut = rnd(4) == 0 && at < len ? 1 + rnd((uint32_t)(len - at < 20 ? len - at : 20)) : 0;
+            size_t n = strlen(tok),
+                   cut = rnd(4) == 0 && at < len ? 1 + rnd((uint32_t)(len - at < 20 ? len - at : 20)) : 0;
             if (rnd(3) == 0) n = 0;
             if (len - cut + n > cap) continue;
             memmove(s + at + n, s + at + cut, len - at - cut);
@@ -551,11 +603,15 @@ static void mutated_templates(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables),           cmocka_unit_test(chats),
-        cmocka_unit_test(random_templates), cmocka_unit_test(origin_marks),
+        cmocka_unit_test(tables),
+        cmocka_unit_test(chats),
+        cmocka_unit_test(random_templates),
+        cmocka_unit_test(origin_marks),
         cmocka_unit_test(ints_of_any_size),
-        cmocka_unit_test(limits_hold),      cmocka_unit_test(faults_name_lines),
-        cmocka_unit_test(long_chat),        cmocka_unit_test(mutated_templates),
+        cmocka_unit_test(limits_hold),
+        cmocka_unit_test(faults_name_lines),
+        cmocka_unit_test(long_chat),
+        cmocka_unit_test(mutated_templates),
     };
     return cmocka_run_group_tests(tests, load_cases, free_cases);
 }

@@ -1,5 +1,5 @@
-/* config/base/json.c: what is JSON and what isn't, numbers, strings, navigation, and that no bytes harm it (mutations from a
- * seed). */
+/* config/base/json.c: what is JSON and what isn't, numbers, strings, navigation, and that no bytes harm it
+ * (mutations from a seed). */
 #include "config/base/json.h"
 
 #include <math.h>
@@ -232,7 +232,8 @@ static void test_strings(void **state)
 static void test_navigation(void **state)
 {
     (void)state;
-    static const char text[] = "{\"a\":1,\"b\":{\"a\":[10,[20],{\"x\":30},40]},\"a\":2,\"n\":null,\"\\u0063\":\"c\"}";
+    static const char text[] =
+        "{\"a\":1,\"b\":{\"a\":[10,[20],{\"x\":30},40]},\"a\":2,\"n\":null,\"\\u0063\":\"c\"}";
     struct json_doc d;
     char *copy;
     int64_t i = 0;
@@ -266,8 +267,8 @@ static void test_navigation(void **state)
     assert_int_equal(json_at(&d, JSON_NONE, 0), JSON_NONE);
     assert_int_equal(json_at(&d, 0, 0), JSON_NONE);
     assert_int_equal(json_count(&d, JSON_NONE), 0);
-    assert_false(json_int(&d, JSON_NONE, &i) || json_double(&d, JSON_NONE, &v) || json_bool(&d, JSON_NONE, &b) ||
-                 json_str_eq(&d, JSON_NONE, ""));
+    assert_false(json_int(&d, JSON_NONE, &i) || json_double(&d, JSON_NONE, &v) ||
+                 json_bool(&d, JSON_NONE, &b) || json_str_eq(&d, JSON_NONE, ""));
     assert_null(json_str_dup(&d, JSON_NONE, &len));
     assert_null(json_raw(&d, JSON_NONE, &len));
     json_free(&d);
@@ -334,8 +335,9 @@ static uint32_t walk(const struct json_doc *d, uint32_t node)
 static void test_mutations(void **state)
 {
     (void)state;
-    static const char seed[] = "{\"version\":\"1.0\",\"list\":[1,-2.5e3,true,false,null,\"a\\u00e9\\ud83d\\ude00\\n\",[],{}],"
-                               "\"deep\":[[[{\"k\":[0.1]}]]],\"\\u0120the\":{\"id\":12,\"x\":\"\xC3\xA9\"}} ";
+    static const char seed[] =
+        "{\"version\":\"1.0\",\"list\":[1,-2.5e3,true,false,null,\"a\\u00e9\\ud83d\\ude00\\n\",[],{}],"
+        "\"deep\":[[[{\"k\":[0.1]}]]],\"\\u0120the\":{\"id\":12,\"x\":\"\xC3\xA9\"}} ";
     static const char alphabet[] = "{}[]\",:\\u0123456789abcdefntrl-+.eE \n\t\xC3\xA9\x00\xFF";
     size_t good = 0, bad = 0;
     for (int round = 0; round < 60000; round++) {
@@ -348,10 +350,8 @@ static void test_mutations(void **state)
         }
         for (uint32_t edits = rnd(4); edits > 0 && len > 1; edits--) {
             uint32_t at = rnd((uint32_t)len), kind = rnd(4), n = 1 + rnd(8);
-            if (kind == 0)
-                s[at] = alphabet[rnd(sizeof alphabet - 1)];
-            else if (kind == 1)
-                len = at;
+            if (kind == 0) s[at] = alphabet[rnd(sizeof alphabet - 1)];
+            else if (kind == 1) len = at;
             else if (kind == 2 && n < len - at) {
                 memmove(s + at, s + at + n, len - at - n);
                 len -= n;

@@ -1,5 +1,5 @@
-/* Prompt building: golden prompts of the chat cases with pictures (ids and spans as transformers' processor makes them),
- * placeholders that a user typed, crops, counts that don't match, token-id prompts. */
+/* Prompt building: golden prompts of the chat cases with pictures (ids and spans as transformers' processor
+ * makes them), placeholders that a user typed, crops, counts that don't match, token-id prompts. */
 #include "config/base/json.h"
 #include "engine/prompt/prompt_build.h"
 #include "tests/lib/golden.h"
@@ -51,8 +51,9 @@ static struct image_u8 small_picture(void)
 
 static void test_golden_prompts(void **state)
 {
-    static const char *const variants[] = {"vision_f32",  "window_small_f32", "onekv_d24_f32", "released_keys_f32",
-                                           "vision_bf16", "text_f32",         "untied_f32"};
+    static const char *const variants[] = {"vision_f32",        "window_small_f32", "onekv_d24_f32",
+                                           "released_keys_f32", "vision_bf16",      "text_f32",
+                                           "untied_f32"};
     uint32_t with_images = 0;
     (void)state;
     for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
@@ -71,7 +72,8 @@ static void test_golden_prompts(void **state)
             for (uint32_t i = 0; i < c->image_count; i++) {
                 images[i] = small_picture();
                 memset(keys[i], (int)i + 1, 32);
-                pictures[i] = (struct prompt_picture){.images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
+                pictures[i] = (struct prompt_picture){
+                    .images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
             }
             struct tok_run run = {text, len, TOK_CONTROL_ALL};
             struct prompt p;
@@ -98,12 +100,13 @@ static void test_golden_prompts(void **state)
     assert_true(with_images >= 10);
 }
 
-#define RUN(text, control)                                                                                                       \
-    {                                                                                                                            \
-        text, sizeof(text) - 1, control                                                                                          \
+#define RUN(text, control)                                                                                   \
+    {                                                                                                        \
+        text, sizeof(text) - 1, control                                                                      \
     }
 
-static void expect_refused(const struct fixture *f, const struct tok_run *runs, size_t n, uint32_t pictures, const char *what)
+static void expect_refused(const struct fixture *f, const struct tok_run *runs, size_t n, uint32_t pictures,
+                           const char *what)
 {
     struct image_u8 images[4];
     uint8_t keys[4][32] = {{0}};
@@ -112,7 +115,8 @@ static void expect_refused(const struct fixture *f, const struct tok_run *runs, 
     struct err err = {""};
     for (uint32_t i = 0; i < pictures; i++) {
         images[i] = small_picture();
-        pics[i] = (struct prompt_picture){.images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
+        pics[i] = (struct prompt_picture){
+            .images = &images[i], .keys = (const uint8_t(*)[32]) & keys[i], .count = 1};
     }
     assert_int_equal(prompt_build(f->m, f->t, runs, n, false, pics, pictures, ROOM, &p, &err), ST_INVALID);
     if (!strstr(err.msg, what)) fail_msg("\"%s\" doesn't say \"%s\"", err.msg, what);
@@ -133,7 +137,8 @@ static void test_typed_markers(void **state)
     struct prompt p;
     struct err err;
     assert_int_equal(prompt_build(f.m, f.t, typed, 3, false, NULL, 0, ROOM, &p, &err), ST_OK);
-    for (uint32_t i = 0; i < p.token_count; i++) assert_true(p.tokens[i] != f.m->image.soft_id && p.tokens[i] != 509);
+    for (uint32_t i = 0; i < p.token_count; i++)
+        assert_true(p.tokens[i] != f.m->image.soft_id && p.tokens[i] != 509);
     assert_int_equal(p.image_count, 0);
     prompt_free(&p);
     expect_refused(&f, typed, 3, 1, "0 image placeholders");
@@ -163,13 +168,15 @@ static void test_crops(void **state)
     char one[1024] = "\n\n<start_of_image>", whole[8192];
     for (uint32_t i = 0; i < f.m->image.tokens; i++) strcat(one, "<image_soft_token>");
     strcat(one, "<end_of_image>\n\n");
-    snprintf(whole, sizeof whole, "<bos>See: Here is the original image %s and here are some crops to help you see better %s %s.",
+    snprintf(whole, sizeof whole,
+             "<bos>See: Here is the original image %s and here are some crops to help you see better %s %s.",
              one, one, one);
     struct tok_run all = {whole, strlen(whole), TOK_CONTROL_ALL};
     struct tok_ids want;
     struct err err;
     assert_int_equal(tok_encode(f.t, &all, 1, false, ROOM, &want, &err), ST_OK);
-    const struct tok_run runs[] = {RUN("<bos>See: ", TOK_CONTROL_ALL), RUN("<start_of_image>.", TOK_CONTROL_ALL)};
+    const struct tok_run runs[] = {RUN("<bos>See: ", TOK_CONTROL_ALL),
+                                   RUN("<start_of_image>.", TOK_CONTROL_ALL)};
     struct image_u8 images[3] = {small_picture(), small_picture(), small_picture()};
     uint8_t keys[3][32] = {{1}, {2}, {3}};
     struct prompt_picture pic = {.images = images, .keys = (const uint8_t(*)[32])keys, .count = 3};
@@ -183,8 +190,10 @@ static void test_crops(void **state)
     images[0] = small_picture();
     images[1] = small_picture();
     images[2] = small_picture();
-    assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens - 1, &p, &err), ST_TOO_LARGE);
-    assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens + 5, &p, &err), ST_TOO_LARGE);
+    assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens - 1, &p, &err),
+                     ST_TOO_LARGE);
+    assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, 3 * f.m->image.tokens + 5, &p, &err),
+                     ST_TOO_LARGE);
     for (int i = 0; i < 3; i++) free(images[i].rgb);
     tok_ids_free(&want);
     close_fixture(&f);
@@ -210,7 +219,8 @@ static void test_ids(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden_prompts), cmocka_unit_test(test_typed_markers),
-                                       cmocka_unit_test(test_crops), cmocka_unit_test(test_ids)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden_prompts),
+                                       cmocka_unit_test(test_typed_markers), cmocka_unit_test(test_crops),
+                                       cmocka_unit_test(test_ids)};
     return cmocka_run_group_tests_name("prompt", tests, NULL, NULL);
 }

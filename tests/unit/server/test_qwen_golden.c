@@ -1,5 +1,5 @@
-/* The prompts of tests/golden/qwen from their messages on: template, tokenizer and prompt_build give transformers' text, ids,
- * spans, grids and positions, for every case of every variant. */
+/* The prompts of tests/golden/qwen from their messages on: template, tokenizer and prompt_build give
+ * transformers' text, ids, spans, grids and positions, for every case of every variant. */
 #include "config/hf_config.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
@@ -34,11 +34,13 @@ static void open_fixture(struct fixture *f, const char *variant)
     struct err err = {""};
     golden_dir(dir, sizeof dir, "qwen", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
-        template_load(dir, &f->chat, &err))
+    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) ||
+        tok_load(dir, &f->t, &err) || template_load(dir, &f->chat, &err))
         fail_msg("%s: %s", variant, err.msg);
-    f->m = (struct model_info){.family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
-    if (f->m.image.present && image_config_load(dir, f->m.family, &f->m.image.config, &err)) fail_msg("%s: %s", variant, err.msg);
+    f->m = (struct model_info){
+        .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
+    if (f->m.image.present && image_config_load(dir, f->m.family, &f->m.image.config, &err))
+        fail_msg("%s: %s", variant, err.msg);
     template_guard(f->chat, f->t);
     golden_open(&f->g, "qwen", variant, f->m.image.present ? &f->m.image.config : NULL);
     snprintf(path, sizeof path, "%s/golden.json", dir);
@@ -56,8 +58,8 @@ static void close_fixture(struct fixture *f)
     free(f->config);
 }
 
-/* The pictures of a case in the order of the prompt, with grids and stamps but no pixels: what a request brings whose pictures
- * are known from before. */
+/* The pictures of a case in the order of the prompt, with grids and stamps but no pixels: what a request
+ * brings whose pictures are known from before. */
 struct album {
     struct prompt_picture list[GOLDEN_IMAGES_MAX];
     uint32_t count;
@@ -66,7 +68,8 @@ struct album {
     double stamps[GOLDEN_IMAGES_MAX];
 };
 
-static void album_of(struct album *a, const struct fixture *f, const struct golden_case *c, const json_t *about)
+static void album_of(struct album *a, const struct fixture *f, const struct golden_case *c,
+                     const json_t *about)
 {
     *a = (struct album){0};
     for (uint32_t i = 0; i < c->image_count; i++) {
@@ -88,11 +91,13 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
         if (!video || !f->m.image.video_stamps) continue;
         uint32_t frames[FRAMES_MAX], k = (uint32_t)json_integer_value(json_object_get(span, "index")), n = 0;
         char name[64];
-        snprintf(name, sizeof name, "case%d.video%u.frames", (int)json_integer_value(json_object_get(about, "id")), k);
+        snprintf(name, sizeof name, "case%d.video%u.frames",
+                 (int)json_integer_value(json_object_get(about, "id")), k);
         const struct stf_tensor *all = stf_find(f->g.files, name);
         assert_true(all && all->shape[0] <= FRAMES_MAX);
         for (; n < all->shape[0]; n++) frames[n] = n;
-        image_video_stamps(&f->m.image.config, frames, n, json_number_value(json_array_get(json_object_get(about, "fps"), k)),
+        image_video_stamps(&f->m.image.config, frames, n,
+                           json_number_value(json_array_get(json_object_get(about, "fps"), k)),
                            &a->stamps[i]);
     }
 }
@@ -100,7 +105,8 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
 static void check_prompt(const struct golden_case *c, const struct prompt *p)
 {
     for (uint32_t i = 0; i < p->token_count && i < c->prompt_count; i++)
-        if (p->tokens[i] != c->prompt[i]) fail_msg("%s: token %u is %u, not %u", c->name, i, p->tokens[i], c->prompt[i]);
+        if (p->tokens[i] != c->prompt[i])
+            fail_msg("%s: token %u is %u, not %u", c->name, i, p->tokens[i], c->prompt[i]);
     assert_int_equal(p->token_count, c->prompt_count);
     assert_int_equal(p->image_count, c->image_count);
     uint32_t total = c->prompt_count + c->greedy_count;
@@ -129,7 +135,8 @@ static void run_case(const struct fixture *f, const struct golden_case *c, const
                                       .kwargs = json_object_get(about, "template"),
                                       .add_generation_prompt = true};
         if (template_render(f->chat, &rq, &r, &err)) fail_msg("%s: %s", c->name, err.msg);
-        if (strcmp(r.text, rendered) != 0) fail_msg("%s: rendered as \"%s\", not \"%s\"", c->name, r.text, rendered);
+        if (strcmp(r.text, rendered) != 0)
+            fail_msg("%s: rendered as \"%s\", not \"%s\"", c->name, r.text, rendered);
     }
     album_of(&a, f, c, about);
     if (prompt_build(&f->m, f->t, r.runs, r.run_count, false, a.list, a.count, ROOM, &p, &err))

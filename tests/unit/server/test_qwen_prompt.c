@@ -1,6 +1,6 @@
 /* Prompts of the Qwen-VL families: ids, spans, grids and rope offsets against transformers' processors
- * (tests/golden/images/qwen_prompts.json, made by scripts/reference/make_qwen_images.py), the positions of specs qwen-vl 5.5,
- * placeholders, and what is refused. */
+ * (tests/golden/images/qwen_prompts.json, made by scripts/reference/make_qwen_images.py), the positions of
+ * specs qwen-vl 5.5, placeholders, and what is refused. */
 #include "config/base/json.h"
 #include "config/hf_config.h"
 #include "engine/prompt/image_prep.h"
@@ -33,7 +33,8 @@ static void open_fixture(struct fixture *f, const char *folder)
     struct err err = {""};
     snprintf(dir, sizeof dir, "tests/golden/qwen/%s", folder);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) || tok_load(dir, &f->t, &err))
+    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) ||
+        tok_load(dir, &f->t, &err))
         fail_msg("%s", err.msg);
     f->m = (struct model_info){.family = f->config->model_type, .vocab_size = 100000, .image = f->desc.image};
     if (image_config_load(dir, f->m.family, &f->m.image.config, &err)) fail_msg("%s", err.msg);
@@ -55,7 +56,9 @@ static uint8_t *noise_bmp(uint32_t width, uint32_t height, size_t *len)
     uint8_t *b = calloc(1, *len);
     assert_non_null(b);
     memcpy(b, "BM", 2);
-    uint32_t head[] = {(uint32_t)*len, 0, 54, 40, width, height, 1 | 24u << 16, 0, (uint32_t)(row * height), 0, 0, 0, 0}, x = 1;
+    uint32_t head[] = {(uint32_t)*len,           0, 54, 40, width, height, 1 | 24u << 16, 0,
+                       (uint32_t)(row * height), 0, 0,  0,  0},
+             x = 1;
     memcpy(b + 2, head, sizeof head);
     for (size_t y = 0; y < height; y++)
         for (size_t k = 0; k < 3 * (size_t)width; k++) {
@@ -119,7 +122,8 @@ static uint32_t number(const struct json_doc *d, uint32_t node)
 }
 
 /* Pictures and videos in the order of their placeholders in the text. */
-static void album_of(struct album *a, const struct fixture *f, const struct json_doc *d, uint32_t row, const char *text)
+static void album_of(struct album *a, const struct fixture *f, const struct json_doc *d, uint32_t row,
+                     const char *text)
 {
     uint32_t images = json_get(d, row, "images"), videos = json_get(d, row, "videos"), i = 0, v = 0;
     for (const char *at = text; (at = strchr(at, '<')) != NULL; at++) {
@@ -139,10 +143,11 @@ static void album_of(struct album *a, const struct fixture *f, const struct json
 }
 
 /* Grids as the reference has them (in patches), where it keeps the frames of a video together. */
-static void check_grids(const struct fixture *f, const struct album *a, const struct json_doc *d, uint32_t row)
+static void check_grids(const struct fixture *f, const struct album *a, const struct json_doc *d,
+                        uint32_t row)
 {
-    uint32_t images = json_get(d, row, "grids"), videos = json_get(d, row, "video_grids"), seconds = json_get(d, row, "seconds"),
-             seen[2] = {0, 0};
+    uint32_t images = json_get(d, row, "grids"), videos = json_get(d, row, "video_grids"),
+             seconds = json_get(d, row, "seconds"), seen[2] = {0, 0};
     uint32_t m = f->m.image.config.merge;
     for (uint32_t k = 0; k < a->count; k++) {
         const struct prompt_picture *p = &a->list[k];
@@ -154,11 +159,11 @@ static void check_grids(const struct fixture *f, const struct album *a, const st
         double s = 0;
         if (p->video && g->t > 1 && json_count(d, seconds))
             assert_true(json_double(d, json_at(d, seconds, n), &s));
-        else if (p->video && g->t > 1)
-            s = 1;
+        else if (p->video && g->t > 1) s = 1;
         if (p->video && f->m.image.tokens_per_second > 0) s *= f->m.image.tokens_per_second;
         if ((float)g->seconds != (float)s) /* the reference keeps it as a float32 */
-            fail_msg("%s: %.17g, want %.17g (tps %g)", f->m.family, g->seconds, s, f->m.image.tokens_per_second);
+            fail_msg("%s: %.17g, want %.17g (tps %g)", f->m.family, g->seconds, s,
+                     f->m.image.tokens_per_second);
     }
 }
 
@@ -222,9 +227,9 @@ static void test_golden(void **state)
     json_free(&d);
 }
 
-#define RUN(text, control)                                                                                                       \
-    {                                                                                                                            \
-        text, sizeof(text) - 1, control                                                                                          \
+#define RUN(text, control)                                                                                   \
+    {                                                                                                        \
+        text, sizeof(text) - 1, control                                                                      \
     }
 static const uint8_t key[1][32] = {{1}};
 
@@ -234,8 +239,8 @@ static struct prompt_picture known(const struct prompt_grid *grid, bool video)
     return (struct prompt_picture){.keys = key, .count = 1, .grids = grid, .video = video};
 }
 
-/* The table of specs qwen-vl 5.5, pictures at the edges of a prompt, and videos whose time runs faster or slower than their
- * tokens. */
+/* The table of specs qwen-vl 5.5, pictures at the edges of a prompt, and videos whose time runs faster or
+ * slower than their tokens. */
 static void test_positions(void **state)
 {
     (void)state;
@@ -248,7 +253,12 @@ static void test_positions(void **state)
         bool video;
         int32_t offset[3];
     } cases[] = {
-        {"\n\n\n\n<|image_pad|>\n\n\n\n\n\n\n<|image_pad|>\n\n", {{1, 4, 6, 0}, {1, 8, 2, 0}}, 2, {4, 35}, false, {-18, -26}},
+        {"\n\n\n\n<|image_pad|>\n\n\n\n\n\n\n<|image_pad|>\n\n",
+         {{1, 4, 6, 0}, {1, 8, 2, 0}},
+         2,
+         {4, 35},
+         false,
+         {-18, -26}},
         {"<|image_pad|>", {{1, 4, 6, 0}}, 1, {0}, false, {-18}},
         {"<|image_pad|><|image_pad|><|image_pad|>",
          {{1, 1, 1, 0}, {1, 2, 8, 0}, {1, 4, 4, 0}},
@@ -270,12 +280,14 @@ static void test_positions(void **state)
         for (const char *s = cases[i].text; *s; s++) /* tokens that never merge */
             *s == '\n' ? strcat(text, "<|im_end|>") : strncat(text, s, 1);
         struct tok_run run = {text, strlen(text), TOK_CONTROL_ALL};
-        if (prompt_build(&f.m, f.t, &run, 1, false, list, cases[i].count, ROOM, &p, &err)) fail_msg("case %zu: %s", i, err.msg);
+        if (prompt_build(&f.m, f.t, &run, 1, false, list, cases[i].count, ROOM, &p, &err))
+            fail_msg("case %zu: %s", i, err.msg);
         assert_int_equal(p.image_count, cases[i].count);
         for (uint32_t k = 0; k < p.image_count; k++) {
             assert_int_equal(p.images[k].begin, cases[i].begin[k]);
             if (p.images[k].rope_offset != cases[i].offset[k])
-                fail_msg("case %zu, picture %u: offset %d, want %d", i, k, p.images[k].rope_offset, cases[i].offset[k]);
+                fail_msg("case %zu, picture %u: offset %d, want %d", i, k, p.images[k].rope_offset,
+                         cases[i].offset[k]);
             assert_null(p.images[k].pixels.rgb);
         }
         prompt_free(&p);
@@ -283,8 +295,8 @@ static void test_positions(void **state)
     close_fixture(&f);
 }
 
-static void expect(const struct fixture *f, const struct tok_run *runs, size_t n, struct prompt_picture *list, uint32_t count,
-                   uint32_t room, enum status want, const char *what)
+static void expect(const struct fixture *f, const struct tok_run *runs, size_t n, struct prompt_picture *list,
+                   uint32_t count, uint32_t room, enum status want, const char *what)
 {
     struct prompt p;
     struct err err = {""};
@@ -297,15 +309,19 @@ static void test_refused(void **state)
 {
     (void)state;
     struct fixture f;
-    static const struct prompt_grid small = {1, 2, 2, 0}, none = {1, 0, 2, 0}, huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0},
-                                    wide = {1, 300, 300, 0}, forever = {1000, 1, 1, 1e12}, odd = {2, 1, 1, -1.0},
-                                    inexact = {1000, 1, 1, 16800}, most = {1000, 1, 1, 16700}; /* 2^24 lies between */
+    static const struct prompt_grid small = {1, 2, 2, 0}, none = {1, 0, 2, 0},
+                                    huge = {UINT32_MAX, UINT32_MAX, UINT32_MAX, 0}, wide = {1, 300, 300, 0},
+                                    forever = {1000, 1, 1, 1e12}, odd = {2, 1, 1, -1.0},
+                                    inexact = {1000, 1, 1, 16800},
+                                    most = {1000, 1, 1, 16700}; /* 2^24 lies between */
     const double stamp = 0.5, late = 1e300;
     struct prompt_picture one = known(&small, false), clip = known(&small, true), bad;
     const struct tok_run place[] = {RUN("x<|image_pad|>y", TOK_CONTROL_ALL)},
                          film[] = {RUN("x<|vision_start|><|video_pad|><|vision_end|>y", TOK_CONTROL_ALL)},
-                         typed[] = {RUN("x", TOK_CONTROL_ALL), RUN("<|image_pad|> <|video_pad|>", TOK_CONTROL_NONE)},
-                         both[] = {RUN("<|vision_start|><|video_pad|><|vision_end|><|image_pad|>", TOK_CONTROL_ALL)};
+                         typed[] = {RUN("x", TOK_CONTROL_ALL),
+                                    RUN("<|image_pad|> <|video_pad|>", TOK_CONTROL_NONE)},
+                         both[] = {RUN("<|vision_start|><|video_pad|><|vision_end|><|image_pad|>",
+                                       TOK_CONTROL_ALL)};
     open_fixture(&f, "qwen2_vl_f32");
     expect(&f, place, 1, NULL, 0, ROOM, ST_INVALID, "1 image placeholder");
     expect(&f, typed, 2, &one, 1, ROOM, ST_INVALID, "0 image placeholders");
@@ -328,7 +344,8 @@ static void test_refused(void **state)
     bad = known(&inexact, true);
     expect(&f, film, 1, &bad, 1, ROOM, ST_INVALID, "too long");
     bad = known(&most, true);
-    const struct tok_run two[] = {RUN("<|vision_start|><|video_pad|><|vision_end|><|video_pad|>", TOK_CONTROL_ALL)};
+    const struct tok_run two[] = {
+        RUN("<|vision_start|><|video_pad|><|vision_end|><|video_pad|>", TOK_CONTROL_ALL)};
     struct prompt_picture twice[2] = {bad, bad};
     expect(&f, two, 1, twice, 2, ROOM, ST_INVALID, "too long");
     bad = known(&odd, true);
@@ -369,9 +386,10 @@ static void test_origins(void **state)
     open_fixture(&f, "qwen3_vl_f32");
     static const struct prompt_grid a = {1, 2, 3, 0}, b = {1, 1, 2, 0};
     struct prompt_picture list[] = {known(&a, false), known(&b, false)};
-    const struct tok_run runs[] = {RUN("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>", TOK_CONTROL_ALL),
-                                   RUN("hello", TOK_CONTROL_NONE),
-                                   RUN("<|vision_start|><|image_pad|><|vision_end|><|im_end|>", TOK_CONTROL_ALL)};
+    const struct tok_run runs[] = {
+        RUN("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>", TOK_CONTROL_ALL),
+        RUN("hello", TOK_CONTROL_NONE),
+        RUN("<|vision_start|><|image_pad|><|vision_end|><|im_end|>", TOK_CONTROL_ALL)};
     const uint32_t tags[] = {0, 7, 0};
     struct prompt p;
     struct err err = {""};

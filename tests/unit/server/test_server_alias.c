@@ -65,7 +65,11 @@ static void test_ids(void **state)
     assert_memory_not_equal(x, y, 32);
     image_alias_id(other, no_salt, &plain, bytes, sizeof bytes, y);
     assert_memory_not_equal(x, y, 32); /* another process */
-    static const struct picture_ask asks[] = {{.video = true}, {.list = true}, {.fps = 2}, {.bounds = {.area_min = 1}}, {.bounds = {.area_max = 1}}};
+    static const struct picture_ask asks[] = {{.video = true},
+                                              {.list = true},
+                                              {.fps = 2},
+                                              {.bounds = {.area_min = 1}},
+                                              {.bounds = {.area_max = 1}}};
     for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
         image_alias_id(a, no_salt, &asks[i], bytes, sizeof bytes, y);
         assert_memory_not_equal(x, y, 32); /* asked for otherwise */
@@ -196,7 +200,8 @@ static void test_threads(void **state)
 int main(void)
 {
     if (sodium_init() < 0) return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ids), cmocka_unit_test(test_entries), cmocka_unit_test(test_parts), cmocka_unit_test(test_model),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ids), cmocka_unit_test(test_entries),
+                                       cmocka_unit_test(test_parts), cmocka_unit_test(test_model),
                                        cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

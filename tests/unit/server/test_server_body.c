@@ -1,4 +1,5 @@
-/* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a struct. */
+/* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a
+ * struct. */
 #include "server/generate/fields.h"
 #include "server/generate/generate.h"
 
@@ -64,10 +65,27 @@ static void test_repair(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const char *const table[] = {"", " ", "{", "[]", "1", "null", "\"x\"", "{} x", "{\"a\":1}{}", "{\"a\":1e999}", "{\"a\":\"\\ud8\"}", "{\"a\":\"", "{\"a\":\"\\", "\xEF\xBB\xBF",
-                                        "{\"a\":NaN}", "{'a':1}", "{\"a\":01}", "{\"a\":\"\n\"}"};
+    static const char *const table[] = {"",
+                                        " ",
+                                        "{",
+                                        "[]",
+                                        "1",
+                                        "null",
+                                        "\"x\"",
+                                        "{} x",
+                                        "{\"a\":1}{}",
+                                        "{\"a\":1e999}",
+                                        "{\"a\":\"\\ud8\"}",
+                                        "{\"a\":\"",
+                                        "{\"a\":\"\\",
+                                        "\xEF\xBB\xBF",
+                                        "{\"a\":NaN}",
+                                        "{'a':1}",
+                                        "{\"a\":01}",
+                                        "{\"a\":\"\n\"}"};
     struct request r;
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) assert_null(parse(&r, table[i], strlen(table[i])));
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        assert_null(parse(&r, table[i], strlen(table[i])));
     char deep[1000];
     for (unsigned levels = 126; levels <= 130; levels++) { /* the object around it counts too */
         size_t n = (size_t)sprintf(deep, "{\"a\":");
@@ -113,8 +131,10 @@ static void test_large_numbers(void **state)
         if (!root) fail_msg("%s: %s", table[i].in, r.error.message);
         json_t *a = json_object_get(root, "a");
         assert_int_equal(json_is_integer(a), table[i].integer);
-        if (!table[i].integer) assert_true(memcmp(&(double){json_real_value(a)}, &table[i].want, sizeof(double)) == 0);
-        if (json_object_get(root, "s")) assert_string_equal(json_string_value(json_object_get(root, "s")), "99999999999999999999");
+        if (!table[i].integer)
+            assert_true(memcmp(&(double){json_real_value(a)}, &table[i].want, sizeof(double)) == 0);
+        if (json_object_get(root, "s"))
+            assert_string_equal(json_string_value(json_object_get(root, "s")), "99999999999999999999");
         json_decref(root);
     }
     /* Inside of other values they keep their digits. */
@@ -218,7 +238,8 @@ static void *scarce(size_t size)
 static void test_no_memory(void **state)
 {
     (void)state;
-    static const char text[] = "{\"a\":[1,2.5,true,null,\"\\u0041\",18446744073709551616],\"b\":{\"c\":{}},\"b\":[[]]}";
+    static const char text[] =
+        "{\"a\":[1,2.5,true,null,\"\\u0041\",18446744073709551616],\"b\":{\"c\":{}},\"b\":[[]]}";
     enum status st = ST_NOMEM;
     size_t n = 0;
     json_set_alloc_funcs(scarce, free);
@@ -237,7 +258,8 @@ static void test_no_memory(void **state)
 static void test_names(void **state)
 {
     (void)state;
-    json_t *root = json_pack("{s:i,s:i,s:i,s:i}", "model", 1, "temperatur", 2, "a\n\xC3\xA9", 3, "top_p", 4), *s = json_stringn("text\0x", 6);
+    json_t *root = json_pack("{s:i,s:i,s:i,s:i}", "model", 1, "temperatur", 2, "a\n\xC3\xA9", 3, "top_p", 4),
+           *s = json_stringn("text\0x", 6);
     static const char *const known[] = {"model", "top_p"};
     char names[40];
     assert_int_equal(fields_unknown(root, known, 2, names, sizeof names), 2);
@@ -258,14 +280,23 @@ static void test_fields(void **state)
 {
     (void)state;
     json_error_t je;
-    json_t *root = json_loads("{\"i\":5,\"r\":5.0,\"h\":5.5,\"s\":\"5\",\"t\":true,\"n\":null,\"big\":1e300,\"neg\":-3,\"far\":9.2100000000000000e18,\"low\":-9223372036854775808.0,\"edge\":9223372036854775808.0}", 0, &je);
+    json_t *root = json_loads(
+        "{\"i\":5,\"r\":5.0,\"h\":5.5,\"s\":\"5\",\"t\":true,\"n\":null,\"big\":1e300,\"neg\":-3,\"far\":9."
+        "2100000000000000e18,\"low\":-9223372036854775808.0,\"edge\":9223372036854775808.0}",
+        0, &je);
     assert_non_null(root);
     static const struct {
         const char *name;
         bool ok, has;
         const char *code;
-    } ints[] = {{"i", true, true, NULL},          {"r", true, true, NULL},         {"h", false, false, "invalid_type"}, {"s", false, false, "invalid_type"},
-                {"t", false, false, "invalid_type"}, {"n", true, false, NULL},     {"absent", true, false, NULL},       {"big", false, false, "invalid_value"},
+    } ints[] = {{"i", true, true, NULL},
+                {"r", true, true, NULL},
+                {"h", false, false, "invalid_type"},
+                {"s", false, false, "invalid_type"},
+                {"t", false, false, "invalid_type"},
+                {"n", true, false, NULL},
+                {"absent", true, false, NULL},
+                {"big", false, false, "invalid_value"},
                 {"neg", false, false, "invalid_value"}};
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
         struct api_error e = {0};
@@ -305,7 +336,8 @@ static void test_fields(void **state)
 static void test_slow_reader(void **state)
 {
     (void)state;
-    static const size_t mib = 1u << 20, bursts[] = {6, 1, 3}; /* the log-probs of a long prompt, tokens, tokens */
+    static const size_t mib = 1u << 20,
+                        bursts[] = {6, 1, 3}; /* the log-probs of a long prompt, tokens, tokens */
     char *text = calloc(1, 6 * mib);
     struct request r = {.state = RQ_STREAM};
     buf_init(&r.out, 64 * mib);
@@ -327,7 +359,11 @@ static void test_slow_reader(void **state)
 int main(void)
 {
     json_object_seed(1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_repair), cmocka_unit_test(test_refused), cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text), cmocka_unit_test(test_as_jansson), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_slow_reader),
-                                       cmocka_unit_test(test_names), cmocka_unit_test(test_fields)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_repair),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text),
+        cmocka_unit_test(test_as_jansson),    cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_slow_reader),   cmocka_unit_test(test_names),
+        cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,13 @@
-/* Pixels on demand: who gets which, who shares a decode, and what happens when the file gives other pixels than it gave before, is broken, or
- * nobody listens any more. The scheduler and the request are stood in for; files, decoders, keys and the event loop's workers are real. */
+/* Pixels on demand: who gets which, who shares a decode, and what happens when the file gives other pixels
+ * than it gave before, is broken, or nobody listens any more. The scheduler and the request are stood in for;
+ * files, decoders, keys and the event loop's workers are real. */
 #include "server/generate/generate.h"
 
 #define sched_supply_image fake_supply
 #define sched_refuse_image fake_refuse
-#define request_release fake_release
-#define metrics_image fake_metrics
-#define now_us fake_now
+#define request_release    fake_release
+#define metrics_image      fake_metrics
+#define now_us             fake_now
 void fake_supply(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels);
 void fake_refuse(struct scheduler *s, struct seq_id id, uint32_t image, const char *message);
 void fake_release(struct request *r);
@@ -77,8 +78,8 @@ static void told_clear(void)
     memset(&told, 0, sizeof told);
 }
 
-/* A server with a request whose prompt has three pictures: two files that were seen before (the second with crops), and one that was decoded
- * with the request. */
+/* A server with a request whose prompt has three pictures: two files that were seen before (the second with
+ * crops), and one that was decoded with the request. */
 struct world {
     struct server srv;
     struct options opt;
@@ -100,17 +101,21 @@ static uint8_t *bmp(uint32_t width, uint32_t height, uint8_t seed, size_t *len)
     uint8_t *b = calloc(1, *len);
     assert_non_null(b);
     memcpy(b, "BM", 2);
-    uint32_t head[] = {(uint32_t)*len, 0, 54, 40, width, height, 1 | 24u << 16, 0, (uint32_t)(row * height), 0, 0, 0, 0};
+    uint32_t head[] = {(uint32_t)*len,           0, 54, 40, width, height, 1 | 24u << 16, 0,
+                       (uint32_t)(row * height), 0, 0,  0,  0};
     memcpy(b + 2, head, sizeof head);
     for (uint32_t y = 0; y < height; y++)
         for (uint32_t x = 0; x < 3 * width; x++) b[54 + y * row + x] = (uint8_t)(seed + 31 * x + 17 * y);
     return b;
 }
 
-static void prepare(const struct world *w, const struct gen_picture *p, struct image_prepared *out, struct picture_parts *parts)
+static void prepare(const struct world *w, const struct gen_picture *p, struct image_prepared *out,
+                    struct picture_parts *parts)
 {
     struct err err = {{0}};
-    assert_int_equal(picture_from_file(&w->info.image, w->info.family, &p->ask, p->bytes, p->len, out, parts, &err), IMAGE_OK);
+    assert_int_equal(
+        picture_from_file(&w->info.image, w->info.family, &p->ask, p->bytes, p->len, out, parts, &err),
+        IMAGE_OK);
 }
 
 static void world_open(struct world *w)
@@ -119,8 +124,17 @@ static void world_open(struct world *w)
     told_clear();
     assert_int_equal(uv_loop_init(&w->srv.loop), 0);
     w->info = (struct model_info){.family = "gemma3"};
-    w->info.image.config = (struct image_config){.width = 16, .height = 16, .filter = IMAGE_BILINEAR, .do_resize = true, .do_rescale = true, .do_normalize = true,
-                                                 .rescale_factor = 1.0 / 255, .std = {1, 1, 1}, .pan_and_scan = true, .pan_min_crop = 4, .pan_max_crops = 4,
+    w->info.image.config = (struct image_config){.width = 16,
+                                                 .height = 16,
+                                                 .filter = IMAGE_BILINEAR,
+                                                 .do_resize = true,
+                                                 .do_rescale = true,
+                                                 .do_normalize = true,
+                                                 .rescale_factor = 1.0 / 255,
+                                                 .std = {1, 1, 1},
+                                                 .pan_and_scan = true,
+                                                 .pan_min_crop = 4,
+                                                 .pan_max_crops = 4,
                                                  .pan_min_ratio = 1.2};
     w->model.info = &w->info;
     w->srv.model = &w->model;
@@ -129,7 +143,11 @@ static void world_open(struct world *w)
     w->srv.aliases = image_alias_create(8);
     w->r.srv = &w->srv;
     w->r.gen = &w->g;
-    w->g = (struct gen){.r = &w->r, .prompts = &w->prompt, .prompt_count = 1, .pictures = w->pictures, .picture_count = PICTURES};
+    w->g = (struct gen){.r = &w->r,
+                        .prompts = &w->prompt,
+                        .prompt_count = 1,
+                        .pictures = w->pictures,
+                        .picture_count = PICTURES};
     w->choice = (struct choice){.gen = &w->g, .prompt = &w->prompt};
     w->prompt.prompt.images = calloc(16, sizeof *w->prompt.prompt.images);
     uint32_t first = 0;
@@ -140,7 +158,8 @@ static void world_open(struct world *w)
         prepare(w, p, &w->want[i], &parts);
         p->first = first;
         p->count = w->want[i].count;
-        for (uint32_t k = 0; k < p->count; k++) memcpy(w->prompt.prompt.images[first + k].key, parts.keys[k], 32);
+        for (uint32_t k = 0; k < p->count; k++)
+            memcpy(w->prompt.prompt.images[first + k].key, parts.keys[k], 32);
         first += p->count;
         memset(p->alias, (int)i + 1, sizeof p->alias);
         image_alias_put(w->srv.aliases, p->alias, &parts);
@@ -178,7 +197,8 @@ static void run(struct world *w, uint32_t fetches)
     for (uint32_t i = 0; i < PICTURES; i++) assert_null(w->pictures[i].fetch);
 }
 
-static void assert_supplied(const struct world *w, uint32_t answer, uint32_t slot, uint32_t picture, uint32_t of_it)
+static void assert_supplied(const struct world *w, uint32_t answer, uint32_t slot, uint32_t picture,
+                            uint32_t of_it)
 {
     const struct image_u8 *got = &told.answers[answer].pixels, *expected = &w->want[picture].images[of_it];
     assert_int_equal(told.answers[answer].slot, slot);
@@ -196,7 +216,8 @@ static void test_supply(void **state)
     struct world w;
     world_open(&w);
     assert_int_equal(gen_images_bytes(&w.g), w.pictures[0].len + w.pictures[1].len);
-    /* Two sequences want picture 0; one of them wants the whole and the last crop of picture 1: two decodes. */
+    /* Two sequences want picture 0; one of them wants the whole and the last crop of picture 1: two decodes.
+     */
     want(&w, 1, 0);
     want(&w, 2, 0);
     want(&w, 1, 1);
@@ -266,8 +287,9 @@ static void test_nobody(void **state)
     struct world w;
     world_open(&w);
     want(&w, 1, 0);
-    w.r.cancelled = true; /* the client leaves meanwhile: the answer goes to a stale id, which the scheduler drops */
-    want(&w, 2, 0);       /* and nothing new begins */
+    w.r.cancelled =
+        true; /* the client leaves meanwhile: the answer goes to a stale id, which the scheduler drops */
+    want(&w, 2, 0); /* and nothing new begins */
     run(&w, 1);
     assert_int_equal(told.count, 1);
     w.r.cancelled = false;
@@ -287,9 +309,25 @@ static void test_video(void **state)
     struct picture_parts parts;
     world_open(&w);
     struct gen_picture *p = &w.pictures[0];
-    const struct image_config qwen = {.dynamic = true, .filter = IMAGE_BICUBIC, .do_resize = true, .do_rescale = true, .do_normalize = true, .rescale_factor = 1.0 / 255,
-                                      .std = {1, 1, 1}, .patch = 4, .merge = 2, .depth = 2, .area_min = 64, .area_max = 4096, .video = true, .video_volume = true,
-                                      .video_area_min = 64, .video_area_max = 65536, .video_fps = 2, .video_frames_min = 4, .video_frames_max = 16};
+    const struct image_config qwen = {.dynamic = true,
+                                      .filter = IMAGE_BICUBIC,
+                                      .do_resize = true,
+                                      .do_rescale = true,
+                                      .do_normalize = true,
+                                      .rescale_factor = 1.0 / 255,
+                                      .std = {1, 1, 1},
+                                      .patch = 4,
+                                      .merge = 2,
+                                      .depth = 2,
+                                      .area_min = 64,
+                                      .area_max = 4096,
+                                      .video = true,
+                                      .video_volume = true,
+                                      .video_area_min = 64,
+                                      .video_area_max = 65536,
+                                      .video_fps = 2,
+                                      .video_frames_min = 4,
+                                      .video_frames_max = 16};
     w.info.image.config = qwen;
     w.info.image.video_marker = "v";
     w.info.image.video_stamps = true;
@@ -331,7 +369,8 @@ static void test_video(void **state)
     want(&w, 1, 2);
     want(&w, 1, 0);
     assert_int_equal(w.srv.pixel_bytes, 0);
-    /* Where there is no room, what comes next is kept as far as a small share goes, and the rest decoded again. */
+    /* Where there is no room, what comes next is kept as far as a small share goes, and the rest decoded
+     * again. */
     for (int share = 0; share < 2; share++) {
         uint32_t decoded = 0;
         w.opt.picture_memory = share ? 64 * part : 1;
@@ -355,6 +394,7 @@ int main(void)
 {
     if (sodium_init() < 0) return 1;
     log_set_level(LOG_ERROR);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_supply), cmocka_unit_test(test_refuse), cmocka_unit_test(test_nobody), cmocka_unit_test(test_video)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_supply), cmocka_unit_test(test_refuse),
+                                       cmocka_unit_test(test_nobody), cmocka_unit_test(test_video)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,8 @@ static enum status parse(struct options *o, struct err *err, int argc, const cha
     for (int i = 0; i < argc; i++) args[i] = (char *)(uintptr_t)argv[i];
     return options_parse(argc, args, o, err);
 }
-#define PARSE(o, err, ...) parse(o, err, (int)(sizeof(const char *[]){__VA_ARGS__} / sizeof(char *)), (const char *[]){__VA_ARGS__})
+#define PARSE(o, err, ...)                                                                                   \
+    parse(o, err, (int)(sizeof(const char *[]){__VA_ARGS__} / sizeof(char *)), (const char *[]){__VA_ARGS__})
 
 static void test_defaults(void **state)
 {
@@ -43,7 +44,9 @@ static void test_good(void **state)
     (void)state;
     struct options o;
     struct err err = {{0}};
-    assert_int_equal(PARSE(&o, &err, "--model", "dir", "--port=0", "--kv-memory", "2G", "--accept-any-model", "--max-n", "4", "--dtype=f32"), ST_OK);
+    assert_int_equal(PARSE(&o, &err, "--model", "dir", "--port=0", "--kv-memory", "2G", "--accept-any-model",
+                           "--max-n", "4", "--dtype=f32"),
+                     ST_OK);
     assert_string_equal(o.model, "dir");
     assert_int_equal(o.port, 0);
     assert_int_equal(o.kv_memory, 2ull << 30);
@@ -56,7 +59,9 @@ static void test_good(void **state)
     assert_false(o.accept_any_model);
     options_fini(&o);
     /* A choice that knows "on" needs no value. */
-    assert_int_equal(PARSE(&o, &err, "--enable-admin", "--encoder-cache-memory", "64M", "--request-timeout=30", "--prefix-cache"), ST_OK);
+    assert_int_equal(PARSE(&o, &err, "--enable-admin", "--encoder-cache-memory", "64M",
+                           "--request-timeout=30", "--prefix-cache"),
+                     ST_OK);
     assert_string_equal(o.enable_admin, "on");
     assert_string_equal(o.prefix_cache, "on");
     assert_int_equal(o.encoder_cache_memory, 64u << 20);
@@ -74,14 +79,31 @@ static void test_bad(void **state)
     static const struct {
         const char *a, *b, *message;
     } table[] = {
-        {"--nope", "1", "--nope"},           {"model", "x", "model"},           {"--port", "65536", "port"},      {"--port", "-1", "port"},
-        {"--port", "8x", "port"},            {"--port", "", "port"},            {"--dtype", "f64", "dtype"},      {"--max-queue", "0", "max-queue"},
-        {"--kv-memory", "1Q", "kv-memory"},  {"--kv-memory", "99999999T", "kv-memory"}, {"--model", "", "model"}, {"--accept-any-model=maybe", NULL, "accept-any-model"},
-        {"--max-batch-tokens", "99999999999999999999", "max-batch-tokens"},     {"--threads", "1.5", "threads"},  {"--port", NULL, "port"},
-        {"--config", "/nonexistent/file", "config"}, {"--enable-admin", "maybe", "enable-admin"}, {"--encoder-cache-memory", "0", "encoder-cache-memory"},
-        {"--stream-finish", NULL, "stream-finish"}, {"--kv-memory", "10", "--kv-memory: 10 is not allowed: it must be at least 1M"},
-        {"--max-body-bytes", "1T", "at least 1K and at most 2G"}, {"--threads", "999", "--threads: 999 is outside 0..256"},
-        {"--watchdog", "0", "watchdog"}, {"--watchdog-exit", "never", "watchdog-exit"}, {"--picture-memory", "auto", "picture-memory"},
+        {"--nope", "1", "--nope"},
+        {"model", "x", "model"},
+        {"--port", "65536", "port"},
+        {"--port", "-1", "port"},
+        {"--port", "8x", "port"},
+        {"--port", "", "port"},
+        {"--dtype", "f64", "dtype"},
+        {"--max-queue", "0", "max-queue"},
+        {"--kv-memory", "1Q", "kv-memory"},
+        {"--kv-memory", "99999999T", "kv-memory"},
+        {"--model", "", "model"},
+        {"--accept-any-model=maybe", NULL, "accept-any-model"},
+        {"--max-batch-tokens", "99999999999999999999", "max-batch-tokens"},
+        {"--threads", "1.5", "threads"},
+        {"--port", NULL, "port"},
+        {"--config", "/nonexistent/file", "config"},
+        {"--enable-admin", "maybe", "enable-admin"},
+        {"--encoder-cache-memory", "0", "encoder-cache-memory"},
+        {"--stream-finish", NULL, "stream-finish"},
+        {"--kv-memory", "10", "--kv-memory: 10 is not allowed: it must be at least 1M"},
+        {"--max-body-bytes", "1T", "at least 1K and at most 2G"},
+        {"--threads", "999", "--threads: 999 is outside 0..256"},
+        {"--watchdog", "0", "watchdog"},
+        {"--watchdog-exit", "never", "watchdog-exit"},
+        {"--picture-memory", "auto", "picture-memory"},
         {"--answer-memory", "0", "answer-memory"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -153,7 +175,7 @@ static void test_help(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_good), cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_defaults),   cmocka_unit_test(test_good), cmocka_unit_test(test_bad),
         cmocka_unit_test(test_precedence), cmocka_unit_test(test_help),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

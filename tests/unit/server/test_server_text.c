@@ -25,13 +25,13 @@ static void test_strings(void **state)
         {"\b\f\n\r\t", 5, "\"\\b\\f\\n\\r\\t\""},
         {"\0\x01\x1f", 3, "\"\\u0000\\u0001\\u001f\""},
         {"\x7f", 1, "\"\\u007f\""},
-        {"\xC2\x85", 2, "\"\\u0085\""},                         /* NEL */
+        {"\xC2\x85", 2, "\"\\u0085\""},                        /* NEL */
         {"\xE2\x80\xA8\xE2\x80\xA9", 6, "\"\\u2028\\u2029\""}, /* line and paragraph separator */
         {"\xF0\x9F\x98\x80", 4, "\"\xF0\x9F\x98\x80\""},
         {"a\xFFz", 3, "\"a\xEF\xBF\xBDz\""},
-        {"\xC0\x80", 2, "\"\xEF\xBF\xBD\xEF\xBF\xBD\""},                     /* overlong */
-        {"\xED\xA0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},     /* surrogate */
-        {"\xF0\x9F\x98", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},     /* cut */
+        {"\xC0\x80", 2, "\"\xEF\xBF\xBD\xEF\xBF\xBD\""},                                 /* overlong */
+        {"\xED\xA0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},                 /* surrogate */
+        {"\xF0\x9F\x98", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""},                 /* cut */
         {"\xF4\x90\x80\x80", 4, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\""}, /* beyond U+10FFFF */
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -51,7 +51,13 @@ static void test_numbers(void **state)
     static const struct {
         float in;
         const char *want;
-    } table[] = {{0, "0.0"}, {-1, "-1.0"}, {0.1f, "0.1"}, {-3.6239882f, "-3.6239882"}, {1e-10f, "1e-10"}, {-9999, "-9999.0"}, {16777216.0f, "16777216.0"}};
+    } table[] = {{0, "0.0"},
+                 {-1, "-1.0"},
+                 {0.1f, "0.1"},
+                 {-3.6239882f, "-3.6239882"},
+                 {1e-10f, "1e-10"},
+                 {-9999, "-9999.0"},
+                 {16777216.0f, "16777216.0"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct buf b;
         buf_init(&b, 100);
@@ -91,7 +97,8 @@ static void test_events(void **state)
     const char *two = "data: {\"a\":1}\n\ndata: {\"b\":22}\n\n";
     size_t len = strlen(two), first = strlen("data: {\"a\":1}\n\n");
     for (size_t max = first; max < len + 9; max++) assert_int_equal(sse_first_event(two, len, max), first);
-    for (size_t max = 1; max < first; max++) assert_int_equal(sse_first_event(two, len, max), max); /* must be torn */
+    for (size_t max = 1; max < first; max++)
+        assert_int_equal(sse_first_event(two, len, max), max); /* must be torn */
 }
 
 /* The same by brute force: after every byte, look for every string at the end. */
@@ -100,7 +107,8 @@ static struct stop_hit naive(const struct stop_string *s, size_t count, const ch
     for (size_t end = 1; end <= len; end++) {
         struct stop_hit hit = {0};
         for (size_t i = 0; i < count; i++) {
-            if (s[i].len <= end && memcmp(text + end - s[i].len, s[i].text, s[i].len) == 0 && s[i].len > hit.len) {
+            if (s[i].len <= end && memcmp(text + end - s[i].len, s[i].text, s[i].len) == 0 &&
+                s[i].len > hit.len) {
                 hit = (struct stop_hit){.found = true, .which = (uint32_t)i, .end = end, .len = s[i].len};
             }
         }
@@ -171,8 +179,9 @@ static void test_stops_empty(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strings), cmocka_unit_test(test_numbers),      cmocka_unit_test(test_ceiling),
-        cmocka_unit_test(test_events),  cmocka_unit_test(test_stops_random), cmocka_unit_test(test_stops_empty),
+        cmocka_unit_test(test_strings),      cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_ceiling),      cmocka_unit_test(test_events),
+        cmocka_unit_test(test_stops_random), cmocka_unit_test(test_stops_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way of cutting it, and
- * no crash and nothing lost on random ones. */
+/* Function calls and reasoning in a model's text: what becomes of every kind of text, the same for every way
+ * of cutting it, and no crash and nothing lost on random ones. */
 #include "server/chat/output.h"
 #include "server/chat/tool_types.h"
 
@@ -16,25 +16,38 @@
 
 #define MAX ((size_t)1 << 24)
 
-static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON}, one_tool = {.calls = TOOL_FORM_JSON, .single_call = true},
-                                      plain = {.calls = TOOL_FORM_NONE}, think = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON},
-                                      inside = {.reasoning = REASONING_FIELD, .inside = true, .calls = TOOL_FORM_JSON},
+static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON},
+                                      one_tool = {.calls = TOOL_FORM_JSON, .single_call = true},
+                                      plain = {.calls = TOOL_FORM_NONE},
+                                      think = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON},
+                                      inside = {.reasoning = REASONING_FIELD,
+                                                .inside = true,
+                                                .calls = TOOL_FORM_JSON},
                                       drop = {.reasoning = REASONING_DROP, .inside = true},
                                       keep = {.reasoning = REASONING_CONTENT, .calls = TOOL_FORM_JSON},
-                                      keep_inside = {.reasoning = REASONING_CONTENT, .inside = true, .calls = TOOL_FORM_JSON};
+                                      keep_inside = {.reasoning = REASONING_CONTENT,
+                                                     .inside = true,
+                                                     .calls = TOOL_FORM_JSON};
 
 /* Calls with a tag for every parameter; .types is set by main. */
-static struct chat_output_rules xml = {.calls = TOOL_FORM_XML}, one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
+static struct chat_output_rules xml = {.calls = TOOL_FORM_XML},
+                                one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
                                 think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_XML};
 static const char *const schemas =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":[\"red\",3]},\"loop\":{\"$ref\":"
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":["
+    "\"red\",3]},\"loop\":{\"$ref\":"
     "\"#/$defs/loop\"},\"point\":{\"type\":\"object\"}},\"type\":\"object\",\"properties\":{"
-    "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},\"b\":{\"type\":\"boolean\"},"
-    "\"o\":{\"type\":\"object\"},\"a\":{\"type\":\"array\"},\"z\":{\"type\":\"null\"},\"si\":{\"type\":[\"string\",\"integer\"]},"
-    "\"sz\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"oz\":{\"oneOf\":[{\"$ref\":\"#/$defs/point\"},{\"type\":\"null\"}]},"
-    "\"all\":{\"allOf\":[{\"title\":\"x\"},{\"$ref\":\"#/$defs/color\"}]},\"loop\":{\"$ref\":\"#/$defs/loop\"},\"no\":{\"$ref\":\"#/$defs/no\"},"
+    "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},\"b\":{\"type\":"
+    "\"boolean\"},"
+    "\"o\":{\"type\":\"object\"},\"a\":{\"type\":\"array\"},\"z\":{\"type\":\"null\"},\"si\":{\"type\":["
+    "\"string\",\"integer\"]},"
+    "\"sz\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]},\"oz\":{\"oneOf\":[{\"$ref\":\"#/$defs/"
+    "point\"},{\"type\":\"null\"}]},"
+    "\"all\":{\"allOf\":[{\"title\":\"x\"},{\"$ref\":\"#/$defs/color\"}]},\"loop\":{\"$ref\":\"#/$defs/"
+    "loop\"},\"no\":{\"$ref\":\"#/$defs/no\"},"
     "\"c\":{\"const\":true},\"any\":{},\"yes\":true,\"two words\":{\"type\":\"integer\"}}}}},"
-    "{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":"
+    "{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\","
+    "\"properties\":{\"city\":{\"type\":"
     "\"string\"}},\"additionalProperties\":{\"type\":\"integer\"}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"bare\"}}]";
 
@@ -47,8 +60,8 @@ static uint32_t rnd(uint32_t below)
     return (uint32_t)((rng_state >> 32) % below);
 }
 
-/* What came out, as one text: "(reasoning)content[name arguments][name arguments...", a call without its closing bracket is not
- * complete. */
+/* What came out, as one text: "(reasoning)content[name arguments][name arguments...", a call without its
+ * closing bracket is not complete. */
 static char *shown(const struct chat_output *o)
 {
     struct buf b;
@@ -58,16 +71,17 @@ static char *shown(const struct chat_output *o)
     for (uint32_t i = 0; i < o->call_count; i++) {
         bool open = i + 1 == o->call_count && !chat_output_called(o);
         assert_int_equal(buf_addf(&b, "[%s %s%s", o->calls[i].name.data,
-                                  o->calls[i].arguments.len ? o->calls[i].arguments.data : "", open ? "" : "]"),
+                                  o->calls[i].arguments.len ? o->calls[i].arguments.data : "",
+                                  open ? "" : "]"),
                          ST_OK);
     }
     return b.data;
 }
 
-/* Runs text that grows by the given cuts (ascending, below len). The text is copied for each step to memory that ends right
- * behind it. */
-static char *run_cut(const struct chat_output_rules *rules, const char *text, size_t len, const size_t *cuts, size_t count,
-                     bool late_end)
+/* Runs text that grows by the given cuts (ascending, below len). The text is copied for each step to memory
+ * that ends right behind it. */
+static char *run_cut(const struct chat_output_rules *rules, const char *text, size_t len, const size_t *cuts,
+                     size_t count, bool late_end)
 {
     struct chat_output o;
     chat_output_init(&o, rules, MAX);
@@ -109,13 +123,13 @@ static void same(const char *what, const char *text, size_t len, char *got, cons
 
 /* ---- table ---- */
 
-#define CALL(json_) "<tool_call>\n" json_ "\n</tool_call>"
-#define PARIS       "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}"
-#define GOT_PARIS   "[get_weather {\"city\": \"Paris\"}]"
-#define P(name_, value_) "<parameter=" name_ ">\n" value_ "\n</parameter>\n"
-#define F(name_, parameters_) "<function=" name_ ">\n" parameters_ "</function>"
+#define CALL(json_)             "<tool_call>\n" json_ "\n</tool_call>"
+#define PARIS                   "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}"
+#define GOT_PARIS               "[get_weather {\"city\": \"Paris\"}]"
+#define P(name_, value_)        "<parameter=" name_ ">\n" value_ "\n</parameter>\n"
+#define F(name_, parameters_)   "<function=" name_ ">\n" parameters_ "</function>"
 #define XML(name_, parameters_) CALL(F(name_, parameters_))
-#define XPARIS XML("get_weather", P("city", "Paris"))
+#define XPARIS                  XML("get_weather", P("city", "Paris"))
 
 static const struct {
     const struct chat_output_rules *rules;
@@ -136,26 +150,35 @@ static const struct {
     {&tools, "<tool_call>\n" PARIS "\n</tool_ca", "</tool_ca" GOT_PARIS}, /* cut by the length */
     {&tools, "<tool_call>\n" PARIS "\nThat was it.", "That was it." GOT_PARIS},
     {&tools, "<tool_call>\n" PARIS "\n" CALL(PARIS), GOT_PARIS GOT_PARIS},
-    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>", "[f {\"a\": 1}]"},   /* too few braces */
-    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}}\n</tool_call>", "[f {\"a\": 1}]"}, /* too many */
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>",
+     "[f {\"a\": 1}]"}, /* too few braces */
+    {&tools, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}}\n</tool_call>",
+     "[f {\"a\": 1}]"}, /* too many */
     {&tools, CALL("{\"arguments\": {\"a\": {\"b\": [{}]}}, \"name\": \"f\"}"), "[f {\"a\": {\"b\": [{}]}}]"},
-    {&tools, CALL("{\"id\": 7, \"x\": [1, {\"name\": \"g\"}], \"name\": \"f\", \"y\": null, \"arguments\": {}, \"z\": -1.5e+3}"),
+    {&tools,
+     CALL("{\"id\": 7, \"x\": [1, {\"name\": \"g\"}], \"name\": \"f\", \"y\": null, \"arguments\": {}, "
+          "\"z\": -1.5e+3}"),
      "[f {}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": {}}, \"name\": \"g\", \"arguments\": {}}"), "[f {\"a\": {}}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": {}}, \"name\": \"g\", \"arguments\": {}}"),
+     "[f {\"a\": {}}]"},
     {&tools, CALL("{\"name\":\"f\",\"arguments\":{\"a\" : 1 ,\"b\":[ ] }}"), "[f {\"a\" : 1 ,\"b\":[ ] }]"},
     {&tools, CALL("{\"name\": \"f\"}"), "[f {}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": null}"), "[f {}]"},
     {&tools, CALL("{\"arguments\": null, \"name\": \"f\"}"), "[f {}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": \"\"}"), "[f {}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"\\u00fc\\n\\\"}\"}"), "[f {\"a\": \"ü\n\"}]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \\\"\\u00fc\\n\\\"}\"}"),
+     "[f {\"a\": \"ü\n\"}]"},
     {&tools, CALL("{\"arguments\": \"{}\", \"name\": \"f\"}"), "[f {}]"},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}}"),
+    {&tools,
+     CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é "
+          "北京\"}}"),
      "[f {\"a\": \"}{\\\"]\\\\\", \"b\": \"\\ud83d\\ude00 \\u00fc é 北京\"}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}}"),
      "[f {\"a\": \"</tool_call>\", \"b\": \"<tool_call>\\n{\"}]"},
     {&tools, CALL("{\"name\": \"g\\u0065t\", \"arguments\": {}}"), "[get {}]"},
     /* arguments that are no JSON: the client gets what was written */
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"), "[f {\"a\": True, 'b': [x}]]"},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": True, 'b': [x}]}}"),
+     "[f {\"a\": True, 'b': [x}]]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {a: 1}}"), "[f {a: 1}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"code\": \"x\ny {\"}}"), "[f {\"code\": \"x\ny {\"}]"},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": {\"a\": \"x}"), "[f {\"a\": \"x}\n]"},
@@ -173,14 +196,17 @@ static const struct {
     {&tools, "", ""},
     {&tools, " \n ", " \n "},
     {&tools, "\nHello\n\n", "\nHello\n\n"},
-    {&tools, "a < b <tool <tool_call but </tool_call> {\"name\": 1}", "a < b <tool <tool_call but </tool_call> {\"name\": 1}"},
+    {&tools, "a < b <tool <tool_call but </tool_call> {\"name\": 1}",
+     "a < b <tool <tool_call but </tool_call> {\"name\": 1}"},
     {&tools, "\n" CALL("nonsense") "\n", "\n" CALL("nonsense") "\n"},
     {&tools, CALL("[" PARIS "]"), CALL("[" PARIS "]")},
     {&tools, CALL("{\"name\": 5, \"arguments\": {}}"), CALL("{\"name\": 5, \"arguments\": {}}")},
     {&tools, CALL("{\"name\": \"\", \"arguments\": {}}"), CALL("{\"name\": \"\", \"arguments\": {}}")},
-    {&tools, CALL("{\"name\": \"\\ud800\", \"arguments\": {}}"), CALL("{\"name\": \"\\ud800\", \"arguments\": {}}")},
+    {&tools, CALL("{\"name\": \"\\ud800\", \"arguments\": {}}"),
+     CALL("{\"name\": \"\\ud800\", \"arguments\": {}}")},
     {&tools, CALL("{\"name\": \"f\", \"arguments\": [1]}"), CALL("{\"name\": \"f\", \"arguments\": [1]}")},
-    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}"), CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}")},
+    {&tools, CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}"),
+     CALL("{\"name\": \"f\", \"arguments\": \"[1]\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": 1}}"), CALL("{\"arguments\": {\"a\": 1}}")},
     {&tools, CALL("{'name': 'f'}"), CALL("{'name': 'f'}")},
     {&tools, CALL("{\"name\": \"f\" \"arguments\": {}}"), CALL("{\"name\": \"f\" \"arguments\": {}}")},
@@ -193,35 +219,52 @@ static const struct {
      CALL("{\"arguments\": {\"a\": \"\\q\"}, \"name\": \"f\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": \"\n\"}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": 01}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": 1.}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": -}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": 1e}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": +1}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": .5}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": tru}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": truex}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": [1,]}, \"name\": \"f\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": {\"b\":}}, \"name\": \"f\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": {\"b\"}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": {,}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": ]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": \"a}, \"name\": \"f\"}")},
     {&tools, CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}"),
      CALL("{\"arguments\": {\"a\": {b: 1}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}"), CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}")},
-    {&tools, CALL("{\"arguments\": {\"a\": \"\\u12Fc\\n\\/\"}, \"name\": \"f\"}"), "[f {\"a\": \"\\u12Fc\\n\\/\"}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": [1 2]}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": nul}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}"),
+     CALL("{\"arguments\": {\"a\": [}}, \"name\": \"f\"}")},
+    {&tools, CALL("{\"arguments\": {\"a\": \"\\u12Fc\\n\\/\"}, \"name\": \"f\"}"),
+     "[f {\"a\": \"\\u12Fc\\n\\/\"}]"},
     {&tools, CALL("{\"arguments\": {\"a\": 0}, \"name\": \"f\"}"), "[f {\"a\": 0}]"},
     {&tools, CALL("{\"arguments\": {\"a\": -0}, \"name\": \"f\"}"), "[f {\"a\": -0}]"},
     {&tools, CALL("{\"arguments\": {\"a\": 10.25}, \"name\": \"f\"}"), "[f {\"a\": 10.25}]"},
     {&tools, CALL("{\"arguments\": {\"a\": 1E-5}, \"name\": \"f\"}"), "[f {\"a\": 1E-5}]"},
     {&tools, CALL("{\"arguments\": {\"a\": -3e+07}, \"name\": \"f\"}"), "[f {\"a\": -3e+07}]"},
     {&tools, CALL("{\"arguments\": {\"a\": [ 1 , [ ] ]}, \"name\": \"f\"}"), "[f {\"a\": [ 1 , [ ] ]}]"},
-    {&tools, CALL("{\"arguments\": {\"a\": { \"b\" : { } }}, \"name\": \"f\"}"), "[f {\"a\": { \"b\" : { } }}]"},
+    {&tools, CALL("{\"arguments\": {\"a\": { \"b\" : { } }}, \"name\": \"f\"}"),
+     "[f {\"a\": { \"b\" : { } }}]"},
     {&tools, CALL("{\"arguments\": {\"a\": false}, \"name\": \"f\"}"), "[f {\"a\": false}]"},
     {&tools, "x\n" CALL("{\"name\": nul}") "\n" CALL(PARIS), "x\n" CALL("{\"name\": nul}") GOT_PARIS},
     {&tools, "<tool_call>\n" CALL(PARIS), "<tool_call>" GOT_PARIS},
@@ -253,7 +296,8 @@ static const struct {
     {&inside, "", ""},
     {&drop, "\nhm\n</think>\n\nYes.", "Yes."},
     {&drop, "hm", ""},
-    {&keep, "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes.", "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes."},
+    {&keep, "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes.",
+     "\n<think>\nhm " CALL(PARIS) "\n</think>\n\nYes."},
     {&keep, "<think>\nhm\n</think>\n\nYes.\n" CALL(PARIS), "<think>\nhm\n</think>\n\nYes." GOT_PARIS},
     {&keep_inside, "\nhm " CALL(PARIS) "\n</think>\n\nYes.", "\nhm " CALL(PARIS) "\n</think>\n\nYes."},
     {&keep_inside, "hm\n\n", "hm\n\n"},
@@ -263,27 +307,40 @@ static const struct {
     {&xml, "Let me see.\n" XPARIS "\n" XPARIS, "Let me see." GOT_PARIS GOT_PARIS},
     {&xml, XPARIS "\nand\n" XPARIS "\nthen", "\nand\nthen" GOT_PARIS GOT_PARIS},
     {&xml, CALL(F("get_weather", P("city", "Paris")) "\n" F("bare", "")), GOT_PARIS "[bare {}]"},
-    {&xml, "<tool_call><function=get_weather><parameter=city>Paris</parameter></function></tool_call>", GOT_PARIS},
+    {&xml, "<tool_call><function=get_weather><parameter=city>Paris</parameter></function></tool_call>",
+     GOT_PARIS},
     {&xml, XML("unknown", P("x", "5")), "[unknown {\"x\": \"5\"}]"},
     {&xml, XML("bare", ""), "[bare {}]"},
     {&xml, XML("bare", P("x", "[5]")), "[bare {\"x\": \"[5]\"}]"},
-    {&xml, XML("f", P("s", "5") P("i", "5") P("n", "5.5") P("b", "true") P("o", "{\"a\": [1, 2]}") P("a", "[\n 1\n]") P("z", "null")),
-     "[f {\"s\": \"5\", \"i\": 5, \"n\": 5.5, \"b\": true, \"o\": {\"a\": [1, 2]}, \"a\": [\n 1\n], \"z\": null}]"},
+    {&xml,
+     XML("f", P("s", "5") P("i", "5") P("n", "5.5") P("b", "true") P("o", "{\"a\": [1, 2]}")
+                  P("a", "[\n 1\n]") P("z", "null")),
+     "[f {\"s\": \"5\", \"i\": 5, \"n\": 5.5, \"b\": true, \"o\": {\"a\": [1, 2]}, \"a\": [\n 1\n], \"z\": "
+     "null}]"},
     {&xml, XML("f", P("b", "True") P("b", " False ") P("z", "None") P("i", " -7\n") P("s", " x ") P("s", "")),
      "[f {\"b\": true, \"b\": false, \"z\": null, \"i\": -7, \"s\": \" x \", \"s\": \"\"}]"},
     {&xml, XML("f", P("s", "null") P("sz", "null") P("sz", "None") P("sz", "5") P("sz", "\"q\"")),
      "[f {\"s\": \"null\", \"sz\": null, \"sz\": null, \"sz\": \"5\", \"sz\": \"\\\"q\\\"\"}]"},
     {&xml, XML("f", P("si", "5") P("si", "5.5") P("si", "x") P("si", "true") P("si", "[5]")),
      "[f {\"si\": 5, \"si\": \"5.5\", \"si\": \"x\", \"si\": \"true\", \"si\": \"[5]\"}]"},
-    {&xml, XML("f", P("i", "five") P("i", "5.5") P("i", "NaN") P("i", "05") P("o", "{'a': 1}") P("a", "\"t\"") P("i", "")),
-     "[f {\"i\": \"five\", \"i\": 5.5, \"i\": \"NaN\", \"i\": \"05\", \"o\": \"{'a': 1}\", \"a\": \"t\", \"i\": \"\"}]"},
-    {&xml, XML("f", P("all", "red") P("all", "3") P("oz", "{}") P("oz", "null") P("loop", "5") P("no", "5") P("c", "true") P("any", "5") P("yes", "{}") P("new", "5")),
-     "[f {\"all\": \"red\", \"all\": 3, \"oz\": {}, \"oz\": null, \"loop\": \"5\", \"no\": \"5\", \"c\": true, \"any\": \"5\", \"yes\": \"{}\", \"new\": \"5\"}]"},
-    {&xml, XML("get_weather", P("city", "x") P("days", "3")), "[get_weather {\"city\": \"x\", \"days\": 3}]"}, /* additionalProperties */
+    {&xml,
+     XML("f", P("i", "five") P("i", "5.5") P("i", "NaN") P("i", "05") P("o", "{'a': 1}") P("a", "\"t\"")
+                  P("i", "")),
+     "[f {\"i\": \"five\", \"i\": 5.5, \"i\": \"NaN\", \"i\": \"05\", \"o\": \"{'a': 1}\", \"a\": \"t\", "
+     "\"i\": \"\"}]"},
+    {&xml,
+     XML("f", P("all", "red") P("all", "3") P("oz", "{}") P("oz", "null") P("loop", "5") P("no", "5")
+                  P("c", "true") P("any", "5") P("yes", "{}") P("new", "5")),
+     "[f {\"all\": \"red\", \"all\": 3, \"oz\": {}, \"oz\": null, \"loop\": \"5\", \"no\": \"5\", \"c\": "
+     "true, \"any\": \"5\", \"yes\": \"{}\", \"new\": \"5\"}]"},
+    {&xml, XML("get_weather", P("city", "x") P("days", "3")),
+     "[get_weather {\"city\": \"x\", \"days\": 3}]"}, /* additionalProperties */
     {&xml, XML("f", P("s", "\"\\\t\x01\r\né 北京 😀\n\n</tool_call> <function=f> a </b>")),
      "[f {\"s\": \"\\\"\\\\\\t\\u0001\\r\\né 北京 😀\\n\\n</tool_call> <function=f> a </b>\"}]"},
-    {&xml, XML("f", P("s", "if a <parameter=x> b:\n  </function>\n<tool_call>")), "[f {\"s\": \"if a <parameter=x> b:\\n  </function>\\n<tool_call>\"}]"},
-    {&xml, XML("f", P("two words", "5") P("s", "x") P("two words", "6")), "[f {\"two words\": 5, \"s\": \"x\", \"two words\": 6}]"},
+    {&xml, XML("f", P("s", "if a <parameter=x> b:\n  </function>\n<tool_call>")),
+     "[f {\"s\": \"if a <parameter=x> b:\\n  </function>\\n<tool_call>\"}]"},
+    {&xml, XML("f", P("two words", "5") P("s", "x") P("two words", "6")),
+     "[f {\"two words\": 5, \"s\": \"x\", \"two words\": 6}]"},
     {&xml, XML("f", "<parameter=s>\nx\n" P("two words", "6")), "[f {\"s\": \"x\", \"two words\": 6}]"},
     {&xml, XML("f", P("a\"\\b", "x")), "[f {\"a\\\"\\\\b\": \"x\"}]"},
     /* tags are missing */
@@ -294,12 +351,16 @@ static const struct {
     {&xml, XML("f", "<parameter=s>\nx\n<parameter=i>\n5\n"), "[f {\"s\": \"x\", \"i\": 5}]"},
     {&xml, XML("f", "<parameter=s>\n<parameter=i>\n5</parameter>"), "[f {\"s\": \"\", \"i\": 5}]"},
     {&xml, "<tool_call>\n<function=f>\n" P("s", "x") XPARIS, "[f {\"s\": \"x\"}]" GOT_PARIS},
-    {&xml, "<tool_call>\n<function=f>\n" P("s", "x") F("bare", "") "\n</tool_call>", "[f {\"s\": \"x\"}][bare {}]"},
+    {&xml, "<tool_call>\n<function=f>\n" P("s", "x") F("bare", "") "\n</tool_call>",
+     "[f {\"s\": \"x\"}][bare {}]"},
     {&one_xml, "<tool_call>\n<function=f>\n" P("s", "x") XPARIS, "[f {\"s\": \"x\"}]"},
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</tool_call>y", "[f {\"s\": \"x\\n</tool_call>y"},
-    {&xml, XML("f", "no\n" P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")), "<tool_call>\n<function=f>\nno\n"
-     "<parameter=s>\nx\n</parameter>\n<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5") "</function>\n</tool_call>"},
-    {&xml, XML("f", P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")), "[f {\"s\": \"x\", \"i\": 5}]"},
+    {&xml, XML("f", "no\n" P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")),
+     "<tool_call>\n<function=f>\nno\n"
+     "<parameter=s>\nx\n</parameter>\n<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P(
+         "i", "5") "</function>\n</tool_call>"},
+    {&xml, XML("f", P("s", "x") "<b>junk</b>\n<parameter=a b>\n<parameter=>\n" P("i", "5")),
+     "[f {\"s\": \"x\", \"i\": 5}]"},
     /* the end comes early */
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n</param", "[f {\"s\": \"x\\n</param"},
     {&xml, "<tool_call>\n<function=f>\n<parameter=s>\nx\n", "[f {\"s\": \"x\\n"},
@@ -313,7 +374,8 @@ static const struct {
     {&xml, "", ""},
     {&xml, " \n ", " \n "},
     {&xml, CALL(PARIS), CALL(PARIS)},
-    {&xml, "Write <function=NAME> and <tool_call>, <function=f> too.", "Write <function=NAME> and <tool_call>, <function=f> too."},
+    {&xml, "Write <function=NAME> and <tool_call>, <function=f> too.",
+     "Write <function=NAME> and <tool_call>, <function=f> too."},
     {&xml, F("unknown", P("s", "x")), F("unknown", P("s", "x"))},
     {&xml, CALL("<function=>\n</function>"), CALL("<function=>\n</function>")},
     {&xml, CALL("<function=a b>\n</function>"), CALL("<function=a b>\n</function>")},
@@ -328,8 +390,8 @@ static void test_table(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        same("whole", table[i].text, strlen(table[i].text), run_whole(table[i].rules, table[i].text, strlen(table[i].text)),
-             table[i].want);
+        same("whole", table[i].text, strlen(table[i].text),
+             run_whole(table[i].rules, table[i].text, strlen(table[i].text)), table[i].want);
 }
 
 /* Every cut into two, into three, into bytes, with and without a separate end. */
@@ -381,7 +443,8 @@ static void test_streaming_order(void **state)
 static void test_arguments_come_early(void **state)
 {
     (void)state;
-    const char *text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"code\": \"int main() { return 0; }\"}}\n</tool_call>";
+    const char *text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"code\": \"int main() { return 0; "
+                       "}\"}}\n</tool_call>";
     const char *args = strstr(text, "{\"code"), *end = strstr(text, "}\n</");
     struct chat_output o;
     chat_output_init(&o, &tools, MAX);
@@ -453,14 +516,15 @@ static void test_ceilings(void **state)
     chat_output_fini(&o);
     struct buf b;
     buf_init(&b, MAX);
-    for (uint32_t i = 0; i <= CHAT_CALLS_MAX; i++) assert_int_equal(buf_adds(&b, CALL("{\"name\": \"f\"}")), ST_OK);
+    for (uint32_t i = 0; i <= CHAT_CALLS_MAX; i++)
+        assert_int_equal(buf_adds(&b, CALL("{\"name\": \"f\"}")), ST_OK);
     chat_output_init(&o, &tools, MAX);
     assert_int_equal(chat_output_run(&o, b.data, b.len, true), ST_TOO_LARGE);
     assert_int_equal(o.call_count, CHAT_CALLS_MAX);
     chat_output_fini(&o);
     buf_fini(&b);
-    /* Deep nesting: valid to 126 levels inside of the block; beyond it the arguments count as no JSON, which changes nothing
-     * here. */
+    /* Deep nesting: valid to 126 levels inside of the block; beyond it the arguments count as no JSON, which
+     * changes nothing here. */
     for (int levels = 100; levels < 400; levels += 60) {
         buf_init(&b, MAX);
         assert_int_equal(buf_adds(&b, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": "), ST_OK);
@@ -484,18 +548,12 @@ static json_t *random_value(int depth)
     static const char *const strings[] = {"",     "a",  "Zürich 北京 😀", "</tool_call>", "<tool_call>",
                                           "}\"{", "\\", "\n\t\x01",      "<think>",      "x, y: z"};
     switch (rnd(depth < 3 ? 8 : 5)) {
-    case 0:
-        return json_integer((json_int_t)rnd(2000) - 1000);
-    case 1:
-        return json_real((double)rnd(100000) / 64 - 500);
-    case 2:
-        return rnd(2) ? json_true() : json_false();
-    case 3:
-        return json_null();
-    case 4:
-        return json_string(strings[rnd(10)]);
-    default:
-        break;
+    case 0: return json_integer((json_int_t)rnd(2000) - 1000);
+    case 1: return json_real((double)rnd(100000) / 64 - 500);
+    case 2: return rnd(2) ? json_true() : json_false();
+    case 3: return json_null();
+    case 4: return json_string(strings[rnd(10)]);
+    default: break;
     }
     bool object = rnd(2);
     json_t *v = object ? json_object() : json_array();
@@ -513,7 +571,8 @@ static json_t *random_value(int depth)
 static void test_random_calls(void **state)
 {
     (void)state;
-    static const size_t flags[] = {0, JSON_COMPACT, JSON_INDENT(2), JSON_ENSURE_ASCII, JSON_INDENT(1) | JSON_ENSURE_ASCII};
+    static const size_t flags[] = {0, JSON_COMPACT, JSON_INDENT(2), JSON_ENSURE_ASCII,
+                                   JSON_INDENT(1) | JSON_ENSURE_ASCII};
     for (int round = 0; round < 20000; round++) {
         struct buf text, want;
         buf_init(&text, MAX);
@@ -521,7 +580,8 @@ static void test_random_calls(void **state)
         uint32_t calls = rnd(4);
         const char *lead = rnd(2) ? "Well, <b>.\n" : "";
         assert_int_equal(buf_adds(&text, lead), ST_OK);
-        assert_int_equal(buf_addf(&want, "%.*s", (int)(*lead && calls ? strlen(lead) - 1 : strlen(lead)), lead), ST_OK);
+        assert_int_equal(
+            buf_addf(&want, "%.*s", (int)(*lead && calls ? strlen(lead) - 1 : strlen(lead)), lead), ST_OK);
         for (uint32_t i = 0; i < calls; i++) {
             json_t *args = json_object(), *inner;
             for (uint32_t n = rnd(4), k = 0; k < n; k++) {
@@ -534,13 +594,19 @@ static void test_random_calls(void **state)
             char *packed = json_dumps(inner, JSON_ENCODE_ANY | flags[rnd(5)]);
             int layout = (int)rnd(3);
             if (layout == 0)
-                assert_int_equal(buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i, dump),
-                                 ST_OK);
+                assert_int_equal(
+                    buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i,
+                             dump),
+                    ST_OK);
             if (layout == 1)
-                assert_int_equal(buf_addf(&text, "<tool_call>{\"arguments\":%s , \"name\":\"f%u\"}</tool_call>", dump, i), ST_OK);
+                assert_int_equal(
+                    buf_addf(&text, "<tool_call>{\"arguments\":%s , \"name\":\"f%u\"}</tool_call>", dump, i),
+                    ST_OK);
             if (layout == 2)
                 assert_int_equal(
-                    buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i, packed), ST_OK);
+                    buf_addf(&text, "<tool_call>\n{\"name\": \"f%u\", \"arguments\": %s}\n</tool_call>\n", i,
+                             packed),
+                    ST_OK);
             assert_int_equal(buf_addf(&want, "[f%u %s]", i, dump), ST_OK);
             free(dump);
             free(packed);
@@ -553,7 +619,8 @@ static void test_random_calls(void **state)
             cuts[i] = at;
         }
         same("random", text.data ? text.data : "", text.len,
-             run_cut(&tools, text.data ? text.data : "", text.len, cuts, count, rnd(2)), want.data ? want.data : "");
+             run_cut(&tools, text.data ? text.data : "", text.len, cuts, count, rnd(2)),
+             want.data ? want.data : "");
         buf_fini(&text);
         buf_fini(&want);
     }
@@ -572,16 +639,26 @@ static void test_random_parameters(void **state)
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
             if (!rnd(3)) continue;
             json_t *v = random_value(*names[k] == 'o' || *names[k] == 'a' ? 0 : 3);
-            bool fits = *names[k] == 's' ? json_is_string(v) && !strstr(json_string_value(v), "None") : *names[k] == 'i' ? json_is_integer(v)
-                      : *names[k] == 'b' ? json_is_boolean(v) : *names[k] == 'o' ? json_is_object(v) : *names[k] == 'a' ? json_is_array(v) : json_is_number(v);
+            bool fits = *names[k] == 's'   ? json_is_string(v) && !strstr(json_string_value(v), "None")
+                        : *names[k] == 'i' ? json_is_integer(v)
+                        : *names[k] == 'b' ? json_is_boolean(v)
+                        : *names[k] == 'o' ? json_is_object(v)
+                        : *names[k] == 'a' ? json_is_array(v)
+                                           : json_is_number(v);
             if (names[k][1] && rnd(2)) {
                 json_decref(v);
                 v = json_null();
                 fits = true;
             }
             char *dump = fits ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
-            const char *shown_as = json_is_string(v) ? json_string_value(v) : json_is_true(v) ? "True" : json_is_false(v) ? "False" : json_is_null(v) ? "None" : dump;
-            if (fits) assert_int_equal(buf_addf(&text, "<parameter=%s>\n%s\n</parameter>\n", names[k], shown_as), ST_OK);
+            const char *shown_as = json_is_string(v)  ? json_string_value(v)
+                                   : json_is_true(v)  ? "True"
+                                   : json_is_false(v) ? "False"
+                                   : json_is_null(v)  ? "None"
+                                                      : dump;
+            if (fits)
+                assert_int_equal(buf_addf(&text, "<parameter=%s>\n%s\n</parameter>\n", names[k], shown_as),
+                                 ST_OK);
             if (fits) json_object_set(args, names[k], v);
             free(dump);
             json_decref(v);
@@ -590,7 +667,8 @@ static void test_random_parameters(void **state)
         size_t cuts[16], count = rnd(17), at = 0;
         for (size_t i = 0; i < count; i++) cuts[i] = at += rnd((uint32_t)(text.len - at) / 2 + 1);
         char *got = run_cut(&xml, text.data, text.len, cuts, count, rnd(2));
-        json_t *back = got && strncmp(got, "[f ", 3) == 0 ? json_loadb(got + 3, strlen(got) - 4, 0, NULL) : NULL;
+        json_t *back =
+            got && strncmp(got, "[f ", 3) == 0 ? json_loadb(got + 3, strlen(got) - 4, 0, NULL) : NULL;
         if (!back || !json_equal(back, args)) fail_msg("of \"%s\" got %s", text.data, got ? got : "");
         json_decref(back);
         json_decref(args);
@@ -613,9 +691,11 @@ static void test_schemas_bounded(void **state)
     json_t *list = json_array(), *refs = json_array();
     for (int i = 0; i < 200000; i++) json_array_append_new(list, json_integer(i));
     for (int i = 0; i < 20000; i++) json_array_append_new(refs, json_pack("{s:s}", "$ref", "#/large"));
-    json_t *large[] = {json_pack("{s:O}", "enum", list), json_pack("{s:O}", "allOf", list), json_pack("{s:s}", "$ref", place)};
+    json_t *large[] = {json_pack("{s:O}", "enum", list), json_pack("{s:O}", "allOf", list),
+                       json_pack("{s:s}", "$ref", place)};
     for (size_t i = 0; i < 3; i++) {
-        json_t *f = json_pack("{s:o, s:{s:{s:O}, s:{s:s}}}", "large", large[i], "properties", "x", "anyOf", refs, "y", "$ref", "#/large");
+        json_t *f = json_pack("{s:o, s:{s:{s:O}, s:{s:s}}}", "large", large[i], "properties", "x", "anyOf",
+                              refs, "y", "$ref", "#/large");
         json_t *one = json_pack("[{s:{s:s, s:o}}]", "function", "name", "f", "parameters", f);
         clock_t start = clock();
         struct tool_types *t = tool_types_create(one);
@@ -629,16 +709,21 @@ static void test_schemas_bounded(void **state)
     json_decref(refs);
     free(place);
     buf_init(&b, MAX);
-    assert_int_equal(buf_adds(&b, "[{\"function\": {\"name\": \"f\", \"parameters\": {\"d\": {\"anyOf\": ["), ST_OK);
-    for (int i = 0; i < 1000; i++) assert_int_equal(buf_addf(&b, "%s{\"$ref\": \"#/d\"}", i ? "," : ""), ST_OK);
-    assert_int_equal(buf_adds(&b, "]}, \"properties\": {\"x\": {\"$ref\": \"#/d\"}, \"y\": {\"$ref\": \"#/d/anyOf/0\"}, \"z\": 5}}}}, {\"function\": {}}]"), ST_OK);
+    assert_int_equal(buf_adds(&b, "[{\"function\": {\"name\": \"f\", \"parameters\": {\"d\": {\"anyOf\": ["),
+                     ST_OK);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(buf_addf(&b, "%s{\"$ref\": \"#/d\"}", i ? "," : ""), ST_OK);
+    assert_int_equal(buf_adds(&b, "]}, \"properties\": {\"x\": {\"$ref\": \"#/d\"}, \"y\": {\"$ref\": "
+                                  "\"#/d/anyOf/0\"}, \"z\": 5}}}}, {\"function\": {}}]"),
+                     ST_OK);
     json_t *json = json_loads(b.data, 0, NULL);
     assert_non_null(json);
     assert_null(tool_types_create(json)); /* a function without a name: the request is checked before */
     json_array_remove(json, 1);
     struct tool_types *t = tool_types_create(json);
     assert_non_null(t);
-    assert_true(tool_types_knows(t, "f", 1) && !tool_types_knows(t, "g", 1) && !tool_types_knows(NULL, "f", 1));
+    assert_true(tool_types_knows(t, "f", 1) && !tool_types_knows(t, "g", 1) &&
+                !tool_types_knows(NULL, "f", 1));
     assert_int_equal(tool_types_of(t, "f", 1, "x", 1), TYPE_STRING);
     assert_int_equal(tool_types_of(t, "f", 1, "w", 1), 0);
     assert_int_equal(tool_types_of(t, "g", 1, "z", 1), 0);
@@ -647,7 +732,8 @@ static void test_schemas_bounded(void **state)
     buf_fini(&b);
 }
 
-/* Pieces that mean something, thrown together: every cut gives the same; without calls the content is the text. */
+/* Pieces that mean something, thrown together: every cut gives the same; without calls the content is the
+ * text. */
 static void test_random_pieces(void **state)
 {
     (void)state;
@@ -695,8 +781,9 @@ static void test_random_pieces(void **state)
                                          "<parameter=two words>",
                                          ">",
                                          "True"};
-    static const struct chat_output_rules *const all[] = {&tools, &one_tool, &plain, &think, &inside, &drop, &keep, &keep_inside,
-                                                          &xml, &one_xml, &xml, &think_xml};
+    static const struct chat_output_rules *const all[] = {&tools,  &one_tool, &plain, &think,
+                                                          &inside, &drop,     &keep,  &keep_inside,
+                                                          &xml,    &one_xml,  &xml,   &think_xml};
     for (int round = 0; round < 60000; round++) {
         struct buf text;
         buf_init(&text, MAX);
@@ -714,8 +801,10 @@ static void test_random_pieces(void **state)
         same("bytes", text.data, text.len, run_bytes(rules, text.data, text.len), want ? want : "");
         for (int k = 0; k < 4; k++) {
             size_t cuts[8], at = 0;
-            for (size_t i = 0; i < 8; i++) cuts[i] = at += rnd((uint32_t)(text.len - at) / 3 + 2) % (text.len - at + 1);
-            same("cuts", text.data, text.len, run_cut(rules, text.data, text.len, cuts, 8, k & 1), want ? want : "");
+            for (size_t i = 0; i < 8; i++)
+                cuts[i] = at += rnd((uint32_t)(text.len - at) / 3 + 2) % (text.len - at + 1);
+            same("cuts", text.data, text.len, run_cut(rules, text.data, text.len, cuts, 8, k & 1),
+                 want ? want : "");
         }
         free(want);
         buf_fini(&text);
@@ -728,9 +817,13 @@ static void test_linear(void **state)
     (void)state;
     enum { LEN = 400000 };
     static const char *const fills[] = {"\n", " ", "<", "a", "<tool_call>\n"};
-    static const char *const heads[] = {"", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
-                                        "<tool_call>{\"arguments\": {\"a\": \"", "<think>", "<tool_call>{",
-                                        "<tool_call>\n<function=f>\n", "<tool_call>\n<function=f>\n<parameter=s>",
+    static const char *const heads[] = {"",
+                                        "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"",
+                                        "<tool_call>{\"arguments\": {\"a\": \"",
+                                        "<think>",
+                                        "<tool_call>{",
+                                        "<tool_call>\n<function=f>\n",
+                                        "<tool_call>\n<function=f>\n<parameter=s>",
                                         "<tool_call>\n<function=f>\n<parameter=i>"};
     char *text = malloc(LEN + 64);
     assert_non_null(text);

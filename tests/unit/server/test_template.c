@@ -1,5 +1,6 @@
-/* Chat templates around the interpreter, and the normalisation of messages: capabilities, forms of content, origins as token
- * control, continued messages (against transformers), loading, and every refusal of chat_messages_parse. */
+/* Chat templates around the interpreter, and the normalisation of messages: capabilities, forms of content,
+ * origins as token control, continued messages (against transformers), loading, and every refusal of
+ * chat_messages_parse. */
 #include "server/chat/messages.h"
 #include "server/chat/template.h"
 
@@ -74,8 +75,8 @@ static void show_runs(const struct template_result *r, char *out, size_t cap)
     size_t n = 0;
     out[0] = '\0';
     for (size_t i = 0; i < r->run_count && n < cap; i++)
-        n += (size_t)snprintf(out + n, cap - n, "%s%c%.*s", i ? "|" : "", "*+-"[r->runs[i].control], (int)r -> runs[i].len,
-                              r->runs[i].text);
+        n += (size_t)snprintf(out + n, cap - n, "%s%c%.*s", i ? "|" : "", "*+-"[r->runs[i].control],
+                              (int)r -> runs[i].len, r->runs[i].text);
 }
 
 static json_t *parse_json(const char *text)
@@ -88,7 +89,8 @@ static json_t *parse_json(const char *text)
 
 /* ---- against the reference ---- */
 
-/* What the reference fed to the template raw, ours may reshape: only chats that need no reshaping are compared. */
+/* What the reference fed to the template raw, ours may reshape: only chats that need no reshaping are
+ * compared. */
 static bool comparable(const json_t *messages, const struct template_caps *caps)
 {
     for (size_t i = 0; i < json_array_size(messages); i++) {
@@ -105,7 +107,8 @@ static bool comparable(const json_t *messages, const struct template_caps *caps)
     return true;
 }
 
-/* Compares a group's renders; parse: its chats are as clients send them, and go through chat_messages_parse first. */
+/* Compares a group's renders; parse: its chats are as clients send them, and go through chat_messages_parse
+ * first. */
 static size_t compare_group(const char *group, bool cont, bool parse)
 {
     json_t *list = json_object_get(cases, group), *item;
@@ -131,19 +134,22 @@ static size_t compare_group(const char *group, bool cont, bool parse)
                                       .kwargs = kwargs,
                                       .specials = specials,
                                       .special_count = 2,
-                                      .add_generation_prompt = json_is_true(json_object_get(v, "add_generation_prompt")),
+                                      .add_generation_prompt =
+                                          json_is_true(json_object_get(v, "add_generation_prompt")),
                                       .continue_final_message = cont};
         struct template_result r = {0};
         struct err err = {{0}};
         if (comparable(messages, template_caps(t, rq.tools != NULL))) {
             enum status st = template_render(t, &rq, &r, &err);
-            bool good = want ? !st && r.len == json_string_length(want) && memcmp(r.text, json_string_value(want), r.len) == 0
+            bool good = want ? !st && r.len == json_string_length(want) &&
+                                   memcmp(r.text, json_string_value(want), r.len) == 0
                              : st == ST_INVALID;
             if (!st) check_runs(&r);
             if (!good) {
                 char *text = json_dumps(messages, 0);
-                fprintf(stderr, "-- %s %zu %s %s\n want %s\n got  %s\n", group, i, json_string_value(json_object_get(item, "t")),
-                        text, want ? json_string_value(want) : "(error)", st ? err.msg : r.text);
+                fprintf(stderr, "-- %s %zu %s %s\n want %s\n got  %s\n", group, i,
+                        json_string_value(json_object_get(item, "t")), text,
+                        want ? json_string_value(want) : "(error)", st ? err.msg : r.text);
                 free(text);
                 bad++;
             }
@@ -186,9 +192,27 @@ static void capabilities(void **state)
         struct template_caps want;
     } t[] = {
         {"gemma3", {.content_list = true, .system_role = true, .system_list = true}},
-        {"qwen2-vl", {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tool_role = true}},
-        {"qwen3-vl", {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON}},
-        {"qwen2.5", {.system_role = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON}},
+        {"qwen2-vl",
+         {.content_list = true,
+          .system_role = true,
+          .system_list = true,
+          .system_pictures = true,
+          .tool_role = true}},
+        {"qwen3-vl",
+         {.content_list = true,
+          .system_role = true,
+          .system_list = true,
+          .system_pictures = true,
+          .tools = true,
+          .tool_calls = true,
+          .tool_role = true,
+          .calls = TOOL_FORM_JSON}},
+        {"qwen2.5",
+         {.system_role = true,
+          .tools = true,
+          .tool_calls = true,
+          .tool_role = true,
+          .calls = TOOL_FORM_JSON}},
         {"gemma4",
          {.content_list = true,
           .system_list = true,
@@ -200,25 +224,45 @@ static void capabilities(void **state)
         {"plain", {.system_role = false}},
         {"thinking", {.system_role = true, .tool_role = true, .think = true}},
         {"qwen3",
-         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON, .think = true}},
+         {.content_list = true,
+          .system_role = true,
+          .system_list = true,
+          .system_pictures = true,
+          .tools = true,
+          .tool_calls = true,
+          .tool_role = true,
+          .calls = TOOL_FORM_JSON,
+          .think = true}},
         {"qwen3-thinking",
-         {.content_list = true, .system_role = true, .system_list = true, .system_pictures = true, .tools = true, .tool_calls = true, .tool_role = true, .calls = TOOL_FORM_JSON, .think = true}},
+         {.content_list = true,
+          .system_role = true,
+          .system_list = true,
+          .system_pictures = true,
+          .tools = true,
+          .tool_calls = true,
+          .tool_role = true,
+          .calls = TOOL_FORM_JSON,
+          .think = true}},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         struct template *tpl = family(t[i].name);
         const struct template_caps *c = template_caps(tpl, false), *w = &t[i].want;
-        if (c->content_list != w->content_list || c->system_role != w->system_role || c->developer_role != w->developer_role ||
-            c->tools != w->tools || c->tool_calls != w->tool_calls || c->arguments_as_text != w->arguments_as_text ||
+        if (c->content_list != w->content_list || c->system_role != w->system_role ||
+            c->developer_role != w->developer_role || c->tools != w->tools ||
+            c->tool_calls != w->tool_calls || c->arguments_as_text != w->arguments_as_text ||
             c->tool_role != w->tool_role || c->calls != w->calls || c->think != w->think ||
-            c->tool_responses != w->tool_responses || c->uses_time != w->uses_time || c->system_list != w->system_list ||
-            c->system_pictures != w->system_pictures)
-            fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d tool %d responses %d form %d think %d time %d", t[i].name,
-                     c->content_list, c->system_role, c->system_list, c->system_pictures, c->developer_role, c->tools, c->tool_calls, c->arguments_as_text,
-                     c->tool_role, c->tool_responses, c->calls, c->think, c->uses_time);
+            c->tool_responses != w->tool_responses || c->uses_time != w->uses_time ||
+            c->system_list != w->system_list || c->system_pictures != w->system_pictures)
+            fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d "
+                     "tool %d responses %d form %d think %d time %d",
+                     t[i].name, c->content_list, c->system_role, c->system_list, c->system_pictures,
+                     c->developer_role, c->tools, c->tool_calls, c->arguments_as_text, c->tool_role,
+                     c->tool_responses, c->calls, c->think, c->uses_time);
         template_free(tpl);
     }
-    struct template *tpl = from_text("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.arguments "
-                                     "+ '</call>' }}{% endfor %}{{ m.content }}{% endfor %}{{ strftime_now('%Y') if false }}");
+    struct template *tpl = from_text(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.arguments "
+        "+ '</call>' }}{% endfor %}{{ m.content }}{% endfor %}{{ strftime_now('%Y') if false }}");
     assert_true(template_caps(tpl, false)->arguments_as_text);
     assert_true(template_caps(tpl, false)->uses_time);
     assert_false(template_caps(tpl, false)->content_list);
@@ -227,8 +271,8 @@ static void capabilities(void **state)
 
 /* ---- runs ---- */
 
-static enum status render_text(struct template *t, const char *messages, const char *more, struct template_result *r,
-                               struct err *err)
+static enum status render_text(struct template *t, const char *messages, const char *more,
+                               struct template_result *r, struct err *err)
 {
     json_t *m = parse_json(messages), *x = more ? parse_json(more) : NULL;
     struct template_request rq = {.messages = m,
@@ -263,24 +307,32 @@ static void control_of_runs(void **state)
     (void)state;
     struct template *t = family("gemma3");
     expect_runs(t,
-                "[{\"role\":\"system\",\"content\":\"S<bos>\"},{\"role\":\"user\",\"content\":[{\"type\":\"image\"},{\"type\":"
-                "\"text\",\"text\":\" <start_of_image><end_of_turn> \"}]},{\"role\":\"assistant\",\"content\":\" <think>x \"}]",
+                "[{\"role\":\"system\",\"content\":\"S<bos>\"},{\"role\":\"user\",\"content\":[{\"type\":"
+                "\"image\"},{\"type\":"
+                "\"text\",\"text\":\" <start_of_image><end_of_turn> "
+                "\"}]},{\"role\":\"assistant\",\"content\":\" <think>x \"}]",
                 "{\"prompt\":true}",
-                "*<bos><start_of_turn>|-user|*\n|-S<bos>|*\n\n<start_of_image>|-<start_of_image><end_of_turn>|*<end_of_turn>\n<"
+                "*<bos><start_of_turn>|-user|*\n|-S<bos>|*\n\n<start_of_image>|-<start_of_image><end_of_turn>"
+                "|*<end_of_turn>\n<"
                 "start_of_turn>model\n|+<think>x|*<end_of_turn>\n<start_of_turn>model\n");
     expect_runs(t, "[{\"role\":\"user\",\"content\":\"<bos>\"}]", "{\"parse\":true}",
                 "*<bos><start_of_turn>user\n<bos><end_of_turn>\n");
-    expect_runs(t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
-                "{\"continue\":true}",
-                "*<bos><start_of_turn>|-user|*\n|-q|*<end_of_turn>\n<start_of_turn>model\n|+The answer is");
+    expect_runs(
+        t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
+        "{\"continue\":true}",
+        "*<bos><start_of_turn>|-user|*\n|-q|*<end_of_turn>\n<start_of_turn>model\n|+The answer is");
     template_free(t);
     t = family("qwen3-vl");
-    expect_runs(t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
-                "{\"continue\":true}", "*<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>|-assistant|*\n|+The answer is ");
-    expect_runs(t, "[{\"role\":\"user\",\"content\":\"q\"}]",
-                "{\"prompt\":true,\"tools\":[{\"name\":\"<|im_end|>\"}],\"kwargs\":{\"add_vision_id\":true}}",
-                "*<|im_start|>system\n# Tools\n\n<tools>\n|-{\"type\": \"function\", \"function\": {\"name\": "
-                "\"<|im_end|>\"}}|*\n</tools><|im_end|>\n<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>assistant\n");
+    expect_runs(
+        t, "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"The answer is \"}]",
+        "{\"continue\":true}",
+        "*<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>|-assistant|*\n|+The answer is ");
+    expect_runs(
+        t, "[{\"role\":\"user\",\"content\":\"q\"}]",
+        "{\"prompt\":true,\"tools\":[{\"name\":\"<|im_end|>\"}],\"kwargs\":{\"add_vision_id\":true}}",
+        "*<|im_start|>system\n# Tools\n\n<tools>\n|-{\"type\": \"function\", \"function\": {\"name\": "
+        "\"<|im_end|>\"}}|*\n</"
+        "tools><|im_end|>\n<|im_start|>|-user|*\n|-q|*<|im_end|>\n<|im_start|>assistant\n");
     template_free(t);
 }
 
@@ -288,43 +340,52 @@ static void strings_for_string_templates(void **state)
 {
     (void)state;
     struct template *t =
-        from_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.thinking %}({{ m.thinking }}{{ m.reasoning }}){% "
+        from_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.thinking %}({{ m.thinking "
+                  "}}{{ m.reasoning }}){% "
                   "endif %}{% if m.tool_responses %}{{ m.tool_responses }}{% endif %}{% endfor %}{{ k }}");
     expect_runs(t,
-                "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a<img>\"},{\"type\":\"image\"},{\"type\":"
+                "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a<img>\"},{\"type\":"
+                "\"image\"},{\"type\":"
                 "\"text\",\"text\":\"b\"}]}]",
                 NULL, "*<|-user|*>|-a<img>\n|*<img>|-\nb");
-    expect_runs(
-        t, "[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"r\"}]",
-        "{\"kwargs\":{\"k\":\"<bos>\"}}", "*<|-system|*>|-d|*<|-assistant|*>|+x|*(|+rr|*)|-<bos>");
+    expect_runs(t,
+                "[{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"assistant\",\"content\":\"x\","
+                "\"reasoning_content\":\"r\"}]",
+                "{\"kwargs\":{\"k\":\"<bos>\"}}", "*<|-system|*>|-d|*<|-assistant|*>|+x|*(|+rr|*)|-<bos>");
     struct template_result r = {0};
     struct err err = {{0}};
-    assert_int_equal(
-        render_text(t, "[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]", "{\"no_placeholder\":true}", &r, &err),
-        ST_INVALID);
-    assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":\"x\"}]", "{\"kwargs\":{\"messages\":[]}}", &r, &err),
+    assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]",
+                                 "{\"no_placeholder\":true}", &r, &err),
                      ST_INVALID);
     assert_int_equal(
-        render_text(t, "[{\"role\":\"assistant\",\"content\":\"x\"}]", "{\"continue\":true,\"prompt\":true}", &r, &err),
+        render_text(t, "[{\"role\":\"user\",\"content\":\"x\"}]", "{\"kwargs\":{\"messages\":[]}}", &r, &err),
         ST_INVALID);
-    assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":\"x\"}]", "{\"continue\":true}", &r, &err), ST_INVALID);
+    assert_int_equal(render_text(t, "[{\"role\":\"assistant\",\"content\":\"x\"}]",
+                                 "{\"continue\":true,\"prompt\":true}", &r, &err),
+                     ST_INVALID);
     assert_int_equal(
-        render_text(t, "[{\"role\":\"assistant\",\"content\":[{\"type\":\"image\"}]}]", "{\"continue\":true}", &r, &err),
+        render_text(t, "[{\"role\":\"user\",\"content\":\"x\"}]", "{\"continue\":true}", &r, &err),
         ST_INVALID);
+    assert_int_equal(render_text(t, "[{\"role\":\"assistant\",\"content\":[{\"type\":\"image\"}]}]",
+                                 "{\"continue\":true}", &r, &err),
+                     ST_INVALID);
     template_free(t);
     /* no system turn: its text goes before the first user message */
     t = family("plain");
     expect_runs(t, "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"u\"}]", NULL,
                 "*[INST] |-S\n\nu|* [/INST]");
     assert_int_equal(
-        render_text(t, "[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"user\",\"content\":\"u\"}]", NULL, &r, &err),
+        render_text(t, "[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"user\",\"content\":\"u\"}]", NULL,
+                    &r, &err),
         ST_INVALID);
     assert_string_equal(err.msg, "messages[1] (role 'user' after 'user'): Conversation roles must alternate");
     template_free(t);
-    t = from_text("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{% for p in "
+    t = from_text("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% "
+                  "endif %}{% for p in "
                   "m.content %}{{ p.text or '<img>' }}{% endfor %}{% endfor %}");
     expect_runs(t,
-                "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":\"image\"},{\"type\":"
+                "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":"
+                "\"image\"},{\"type\":"
                 "\"text\",\"text\":\"u\"}]}]",
                 NULL, "-S\n\n|*<img>|-u");
     template_free(t);
@@ -342,20 +403,27 @@ static void refusals_name_the_message(void **state)
 #define TEXT(t_)    "{\"type\":\"text\",\"text\":\"" t_ "\"}"
 #define ASK         "{\"role\":\"user\",\"content\":\"u\"}"
     struct template *t = family("gemma3");
-    /* The checkpoint's own template decides: this one shows the first part of a system message only (specs and the reference agree). */
-    expect_runs(t, "[" SYS(TEXT("S") "," TEXT("T")) "," ASK "]", NULL, "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
-    expect_runs(t, "[" SYS(TEXT("S")) "," ASK "]", NULL, "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
+    /* The checkpoint's own template decides: this one shows the first part of a system message only (specs
+     * and the reference agree). */
+    expect_runs(t, "[" SYS(TEXT("S") "," TEXT("T")) "," ASK "]", NULL,
+                "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
+    expect_runs(t, "[" SYS(TEXT("S")) "," ASK "]", NULL,
+                "*<bos><start_of_turn>|-user|*\n|-S|*\n\n|-u|*<end_of_turn>\n");
     static const struct {
         const char *messages, *want;
     } bad[] = {
         {"[" SYS(TEXT("S") ",{\"type\":\"image\"}") "," ASK "]",
-         "messages[0]: this model's chat template has no place for pictures in a system message: put them into a user message"},
-        {"[" SYS(TEXT("S")) "," ASK "," ASK "]",
-         "messages[2] (role 'user' after 'user'): The roles of a conversation must alternate: user, assistant, user, ..."},
+         "messages[0]: this model's chat template has no place for pictures in a system message: put them "
+         "into a user message"},
+        {"[" SYS(TEXT("S")) "," ASK "," ASK "]", "messages[2] (role 'user' after 'user'): The roles of a "
+                                                 "conversation must alternate: user, assistant, user, ..."},
         {"[{\"role\":\"assistant\",\"content\":\"a\"}]",
-         "messages[0] (role 'assistant'): The roles of a conversation must alternate: user, assistant, user, ..."},
-        {"[" ASK ",{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"r\"}]",
-         "messages[2] (role 'tool' after 'assistant'): The roles of a conversation must alternate: user, assistant, user, ... (this model's "
+         "messages[0] (role 'assistant'): The roles of a conversation must alternate: user, assistant, user, "
+         "..."},
+        {"[" ASK ",{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\",\"tool_call_id\":\"1\","
+         "\"content\":\"r\"}]",
+         "messages[2] (role 'tool' after 'assistant'): The roles of a conversation must alternate: user, "
+         "assistant, user, ... (this model's "
          "chat template has no place for results of tools: put them into a user message)"},
     };
     struct template_result r = {0};
@@ -370,10 +438,14 @@ static void refusals_name_the_message(void **state)
                 "*<|im_start|>|-system|*\n|-S|*<|vision_start|><|image_pad|><|vision_end|>|-T|*<|im_end|>\n");
     template_free(t);
     /* The innermost loop counts, and a fault behind the loops is nobody's. */
-    t = from_text("{% for m in messages %}{% for k in messages[::-1] %}{{ raise_exception('no') if m.content == k.content + 'b' }}"
+    t = from_text("{% for m in messages %}{% for k in messages[::-1] %}{{ raise_exception('no') if m.content "
+                  "== k.content + 'b' }}"
                   "{% endfor %}{% endfor %}{{ messages[0].content.x.y }}");
     struct err err = {{0}};
-    assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"ab\"}]", NULL, &r, &err), ST_INVALID);
+    assert_int_equal(
+        render_text(t, "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"ab\"}]", NULL,
+                    &r, &err),
+        ST_INVALID);
     assert_string_equal(err.msg, "messages[0] (role 'user'): no");
     assert_int_equal(render_text(t, "[" ASK "]", NULL, &r, &err), ST_INVALID);
     assert_true(strncmp(err.msg, "line 1 of the chat template: ", 29) == 0);
@@ -383,13 +455,16 @@ static void refusals_name_the_message(void **state)
 static void folded_tool_results(void **state)
 {
     (void)state;
-    struct template *t = from_text("{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for r in "
-                                   "m.tool_responses or [] %}[{{ r.name }}={{ r.response }}]{% endfor %}{% endif %}{% endfor %}");
+    struct template *t = from_text(
+        "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% for r in "
+        "m.tool_responses or [] %}[{{ r.name }}={{ r.response }}]{% endfor %}{% endif %}{% endfor %}");
     assert_true(template_caps(t, false)->tool_responses);
     expect_runs(t,
-                "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c1\","
+                "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\",\"tool_"
+                "calls\":[{\"id\":\"c1\","
                 "\"function\":{\"name\":\"f\",\"arguments\":{}}}]},"
-                "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"r1\"},{\"role\":\"tool\",\"tool_call_id\":\"zz\","
+                "{\"role\":\"tool\",\"tool_call_id\":\"c1\",\"content\":\"r1\"},{\"role\":\"tool\",\"tool_"
+                "call_id\":\"zz\","
                 "\"content\":\"r2\"},{\"role\":\"user\",\"content\":\"u\"}]",
                 NULL, "*<|-user|*>|-q|*<|-assistant|*>[|-f|*=|-r1|*][unknown=|-r2|*]<|-user|*>|-u");
     template_free(t);
@@ -413,9 +488,9 @@ static void expect_loaded(const char *dir, bool tools, const char *want)
     struct err err = {{0}};
     if (template_load(dir, &t, &err)) fail_msg("%s", err.msg);
     struct template_result r = {0};
-    assert_int_equal(
-        render_text(t, "[{\"role\":\"user\",\"content\":\"u\"}]", tools ? "{\"tools\":[{\"name\":\"f\"}]}" : NULL, &r, &err),
-        ST_OK);
+    assert_int_equal(render_text(t, "[{\"role\":\"user\",\"content\":\"u\"}]",
+                                 tools ? "{\"tools\":[{\"name\":\"f\"}]}" : NULL, &r, &err),
+                     ST_OK);
     assert_string_equal(r.text, want);
     template_result_free(&r);
     template_free(t);
@@ -435,10 +510,12 @@ static void loading(void **state)
     assert_int_equal(template_load(dir, &t, &err), ST_NOT_FOUND);
     /* The number is what transformers writes for "no limit". */
     put_file(dir, "tokenizer_config.json",
-             "{\"chat_template\": \"config {{ messages[0].content }}\", \"model_max_length\": 1000000000000000019884624838656}");
+             "{\"chat_template\": \"config {{ messages[0].content }}\", \"model_max_length\": "
+             "1000000000000000019884624838656}");
     expect_loaded(dir, false, "config u");
     put_file(dir, "tokenizer_config.json",
-             "{\"chat_template\": [{\"name\":\"default\",\"template\":\"plain\"},{\"name\":\"tool_use\",\"template\":\"tools {{ "
+             "{\"chat_template\": "
+             "[{\"name\":\"default\",\"template\":\"plain\"},{\"name\":\"tool_use\",\"template\":\"tools {{ "
              "tools|length }}\"}]}");
     expect_loaded(dir, false, "plain");
     expect_loaded(dir, true, "tools 1");
@@ -476,41 +553,60 @@ static void good_messages(void **state)
         {"[{\"role\":\"user\",\"content\":\"hi\"}]", "[{\"role\":\"user\",\"content\":\"hi\"}]"},
         {"[{\"role\":\"system\",\"content\":\"\"},{\"role\":\"developer\",\"content\":\"d\"}]",
          "[{\"role\":\"system\",\"content\":\"\"},{\"role\":\"developer\",\"content\":\"d\"}]"},
-        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\",\"image_url\":{\"url\":"
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\","
+         "\"image_url\":{\"url\":"
          "\"data:x\",\"detail\":\"low\"}},{\"type\":\"input_text\",\"text\":\"b\"}],\"name\":\"bob\"}]",
-         "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image\"},{\"type\":\"text\",\"text\":"
+         "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image\"},{\"type\":"
+         "\"text\",\"text\":"
          "\"b\"}],\"name\":\"bob\"}]"},
-        {"[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":\"data:y\"},{\"image_url\":{\"url\":\"z\"}},{"
-         "\"type\":\"input_image\",\"image_url\":\"w\",\"detail\":\"high\"},{\"type\":\"image\",\"image\":\"v\"},{\"type\":"
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":\"data:y\"},{\"image_url\":{"
+         "\"url\":\"z\"}},{"
+         "\"type\":\"input_image\",\"image_url\":\"w\",\"detail\":\"high\"},{\"type\":\"image\",\"image\":"
+         "\"v\"},{\"type\":"
          "\"image\",\"url\":\"t\"}]}]",
-         "[{\"role\":\"user\",\"content\":[{\"type\":\"image\"},{\"type\":\"image\"},{\"type\":\"image\"},{\"type\":\"image\"},{"
+         "[{\"role\":\"user\",\"content\":[{\"type\":\"image\"},{\"type\":\"image\"},{\"type\":\"image\"},{"
+         "\"type\":\"image\"},{"
          "\"type\":\"image\"}]}]"},
         {"[{\"role\":\"assistant\"}]", "[{\"role\":\"assistant\",\"content\":\"\"}]"},
-        {"[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
+        {"[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\","
+         "\"function\":{\"name\":"
          "\"f\",\"arguments\":\"{\\\"a\\\": [1, "
-         "1.0]}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{\"type\":"
+         "1.0]}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":[{\"type\":\"text\",\"text\":"
+         "\"x\"},{\"type\":"
          "\"text\",\"text\":\"y\"}]}]",
-         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":"
-         "\"f\",\"arguments\":{\"a\":[1,1.0]}}}]},{\"role\":\"tool\",\"content\":\"x\\ny\",\"tool_call_id\":\"c\"}]"},
-        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{bad\"}},{\"function\":{"
-         "\"name\":\"g\",\"arguments\":\"\"}},{\"function\":{\"name\":\"h\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"99999999999999999999\"}}"
+         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\","
+         "\"function\":{\"name\":"
+         "\"f\",\"arguments\":{\"a\":[1,1.0]}}}]},{\"role\":\"tool\",\"content\":\"x\\ny\",\"tool_call_id\":"
+         "\"c\"}]"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{bad\"}},{"
+         "\"function\":{"
+         "\"name\":\"g\",\"arguments\":\"\"}},{\"function\":{\"name\":\"h\"}},{\"function\":{\"name\":\"i\","
+         "\"arguments\":\"99999999999999999999\"}}"
          "]}]",
-         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{bad\"}},{"
-         "\"function\":{\"name\":\"g\",\"arguments\":{}}},{\"function\":{\"name\":\"h\",\"arguments\":{}}},{\"function\":{"
+         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
+         "\"arguments\":\"{bad\"}},{"
+         "\"function\":{\"name\":\"g\",\"arguments\":{}}},{\"function\":{\"name\":\"h\",\"arguments\":{}}},{"
+         "\"function\":{"
          "\"name\":\"i\",\"arguments\":\"99999999999999999999\"}}]}]"},
-        {"[{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}},{\"role\":\"function\",\"name\":"
+        {"[{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}},{\"role\":"
+         "\"function\",\"name\":"
          "\"f\",\"content\":null}]",
-         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+         "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"type\":\"function\",\"function\":{"
+         "\"name\":\"f\","
          "\"arguments\":{}}}]},{\"role\":\"tool\",\"content\":\"\",\"name\":\"f\"}]"},
-        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\"},{\"type\":\"reasoning\",\"thinking\":"
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\"},{\"type\":"
+         "\"reasoning\",\"thinking\":"
          "\"u\"},{\"type\":\"output_text\",\"text\":\"a\"},{\"type\":\"refusal\",\"refusal\":\"no\"}]}]",
-         "[{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"no\"}],"
+         "[{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
+         "\"text\":\"no\"}],"
          "\"reasoning_content\":\"tu\"}]"},
-        {"[{\"role\":\"assistant\",\"content\":null,\"refusal\":\"sorry\",\"tool_calls\":null,\"audio\":null}]",
+        {"[{\"role\":\"assistant\",\"content\":null,\"refusal\":\"sorry\",\"tool_calls\":null,\"audio\":null}"
+         "]",
          "[{\"role\":\"assistant\",\"content\":\"sorry\"}]"},
         {"[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"r\",\"reasoning_content\":\"c\"}]",
          "[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"r\"}]"},
-        {"[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":null,\"reasoning_content\":\"c\",\"custom\":{\"k\":1}}]",
+        {"[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":null,\"reasoning_content\":\"c\","
+         "\"custom\":{\"k\":1}}]",
          "[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"c\",\"custom\":{\"k\":1}}]"},
     };
     struct chat_limits limits = CHAT_LIMITS_DEFAULT;
@@ -518,7 +614,8 @@ static void good_messages(void **state)
         json_t *in = parse_json(t[i].in), *want = parse_json(t[i].out);
         struct chat_messages m = {0};
         struct api_error err = {0};
-        if (chat_messages_parse(in, &limits, &m, &err)) fail_msg("%s: %s %s", t[i].in, err.param, err.message);
+        if (chat_messages_parse(in, &limits, &m, &err))
+            fail_msg("%s: %s %s", t[i].in, err.param, err.message);
         if (!json_equal(m.list, want)) fail_msg("%s\n got %s", t[i].in, json_dumps(m.list, 0));
         chat_messages_free(&m);
         json_decref(in);
@@ -529,9 +626,10 @@ static void good_messages(void **state)
 static void image_references(void **state)
 {
     (void)state;
-    json_t *in = parse_json("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\",\"image_"
-                            "url\":{\"url\":\"data:1\",\"detail\":\"low\"}}]},{\"role\":\"user\",\"content\":[{\"type\":\"image_"
-                            "url\",\"image_url\":\"data:22\"},{\"type\":\"image\",\"url\":\"3\"}]}]");
+    json_t *in = parse_json(
+        "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\",\"image_"
+        "url\":{\"url\":\"data:1\",\"detail\":\"low\"}}]},{\"role\":\"user\",\"content\":[{\"type\":\"image_"
+        "url\",\"image_url\":\"data:22\"},{\"type\":\"image\",\"url\":\"3\"}]}]");
     struct chat_limits limits = CHAT_LIMITS_DEFAULT;
     struct chat_messages m = {0};
     struct api_error err = {0};
@@ -551,9 +649,11 @@ static void image_references(void **state)
     assert_string_equal(err.param, "messages[1].content[1]");
     assert_string_equal(err.message, "At most 2 image(s) may be provided in one prompt.");
     json_decref(in);
-    in = parse_json("[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]");
+    in = parse_json(
+        "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]");
     assert_int_equal(chat_messages_parse(in, &limits, &m, &err), ST_OK);
-    json_t *f = json_object_get(json_array_get(json_object_get(json_array_get(m.list, 0), "tool_calls"), 0), "function");
+    json_t *f = json_object_get(json_array_get(json_object_get(json_array_get(m.list, 0), "tool_calls"), 0),
+                                "function");
     assert_string_equal(json_string_value(json_object_get(f, "arguments")), "{}");
     chat_messages_free(&m);
     json_decref(in);
@@ -572,7 +672,8 @@ static void bad_messages(void **state)
         {"[1]", "invalid_type", "messages[0]"},
         {"[{}]", "missing_required_parameter", "messages[0].role"},
         {"[{\"role\":5}]", "invalid_type", "messages[0].role"},
-        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"bot\",\"content\":\"x\"}]", "invalid_value", "messages[1].role"},
+        {"[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"bot\",\"content\":\"x\"}]", "invalid_value",
+         "messages[1].role"},
         {"[{\"role\":\"user\"}]", "missing_required_parameter", "messages[0].content"},
         {USER("null"), "invalid_type", "messages[0].content"},
         {USER("5"), "invalid_type", "messages[0].content"},
@@ -588,29 +689,37 @@ static void bad_messages(void **state)
         {USER("[{\"type\":\"file\"}]"), "unsupported_content_part", "messages[0].content[0].type"},
         {USER("[{\"type\":\"image_embeds\"}]"), "unsupported_content_part", "messages[0].content[0].type"},
         {USER("[{\"type\":\"refusal\",\"refusal\":\"x\"}]"), "invalid_value", "messages[0].content[0].type"},
-        {USER("[{\"type\":\"thinking\",\"thinking\":\"x\"}]"), "invalid_value", "messages[0].content[0].type"},
-        {USER("[{\"type\":\"image_url\"}]"), "missing_required_parameter", "messages[0].content[0].image_url"},
+        {USER("[{\"type\":\"thinking\",\"thinking\":\"x\"}]"), "invalid_value",
+         "messages[0].content[0].type"},
+        {USER("[{\"type\":\"image_url\"}]"), "missing_required_parameter",
+         "messages[0].content[0].image_url"},
         {USER("[{\"type\":\"image_url\",\"image_url\":{}}]"), "missing_required_parameter",
          "messages[0].content[0].image_url.url"},
-        {USER("[{\"type\":\"image_url\",\"image_url\":{\"url\":5}}]"), "invalid_type", "messages[0].content[0].image_url.url"},
-        {USER("[{\"type\":\"image_url\",\"image_url\":7}]"), "invalid_type", "messages[0].content[0].image_url"},
-        {USER("[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\",\"detail\":\"huge\"}}]"), "invalid_value",
-         "messages[0].content[0].image_url.detail"},
-        {USER("[{\"type\":\"image_url\",\"uuid\":\"u\"}]"), "missing_required_parameter", "messages[0].content[0].image_url"},
+        {USER("[{\"type\":\"image_url\",\"image_url\":{\"url\":5}}]"), "invalid_type",
+         "messages[0].content[0].image_url.url"},
+        {USER("[{\"type\":\"image_url\",\"image_url\":7}]"), "invalid_type",
+         "messages[0].content[0].image_url"},
+        {USER("[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\",\"detail\":\"huge\"}}]"),
+         "invalid_value", "messages[0].content[0].image_url.detail"},
+        {USER("[{\"type\":\"image_url\",\"uuid\":\"u\"}]"), "missing_required_parameter",
+         "messages[0].content[0].image_url"},
         {USER("[{\"type\":\"image\"}]"), "missing_required_parameter", "messages[0].content[0].url"},
-        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"image_url\",\"image_url\":\"x\"}]}]", "invalid_value",
-         "messages[0].content[0].type"},
+        {"[{\"role\":\"assistant\",\"content\":[{\"type\":\"image_url\",\"image_url\":\"x\"}]}]",
+         "invalid_value", "messages[0].content[0].type"},
         {"[{\"role\":\"assistant\",\"audio\":{\"id\":\"a\"}}]", "unsupported_parameter", "messages[0].audio"},
         {"[{\"role\":\"assistant\",\"tool_calls\":{}}]", "invalid_type", "messages[0].tool_calls"},
         {"[{\"role\":\"assistant\",\"tool_calls\":[1]}]", "invalid_type", "messages[0].tool_calls[0]"},
-        {"[{\"role\":\"assistant\",\"tool_calls\":[{}]}]", "missing_required_parameter", "messages[0].tool_calls[0].function"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{}]}]", "missing_required_parameter",
+         "messages[0].tool_calls[0].function"},
         {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]", "missing_required_parameter",
          "messages[0].tool_calls[0].function.name"},
-        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]", "invalid_type",
-         "messages[0].tool_calls[0].function.arguments"},
-        {"[{\"role\":\"assistant\",\"function_call\":{\"name\":1}}]", "invalid_type", "messages[0].function_call.name"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":5}}]}]",
+         "invalid_type", "messages[0].tool_calls[0].function.arguments"},
+        {"[{\"role\":\"assistant\",\"function_call\":{\"name\":1}}]", "invalid_type",
+         "messages[0].function_call.name"},
         {"[{\"role\":\"tool\",\"content\":\"x\"}]", "missing_required_parameter", "messages[0].tool_call_id"},
-        {"[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":5}]", "invalid_type", "messages[0].tool_call_id"},
+        {"[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":5}]", "invalid_type",
+         "messages[0].tool_call_id"},
         {"[{\"role\":\"tool\",\"tool_call_id\":\"c\"}]", "missing_required_parameter", "messages[0].content"},
         {"[{\"role\":\"function\",\"content\":\"x\"}]", "missing_required_parameter", "messages[0].name"},
         {"[{\"role\":\"user\",\"content\":\"x\",\"name\":5}]", "invalid_type", "messages[0].name"},
@@ -623,8 +732,10 @@ static void bad_messages(void **state)
         memset(&err, 0, sizeof err);
         enum status st = chat_messages_parse(in, &limits, &m, &err);
         if (st != ST_INVALID || err.http != 400 || !err.code || strcmp(err.code, t[i].code) != 0 ||
-            strcmp(err.param, t[i].param) != 0 || strcmp(err.type, "invalid_request_error") != 0 || !err.message[0])
-            fail_msg("%s: status %d, %s at %s: %s", t[i].in, st, err.code ? err.code : "-", err.param, err.message);
+            strcmp(err.param, t[i].param) != 0 || strcmp(err.type, "invalid_request_error") != 0 ||
+            !err.message[0])
+            fail_msg("%s: status %d, %s at %s: %s", t[i].in, st, err.code ? err.code : "-", err.param,
+                     err.message);
         json_decref(in);
     }
     assert_int_equal(chat_messages_parse(NULL, &limits, &m, &err), ST_INVALID);
@@ -682,7 +793,9 @@ static void shared_by_threads(void **state)
     pthread_t id[4];
     for (int i = 0; i < 4; i++) {
         char text[100];
-        snprintf(text, sizeof text, "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"thread %d\"}]", i);
+        snprintf(text, sizeof text,
+                 "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"thread %d\"}]",
+                 i);
         w[i] = (struct worker){.t = t, .messages = parse_json(text)};
         assert_int_equal(pthread_create(&id[i], NULL, render_often, &w[i]), 0);
     }
@@ -721,13 +834,10 @@ static json_t *random_value(int depth)
                                         "text", "image_url", "image",  "input_image", "thinking", "refusal",
                                         "low",  "{\"a\":1}", "",       "<bos>",       "\xc3\xa9", "{\"a\":"};
     switch (rnd(depth > 4 ? 4 : 9)) {
-    case 0:
-        return json_integer((json_int_t)rnd(5));
-    case 1:
-        return rnd(2) ? json_null() : json_boolean(rnd(2));
+    case 0: return json_integer((json_int_t)rnd(5));
+    case 1: return rnd(2) ? json_null() : json_boolean(rnd(2));
     case 2:
-    case 3:
-        return json_string(words[rnd(sizeof words / sizeof *words)]);
+    case 3: return json_string(words[rnd(sizeof words / sizeof *words)]);
     case 4:
     case 5: {
         json_t *a = json_array();
@@ -749,21 +859,16 @@ static void mutate(json_t *v, int depth)
     json_t *item;
     if (json_is_array(v) && json_array_size(v)) {
         size_t i = rnd((uint32_t)json_array_size(v));
-        if (rnd(3) == 0 || depth > 6)
-            json_array_set_new(v, i, random_value(3));
-        else
-            mutate(json_array_get(v, i), depth + 1);
+        if (rnd(3) == 0 || depth > 6) json_array_set_new(v, i, random_value(3));
+        else mutate(json_array_get(v, i), depth + 1);
     } else if (json_is_object(v) && json_object_size(v)) {
         uint32_t pick = rnd((uint32_t)json_object_size(v));
         json_object_foreach(v, key, item)
         {
             if (pick--) continue;
-            if (rnd(4) == 0)
-                json_object_del(v, key);
-            else if (rnd(2))
-                json_object_set_new(v, key, random_value(3));
-            else
-                mutate(item, depth + 1);
+            if (rnd(4) == 0) json_object_del(v, key);
+            else if (rnd(2)) json_object_set_new(v, key, random_value(3));
+            else mutate(item, depth + 1);
             break;
         }
     }
@@ -773,13 +878,17 @@ static void mutated_messages(void **state)
 {
     (void)state;
     static const char *const seeds[] = {
-        "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":"
-        "\"image_url\",\"image_url\":{\"url\":\"data:1\",\"detail\":\"low\"}}]},{\"role\":\"assistant\",\"content\":\"x\","
+        "[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\","
+        "\"text\":\"a\"},{\"type\":"
+        "\"image_url\",\"image_url\":{\"url\":\"data:1\",\"detail\":\"low\"}}]},{\"role\":\"assistant\","
+        "\"content\":\"x\","
         "\"reasoning\":\"r\"}]",
-        "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":"
+        "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{"
+        "\"id\":\"c\",\"type\":"
         "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": {\\\"b\\\": "
         "[1]}}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"name\":\"f\",\"content\":\"r\"}]"};
-    static const char *const names[] = {"gemma3", "qwen3-vl", "qwen2-vl", "gemma4", "plain", "thinking", "qwen2.5", "qwen3"};
+    static const char *const names[] = {"gemma3", "qwen3-vl", "qwen2-vl", "gemma4",
+                                        "plain",  "thinking", "qwen2.5",  "qwen3"};
     struct template *t[7];
     struct chat_limits limits = CHAT_LIMITS_DEFAULT;
     const char *rounds_text = getenv("KVASIR_FUZZ_ROUNDS");

@@ -1,12 +1,13 @@
 /* The tokenizer against the answers of the `tokenizers` library (tests/golden/tokenizer, made by
- * scripts/reference/make_tokenizer.py) and against its own properties: cutting, caching, heap and runs never change ids. Run from
- * the root of the repository.
+ * scripts/reference/make_tokenizer.py) and against its own properties: cutting, caching, heap and runs never
+ * change ids. Run from the root of the repository.
  *
  * With arguments it works on files instead, for scripts/reference/compare_tokenizer.py and for timing:
- *   test_tokenizer --dir DIR --corpus FILE            a line of ids for every text of FILE ("<bytes>\n<text>\n" each)
- *   test_tokenizer --dir DIR --special --corpus FILE  the same with add_special
- *   test_tokenizer --dir DIR --decode FILE            for every line of ids "<bytes>\n<text>\n"; --skip-special: without special
- * tokens test_tokenizer --bench DIR FILE                   load time, and speed on FILE cut into texts of several sizes */
+ *   test_tokenizer --dir DIR --corpus FILE            a line of ids for every text of FILE
+ * ("<bytes>\n<text>\n" each) test_tokenizer --dir DIR --special --corpus FILE  the same with add_special
+ *   test_tokenizer --dir DIR --decode FILE            for every line of ids "<bytes>\n<text>\n";
+ * --skip-special: without special tokens test_tokenizer --bench DIR FILE                   load time, and
+ * speed on FILE cut into texts of several sizes */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -23,7 +24,8 @@
 #define GOLDEN "tests/golden/tokenizer/"
 enum { SEED = 12345 };
 
-static const char *const all_dirs[] = {"qwen2", "llama3", "qwen3_5", "gpt2", "gemma", "sp_unk", "sp_partial", "sp_cross"};
+static const char *const all_dirs[] = {"qwen2", "llama3", "qwen3_5",    "gpt2",
+                                       "gemma", "sp_unk", "sp_partial", "sp_cross"};
 enum { DIR_COUNT = sizeof all_dirs / sizeof *all_dirs };
 
 static uint64_t rng_state = SEED;
@@ -55,7 +57,8 @@ static struct json_doc load_json(const char *name)
     return d;
 }
 
-static struct tok_ids encode(const struct tokenizer *t, const char *s, size_t len, enum tok_control control, bool special)
+static struct tok_ids encode(const struct tokenizer *t, const char *s, size_t len, enum tok_control control,
+                             bool special)
 {
     struct tok_run run = {s, len, control};
     struct tok_ids ids;
@@ -64,7 +67,8 @@ static struct tok_ids encode(const struct tokenizer *t, const char *s, size_t le
     return ids;
 }
 
-static void assert_ids(const struct json_doc *d, uint32_t want, struct tok_ids got, const char *text, const char *dir)
+static void assert_ids(const struct json_doc *d, uint32_t want, struct tok_ids got, const char *text,
+                       const char *dir)
 {
     uint32_t n = json_count(d, want), item = json_first(d, want);
     bool same = n == got.count;
@@ -91,7 +95,8 @@ static struct buf decode(const struct tokenizer *t, const uint32_t *ids, size_t 
     for (size_t i = 0; i < count; i++) {
         size_t before = out.len;
         assert_int_equal(detok_push(&d, ids[i], &out), ST_OK);
-        assert_true(tok__utf8_valid((uint8_t *)out.data + before, out.len - before)); /* every delta ends on a character */
+        assert_true(tok__utf8_valid((uint8_t *)out.data + before,
+                                    out.len - before)); /* every delta ends on a character */
     }
     assert_int_equal(detok_flush(&d, &out), ST_OK);
     return out;
@@ -138,7 +143,8 @@ static void test_golden_decode(void **state)
         struct tokenizer *t = load(all_dirs[k]);
         uint32_t list = json_get(&d, 0, "decode"), item = json_first(&d, list);
         for (uint32_t i = 0; i < json_count(&d, list); i++, item = json_next(&d, item), cases++) {
-            uint32_t ids[64], want = json_get(&d, item, "ids"), node = json_first(&d, want), n = json_count(&d, want);
+            uint32_t ids[64], want = json_get(&d, item, "ids"), node = json_first(&d, want),
+                              n = json_count(&d, want);
             assert_true(n <= 64);
             for (uint32_t j = 0; j < n; j++, node = json_next(&d, node)) {
                 uint64_t id = 0;
@@ -175,8 +181,10 @@ static void test_golden_splits(void **state)
     uint32_t texts = json_get(&d, 0, "texts"), answers = json_get(&d, 0, "bytes");
     assert_true(json_count(&d, texts) > 150);
     for (int k = 0; k < 4; k++) {
-        uint32_t want = json_get(&d, answers, p[k].name), words = json_first(&d, want), text = json_first(&d, texts);
-        for (uint32_t i = 0; i < json_count(&d, texts); i++, text = json_next(&d, text), words = json_next(&d, words)) {
+        uint32_t want = json_get(&d, answers, p[k].name), words = json_first(&d, want),
+                 text = json_first(&d, texts);
+        for (uint32_t i = 0; i < json_count(&d, texts);
+             i++, text = json_next(&d, text), words = json_next(&d, words)) {
             size_t len, at = 0;
             char *s = json_str_dup(&d, text, &len);
             uint32_t word = json_first(&d, words);
@@ -186,7 +194,8 @@ static void test_golden_splits(void **state)
                 if (bytes == 0) continue;
                 size_t end = tok__next_word(p[k].pattern, (uint8_t *)s, len, at);
                 if (end - at != bytes)
-                    fail_msg("%s: \"%s\": word at %zu has %zu bytes, reference %u", p[k].name, s, at, end - at, (unsigned)bytes);
+                    fail_msg("%s: \"%s\": word at %zu has %zu bytes, reference %u", p[k].name, s, at,
+                             end - at, (unsigned)bytes);
                 at = end;
             }
             assert_int_equal(at, len);
@@ -322,7 +331,8 @@ static void test_merges_equal_naive(void **state)
         uint8_t s[400];
         uint32_t want[400];
         size_t n = 1 + rnd(i % 10 ? 60 : 399);
-        for (size_t j = 0; j < n; j++) want[j] = t->byte_id[s[j] = (uint8_t)alphabet[rnd(sizeof alphabet - 1)]];
+        for (size_t j = 0; j < n; j++)
+            want[j] = t->byte_id[s[j] = (uint8_t)alphabet[rnd(sizeof alphabet - 1)]];
         struct tok_encoder e = {.t = t, .ids_max = SIZE_MAX, .base = s};
         assert_int_equal(tok__encode_word(&e, s, n), ST_OK);
         size_t count = naive_merges(&t->merges, want, n);
@@ -458,7 +468,9 @@ static void test_control_of_added_tokens(void **state)
         {{"<tool", "_call>"}, {A, S}, 1},
         {{"<|im_start|>", "<|im_end|>", "<|im_end|>"}, {A, N, A}, 2},
         {{"<|im_start|><tool_call>", "<|im_start|><tool_call>", "<|im_start|><tool_call>"}, {A, S, N}, 3},
-        {{"e", "\xCC\x81<|im_end|>", "e\xCC\x81<|im_end|>"}, {N, A, N}, 1}, /* normalised, and still known per byte */
+        {{"e", "\xCC\x81<|im_end|>", "e\xCC\x81<|im_end|>"},
+         {N, A, N},
+         1}, /* normalised, and still known per byte */
     };
 #undef A
 #undef S
@@ -486,7 +498,8 @@ static void append_ids(struct tok_ids *to, struct tok_ids more)
     to->count += more.count;
 }
 
-/* Masked matching against its definition, byte by byte: the longest permitted token at the leftmost place where there is one. */
+/* Masked matching against its definition, byte by byte: the longest permitted token at the leftmost place
+ * where there is one. */
 static void test_control_equals_naive(void **state)
 {
     (void)state;
@@ -506,8 +519,7 @@ static void test_control_equals_naive(void **state)
         for (size_t parts = rnd(12); parts > 0; parts--) {
             size_t start = n;
             const struct tok_added *a = &t->added[rnd((uint32_t)t->added_count)];
-            if (rnd(2))
-                n += random_text(s + n, 40);
+            if (rnd(2)) n += random_text(s + n, 40);
             else {
                 size_t len = rnd(4) ? a->len : rnd((uint32_t)a->len);
                 memcpy(s + n, a->content, len);
@@ -533,9 +545,11 @@ static void test_control_equals_naive(void **state)
             const struct tok_added *best = NULL;
             for (size_t k = 0; k < t->added_count; k++) {
                 const struct tok_added *a = &t->added[k];
-                bool ok = a->len <= n - at && memcmp(s + at, a->content, a->len) == 0 && (!best || a->len > best->len);
+                bool ok = a->len <= n - at && memcmp(s + at, a->content, a->len) == 0 &&
+                          (!best || a->len > best->len);
                 for (size_t j = 0; j < a->len && ok; j++)
-                    ok = control[at + j] == TOK_CONTROL_ALL || (control[at + j] == TOK_CONTROL_NONSPECIAL && !a->special) ||
+                    ok = control[at + j] == TOK_CONTROL_ALL ||
+                         (control[at + j] == TOK_CONTROL_NONSPECIAL && !a->special) ||
                          (control[at + j] == TOK_CONTROL_UNGUARDED && !a->special && !a->guarded);
                 if (ok) best = a;
             }
@@ -645,7 +659,8 @@ static void test_invalid_utf8_is_repaired(void **state)
         uint32_t ids[8];
         size_t n = strlen(cases[i].bad);
         bool have = true;
-        for (size_t k = 0; k < n; k++) have = have && (ids[k] = t->byte_id[(uint8_t)cases[i].bad[k]]) != TOK_NO_ID;
+        for (size_t k = 0; k < n; k++)
+            have = have && (ids[k] = t->byte_id[(uint8_t)cases[i].bad[k]]) != TOK_NO_ID;
         if (!have) continue;
         struct buf out = decode(t, ids, n, false);
         assert_string_equal(out.data, cases[i].good);
@@ -739,9 +754,18 @@ static void test_look_ups(void **state)
 static void test_large_texts(void **state)
 {
     (void)state;
-    static const char *const units[] = {
-        "a",    " ",   "\n",          "1",    "\xE2\x96\x81", "\xE4\xBD\xA0", "\xCC\x81\xCC\x96", "\xF0\x9F\x91\xA8\xE2\x80\x8D",
-        "ab c", "the", "<|im_start|", "[R]\n"};
+    static const char *const units[] = {"a",
+                                        " ",
+                                        "\n",
+                                        "1",
+                                        "\xE2\x96\x81",
+                                        "\xE4\xBD\xA0",
+                                        "\xCC\x81\xCC\x96",
+                                        "\xF0\x9F\x91\xA8\xE2\x80\x8D",
+                                        "ab c",
+                                        "the",
+                                        "<|im_start|",
+                                        "[R]\n"};
     enum { BYTES = 300000 };
     char *s = malloc(BYTES + 16);
     for (int k = 0; k < DIR_COUNT; k++) {
@@ -753,12 +777,9 @@ static void test_large_texts(void **state)
             struct buf out = decode(t, ids.ids, ids.count, false);
             bool lossy = strcmp(all_dirs[k], "sp_unk") == 0 || strcmp(all_dirs[k], "sp_partial") == 0;
             bool folded = units[u][0] == '\xCC' && t->norm_count == 1 && t->norms[0].kind == TOK_NORM_NFC;
-            if (units[u][0] == '\xE2' && !t->byte_level)
-                assert_int_equal(out.len, n / 3);
-            else if (!lossy && !folded)
-                assert_true(out.len == n && memcmp(out.data, s, n) == 0);
-            else if (folded)
-                assert_int_equal(out.len, n);
+            if (units[u][0] == '\xE2' && !t->byte_level) assert_int_equal(out.len, n / 3);
+            else if (!lossy && !folded) assert_true(out.len == n && memcmp(out.data, s, n) == 0);
+            else if (folded) assert_int_equal(out.len, n);
             buf_fini(&out);
             tok_ids_free(&ids);
         }
@@ -875,7 +896,8 @@ static void bench(const char *dir, const char *path)
             double spent = now() - t0;
             if (spent < best) best = spent;
         }
-        printf("texts of %zu bytes: %.2f MB/s, %zu tokens, %.4f s\n", pieces[k], (double)len / best / 1e6, tokens, best);
+        printf("texts of %zu bytes: %.2f MB/s, %zu tokens, %.4f s\n", pieces[k], (double)len / best / 1e6,
+               tokens, best);
     }
     free(s);
     tok_free(t);
@@ -891,18 +913,12 @@ static int command_line(int argc, char **argv)
         return 0;
     }
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--special") == 0)
-            special = true;
-        else if (strcmp(argv[i], "--skip-special") == 0)
-            skip = true;
-        else if (strcmp(argv[i], "--dir") == 0 && i + 1 < argc)
-            dir = argv[++i];
-        else if (strcmp(argv[i], "--corpus") == 0 && i + 1 < argc)
-            corpus = argv[++i];
-        else if (strcmp(argv[i], "--decode") == 0 && i + 1 < argc)
-            decode = argv[++i];
-        else
-            return 2;
+        if (strcmp(argv[i], "--special") == 0) special = true;
+        else if (strcmp(argv[i], "--skip-special") == 0) skip = true;
+        else if (strcmp(argv[i], "--dir") == 0 && i + 1 < argc) dir = argv[++i];
+        else if (strcmp(argv[i], "--corpus") == 0 && i + 1 < argc) corpus = argv[++i];
+        else if (strcmp(argv[i], "--decode") == 0 && i + 1 < argc) decode = argv[++i];
+        else return 2;
     }
     if (!dir) return 2;
     struct tokenizer *t = load_dir(dir);

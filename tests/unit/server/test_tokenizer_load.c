@@ -1,5 +1,5 @@
-/* What tok_load refuses and how it says so, and that no file, however broken, harms it: truncations and mutations of good files
- * from a seed. Run from the root of the repository. */
+/* What tok_load refuses and how it says so, and that no file, however broken, harms it: truncations and
+ * mutations of good files from a seed. Run from the root of the repository. */
 #include "config/base/json.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -62,15 +62,16 @@ struct parts {
 
 static enum status load_parts(const struct parts *p, struct tokenizer **t, struct err *err)
 {
-    static const char *const model =
-        "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"vocab\":{\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3},\"merges\":[\"a b\"]}";
+    static const char *const model = "{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"vocab\":{\"<unk>\":0,\"a\":"
+                                     "1,\"b\":2,\"ab\":3},\"merges\":[\"a b\"]}";
     char text[4096];
-    int n = snprintf(text, sizeof text,
-                     "{\"version\":%s,\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":%s,\"decoder\":%s,\"added_"
-                     "tokens\":%s,\"model\":%s}",
-                     p->version ? p->version : "\"1.0\"", p->normalizer ? p->normalizer : "null", p->pre ? p->pre : "null",
-                     p->post ? p->post : "null", p->decoder ? p->decoder : "{\"type\":\"Fuse\"}", p->added ? p->added : "[]",
-                     p->model ? p->model : model);
+    int n = snprintf(
+        text, sizeof text,
+        "{\"version\":%s,\"normalizer\":%s,\"pre_tokenizer\":%s,\"post_processor\":%s,\"decoder\":%s,\"added_"
+        "tokens\":%s,\"model\":%s}",
+        p->version ? p->version : "\"1.0\"", p->normalizer ? p->normalizer : "null", p->pre ? p->pre : "null",
+        p->post ? p->post : "null", p->decoder ? p->decoder : "{\"type\":\"Fuse\"}",
+        p->added ? p->added : "[]", p->model ? p->model : model);
     assert_true(n > 0 && (size_t)n < sizeof text);
     write_file("tokenizer.json", text, (size_t)n);
     return tok_load(dir, t, err);
@@ -91,37 +92,51 @@ static void test_refusals(void **state)
         {{.version = "\"2.0\""}, ST_UNSUPPORTED, "version"},
         {{.normalizer = "{\"type\":\"NFKC\"}"}, ST_UNSUPPORTED, "NFKC"},
         {{.normalizer = "{\"type\":\"Prepend\",\"prepend\":\"x\"}"}, ST_UNSUPPORTED, "Prepend"},
-        {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}"},
+        {{.normalizer =
+              "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}"},
          ST_UNSUPPORTED,
          "Lowercase"},
         {{.normalizer = "{\"type\":\"Sequence\"}"}, ST_FORMAT, "normalizers"},
-        {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a+\"},\"content\":\"\"}"}, ST_UNSUPPORTED, "Replace"},
-        {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"\"}"}, ST_UNSUPPORTED, "empty"},
+        {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a+\"},\"content\":\"\"}"},
+         ST_UNSUPPORTED,
+         "Replace"},
+        {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"\"}"},
+         ST_UNSUPPORTED,
+         "empty"},
         {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"x\"}}"}, ST_FORMAT, "content"},
         {{.normalizer = "[]"}, ST_FORMAT, "normalizer"},
         {{.pre = "{\"type\":\"Metaspace\",\"replacement\":\"x\"}"}, ST_UNSUPPORTED, "Metaspace"},
-        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+|unheard\"},\"behavior\":\"Isolated\",\"invert\":false}"},
+        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z]+|unheard\"},\"behavior\":\"Isolated\","
+                 "\"invert\":false}"},
          ST_UNSUPPORTED,
          "[a-z]+|unheard"},
-        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Sideways\"}"}, ST_FORMAT, "behavior"},
-        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Isolated\",\"invert\":true}"},
+        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Sideways\"}"},
+         ST_FORMAT,
+         "behavior"},
+        {{.pre = "{\"type\":\"Split\",\"pattern\":{\"String\":\" "
+                 "\"},\"behavior\":\"Isolated\",\"invert\":true}"},
          ST_UNSUPPORTED,
          "invert"},
         {{.pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}"}, ST_UNSUPPORTED, "add_prefix_space"},
         {{.pre = BYTE_LEVEL}, ST_UNSUPPORTED, "ByteLevel"},
         {{.pre = BYTE_LEVEL, .decoder = "{\"type\":\"ByteLevel\"}"}, ST_FORMAT, "byte 0x00"},
         {{.decoder = "null"}, ST_UNSUPPORTED, "decoder"},
-        {{.decoder = "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}"}, ST_UNSUPPORTED, "Strip"},
+        {{.decoder = "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}"},
+         ST_UNSUPPORTED,
+         "Strip"},
         {{.post = "{\"type\":\"BertProcessing\"}"}, ST_UNSUPPORTED, "BertProcessing"},
-        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},{\"Sequence\":{\"id\":\"A\"}}],"
+        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},{"
+                  "\"Sequence\":{\"id\":\"A\"}}],"
                   "\"special_tokens\":{}}"},
          ST_FORMAT,
          "\"x\""},
-        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},{\"Sequence\":{\"id\":\"A\"}}],"
+        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},{"
+                  "\"Sequence\":{\"id\":\"A\"}}],"
                   "\"special_tokens\":{\"x\":{\"ids\":[9]}}}"},
          ST_FORMAT,
          "no token"},
-        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"B\"}}],\"special_tokens\":{}}"},
+        {{.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"B\"}}],\"special_"
+                  "tokens\":{}}"},
          ST_UNSUPPORTED,
          "single"},
         {{.added = "[{\"id\":9,\"content\":\"a\"}]"}, ST_FORMAT, "ids 1 and 9"},
@@ -133,7 +148,9 @@ static void test_refusals(void **state)
         {{.model = "{\"type\":\"Unigram\"}"}, ST_UNSUPPORTED, "Unigram"},
         {{.model = "[]"}, ST_FORMAT, "model"},
         {{.model = MODEL("\"dropout\":0.1," VOCAB ",\"merges\":[]")}, ST_UNSUPPORTED, "dropout"},
-        {{.model = MODEL("\"end_of_word_suffix\":\"</w>\"," VOCAB ",\"merges\":[]")}, ST_UNSUPPORTED, "end_of_word_suffix"},
+        {{.model = MODEL("\"end_of_word_suffix\":\"</w>\"," VOCAB ",\"merges\":[]")},
+         ST_UNSUPPORTED,
+         "end_of_word_suffix"},
         {{.model = MODEL("\"continuing_subword_prefix\":\"##\"," VOCAB ",\"merges\":[]")},
          ST_UNSUPPORTED,
          "continuing_subword_prefix"},
@@ -185,7 +202,9 @@ static void assert_encodes(const struct tokenizer *t, const char *text, size_t c
 static void test_small_models(void **state)
 {
     (void)state;
-#define ABC "\"vocab\":{\"<unk>\":0,\"a\":1,\"b\":2,\"c\":3,\"ab\":4,\"bc\":5,\"abc\":6,\"aa\":7,\" \":8,\"a \":9,\" a\":10},"
+#define ABC                                                                                                  \
+    "\"vocab\":{\"<unk>\":0,\"a\":1,\"b\":2,\"c\":3,\"ab\":4,\"bc\":5,\"abc\":6,\"aa\":7,\" \":8,\"a "       \
+    "\":9,\" a\":10},"
     static const struct {
         struct parts parts;
         const char *text;
@@ -194,7 +213,10 @@ static void test_small_models(void **state)
     } cases[] = {
         {{.model = MODEL(ABC "\"merges\":[\"b c\",\"a b\",\"a bc\",\"ab c\"]")}, "abc", 1, {6}},
         {{.model = MODEL(ABC "\"merges\":[\"b c\",\"a b\",\"a bc\",\"ab c\"]")}, "ababc", 2, {4, 6}},
-        {{.model = MODEL(ABC "\"merges\":[[\"b\",\"c\"],[\"a\",\"b\"],[\"a\",\"bc\"],[\"ab\",\"c\"]]")}, "ababc", 2, {4, 6}},
+        {{.model = MODEL(ABC "\"merges\":[[\"b\",\"c\"],[\"a\",\"b\"],[\"a\",\"bc\"],[\"ab\",\"c\"]]")},
+         "ababc",
+         2,
+         {4, 6}},
         {{.model = MODEL(ABC "\"merges\":[\"#version: 0.2\",\"a a\"]")}, "aaa", 2, {7, 1}},
         {{.model = MODEL(ABC "\"merges\":[\"a a\"]")}, "aaaa", 2, {7, 7}},
         {{.model = MODEL(ABC "\"merges\":[\"a b\",\"b c\"]")}, "abc", 2, {4, 3}},
@@ -231,13 +253,15 @@ static void test_small_models(void **state)
          "baaab",
          4,
          {2, 7, 1, 2}},
-        {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"xy\"},"
-                        "\"content\":\"a\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"bc\"}]}",
+        {{.normalizer =
+              "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"xy\"},"
+              "\"content\":\"a\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"bc\"}]}",
           .model = MODEL(ABC "\"merges\":[\"b c\"]")},
          "xya",
          2,
          {5, 5}},
-        {{.added = "[{\"id\":11,\"content\":\"ab\\u0000\"},{\"id\":12,\"content\":\"\"},{\"id\":13,\"content\":\"ca\"},{\"id\":"
+        {{.added = "[{\"id\":11,\"content\":\"ab\\u0000\"},{\"id\":12,\"content\":\"\"},{\"id\":13,"
+                   "\"content\":\"ca\"},{\"id\":"
                    "14,\"content\":\"cab\"}]",
           .model = MODEL(ABC "\"merges\":[]")},
          "cabca",
@@ -256,8 +280,9 @@ static void test_small_models(void **state)
 static void test_config_overrides(void **state)
 {
     (void)state;
-    static const char config[] = "{\"added_tokens_decoder\":{\"3\":{\"content\":\"ab\",\"special\":true},\"77\":{\"content\":"
-                                 "\"nowhere\"}},\"bos_token\":\"b\",\"eos_token\":\"elsewhere\"}";
+    static const char config[] =
+        "{\"added_tokens_decoder\":{\"3\":{\"content\":\"ab\",\"special\":true},\"77\":{\"content\":"
+        "\"nowhere\"}},\"bos_token\":\"b\",\"eos_token\":\"elsewhere\"}";
     static const char map[] = "{\"bos_token\":\"a\"}";
     write_file("tokenizer_config.json", config, sizeof config - 1);
     write_file("special_tokens_map.json", map, sizeof map - 1);
@@ -268,7 +293,8 @@ static void test_config_overrides(void **state)
     assert_true(tok_is_special(t, 3));
     assert_true(tok_is_special(t, 2)); /* named: special from now on */
     assert_false(tok_is_added(t, 1));
-    assert_string_equal(tok_special(t, "bos_token"), "b"); /* beside added_tokens_decoder the older file doesn't count */
+    assert_string_equal(tok_special(t, "bos_token"),
+                        "b"); /* beside added_tokens_decoder the older file doesn't count */
     assert_string_equal(tok_special(t, "eos_token"), "elsewhere");
     assert_encodes(t, "aab", 2, (uint32_t[]){1, 3});
     tok_free(t);
@@ -297,8 +323,8 @@ static char *read_golden(const char *name, size_t *len)
 /* Loads whatever stands in the directory; when that succeeds, uses all of it. Returns whether it did. */
 static bool survives(void)
 {
-    static const char text[] =
-        "Hello  world's\n\n\xE4\xBD\xA0 12345 <bos><|im_start|>[LR] cafe\xCC\x81\t\t<0x41> \xF0\x9F\x91\x8D don't sol \0 the end";
+    static const char text[] = "Hello  world's\n\n\xE4\xBD\xA0 12345 <bos><|im_start|>[LR] "
+                               "cafe\xCC\x81\t\t<0x41> \xF0\x9F\x91\x8D don't sol \0 the end";
     struct tokenizer *t = NULL;
     struct err err = {{0}};
     enum status st = tok_load(dir, &t, &err);
@@ -307,8 +333,9 @@ static bool survives(void)
         assert_true(err.msg[0] != '\0');
         return false;
     }
-    struct tok_run runs[] = {
-        {text, 20, TOK_CONTROL_ALL}, {text + 20, 25, TOK_CONTROL_NONE}, {text + 45, sizeof text - 46, TOK_CONTROL_NONSPECIAL}};
+    struct tok_run runs[] = {{text, 20, TOK_CONTROL_ALL},
+                             {text + 20, 25, TOK_CONTROL_NONE},
+                             {text + 45, sizeof text - 46, TOK_CONTROL_NONSPECIAL}};
     struct tok_ids ids;
     assert_int_equal(tok_encode(t, runs, 3, true, SIZE_MAX, &ids, &err), ST_OK);
     struct detok d;
@@ -340,15 +367,27 @@ static void test_mutations(void **state)
 {
     (void)state;
     static const char *const names[] = {"gemma", "qwen2", "llama3", "sp_partial", "sp_unk", "qwen3_5"};
-    static const char *const words[] = {
-        "null",    "true",        "{}",           "[]", "\"\"", "0", "-1", "1e99", "4294967295", "\"a\"", "{\"type\":\"NFC\"}",
-        "2097151", "\"\\ud800\"", "[\"a\",\"b\"]"};
+    static const char *const words[] = {"null",
+                                        "true",
+                                        "{}",
+                                        "[]",
+                                        "\"\"",
+                                        "0",
+                                        "-1",
+                                        "1e99",
+                                        "4294967295",
+                                        "\"a\"",
+                                        "{\"type\":\"NFC\"}",
+                                        "2097151",
+                                        "\"\\ud800\"",
+                                        "[\"a\",\"b\"]"};
     size_t loaded = 0, refused = 0;
     for (int round = 0; round < 400; round++) {
         size_t len;
         char *s = read_golden(names[rnd(6)], &len);
         for (uint32_t edits = 1 + rnd(3); edits > 0; edits--) {
-            uint32_t at = rnd(3) ? rnd((uint32_t)len) : rnd(1500), kind = rnd(4); /* the components stand at the front */
+            uint32_t at = rnd(3) ? rnd((uint32_t)len) : rnd(1500),
+                     kind = rnd(4); /* the components stand at the front */
             if (kind == 0) {
                 s[at] = (char)rnd(256);
             } else if (kind == 1) { /* cut a piece out */
@@ -358,7 +397,8 @@ static void test_mutations(void **state)
                 len -= n;
             } else if (kind == 2) { /* another value in the place of one */
                 const char *w = words[rnd(sizeof words / sizeof *words)];
-                char *colon = memchr(s + at, ':', len - at), *end = colon ? memchr(colon, ',', (size_t)(s + len - colon)) : NULL;
+                char *colon = memchr(s + at, ':', len - at),
+                     *end = colon ? memchr(colon, ',', (size_t)(s + len - colon)) : NULL;
                 if (!end) continue;
                 size_t n = strlen(w);
                 memmove(colon + 1 + n, end, (size_t)(s + len - end));
@@ -372,10 +412,8 @@ static void test_mutations(void **state)
             }
         }
         write_file("tokenizer.json", s, len);
-        if (survives())
-            loaded++;
-        else
-            refused++;
+        if (survives()) loaded++;
+        else refused++;
         free(s);
     }
     assert_true(refused > 50 && loaded > 5);
@@ -384,8 +422,9 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_small_models), cmocka_unit_test(test_config_overrides),
-        cmocka_unit_test(test_truncations), cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_small_models),
+        cmocka_unit_test(test_config_overrides), cmocka_unit_test(test_truncations),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

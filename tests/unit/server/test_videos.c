@@ -1,6 +1,7 @@
-/* Videos and the sizes that requests ask for: frames of animations against Pillow (tests/golden/images/qwen_videos.json, made by
- * scripts/reference/make_qwen_images.py), lists of pictures, limits, broken files, video parts of messages, mm_processor_kwargs
- * and detail, and that all of it is part of the content key. */
+/* Videos and the sizes that requests ask for: frames of animations against Pillow
+ * (tests/golden/images/qwen_videos.json, made by scripts/reference/make_qwen_images.py), lists of pictures,
+ * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
+ * of the content key. */
 #include "server/chat/messages.h"
 #include "server/chat/pictures.h"
 #include "server/media/video.h"
@@ -97,7 +98,8 @@ static void test_animations(void **state)
         size_t each = (size_t)v.pixels.width * v.pixels.height * 3;
         for (uint32_t k = 0; k < frames; k++) {
             uint32_t want = (uint32_t)json_integer_value(json_array_get(json_object_get(row, "crc32"), k));
-            if ((uint32_t)crc32_z(0, v.pixels.rgb + k * each, each) != want) fail_msg("%s: frame %u differs", name, k);
+            if ((uint32_t)crc32_z(0, v.pixels.rgb + k * each, each) != want)
+                fail_msg("%s: frame %u differs", name, k);
         }
         video_frames_free(&v);
         free(bytes);
@@ -112,7 +114,8 @@ static size_t bmp(uint32_t width, uint32_t height, uint8_t color, uint8_t **out)
     uint8_t *b = calloc(1, len);
     assert_non_null(b);
     memcpy(b, "BM", 2);
-    uint32_t head[] = {(uint32_t)len, 0, 54, 40, width, height, 1 | 24u << 16, 0, (uint32_t)(row * height), 0, 0, 0, 0};
+    uint32_t head[] = {
+        (uint32_t)len, 0, 54, 40, width, height, 1 | 24u << 16, 0, (uint32_t)(row * height), 0, 0, 0, 0};
     memcpy(b + 2, head, sizeof head);
     memset(b + 54, color, len - 54);
     *out = b;
@@ -157,7 +160,8 @@ static void test_lists(void **state)
     assert_memory_not_equal(parts.keys[0], key, 32);
     image_prepared_free(&p);
     picture_parts_free(&parts);
-    /* Group 6 of 2.4 frames per second and 25 positions per second is at 125 - 2^-17: 125 where only the product is rounded. */
+    /* Group 6 of 2.4 frames per second and 25 positions per second is at 125 - 2^-17: 125 where only the
+     * product is rounded. */
     struct model_image_rule fine = rule;
     fine.tokens_per_second = 25;
     const struct picture_ask uneven = {.video = true, .list = true, .fps = 2.4};
@@ -183,13 +187,16 @@ static void test_lists(void **state)
         uint32_t more, width;
         enum image_fault want;
         const char *what;
-    } bad[] = {{1, 21, IMAGE_BAD_SHAPE, "one size"}, {12, 20, IMAGE_BAD_SHAPE, "at most 16"}, {764, 1, IMAGE_BAD_SHAPE, "768"}};
+    } bad[] = {{1, 21, IMAGE_BAD_SHAPE, "one size"},
+               {12, 20, IMAGE_BAD_SHAPE, "at most 16"},
+               {764, 1, IMAGE_BAD_SHAPE, "768"}};
     for (size_t i = 0; i < 3; i++) {
         uint8_t *copy = malloc(len);
         size_t n = len;
         memcpy(copy, list, len);
         for (uint32_t k = 0; k < bad[i].more; k++) add_bmp(&copy, &n, bad[i].width, 12, 1);
-        assert_int_equal(picture_from_file(&rule, "qwen2_5_vl", &ask, copy, n, &p, &parts, &err), bad[i].want);
+        assert_int_equal(picture_from_file(&rule, "qwen2_5_vl", &ask, copy, n, &p, &parts, &err),
+                         bad[i].want);
         assert_non_null(strstr(err.msg, bad[i].what));
         free(copy);
     }
@@ -229,7 +236,8 @@ static void test_limits(void **state)
         uint32_t count;
     } wanted[] = {{0.01, 4}, {2, 4}, {3, 6}, {240, 8}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        assert_int_equal(video_in_frames(&rule.config, gif, len, false, wanted[i].fps, &limits, &v, &err), IMAGE_OK);
+        assert_int_equal(video_in_frames(&rule.config, gif, len, false, wanted[i].fps, &limits, &v, &err),
+                         IMAGE_OK);
         assert_int_equal(v.count, wanted[i].count);
         assert_true(v.fps == 4.0 && v.sampled_fps == wanted[i].count / 9.0 * 4.0);
         video_frames_free(&v);
@@ -243,7 +251,8 @@ static void test_limits(void **state)
     free(gif);
     static const uint8_t mp4[] = "\0\0\0\x18"
                                  "ftypisom";
-    assert_int_equal(video_in_frames(&rule.config, mp4, sizeof mp4, false, 0, &limits, &v, &err), IMAGE_BAD_TYPE);
+    assert_int_equal(video_in_frames(&rule.config, mp4, sizeof mp4, false, 0, &limits, &v, &err),
+                     IMAGE_BAD_TYPE);
     assert_non_null(strstr(err.msg, "animated GIF"));
     assert_int_equal(video_in_frames(&rule.config, mp4, 0, false, 0, &limits, &v, &err), IMAGE_EMPTY);
     assert_int_equal(video_in_frames(&rule.config, mp4, 0, true, 0, &limits, &v, &err), IMAGE_EMPTY);
@@ -253,7 +262,8 @@ static void test_limits(void **state)
 static void test_damaged(void **state)
 {
     (void)state;
-    static const char *const names[] = {"videos/delta.gif", "videos/previous.gif", "videos/lossy.webp", "videos/lossless.webp"};
+    static const char *const names[] = {"videos/delta.gif", "videos/previous.gif", "videos/lossy.webp",
+                                        "videos/lossless.webp"};
     uint64_t seed = 9;
     for (size_t f = 0; f < 4; f++) {
         size_t len, fine = 0, bad = 0;
@@ -317,22 +327,34 @@ static void test_kwargs(void **state)
         {"{\"mm_processor_kwargs\": null}", true, 0, 0, NULL, NULL},
         {"{\"mm_processor_kwargs\": {}}", true, 0, 0, NULL, NULL},
         {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", false, 0, 4096, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1, \"max_pixels\": 1048576}}", false, 1, 1 << 20, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"shortest_edge\": 500, \"longest_edge\": 600}}}", false, 500, 600, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 600}, \"max_pixels\": 700}}", false, 0, 700, NULL, NULL},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 1048577}}", false, 0, 0, "invalid_value", "mm_processor_kwargs.max_pixels"},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 63}}", false, 0, 0, "invalid_value", "mm_processor_kwargs.max_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 0}}", false, 0, 0, "invalid_value", "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": -5}}", false, 0, 0, "invalid_value", "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1e300}}", false, 0, 0, "invalid_type", "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": \"5\"}}", false, 0, 0, "invalid_type", "mm_processor_kwargs.min_pixels"},
-        {"{\"mm_processor_kwargs\": {\"min_pixels\": 500, \"max_pixels\": 400}}", false, 0, 0, "invalid_value",
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1, \"max_pixels\": 1048576}}", false, 1, 1 << 20, NULL,
+         NULL},
+        {"{\"mm_processor_kwargs\": {\"size\": {\"shortest_edge\": 500, \"longest_edge\": 600}}}", false, 500,
+         600, NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"size\": {\"longest_edge\": 600}, \"max_pixels\": 700}}", false, 0, 700,
+         NULL, NULL},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 1048577}}", false, 0, 0, "invalid_value",
+         "mm_processor_kwargs.max_pixels"},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 63}}", false, 0, 0, "invalid_value",
+         "mm_processor_kwargs.max_pixels"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 0}}", false, 0, 0, "invalid_value",
+         "mm_processor_kwargs.min_pixels"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": -5}}", false, 0, 0, "invalid_value",
+         "mm_processor_kwargs.min_pixels"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 1e300}}", false, 0, 0, "invalid_type",
+         "mm_processor_kwargs.min_pixels"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": \"5\"}}", false, 0, 0, "invalid_type",
+         "mm_processor_kwargs.min_pixels"},
+        {"{\"mm_processor_kwargs\": {\"min_pixels\": 500, \"max_pixels\": 400}}", false, 0, 0,
+         "invalid_value", "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"size\": {\"height\": 4}}}", false, 0, 0, "unsupported_parameter",
          "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": {\"size\": {\"height\": 4}}}", false, 0, 0, "unsupported_parameter", "mm_processor_kwargs"},
         {"{\"mm_processor_kwargs\": {\"size\": 4}}", false, 0, 0, "invalid_type", "mm_processor_kwargs.size"},
-        {"{\"mm_processor_kwargs\": {\"do_resize\": false}}", false, 0, 0, "unsupported_parameter", "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"do_resize\": false}}", false, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
         {"{\"mm_processor_kwargs\": []}", false, 0, 0, "invalid_type", "mm_processor_kwargs"},
-        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", true, 0, 0, "unsupported_parameter", "mm_processor_kwargs"},
+        {"{\"mm_processor_kwargs\": {\"max_pixels\": 4096}}", true, 0, 0, "unsupported_parameter",
+         "mm_processor_kwargs"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct desk *d = desk_open(cases[i].fixed ? &fixed : &rule.config);
@@ -342,10 +364,12 @@ static void test_kwargs(void **state)
         if (cases[i].code) {
             if (!st || d->r.error.http != 400 || strcmp(d->r.error.code, cases[i].code) != 0 ||
                 strcmp(d->r.error.param, cases[i].param) != 0)
-                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.error.code : "", st ? d->r.error.param : "");
+                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.error.code : "",
+                         st ? d->r.error.param : "");
         } else {
             if (st) fail_msg("%s: %s", cases[i].json, d->r.error.message);
-            assert_true(d->g.p.image_bounds.area_min == cases[i].min && d->g.p.image_bounds.area_max == cases[i].max);
+            assert_true(d->g.p.image_bounds.area_min == cases[i].min &&
+                        d->g.p.image_bounds.area_max == cases[i].max);
         }
         json_decref(root);
         free(d);
@@ -359,10 +383,11 @@ static void test_detail(void **state)
     const struct image_bounds none = {0}, little = {.area_max = 6400}, much = {.area_max = 1 << 19};
     uint8_t *file, keys[5][32];
     size_t len = bmp(640, 480, 77, &file);
-    const struct image_bounds bounds[] = {none, picture_bounds(&rule.config, &none, true),
-                                          picture_bounds(&rule.config, &little, true), picture_bounds(&rule.config, &much, true),
-                                          picture_bounds(&rule.config, &little, false)};
-    assert_true(bounds[1].area_max == 256 * 64 && bounds[2].area_max == 6400 && bounds[3].area_max == 256 * 64);
+    const struct image_bounds bounds[] = {
+        none, picture_bounds(&rule.config, &none, true), picture_bounds(&rule.config, &little, true),
+        picture_bounds(&rule.config, &much, true), picture_bounds(&rule.config, &little, false)};
+    assert_true(bounds[1].area_max == 256 * 64 && bounds[2].area_max == 6400 &&
+                bounds[3].area_max == 256 * 64);
     for (int i = 0; i < 5; i++) {
         const struct picture_ask ask = {.bounds = bounds[i]};
         struct image_prepared p;
@@ -398,27 +423,36 @@ static void test_parts(void **state)
         const char *code, *param;
     } cases[] = {
         {USER("{\"type\": \"video_url\", \"video_url\": {\"url\": \"data:a\"}}"), 1, 1, 0, 0, NULL, NULL},
-        {USER("{\"type\": \"video_url\", \"video_url\": \"data:a\", \"fps\": 1.5}"), 1, 1, 0, 1.5, NULL, NULL},
+        {USER("{\"type\": \"video_url\", \"video_url\": \"data:a\", \"fps\": 1.5}"), 1, 1, 0, 1.5, NULL,
+         NULL},
         {USER("{\"type\": \"video\", \"video\": [\"data:a\", \"data:b\"]}"), 1, 1, 2, 0, NULL, NULL},
-        {USER("{\"type\": \"video_url\", \"video_url\": {\"url\": [\"data:a\"], \"fps\": 4}}"), 1, 1, 1, 4, NULL, NULL},
-        {USER("{\"type\": \"image_url\", \"image_url\": \"data:a\"}, {\"type\": \"video\", \"video\": \"data:b\"}"), 2, 1, 0, 0,
+        {USER("{\"type\": \"video_url\", \"video_url\": {\"url\": [\"data:a\"], \"fps\": 4}}"), 1, 1, 1, 4,
          NULL, NULL},
-        {USER("{\"type\": \"video_url\"}"), 0, 0, 0, 0, "missing_required_parameter", "messages[0].content[0].video_url"},
+        {USER("{\"type\": \"image_url\", \"image_url\": \"data:a\"}, {\"type\": \"video\", \"video\": "
+              "\"data:b\"}"),
+         2, 1, 0, 0, NULL, NULL},
+        {USER("{\"type\": \"video_url\"}"), 0, 0, 0, 0, "missing_required_parameter",
+         "messages[0].content[0].video_url"},
         {USER("{\"type\": \"video_url\", \"video_url\": {}}"), 0, 0, 0, 0, "missing_required_parameter",
          "messages[0].content[0].video_url.url"},
-        {USER("{\"type\": \"video\", \"video\": 5}"), 0, 0, 0, 0, "invalid_type", "messages[0].content[0].video"},
-        {USER("{\"type\": \"video\", \"video\": []}"), 0, 0, 0, 0, "empty_array", "messages[0].content[0].video"},
-        {USER("{\"type\": \"video\", \"video\": [5]}"), 0, 0, 0, 0, "invalid_type", "messages[0].content[0].video"},
-        {USER("{\"type\": \"video\", \"video\": \"x\", \"fps\": 0}"), 0, 0, 0, 0, "invalid_value", "messages[0].content[0].fps"},
+        {USER("{\"type\": \"video\", \"video\": 5}"), 0, 0, 0, 0, "invalid_type",
+         "messages[0].content[0].video"},
+        {USER("{\"type\": \"video\", \"video\": []}"), 0, 0, 0, 0, "empty_array",
+         "messages[0].content[0].video"},
+        {USER("{\"type\": \"video\", \"video\": [5]}"), 0, 0, 0, 0, "invalid_type",
+         "messages[0].content[0].video"},
+        {USER("{\"type\": \"video\", \"video\": \"x\", \"fps\": 0}"), 0, 0, 0, 0, "invalid_value",
+         "messages[0].content[0].fps"},
         {USER("{\"type\": \"video\", \"video\": \"x\", \"fps\": 1e9}"), 0, 0, 0, 0, "invalid_value",
          "messages[0].content[0].fps"},
         {USER("{\"type\": \"video\", \"video\": \"x\", \"fps\": \"2\"}"), 0, 0, 0, 0, "invalid_type",
          "messages[0].content[0].fps"},
-        {USER("{\"type\": \"video\", \"video\": \"x\"}, {\"type\": \"video\", \"video\": \"x\"}, {\"type\": \"video\", "
+        {USER("{\"type\": \"video\", \"video\": \"x\"}, {\"type\": \"video\", \"video\": \"x\"}, {\"type\": "
+              "\"video\", "
               "\"video\": \"x\"}"),
          0, 0, 0, 0, "too_many_videos", "messages[0].content[2]"},
-        {"[{\"role\": \"assistant\", \"content\": [{\"type\": \"video\", \"video\": \"x\"}]}]", 0, 0, 0, 0, "invalid_value",
-         "messages[0].content[0].type"},
+        {"[{\"role\": \"assistant\", \"content\": [{\"type\": \"video\", \"video\": \"x\"}]}]", 0, 0, 0, 0,
+         "invalid_value", "messages[0].content[0].type"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct chat_limits chat = {.images_max = 4, .videos_max = 2};
@@ -437,7 +471,9 @@ static void test_parts(void **state)
             assert_true(ref->video && ref->fps == cases[i].fps && (ref->url != NULL) == !cases[i].frames);
             assert_int_equal(json_array_size(ref->frames), cases[i].frames);
             json_t *parts = json_object_get(json_array_get(m.list, 0), "content");
-            assert_string_equal(json_string_value(json_object_get(json_array_get(parts, m.image_count - 1), "type")), "video");
+            assert_string_equal(
+                json_string_value(json_object_get(json_array_get(parts, m.image_count - 1), "type")),
+                "video");
             chat_messages_free(&m);
         }
         const struct chat_limits without = {.images_max = 4};
@@ -457,16 +493,18 @@ static void test_template_part(void **state)
     const struct chat_limits chat = {.images_max = 4, .videos_max = 2};
     struct chat_messages m;
     struct api_error e;
-    json_t *root = json_loads(USER("{\"type\": \"image\", \"image\": \"data:a\"}, {\"type\": \"video\", \"video\": \"data:b\"}, "
-                                   "{\"type\": \"text\", \"text\": \"t\"}"),
-                              0, NULL);
+    json_t *root = json_loads(
+        USER("{\"type\": \"image\", \"image\": \"data:a\"}, {\"type\": \"video\", \"video\": \"data:b\"}, "
+             "{\"type\": \"text\", \"text\": \"t\"}"),
+        0, NULL);
     assert_int_equal(chat_messages_parse(root, &chat, &m, &e), ST_OK);
     for (int i = 0; i < 3; i++) {
         struct template *t;
         struct template_result got;
         struct err err = {""};
         const char *source = i ? string : list;
-        struct template_request rq = {.messages = m.list, .image_placeholder = "<i>", .video_placeholder = i == 2 ? NULL : "<v>"};
+        struct template_request rq = {
+            .messages = m.list, .image_placeholder = "<i>", .video_placeholder = i == 2 ? NULL : "<v>"};
         if (template_create(source, strlen(source), NULL, 0, NULL, &t, &err)) fail_msg("%s", err.msg);
         enum status st = template_render(t, &rq, &got, &err);
         if (i == 2) {
@@ -486,9 +524,9 @@ static void test_template_part(void **state)
 int main(void)
 {
     if (sodium_init() < 0) return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_animations), cmocka_unit_test(test_lists),
-                                       cmocka_unit_test(test_limits),     cmocka_unit_test(test_damaged),
-                                       cmocka_unit_test(test_kwargs),     cmocka_unit_test(test_detail),
-                                       cmocka_unit_test(test_parts),      cmocka_unit_test(test_template_part)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_animations), cmocka_unit_test(test_lists),        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_damaged),    cmocka_unit_test(test_kwargs),       cmocka_unit_test(test_detail),
+        cmocka_unit_test(test_parts),      cmocka_unit_test(test_template_part)};
     return cmocka_run_group_tests_name("videos", tests, NULL, NULL);
 }

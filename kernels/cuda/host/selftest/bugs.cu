@@ -1,6 +1,6 @@
-/* Self-test of the emulator, the part that must fail: bugs NAME runs one planted bug, in a process of its own. run.sh knows which
- * build must find it and what it must say. Exit status: 97 and 98 are the emulator's reports, 1 a wrong result, 0 not found, 2 no
- * such bug. */
+/* Self-test of the emulator, the part that must fail: bugs NAME runs one planted bug, in a process of its
+ * own. run.sh knows which build must find it and what it must say. Exit status: 97 and 98 are the emulator's
+ * reports, 1 a wrong result, 0 not found, 2 no such bug. */
 #include "kernels/cuda/host/selftest/kernels.cuh"
 
 #include <math.h>
@@ -48,8 +48,8 @@ template <int MUTANT> static void rmsnorm()
             CU_LAUNCH((rmsnorm_k<128, RMS_RIGHT>), 2, 128, 0, st, reinterpret_cast<bf16 *>(dy),
                       reinterpret_cast<const bf16 *>(dx), dw, rows, c, 1e-6f);
         } else {
-            CU_LAUNCH((rmsnorm_k<128, MUTANT>), 2, 128, 0, st, reinterpret_cast<bf16 *>(dy), reinterpret_cast<const bf16 *>(dx),
-                      dw, rows, c, 1e-6f);
+            CU_LAUNCH((rmsnorm_k<128, MUTANT>), 2, 128, 0, st, reinterpret_cast<bf16 *>(dy),
+                      reinterpret_cast<const bf16 *>(dx), dw, rows, c, 1e-6f);
         }
         y[i] = host_copy(dy, x.size());
     }
@@ -72,7 +72,8 @@ template <int MUTANT> static void gemm()
     std::vector<float> y[2];
     for (int i = 0; i < 2; i++) {
         if (i) {
-            CU_LAUNCH((gemm_k<GEMM_RIGHT>), dim3(1, 2), GEMM_THREADS, gemm_smem(), st, dx, dw, dy, m, n, k, ld);
+            CU_LAUNCH((gemm_k<GEMM_RIGHT>), dim3(1, 2), GEMM_THREADS, gemm_smem(), st, dx, dw, dy, m, n, k,
+                      ld);
         } else {
             CU_LAUNCH((gemm_k<MUTANT>), dim3(1, 2), GEMM_THREADS, gemm_smem(), st, dx, dw, dy, m, n, k, ld);
         }
@@ -85,7 +86,8 @@ template <int MUTANT> static void gemm()
 }
 static void last_no_fence()
 {
-    int *x = device_new<int>(256, 1), *part = device_new<int>(8), *count = device_new<int>(1), *out = device_new<int>(1);
+    int *x = device_new<int>(256, 1), *part = device_new<int>(8), *count = device_new<int>(1),
+        *out = device_new<int>(1);
     CU_LAUNCH((last_block_k<LAST_NO_FENCE>), 8, 32, 0, st, x, part, count, out);
     expect(host_copy(out, 1)[0] == 0x01010100);
     for (int *p : {x, part, count, out}) cudaFree(p);
@@ -135,21 +137,11 @@ __global__ void fault_k(int *x, int n, int which)
     s2[t] = 0;
     if (t < 32) d2[t] = 0;
     switch (which) {
-    case GLOBAL_PAST:
-        x[n + t] = t;
-        break;
-    case GLOBAL_BEFORE:
-        x[t] = x[-1 - t];
-        break;
-    case STATIC_PAST:
-        s[t + 1] = t;
-        break;
-    case DYNAMIC_PAST:
-        d2[32 + l] = t;
-        break;
-    case CARVE_OVERRUN:
-        d[1 + l] = t;
-        break;
+    case GLOBAL_PAST: x[n + t] = t; break;
+    case GLOBAL_BEFORE: x[t] = x[-1 - t]; break;
+    case STATIC_PAST: s[t + 1] = t; break;
+    case DYNAMIC_PAST: d2[32 + l] = t; break;
+    case CARVE_OVERRUN: d[1 + l] = t; break;
     case DIVERGENT:
         if (t < 32) {
             __syncthreads();
@@ -178,16 +170,12 @@ __global__ void fault_k(int *x, int n, int which)
         s[t] = t;
         x[t] = s[63 - t];
         break;
-    case UNINITIALISED:
-        x[t] = s[t];
-        break;
+    case UNINITIALISED: x[t] = s[t]; break;
     case NO_WARP_SYNC:
         s[t] = t;
         x[t] = s[t ^ 1];
         break;
-    case ONE_WORD:
-        x[0] = t;
-        break;
+    case ONE_WORD: x[0] = t; break;
     case SPIN:
         while (atomicAdd(x, 0) == 0) cu_spin();
         break;
@@ -200,12 +188,8 @@ __global__ void fault_k(int *x, int n, int which)
     case NEVER_WAITED:
         if (t < 8) cu_cp_async16(d + t * 4, x, true);
         break;
-    case MISALIGNED:
-        x[t] = (int)reinterpret_cast<const float4 *>(x + 1)->x;
-        break;
-    case ODD_NAMED:
-        cu_bar_arrive(3, 96 - 32 * (t >> 5));
-        break;
+    case MISALIGNED: x[t] = (int)reinterpret_cast<const float4 *>(x + 1)->x; break;
+    case ODD_NAMED: cu_bar_arrive(3, 96 - 32 * (t >> 5)); break;
     case OTHER_STACK: {
         int mine = t;
         if (t == 0) ptr = &mine;
@@ -273,8 +257,8 @@ static void host_side(const char *name)
         float *a = device_new<float>(64), one = 1, zero = 0;
         cublasCreate(&h);
         cublasSetStream(h, st);
-        cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, 8, 8, 9, &one, a, CUDA_R_32F, 8, a, CUDA_R_32F, 9, &zero, a, CUDA_R_32F, 8,
-                     CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+        cublasGemmEx(h, CUBLAS_OP_N, CUBLAS_OP_N, 8, 8, 9, &one, a, CUDA_R_32F, 8, a, CUDA_R_32F, 9, &zero, a,
+                     CUDA_R_32F, 8, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     }
     if (!strcmp(name, "no_stream_sync")) {
         CU_LAUNCH(add_k, 1, 64, 0, st, x, nullptr, 1);
@@ -321,10 +305,11 @@ int main(int argc, char **argv)
         {"last_no_fence", last_no_fence},
         {"warp_no_sync", warp_no_sync},
     };
-    static const char *const faults[] = {"global_past",      "global_before",   "static_past",  "dynamic_past",   "carve_overrun",
-                                         "divergent",        "barrier_skipped", "half_warp",    "source_outside", "mixed_warp",
-                                         "no_barrier",       "uninitialised",   "no_warp_sync", "one_word",       "spin",
-                                         "read_before_wait", "never_waited",    "misaligned",   "odd_named",      "other_stack"};
+    static const char *const faults[] = {
+        "global_past",      "global_before",   "static_past",  "dynamic_past",   "carve_overrun",
+        "divergent",        "barrier_skipped", "half_warp",    "source_outside", "mixed_warp",
+        "no_barrier",       "uninitialised",   "no_warp_sync", "one_word",       "spin",
+        "read_before_wait", "never_waited",    "misaligned",   "odd_named",      "other_stack"};
     static const char *const host_sides[] = {
         "stack", "two_blocks", "host_pointer",   "carve_differs", "device_pointer_on_host", "copy_past",
         "leak",  "gemm_past",  "no_stream_sync", "pinned_reuse",  "event_missing"};

@@ -1,8 +1,8 @@
-/* Self-test of the emulator's model of Hopper's instructions (hopper.cuh). Without an argument: right kernels, whose sums of
- * small integers must come out exactly, whatever the schedule; compiled by nvcc it tests the wrappers on a GPU of compute
- * capability 9.0. With the name of a planted bug: the same pipeline with one part left out, which must be reported or give a
- * wrong result. run.sh knows the bugs. Exit status: 97 and 98 are the emulator's reports, 1 a wrong result, 0 not found, 2 no
- * such bug. */
+/* Self-test of the emulator's model of Hopper's instructions (hopper.cuh). Without an argument: right
+ * kernels, whose sums of small integers must come out exactly, whatever the schedule; compiled by nvcc it
+ * tests the wrappers on a GPU of compute capability 9.0. With the name of a planted bug: the same pipeline
+ * with one part left out, which must be reported or give a wrong result. run.sh knows the bugs. Exit status:
+ * 97 and 98 are the emulator's reports, 1 a wrong result, 0 not found, 2 no such bug. */
 #include "kernels/cuda/hopper.cuh"
 
 #include <stdio.h>
@@ -26,9 +26,10 @@ enum bug {
     BAD_COPY,
     NO_INIT
 };
-static const char *const names[] = {"right",          "no_full_wait",  "no_empty_wait", "short_tx",       "long_tx",
-                                    "no_wgmma_fence", "no_wgmma_wait", "early_release", "no_proxy_fence", "never_waited",
-                                    "bad_descriptor", "one_warp_less", "two_arrivals",  "bad_copy",       "no_init"};
+static const char *const names[] = {"right",          "no_full_wait",   "no_empty_wait",  "short_tx",
+                                    "long_tx",        "no_wgmma_fence", "no_wgmma_wait",  "early_release",
+                                    "no_proxy_fence", "never_waited",   "bad_descriptor", "one_warp_less",
+                                    "two_arrivals",   "bad_copy",       "no_init"};
 
 enum { ROWS = 64, COLS = 32, STEPS = 6, STAGES = 2, A_STAGE = ROWS * 128, B_STAGE = COLS * 128 };
 
@@ -48,7 +49,8 @@ struct pipe_smem {
 };
 
 #if defined(CU_HOPPER_BODY)
-/* A warp brings [64][64] of a (bulk copies, tiled already) and [32][64] of b (cp.async, swizzled here) to each stage. */
+/* A warp brings [64][64] of a (bulk copies, tiled already) and [32][64] of b (cp.async, swizzled here) to
+ * each stage. */
 template <int BUG> static __device__ void pipe_produce(const pipe_smem &sm, const bf16 *a, const bf16 *b)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -60,8 +62,8 @@ template <int BUG> static __device__ void pipe_produce(const pipe_smem &sm, cons
         if (lane == 0) cu_mbar_arrive_tx(sm.full + s, tx);
         __syncwarp();
         if (lane < 8)
-            cu_bulk_copy(sm.a + s * A_STAGE + lane * 1024, a + n * A_STAGE / 2 + lane * 512, BUG == BAD_COPY ? 1000 : 1024,
-                         sm.full + s);
+            cu_bulk_copy(sm.a + s * A_STAGE + lane * 1024, a + n * A_STAGE / 2 + lane * 512,
+                         BUG == BAD_COPY ? 1000 : 1024, sm.full + s);
         for (uint32_t i = lane; i < COLS * 8; i += 32)
             cu_cp_async16(sm.b + s * B_STAGE + i / 64 * 1024 + cu_swizzle(i / 8 % 8, i % 8),
                           b + (i / 8 * STEPS + n) * 64 + i % 8 * 8, true);
@@ -90,8 +92,10 @@ template <int BUG> static __device__ void pipe_multiply(const pipe_smem &sm, flo
         CU_UNROLL
         for (uint32_t k = 0; k < 128; k += 32)
             if (BUG != ONE_WARP_LESS || warp != 2 || n != 3 || k)
-                cu_wgmma(acc, cu_wgmma_operand(sm.a + s * A_STAGE + k + (BUG == BAD_DESCRIPTOR ? 128 : 0), 0, 1024),
-                         cu_wgmma_operand(sm.b + s * B_STAGE + k, 0, 1024), n + k != 0, ROWS);
+                cu_wgmma(
+                    acc,
+                    cu_wgmma_operand(sm.a + s * A_STAGE + k + (BUG == BAD_DESCRIPTOR ? 128 : 0), 0, 1024),
+                    cu_wgmma_operand(sm.b + s * B_STAGE + k, 0, 1024), n + k != 0, ROWS);
         if (BUG != NEVER_WAITED || n + 1 < STEPS) cu_wgmma_commit();
         if (BUG == EARLY_RELEASE) {
             if (lane == 0) cu_mbar_arrive(sm.empty + s);
@@ -121,24 +125,24 @@ template <int BUG> __global__ __launch_bounds__(160) void pipe_k(const bf16 *a, 
         cu_mbar_init_done();
     }
     __syncthreads();
-    if (threadIdx.x >= 128)
-        pipe_produce<BUG>(sm, a, b);
-    else
-        pipe_multiply<BUG>(sm, d);
+    if (threadIdx.x >= 128) pipe_produce<BUG>(sm, a, b);
+    else pipe_multiply<BUG>(sm, d);
 #else
     (void)a, (void)b, (void)d;
 #endif
 }
 
-/* One product over k = 64 of [64][64] by [N][64] (d), then with a from registers and b stored as [64][N] (e). The places are
- * written out here once more, from the ISA. */
-template <int N> __global__ __launch_bounds__(128) void layout_k(const bf16 *a, const bf16 *b, float *d, float *e)
+/* One product over k = 64 of [64][64] by [N][64] (d), then with a from registers and b stored as [64][N] (e).
+ * The places are written out here once more, from the ISA. */
+template <int N>
+__global__ __launch_bounds__(128) void layout_k(const bf16 *a, const bf16 *b, float *d, float *e)
 {
 #if defined(CU_HOPPER_BODY)
     CU_DYN_SHARED(base);
     cu_carve cv(base);
     const uint32_t wide = (N + 63) / 64, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-    bf16 *sa = cv.take<bf16>(64 * 64, 1024), *sb = cv.take<bf16>(N * 64, 1024), *sc = cv.take<bf16>(64 * 64 * wide, 1024);
+    bf16 *sa = cv.take<bf16>(64 * 64, 1024), *sb = cv.take<bf16>(N * 64, 1024),
+         *sc = cv.take<bf16>(64 * 64 * wide, 1024);
     for (uint32_t i = threadIdx.x; i < 64 * 64; i += 128) {
         uint32_t m = i / 64, k = i % 64;
         sa[m / 8 * 512 + m % 8 * 64 + (k / 8 ^ m % 8) * 8 + k % 8] = a[i];
@@ -163,7 +167,8 @@ template <int N> __global__ __launch_bounds__(128) void layout_k(const bf16 *a, 
     cu_wgmma_wait<0>();
     cu_wgmma_keep(x);
     CU_UNROLL
-    for (uint32_t i = 0; i < N / 2; i++) d[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = x[i];
+    for (uint32_t i = 0; i < N / 2; i++)
+        d[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = x[i];
     uint32_t r[4][4];
     const uint32_t *a2 = reinterpret_cast<const uint32_t *>(a);
     CU_UNROLL
@@ -174,12 +179,14 @@ template <int N> __global__ __launch_bounds__(128) void layout_k(const bf16 *a, 
     cu_wgmma_keep(x);
     cu_wgmma_fence();
     CU_UNROLL
-    for (uint32_t k = 0; k < 4; k++) cu_wgmma_trans(x, r[k], cu_wgmma_operand(sc + k * 1024, 64 * 128, 1024), k != 0, 64);
+    for (uint32_t k = 0; k < 4; k++)
+        cu_wgmma_trans(x, r[k], cu_wgmma_operand(sc + k * 1024, 64 * 128, 1024), k != 0, 64);
     cu_wgmma_commit();
     cu_wgmma_wait<0>();
     cu_wgmma_keep(x);
     CU_UNROLL
-    for (uint32_t i = 0; i < N / 2; i++) e[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = x[i];
+    for (uint32_t i = 0; i < N / 2; i++)
+        e[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = x[i];
 #else
     (void)a, (void)b, (void)d, (void)e;
 #endif
@@ -216,8 +223,8 @@ static void *device(const void *from, size_t bytes)
     return p;
 }
 /* got[m][n] = sum of a[m][.] b[n][.] over k, exactly? */
-static bool same(const char *what, const float *dev, const std::vector<uint16_t> &a, const std::vector<uint16_t> &b, size_t n,
-                 size_t k)
+static bool same(const char *what, const float *dev, const std::vector<uint16_t> &a,
+                 const std::vector<uint16_t> &b, size_t n, size_t k)
 {
     std::vector<float> got(ROWS * n);
     cudaStreamSynchronize(st);
@@ -226,7 +233,8 @@ static bool same(const char *what, const float *dev, const std::vector<uint16_t>
         float sum = 0;
         for (size_t q = 0; q < k; q++) sum += value(a[i / n * k + q]) * value(b[i % n * k + q]);
         if (got[i] == sum) continue;
-        printf("wrong result: %s [%zu][%zu] is %g, should be %g\n", what, i / n, i % n, (double)got[i], (double)sum);
+        printf("wrong result: %s [%zu][%zu] is %g, should be %g\n", what, i / n, i % n, (double)got[i],
+               (double)sum);
         return false;
     }
     return true;
@@ -237,7 +245,8 @@ template <int BUG> static bool pipe()
     std::vector<uint16_t> a = integers(ROWS * k), b = integers(COLS * k), tiled(a.size());
     for (size_t m = 0; m < ROWS; m++)
         for (size_t i = 0; i < k; i++)
-            tiled[i / 64 * (ROWS * 64) + m / 8 * 512 + m % 8 * 64 + (i % 64 / 8 ^ m % 8) * 8 + i % 8] = a[m * k + i];
+            tiled[i / 64 * (ROWS * 64) + m / 8 * 512 + m % 8 * 64 + (i % 64 / 8 ^ m % 8) * 8 + i % 8] =
+                a[m * k + i];
     bf16 *da = static_cast<bf16 *>(device(tiled.data(), tiled.size() * 2)),
          *db = static_cast<bf16 *>(device(b.data(), b.size() * 2));
     float *d = static_cast<float *>(device(nullptr, ROWS * COLS * 4));
@@ -251,16 +260,18 @@ template <int BUG> static bool pipe()
 template <int N> static bool layout()
 {
     std::vector<uint16_t> a = integers(ROWS * 64), b = integers(N * 64);
-    bf16 *da = static_cast<bf16 *>(device(a.data(), a.size() * 2)), *db = static_cast<bf16 *>(device(b.data(), b.size() * 2));
-    float *d = static_cast<float *>(device(nullptr, ROWS * N * 4)), *e = static_cast<float *>(device(nullptr, ROWS * N * 4));
+    bf16 *da = static_cast<bf16 *>(device(a.data(), a.size() * 2)),
+         *db = static_cast<bf16 *>(device(b.data(), b.size() * 2));
+    float *d = static_cast<float *>(device(nullptr, ROWS * N * 4)),
+          *e = static_cast<float *>(device(nullptr, ROWS * N * 4));
     cu_carve cv(nullptr);
     cv.take<bf16>(64 * 64, 1024);
     cv.take<bf16>(N * 64, 1024);
     cv.take<bf16>(64 * 64 * ((N + 63) / 64), 1024);
     cudaFuncSetAttribute(layout_k<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)cv.bytes());
     CU_LAUNCH((layout_k<N>), 1, 128, cv.bytes(), st, da, db, d, e);
-    bool ok =
-        cudaGetLastError() == cudaSuccess && same("k along the rows", d, a, b, N, 64) && same("n along the rows", e, a, b, N, 64);
+    bool ok = cudaGetLastError() == cudaSuccess && same("k along the rows", d, a, b, N, 64) &&
+              same("n along the rows", e, a, b, N, 64);
     cudaFree(da);
     cudaFree(db);
     cudaFree(d);

@@ -1,16 +1,17 @@
-/* Right kernels of the emulator's self-test, and the same with one part left out: MUTANT 0 is right, every other number drops or
- * weakens one barrier, wait, predicate or size. They compile with nvcc too. */
+/* Right kernels of the emulator's self-test, and the same with one part left out: MUTANT 0 is right, every
+ * other number drops or weakens one barrier, wait, predicate or size. They compile with nvcc too. */
 #ifndef KVASIR_CUEMU_SELFTEST_KERNELS_CUH
 #define KVASIR_CUEMU_SELFTEST_KERNELS_CUH
 
 #include "kernels/cuda/device.cuh"
 
-/* ---- out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * w, bf16 rows; a block walks several rows, so its shared words are written again
- * and again */
+/* ---- out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * w, bf16 rows; a block walks several rows, so its shared
+ * words are written again and again */
 
 enum rms_mutant { RMS_RIGHT, RMS_NO_BARRIER, RMS_NO_SECOND_BARRIER, RMS_SHORT_ARRAY, RMS_SKIP_INIT };
 template <int BLOCK, int MUTANT>
-__global__ void __launch_bounds__(BLOCK) rmsnorm_k(bf16 *out, const bf16 *x, const float *w, int rows, int c, float eps)
+__global__ void __launch_bounds__(BLOCK)
+    rmsnorm_k(bf16 *out, const bf16 *x, const float *w, int rows, int c, float eps)
 {
     CU_SHARED(part, float[MUTANT == RMS_SHORT_ARRAY ? BLOCK / 32 - 1 : BLOCK / 32]);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(BLOCK) rmsnorm_k(bf16 *out, const bf16 *x, con
     }
 }
 
-/* ---- y[m][n] = x[m][k] w[n][k]^T: tiles of 64 x 64, steps of 32 along k in two stages of cp.async, ldmatrix, mma. k is a
- * multiple of 32, rows of x and w are ld elements apart. */
+/* ---- y[m][n] = x[m][k] w[n][k]^T: tiles of 64 x 64, steps of 32 along k in two stages of cp.async,
+ * ldmatrix, mma. k is a multiple of 32, rows of x and w are ld elements apart. */
 
 enum gemm_mutant {
     GEMM_RIGHT,
@@ -62,11 +63,13 @@ static __device__ __forceinline__ void gemm_load(bf16 *s, const bf16 *g, int fir
         const int r = i / (GEMM_STEP / 8), c = i % (GEMM_STEP / 8) * 8;
         const bool valid = MUTANT == GEMM_NO_PREDICATE || first + r < rows;
         const bf16 *src = valid ? g + (size_t)(first + r) * (size_t)ld + (size_t)(k0 + c) : g;
-        cu_cp_async16(s + r * GEMM_LD + c + (MUTANT == GEMM_LONG_ROW && r == GEMM_TILE - 1 ? GEMM_LD : 0), src, valid);
+        cu_cp_async16(s + r * GEMM_LD + c + (MUTANT == GEMM_LONG_ROW && r == GEMM_TILE - 1 ? GEMM_LD : 0),
+                      src, valid);
     }
 }
 template <int MUTANT>
-__global__ void __launch_bounds__(GEMM_THREADS) gemm_k(const bf16 *x, const bf16 *w, float *y, int m, int n, int k, int ld)
+__global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_k(const bf16 *x, const bf16 *w, float *y, int m, int n, int k, int ld)
 {
     CU_DYN_SHARED(raw);
     cu_carve cv(raw);
@@ -81,7 +84,8 @@ __global__ void __launch_bounds__(GEMM_THREADS) gemm_k(const bf16 *x, const bf16
     for (int it = 0; it < steps; it++) {
         if (it + 1 < steps) {
             gemm_load<MUTANT>(sa + (it + 1) % 2 * stage, x, m0, m, (it + 1) * GEMM_STEP, ld);
-            gemm_load<MUTANT == GEMM_NO_PREDICATE ? 0 : MUTANT>(sb + (it + 1) % 2 * stage, w, n0, n, (it + 1) * GEMM_STEP, ld);
+            gemm_load<MUTANT == GEMM_NO_PREDICATE ? 0 : MUTANT>(sb + (it + 1) % 2 * stage, w, n0, n,
+                                                                (it + 1) * GEMM_STEP, ld);
         }
         cu_cp_async_commit();
         if (MUTANT == GEMM_WEAK_WAIT) {
@@ -110,7 +114,8 @@ __global__ void __launch_bounds__(GEMM_THREADS) gemm_k(const bf16 *x, const bf16
     if (MUTANT == GEMM_NO_WAIT_AT_END) gemm_load<0>(sa, x, m0, m, 0, ld);
     for (int j = 0; j < 8; j++)
         for (int i = 0; i < 4; i++) {
-            const int r = m0 + warp * 16 + (lane >> 2) + (i >> 1) * 8, c = n0 + j * 8 + (lane & 3) * 2 + (i & 1);
+            const int r = m0 + warp * 16 + (lane >> 2) + (i >> 1) * 8,
+                      c = n0 + j * 8 + (lane & 3) * 2 + (i & 1);
             if (r < m && c < n) y[(size_t)r * (size_t)n + (size_t)c] = acc[j][i];
         }
 }
@@ -136,7 +141,8 @@ template <int MUTANT> __global__ void last_block_k(const int *x, int *part, int 
     }
 }
 
-/* ---- neighbours exchange through shared memory inside a warp; a shuffle lies between, which orders nothing */
+/* ---- neighbours exchange through shared memory inside a warp; a shuffle lies between, which orders nothing
+ */
 
 enum warp_mutant { WARP_RIGHT, WARP_NO_SYNC };
 template <int MUTANT> __global__ void warp_exchange_k(int *out)

@@ -1,7 +1,8 @@
-/* Self-test of the emulator, the part that must pass: the language (warp operations, barriers, atomics, tensor cores,
- * conversions), the runtime interface (streams, events, graphs, errors, fault injection), cuBLAS and cuBLASLt, and right kernels.
- * run.sh repeats it under many schedules; where a kernel has no float atomics its output must be the same bits under all of them:
- * the program prints a hash of it. Compiled by nvcc it tests the wrappers of device.cuh on a GPU. */
+/* Self-test of the emulator, the part that must pass: the language (warp operations, barriers, atomics,
+ * tensor cores, conversions), the runtime interface (streams, events, graphs, errors, fault injection),
+ * cuBLAS and cuBLASLt, and right kernels. run.sh repeats it under many schedules; where a kernel has no float
+ * atomics its output must be the same bits under all of them: the program prints a hash of it. Compiled by
+ * nvcc it tests the wrappers of device.cuh on a GPU. */
 #include "kernels/cuda/host/selftest/kernels.cuh"
 
 #include <math.h>
@@ -13,13 +14,13 @@
 static int fails, checks;
 static uint64_t hash = 1469598103934665603ull;
 static cudaStream_t st;
-#define EXPECT(c)                                                                                                                \
-    do {                                                                                                                         \
-        checks++;                                                                                                                \
-        if (!(c)) {                                                                                                              \
-            fails++;                                                                                                             \
-            printf("FAIL %s:%d: %s\n", __FILE__, __LINE__, #c);                                                                  \
-        }                                                                                                                        \
+#define EXPECT(c)                                                                                            \
+    do {                                                                                                     \
+        checks++;                                                                                            \
+        if (!(c)) {                                                                                          \
+            fails++;                                                                                         \
+            printf("FAIL %s:%d: %s\n", __FILE__, __LINE__, #c);                                              \
+        }                                                                                                    \
     } while (0)
 
 template <class T> static T *device_new(size_t n)
@@ -98,17 +99,22 @@ static void test_warp()
     std::vector<int> v = host_copy(o, 64 * 16);
     for (int t = 0; t < 64; t++) {
         int l = t & 31, *r = &v[(size_t)t * 16];
-        EXPECT(r[0] == 50 && r[1] == (l < 3 ? l : l - 3) && r[2] == ((l & 7) + 4 < 8 ? l + 4 : l) && r[3] == (l ^ 9));
-        EXPECT((unsigned)r[4] == 0x49249249u && r[5] == 1 && r[6] == 0 && r[7] == 496 && (unsigned)r[8] == 0xfu << (l & ~3));
-        EXPECT(r[9] == (l & ~3) + ((l + 1) & 3) && r[10] == (l < 8 ? l ^ 1 : l ^ 2) && r[11] == 32 && r[12] == 2 + 31 + 4);
+        EXPECT(r[0] == 50 && r[1] == (l < 3 ? l : l - 3) && r[2] == ((l & 7) + 4 < 8 ? l + 4 : l) &&
+               r[3] == (l ^ 9));
+        EXPECT((unsigned)r[4] == 0x49249249u && r[5] == 1 && r[6] == 0 && r[7] == 496 &&
+               (unsigned)r[8] == 0xfu << (l & ~3));
+        EXPECT(r[9] == (l & ~3) + ((l + 1) & 3) && r[10] == (l < 8 ? l ^ 1 : l ^ 2) && r[11] == 32 &&
+               r[12] == 2 + 31 + 4);
         EXPECT((unsigned)r[13] == 0x66442200u && r[14] == -9 * 1000 - 40 && r[15] == 3);
     }
     cudaFree(o);
 }
 
-/* ---- fragments by formula, by ldmatrix and by the transposing ldmatrix, against a plain product of small integers (exact) */
+/* ---- fragments by formula, by ldmatrix and by the transposing ldmatrix, against a plain product of small
+ * integers (exact) */
 
-__global__ void mma_k(const bf16 *a, const bf16 *b, const bf16 *bt, float *d, float *d2) /* a 16x16, b [k][n], bt [n][k] */
+__global__ void mma_k(const bf16 *a, const bf16 *b, const bf16 *bt, float *d,
+                      float *d2) /* a 16x16, b [k][n], bt [n][k] */
 {
     CU_SHARED(sa, bf16[256]);
     CU_SHARED(sb, bf16[128]);
@@ -138,8 +144,8 @@ static void test_mma()
             b[(size_t)(k * 8 + n)] = bt[(size_t)(n * 16 + k)] = to_bf((float)((k * 8 + n) * 29 % 23 - 11));
     uint16_t *da = device_copy(a), *db = device_copy(b), *dt = device_copy(bt);
     float *d = device_new<float>(128), *d2 = device_new<float>(128);
-    CU_LAUNCH(mma_k, 1, 32, 0, st, reinterpret_cast<bf16 *>(da), reinterpret_cast<bf16 *>(db), reinterpret_cast<bf16 *>(dt), d,
-              d2);
+    CU_LAUNCH(mma_k, 1, 32, 0, st, reinterpret_cast<bf16 *>(da), reinterpret_cast<bf16 *>(db),
+              reinterpret_cast<bf16 *>(dt), d, d2);
     std::vector<float> v = host_copy(d, 128), v2 = host_copy(d2, 128);
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 8; j++) {
@@ -173,11 +179,13 @@ static void test_convert()
         uint32_t f;
         uint16_t b, h;
     } cases[] = {
-        {0x3f800000, 0x3f80, 0x3c00}, {0x3f808000, 0x3f80, 0x3c04}, {0x3f818000, 0x3f82, 0x3c0c}, {0x3f808001, 0x3f81, 0x3c04},
-        {0x7f7fffff, 0x7f80, 0x7c00}, {0xff800000, 0xff80, 0xfc00}, {0x7fc12345, 0x7fff, 0x7fff}, {0xffffffff, 0x7fff, 0x7fff},
-        {0x00000001, 0x0000, 0x0000}, {0x80000000, 0x8000, 0x8000}, {0x477fe000, 0x4780, 0x7bff}, {0x477ff000, 0x4780, 0x7c00},
-        {0x33800000, 0x3380, 0x0001}, {0x33000000, 0x3300, 0x0000}, {0x33000001, 0x3300, 0x0001}, {0x38800000, 0x3880, 0x0400},
-        {0x387fffff, 0x3880, 0x0400}, {0x3f801000, 0x3f80, 0x3c00}, {0x3f803000, 0x3f80, 0x3c02}, {0x00018000, 0x0002, 0x0000},
+        {0x3f800000, 0x3f80, 0x3c00}, {0x3f808000, 0x3f80, 0x3c04}, {0x3f818000, 0x3f82, 0x3c0c},
+        {0x3f808001, 0x3f81, 0x3c04}, {0x7f7fffff, 0x7f80, 0x7c00}, {0xff800000, 0xff80, 0xfc00},
+        {0x7fc12345, 0x7fff, 0x7fff}, {0xffffffff, 0x7fff, 0x7fff}, {0x00000001, 0x0000, 0x0000},
+        {0x80000000, 0x8000, 0x8000}, {0x477fe000, 0x4780, 0x7bff}, {0x477ff000, 0x4780, 0x7c00},
+        {0x33800000, 0x3380, 0x0001}, {0x33000000, 0x3300, 0x0000}, {0x33000001, 0x3300, 0x0001},
+        {0x38800000, 0x3880, 0x0400}, {0x387fffff, 0x3880, 0x0400}, {0x3f801000, 0x3f80, 0x3c00},
+        {0x3f803000, 0x3f80, 0x3c02}, {0x00018000, 0x0002, 0x0000},
     };
     const size_t n = sizeof cases / sizeof *cases;
     std::vector<float> x(n);
@@ -235,13 +243,14 @@ static void test_rmsnorm()
     for (float &v : w) v = noise();
     uint16_t *dx = device_copy(x), *dy = device_new<uint16_t>(x.size());
     float *dw = device_copy(w);
-    CU_LAUNCH((rmsnorm_k<128, RMS_RIGHT>), 4, 128, 0, st, reinterpret_cast<bf16 *>(dy), reinterpret_cast<const bf16 *>(dx), dw,
-              rows, c, 1e-6f);
+    CU_LAUNCH((rmsnorm_k<128, RMS_RIGHT>), 4, 128, 0, st, reinterpret_cast<bf16 *>(dy),
+              reinterpret_cast<const bf16 *>(dx), dw, rows, c, 1e-6f);
     EXPECT(cudaGetLastError() == cudaSuccess);
     std::vector<uint16_t> y = host_copy(dy, x.size());
     for (int r = 0; r < rows; r++) {
         double s = 0;
-        for (int i = 0; i < c; i++) s += (double)bf(x[(size_t)(r * c + i)]) * (double)bf(x[(size_t)(r * c + i)]);
+        for (int i = 0; i < c; i++)
+            s += (double)bf(x[(size_t)(r * c + i)]) * (double)bf(x[(size_t)(r * c + i)]);
         for (int i = 0; i < c; i++) {
             double want = (double)bf(x[(size_t)(r * c + i)]) / sqrt(s / c + 1e-6) * (double)w[(size_t)i];
             EXPECT(fabs((double)bf(y[(size_t)(r * c + i)]) - want) <= 4.1e-3 * fabs(want) + 1e-9);
@@ -266,13 +275,14 @@ static void test_gemm()
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double s = 0;
-            for (int p = 0; p < k; p++) s += (double)bf(x[(size_t)(i * ld + p)]) * (double)bf(w[(size_t)(j * ld + p)]);
+            for (int p = 0; p < k; p++)
+                s += (double)bf(x[(size_t)(i * ld + p)]) * (double)bf(w[(size_t)(j * ld + p)]);
             EXPECT(fabs((double)y[(size_t)(i * n + j)] - s) < 1e-4);
         }
     /* A row alone has the bits that it has among the others. */
     float *alone = device_new<float>((size_t)n);
-    CU_LAUNCH((gemm_k<GEMM_RIGHT>), dim3(3, 1), GEMM_THREADS, gemm_smem(), st, reinterpret_cast<bf16 *>(dx) + 37 * ld,
-              reinterpret_cast<bf16 *>(dw), alone, 1, n, k, ld);
+    CU_LAUNCH((gemm_k<GEMM_RIGHT>), dim3(3, 1), GEMM_THREADS, gemm_smem(), st,
+              reinterpret_cast<bf16 *>(dx) + 37 * ld, reinterpret_cast<bf16 *>(dw), alone, 1, n, k, ld);
     std::vector<float> one = host_copy(alone, (size_t)n);
     EXPECT(memcmp(one.data(), &y[(size_t)(37 * n)], (size_t)n * 4) == 0);
     cudaFree(dx);
@@ -303,8 +313,9 @@ static void test_grid()
     std::vector<int> x(256);
     int total = 0;
     for (int i = 0; i < 256; i++) total += x[(size_t)i] = i % 13;
-    int *dx = device_copy(x), *part = device_new<int>(8), *count = device_new<int>(1), *out = device_new<int>(1),
-        *b = device_new<int>(256), *bar = device_new<int>(1), *e = device_new<int>(64);
+    int *dx = device_copy(x), *part = device_new<int>(8), *count = device_new<int>(1),
+        *out = device_new<int>(1), *b = device_new<int>(256), *bar = device_new<int>(1),
+        *e = device_new<int>(64);
     CU_LAUNCH((last_block_k<LAST_RIGHT>), 8, 32, 0, st, dx, part, count, out);
     EXPECT(host_copy(out, 1)[0] == total);
     CU_LAUNCH_COOP(grid_barrier_k, 4, 64, 0, st, dx, b, bar, 256);
@@ -421,18 +432,23 @@ static void test_errors()
     EXPECT(cudaGetLastError() == cudaErrorLaunchFailure && cudaGetLastError() == cudaSuccess);
     EXPECT(host_copy(x, 1)[0] == 1);
     cuemu_fail_at(CUEMU_FAIL_SYNC, 1, cudaErrorIllegalAddress, 1);
-    EXPECT(cudaStreamSynchronize(st) == cudaErrorIllegalAddress && cudaStreamSynchronize(st) == cudaErrorIllegalAddress);
-    EXPECT(cudaGetLastError() == cudaErrorIllegalAddress && cudaMemsetAsync(x, 0, 4, st) == cudaErrorIllegalAddress);
+    EXPECT(cudaStreamSynchronize(st) == cudaErrorIllegalAddress &&
+           cudaStreamSynchronize(st) == cudaErrorIllegalAddress);
+    EXPECT(cudaGetLastError() == cudaErrorIllegalAddress &&
+           cudaMemsetAsync(x, 0, 4, st) == cudaErrorIllegalAddress);
     cuemu_fail_at(CUEMU_FAIL_SYNC, 0, 0, 0);
     void *p;
     cuemu_fail_at(CUEMU_FAIL_MALLOC, 1, cudaErrorMemoryAllocation, 0);
-    EXPECT(cudaMalloc(&p, 64) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation);
-    EXPECT(cudaMalloc(&p, (size_t)1 << 50) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation);
+    EXPECT(cudaMalloc(&p, 64) == cudaErrorMemoryAllocation &&
+           cudaGetLastError() == cudaErrorMemoryAllocation);
+    EXPECT(cudaMalloc(&p, (size_t)1 << 50) == cudaErrorMemoryAllocation &&
+           cudaGetLastError() == cudaErrorMemoryAllocation);
     cudaStream_t s;
     cudaGraph_t g;
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
-    EXPECT(cudaMalloc(&p, 64) == cudaErrorStreamCaptureUnsupported && cudaGetLastError() == cudaErrorStreamCaptureUnsupported);
+    EXPECT(cudaMalloc(&p, 64) == cudaErrorStreamCaptureUnsupported &&
+           cudaGetLastError() == cudaErrorStreamCaptureUnsupported);
     EXPECT(cudaStreamEndCapture(s, &g) == cudaErrorStreamCaptureInvalidated &&
            cudaGetLastError() == cudaErrorStreamCaptureInvalidated);
     cudaStreamDestroy(s);
@@ -440,7 +456,8 @@ static void test_errors()
     cudaFree(x);
 }
 
-/* ---- cuBLAS and cuBLASLt against sums in double; a column alone has the bits that it has among the others */
+/* ---- cuBLAS and cuBLASLt against sums in double; a column alone has the bits that it has among the others
+ */
 
 struct blas_data {
     int m, n, k;
@@ -451,28 +468,34 @@ struct blas_data {
 static double blas_dot(const blas_data &d, int i, int j)
 {
     double s = 0;
-    for (int p = 0; p < d.k; p++) s += (double)bf(d.w[(size_t)(i * d.k + p)]) * (double)bf(d.x[(size_t)(j * d.k + p)]);
+    for (int p = 0; p < d.k; p++)
+        s += (double)bf(d.w[(size_t)(i * d.k + p)]) * (double)bf(d.x[(size_t)(j * d.k + p)]);
     return s;
 }
 static void check_blas(cublasHandle_t h, blas_data &d)
 {
     const float one = 1, zero = 0, two = 2;
-    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k, d.dx, CUDA_R_16BF, d.k, &zero,
-                        d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k, d.dx,
+                        CUDA_R_16BF, d.k, &zero, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
     std::vector<float> y = host_copy(d.dy, (size_t)(d.m * d.n));
     for (int j = 0; j < d.n; j++)
-        for (int i = 0; i < d.m; i++) EXPECT(fabs((double)y[(size_t)(j * d.m + i)] - blas_dot(d, i, j)) < 1e-4);
-    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k, d.dx, CUDA_R_16BF, d.k, &two,
-                        d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+        for (int i = 0; i < d.m; i++)
+            EXPECT(fabs((double)y[(size_t)(j * d.m + i)] - blas_dot(d, i, j)) < 1e-4);
+    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k, d.dx,
+                        CUDA_R_16BF, d.k, &two, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
     std::vector<float> y3 = host_copy(d.dy, (size_t)(d.m * d.n));
     for (size_t i = 0; i < y.size(); i++) EXPECT(fabsf(y3[i] - 3 * y[i]) < 1e-4f);
 #if defined(CUEMU)
-    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, 1, d.k, &one, d.dw, CUDA_R_16BF, d.k, d.dx + 4 * d.k, CUDA_R_16BF, d.k,
-                        &zero, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, 1, d.k, &one, d.dw, CUDA_R_16BF, d.k,
+                        d.dx + 4 * d.k, CUDA_R_16BF, d.k, &zero, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
     EXPECT(memcmp(host_copy(d.dy, (size_t)d.m).data(), &y[(size_t)(4 * d.m)], (size_t)d.m * 4) == 0);
 #endif
-    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k - 1, d.dx, CUDA_R_16BF, d.k,
-                        &zero, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_INVALID_VALUE);
+    EXPECT(cublasGemmEx(h, CUBLAS_OP_T, CUBLAS_OP_N, d.m, d.n, d.k, &one, d.dw, CUDA_R_16BF, d.k - 1, d.dx,
+                        CUDA_R_16BF, d.k, &zero, d.dy, CUDA_R_32F, d.m, CUBLAS_COMPUTE_32F,
+                        CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_INVALID_VALUE);
 }
 static void check_blas_lt(blas_data &d)
 {
@@ -492,21 +515,25 @@ static void check_blas_lt(blas_data &d)
     cublasLtMatrixLayoutCreate(&lx, CUDA_R_16BF, (uint64_t)d.k, (uint64_t)d.n, d.k);
     cublasLtMatrixLayoutCreate(&ly, CUDA_R_32F, (uint64_t)d.m, (uint64_t)d.n, d.m);
     cublasLtMatmulPreferenceCreate(&pref);
-    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
-    EXPECT(cublasLtMatmulAlgoGetHeuristic(h, desc, lw, lx, ly, ly, pref, 4, got, &count) == CUBLAS_STATUS_SUCCESS && count >= 1);
+    cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                         sizeof workspace);
+    EXPECT(cublasLtMatmulAlgoGetHeuristic(h, desc, lw, lx, ly, ly, pref, 4, got, &count) ==
+               CUBLAS_STATUS_SUCCESS &&
+           count >= 1);
     for (int a = 0; a < count; a++) {
-        EXPECT(cublasLtMatmul(h, desc, &one, d.dw, lw, d.dx, lx, &zero, d.dy, ly, d.dy, ly, &got[a].algo, nullptr, 0, st) ==
-               CUBLAS_STATUS_SUCCESS);
+        EXPECT(cublasLtMatmul(h, desc, &one, d.dw, lw, d.dx, lx, &zero, d.dy, ly, d.dy, ly, &got[a].algo,
+                              nullptr, 0, st) == CUBLAS_STATUS_SUCCESS);
         std::vector<float> y = host_copy(d.dy, (size_t)(d.m * d.n));
         for (int j = 0; j < d.n; j++)
-            for (int i = 0; i < d.m; i++) EXPECT(fabs((double)y[(size_t)(j * d.m + i)] - blas_dot(d, i, j)) < 1e-4);
+            for (int i = 0; i < d.m; i++)
+                EXPECT(fabs((double)y[(size_t)(j * d.m + i)] - blas_dot(d, i, j)) < 1e-4);
     }
 #if defined(CUEMU)
     uint32_t split = 2;
-    EXPECT(cublasLtMatmulAlgoConfigSetAttribute(&got[0].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split, sizeof split) ==
-           CUBLAS_STATUS_SUCCESS);
-    EXPECT(cublasLtMatmul(h, desc, &one, d.dw, lw, d.dx, lx, &zero, d.dy, ly, d.dy, ly, &got[0].algo, nullptr, 0, st) ==
-           CUBLAS_STATUS_NOT_SUPPORTED);
+    EXPECT(cublasLtMatmulAlgoConfigSetAttribute(&got[0].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
+                                                sizeof split) == CUBLAS_STATUS_SUCCESS);
+    EXPECT(cublasLtMatmul(h, desc, &one, d.dw, lw, d.dx, lx, &zero, d.dy, ly, d.dy, ly, &got[0].algo, nullptr,
+                          0, st) == CUBLAS_STATUS_NOT_SUPPORTED);
 #endif
     cublasLtMatmulPreferenceDestroy(pref);
     cublasLtMatrixLayoutDestroy(lw);
