@@ -94,6 +94,10 @@ static bool request_line(struct http_in *h, const char *s, size_t len)
     if (v[5] != '1' || v[7] > '1')
         return bad(h, 505, "unsupported_version", "Only HTTP/1.1 and HTTP/1.0 are supported.");
     h->http10 = v[7] == '0';
+    size_t arguments = 0; /* libmicrohttpd has little room for them */
+    for (size_t i = target; i < end; i++) arguments += s[i] == '&';
+    if (arguments > LIMIT_ARGUMENTS)
+        return bad(h, 414, "uri_too_long", "The request URI has too many arguments.");
     return put(h, &h->head, s, len) && put(h, &h->head, "\r\n", 2);
 }
 
@@ -134,6 +138,7 @@ static bool field_line(struct http_in *h, const char *s, size_t len, bool traile
         memcpy(h->id, v, n);
         h->id[n] = '\0';
     }
+    if (is(s, name, "Cookie")) return true; /* nobody's, and libmicrohttpd would take them to pieces */
     if (is(s, name, "Expect")) { /* told to libmicrohttpd when it is known whether there is a body */
         if (!is(v, n, "100-continue"))
             return bad(h, 417, "expectation_failed", "Only Expect: 100-continue is supported.");

@@ -3,6 +3,7 @@
 #define KVASIR_SERVER_LIMITS_H
 
 #define LIMIT_URL_BYTES    8192u
+#define LIMIT_ARGUMENTS    256u
 #define LIMIT_HEADER_BYTES 65536u
 #define LIMIT_HEADERS      256u
 #define LIMIT_CHUNK_LINE   512u /* size and extensions of one chunk of a body */

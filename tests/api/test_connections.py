@@ -79,6 +79,15 @@ def test_framing(s):
     refused(s, "TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
 
 
+def test_many_words(s):
+    """Arguments and cookies that would take all of a connection's memory, were they looked at."""
+    refused(s, "arguments", b"GET /version?" + b"&" * 8000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414)
+    cookies = b"Cookie: " + b"a=b;" * 13000 + b"\r\nConnection: close\r\n\r\n"
+    got = answers(s.raw(b"GET /version HTTP/1.1\r\nHost: x\r\n" + cookies))
+    check.equal("cookies", [a[0] for a in got], [200])
+
+
+
 def test_pipelining(s):
     """Requests in one write are answered in order, bodies and chunks between them; a malformed one behind them ends it."""
     body = json.dumps(CHAT).encode()
@@ -249,7 +258,7 @@ def main():
     for t in threads:
         t.start()
     s = Server(a.binary, endless(a.model))
-    for f in (test_framing, test_endless_chunk_lines, test_pipelining, test_expect, test_leaving, test_stalled_loop):
+    for f in (test_framing, test_endless_chunk_lines, test_many_words, test_pipelining, test_expect, test_leaving, test_stalled_loop):
         if wanted(f):
             check.run(f, s)
     s.stop()

@@ -174,6 +174,7 @@ static const struct {
     {"GET /x HTTP/1.0\r\n\r\n", "GET /x HTTP/1.0\r\n\r\n|"},
     {"\r\n\r\nGET http://a/x?y=%00#z HTTP/1.1\r\nhost:a\r\n\r\n",
      "GET http://a/x?y=%00#z HTTP/1.1\r\nhost: a\r\n\r\n|"},
+    {"GET /?&&&&?&& HTTP/1.1\r\nCookie: a=b;c\r\n" H "\r\n", "GET /?&&&&?&& HTTP/1.1\r\nHost: a\r\n\r\n|"},
     {"OPTIONS * HTTP/1.1\r\n" H "\r\n", "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n|"},
     {POST "X: \t a\tb \xff \r\nY:\r\n\r\n", POST "X: a\tb \xff\r\nY: \r\n\r\n|"},
     {POST "Content-Length: 3\r\n\r\nabcGET /y HTTP/1.1\r\n" H "\r\n",
