@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""What a long prompt does to others, and they to it: scripts/long_prompt.py --url http://127.0.0.1:8000 [--long 20000] [--short 30] [--count 20]
+"""What a long prompt does to others, and they to it:
 
-Sends token-id prompts (no text is alike, so nothing is cached) to /v1/completions of a running server and prints, in seconds:
-  alone    time to the first token of a short request, its whole time, and the time of the long prompt (one token of answer), each alone
-  beside   the same while the long prompt is prefilled and one stream runs: the short ones' times to the first token against
-           2x alone + two steps, the stream's longest pauses against 2.5 steps, and the long prompt's time against 1.1x
-           (its own + what the others took alone)
+    scripts/long_prompt.py --url http://127.0.0.1:8000 [--long 20000] [--short 30] [--count 20]
+
+Sends token-id prompts (no text is alike, so nothing is cached) to /v1/completions of a running server and
+prints, in seconds:
+  alone    time to the first token of a short request, its whole time, and the time of the long prompt (one
+           token of answer), each alone
+  beside   the same while the long prompt is prefilled and one stream runs: the short ones' times to the first
+           token against 2x alone + two steps, the stream's longest pauses against 2.5 steps, and the long
+           prompt's time against 1.1x (its own + what the others took alone)
 A step is what --step-ms (default 100, as the server's) says."""
 import argparse
 import http.client
@@ -72,7 +76,8 @@ def main():
         long_took.append((s, t[0]))
         done.set()
 
-    threads = [threading.Thread(target=complete, args=(o.url, prompt(10), int(long_alone / token * 2), stream), daemon=True),
+    tokens = int(long_alone / token * 2)
+    threads = [threading.Thread(target=complete, args=(o.url, prompt(10), tokens, stream), daemon=True),
                threading.Thread(target=long_one, daemon=True)]
     threads[0].start()
     time.sleep(1)
@@ -90,12 +95,14 @@ def main():
     pauses = sorted(b - a for a, b in zip(ticks, ticks[1:]))
     others = len(beside) * whole + len(ticks) * token
     limit = 2 * first + 2 * step
-    print(f"beside: short first token median {statistics.median(beside):.3f}, max {max(beside):.3f} of {len(beside)} "
+    print(f"beside: short first token median {statistics.median(beside):.3f}, max {max(beside):.3f} "
+          f"of {len(beside)} "
           f"(2x alone + two steps = {limit:.3f})")
-    print(f"        stream's pauses median {statistics.median(pauses):.3f}, 99 % {pauses[int(len(pauses) * 0.99)]:.3f}, "
+    print(f"        stream's pauses median {statistics.median(pauses):.3f}, "
+          f"99 % {pauses[int(len(pauses) * 0.99)]:.3f}, "
           f"max {pauses[-1]:.3f} of {len(pauses)} (2.5 steps = {2.5 * step:.3f})")
-    print(f"        long prompt {ended - begun:.1f} = {(ended - begun) / (long_alone + others):.2f}x of its own "
-          f"{long_alone:.1f} + the others' {others:.1f}")
+    print(f"        long prompt {ended - begun:.1f} = {(ended - begun) / (long_alone + others):.2f}x of its "
+          f"own {long_alone:.1f} + the others' {others:.1f}")
 
 
 if __name__ == "__main__":
