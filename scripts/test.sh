@@ -80,6 +80,8 @@ suites_end() {
 sh scripts/deps.sh --test || exit 1
 jobs=$(nproc)
 step "build release" make -j"$jobs" WERROR=1 all tests
+step "tidy" scripts/tidy
+step "tidy finds what is planted" scripts/tidy --self-test
 suite "suites release" make --no-print-directory WERROR=1 test
 step "build cuda emulated" make -j"$jobs" WERROR=1 cuda-host cuda-host-so
 suite "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
