@@ -105,7 +105,7 @@ if [ "$quick" -eq 0 ]; then
     step "build asan cuda emulated" make -j"$jobs" CONFIG=asan cuda-host
     suite "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     suite "suites asan" env TEST_TIMEOUT=900 KVASIR_TEST_SHORT=1 UBSAN_OPTIONS=print_stacktrace=1 make --no-print-directory CONFIG=asan test
-    for t in test_api test_hostile test_cache test_pictures test_tools; do
+    for t in test_api test_hostile test_connections test_cache test_pictures test_tools; do
         [ -e "tests/api/$t.py" ] && suite_start "asan api $t" timeout 900 build/venv/bin/python "tests/api/$t.py" --binary build/asan/kvasir
     done
     suites_end
