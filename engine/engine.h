@@ -109,17 +109,26 @@ struct engine_run {
                                                   in arena units */
     const struct engine_image_use *images;     /* those that touch [position, position + count), in order */
     uint32_t image_count;
+    /* A verified run: its last `proposed` tokens, tokens[position + count - proposed] and on, are guesses at
+     * what the sequence goes on with (they count as history: token_count includes them). A token is drawn at
+     * each of their places and behind the last, as if they had come one at a time, up to the first that
+     * differs from its guess: drawn[0..drawn_count). Keys and values behind position + count - proposed +
+     * drawn_count - 1 mean nothing then. proposed > 0 needs `sample` and ids below the vocabulary's size. */
+    uint32_t proposed;
+    struct token_out *drawn; /* [proposed + 1], the caller's; may be NULL without guesses: `out` it is then */
     int32_t rope_offset; /* rope position minus position of text in this run that stands in front of its first
                             picture; 0 with plain positions */
     const struct sampling_params *sampling;
     bool sample;            /* draw the token that follows the run's last token -> out */
-    const uint32_t *banned; /* ids that may not be drawn (min_tokens), or NULL */
-    uint32_t banned_count;
+    const uint32_t *banned; /* ids that may not be drawn (min_tokens) at positions below banned_until */
+    uint32_t banned_count, banned_until;
     uint32_t score_first; /* score history tokens at positions [score_first, position + count] that lie in
                            * (position, position+count] and below prompt_count: log-prob of each given what
                            * precedes it. UINT32_MAX = none */
     /* results, valid after engine_wait */
-    struct token_out out; /* if sample */
+    struct token_out out; /* if sample and nothing was proposed */
+    uint32_t drawn_count; /* if sample: 1 to proposed + 1 */
+    bool refused_broken;  /* the engine's own: a guess that was not drawn left something else than numbers */
     bool broken; /* logits that were wanted, of this or a scored token, or, when the last token's were not,
                   * what the last layer gets of it, are not all numbers, as with damaged weights: out and
                   * scores mean nothing, nor does the KV */

@@ -210,6 +210,9 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
+/* engine.c: zeros in a block from token `first` on. */
+void engine__kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first);
+
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's
  * that stand for nothing (each a sequence of its own); every run has one row then. 0: the batch's own size.
  */

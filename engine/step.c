@@ -41,6 +41,7 @@ static void check_batch(const struct engine *e, const struct engine_batch *b)
         ASSERT((uint64_t)r->position + r->count <= e->plan.context_max);
         ASSERT((uint64_t)r->position + r->count <= r->token_count);
         ASSERT(!r->sample || r->sampling);
+        ASSERT(!r->proposed || (r->sample && r->drawn && r->proposed < r->count));
         ASSERT(r->score_first == UINT32_MAX || (r->scores && r->sampling));
         total += r->count;
     }
@@ -197,7 +198,7 @@ static void find_wanted(struct engine *e, const struct engine_batch *b)
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t next = r->position + k + 1;
             struct wanted w = {.run = i, .row = row + k, .next = next};
-            w.sample = r->sample && k + 1 == r->count;
+            w.sample = r->sample && k + 1 + r->proposed >= r->count;
             w.score = r->score_first != UINT32_MAX && next >= r->score_first && next < r->prompt_count &&
                       next < r->token_count;
             if (w.sample || w.score) e->wanted[st->wanted_count++] = w;
@@ -306,12 +307,30 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 
 /* ---- logits, tokens ---- */
 
+static uint32_t banned_count(const struct engine_run *r, const struct wanted *w)
+{
+    return w->next < r->banned_until ? r->banned_count : 0;
+}
+
+/* Which of the run's draws the row stands for. */
+static uint32_t draw_index(const struct engine_run *r, const struct wanted *w)
+{
+    return w->next - (r->position + r->count - r->proposed);
+}
+
+/* Whether all guesses in front of the row were drawn. */
+static bool reached(const struct engine_run *r, const struct wanted *w)
+{
+    uint32_t k = draw_index(r, w);
+    return k == 0 || (r->drawn_count == k && r->drawn[k - 1].id == r->tokens[w->next - 1]);
+}
+
 /* Largest logits that a wanted row needs by itself. */
 static uint32_t top_needed(const struct engine *e, const struct engine_run *r, const struct wanted *w)
 {
     uint32_t k = 0;
     if (w->sample) {
-        k = sampler_top_wanted(r->sampling, r->banned_count);
+        k = sampler_top_wanted(r->sampling, banned_count(r, w));
         if (r->sampling->logprobs != SAMPLING_NO_LOGPROBS && r->sampling->logprobs > k)
             k = r->sampling->logprobs;
     }
@@ -341,7 +360,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
                               .prompt_count = r->prompt_count,
                               .position = w->next,
                               .banned = r->banned,
-                              .banned_count = r->banned_count};
+                              .banned_count = banned_count(r, w)};
     if (w->score) {
         struct token_out *out = &r->scores[w->next - r->position - 1];
         sampler_score(r->tokens[w->next], r->sampling->prompt_logprobs, &row, out);
@@ -351,16 +370,23 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
             out->rank = e->desc.vocab + 1;
         }
     }
-    if (!isfinite(row.stats.lse))
-        r->broken = true; /* a NaN among them, infinity, or nothing else than -infinity */
-    if (w->sample && !r->broken && !sampler_draw(sampler, r->sampling, &row, &r->out)) {
+    bool finite = isfinite(row.stats.lse); /* else: a NaN among them, infinity, or nothing but -infinity */
+    if (w->sample && !reached(r, w)) {
+        r->refused_broken |= !finite;
+        return false;
+    }
+    r->broken |= !finite;
+    if (!w->sample || r->broken) return false;
+    struct token_out *out = r->proposed ? &r->drawn[draw_index(r, w)] : &r->out;
+    bool fetched = !sampler_draw(sampler, r->sampling, &row, out);
+    if (fetched) {
         e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
         row.raw = e->host_row;
-        bool drawn = sampler_draw(sampler, r->sampling, &row, &r->out);
+        bool drawn = sampler_draw(sampler, r->sampling, &row, out);
         ASSERT(drawn);
-        return true;
     }
-    return false;
+    r->drawn_count++;
+    return fetched;
 }
 
 /* Rows of a chunk in slices, one for each sampler; all rows of a run lie in one. */
@@ -389,7 +415,7 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
     struct finish_slices f = {.e = e, .b = b, .wanted = e->wanted + first, .count = count, .k = k};
     for (uint32_t i = 0; i < count; i++) {
         const struct engine_run *r = &b->runs[f.wanted[i].run];
-        walks += f.wanted[i].sample && sampler_walks(r->sampling, r->banned_count);
+        walks += f.wanted[i].sample && sampler_walks(r->sampling, banned_count(r, &f.wanted[i]));
     }
     if (!e->becaps.host_memory || n < 2 || walks < 2) return false;
     for (uint32_t s = 1; s <= n; s++) {
@@ -451,11 +477,24 @@ static enum status check_unseen(struct engine *e, struct engine_batch *b, struct
     return ST_OK;
 }
 
+/* A value that is no number would spoil the rows that share its tile, though none of them may see it: what
+ * guesses left behind the last token that counts goes. */
+static void forget_refused(struct engine *e, const struct engine_run *r)
+{
+    uint32_t end = r->position + r->count, from = end - r->proposed + (r->broken ? 0 : r->drawn_count - 1);
+    for (uint32_t at = from; at < end; at += BE_BLOCK_TOKENS - at % BE_BLOCK_TOKENS)
+        for (uint32_t g = 0; g < e->kv.group_count; g++)
+            engine__kv_clear(e, g, r->tables[g][at / BE_BLOCK_TOKENS], at % BE_BLOCK_TOKENS);
+}
+
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)
 {
     ASSERT(e->in_flight == b);
     enum status st = ST_OK;
-    for (uint32_t i = 0; i < b->run_count; i++) b->runs[i].broken = false;
+    for (uint32_t i = 0; i < b->run_count; i++) {
+        b->runs[i].broken = b->runs[i].refused_broken = false;
+        b->runs[i].drawn_count = 0;
+    }
     for (uint32_t first = 0; first < e->step.wanted_count && !st; first += e->plan.logit_rows) {
         uint32_t left = e->step.wanted_count - first;
         st = finish_chunk(e, b, first, left < e->plan.logit_rows ? left : e->plan.logit_rows, err);
@@ -463,6 +502,9 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     if (!e->step.wanted_count && e->ops->sync(e->be) != BE_OK)
         st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = check_unseen(e, b, err);
+    for (uint32_t i = 0; i < b->run_count && !st; i++)
+        if (b->runs[i].refused_broken || (b->runs[i].broken && b->runs[i].proposed))
+            forget_refused(e, &b->runs[i]);
     e->in_flight = NULL;
     return st;
 }

@@ -51,6 +51,8 @@ struct sequence {
     bool alone;       /* runs with nobody beside it, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
+    uint32_t proposed;             /* guesses behind tokens[count - 1], for the run of this step alone */
+    bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
     struct radix_pin pin;          /* where in the cache; empty: publishes nothing */
@@ -125,6 +127,7 @@ struct scheduler {
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
     struct tenants *tenants;
+    struct token_out *drawn;    /* [sequences_max * (propose_max + 1)] of the step's verified runs */
     uint64_t freed;             /* grows when a sequence gives blocks back */
     struct engine_run *runs;    /* [sequences_max] */
     struct sequence **run_seqs; /* [sequences_max] */
@@ -160,9 +163,15 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n);
 /* Releases sliding blocks that no later query can reach. */
 void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
+/* Releases the blocks behind `position`: taken for guesses that were not drawn. */
+void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
+/* Whether [position, position+n) can be covered without anything giving way. */
+bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
 /* Most blocks of every group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
+/* scheduler.c: room for `count` entries of q->tokens; false: out of memory. */
+bool sched__tokens_reserve(struct sequence *q, uint32_t count);
 bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: out of memory */
 
 /* scheduler/reuse.c: what is taken over and published. */

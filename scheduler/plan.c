@@ -24,7 +24,7 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     q->position = 0;
     q->running = false;
     q->resumed = true;
-    q->run_tokens = 0;
+    q->run_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);
     atomic_fetch_add(&s->backlog, 1);
     s->now.preemptions++;
@@ -182,12 +182,32 @@ uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t to
     return n && add_run(s, q, n) ? n : 0;
 }
 
+/* Guesses at what q goes on with, where they take nothing from anybody: rows that no other decode needs,
+ * blocks that are free. */
+static uint32_t propose(struct scheduler *s, struct sequence *q)
+{
+    uint32_t rows = s->caps.batch_tokens_max - s->step_tokens, others = s->running.count - s->run_count,
+             most = s->opt.propose_max, left = q->tokens_max - q->generated - 1, n = 0;
+    if (!s->opt.propose || q->guess_broke || rows <= others) return 0;
+    if (most > rows - others) most = rows - others;
+    if (most > left) most = left;
+    if (most > s->caps.context_max - q->count) most = s->caps.context_max - q->count;
+    while (most && !sched__blocks_free(s, q, 1 + most)) most--;
+    if (!most || !sched__tokens_reserve(q, q->count + most)) return 0;
+    uint32_t *guess = q->tokens + q->count;
+    uint32_t count = s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess);
+    ASSERT_CMP(count, <=, most);
+    while (n < count && guess[n] < s->caps.vocab_size) n++;
+    return n;
+}
+
 static void plan_decodes(struct scheduler *s)
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
         if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
         if (q->count - q->position != 1 || !q->generated) continue;
-        if (!add_run(s, q, 1)) return; /* q was the youngest: nobody stands after it */
+        q->proposed = propose(s, q);
+        if (!add_run(s, q, 1 + q->proposed)) return; /* q was the youngest: nobody stands after it */
     }
 }
 
@@ -200,7 +220,7 @@ static double prefill_budget(struct scheduler *s)
     if (!s->opt.step_us) return rows;
     struct step_load l = {{0}};
     for (uint32_t i = 0; i < s->run_count; i++)
-        step_load_add(&s->cost, &l, s->run_seqs[i]->position, 1, true);
+        step_load_add(&s->cost, &l, s->run_seqs[i]->position, s->run_seqs[i]->run_tokens, true);
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* What a step costs before the first token is worth as much prefill at least: weights that are read for
      * one row serve more. */
@@ -215,7 +235,7 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
 {
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
-    for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = 0;
+    for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = q->proposed = 0;
     /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes
      * stand back. */
     const struct sequence *wide = s->wide;

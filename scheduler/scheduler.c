@@ -53,13 +53,14 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
     s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
     s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
+    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.propose_max + 1u), sizeof *s->drawn);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares ||
-                eventq_init(&s->events)))
+                !s->drawn || eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
         sched_destroy(s);
@@ -111,6 +112,7 @@ void sched_destroy(struct scheduler *s)
     free(s->run_seqs);
     free(s->prefills);
     free(s->shares);
+    free(s->drawn);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
     free(s);
@@ -368,15 +370,20 @@ static void naive_positions(const struct scheduler *s, const struct sequence *q,
 /* Fills the engine's view of q's part of the step. False: no memory for its scores. */
 static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
 {
-    uint32_t n = q->run_tokens, end = q->position + n;
+    uint32_t n = q->run_tokens, end = q->position + n, count = q->count + q->proposed;
     const struct prompt *p = q->req.prompt;
     *r = (struct engine_run){.position = q->position,
                              .count = n,
                              .tokens = q->tokens,
-                             .token_count = q->count,
+                             .token_count = count,
                              .prompt_count = p->token_count,
                              .sampling = q->req.sampling,
-                             .sample = end == q->count && q->tokens_max > 0,
+                             .proposed = q->proposed,
+                             .drawn = s->drawn + (r - s->runs) * (s->opt.propose_max + 1),
+                             .sample = end == count && q->tokens_max > 0,
+                             .banned = q->banned,
+                             .banned_count = q->banned_count,
+                             .banned_until = p->token_count + q->req.tokens_min,
                              .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].units;
     r->rope_offset = rope_before(p, q->next_image);
@@ -394,10 +401,6 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     r->images = q->uses;
     uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
     if (FAULT(s->opt.test_mutation, naive) && q->cache.reused) naive_positions(s, q, r);
-    if (q->generated < q->req.tokens_min) {
-        r->banned = q->banned;
-        r->banned_count = q->banned_count;
-    }
     uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;
     if (q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && first <= end && first < p->token_count) {
         q->scores = calloc(n, sizeof *q->scores);
@@ -444,23 +447,79 @@ static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
     return false;
 }
 
-static bool append_token(struct sequence *q, uint32_t id)
+bool sched__tokens_reserve(struct sequence *q, uint32_t count)
 {
-    if (q->count == q->token_cap) {
-        uint32_t cap = q->token_cap + q->token_cap / 2 + 64;
-        uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
-        if (!t) return false;
-        q->tokens = t;
-        q->token_cap = cap;
-    }
-    q->tokens[q->count++] = id;
+    if (count <= q->token_cap) return true;
+    uint32_t cap = count + q->token_cap / 2 + 64;
+    uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
+    if (!t) return false;
+    q->tokens = t;
+    q->token_cap = cap;
     return true;
 }
 
-/* Takes in the result of q's run: scores, the new token, the reasons to end. */
+static const char *no_memory = "out of memory";
+
+/* A token was drawn: its event, the reasons to end. False: q is gone. */
+static bool take_token(struct scheduler *s, struct sequence *q, const struct token_out *out, uint64_t now_us)
+{
+    uint32_t id = out->id;
+    if (!q->first_token_us) q->first_token_us = now_us;
+    struct sched_event ev = {.kind = EV_TOKEN,
+                             .id = q->id,
+                             .user = q->req.user,
+                             .token = *out,
+                             .index = q->generated,
+                             .cache = q->cache};
+    if (!sched__tokens_reserve(q, q->count + 1) || !sched__push_event(s, &ev)) {
+        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
+        return false;
+    }
+    q->tokens[q->count++] = id;
+    q->generated++;
+    tenants_charge(s->tenants, q->req.tenant, 1);
+    s->now.generated_tokens++;
+    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
+        sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
+    else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count))
+        sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
+    else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+    else return true;
+    return false;
+}
+
+/* KV of n more tokens is there. */
+static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    q->position += n;
+    sched__cache_publish(s, q, false);
+    sched__blocks_trim(s, q);
+}
+
+/* Tokens of a verified run, one after the other as if each had had its own step: what is kept, published and
+ * ended does not depend on who guessed how much. What was taken for the rest is given back. */
+static void take_verified(struct scheduler *s, struct sequence *q, const struct engine_run *r,
+                          uint64_t now_us)
+{
+    s->now.proposed_tokens += r->proposed;
+    s->now.accepted_tokens += r->drawn_count - 1;
+    q->proposed = 0;
+    for (uint32_t i = 0; i < r->drawn_count; i++) {
+        if (i > 0) advance(s, q, 1);
+        if (!take_token(s, q, &r->drawn[i], now_us)) return;
+    }
+    sched__blocks_roll_back(s, q);
+}
+
+/* Takes in the result of q's run: scores, new tokens, the reasons to end. */
 static void finish_run(struct scheduler *s, struct sequence *q, const struct engine_run *r, uint64_t now_us)
 {
-    static const char *no_memory = "out of memory";
+    if (r->broken && r->proposed) { /* perhaps by a guess: once more without */
+        q->guess_broke = true;
+        q->proposed = 0;
+        sched__blocks_roll_back(s, q);
+        return;
+    }
     if (r->broken) {
         /* It may have been a fault of the moment, which must not outlive the request. The position stays, so
          * what this step wrote is not published; but steps before whose logits nobody saw, or a picture's
@@ -470,9 +529,7 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
         sched__end(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }
-    q->position += r->count;
-    sched__cache_publish(s, q, false);
-    sched__blocks_trim(s, q);
+    advance(s, q, r->count - r->proposed);
     if (q->features) sched__features_passed(s, q);
     if (r->position < q->req.prompt->token_count) {
         uint32_t end = q->position < q->req.prompt->token_count ? q->position : q->req.prompt->token_count;
@@ -488,26 +545,8 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
         if (q->tokens_max == 0 && q->position == q->count) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
         return;
     }
-    uint32_t id = r->out.id;
-    if (!q->first_token_us) q->first_token_us = now_us;
-    struct sched_event ev = {.kind = EV_TOKEN,
-                             .id = q->id,
-                             .user = q->req.user,
-                             .token = r->out,
-                             .index = q->generated,
-                             .cache = q->cache};
-    if (!append_token(q, id) || !sched__push_event(s, &ev)) {
-        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
-        return;
-    }
-    q->generated++;
-    tenants_charge(s->tenants, q->req.tenant, 1);
-    s->now.generated_tokens++;
-    if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
-        sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
-    else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count))
-        sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
-    else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+    if (r->proposed) take_verified(s, q, r, now_us);
+    else (void)take_token(s, q, &r->out, now_us);
 }
 
 static void run_step(struct scheduler *s, uint64_t now_us)
@@ -522,8 +561,10 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     struct engine_batch batch = {.runs = s->runs, .run_count = n};
     struct err err = {{0}};
     struct step_load load = {{0}};
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         step_load_add(&s->cost, &load, s->runs[i].position, s->runs[i].count, s->runs[i].sample);
+        load.n[STEP_SAMPLED] += s->runs[i].proposed;
+    }
     uint64_t start = sched__clock(s);
     enum status st = engine_submit(s->engine, &batch, &err);
     if (!st) st = engine_wait(s->engine, &batch, &err);

@@ -38,6 +38,13 @@ struct sched_options {
     uint64_t features_bytes; /* encoded pictures, in use or kept for later requests, as long as idle ones can
                                 give way; 0 = 256 MiB */
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
+    /* Guesses up to `most` tokens that may follow tokens[0..count) of the sequence whose `user` it is; how
+     * many. Engine thread. They are verified (struct engine_run), so they cost or save time and change no
+     * answer. NULL: nobody guesses. */
+    uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                        uint32_t *out);
+    void *propose_arg;
+    uint32_t propose_max;    /* guesses for one sequence in one step at most */
     void (*wake)(void *arg); /* events are waiting; may be NULL */
     void *wake_arg;
     uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
@@ -199,7 +206,8 @@ struct sched_stats {
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded pictures */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
-    uint64_t ended[SEQ_ENDS]; /* by enum seq_end */
+    uint64_t proposed_tokens, accepted_tokens; /* guesses that were verified; of which were drawn */
+    uint64_t ended[SEQ_ENDS];                  /* by enum seq_end */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */

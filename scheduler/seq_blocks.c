@@ -49,6 +49,25 @@ bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
     return true;
 }
 
+bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0};
+    for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] = sched__blocks_missing(s, q, g, n);
+    return kvb_can_allocate(s->blocks, need);
+}
+
+void sched__blocks_roll_back(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t g = 0; g < s->caps.group_count; g++) {
+        struct block_table *t = &q->tables[g];
+        for (uint32_t end = blocks_of(s, q->position); t->end > end && t->end > t->first;) {
+            kvb_release(s->blocks, g, t->units[--t->end], KVB_LIVE);
+            t->units[t->end] = ENGINE_NO_BLOCK;
+            s->freed++;
+        }
+    }
+}
+
 void sched__blocks_trim(struct scheduler *s, struct sequence *q)
 {
     for (uint32_t g = 0; g < s->caps.group_count; g++) {

@@ -226,9 +226,13 @@ static void fake_run(struct engine *e, struct engine_run *r)
         }
         fake_write(e, r, p, item, advance);
     }
-    if (!r->sample) return;
+}
+
+/* The token that follows position end - 1. */
+static uint32_t fake_draw(struct engine *e, const struct engine_run *r, uint32_t end)
+{
     uint64_t h = r->sampling->seed;
-    for (uint32_t g = 0; g < e->caps.group_count; g++) {
+    for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
         uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
         for (uint32_t p = fake_reach(window + more, end - 1); p < end; p++) {
             const struct fake_slot *s = fake_slot(e, g, r, p);
@@ -236,7 +240,23 @@ static void fake_run(struct engine *e, struct engine_run *r)
             if (s && p >= fake_reach(window, end - 1)) h = fake_mix(h ^ s->value);
         }
     }
-    r->out.id = fake_derive(e, h);
+    if (!e->slots) h ^= fake_mix(r->tokens[end - 1] + ((uint64_t)end << 32));
+    uint32_t id = fake_derive(e, h);
+    for (uint32_t k = 0; end < r->banned_until && k < r->banned_count; k++)
+        if (r->banned[k] == id) id = fake_instead(e, id);
+    return id;
+}
+
+static void fake_sample(struct engine *e, struct engine_run *r)
+{
+    uint32_t first = r->position + r->count - r->proposed;
+    for (r->drawn_count = 0; r->drawn_count <= r->proposed;) {
+        uint32_t at = first + r->drawn_count, id = fake_draw(e, r, at);
+        struct token_out *out = r->proposed ? &r->drawn[r->drawn_count] : &r->out;
+        *out = (struct token_out){.id = id};
+        r->drawn_count++;
+        if (r->drawn_count <= r->proposed && id != r->tokens[at]) return;
+    }
 }
 
 /* Nobody else in the step may hold a block that a run writes to. */
@@ -298,14 +318,9 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     if (e->slots) fake_check_writes(e, b);
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
-        r->out = (struct token_out){0};
         if (e->on_run) e->on_run(r);
         if (e->slots) fake_run(e, r);
-        else if (r->sample)
-            r->out.id = fake_derive(e, r->sampling->seed ^ fake_mix(r->tokens[r->token_count - 1] +
-                                                                    ((uint64_t)r->token_count << 32)));
-        for (uint32_t k = 0; r->sample && k < r->banned_count; k++)
-            if (r->banned[k] == r->out.id) r->out.id = fake_instead(e, r->out.id);
+        if (r->sample) fake_sample(e, r);
     }
     return ST_OK;
 }

@@ -76,7 +76,7 @@ struct pending {
 };
 struct totals {
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
-        resumed, asked, features_shared, feature_evictions, noticed, resets, seeds;
+        resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted;
 };
 /* Faults planted for a run. */
 struct mutant {
@@ -97,10 +97,12 @@ struct sim {
     uint32_t live_max;
     uint32_t late_pixels; /* one picture in so many is decoded on request only; 0 = none */
     struct mutant mutant;
+    uint32_t guesses, guess_right; /* tokens proposed at a time at most; how many of 100 are right */
     struct totals *t;
     uint64_t now;
 };
 static struct totals *run_totals; /* for the engine's hook */
+static bool run_guesses;
 
 static void make_key(const struct sim *m, const struct picture *p, uint8_t key[32])
 {
@@ -373,10 +375,29 @@ static void watch_run(const struct engine_run *run)
         (struct request *)(void *)((char *)(uintptr_t)run->sampling - offsetof(struct request, sampling));
     uint32_t end = run->position + run->count, unit = run->tables[0][run->position / BT];
     bool elsewhere = run->position % BT && unit != r->last_unit; /* its partly filled block is a copy now */
-    if (r->next_position && run->position > 0 && (run->position != r->next_position || elsewhere))
+    if (r->next_position && run->position > 0 && !run_guesses &&
+        (run->position != r->next_position || elsewhere))
         run_totals->resumed++;
     r->next_position = end;
     r->last_unit = run->tables[0][(end - 1) / BT];
+}
+
+/* ---- guesses ---- */
+
+/* Some of what follows, now and then something else. */
+static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                      uint32_t *out)
+{
+    const struct sim *m = arg;
+    const struct request *r = user;
+    uint32_t at = count - r->prompt.token_count, n = rnd(most + 1);
+    (void)tokens;
+    ASSERT(most > 0 && most <= m->guesses);
+    for (uint32_t i = 0; i < n; i++) {
+        bool known = at + i < r->expect.count && rnd(100) < m->guess_right;
+        out[i] = known ? r->expect.tokens[at + i] : rnd(VOCAB + 2); /* or an id that doesn't exist */
+    }
+    return n;
 }
 
 /* ---- the machine ---- */
@@ -449,6 +470,9 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->takes.layer = rnd(3000);
     e->takes.noise = rnd(80) * 0.01;
     fake_open(e, true);
+    m->guesses = rnd(2) ? 1 + rnd(8) : 0;
+    m->guess_right = rnd(101);
+    run_guesses = m->guesses > 0;
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
     e->feature_fails_every = m->faults ? 50 : 0;
@@ -461,6 +485,9 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
                                 .no_prefix_cache = !m->lenient && rnd(12) == 0,
                                 .features_bytes = (1 + rnd(8)) * (uint64_t)FAKE_FEATURE_BYTES,
                                 .hash_seed = seed,
+                                .propose = m->guesses ? guess : NULL,
+                                .propose_arg = m,
+                                .propose_max = m->guesses,
                                 .test_mutation = mutant->sched};
     struct err err = {{0}};
     enum status st = sched_create(e, &opt, &m->s, &err);
@@ -530,6 +557,8 @@ static void sim_close(struct sim *m)
     t->waits += st.cache_waits;
     t->features_shared += st.feature_hits;
     t->feature_evictions += st.feature_evictions;
+    t->proposed += st.proposed_tokens;
+    t->accepted += st.accepted_tokens;
     t->noticed += m->e.noticed;
     t->seeds++;
     sched_destroy(m->s);
@@ -606,10 +635,10 @@ static void print_totals(const struct totals *t)
            ull(t->ended[END_ERROR]), ull(t->ended[END_DEADLINE]), ull(t->refused));
     printf("%llu hits of %llu tokens, %llu blocks copied, %llu nodes evicted, %llu preemptions, %llu of them "
            "resumed through the cache, %llu waits; "
-           "pictures: %llu asked for, %llu shared, %llu evicted; %llu resets\n",
+           "pictures: %llu asked for, %llu shared, %llu evicted; %llu resets; %llu guesses, %llu right\n",
            ull(t->hits), ull(t->hit_tokens), ull(t->copies), ull(t->evictions), ull(t->preemptions),
            ull(t->resumed), ull(t->waits), ull(t->asked), ull(t->features_shared), ull(t->feature_evictions),
-           ull(t->resets));
+           ull(t->resets), ull(t->proposed), ull(t->accepted));
 }
 
 static void test_random_load(void **state)
@@ -626,6 +655,90 @@ static void test_random_load(void **state)
     assert_true(t.preemptions > 0 && t.refused > 0 && t.resumed > 0 && t.resets > 0);
     assert_true(t.hits > 0 && t.copies > 0 && t.evictions > 0 && t.waits > 0);
     assert_true(t.asked > 0 && t.features_shared > 0 && t.feature_evictions > 0);
+    assert_true(t.accepted > 0 && t.proposed > t.accepted);
+}
+
+/* ---- the same requests, one at a time, with and without guesses ---- */
+
+static void open_twin(struct sim *m, bool guesses, uint32_t kind, struct totals *t)
+{
+    sim_open(m, 7000 + current_seed, kind % 2, &sound, t);
+    sched_destroy(m->s);
+    /* Blocks of one size: how blocks of different sizes lie in their slabs depends on when they came. */
+    for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_units = 1;
+    m->e.caps.arena_units = kind % 2 ? least_arena(&m->e.caps) : 80;
+    m->guesses = 1 + (uint32_t)current_seed % 8;
+    m->guess_right = (uint32_t)(current_seed * 37 % 101);
+    m->late_pixels = 0;
+    m->e.step_fails_every = m->e.feature_fails_every = 0;
+    struct sched_options opt = {.hash_seed = 5,
+                                .propose = guesses ? guess : NULL,
+                                .propose_arg = m,
+                                .propose_max = guesses ? m->guesses : 0};
+    struct err err;
+    ASSERT(sched_create(&m->e, &opt, &m->s, &err) == ST_OK);
+}
+
+static void step_twin(struct sim *m, struct sched_stats *st)
+{
+    m->t->steps++;
+    sched_step(m->s, ++m->now);
+    if (m->t->steps % 16 == 0) sched_check(m->s);
+    take_events(m);
+    sched_stats(m->s, st);
+}
+
+static void compare_twins(const struct sched_stats *a, const struct sched_stats *b)
+{
+    ASSERT_CMP(a->generated_tokens, ==, b->generated_tokens);
+    ASSERT_CMP(a->used_units, ==, b->used_units);
+    ASSERT_CMP(a->cache_nodes, ==, b->cache_nodes);
+    ASSERT_CMP(a->cache_evictions, ==, b->cache_evictions);
+    ASSERT_CMP(a->cache_hit_tokens, ==, b->cache_hit_tokens);
+    ASSERT_CMP(a->cache_copied_blocks, ==, b->cache_copied_blocks);
+    for (uint32_t g = 0; g < a->group_count; g++) {
+        ASSERT_CMP(a->groups[g].blocks_live, ==, b->groups[g].blocks_live);
+        ASSERT_CMP(a->groups[g].blocks_cached, ==, b->groups[g].blocks_cached);
+        ASSERT_CMP(a->groups[g].evicted_blocks, ==, b->groups[g].evicted_blocks);
+    }
+}
+
+/* Wherever both have generated the same they hold the same, node for node and block for block, and have
+ * reused and evicted the same. */
+static void test_refused_guesses_leave_no_trace(void **state)
+{
+    (void)state;
+    static struct sim worlds[2];
+    struct totals t[2];
+    memset(t, 0, sizeof t);
+    for (uint32_t i = 0; i < seed_count; i++) {
+        current_seed = first_seed + i;
+        for (int w = 0; w < 2; w++) open_twin(&worlds[w], w, i, &t[w]);
+        uint64_t requests = current_seed, after = 0, guesses = current_seed;
+        for (uint32_t n = 0; n < request_count; n++) {
+            for (int w = 0; w < 2; w++) {
+                rng_state = requests;
+                struct request *r = random_request(&worlds[w]);
+                after = rng_state;
+                r->seq.deadline_us = 0;
+                submit(&worlds[w], r);
+            }
+            requests = after;
+            rng_state = guesses;
+            while (worlds[1].live_count > 0) {
+                struct sched_stats st[2];
+                step_twin(&worlds[1], &st[1]);
+                do step_twin(&worlds[0], &st[0]);
+                while (st[0].generated_tokens < st[1].generated_tokens);
+                compare_twins(&st[0], &st[1]);
+                ASSERT_CMP(worlds[0].live_count, ==, worlds[1].live_count);
+            }
+            guesses = rng_state;
+        }
+        for (int w = 0; w < 2; w++) sim_close(&worlds[w]);
+    }
+    print_totals(&t[1]);
+    if (seed_count >= 20) assert_true(t[1].accepted > 0 && t[1].steps < t[0].steps && t[1].evictions > 0);
 }
 
 /* Blocks of one sequence come to lie scattered over slabs, and then the arena has no free slab left though it
@@ -945,6 +1058,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_salt_isolates),
         cmocka_unit_test(test_tenants_share_evenly),
         cmocka_unit_test(test_random_load),
+        cmocka_unit_test(test_refused_guesses_leave_no_trace),
         cmocka_unit_test(test_barely_one_context),
         cmocka_unit_test(test_T7_mutant_key_ignores_dimensions),
         cmocka_unit_test(test_mutant_window_off_by_one),

@@ -166,7 +166,7 @@ struct totals { /* counters first: add_totals goes over them */
     uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused,
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances,
-        inside, grids;
+        inside, grids, guessed, guessed_right;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -197,6 +197,8 @@ struct run {
     bool grid;         /* they have shapes of their own and may be cut */
     uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
     bool cache;
+    uint32_t guess_right; /* of 100 guesses */
+    uint64_t guesses;
     struct history roots[3];
     uint32_t root_count;
     struct spec *specs[PER_INSTANCE + 8];
@@ -710,6 +712,8 @@ static void close_requests(struct run *r)
     for (uint32_t g = 0; g < st.group_count; g++) r->t.evicted_blocks += st.groups[g].evicted_blocks;
     r->t.evictions += st.cache_evictions;
     r->t.preemptions += st.preemptions;
+    r->t.guessed += st.proposed_tokens;
+    r->t.guessed_right += st.accepted_tokens;
     r->t.feature_hits += st.feature_hits;
     r->t.instances++;
 }
@@ -745,6 +749,20 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
     return bytes;
 }
 
+/* Guesses at what a request is answered, some of them right. */
+static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
+                      uint32_t *out)
+{
+    struct run *r = arg;
+    const struct spec *p = ((const struct request *)user)->spec;
+    uint64_t luck = mix(r->guesses++ + r->instance);
+    uint32_t n = (uint32_t)(luck >> 8) % (most + 1), at = count - p->h.count;
+    for (uint32_t i = 0; i < n; i++, luck = mix(luck))
+        out[i] = at + i < p->cold.count && luck % 100 < r->guess_right ? p->cold.tokens[at + i].id
+                                                                       : tokens[luck % count];
+    return n;
+}
+
 /* An arena that holds from one to many of the longest requests; chunks, batches, threads and the cache's
  * settings by chance. */
 static void open_warm(struct run *r)
@@ -763,6 +781,12 @@ static void open_warm(struct run *r)
         .features_bytes = r->o->drop_size ? 1 : features, /* 1: the prefix cache alone shall give it away */
         .test_mutation = r->o->mutation};
     opt.hash_seed = rnd(1000);
+    r->guess_right = rnd(101);
+    if (chance(50) && !has_bug(r->o)) {
+        opt.propose = guess;
+        opt.propose_arg = r;
+        opt.propose_max = 1 + rnd(7);
+    }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =
         r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
@@ -932,6 +956,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
         fail_msg("%s: no evictions, preemptions or cancels", name);
+    if (!t->guessed_right || t->guessed == t->guessed_right) fail_msg("%s: no guesses of both kinds", name);
     if (t->grids && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
     if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
         fail_msg("%s: no picture was reused", name);
@@ -972,7 +997,8 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf("\n%llu differences\n", (unsigned long long)all.differences);
+        printf("\n%llu tokens guessed, %llu rightly\n%llu differences\n", (unsigned long long)all.guessed,
+               (unsigned long long)all.guessed_right, (unsigned long long)all.differences);
         fflush(stdout);
     }
     if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {
