@@ -1,5 +1,5 @@
 /* A model as a description: what engine/model/decoder.c and engine/model/vision.c run, and which tensors
- * engine/checkpoint/weights.c loads. A family's file (engine/models/<family>.c) fills it from the
+ * engine/checkpoint/weights.c loads. A family's file (engine/families/<family>.c) fills it from the
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
  * One decoder layer, as the decoder runs it (x is the f32 residual stream; a norm whose name is NULL is left
@@ -12,7 +12,7 @@
 #define KVASIR_MODEL_DESC_H
 
 #include "config/base/status.h"
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 #include "engine/model/model_info.h"
 
 #include <stdbool.h>
@@ -132,7 +132,7 @@ struct model_desc {
     bool (*canonical)(const char *name, char out[DESC_NAME_MAX]);
 };
 
-/* engine/models/<family>.c, by config.family. ST_UNSUPPORTED for what the family's file does not do. */
+/* engine/families/<family>.c, by config.family. ST_UNSUPPORTED for what the family's file does not do. */
 enum status model_describe(const struct hf_config *config, struct model_desc *out,
                            struct err *err) KV_MUST_CHECK;
 void model_desc_free(struct model_desc *d);

@@ -1,7 +1,7 @@
 /* config.json of the Qwen families: released files, what transformers 5 makes of them, absent keys, nonsense;
  * then the description, the names of tensors and the layouts of experts. Numbers: specs qwen-vl 1 and
  * transformers 5.23's classes. */
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 #include "engine/model/model_desc.h"
 
 #include <math.h>

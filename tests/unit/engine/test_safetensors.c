@@ -1,7 +1,7 @@
 /* Hostile and odd checkpoints: safetensors headers, shard indexes, config.json. Everything wrong gets one
  * clear line, nothing crashes (run this under the address and undefined sanitizers). Plus what is right:
  * scalars, empty tensors, conversions, both RoPE spellings, the three tensor-name layouts. */
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
 #include "engine/checkpoint/safetensors.h"

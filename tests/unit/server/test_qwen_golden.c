@@ -1,6 +1,6 @@
 /* The prompts of tests/golden/qwen from their messages on: template, tokenizer and prompt_build give
  * transformers' text, ids, spans, grids and positions, for every case of every variant. */
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"

@@ -2,7 +2,7 @@
  * (tests/golden/images/qwen_prompts.json, made by scripts/reference/make_qwen_images.py), the positions of
  * specs qwen-vl 5.5, placeholders, and what is refused. */
 #include "config/base/json.h"
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"

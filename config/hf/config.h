@@ -1,7 +1,7 @@
 /* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first
  * releases, transformers v5), every absent key filled with its family's class default, every number
  * range-checked, so that nobody after this has to distrust a size. Pure; knows no tensor and no kernel. A new
- * model_type is a row in the table of hf_config.c; a new family is a file hf_<family>.c beside it. */
+ * model_type is a row in the table of config.c; a new family is a file of engine/families/. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 

@@ -1,5 +1,5 @@
 /* Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE without pictures: the decoder of qwen.c with one rotary axis. */
-#include "engine/models/qwen.h"
+#include "engine/families/qwen.h"
 
 enum status qwen_text_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {

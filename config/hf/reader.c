@@ -1,5 +1,5 @@
-/* See hf_reader.h. */
-#include "config/hf_reader.h"
+/* See reader.h. */
+#include "config/hf/reader.h"
 
 #include <stdio.h>
 

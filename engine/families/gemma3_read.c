@@ -1,5 +1,6 @@
-/* Gemma 3's keys: gemma3 (text_config and vision_config, a SigLIP tower) and gemma3_text. See hf_reader.h. */
-#include "config/hf_reader.h"
+/* Gemma 3's keys: gemma3 (text_config and vision_config, a SigLIP tower) and gemma3_text. See
+ * config/hf/reader.h. */
+#include "config/hf/reader.h"
 
 #include "config/base/log.h"
 

@@ -1,6 +1,6 @@
 /* Qwen2.5-VL: RMS-norm tower with SwiGLU MLPs; most layers see windows of the frame, a few the whole frame; a
  * video's positions follow its clock. transformers models/qwen2_5_vl; specs qwen-vl 3.6. */
-#include "engine/models/qwen.h"
+#include "engine/families/qwen.h"
 
 enum status qwen2_5_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {

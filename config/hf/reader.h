@@ -5,7 +5,7 @@
 #define KVASIR_HF_READER_H
 
 #include "config/base/json.h"
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 
 /* Ceilings far above any model: they only keep products of two or three sizes inside 64 bits and refuse
  * nonsense early. */

@@ -1,9 +1,9 @@
-/* See hf_config.h: finding the family, what is common to all, generation_config.json. The defaults of the
+/* See config.h: finding the family, what is common to all, generation_config.json. The defaults of the
  * families are those of transformers' configuration classes: released files leave out every key that equals
  * its class default, so they are part of the format. */
-#include "config/hf_config.h"
+#include "config/hf/config.h"
 
-#include "config/hf_reader.h"
+#include "config/hf/reader.h"
 
 #include <stdio.h>
 #include <stdlib.h>

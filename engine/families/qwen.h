@@ -1,5 +1,5 @@
 /* What all Qwen files share: the decoder, the names, what the three towers have in common. Used by
- * engine/models/qwen*.c only. */
+ * engine/families/qwen*.c only. */
 #ifndef KVASIR_MODELS_QWEN_H
 #define KVASIR_MODELS_QWEN_H
 

@@ -1,8 +1,8 @@
 /* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts):
  * specs qwen-vl 1. Class defaults are those of transformers 5.23's configuration classes; where released
  * files differ from them (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves.
- * See hf_reader.h. */
-#include "config/hf_reader.h"
+ * See config/hf/reader.h. */
+#include "config/hf/reader.h"
 
 #include "config/base/log.h"
 

@@ -1,6 +1,6 @@
 /* Qwen2-VL: LayerNorm tower with quick-GELU MLPs, every patch sees its whole frame. transformers
  * models/qwen2_vl; specs qwen-vl 3. */
-#include "engine/models/qwen.h"
+#include "engine/families/qwen.h"
 
 enum status qwen2_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {

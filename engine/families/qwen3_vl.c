@@ -1,6 +1,6 @@
 /* Qwen3-VL, dense and with experts: learnt positions looked up bilinearly, DeepStack taps, videos as time
  * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe; specs qwen-vl 3.7, 3.8, 5.1. */
-#include "engine/models/qwen.h"
+#include "engine/families/qwen.h"
 
 _Static_assert(DESC_TAPS_MAX >= HF_TAPS_MAX, "every tap of a configuration fits");
 
