@@ -248,7 +248,7 @@ uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches);
 /* Most rows of the tower that run at a time. */
 #define VISION_ROWS_MAX 2048u
 /* What one slice of `layers` = 1 may take, in rows times keys: a layer of a picture of 4,096 patches. The
- * products of a row weigh as much as VISION_ROW_KEYS keys (tower of Gemma 3). */
+ * products of a row weigh as much as VISION_ROW_KEYS keys (in a tower 1152 wide). */
 #define VISION_ROW_KEYS 6600u
 #define VISION_SLICE    (4096ull * (VISION_ROW_KEYS + 4096))
 

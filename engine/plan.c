@@ -1,6 +1,6 @@
 /* What a loaded model needs of the backend's memory: KV layout, scratch for the worst step, the arena; and
- * its allocation. Sizes come from the configuration, whose ranges hf_config.c checked, so products of three
- * of them fit in 64 bits. */
+ * its allocation. Sizes come from the configuration, whose ranges were checked as it was read, so products of
+ * three of them fit in 64 bits. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"

@@ -3,8 +3,8 @@
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group):
  *   lo = 0 (full attention) or max(0, p - window + 1);   hi = p, or the last position of the picture that p
- * lies in when that is atomic which is transformers' rule for Gemma 3: (j <= i or same picture) and, in
- * sliding layers, i - j < window. */
+ * lies in when that is atomic, which is transformers' rule for such pictures: (j <= i or same picture) and,
+ * in sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"

@@ -149,8 +149,8 @@ struct be_experts_args {
  *   a = post_weight ? rms(x)*post_weight : x                     (post_weight: RMS only)
  *   if residual: residual += a;  b = residual   else  b = a
  *   if out: out = norm(b)*weight + bias                         (kind: RMS without bias, or LAYER with bias)
- * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (Gemma's 1 + w is added at load). All
- * arithmetic in f32. */
+ * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (where 1 + w is meant, the 1 is added at
+ * load). All arithmetic in f32. */
 enum be_norm_kind { BE_NORM_RMS = 0, BE_NORM_LAYER = 1 };
 struct be_norm_args {
     enum be_norm_kind kind;

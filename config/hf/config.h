@@ -1,7 +1,7 @@
 /* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first
- * releases, transformers v5), every absent key filled with its family's class default, every number
- * range-checked, so that nobody after this has to distrust a size. Pure; knows no tensor and no kernel. A new
- * model_type is a row in the table of config.c; a new family is a file of engine/families/. */
+ * releases, transformers v5), every absent key filled with the class default of its model_type, every number
+ * range-checked, so that nobody after this has to distrust a size. Knows no family: engine/families fills
+ * struct hf_config through reader.h. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 
@@ -17,14 +17,6 @@
 #define HF_TAPS_MAX   8u
 #define HF_TOPK_MAX   64u /* experts per token */
 
-enum hf_family {
-    HF_GEMMA3 = 0,
-    HF_QWEN2,      /* text: Qwen2, Qwen2.5 */
-    HF_QWEN3,      /* text: Qwen3, Qwen3-MoE */
-    HF_QWEN2_VL,   /* Qwen2-VL */
-    HF_QWEN2_5_VL, /* Qwen2.5-VL */
-    HF_QWEN3_VL,   /* Qwen3-VL, Qwen3-VL-MoE */
-};
 enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
 enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1 };
 enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
@@ -32,12 +24,12 @@ enum hf_rope_type { HF_ROPE_DEFAULT = 0, HF_ROPE_LINEAR = 1, HF_ROPE_YARN = 2 };
 struct hf_rope {
     enum hf_rope_type type;
     double theta;
-    double
-        factor; /* HF_ROPE_LINEAR: frequencies are divided by it; HF_ROPE_YARN: the slow ones are; else 1 */
+    /* HF_ROPE_LINEAR: frequencies are divided by it; HF_ROPE_YARN: the slow ones are; else 1 */
+    double factor;
     /* HF_ROPE_YARN */
     double original_max, beta_fast, beta_slow, attention_factor;
     bool truncate;
-    /* Positions of three axes (time, row, column): frequencies per axis, their sum is head_dim / 2; all 0 =
+    /* Positions of three axes (time, row, column): frequencies per axis, whose sum is head_dim / 2; all 0:
      * one axis. */
     uint32_t mrope_section[3];
     bool mrope_interleaved;
@@ -50,7 +42,9 @@ struct hf_text {
     uint32_t max_position_embeddings, sliding_window;
     double rms_norm_eps, query_pre_attn_scalar;
     double attn_logit_softcapping, final_logit_softcapping; /* 0 = none */
-    bool attention_bias, tie_word_embeddings;
+    bool qkv_bias, o_bias; /* key attention_bias, or what the class always has */
+    bool qk_norm;          /* no key: the class has it or not */
+    bool tie_word_embeddings;
     enum hf_activation activation;
     struct hf_rope rope[2];             /* by enum hf_layer_type */
     uint8_t layer_types[HF_LAYERS_MAX]; /* enum hf_layer_type */
@@ -60,12 +54,12 @@ struct hf_text {
     bool sparse[HF_LAYERS_MAX]; /* the layer has experts instead of a plain MLP */
 };
 struct hf_vision {
-    uint32_t hidden_size; /* width of the tower in every family: Qwen2-VL's `embed_dim` */
+    uint32_t hidden_size; /* width of the tower, also where the key is `embed_dim` */
     uint32_t intermediate_size, num_hidden_layers, num_attention_heads, num_channels, patch_size;
     uint32_t image_size; /* pixels per side; 0 = any */
     double layer_norm_eps;
     enum hf_activation activation;
-    /* Qwen */
+    /* Towers whose patches are merged into tokens. */
     uint32_t out_hidden_size, spatial_merge_size, temporal_patch_size;
     uint32_t position_side; /* square root of num_position_embeddings; 0 = no table */
     uint32_t window_size;   /* pixels per side of an attention window; 0 = none */
@@ -74,25 +68,17 @@ struct hf_vision {
     uint32_t deepstack[HF_TAPS_MAX], deepstack_count;
 };
 struct hf_config {
-    enum hf_family family;
     char model_type[32];
     struct hf_text text;
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
-    uint32_t boi_id, eoi_id, image_id; /* Qwen: boi and eoi are <|vision_start|> and <|vision_end|> */
+    uint32_t boi_id, eoi_id, image_id; /* boi, eoi: what stands around a picture */
     uint32_t video_id;                 /* HF_NO_ID = none */
     uint32_t bos_id;                   /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count; /* 0 = the file names none */
 };
-
-/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of
- * the wrong kind or range. */
-enum status hf_config_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
-/* The same from text; `name` is used in messages. */
-enum status hf_config_parse(const char *text, size_t len, const char *name, struct hf_config *out,
-                            struct err *err) KV_MUST_CHECK;
 
 /* DIR/generation_config.json: `has_*` tells what it states. All absent when there is no such file. */
 struct hf_generation {

@@ -3,41 +3,41 @@
 
 #include <stdio.h>
 
-void hf__fault(struct hf_reader *r, enum status st, const char *key, const char *what)
+void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *what)
 {
     if (!r->st) r->st = err_set(r->err, st, "%s: %s%s: %s", r->file, r->scope, key, what);
 }
 
-void hf__u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
+void hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return;
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
-    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf__fault(r, ST_FORMAT, key, what);
+    if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf_fault(r, ST_FORMAT, key, what);
     else *v = (uint32_t)x;
 }
 
-void hf__double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
+void hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return;
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
-    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf__fault(r, ST_FORMAT, key, what);
+    if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf_fault(r, ST_FORMAT, key, what);
     else *v = x;
 }
 
-void hf__bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
+void hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return;
-    if (!json_bool(r->d, n, v)) hf__fault(r, ST_FORMAT, key, "must be true or false");
+    if (!json_bool(r->d, n, v)) hf_fault(r, ST_FORMAT, key, "must be true or false");
 }
 
-void hf__ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count)
+void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count)
 {
     uint32_t n = json_get_live(r->d, obj, key);
     if (n == JSON_NONE || r->st) return;
@@ -46,21 +46,21 @@ void hf__ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, 
     for (; left > 0; left--, at = json_next(r->d, at)) {
         int64_t x;
         if (!json_int(r->d, at, &x) || x < 0 || x >= (int64_t)SIZE_MAX_VOCAB) {
-            hf__fault(r, ST_FORMAT, key, "must be a token id or a list of them");
+            hf_fault(r, ST_FORMAT, key, "must be a token id or a list of them");
             return;
         }
         bool known = false;
         for (uint32_t i = 0; i < *count; i++) known |= ids[i] == (uint32_t)x;
         if (known) continue;
         if (*count == HF_EOS_MAX) {
-            hf__fault(r, ST_FORMAT, key, "too many ids");
+            hf_fault(r, ST_FORMAT, key, "too many ids");
             return;
         }
         ids[(*count)++] = (uint32_t)x;
     }
 }
 
-void hf__activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want)
+void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_activation want)
 {
     static const char *const names[] = {
         [HF_GELU_TANH] = "gelu_pytorch_tanh", [HF_SILU] = "silu", [HF_QUICK_GELU] = "quick_gelu"};
@@ -68,25 +68,35 @@ void hf__activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_
     char what[64];
     if (n == JSON_NONE || r->st || json_str_eq(r->d, n, names[want])) return;
     snprintf(what, sizeof what, "only %s is served", names[want]);
-    hf__fault(r, ST_UNSUPPORTED, key, what);
+    hf_fault(r, ST_UNSUPPORTED, key, what);
 }
 
-bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
-              uint32_t *count)
+void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    hf_u32(r, obj, "vocab_size", 1, SIZE_MAX_VOCAB, &t->vocab_size);
+    hf_u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &t->hidden_size);
+    hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &t->intermediate_size);
+    hf_u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &t->num_hidden_layers);
+    hf_u32(r, obj, "max_position_embeddings", 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
+    hf_double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
+}
+
+bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
+             uint32_t *count)
 {
     uint32_t list = json_get_live(r->d, obj, key), n = 0;
     char what[96];
     if (list == JSON_NONE || r->st) return false;
     snprintf(what, sizeof what, "must be a list of at most %u integers from 0 to %u", cap, hi);
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) > cap) {
-        hf__fault(r, ST_FORMAT, key, what);
+        hf_fault(r, ST_FORMAT, key, what);
         return false;
     }
     uint32_t left = json_count(r->d, list), at = json_first(r->d, list);
     for (; left > 0; left--, at = json_next(r->d, at)) {
         int64_t x;
         if (!json_int(r->d, at, &x) || x < 0 || x > (int64_t)hi) {
-            hf__fault(r, ST_FORMAT, key, what);
+            hf_fault(r, ST_FORMAT, key, what);
             return false;
         }
         out[n++] = (uint32_t)x;
@@ -95,12 +105,12 @@ bool hf__list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, u
     return true;
 }
 
-bool hf__layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+bool hf_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t list = json_get_live(r->d, obj, "layer_types");
     if (list == JSON_NONE || r->st) return false;
     if (json_kind(r->d, list) != JSON_ARRAY || json_count(r->d, list) != t->num_hidden_layers) {
-        hf__fault(r, ST_FORMAT, "layer_types", "must be a list of num_hidden_layers strings");
+        hf_fault(r, ST_FORMAT, "layer_types", "must be a list of num_hidden_layers strings");
         return false;
     }
     uint32_t at = json_first(r->d, list);
@@ -108,8 +118,8 @@ bool hf__layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         if (json_str_eq(r->d, at, "full_attention")) t->layer_types[n] = HF_FULL;
         else if (json_str_eq(r->d, at, "sliding_attention")) t->layer_types[n] = HF_SLIDING;
         else {
-            hf__fault(r, ST_UNSUPPORTED, "layer_types",
-                      "only full_attention and sliding_attention are served");
+            hf_fault(r, ST_UNSUPPORTED, "layer_types",
+                     "only full_attention and sliding_attention are served");
             return false;
         }
     }

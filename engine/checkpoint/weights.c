@@ -79,7 +79,8 @@ static int by_canonical(const void *a, const void *b)
 }
 
 /* What checkpoints carry along and no version of the model reads: tables that can be computed, and the
- * pooling head of SigLIP's own tower. (A copy of the embedding as the tied head is no surprise either.) */
+ * pooling head that a tower was trained with. (A copy of the embedding as the tied head is no surprise
+ * either.) */
 static bool carried_along(const char *name)
 {
     static const char *const ends[] = {"inv_freq", "position_ids"};

@@ -1,12 +1,38 @@
-/* What all Qwen files share: the decoder, the names, what the three towers have in common. Used by
+/* What all Qwen files share: the keys, the decoder, the names, what the three towers have in common. Class
+ * defaults are those of transformers 5.23's configuration classes; where released files differ from them
+ * (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves. Used by
  * engine/families/qwen*.c only. */
-#ifndef KVASIR_MODELS_QWEN_H
-#define KVASIR_MODELS_QWEN_H
+#ifndef KVASIR_FAMILIES_QWEN_H
+#define KVASIR_FAMILIES_QWEN_H
 
-#include "engine/model/model_desc.h"
+#include "config/hf/reader.h"
+#include "engine/families/families.h"
 
-/* The decoder of every generation: d is overwritten; d->layers is the caller's (model_desc_free). ST_NOMEM.
- */
+#define QWEN_ROPE(base, ...)                                                                                 \
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = (base), .factor = 1, __VA_ARGS__}}
+
+#define CLIP_MEAN 0.48145466f, 0.4578275f, 0.40821073f
+#define CLIP_STD  0.26862954f, 0.26130258f, 0.27577711f
+/* Qwen2VLImageProcessor (of all of them; the checkpoints' files replace most of it), and what
+ * Qwen2VLVideoProcessor and Qwen3VLVideoProcessor have in common. fps: the class has none; the model's own
+ * tools use 2. */
+#define QWEN_PICTURES                                                                                        \
+    .filter = IMAGE_BICUBIC, .mode = IMAGE_TORCH_U8, .do_resize = true, .do_rescale = true,                  \
+    .do_normalize = true, .rescale_factor = 1.0 / 255.0, .mean = {CLIP_MEAN}, .std = {CLIP_STD},             \
+    .dynamic = true, .patch = 14, .merge = 2, .depth = 2, .area_min = 56 * 56, .area_max = 28 * 28 * 1280,   \
+    .on_white = true, .video_fps = 2.0, .video_frames_min = 4, .video_frames_max = 768
+
+/* Of Qwen2-VL and Qwen2.5-VL. */
+extern const struct hf_text qwen2_vl_text;
+extern const struct family_pictures qwen2_vl_pictures;
+
+/* family.read of all. Of the type's defaults these say which keys there are: text.qk_norm (attention_bias),
+ * text.sliding_window, text.num_experts, vision.intermediate_size (0: by mlp_ratio, and hidden_size is the
+ * width behind the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
+ * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
+void qwen_read(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
+               struct hf_config *c);
+/* The decoder of every generation: family.describe of the text models. */
 enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *d,
                                   struct err *err) KV_MUST_CHECK;
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of

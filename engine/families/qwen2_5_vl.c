@@ -2,7 +2,25 @@
  * video's positions follow its clock. transformers models/qwen2_5_vl; specs qwen-vl 3.6. */
 #include "engine/families/qwen.h"
 
-enum status qwen2_5_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
+static const struct hf_vision QWEN2_5_VL_VISION = {
+    .hidden_size = 3584,
+    .intermediate_size = 3420,
+    .num_hidden_layers = 32,
+    .num_attention_heads = 16,
+    .num_channels = 3,
+    .patch_size = 14,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_SILU,
+    .out_hidden_size = 3584,
+    .spatial_merge_size = 2,
+    .temporal_patch_size = 2,
+    .window_size = 112,
+    .rope_theta = 1e4,
+    .tokens_per_second = 4,
+    .fullatt = {[7] = true, [15] = true, [23] = true, [31] = true},
+};
+
+static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {
     enum status st = qwen_describe_decoder(c, out, err);
     if (st || !c->has_vision) return st;
@@ -25,3 +43,10 @@ enum status qwen2_5_vl_describe(const struct hf_config *c, struct model_desc *ou
     out->image.tokens_per_second = c->vision.tokens_per_second;
     return ST_OK;
 }
+
+const struct family family_qwen2_5_vl = {
+    .types = {{"qwen2_5_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_5_VL_VISION}},
+    .read = qwen_read,
+    .describe = describe,
+    .pictures = &qwen2_vl_pictures,
+};

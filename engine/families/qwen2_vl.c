@@ -2,7 +2,35 @@
  * models/qwen2_vl; specs qwen-vl 3. */
 #include "engine/families/qwen.h"
 
-enum status qwen2_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
+const struct hf_text qwen2_vl_text = {
+    .vocab_size = 152064,
+    .hidden_size = 8192,
+    .intermediate_size = 29568,
+    .num_hidden_layers = 80,
+    .num_attention_heads = 64,
+    .num_key_value_heads = 8,
+    .max_position_embeddings = 32768,
+    .sliding_window = 4096,
+    .rms_norm_eps = 1e-5,
+    .qkv_bias = true,
+    .activation = HF_SILU,
+    QWEN_ROPE(1e6, .mrope_section = {16, 24, 24}),
+};
+static const struct hf_vision QWEN2_VL_VISION = {
+    .hidden_size = 1280,
+    .num_hidden_layers = 32,
+    .num_attention_heads = 16,
+    .num_channels = 3,
+    .patch_size = 14,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_QUICK_GELU,
+    .out_hidden_size = 3584,
+    .spatial_merge_size = 2,
+    .temporal_patch_size = 2,
+    .rope_theta = 1e4,
+};
+
+static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {
     enum status st = qwen_describe_decoder(c, out, err);
     if (st || !c->has_vision) return st;
@@ -17,3 +45,17 @@ enum status qwen2_vl_describe(const struct hf_config *c, struct model_desc *out,
     v->names.merge_fc2 = "vision.merger.mlp.2";
     return ST_OK;
 }
+
+const struct family_pictures qwen2_vl_pictures = {
+    .image = {QWEN_PICTURES, .video_area_min = 128 * 28 * 28, .video_area_max = 28 * 28 * 768},
+    .video_mean = {CLIP_MEAN},
+    .video_std = {CLIP_STD},
+    .video_patch = 14,
+};
+
+const struct family family_qwen2_vl = {
+    .types = {{"qwen2_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_VL_VISION}},
+    .read = qwen_read,
+    .describe = describe,
+    .pictures = &qwen2_vl_pictures,
+};

@@ -2,11 +2,62 @@
  * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe; specs qwen-vl 3.7, 3.8, 5.1. */
 #include "engine/families/qwen.h"
 
+/* The spec has theta 5e6 as the default; 5.23's class has 5e5. Released files state 5e6. */
+static const struct hf_text QWEN3_VL_TEXT = {
+    .vocab_size = 151936,
+    .hidden_size = 4096,
+    .intermediate_size = 22016,
+    .num_hidden_layers = 32,
+    .num_attention_heads = 32,
+    .num_key_value_heads = 32,
+    .head_dim = 128,
+    .max_position_embeddings = 128000,
+    .rms_norm_eps = 1e-6,
+    .qk_norm = true,
+    .activation = HF_SILU,
+    QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
+};
+static const struct hf_text QWEN3_VL_MOE_TEXT = {
+    .vocab_size = 151936,
+    .hidden_size = 2048,
+    .intermediate_size = 5632,
+    .num_hidden_layers = 24,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 16,
+    .max_position_embeddings = 128000,
+    .rms_norm_eps = 1e-6,
+    .qk_norm = true,
+    .activation = HF_SILU,
+    .num_experts = 60,
+    .num_experts_per_tok = 4,
+    .moe_intermediate_size = 1408,
+    .norm_topk_prob = true, /* always: the block of this class knows no such option */
+    QWEN_ROPE(5e5, .mrope_section = {24, 20, 20}, .mrope_interleaved = true),
+};
+static const struct hf_vision QWEN3_VL_VISION = {
+    .hidden_size = 1152,
+    .intermediate_size = 4304,
+    .num_hidden_layers = 27,
+    .num_attention_heads = 16,
+    .num_channels = 3,
+    .patch_size = 16,
+    .layer_norm_eps = 1e-6,
+    .activation = HF_GELU_TANH,
+    .out_hidden_size = 3584,
+    .spatial_merge_size = 2,
+    .temporal_patch_size = 2,
+    .position_side = 48,
+    .rope_theta = 1e4,
+    .deepstack = {8, 16, 24},
+    .deepstack_count = 3,
+};
+
 _Static_assert(DESC_TAPS_MAX >= HF_TAPS_MAX, "every tap of a configuration fits");
 
-enum status qwen3_vl_describe(const struct hf_config *c, struct model_desc *out, struct err *err)
+static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {
     enum status st = qwen_describe_decoder(c, out, err);
+    out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_settle looks at the file */
     if (st || !c->has_vision) return st;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
@@ -37,3 +88,19 @@ enum status qwen3_vl_describe(const struct hf_config *c, struct model_desc *out,
     }
     return ST_OK;
 }
+
+static const struct family_pictures PICTURES = {
+    .image = {QWEN_PICTURES, .video_volume = true, .video_area_min = 128 * 32 * 32,
+              .video_area_max = 32 * 32 * 768},
+    .video_mean = {0.5f, 0.5f, 0.5f},
+    .video_std = {0.5f, 0.5f, 0.5f},
+    .video_patch = 16,
+};
+
+const struct family family_qwen3_vl = {
+    .types = {{"qwen3_vl", HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION},
+              {"qwen3_vl_moe", HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION}},
+    .read = qwen_read,
+    .describe = describe,
+    .pictures = &PICTURES,
+};

@@ -1,152 +1,10 @@
 /* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts):
- * specs qwen-vl 1. Class defaults are those of transformers 5.23's configuration classes; where released
- * files differ from them (rms_norm_eps 1e-6, tokens_per_second 2, a tower of 1280) they say so themselves.
- * See config/hf/reader.h. */
-#include "config/hf/reader.h"
+ * specs qwen-vl 1. What differs between them follows from their class defaults, in their own files. */
+#include "engine/families/qwen.h"
 
 #include "config/base/log.h"
 
 #include <math.h>
-
-/* ---- class defaults ---- */
-
-#define ROPE_DEFAULT(base) .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = (base), .factor = 1}}
-
-static const struct hf_text QWEN2_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 4096,
-    .intermediate_size = 22016,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 32,
-    .max_position_embeddings = 32768,
-    .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    ROPE_DEFAULT(1e4),
-};
-static const struct hf_text QWEN3_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 4096,
-    .intermediate_size = 22016,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 32,
-    .head_dim = 128,
-    .max_position_embeddings = 32768,
-    .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    ROPE_DEFAULT(1e4),
-};
-static const struct hf_text QWEN3_MOE_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 2048,
-    .intermediate_size = 6144,
-    .num_hidden_layers = 24,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 4,
-    .max_position_embeddings = 32768,
-    .sliding_window = 4096,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    .num_experts = 128,
-    .num_experts_per_tok = 8,
-    .moe_intermediate_size = 768,
-    ROPE_DEFAULT(1e4),
-};
-/* Qwen2-VL and Qwen2.5-VL. */
-static const struct hf_text QWEN2_VL_TEXT = {
-    .vocab_size = 152064,
-    .hidden_size = 8192,
-    .intermediate_size = 29568,
-    .num_hidden_layers = 80,
-    .num_attention_heads = 64,
-    .num_key_value_heads = 8,
-    .max_position_embeddings = 32768,
-    .sliding_window = 4096,
-    .rms_norm_eps = 1e-5,
-    .activation = HF_SILU,
-    ROPE_DEFAULT(1e6),
-};
-/* The spec has theta 5e6 as the default; 5.23's class has 5e5. Released files state 5e6. */
-static const struct hf_text QWEN3_VL_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 4096,
-    .intermediate_size = 22016,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 32,
-    .num_key_value_heads = 32,
-    .head_dim = 128,
-    .max_position_embeddings = 128000,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    ROPE_DEFAULT(5e5),
-};
-static const struct hf_text QWEN3_VL_MOE_TEXT = {
-    .vocab_size = 151936,
-    .hidden_size = 2048,
-    .intermediate_size = 5632,
-    .num_hidden_layers = 24,
-    .num_attention_heads = 16,
-    .num_key_value_heads = 16,
-    .max_position_embeddings = 128000,
-    .rms_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    .num_experts = 60,
-    .num_experts_per_tok = 4,
-    .moe_intermediate_size = 1408,
-    .norm_topk_prob = true, /* always: the block of this class knows no such option */
-    ROPE_DEFAULT(5e5),
-};
-static const struct hf_vision QWEN2_VL_VISION = {
-    .hidden_size = 1280,
-    .intermediate_size = 5120,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 14,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_QUICK_GELU,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .rope_theta = 1e4,
-};
-static const struct hf_vision QWEN2_5_VL_VISION = {
-    .hidden_size = 3584,
-    .intermediate_size = 3420,
-    .num_hidden_layers = 32,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 14,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_SILU,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .window_size = 112,
-    .rope_theta = 1e4,
-    .tokens_per_second = 4,
-    .fullatt = {[7] = true, [15] = true, [23] = true, [31] = true},
-};
-static const struct hf_vision QWEN3_VL_VISION = {
-    .hidden_size = 1152,
-    .intermediate_size = 4304,
-    .num_hidden_layers = 27,
-    .num_attention_heads = 16,
-    .num_channels = 3,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
-    .out_hidden_size = 3584,
-    .spatial_merge_size = 2,
-    .temporal_patch_size = 2,
-    .position_side = 48,
-    .rope_theta = 1e4,
-    .deepstack = {8, 16, 24},
-    .deepstack_count = 3,
-};
 
 /* ---- RoPE ---- */
 
@@ -163,19 +21,19 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
     p->truncate = true;
     p->original_max = t->max_position_embeddings;
     p->factor = 0;
-    hf__double(r, dict, "factor", 1, 1e6, &p->factor);
-    hf__double(r, dict, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
-    hf__double(r, dict, "beta_fast", 0, 1e6, &p->beta_fast);
-    hf__double(r, dict, "beta_slow", 0, 1e6, &p->beta_slow);
-    hf__double(r, dict, "attention_factor", 1e-6, 1e6, &p->attention_factor);
-    hf__double(r, dict, "mscale", 0, 1e6, &mscale);
-    hf__double(r, dict, "mscale_all_dim", 0, 1e6, &all_dim);
-    hf__bool(r, dict, "truncate", &p->truncate);
-    if (p->factor == 0) hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
-    if (p->theta < 2) hf__fault(r, ST_FORMAT, "rope_theta", "must be 2 or more with yarn");
+    hf_double(r, dict, "factor", 1, 1e6, &p->factor);
+    hf_double(r, dict, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
+    hf_double(r, dict, "beta_fast", 0, 1e6, &p->beta_fast);
+    hf_double(r, dict, "beta_slow", 0, 1e6, &p->beta_slow);
+    hf_double(r, dict, "attention_factor", 1e-6, 1e6, &p->attention_factor);
+    hf_double(r, dict, "mscale", 0, 1e6, &mscale);
+    hf_double(r, dict, "mscale_all_dim", 0, 1e6, &all_dim);
+    hf_bool(r, dict, "truncate", &p->truncate);
+    if (p->factor == 0) hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
+    if (p->theta < 2) hf_fault(r, ST_FORMAT, "rope_theta", "must be 2 or more with yarn");
     if (p->beta_fast == 0) p->beta_fast = 32;
     if (p->beta_slow == 0) p->beta_slow = 1;
-    if (p->beta_fast < p->beta_slow) hf__fault(r, ST_FORMAT, "beta_fast", "must not be below beta_slow");
+    if (p->beta_fast < p->beta_slow) hf_fault(r, ST_FORMAT, "beta_fast", "must not be below beta_slow");
     if (p->attention_factor == 0)
         p->attention_factor = mscale > 0 && all_dim > 0
                                   ? mscale_of(p->factor, mscale) / mscale_of(p->factor, all_dim)
@@ -191,57 +49,54 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
     if (json_str_eq(r->d, type, "linear")) {
         p->type = HF_ROPE_LINEAR;
         p->factor = 0;
-        hf__double(r, dict, "factor", 1e-6, 1e6, &p->factor);
+        hf_double(r, dict, "factor", 1e-6, 1e6, &p->factor);
         if (p->factor == 0)
-            hf__fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
+            hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type linear");
     } else if (json_str_eq(r->d, type, "yarn")) {
         p->type = HF_ROPE_YARN;
         read_yarn(r, dict, t, p);
     } else {
-        hf__fault(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear and yarn are served");
+        hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default, mrope, linear and yarn are served");
     }
 }
 
-static void read_sections(struct hf_reader *r, const struct hf_row *row, uint32_t dict,
-                          const struct hf_text *t, struct hf_rope *p)
+static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
 {
-    bool interleaved = row->family == HF_QWEN3_VL, stated = interleaved;
-    uint32_t s[3] = {interleaved ? 24 : 16, interleaved ? 20 : 24, interleaved ? 20 : 24}, count = 3;
-    hf__list(r, dict, "mrope_section", SIZE_MAX_HEAD_DIM, 3, s, &count);
-    hf__bool(r, dict, "mrope_interleaved", &stated);
+    bool stated = p->mrope_interleaved;
+    uint32_t *s = p->mrope_section, count = 3;
+    hf_list(r, dict, "mrope_section", SIZE_MAX_HEAD_DIM, 3, s, &count);
+    hf_bool(r, dict, "mrope_interleaved", &stated);
     if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != t->head_dim / 2))
-        hf__fault(r, ST_FORMAT, "mrope_section",
-                  "must be three integers, the first not 0, whose sum is half of the head size");
+        hf_fault(r, ST_FORMAT, "mrope_section",
+                 "must be three integers, the first not 0, whose sum is half of the head size");
     /* The flag is not read by transformers' classes: each has one layout. */
-    if (!r->st && stated != interleaved)
+    if (!r->st && stated != p->mrope_interleaved)
         log_warn("%s: mrope_interleaved is %s, which this family does not have: ignored", r->file,
                  stated ? "true" : "false");
-    for (int i = 0; i < 3; i++) p->mrope_section[i] = s[i];
-    p->mrope_interleaved = interleaved;
 }
 
 /* `rope_parameters` is the spelling of transformers 5, `rope_scaling` the one before. A file that has both is
  * a new one to which somebody added the old key: that key counts, as in transformers, but theta is still
  * looked up in both (transformers would fall back to the class default). */
-static void read_rope(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_rope(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     struct hf_rope *p = &t->rope[HF_FULL];
     uint32_t params = json_get_live(r->d, obj, "rope_parameters"),
              scaling = json_get_live(r->d, obj, "rope_scaling");
     if (params != JSON_NONE && json_kind(r->d, params) != JSON_OBJECT)
-        hf__fault(r, ST_FORMAT, "rope_parameters", "must be an object");
+        hf_fault(r, ST_FORMAT, "rope_parameters", "must be an object");
     if (scaling != JSON_NONE && json_kind(r->d, scaling) != JSON_OBJECT)
-        hf__fault(r, ST_FORMAT, "rope_scaling", "must be an object");
+        hf_fault(r, ST_FORMAT, "rope_scaling", "must be an object");
     uint32_t dict = scaling != JSON_NONE && json_count(r->d, scaling) > 0 ? scaling : params;
-    hf__double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
-    hf__double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
-    hf__double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
+    hf_double(r, obj, "rope_theta", 1.0, 1e12, &p->theta);
+    hf_double(r, params, "rope_theta", 1.0, 1e12, &p->theta);
+    hf_double(r, dict, "rope_theta", 1.0, 1e12, &p->theta);
     double partial = 1; /* stands beside the other keys or among them */
-    hf__double(r, obj, "partial_rotary_factor", 0, 1, &partial);
-    hf__double(r, dict, "partial_rotary_factor", 0, 1, &partial);
-    if (partial != 1) hf__fault(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
+    hf_double(r, obj, "partial_rotary_factor", 0, 1, &partial);
+    hf_double(r, dict, "partial_rotary_factor", 0, 1, &partial);
+    if (partial != 1) hf_fault(r, ST_UNSUPPORTED, "partial_rotary_factor", "only 1 is served");
     read_rope_type(r, dict, t, p);
-    if (row->vision) read_sections(r, row, dict, t, p);
+    if (type->vision) read_sections(r, dict, t, p);
     t->rope[HF_SLIDING] = *p; /* one table for both kinds of layers */
 }
 
@@ -249,97 +104,93 @@ static void read_rope(struct hf_reader *r, const struct hf_row *row, uint32_t ob
 
 /* Which layers have a window: Qwen2, Qwen3, Qwen2-VL, Qwen2.5-VL by layer_types or max_window_layers;
  * Qwen3-MoE all or none; Qwen3-VL none. Released files have use_sliding_window false. */
-static void read_windows(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_windows(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
-    bool use = false, by_layer = !(row->family == HF_QWEN3 && row->text->num_experts > 0);
-    uint32_t first = row->vision ? 80 : 28, key = json_get(r->d, obj, "sliding_window");
-    if (row->family == HF_QWEN3_VL) return;
-    hf__bool(r, obj, "use_sliding_window", &use);
-    hf__u32(r, obj, "sliding_window", use ? 1 : 0, 1u << 30, &t->sliding_window);
-    hf__u32(r, obj, "max_window_layers", 0, 1u << 20, &first);
+    bool use = false, by_layer = type->text->num_experts == 0;
+    uint32_t first = type->vision ? 80 : 28, key = json_get(r->d, obj, "sliding_window");
+    if (type->text->sliding_window == 0) return;
+    hf_bool(r, obj, "use_sliding_window", &use);
+    hf_u32(r, obj, "sliding_window", use ? 1 : 0, 1u << 30, &t->sliding_window);
+    hf_u32(r, obj, "max_window_layers", 0, 1u << 20, &first);
     bool window = use && (key == JSON_NONE || json_kind(r->d, key) != JSON_NULL);
-    if (by_layer && hf__layer_types(r, obj, t)) {
+    if (by_layer && hf_layer_types(r, obj, t)) {
         for (uint32_t n = 0; n < t->num_hidden_layers; n++)
             if (t->layer_types[n] == HF_SLIDING && !window)
-                hf__fault(r, ST_FORMAT, "layer_types",
-                          "has sliding_attention where use_sliding_window is off");
+                hf_fault(r, ST_FORMAT, "layer_types",
+                         "has sliding_attention where use_sliding_window is off");
         return;
     }
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
         t->layer_types[n] = window && (!by_layer || n >= first) ? HF_SLIDING : HF_FULL;
 }
 
-static void read_experts(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_experts(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     uint32_t step = 1, dense[HF_LAYERS_MAX], dense_count = 0;
-    if (row->text->num_experts == 0) return;
-    hf__u32(r, obj, "num_local_experts", 0, SIZE_MAX_EXPERTS,
-            &t->num_experts); /* how transformers 5 saves num_experts */
-    hf__u32(r, obj, "num_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts);
-    hf__u32(r, obj, "num_experts_per_tok", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
-    hf__u32(r, obj, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
-    hf__u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
-    hf__list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
-    if (row->family == HF_QWEN3) hf__bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
+    if (type->text->num_experts == 0) return;
+    hf_u32(r, obj, "num_local_experts", 0, SIZE_MAX_EXPERTS,
+           &t->num_experts); /* how transformers 5 saves num_experts */
+    hf_u32(r, obj, "num_experts", 0, SIZE_MAX_EXPERTS, &t->num_experts);
+    hf_u32(r, obj, "num_experts_per_tok", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
+    hf_u32(r, obj, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
+    hf_u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
+    hf_list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
+    if (!type->vision) hf_bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
     if (t->num_experts > 0 && t->num_experts_per_tok > t->num_experts)
-        hf__fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
+        hf_fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
         t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
     for (uint32_t i = 0; i < dense_count; i++)
         if (dense[i] < t->num_hidden_layers) t->sparse[dense[i]] = false;
 }
 
-static void read_heads(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_heads(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
-    hf__u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
+    hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
     uint32_t kv = json_get(r->d, obj, "num_key_value_heads");
     if (kv != JSON_NONE && json_kind(r->d, kv) == JSON_NULL) t->num_key_value_heads = t->num_attention_heads;
-    hf__u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
+    hf_u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at
      * a width of 2560. */
-    if (row->family != HF_QWEN2_VL && row->family != HF_QWEN2_5_VL)
-        hf__u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
+    if (type->place != HF_EITHER) hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
     if (r->st) return;
     if (t->head_dim == 0) {
         t->head_dim = t->hidden_size / t->num_attention_heads;
         if (t->hidden_size % t->num_attention_heads || t->head_dim > SIZE_MAX_HEAD_DIM || t->head_dim == 0)
-            hf__fault(r, ST_FORMAT, "num_attention_heads",
-                      "must divide hidden_size into heads of at most 1024");
+            hf_fault(r, ST_FORMAT, "num_attention_heads",
+                     "must divide hidden_size into heads of at most 1024");
     }
-    if (t->head_dim % 2) hf__fault(r, ST_FORMAT, "head_dim", "must be even");
+    if (t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
     if (t->num_attention_heads % t->num_key_value_heads)
-        hf__fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
 }
 
 /* Where the tie is stated: text models at the top. Qwen2-VL and Qwen2.5-VL in either place (files before
  * transformers 5 have it in text_config). Qwen3-VL at the top, else in text_config; not so with experts,
  * whose class writes a meaningless true there. */
-static void read_tie(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_tie(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     bool top = false, inner = false, stated = json_get_live(r->d, 0, "tie_word_embeddings") != JSON_NONE;
-    hf__bool(r, 0, "tie_word_embeddings", &top);
-    if (obj != 0) hf__bool(r, obj, "tie_word_embeddings", &inner);
-    if (row->family == HF_QWEN3_VL && (stated || row->text->num_experts > 0)) inner = false;
+    hf_bool(r, 0, "tie_word_embeddings", &top);
+    if (obj != 0) hf_bool(r, obj, "tie_word_embeddings", &inner);
+    if (type->place == HF_NESTED && (stated || type->text->num_experts > 0)) inner = false;
     t->tie_word_embeddings = top || inner;
 }
 
-static void read_text(struct hf_reader *r, const struct hf_row *row, uint32_t obj, struct hf_text *t)
+static void read_text(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     r->scope = obj != 0 ? "text_config." : "";
-    hf__u32(r, obj, "vocab_size", 1, SIZE_MAX_VOCAB, &t->vocab_size);
-    hf__u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &t->hidden_size);
-    hf__u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &t->intermediate_size);
-    hf__u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &t->num_hidden_layers);
-    hf__u32(r, obj, "max_position_embeddings", 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
-    hf__double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
-    hf__activation(r, obj, "hidden_act", HF_SILU);
-    if (row->family == HF_QWEN3 || row->family == HF_QWEN3_VL)
-        hf__bool(r, obj, "attention_bias", &t->attention_bias);
-    read_heads(r, row, obj, t);
-    read_rope(r, row, obj, t);
-    read_windows(r, row, obj, t);
-    read_experts(r, row, obj, t);
-    read_tie(r, row, obj, t);
+    hf_text_sizes(r, obj, t);
+    hf_activation(r, obj, "hidden_act", HF_SILU);
+    if (t->qk_norm) { /* from Qwen3 on; before it q, k and v always had one and o never */
+        hf_bool(r, obj, "attention_bias", &t->qkv_bias);
+        t->o_bias = t->qkv_bias;
+    }
+    read_heads(r, type, obj, t);
+    read_rope(r, type, obj, t);
+    read_windows(r, type, obj, t);
+    read_experts(r, type, obj, t);
+    read_tie(r, type, obj, t);
     r->scope = "";
 }
 
@@ -350,12 +201,12 @@ static void read_side(struct hf_reader *r, uint32_t obj, const char *key, uint32
 {
     uint32_t n = json_get_live(r->d, obj, key), s[2], count = 0;
     if (n == JSON_NONE || json_kind(r->d, n) != JSON_ARRAY) {
-        hf__u32(r, obj, key, 1, hi, v);
+        hf_u32(r, obj, key, 1, hi, v);
         return;
     }
-    if (!hf__list(r, obj, key, hi, 2, s, &count)) return;
+    if (!hf_list(r, obj, key, hi, 2, s, &count)) return;
     if (count == 0 || s[0] == 0 || (count == 2 && s[0] != s[1]))
-        hf__fault(r, ST_FORMAT, key, "must be one size for both sides");
+        hf_fault(r, ST_FORMAT, key, "must be one size for both sides");
     else *v = s[0];
 }
 
@@ -363,9 +214,9 @@ static void read_position(struct hf_reader *r, uint32_t obj, struct hf_vision *v
 {
     uint32_t rows = v->position_side * v->position_side, side = 1;
     if (v->position_side == 0) return;
-    hf__u32(r, obj, "num_position_embeddings", 1, 1u << 20, &rows);
+    hf_u32(r, obj, "num_position_embeddings", 1, 1u << 20, &rows);
     while (side * side < rows) side++;
-    if (side * side != rows) hf__fault(r, ST_FORMAT, "num_position_embeddings", "must be a square");
+    if (side * side != rows) hf_fault(r, ST_FORMAT, "num_position_embeddings", "must be a square");
     v->position_side = side;
 }
 
@@ -373,72 +224,70 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
 {
     uint32_t full[HF_LAYERS_MAX], count = 0;
     if (v->window_size == 0) return;
-    hf__u32(r, obj, "window_size", 1, 1u << 16, &v->window_size);
-    if (hf__list(r, obj, "fullatt_block_indexes", 1u << 20, HF_LAYERS_MAX, full, &count)) {
+    hf_u32(r, obj, "window_size", 1, 1u << 16, &v->window_size);
+    if (hf_list(r, obj, "fullatt_block_indexes", 1u << 20, HF_LAYERS_MAX, full, &count)) {
         for (uint32_t n = 0; n < HF_LAYERS_MAX; n++) v->fullatt[n] = false;
         for (uint32_t i = 0; i < count; i++)
             if (full[i] < HF_LAYERS_MAX) v->fullatt[full[i]] = true;
     }
     if (!r->st && v->window_size / v->spatial_merge_size / v->patch_size == 0)
-        hf__fault(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
+        hf_fault(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
 }
 
 static void read_taps(struct hf_reader *r, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
 {
-    hf__list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
-             &v->deepstack_count);
+    hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
+            &v->deepstack_count);
     bool ok = v->deepstack_count <= t->num_hidden_layers;
     for (uint32_t i = 0; i < v->deepstack_count; i++)
         ok =
             ok && v->deepstack[i] < v->num_hidden_layers && (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
     if (!ok)
-        hf__fault(r, ST_FORMAT, "deepstack_visual_indexes",
-                  "must be ascending, below depth, and no more than text layers");
+        hf_fault(r, ST_FORMAT, "deepstack_visual_indexes",
+                 "must be ascending, below depth, and no more than text layers");
 }
 
-static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t obj, const struct hf_text *t,
-                        struct hf_vision *v)
+static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
 {
-    bool first = row->family == HF_QWEN2_VL;
+    bool first = v->intermediate_size == 0;
     r->scope = "vision_config.";
-    hf__u32(r, obj, "depth", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
+    hf_u32(r, obj, "depth", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
     /* In Qwen2-VL hidden_size is the width behind the merger, later it is the tower's. */
-    hf__u32(r, obj, first ? "embed_dim" : "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
-    hf__u32(r, obj, first ? "hidden_size" : "out_hidden_size", 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
+    hf_u32(r, obj, first ? "embed_dim" : "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+    hf_u32(r, obj, first ? "hidden_size" : "out_hidden_size", 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
     if (first) {
         double ratio = 4;
-        hf__double(r, obj, "mlp_ratio", 0.01, 64, &ratio);
+        hf_double(r, obj, "mlp_ratio", 0.01, 64, &ratio);
         double ff = ratio * v->hidden_size;
         if (ff < 1 || ff > SIZE_MAX_FF)
-            hf__fault(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
+            hf_fault(r, ST_FORMAT, "mlp_ratio", "makes an MLP of no or too many columns");
         if (!r->st) v->intermediate_size = (uint32_t)ff;
     } else {
-        hf__u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
+        hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
     }
-    hf__u32(r, obj, "num_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
-    hf__u32(r, obj, "in_chans", 3, 3, &v->num_channels);
-    hf__u32(r, obj, "in_channels", 3, 3, &v->num_channels);
+    hf_u32(r, obj, "num_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
+    hf_u32(r, obj, "in_chans", 3, 3, &v->num_channels);
+    hf_u32(r, obj, "in_channels", 3, 3, &v->num_channels);
     read_side(r, obj, "spatial_patch_size", SIZE_MAX_PATCH, &v->patch_size);
     read_side(r, obj, "patch_size", SIZE_MAX_PATCH, &v->patch_size);
     read_side(r, obj, "temporal_patch_size", 16, &v->temporal_patch_size);
-    hf__u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
-    hf__activation(r, obj, "hidden_act", v->activation);
-    if (row->family == HF_QWEN2_5_VL)
-        hf__double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);
-    hf__double(r, obj, "rope_theta", 1, 1e12,
-               &v->rope_theta); /* the spelling before transformers 5, as in the text */
-    hf__double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
+    hf_u32(r, obj, "spatial_merge_size", 1, 8, &v->spatial_merge_size);
+    hf_activation(r, obj, "hidden_act", v->activation);
+    if (v->tokens_per_second > 0) hf_double(r, obj, "tokens_per_second", 0.001, 1000, &v->tokens_per_second);
+    hf_double(r, obj, "rope_theta", 1, 1e12,
+              &v->rope_theta); /* the spelling before transformers 5, as in the text */
+    hf_double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
     read_position(r, obj, v);
     read_windows_of_tower(r, obj, v);
     if (v->deepstack_count > 0) read_taps(r, obj, t, v);
     if (!r->st) {
         uint32_t head = v->hidden_size / v->num_attention_heads;
         if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4 || head == 0)
-            hf__fault(r, ST_FORMAT, "num_heads",
-                      "must divide the tower's width into heads of a multiple of 4");
+            hf_fault(r, ST_FORMAT, "num_heads",
+                     "must divide the tower's width into heads of a multiple of 4");
         else if (v->out_hidden_size != t->hidden_size)
-            hf__fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
-                      "must be the hidden_size of the text model");
+            hf_fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
+                     "must be the hidden_size of the text model");
     }
     r->scope = "";
 }
@@ -446,14 +295,14 @@ static void read_vision(struct hf_reader *r, const struct hf_row *row, uint32_t 
 /* A special id: at the top, else among the text's keys. */
 static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_t *id)
 {
-    if (text != 0) hf__u32(r, text, key, 0, SIZE_MAX_VOCAB - 1, id);
-    hf__u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
+    if (text != 0) hf_u32(r, text, key, 0, SIZE_MAX_VOCAB - 1, id);
+    hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-static void read_qwen(struct hf_reader *r, const struct hf_row *row, uint32_t text, uint32_t vision,
-                      struct hf_config *c)
+void qwen_read(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
+               struct hf_config *c)
 {
-    read_text(r, row, text, &c->text);
+    read_text(r, type, text, &c->text);
     read_id(r, text, "bos_token_id", &c->bos_id);
     if (!c->has_vision) return;
     c->image_id = 151655;
@@ -464,18 +313,8 @@ static void read_qwen(struct hf_reader *r, const struct hf_row *row, uint32_t te
     read_id(r, text, "video_token_id", &c->video_id);
     read_id(r, text, "vision_start_token_id", &c->boi_id);
     read_id(r, text, "vision_end_token_id", &c->eoi_id);
-    read_vision(r, row, vision, &c->text, &c->vision);
+    read_vision(r, vision, &c->text, &c->vision);
     if (c->image_id >= c->text.vocab_size)
-        hf__fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
+        hf_fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
     if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
 }
-
-const struct hf_row hf__qwen_rows[7] = {
-    {"qwen2", HF_QWEN2, HF_FLAT, &QWEN2_TEXT, NULL, read_qwen},
-    {"qwen3", HF_QWEN3, HF_FLAT, &QWEN3_TEXT, NULL, read_qwen},
-    {"qwen3_moe", HF_QWEN3, HF_FLAT, &QWEN3_MOE_TEXT, NULL, read_qwen},
-    {"qwen2_vl", HF_QWEN2_VL, HF_EITHER, &QWEN2_VL_TEXT, &QWEN2_VL_VISION, read_qwen},
-    {"qwen2_5_vl", HF_QWEN2_5_VL, HF_EITHER, &QWEN2_VL_TEXT, &QWEN2_5_VL_VISION, read_qwen},
-    {"qwen3_vl", HF_QWEN3_VL, HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION, read_qwen},
-    {"qwen3_vl_moe", HF_QWEN3_VL, HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION, read_qwen},
-};

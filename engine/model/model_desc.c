@@ -1,5 +1,4 @@
-/* Dispatch from a configuration to the file of its family; what only the checkpoint's tensors can tell. See
- * model_desc.h. */
+/* What of a description only the checkpoint's tensors can tell. See model_desc.h. */
 #include "engine/model/model_desc.h"
 
 #include "config/base/log.h"
@@ -7,21 +6,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-_Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fits");
-
-enum status model_describe(const struct hf_config *config, struct model_desc *out, struct err *err)
-{
-    switch (config->family) {
-    case HF_GEMMA3: return gemma3_describe(config, out, err);
-    case HF_QWEN2:
-    case HF_QWEN3: return qwen_text_describe(config, out, err);
-    case HF_QWEN2_VL: return qwen2_vl_describe(config, out, err);
-    case HF_QWEN2_5_VL: return qwen2_5_vl_describe(config, out, err);
-    case HF_QWEN3_VL: return qwen3_vl_describe(config, out, err);
-    }
-    return err_set(err, ST_UNSUPPORTED, "model_type %s: no such family", config->model_type);
-}
 
 void model_desc_free(struct model_desc *d)
 {

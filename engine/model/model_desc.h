@@ -27,9 +27,9 @@ enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
 
 /* angle of frequency i < dim/2 = position[axis(i)] * inv_freq[i]; cos and sin are multiplied by `attention`.
  *   plain:  inv_freq[i] = theta^(-2i/dim) / factor
- *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range (specs
- * qwen-vl 5.8) Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1,
- * else 2; interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
+ *   yarn:   blended between that and theta^(-2i/dim) over the ramp of the correction range
+ * Axis of frequency i, sections s (all 0: one axis): chunked: 0 for i < s0, 1 for i < s0+s1, else 2;
+ * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 struct desc_rope {
     double theta, factor;
     uint32_t dim; /* = head_dim of the layers that use it */
@@ -132,30 +132,16 @@ struct model_desc {
     bool (*canonical)(const char *name, char out[DESC_NAME_MAX]);
 };
 
-/* engine/families/<family>.c, by config.family. ST_UNSUPPORTED for what the family's file does not do. */
-enum status model_describe(const struct hf_config *config, struct model_desc *out,
-                           struct err *err) KV_MUST_CHECK;
 void model_desc_free(struct model_desc *d);
 
-/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (model_describe
- * leaves the released one), and clears `tied` where the files hold a head that is not the embedding. files
- * NULL: nothing. Call it before weights_survey. */
+/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
+ * the released one), and clears `tied` where the files hold a head that is not the embedding. files NULL:
+ * nothing. Call it before weights_survey. */
 struct stf_files;
 void model_desc_settle(struct model_desc *d, const struct stf_files *files);
-/* The layout that one tensor implies (canonical name); false: it implies none. Released Qwen3-VL-MoE files
- * are EXPERTS_IN_OUT, the same saved by transformers 5 EXPERTS_OUT_IN, Qwen3-MoE EXPERTS_EACH in both. */
+/* The layout that one tensor implies (canonical name); false: it implies none. One model can be released as
+ * EXPERTS_IN_OUT and saved by transformers 5 as EXPERTS_OUT_IN. */
 bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,
                         enum desc_experts *layout);
-
-enum status gemma3_describe(const struct hf_config *config, struct model_desc *out,
-                            struct err *err) KV_MUST_CHECK;
-enum status qwen2_vl_describe(const struct hf_config *config, struct model_desc *out,
-                              struct err *err) KV_MUST_CHECK; /* Qwen2-VL */
-enum status qwen2_5_vl_describe(const struct hf_config *config, struct model_desc *out,
-                                struct err *err) KV_MUST_CHECK; /* Qwen2.5-VL */
-enum status qwen3_vl_describe(const struct hf_config *config, struct model_desc *out,
-                              struct err *err) KV_MUST_CHECK; /* Qwen3-VL, dense and experts */
-enum status qwen_text_describe(const struct hf_config *config, struct model_desc *out,
-                               struct err *err) KV_MUST_CHECK; /* Qwen2, Qwen2.5, Qwen3, Qwen3-MoE */
 
 #endif

@@ -32,8 +32,8 @@ struct model_image_rule {
     bool atomic;
     bool grid; /* pictures have 3-D positions (struct prompt_grid) */
     /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix +
-     * soft x tokens + suffix, each a picture of its own (Qwen3-VL); else one run of soft tokens for all
-     * frames, whose positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
+     * soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
+     * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
     const char *video_marker, *video_prefix, *video_suffix, *video_soft;
     uint32_t video_soft_id;
     bool video_stamps;

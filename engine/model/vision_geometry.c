@@ -1,7 +1,7 @@
 /* What the vision tower has to know of one picture besides its pixels: how many patches and tokens it has, in
  * which order they run through the tower, which of them see each other, their 2-D rotary angles and their
- * places in the table of positions. Host arithmetic and uploads; no layer is run here. Formulas: specs
- * qwen-vl 3.1, 3.3, 3.6, 3.7 and transformers vision_utils.py.
+ * places in the table of positions. Host arithmetic and uploads; no layer is run here. Formulas: transformers
+ * vision_utils.py.
  *
  * Order of rows in the tower: frame by frame; inside a frame token by token (window by window where the tower
  * has windows, else in raster order); inside a token its merge x merge patches in raster order. A tower that

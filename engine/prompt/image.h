@@ -48,22 +48,21 @@ struct image_config {
     bool do_resize, do_rescale, do_normalize;
     double rescale_factor; /* 1/255 */
     float mean[3], std[3];
-    bool pan_and_scan; /* Gemma 3: crops of extreme aspect ratios; default off */
+    bool pan_and_scan; /* crops of extreme aspect ratios; default off */
     uint32_t pan_min_crop, pan_max_crops;
     double pan_min_ratio;
-    /* Dynamic resolution (Qwen): sides become multiples of patch * merge, the area lies in [area_min,
-     * area_max] (specs qwen-vl 4.1). dynamic false: width x height above. */
+    /* Dynamic resolution: sides become multiples of patch * merge, the area lies in [area_min, area_max].
+     * dynamic false: width x height above. */
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
-    /* Transparent places show white (Qwen: its own tools and processor do so); false: transparency is
-     * dropped, and the colours under it are seen (Gemma 3: what the reference's loader leaves of a picture is
-     * RGB). */
+    /* Transparent places show white (the family's own tools and processor do so); false: transparency is
+     * dropped, and the colours under it are seen (what the reference's loader leaves of a picture is RGB). */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
-    bool video_volume; /* Qwen3-VL's rules: areas over all frames, its way of choosing frames */
-    uint64_t video_area_min, video_area_max; /* per frame (Qwen2, 2.5) or over all frames (video_volume) */
+    bool video_volume; /* areas are over all frames, which are chosen evenly from first to last */
+    uint64_t video_area_min, video_area_max; /* per frame, or over all frames (video_volume) */
     uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
     double video_fps;                        /* frames per second that are looked at */
     uint32_t video_frames_min, video_frames_max;

@@ -1,7 +1,6 @@
-/* Sizes, grids and the choice of frames for families whose pictures keep their shape (Qwen-VL). Pure; any
- * thread. All numbers that the reference rounds are IEEE doubles here, in its order of operations:
- * transformers 5.23, smart_resize and sample_frames of qwen2_vl/{image,video}_processing_qwen2_vl.py and
- * qwen3_vl/video_processing_qwen3_vl.py. */
+/* Sizes, grids and the choice of frames for families whose pictures keep their shape. Pure; any thread. All
+ * numbers that the reference rounds are IEEE doubles here, in its order of operations: transformers 5.23,
+ * smart_resize and sample_frames of the video processor classes. */
 #include "engine/prompt/image_prep.h"
 
 #include <math.h>
@@ -136,9 +135,8 @@ struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, ui
 
 /* ---- frames ---- */
 
-/* Qwen3VLVideoProcessor.sample_frames: evenly from the first to the last frame. numpy's linspace is i * step,
- * and the end itself.
- */
+/* video_volume: evenly from the first to the last frame. numpy's linspace is i * step, and the end
+ * itself. */
 static uint32_t even_count(const struct image_config *cfg, uint32_t total, double fps)
 {
     double n = trunc((double)total / fps * cfg->video_fps);
@@ -154,7 +152,7 @@ static void even_fill(uint32_t *frames, uint32_t n, uint32_t total)
         frames[i] = (uint32_t)rint(i + 1 == n && n > 1 ? last : (double)i * step);
 }
 
-/* Qwen2VLVideoProcessor.sample_frames: every total/n-th, n a multiple of the depth. */
+/* Else: every total/n-th, n a multiple of the depth. */
 static uint32_t strided_count(const struct image_config *cfg, uint32_t total, double fps)
 {
     uint32_t max = cfg->video_frames_max < total ? cfg->video_frames_max : total;

@@ -2,6 +2,7 @@
 #include "engine/prompt/image_prep.h"
 
 #include "config/base/json.h"
+#include "engine/families/families.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,94 +17,6 @@ enum {
     FRAMES_MAX = 100000
 };
 #define AREA_MAX (1ull << 40)
-
-/* What the processor classes of a family set themselves. */
-struct family {
-    const char *model_type;
-    const struct image_config *defaults;
-    float video_mean[3], video_std[3];
-};
-
-/* Gemma3ImageProcessor; the three crop settings are defaults of Gemma3Processor, used where the class has
- * null. Note: in transformers 5.23 Gemma3Processor passes do_pan_and_scan=false over whatever the file says;
- * we do what the file says. */
-static const struct image_config gemma3 = {.width = 224,
-                                           .height = 224,
-                                           .filter = IMAGE_BILINEAR,
-                                           .mode = IMAGE_TORCH_U8,
-                                           .do_resize = true,
-                                           .do_rescale = true,
-                                           .do_normalize = true,
-                                           .rescale_factor = 1.0 / 255.0,
-                                           .mean = {0.5f, 0.5f, 0.5f},
-                                           .std = {0.5f, 0.5f, 0.5f},
-                                           .pan_and_scan = false,
-                                           .pan_min_crop = 256,
-                                           .pan_max_crops = 4,
-                                           .pan_min_ratio = 1.2};
-
-#define CLIP_MEAN                                                                                            \
-    {                                                                                                        \
-        0.48145466f, 0.4578275f, 0.40821073f                                                                 \
-    }
-#define CLIP_STD                                                                                             \
-    {                                                                                                        \
-        0.26862954f, 0.26130258f, 0.27577711f                                                                \
-    }
-
-/* Qwen2VLImageProcessor (of all four families) and Qwen2VLVideoProcessor. fps: the class has none; the
- * model's own tools use 2.
- */
-static const struct image_config qwen2_vl = {.filter = IMAGE_BICUBIC,
-                                             .mode = IMAGE_TORCH_U8,
-                                             .do_resize = true,
-                                             .do_rescale = true,
-                                             .do_normalize = true,
-                                             .rescale_factor = 1.0 / 255.0,
-                                             .mean = CLIP_MEAN,
-                                             .std = CLIP_STD,
-                                             .dynamic = true,
-                                             .patch = 14,
-                                             .merge = 2,
-                                             .depth = 2,
-                                             .area_min = 56 * 56,
-                                             .area_max = 28 * 28 * 1280,
-                                             .on_white = true,
-                                             .video_area_min = 128 * 28 * 28,
-                                             .video_area_max = 28 * 28 * 768,
-                                             .video_fps = 2.0,
-                                             .video_frames_min = 4,
-                                             .video_frames_max = 768};
-/* The same picture class, whose settings the checkpoints' files replace, and Qwen3VLVideoProcessor. */
-static const struct image_config qwen3_vl = {.filter = IMAGE_BICUBIC,
-                                             .mode = IMAGE_TORCH_U8,
-                                             .do_resize = true,
-                                             .do_rescale = true,
-                                             .do_normalize = true,
-                                             .rescale_factor = 1.0 / 255.0,
-                                             .mean = CLIP_MEAN,
-                                             .std = CLIP_STD,
-                                             .dynamic = true,
-                                             .patch = 14,
-                                             .merge = 2,
-                                             .depth = 2,
-                                             .area_min = 56 * 56,
-                                             .area_max = 28 * 28 * 1280,
-                                             .on_white = true,
-                                             .video_volume = true,
-                                             .video_area_min = 128 * 32 * 32,
-                                             .video_area_max = 32 * 32 * 768,
-                                             .video_fps = 2.0,
-                                             .video_frames_min = 4,
-                                             .video_frames_max = 768};
-
-static const struct family families[] = {
-    {.model_type = "gemma3", .defaults = &gemma3},
-    {"qwen2_vl", &qwen2_vl, CLIP_MEAN, CLIP_STD},
-    {"qwen2_5_vl", &qwen2_vl, CLIP_MEAN, CLIP_STD},
-    {"qwen3_vl", &qwen3_vl, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}},
-    {"qwen3_vl_moe", &qwen3_vl, {0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}},
-};
 
 /* One settings object and what to call it in messages. */
 struct settings {
@@ -289,8 +202,7 @@ static enum status read_settings(const struct settings *s, struct image_config *
 static enum status read_video_settings(const struct settings *s, struct image_config *out)
 {
     struct settings v = *s;
-    v.size_only =
-        out->video_volume; /* Qwen3VLVideoProcessor has no such arguments, unlike Qwen2VLVideoProcessor */
+    v.size_only = out->video_volume; /* the class with that rule has no such arguments, unlike the other */
     enum status st = read_settings(&v, out);
     return st ? st : read_frames(&v, out);
 }
@@ -321,16 +233,16 @@ static enum status read_file(const char *dir, const char *file, const char *key,
 
 /* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames
  * only: one tower takes both. */
-static enum status load_video(const char *dir, const struct family *family, struct image_config *cfg,
+static enum status load_video(const char *dir, const struct family_pictures *family, struct image_config *cfg,
                               struct err *err)
 {
-    struct image_config v = *family->defaults;
+    struct image_config v = family->image;
     bool found;
     v.area_min = v.video_area_min;
     v.area_max = v.video_area_max;
     memcpy(v.mean, family->video_mean, sizeof v.mean);
     memcpy(v.std, family->video_std, sizeof v.std);
-    if (v.video_volume) v.patch = 16;
+    v.patch = family->video_patch;
     enum status st =
         read_file(dir, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
     if (!st && !found)
@@ -356,13 +268,12 @@ static enum status load_video(const char *dir, const struct family *family, stru
 enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,
                               struct err *err)
 {
-    const struct family *family = NULL;
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(families[i].model_type, model_type) == 0) family = &families[i];
+    const struct family *known = family_find(model_type);
+    const struct family_pictures *family = known ? known->pictures : NULL;
     if (!family)
         return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"",
                        model_type);
-    struct image_config cfg = *family->defaults;
+    struct image_config cfg = family->image;
     bool found;
     enum status st =
         read_file(dir, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
@@ -373,7 +284,7 @@ enum status image_config_load(const char *dir, const char *model_type, struct im
         return err_set(err, ST_NOT_FOUND,
                        "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
                        dir);
-    if (cfg.dynamic) st = load_video(dir, family, &cfg, err);
+    if (cfg.dynamic && family->video_patch) st = load_video(dir, family, &cfg, err);
     if (st) return st;
     *out = cfg;
     return ST_OK;

@@ -1,7 +1,6 @@
 /* From a decoded picture or video to what the vision tower sees: settings from a checkpoint's folder, the
  * family's sizes, crops and resize, the grid of tokens, and the table look-up to floats. Pure functions on
- * worker threads; no file formats of pictures, no tensors. Source of the rules: specs gemma3 §5,
- * image-preprocess §1, §3, and qwen-vl §4; where they and transformers 5.23 differ, transformers. */
+ * worker threads; no file formats of pictures, no tensors. Source of the rules: transformers 5.23. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
 
@@ -14,10 +13,10 @@
 /* Reads `image_processor` of dir/processor_config.json or, where that is absent,
  * dir/preprocessor_config.json; for families with videos also `video_processor` of the former, else
  * dir/video_preprocessor_config.json, else dir/preprocessor_config.json. Absent and null keys get the
- * defaults of the class that the family uses. model_type: as in config.json ("gemma3", "qwen3_vl").
- * ST_NOT_FOUND when neither file has settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 =
- * bilinear and 3 = bicubic) or a step that we don't do; ST_FORMAT for values of a wrong type or out of range.
- * Settings for videos that we don't do only leave `video` false. */
+ * defaults of the class that the family uses. model_type: as in config.json. ST_NOT_FOUND when neither file
+ * has settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 = bilinear and 3 = bicubic) or a
+ * step that we don't do; ST_FORMAT for values of a wrong type or out of range. Settings for videos that we
+ * don't do only leave `video` false. */
 enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,
                               struct err *err) KV_MUST_CHECK;
 

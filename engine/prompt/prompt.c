@@ -375,7 +375,7 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
     return ST_OK;
 }
 
-/* The left-to-right scan of specs qwen-vl 5.2: `next` is the rope position of the token at index `at`. Behind
+/* The left-to-right scan of models with mRoPE: `next` is the rope position of the token at index `at`. Behind
  * a video it also clears the video's time, as in the training code, vLLM and transformers 4;
  * transformers 5.23 takes max(h, w) alone there, so that the text behind a long video stands at positions
  * which the video's later frames have. */

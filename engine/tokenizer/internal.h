@@ -80,10 +80,10 @@ struct tok_norm {
 };
 
 enum tok_pattern {
-    TOK_PATTERN_QWEN2,
-    TOK_PATTERN_LLAMA3,
-    TOK_PATTERN_QWEN3_5,
-    TOK_PATTERN_GPT2,
+    TOK_PATTERN_DIGIT,
+    TOK_PATTERN_DIGITS3,
+    TOK_PATTERN_DIGIT_MARKS,
+    TOK_PATTERN_PLAIN,
     TOK_PATTERN_LITERAL
 };
 enum tok_behavior {

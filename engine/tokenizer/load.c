@@ -116,14 +116,14 @@ static const struct {
 } patterns[] = {
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_QWEN2},
+     TOK_PATTERN_DIGIT},
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_LLAMA3},
+     TOK_PATTERN_DIGITS3},
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
      "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     TOK_PATTERN_QWEN3_5},
-    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_GPT2},
+     TOK_PATTERN_DIGIT_MARKS},
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", TOK_PATTERN_PLAIN},
 };
 
 static enum status read_behavior(struct loader *l, uint32_t node, enum tok_behavior *out)
@@ -198,7 +198,7 @@ static enum status add_pre_tokenizer(struct loader *l, uint32_t node)
         st = read_split(l, node, s);
     } else if (type_is(l, node, "ByteLevel")) {
         st = read_byte_level(l, node, &used);
-        *s = (struct tok_split){.pattern = TOK_PATTERN_GPT2};
+        *s = (struct tok_split){.pattern = TOK_PATTERN_PLAIN};
     } else {
         st = unsupported_type(l, "pre_tokenizer", node);
     }

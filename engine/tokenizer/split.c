@@ -1,10 +1,9 @@
 /* The pre-tokenizer patterns that we know, as scanners. Each pattern is a list of ordered alternatives
  * without gaps: every character belongs to exactly one word. Pure; any thread.
  *
- * Qwen2:    (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
- * \s*[\r\n]+ | \s+(?!\S) | \s+ Llama 3:  the same with \p{N}{1,3} Qwen3.5:  the same with marks counted as
- * letters GPT-2:    's|'t|'re|'ve|'m|'ll|'d |
- * ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+ */
+ * DIGIT:       (?i:'s|'t|'re|'ve|'m|'ll|'d) | [^\r\n\p{L}\p{N}]?\p{L}+ | \p{N} |  ?[^\s\p{L}\p{N}]+[\r\n]* |
+ * \s*[\r\n]+ | \s+(?!\S) | \s+ DIGITS3:     the same with \p{N}{1,3} DIGIT_MARKS: as DIGIT, marks counted as
+ * letters PLAIN:       's|'t|'re|'ve|'m|'ll|'d | ?\p{L}+ |  ?\p{N}+ |  ?[^\s\p{L}\p{N}]+ | \s+(?!\S) | \s+ */
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -69,7 +68,7 @@ static size_t space_run(const struct scan *c, size_t at, bool newlines)
     return i < c->len && chars > 1 ? last_start : i;
 }
 
-static size_t next_gpt2(const struct scan *c, size_t at)
+static size_t next_plain(const struct scan *c, size_t at)
 {
     if (c->s[at] == '\'') {
         size_t n = contraction(c, at, false);
@@ -85,7 +84,7 @@ static size_t next_gpt2(const struct scan *c, size_t at)
     return extend(c, after, cls);
 }
 
-static size_t next_qwen(const struct scan *c, size_t at, unsigned digits)
+static size_t next_digits(const struct scan *c, size_t at, unsigned digits)
 {
     if (c->s[at] == '\'') {
         size_t n = contraction(c, at, true);
@@ -111,7 +110,7 @@ static size_t next_qwen(const struct scan *c, size_t at, unsigned digits)
 
 size_t tok__next_word(enum tok_pattern pattern, const uint8_t *s, size_t len, size_t at)
 {
-    struct scan c = {.s = s, .len = len, .mark = pattern == TOK_PATTERN_QWEN3_5 ? UNI_LETTER : UNI_OTHER};
-    if (pattern == TOK_PATTERN_GPT2) return next_gpt2(&c, at);
-    return next_qwen(&c, at, pattern == TOK_PATTERN_LLAMA3 ? 3 : 1);
+    struct scan c = {.s = s, .len = len, .mark = pattern == TOK_PATTERN_DIGIT_MARKS ? UNI_LETTER : UNI_OTHER};
+    if (pattern == TOK_PATTERN_PLAIN) return next_plain(&c, at);
+    return next_digits(&c, at, pattern == TOK_PATTERN_DIGITS3 ? 3 : 1);
 }

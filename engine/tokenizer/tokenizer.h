@@ -22,15 +22,14 @@ void tok_free(struct tokenizer *t); /* NULL is fine */
  * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */
 void tok_guard(struct tokenizer *t, const char *text, size_t len);
 
-/* Which added tokens a stretch of text may match. */
+/* Which added tokens a stretch of text may match; of the others the text is read as ordinary words.
+ * UNGUARDED is for text typed by a user: "<h1>" can be an added token and is a word there, "<tool_call>" is
+ * the template's. */
 enum tok_control {
-    TOK_CONTROL_ALL = 0, /* every added token (text that a template wrote) */
-    TOK_CONTROL_NONSPECIAL =
-        1, /* only added tokens that are not `special` (an assistant's own earlier output) */
-    TOK_CONTROL_UNGUARDED =
-        2, /* of those, only such that tok_guard didn't name: text typed by a user (Gemma's "<h1>" is an
-            * ordinary word there, Qwen's "<tool_call>" is the template's) */
-    TOK_CONTROL_NONE = 3, /* none at all */
+    TOK_CONTROL_ALL = 0,        /* every one (text that a template wrote) */
+    TOK_CONTROL_NONSPECIAL = 1, /* only those that are not `special` (an assistant's own earlier output) */
+    TOK_CONTROL_UNGUARDED = 2,  /* of those, only such that tok_guard didn't name */
+    TOK_CONTROL_NONE = 3,       /* none at all */
 };
 
 /* A stretch of UTF-8 text. Runs are one text: merges happen across their borders as if they stood in one

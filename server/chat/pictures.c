@@ -14,8 +14,7 @@
 /* ---- mm_processor_kwargs ---- */
 
 /* Pixels that a request may ask for at most: what the checkpoint allows, or what fills the context, but no
- * more than 16,384 tokens (the bound of the released Qwen checkpoints; the tower's cost grows with the
- * square). */
+ * more than 16,384 tokens (the bound of released checkpoints; the tower's cost grows with the square). */
 static uint64_t area_limit(const struct gen *g)
 {
     const struct image_config *cfg = &g->r->srv->model->info->image.config;

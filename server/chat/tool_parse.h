@@ -1,5 +1,5 @@
-/* Function calls in a model's text, in one of two forms: JSON, as the templates of Qwen2.5, Qwen3 and
- * Qwen3-VL teach it (after Hermes), or a tag for every parameter, as Qwen3-Coder's:
+/* Function calls in a model's text, in one of two forms: JSON, as many templates teach it (after Hermes), or
+ * a tag for every parameter, as templates of coding models do:
  *
  *     <tool_call>                                                    <tool_call>
  *     {"name": "get_weather", "arguments": {"city": "Paris"}}        <function=get_weather>

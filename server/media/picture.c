@@ -104,8 +104,8 @@ static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct
     return IMAGE_OK;
 }
 
-/* second_per_grid_ts of Qwen2.5's processor times tokens_per_second: a float32 each, so that where time *
- * seconds is a whole number the same side of it is met. Qwen2 counts groups of frames. */
+/* second_per_grid_ts of the reference's processor, times tokens_per_second: a float32 each, so that the same
+ * side of a whole number of them is met. Without tokens_per_second groups of frames are counted. */
 static double positions_between(const struct model_image_rule *rule, double fps)
 {
     float seconds = (float)((double)rule->config.depth / fps);

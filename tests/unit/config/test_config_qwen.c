@@ -1,7 +1,7 @@
 /* config.json of the Qwen families: released files, what transformers 5 makes of them, absent keys, nonsense;
  * then the description, the names of tensors and the layouts of experts. Numbers: specs qwen-vl 1 and
  * transformers 5.23's classes. */
-#include "config/hf/config.h"
+#include "engine/families/families.h"
 #include "engine/model/model_desc.h"
 
 #include <math.h>
@@ -122,14 +122,14 @@ static struct model_desc d;
 
 static enum status parse(const char *text, struct err *err)
 {
-    return hf_config_parse(text, strlen(text), "config.json", &c, err);
+    return family_parse(text, strlen(text), "config.json", &c, err);
 }
 
 /* Parses and describes; the caller frees d. */
 static void load(const char *text)
 {
     struct err err = {""};
-    if (parse(text, &err) || model_describe(&c, &d, &err)) fail_msg("%s in %s", err.msg, text);
+    if (parse(text, &err) || family_describe(&c, &d, &err)) fail_msg("%s in %s", err.msg, text);
 }
 
 static void assert_names(const struct desc_names *n, bool qk_norm)
@@ -146,7 +146,7 @@ static void test_qwen2_vl(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         load(texts[i]);
-        assert_int_equal(c.family, HF_QWEN2_VL);
+        assert_string_equal(c.model_type, "qwen2_vl");
         assert_true(d.vocab == 152064 && d.hidden == 3584 && d.layer_count == 28 && d.context_max == 32768 &&
                     !d.tied);
         assert_true(d.norm_eps == 1e-6f && !d.norm_plus_one && d.embed_scale == 1 && d.final_softcap == 0);
@@ -618,7 +618,7 @@ static void test_mutations(void **state)
                  colon + 1 + skip);
         enum status st = parse(text, &err);
         if (!st) {
-            st = model_describe(&c, &d, &err);
+            st = family_describe(&c, &d, &err);
             if (st) fail_msg("%s was read, then %s", text, err.msg);
             for (uint32_t n = 0; n < d.layer_count; n++)
                 assert_true(d.layers[n].heads % d.layers[n].kv_heads == 0);

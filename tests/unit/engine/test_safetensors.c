@@ -1,7 +1,7 @@
 /* Hostile and odd checkpoints: safetensors headers, shard indexes, config.json. Everything wrong gets one
  * clear line, nothing crashes (run this under the address and undefined sanitizers). Plus what is right:
  * scalars, empty tensors, conversions, both RoPE spellings, the three tensor-name layouts. */
-#include "config/hf/config.h"
+#include "engine/families/families.h"
 #include "engine/engine.h"
 #include "engine/model/model_desc.h"
 #include "engine/checkpoint/safetensors.h"
@@ -255,7 +255,7 @@ static void test_shards(void **state)
 
 static enum status parse(const char *text, struct hf_config *c, struct err *err)
 {
-    return hf_config_parse(text, strlen(text), "config.json", c, err);
+    return family_parse(text, strlen(text), "config.json", c, err);
 }
 
 static void test_config_defaults(void **state)
@@ -280,7 +280,7 @@ static void test_config_defaults(void **state)
     assert_int_equal(c.text.head_dim, 256);
     assert_int_equal(c.text.vocab_size, 262208);
     assert_int_equal(c.text.max_position_embeddings, 131072);
-    assert_true(c.text.tie_word_embeddings && !c.text.attention_bias);
+    assert_true(c.text.tie_word_embeddings && !c.text.qkv_bias);
     assert_true(c.text.rope[HF_FULL].theta == 1e6 && c.text.rope[HF_FULL].factor == 8.0 &&
                 c.text.rope[HF_FULL].type == HF_ROPE_LINEAR);
     assert_true(c.text.rope[HF_SLIDING].theta == 1e4 && c.text.rope[HF_SLIDING].factor == 1.0);
@@ -290,7 +290,7 @@ static void test_config_defaults(void **state)
                 c.image_id == 262144);
     assert_int_equal(c.eos_count, 2);
     struct model_desc d;
-    assert_int_equal(model_describe(&c, &d, &err), ST_OK);
+    assert_int_equal(family_describe(&c, &d, &err), ST_OK);
     assert_int_equal(d.vision.pool, 4);
     assert_true(d.layers[0].window == 1024 && d.layers[5].window == 0 && d.layers[33].window == 1024 &&
                 d.layers[0].scale == 0.0625f);
@@ -417,7 +417,7 @@ static void test_layouts(void **state)
     struct err err;
     (void)state;
     assert_int_equal(parse("{\"model_type\":\"gemma3_text\"}", &c, &err), ST_OK);
-    assert_int_equal(model_describe(&c, &d, &err), ST_OK);
+    assert_int_equal(family_describe(&c, &d, &err), ST_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char out[DESC_NAME_MAX];
         bool needed = d.canonical(cases[i].name, out);

@@ -1,6 +1,6 @@
 /* The prompts of tests/golden/qwen from their messages on: template, tokenizer and prompt_build give
  * transformers' text, ids, spans, grids and positions, for every case of every variant. */
-#include "config/hf/config.h"
+#include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
@@ -34,7 +34,7 @@ static void open_fixture(struct fixture *f, const char *variant)
     struct err err = {""};
     golden_dir(dir, sizeof dir, "qwen", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) ||
+    if (family_load(dir, f->config, &err) || family_describe(f->config, &f->desc, &err) ||
         tok_load(dir, &f->t, &err) || template_load(dir, &f->chat, &err))
         fail_msg("%s: %s", variant, err.msg);
     f->m = (struct model_info){

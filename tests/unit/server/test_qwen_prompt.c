@@ -2,7 +2,7 @@
  * (tests/golden/images/qwen_prompts.json, made by scripts/reference/make_qwen_images.py), the positions of
  * specs qwen-vl 5.5, placeholders, and what is refused. */
 #include "config/base/json.h"
-#include "config/hf/config.h"
+#include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
@@ -33,7 +33,7 @@ static void open_fixture(struct fixture *f, const char *folder)
     struct err err = {""};
     snprintf(dir, sizeof dir, "tests/golden/qwen/%s", folder);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (hf_config_load(dir, f->config, &err) || model_describe(f->config, &f->desc, &err) ||
+    if (family_load(dir, f->config, &err) || family_describe(f->config, &f->desc, &err) ||
         tok_load(dir, &f->t, &err))
         fail_msg("%s", err.msg);
     f->m = (struct model_info){.family = f->config->model_type, .vocab_size = 100000, .image = f->desc.image};

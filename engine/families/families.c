@@ -1,0 +1,182 @@
+/* See families.h: the list, the lookup, and what is common to reading every config.json. */
+#include "engine/families/families.h"
+
+#include "config/hf/reader.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fits");
+
+/* A new family: its name here, for its record `family_<name>`. */
+#define FAMILIES(X) X(gemma3) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl)
+
+#define DECLARE(name) extern const struct family family_##name;
+#define ADDRESS(name) &family_##name,
+FAMILIES(DECLARE)
+static const struct family *const families[] = {FAMILIES(ADDRESS)};
+enum { FAMILY_COUNT = sizeof families / sizeof *families };
+
+static const struct family *find(const char *model_type, const struct family_type **type)
+{
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        for (*type = families[f]->types; (*type)->name; ++*type)
+            if (strcmp((*type)->name, model_type) == 0) return families[f];
+    return NULL;
+}
+
+const struct family *family_find(const char *model_type)
+{
+    const struct family_type *type;
+    return find(model_type, &type);
+}
+
+static const struct family *find_type(struct hf_reader *r, const struct family_type **type)
+{
+    char name[64] = "", served[512] = "";
+    size_t len = 0, used = 0;
+    uint32_t node = json_get_live(r->d, 0, "model_type");
+    if (node != JSON_NONE && !json_str_copy(r->d, node, name, sizeof name - 1, &len)) len = 0;
+    name[len < sizeof name ? len : 0] = '\0';
+    const struct family *family = find(name, type);
+    if (family && strlen(name) == len) return family;
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        for (const struct family_type *t = families[f]->types; t->name; t++) {
+            int n = snprintf(served + used, sizeof served - used, "%s%s", used ? ", " : "", t->name);
+            if (n > 0 && (size_t)n < sizeof served - used) used += (size_t)n;
+        }
+    if (node == JSON_NONE)
+        r->st = err_set(r->err, ST_FORMAT, "%s: no model_type (served: %s)", r->file, served);
+    else
+        r->st = err_set(r->err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not a family that is served (%s)",
+                        r->file, name, served);
+    return NULL;
+}
+
+/* The object of that name; JSON_NONE when it is absent or the fault is noted. */
+static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
+{
+    uint32_t n = json_get_live(r->d, 0, key);
+    if (n == JSON_NONE && required) hf_fault(r, ST_FORMAT, key, "is missing");
+    if (n == JSON_NONE || json_kind(r->d, n) == JSON_OBJECT) return n;
+    hf_fault(r, ST_FORMAT, key, "must be an object");
+    return JSON_NONE;
+}
+
+static enum status parse_doc(const struct json_doc *d, const char *name, struct hf_config *out,
+                             struct err *err)
+{
+    struct hf_reader r = {d, name, "", err, ST_OK};
+    if (json_kind(d, 0) != JSON_OBJECT) return err_set(err, ST_FORMAT, "%s: not a JSON object", name);
+    const struct family_type *type;
+    const struct family *family = find_type(&r, &type);
+    if (!family) return r.st;
+    /* Their tensors would be refused one by one for their types; this says why. */
+    if (json_get_live(d, 0, "quantization_config") != JSON_NONE)
+        hf_fault(&r, ST_UNSUPPORTED, "quantization_config", "only float weights (bf16, f16, f32) are served");
+    struct hf_config *c = calloc(1, sizeof *c);
+    if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
+    snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
+    c->text = *type->text;
+    c->bos_id = c->video_id = HF_NO_ID;
+    uint32_t nested =
+        type->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", type->place == HF_NESTED);
+    uint32_t vision = type->vision ? find_object(&r, "vision_config", false) : JSON_NONE;
+    c->has_vision = vision != JSON_NONE;
+    if (c->has_vision) c->vision = *type->vision;
+    hf_ids(&r, 0, "eos_token_id", c->eos_ids, &c->eos_count);
+    if (nested != JSON_NONE && c->eos_count == 0)
+        hf_ids(&r, nested, "eos_token_id", c->eos_ids, &c->eos_count);
+    if (!r.st) family->read(&r, type, nested == JSON_NONE ? 0 : nested, vision, c);
+    if (!r.st) *out = *c;
+    free(c);
+    return r.st;
+}
+
+enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *out,
+                         struct err *err)
+{
+    struct json_doc d = {0};
+    enum status st = json_parse(text, len, name, &d, err);
+    if (st) return st;
+    st = parse_doc(&d, name, out, err);
+    json_free(&d);
+    return st;
+}
+
+enum status family_load(const char *dir, struct hf_config *out, struct err *err)
+{
+    char *path;
+    struct json_doc d = {0};
+    if (asprintf(&path, "%s/config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    enum status st = json_doc_load(path, HF_FILE_BYTES_MAX, &d, err);
+    if (!st) {
+        st = parse_doc(&d, path, out, err);
+        json_free(&d);
+    }
+    free(path);
+    return st;
+}
+
+enum status family_describe(const struct hf_config *config, struct model_desc *out, struct err *err)
+{
+    const struct family *family = family_find(config->model_type);
+    if (!family) return err_set(err, ST_UNSUPPORTED, "model_type %s: no such family", config->model_type);
+    return family->describe(config, out, err);
+}
+
+enum status family_decoder(const struct hf_config *c, struct model_desc *d, struct err *err)
+{
+    const struct hf_text *t = &c->text;
+    *d = (struct model_desc){
+        .vocab = t->vocab_size,
+        .hidden = t->hidden_size,
+        .layer_count = t->num_hidden_layers,
+        .layers = calloc(t->num_hidden_layers, sizeof *d->layers),
+        .context_max = t->max_position_embeddings,
+        .rope_count = 1,
+        .ropes = {{.theta = t->rope[HF_FULL].theta, .factor = t->rope[HF_FULL].factor, .dim = t->head_dim}},
+        .norm_eps = (float)t->rms_norm_eps,
+        .embed_scale = 1,
+        .tied = t->tie_word_embeddings,
+        .names = {.embed = "text.embed_tokens",
+                  .head = "head",
+                  .final_norm = "text.norm",
+                  .input_norm = "text.layers.#.input_layernorm",
+                  .q = "text.layers.#.self_attn.q_proj",
+                  .k = "text.layers.#.self_attn.k_proj",
+                  .v = "text.layers.#.self_attn.v_proj",
+                  .o = "text.layers.#.self_attn.o_proj",
+                  .q_norm = t->qk_norm ? "text.layers.#.self_attn.q_norm" : NULL,
+                  .k_norm = t->qk_norm ? "text.layers.#.self_attn.k_norm" : NULL,
+                  .pre_mlp_norm = "text.layers.#.post_attention_layernorm", /* in spite of its name */
+                  .gate = "text.layers.#.mlp.gate_proj",
+                  .up = "text.layers.#.mlp.up_proj",
+                  .down = "text.layers.#.mlp.down_proj"},
+        .bos_id = c->bos_id,
+        .eos_count = c->eos_count,
+    };
+    if (!d->layers) return err_set(err, ST_NOMEM, "out of memory for %u layers", d->layer_count);
+    memcpy(d->eos_ids, c->eos_ids, sizeof c->eos_ids);
+    for (uint32_t n = 0; n < d->layer_count; n++)
+        d->layers[n] = (struct desc_layer){
+            .heads = t->num_attention_heads,
+            .kv_heads = t->num_key_value_heads,
+            .head_dim = t->head_dim,
+            .scale = (float)(1.0 / sqrt((double)t->head_dim)),
+            .window = t->layer_types[n] == HF_SLIDING ? t->sliding_window : 0,
+            .qkv_bias = t->qkv_bias,
+            .o_bias = t->o_bias,
+            .ff = t->intermediate_size,
+            .gate = t->activation == HF_SILU ? GATE_SILU : GATE_GELU_TANH,
+        };
+    return ST_OK;
+}
+
+const char *family_after(const char *s, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return strncmp(s, prefix, n) == 0 ? s + n : NULL;
+}

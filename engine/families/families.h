@@ -1,0 +1,72 @@
+/* A family of models is one record in one file, engine/families/<family>.c, and its goldens; nothing else
+ * knows its name but the list in families.c. All of it is pure. The record, in the order in which it is used:
+ *
+ *   types     the model_types of config.json that it answers to, with the defaults of their class in
+ *             transformers (released files leave out what equals them: they are part of the format)
+ *   read      the keys of config.json -> struct hf_config, by config/hf/reader.h; refuses what is not served
+ *   describe  that -> model_desc: layers, ropes, tensor names, the tower; in .image how a picture is written
+ *             into a prompt and which rule its span has
+ *   pictures  the defaults of its picture and video processor classes
+ *
+ * docs/adding-a-family.md goes through it step by step. */
+#ifndef KVASIR_FAMILIES_H
+#define KVASIR_FAMILIES_H
+
+#include "config/hf/config.h"
+#include "engine/model/model_desc.h"
+
+struct hf_reader;
+
+enum hf_place {
+    HF_FLAT,   /* the text's keys stand at the top */
+    HF_NESTED, /* they stand in text_config */
+    HF_EITHER, /* in text_config if there is one */
+};
+struct family_type {
+    const char *name; /* model_type; at most 31 characters */
+    enum hf_place place;
+    const struct hf_text *text;     /* class defaults */
+    const struct hf_vision *vision; /* NULL: no pictures */
+};
+
+/* .video_area_min and so on of `image` are the defaults for videos; what else differs in their class stands
+ * beside. */
+struct family_pictures {
+    struct image_config image;
+    float video_mean[3], video_std[3];
+    uint32_t video_patch; /* 0: the model takes no videos */
+};
+
+#define FAMILY_TYPES_MAX 4u
+struct family {
+    struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty behind the last */
+    /* text, vision: the objects; vision JSON_NONE = none (c->has_vision is set). *c holds the type's
+     * defaults. */
+    void (*read)(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
+                 struct hf_config *c);
+    /* *out is overwritten; its layers are the caller's (model_desc_free). ST_NOMEM; ST_UNSUPPORTED. */
+    enum status (*describe)(const struct hf_config *c, struct model_desc *out, struct err *err);
+    const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
+};
+
+/* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
+ * the head size; one rope, that of full attention). A family overwrites what differs and adds the rest,
+ * .canonical at least. ST_NOMEM. */
+enum status family_decoder(const struct hf_config *c, struct model_desc *d, struct err *err) KV_MUST_CHECK;
+/* What stands behind `prefix`; NULL: s does not begin with it. */
+const char *family_after(const char *s, const char *prefix);
+
+/* The family that answers to a model_type; NULL: none. */
+const struct family *family_find(const char *model_type);
+
+/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of
+ * the wrong kind or range. */
+enum status family_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
+/* The same from text; `name` is used in messages. */
+enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *out,
+                         struct err *err) KV_MUST_CHECK;
+/* The description of what was read. */
+enum status family_describe(const struct hf_config *config, struct model_desc *out,
+                            struct err *err) KV_MUST_CHECK;
+
+#endif
