@@ -51,13 +51,13 @@ static double layer_bytes(const struct engine *e, const struct layer_weights *w)
 
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err)
 {
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &e->net.desc;
     struct engine_costs c = {.group_count = e->kv.group_count, .threads = e->becaps.threads};
     struct be_ceiling ceiling;
     for (uint32_t g = 0; g < c.group_count; g++) c.groups[g].window = e->kv.groups[g].window;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
-        const struct layer_weights *w = &e->w.layers[n];
+        const struct layer_weights *w = &e->net.w.layers[n];
         double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim;
         double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff;
         c.linear_flops_per_token += 2 * (double)d->hidden * (q + 2 * kv + q + mlp);
@@ -73,7 +73,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
         c.groups[e->kv.layer_group[n]].bytes_per_key += 2 * kv * (double)be_dtype_bytes(e->plan.act);
     }
     c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
-    c.weight_bytes += (double)e->ops->weight_bytes(e->w.head);
+    c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.head);
     if (d->has_vision) {
         c.vision_side = picture_side(&d->vision);
         c.vision_flops = vision_flops(d, c.vision_side);

@@ -95,13 +95,13 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     enum status st = hf_generation_load(e->dir, &g, err);
     if (st) return st;
     struct model_info *m = &e->info;
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &e->net.desc;
     *m = (struct model_info){.family = e->model_type,
                              .dir = e->dir,
                              .dtype = e->plan.act == BE_F32 ? "f32" : "bf16",
                              .backend = e->backend_name,
-                             .parameters = e->survey.parameters,
-                             .weight_bytes = e->survey.memory_bytes,
+                             .parameters = e->net.survey.parameters,
+                             .weight_bytes = e->net.survey.memory_bytes,
                              .vocab_size = d->vocab,
                              .bos_id = d->bos_id};
     for (uint32_t i = 0; i < g.eos_count; i++) add_eos(m, g.eos_ids[i]);
@@ -179,12 +179,12 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st) st = pick_ops(opt, &e->ops, err);
     if (!st) st = family_load(e->dir, config, err);
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
-    if (!st) st = family_describe(config, &e->desc, err);
+    if (!st) st = family_describe(config, &e->net.desc, err);
     if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
-    if (!st) model_desc_settle(&e->desc, *files);
+    if (!st) model_desc_settle(&e->net.desc, *files);
     if (!st) {
-        st = pick_dtype(opt, &e->desc, *files, &e->plan.act, err);
-        if (!st) st = weights_survey(*files, &e->desc, e->plan.act, &e->survey, err);
+        st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
+        if (!st) st = weights_survey(*files, &e->net.desc, e->plan.act, &e->net.survey, err);
         if (st) (void)err_prefix(err, st, "%s", e->dir);
     }
     if (!st) st = open_backend(opt, e, err);
@@ -221,22 +221,23 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     struct engine *e = calloc(1, sizeof *e);
     if (!e) return err_set(err, ST_NOMEM, "out of memory");
     enum status st = engine__prepare(opt, e, &files, err);
-    if (!st && e->survey.ignored)
-        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->survey.ignored,
-                 e->survey.ignored_names, e->survey.ignored > 3 ? ", ..." : "");
+    if (!st && e->net.survey.ignored)
+        log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->net.survey.ignored,
+                 e->net.survey.ignored_names, e->net.survey.ignored > 3 ? ", ..." : "");
     if (!st)
-        st = weights_load(files, &e->desc, &e->survey, e->ops, e->be,
-                          (struct weights_progress){opt->progress, opt->progress_arg}, &e->w, &identity, err);
+        st = weights_load(files, &e->net.desc, &e->net.survey, e->ops, e->be,
+                          (struct weights_progress){opt->progress, opt->progress_arg}, &e->net.w, &identity,
+                          err);
     if (!st) {
-        e->info.weight_bytes = weights_bytes(&e->w, &e->desc, e->ops, e->survey.slab_floats);
+        e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.survey.slab_floats);
         e->info.context_max = e->plan.context_max;
-        e->embed_scale = rounded_scale(e->desc.embed_scale, e->survey.stored);
+        e->net.embed_scale = rounded_scale(e->net.desc.embed_scale, e->net.survey.stored);
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
     }
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = engine__graphs_open(e, err);
-    weights_survey_free(&e->survey); /* its list points into the files, which are closed now */
+    weights_survey_free(&e->net.survey); /* its list points into the files, which are closed now */
     stf_close(files);
     if (st) engine_close(e);
     else *out = e;
@@ -261,13 +262,14 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .block_tokens = BE_BLOCK_TOKENS,
                                 .arena_units = e->arena_units,
                                 .unit_bytes = BE_KV_UNIT,
-                                .vocab_size = e->desc.vocab,
+                                .vocab_size = e->net.desc.vocab,
                                 .context_max = e->plan.context_max,
                                 .batch_tokens_max = e->plan.batch_tokens_max,
                                 .sequences_max = e->plan.sequences_max,
-                                .images = e->desc.has_vision,
-                                .image_tokens_max =
-                                    e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0,
+                                .images = e->net.desc.has_vision,
+                                .image_tokens_max = e->net.desc.has_vision && e->net.desc.image.atomic
+                                                        ? e->net.desc.vision.tokens
+                                                        : 0,
                                 .picture_tokens_max = engine__vision_tokens_max(e)};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
@@ -282,10 +284,10 @@ const struct model_info *engine_model(const struct engine *e)
 
 void engine__kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first)
 {
-    for (uint32_t n = 0; n < e->desc.layer_count; n++) {
-        const struct desc_layer *l = &e->desc.layers[n];
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
+        const struct desc_layer *l = &e->net.desc.layers[n];
         struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
-        if (e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
+        if (l->kv_owner == n && e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
     }
 }
 
@@ -306,13 +308,13 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32
 /* Floats of a picture's rows: what replaces the embedding, then the taps. */
 static size_t row_floats(const struct engine *e, const struct engine_features *f)
 {
-    return (size_t)(1 + e->desc.vision.tap_count) * f->tokens * e->desc.hidden;
+    return (size_t)(1 + e->net.desc.vision.tap_count) * f->tokens * e->net.desc.hidden;
 }
 
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err)
 {
-    if (!e->desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
+    if (!e->net.desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
     struct engine_features *f = calloc(1, sizeof *f);
     if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
     enum status st = vision_measure(e, pixels, f, err);

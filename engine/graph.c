@@ -26,8 +26,8 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 
 static void record(struct engine *e, const struct engine_batch *b, const struct engine_graph *g)
 {
-    decoder_run(e, b);
-    if (engine__graph_has_logits(e, g)) decoder_logits(e, 0, g->rows);
+    decoder_run(e, &e->net, b);
+    if (engine__graph_has_logits(e, g)) decoder_logits(e, &e->net, 0, g->rows);
 }
 
 /* One real row, at the start of the arena, which nobody uses yet, and g->rows - 1 that stand for nothing. It

@@ -21,7 +21,7 @@ static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 
 static enum status say_layers(struct buf *b, const struct engine *e)
 {
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &e->net.desc;
     enum status st = buf_adds(b, "layers\n");
     for (uint32_t n = 0; n < d->layer_count && !st;) {
         const struct desc_layer *l = &d->layers[n];
@@ -54,10 +54,10 @@ static enum status say_layers(struct buf *b, const struct engine *e)
 /* Parameters that one token goes through: all but the experts that its router leaves out. */
 static uint64_t active_parameters(const struct engine *e)
 {
-    uint64_t n = e->survey.parameters;
-    for (uint32_t i = 0; i < e->desc.layer_count; i++) {
-        const struct desc_layer *l = &e->desc.layers[i];
-        n -= (uint64_t)(l->experts - l->experts_used) * 3 * e->desc.hidden * l->ff;
+    uint64_t n = e->net.survey.parameters;
+    for (uint32_t i = 0; i < e->net.desc.layer_count; i++) {
+        const struct desc_layer *l = &e->net.desc.layers[i];
+        n -= (uint64_t)(l->experts - l->experts_used) * 3 * e->net.desc.hidden * l->ff;
     }
     return n;
 }
@@ -78,7 +78,7 @@ static enum status say_kv(struct buf *b, const struct engine *e)
 
 static enum status say_tower(struct buf *b, const struct engine *e)
 {
-    const struct desc_vision *v = &e->desc.vision;
+    const struct desc_vision *v = &e->net.desc.vision;
     const struct image_config *c = &e->info.image.config;
     uint32_t unit = v->patch * v->merge, full = 0;
     enum status st = buf_addf(b,
@@ -102,8 +102,8 @@ static enum status say_tower(struct buf *b, const struct engine *e)
 
 static enum status say_vision(struct buf *b, const struct engine *e)
 {
-    const struct desc_vision *v = &e->desc.vision;
-    if (!e->desc.has_vision) return buf_adds(b, "vision     none\n");
+    const struct desc_vision *v = &e->net.desc.vision;
+    if (!e->net.desc.has_vision) return buf_adds(b, "vision     none\n");
     if (v->end == VISION_MERGE) return say_tower(b, e);
     return buf_addf(b,
                     "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per "
@@ -127,7 +127,7 @@ static enum status say_plan(struct buf *b, const struct engine *e)
 
 static enum status say_all(struct buf *b, const struct engine *e)
 {
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &e->net.desc;
     char eos[MODEL_EOS_MAX * 12] = "";
     size_t at = 0;
     for (uint32_t i = 0; i < e->info.eos_count; i++) {
@@ -139,14 +139,14 @@ static enum status say_all(struct buf *b, const struct engine *e)
                               "parameters stored as %s, %.1f MiB in the files\n"
                               "width      %u, vocabulary %u (%s head), context %u\nstop ids   %s\n",
                               e->model_type, e->backend_name, e->device, e->info.dtype,
-                              (unsigned long long)e->survey.parameters, stf_dtype_name(e->survey.stored),
-                              MIB(e->survey.read_bytes), d->hidden, d->vocab, d->tied ? "tied" : "own",
-                              e->plan.context_max, at ? eos : "none");
-    if (!st && active_parameters(e) != e->survey.parameters)
+                              (unsigned long long)e->net.survey.parameters,
+                              stf_dtype_name(e->net.survey.stored), MIB(e->net.survey.read_bytes), d->hidden,
+                              d->vocab, d->tied ? "tied" : "own", e->plan.context_max, at ? eos : "none");
+    if (!st && active_parameters(e) != e->net.survey.parameters)
         st = buf_addf(b, "active     %llu parameters per token\n", (unsigned long long)active_parameters(e));
-    if (!st && e->survey.ignored)
-        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->survey.ignored, e->survey.ignored_names,
-                      e->survey.ignored > 3 ? ", ..." : "");
+    if (!st && e->net.survey.ignored)
+        st = buf_addf(b, "unused     %u tensors: %s%s\n", e->net.survey.ignored, e->net.survey.ignored_names,
+                      e->net.survey.ignored > 3 ? ", ..." : "");
     if (!st) st = say_vision(b, e);
     if (!st) st = say_layers(b, e);
     if (!st) st = say_kv(b, e);

@@ -17,6 +17,8 @@
 
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
+ * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
+ *
  *   arena  | unit 0 | unit 1 | ...                                  unit = BE_KV_UNIT bytes; a block begins
  * at a unit block  | layer a | layer b | ... | padding to a unit |          layer_offset[n] = where layer n's
  * part begins */
@@ -60,6 +62,20 @@ struct decoder_scratch {
     struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
     uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step;               /* [step_words] the step's index arrays */
+};
+
+/* A loaded network: what it is, its weights, and what a step of it is computed in. Its layers name the layer
+ * whose keys and values they read (desc_layer.kv_owner); where those lie is the engine's affair (struct
+ * kv_layout). */
+struct net {
+    struct model_desc desc;
+    struct weights w;
+    struct weights_survey survey;
+    float embed_scale;
+    float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
+    uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
+    uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
+    struct decoder_scratch s;
 };
 
 /* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer runs over a picture in pieces
@@ -119,18 +135,11 @@ struct engine {
     struct be_caps becaps;
     char *dir, *model_type;
     char device[256], backend_name[64];
-    struct model_desc desc;
-    struct weights w;
-    struct weights_survey survey;
-    float embed_scale;
-    float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
-    uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
-    uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
+    struct net net; /* the one that is served */
     struct kv_layout kv;
     void *arena;
     uint64_t arena_units;
     struct engine_plan plan;
-    struct decoder_scratch s;
     struct vision_scratch v;
     struct model_info info;
     struct sampler *samplers[ENGINE_SAMPLERS_MAX]; /* [sampler_count]: one for each thread that draws */
@@ -229,11 +238,11 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 
 /* decoder.c: embeds the rows of the step and runs all layers; leaves the wanted rows' residuals where
  * decoder_logits finds them. */
-void decoder_run(struct engine *e, const struct engine_batch *b);
+void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
 /* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
-void decoder_logits(struct engine *e, uint32_t first, uint32_t count);
+void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
 /* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
-void decoder_top(struct engine *e, uint32_t count, uint32_t k);
+void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
 
 /* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
 /* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */

@@ -31,8 +31,11 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
     size_t bytes = 0;
     struct engine_kv_group *g = &k->groups[group];
     for (uint32_t n = 0; n < d->layer_count; n++) {
+        uint32_t owner = d->layers[n].kv_owner;
         if (k->layer_group[n] != group) continue;
-        k->layer_offset[n] = bytes;
+        ASSERT(owner <= n && k->layer_group[owner] == group);
+        k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
+        if (owner != n) continue;
         bytes += ops->kv_layer_bytes(be, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
     }
@@ -96,7 +99,7 @@ static void *piece(struct carve *c, uint64_t bytes)
 
 static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
 {
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &e->net.desc;
     uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act),
              qkv = 0, hd = 0, ff = 0, experts = 0, used = 0, scratch = 0;
     for (uint32_t n = 0; n < d->layer_count; n++) {
@@ -139,7 +142,7 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
 
 static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c, struct vision_scratch *s)
 {
-    const struct desc_vision *v = &e->desc.vision;
+    const struct desc_vision *v = &e->net.desc.vision;
     uint64_t act = be_dtype_bytes(e->plan.act);
     s->qkv = piece(c, rows * 3 * v->hidden * 4);
     s->h = piece(c, rows * be_ld(v->hidden) * act);
@@ -168,7 +171,7 @@ static uint64_t host_available(void)
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (8 + (e->rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) +
+    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) +
            g * (s * e->plan.blocks_max + 1) + 16 * (13 + 3 * g);
 }
 
@@ -189,19 +192,19 @@ static uint64_t kv_wanted(const struct engine *e)
 static enum status plan_limits(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct engine_plan *p = &e->plan;
-    p->context_max = opt->context_max ? opt->context_max : e->desc.context_max;
-    if (p->context_max > e->desc.context_max) {
+    p->context_max = opt->context_max ? opt->context_max : e->net.desc.context_max;
+    if (p->context_max > e->net.desc.context_max) {
         log_warn("context of %u tokens asked for, the model was made for %u: using %u", p->context_max,
-                 e->desc.context_max, e->desc.context_max);
-        p->context_max = e->desc.context_max;
+                 e->net.desc.context_max, e->net.desc.context_max);
+        p->context_max = e->net.desc.context_max;
     }
     p->batch_tokens_max = opt->batch_tokens_max ? opt->batch_tokens_max : BATCH_TOKENS_DEFAULT;
     p->sequences_max = opt->sequences_max ? opt->sequences_max : SEQUENCES_DEFAULT;
     if (p->sequences_max > SEQUENCES_MAX)
         return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
     /* A picture is never cut, and no decoding sequence waits for it. */
-    uint32_t least =
-        p->sequences_max + (e->desc.has_vision && e->desc.image.atomic ? e->desc.vision.tokens : 0);
+    uint32_t least = p->sequences_max +
+                     (e->net.desc.has_vision && e->net.desc.image.atomic ? e->net.desc.vision.tokens : 0);
     if (p->batch_tokens_max < least) {
         log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit",
                  least, p->batch_tokens_max);
@@ -221,14 +224,14 @@ static uint32_t vision_patches_planned(const struct engine *e)
 {
     enum { PLANNED = 16384 };
     uint32_t most = vision_patches_max(e);
-    return e->desc.vision.image_size || most < PLANNED ? most : PLANNED;
+    return e->net.desc.vision.image_size || most < PLANNED ? most : PLANNED;
 }
 
 /* Rows of the tower's scratch: a piece of a layer, a token's patches at least, and all tokens where they are
  * pooled. */
 static uint32_t vision_rows(const struct engine *e)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t most = vision_patches_max(e), rows = most < VISION_ROWS_MAX ? most : VISION_ROWS_MAX;
     uint32_t least = d->end == VISION_POOL ? d->tokens : d->merge * d->merge;
     return rows < least ? least : rows;
@@ -238,27 +241,28 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 {
     struct engine_plan *p = &e->plan;
     enum status st = plan_limits(opt, e, err);
-    e->rope_axes = 1;
-    for (uint32_t i = 0; i < e->desc.rope_count; i++)
-        if (e->desc.ropes[i].sections[0]) e->rope_axes = 3;
-    if (!st) st = kv_layout_make(&e->desc, e->ops, e->be, &e->kv, err);
+    e->net.rope_axes = 1;
+    for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
+        if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
+    if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, &e->kv, err);
     if (st) return st;
-    if (e->desc.has_vision && e->ops->kv_layer_bytes(e->be, e->desc.vision.heads,
-                                                     e->desc.vision.hidden / e->desc.vision.heads) == 0)
+    if (e->net.desc.has_vision &&
+        e->ops->kv_layer_bytes(e->be, e->net.desc.vision.heads,
+                               e->net.desc.vision.hidden / e->net.desc.vision.heads) == 0)
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
-                       e->desc.vision.hidden / e->desc.vision.heads);
+                       e->net.desc.vision.hidden / e->net.desc.vision.heads);
     e->step_words = step_words(e);
     struct carve c = {0};
     struct decoder_scratch ds;
     carve_decoder(e, &c, &ds);
     p->scratch_bytes = c.used;
-    if (e->desc.has_vision) {
+    if (e->net.desc.has_vision) {
         struct carve v = {0};
         struct vision_scratch vs;
         carve_vision(e, vision_rows(e), &v, &vs);
         p->vision_bytes = v.used + vision_picture_bytes(e, vision_patches_planned(e));
     }
-    p->weight_bytes = e->survey.memory_bytes;
+    p->weight_bytes = e->net.survey.memory_bytes;
     p->kv_wanted = kv_wanted(e);
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
@@ -344,8 +348,8 @@ static uint8_t rope_axis(const struct desc_rope *r, uint32_t i)
 
 static enum status alloc_ropes(struct engine *e, struct err *err)
 {
-    for (uint32_t i = 0; i < e->desc.rope_count; i++) {
-        const struct desc_rope *r = &e->desc.ropes[i];
+    for (uint32_t i = 0; i < e->net.desc.rope_count; i++) {
+        const struct desc_rope *r = &e->net.desc.ropes[i];
         float freq[1024];
         uint8_t axis[1024];
         uint32_t half = r->dim / 2;
@@ -354,12 +358,12 @@ static enum status alloc_ropes(struct engine *e, struct err *err)
         void *p;
         enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
         if (st) return st;
-        e->inv_freq[i] = p;
+        e->net.inv_freq[i] = p;
         e->ops->upload(e->be, p, freq, half * sizeof(float));
         if (!r->sections[0]) continue;
         if ((st = take(e, half, &p, "rotary axes", err))) return st;
         for (uint32_t k = 0; k < half; k++) axis[k] = rope_axis(r, k);
-        e->rope_axis[i] = p;
+        e->net.rope_axis[i] = p;
         e->ops->upload(e->be, p, axis, half);
     }
     return ST_OK;
@@ -374,9 +378,9 @@ bool engine__vision_room(const struct engine *e, uint32_t patches)
 
 uint32_t engine__vision_tokens_max(const struct engine *e)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t unit = d->merge * d->merge, low = 0, high = e->plan.context_max;
-    if (!e->desc.has_vision || d->image_size) return 0;
+    if (!e->net.desc.has_vision || d->image_size) return 0;
     if (high > UINT32_MAX / 64 / unit) high = UINT32_MAX / 64 / unit; /* vision_measure */
     uint32_t most = high;
     while (low < high) {
@@ -390,7 +394,7 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
 /* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D). */
 static enum status alloc_vision_rope(struct engine *e, struct err *err)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t half = d->hidden / d->heads / 2;
     float freq[1024];
     uint8_t axis[1024];
@@ -418,7 +422,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     if (st) return st;
     image_lut(&e->info.image.config, lut);
     e->ops->upload(e->be, e->v.lut, lut, sizeof lut);
-    if (e->desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
+    if (e->net.desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
     struct carve c = {0};
     carve_vision(e, vision_rows(e), &c, &e->v);
     if (!st) st = take(e, c.used, &e->v.block, "the vision tower's scratch", err);
@@ -432,25 +436,25 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 enum status engine__alloc(struct engine *e, struct err *err)
 {
     const struct engine_plan *p = &e->plan;
-    enum status st = take(e, p->scratch_bytes, &e->s.block, "scratch", err);
+    enum status st = take(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
     if (!st) {
-        struct carve c = {e->s.block, 0};
-        carve_decoder(e, &c, &e->s);
+        struct carve c = {e->net.s.block, 0};
+        carve_decoder(e, &c, &e->net.s);
         st = alloc_ropes(e, err);
     }
-    if (!st && e->desc.has_vision) st = alloc_vision(e, err);
+    if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);
     if (!st) st = take(e, p->kv_bytes, &e->arena, "keys and values", err);
     uint32_t samplers = !e->ops->host_each                        ? 1
                         : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
                                                                   : ENGINE_SAMPLERS_MAX;
     for (; !st && e->sampler_count < samplers; e->sampler_count += !st)
-        st = sampler_create(e->desc.vocab, &e->samplers[e->sampler_count], err);
+        st = sampler_create(e->net.desc.vocab, &e->samplers[e->sampler_count], err);
     if (st) return st;
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
     e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
-    size_t longest = e->desc.vocab > e->desc.hidden ? e->desc.vocab : e->desc.hidden;
+    size_t longest = e->net.desc.vocab > e->net.desc.hidden ? e->net.desc.vocab : e->net.desc.hidden;
     e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
-    e->host_results = malloc(p->logit_rows * (sizeof *e->s.stats + BE_TOPK_MAX * 8));
+    e->host_results = malloc(p->logit_rows * (sizeof *e->net.s.stats + BE_TOPK_MAX * 8));
     if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_set(err, ST_NOMEM, "out of memory for step arrays");
     return ST_OK;
@@ -462,16 +466,16 @@ void engine__release(struct engine *e)
         engine__graphs_close(e);
         for (uint32_t i = 0; i < DESC_ROPES_MAX; i++)
             for (int k = 0; k < 2; k++) {
-                void *p = k ? (void *)e->rope_axis[i] : (void *)e->inv_freq[i];
+                void *p = k ? (void *)e->net.rope_axis[i] : (void *)e->net.inv_freq[i];
                 if (p) e->ops->free(e->be, p);
             }
         if (e->v.lut) e->ops->free(e->be, e->v.lut);
         if (e->v.rope_freq) e->ops->free(e->be, e->v.rope_freq);
         if (e->v.rope_axis) e->ops->free(e->be, e->v.rope_axis);
-        if (e->s.block) e->ops->free(e->be, e->s.block);
+        if (e->net.s.block) e->ops->free(e->be, e->net.s.block);
         if (e->v.block) e->ops->free(e->be, e->v.block);
         if (e->arena) e->ops->free(e->be, e->arena);
-        weights_free(&e->w, &e->desc, e->ops, e->be);
+        weights_free(&e->net.w, &e->net.desc, e->ops, e->be);
         e->ops->close(e->be);
     }
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
@@ -480,8 +484,8 @@ void engine__release(struct engine *e)
     free(e->host_row);
     free(e->host_results);
     kv_layout_free(&e->kv);
-    weights_survey_free(&e->survey);
-    model_desc_free(&e->desc);
+    weights_survey_free(&e->net.survey);
+    model_desc_free(&e->net.desc);
     free(e->dir);
     free(e->model_type);
 }

@@ -27,7 +27,7 @@ static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
     size_t at = p->used;
     p->used += (words + 15) / 16 * 16;
     ASSERT(p->used <= p->e->step_words);
-    *dev = p->e->s.step + at;
+    *dev = p->e->net.s.step + at;
     return p->e->host_step + at;
 }
 
@@ -103,7 +103,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
     uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), *h = array(p, st->t, hi), row = 0;
     st->ids = ids_dev;
     st->rope_pos = (const int32_t *)*pos; /* positions are below 2^24: the same bits */
-    if (p->e->rope_axes > 1) pack_rope(p, b);
+    if (p->e->net.rope_axes > 1) pack_rope(p, b);
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         for (uint32_t k = 0; k < r->count; k++) {
@@ -122,7 +122,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             }
         }
         for (uint32_t k = 0; k < r->count; k++)
-            ASSERT(ids[row + k] < p->e->desc.vocab || ids[row + k] == UINT32_MAX);
+            ASSERT(ids[row + k] < p->e->net.desc.vocab || ids[row + k] == UINT32_MAX);
         row += r->count;
     }
     /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place
@@ -173,7 +173,7 @@ static void pack_tables(struct packer *p, const struct engine_batch *b)
     for (uint32_t i = 0; i < b->run_count; i++) entries += blocks_of(&b->runs[i]);
     uint32_t *table = array(p, entries * e->kv.group_count, &dev);
     for (uint32_t g = 0; g < e->kv.group_count; g++) {
-        uint32_t *start = e->host_step + (st->rows[g].seq_table - e->s.step), *own = table + at;
+        uint32_t *start = e->host_step + (st->rows[g].seq_table - e->net.s.step), *own = table + at;
         st->rows[g].tables = dev;
         for (uint32_t i = 0; i < b->run_count + p->pad; i++) {
             const struct engine_run *run = &b->runs[i];
@@ -215,7 +215,7 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
     for (uint32_t i = 0; i < n + p->pad; i++) {
         const struct wanted *w = &e->wanted[i];
         targets[i] = UINT32_MAX;
-        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->desc.vocab)
+        if (i < n && w->score && b->runs[w->run].tokens[w->next] < e->net.desc.vocab)
             targets[i] = b->runs[w->run].tokens[w->next];
     }
 }
@@ -227,7 +227,7 @@ static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g
     struct engine *e = p->e;
     struct step *st = &e->step;
     uint32_t n = st->wanted_count, window = e->kv.groups[g].window, seq = 0;
-    const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->s.step);
+    const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
     uint32_t *rows = array(p, n, &st->wanted_rows);
     st->tail = (struct be_rows){.t = n};
     uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo),
@@ -249,8 +249,8 @@ static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g
 static void pack_tail_tables(struct engine *e, const struct be_rows *all)
 {
     struct step *st = &e->step;
-    const uint32_t *start = e->host_step + (all->seq_table - e->s.step);
-    uint32_t *seq_table = e->host_step + (st->tail.seq_table - e->s.step), seq = 0;
+    const uint32_t *start = e->host_step + (all->seq_table - e->net.s.step);
+    uint32_t *seq_table = e->host_step + (st->tail.seq_table - e->net.s.step), seq = 0;
     for (uint32_t i = 0; i < st->wanted_count; i++)
         if (i == 0 || e->wanted[i - 1].run != e->wanted[i].run) seq_table[seq++] = start[e->wanted[i].run];
     st->tail.tables = all->tables;
@@ -261,7 +261,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     struct packer p = {.e = e};
     struct step *st = &e->step;
     const uint32_t *pos, *hi, *seq_row_dev;
-    uint32_t last = e->kv.layer_group[e->desc.layer_count - 1], row = 0;
+    uint32_t last = e->kv.layer_group[e->net.desc.layer_count - 1], row = 0;
     e->test_rows = st->t;
     *st = (struct step){0};
     for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
@@ -284,7 +284,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     pack_tables(&p, b);
     if (st->all_wanted) st->tail = st->rows[last];
     else if (st->wanted_count) pack_tail_tables(e, &st->rows[last]);
-    e->ops->upload(e->be, e->s.step, e->host_step, p.used * sizeof *e->host_step);
+    e->ops->upload(e->be, e->net.s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err)
@@ -299,7 +299,7 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
         e->step.logits_done = engine__graph_has_logits(e, graph);
         e->graph_steps++;
     } else {
-        decoder_run(e, b);
+        decoder_run(e, &e->net, b);
     }
     e->in_flight = b;
     return ST_OK;
@@ -337,7 +337,7 @@ static uint32_t top_needed(const struct engine *e, const struct engine_run *r, c
     if (w->score && r->sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && r->sampling->prompt_logprobs > k)
         k = r->sampling->prompt_logprobs;
     if (k > BE_TOPK_MAX) k = BE_TOPK_MAX;
-    return k < e->desc.vocab ? k : e->desc.vocab;
+    return k < e->net.desc.vocab ? k : e->net.desc.vocab;
 }
 
 /* Row i of `count`, whose statistics and k largest logits are in e->host_results. True when those were not
@@ -346,7 +346,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
                        const struct wanted *w, struct sampler *sampler)
 {
     struct engine_run *r = &b->runs[w->run];
-    const float *logits = e->s.logits + (size_t)i * e->desc.vocab;
+    const float *logits = e->net.s.logits + (size_t)i * e->net.desc.vocab;
     const struct be_logit_stats *stats = e->host_results;
     const uint32_t *ids = (const uint32_t *)(stats + e->plan.logit_rows);
     const float *values = (const float *)(ids + (size_t)count * k);
@@ -365,9 +365,9 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
         struct token_out *out = &r->scores[w->next - r->position - 1];
         sampler_score(r->tokens[w->next], r->sampling->prompt_logprobs, &row, out);
         if (r->tokens[w->next] >=
-            e->desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
+            e->net.desc.vocab) { /* a picture's placeholder that has no row in the head: never predicted */
             out->logprob = NEVER_LOGPROB;
-            out->rank = e->desc.vocab + 1;
+            out->rank = e->net.desc.vocab + 1;
         }
     }
     bool finite = isfinite(row.stats.lse); /* else: a NaN among them, infinity, or nothing but -infinity */
@@ -380,7 +380,7 @@ static bool finish_row(struct engine *e, struct engine_batch *b, uint32_t i, uin
     struct token_out *out = r->proposed ? &r->drawn[draw_index(r, w)] : &r->out;
     bool fetched = !sampler_draw(sampler, r->sampling, &row, out);
     if (fetched) {
-        e->ops->download(e->be, e->host_row, logits, e->desc.vocab * sizeof(float));
+        e->ops->download(e->be, e->host_row, logits, e->net.desc.vocab * sizeof(float));
         row.raw = e->host_row;
         bool drawn = sampler_draw(sampler, r->sampling, &row, out);
         ASSERT(drawn);
@@ -438,10 +438,10 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
         uint32_t need = top_needed(e, &b->runs[w->run], w);
         if (need > k) k = need;
     }
-    if (!e->step.logits_done) decoder_logits(e, first, count);
-    if (k) decoder_top(e, count, k);
-    size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->s.stats;
-    e->ops->download(e->be, e->host_results, e->s.stats, stats + (size_t)count * k * 8);
+    if (!e->step.logits_done) decoder_logits(e, &e->net, first, count);
+    if (k) decoder_top(e, &e->net, count, k);
+    size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->net.s.stats;
+    e->ops->download(e->be, e->host_results, e->net.s.stats, stats + (size_t)count * k * 8);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (finish_together(e, b, first, count, k)) return ST_OK;
     bool fetched = false;
@@ -457,14 +457,14 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
  * alone. */
 static enum status check_unseen(struct engine *e, struct engine_batch *b, struct err *err)
 {
-    uint32_t row = 0, hidden = e->desc.hidden;
+    uint32_t row = 0, hidden = e->net.desc.hidden;
     bool fetched = false;
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
         row += r->count;
         if (r->sample || (r->score_first != UINT32_MAX && r->position + r->count < r->prompt_count))
             continue; /* its last row was seen */
-        const float *x = e->s.resid + (size_t)(row - 1) * hidden;
+        const float *x = e->net.s.resid + (size_t)(row - 1) * hidden;
         if (!e->becaps.host_memory) {
             e->ops->download(e->be, e->host_row, x, hidden * sizeof *x);
             x = e->host_row;

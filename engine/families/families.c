@@ -162,6 +162,7 @@ enum status family_decoder(const struct hf_config *c, struct model_desc *d, stru
     memcpy(d->eos_ids, c->eos_ids, sizeof c->eos_ids);
     for (uint32_t n = 0; n < d->layer_count; n++)
         d->layers[n] = (struct desc_layer){
+            .kv_owner = n,
             .heads = t->num_attention_heads,
             .kv_heads = t->num_key_value_heads,
             .head_dim = t->head_dim,

@@ -9,9 +9,9 @@
 #include <stddef.h>
 
 /* The residuals of the wanted rows, from the last layer on. */
-static float *tail_resid(const struct engine *e)
+static float *tail_resid(const struct engine *e, const struct net *net)
 {
-    return e->step.all_wanted ? e->s.resid : e->s.tail_resid;
+    return e->step.all_wanted ? net->s.resid : net->s.tail_resid;
 }
 
 /* Rows [from, to) of picture u, absolute positions, that lie in run r. */
@@ -25,36 +25,37 @@ static bool use_rows(const struct engine_run *r, const struct engine_image_use *
 }
 
 /* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
-static const float *feature_row(const struct engine *e, const struct engine_image_use *u, uint32_t part,
-                                uint32_t at, const struct engine_run *r)
+static const float *feature_row(const struct engine *e, const struct net *net,
+                                const struct engine_image_use *u, uint32_t part, uint32_t at,
+                                const struct engine_run *r)
 {
     ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
     uint32_t first = u->begin;
     if (FAULT(e->test_bugs, part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position)
         first = r->position;
-    return u->features->rows + ((size_t)part * u->features->tokens + (at - first)) * e->desc.hidden;
+    return u->features->rows + ((size_t)part * u->features->tokens + (at - first)) * net->desc.hidden;
 }
 
 /* Picture rows replace the embedding: unscaled, f32. */
-static void copy_features(struct engine *e, const struct engine_batch *b)
+static void copy_features(struct engine *e, struct net *net, const struct engine_batch *b)
 {
-    size_t c = e->desc.hidden;
+    size_t c = net->desc.hidden;
     uint32_t first = 0, from, to;
     for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
         for (uint32_t k = 0; k < r->image_count; k++) {
             const struct engine_image_use *u = &r->images[k];
             if (!use_rows(r, u, &from, &to)) continue;
-            e->ops->copy(e->be, e->s.resid + (first + from - r->position) * c, feature_row(e, u, 0, from, r),
-                         (to - from) * c * sizeof(float));
+            e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c,
+                         feature_row(e, net, u, 0, from, r), (to - from) * c * sizeof(float));
         }
     }
 }
 
-static void add_rows(struct engine *e, const float *x, float *resid, uint32_t t)
+static void add_rows(struct engine *e, struct net *net, const float *x, float *resid, uint32_t t)
 {
     e->ops->norm(e->be, &(struct be_norm_args){
-                            .kind = BE_NORM_RMS, .t = t, .c = e->desc.hidden, .x = x, .residual = resid});
+                            .kind = BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
 }
 
 /* Faults in add_taps: what becomes of its rows [from, *to), which belong at *row of the step. */
@@ -67,7 +68,7 @@ static void spoil_taps(const struct engine *e, const struct engine_run *r, const
 }
 
 /* DeepStack: tap n of each picture onto the stream behind layer n, rows of the chunk only. */
-static void add_taps(struct engine *e, const struct engine_batch *b, uint32_t n)
+static void add_taps(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
     uint32_t first = 0, from, to;
     for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
@@ -78,14 +79,14 @@ static void add_taps(struct engine *e, const struct engine_batch *b, uint32_t n)
             uint32_t row = first + from - r->position;
             if (FAULT(e->test_bugs, UINT32_MAX)) spoil_taps(e, r, u, from, &to, &row);
             if (from < to)
-                add_rows(e, feature_row(e, u, 1 + n, from, r), e->s.resid + (size_t)row * e->desc.hidden,
-                         to - from);
+                add_rows(e, net, feature_row(e, net, u, 1 + n, from, r),
+                         net->s.resid + (size_t)row * net->desc.hidden, to - from);
         }
     }
 }
 
 /* The same behind the last layer, where only the wanted rows are left. */
-static void add_taps_to_wanted(struct engine *e, const struct engine_batch *b, uint32_t n)
+static void add_taps_to_wanted(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
     for (uint32_t i = 0; i < e->step.wanted_count; i++) {
         const struct engine_run *r = &b->runs[e->wanted[i].run];
@@ -93,25 +94,26 @@ static void add_taps_to_wanted(struct engine *e, const struct engine_batch *b, u
         for (uint32_t k = 0; k < r->image_count; k++) {
             const struct engine_image_use *u = &r->images[k];
             if (u->begin <= at && at < u->end)
-                add_rows(e, feature_row(e, u, 1 + n, at, r), tail_resid(e) + (size_t)i * e->desc.hidden, 1);
+                add_rows(e, net, feature_row(e, net, u, 1 + n, at, r),
+                         tail_resid(e, net) + (size_t)i * net->desc.hidden, 1);
         }
     }
 }
 
-static void rope_tables(struct engine *e)
+static void rope_tables(struct engine *e, struct net *net)
 {
-    for (uint32_t i = 0; i < e->desc.rope_count; i++)
+    for (uint32_t i = 0; i < net->desc.rope_count; i++)
         e->ops->rope(e->be, &(struct be_rope_args){.pos = e->step.rope_pos,
                                                    .t = e->step.t,
-                                                   .axes = e->rope_axes,
-                                                   .half = e->desc.ropes[i].dim / 2,
-                                                   .inv_freq = e->inv_freq[i],
-                                                   .axis = e->rope_axis[i],
-                                                   .scaling = e->desc.ropes[i].attention
-                                                                  ? (float)e->desc.ropes[i].attention
+                                                   .axes = net->rope_axes,
+                                                   .half = net->desc.ropes[i].dim / 2,
+                                                   .inv_freq = net->inv_freq[i],
+                                                   .axis = net->rope_axis[i],
+                                                   .scaling = net->desc.ropes[i].attention
+                                                                  ? (float)net->desc.ropes[i].attention
                                                                   : 1.0f,
-                                                   .cos = e->s.cos[i],
-                                                   .sin = e->s.sin[i]});
+                                                   .cos = net->s.cos[i],
+                                                   .sin = net->s.sin[i]});
 }
 
 static enum be_epilogue gate_epilogue(enum desc_gate g)
@@ -127,19 +129,19 @@ static enum be_epilogue gate_epilogue(enum desc_gate g)
 /* x += add, or rms(add, post) if there is a post norm, if there is something to add; h = rms(x, next), if
  * there is a next norm.
  */
-static void add_and_norm(struct engine *e, uint32_t t, float *resid, const float *add, const float *post,
-                         const float *next)
+static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
+                         const float *post, const float *next)
 {
     if (!add && !next) return;
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = t,
-                                               .c = e->desc.hidden,
-                                               .eps = e->desc.norm_eps,
+                                               .c = net->desc.hidden,
+                                               .eps = net->desc.norm_eps,
                                                .x = add,
                                                .post_weight = post,
                                                .residual = resid,
                                                .weight = next,
-                                               .out = next ? e->s.h : NULL,
+                                               .out = next ? net->s.h : NULL,
                                                .out_dtype = e->plan.act});
 }
 
@@ -152,35 +154,35 @@ static void linear(struct engine *e, const struct be_weight *w, const void *x, u
 
 /* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the
  * last layer run on them alone. Returns the queries. */
-static const void *narrow(struct engine *e, const struct desc_layer *l)
+static const void *narrow(struct engine *e, struct net *net, const struct desc_layer *l)
 {
     const struct step *st = &e->step;
-    if (st->all_wanted) return e->s.q;
+    if (st->all_wanted) return net->s.q;
     size_t q_bytes = (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act);
-    e->ops->gather(e->be,
-                   &(struct be_gather_args){e->s.q, st->wanted_rows, st->wanted_count, q_bytes, e->s.qkv});
-    e->ops->gather(e->be, &(struct be_gather_args){e->s.resid, st->wanted_rows, st->wanted_count,
-                                                   e->desc.hidden * sizeof(float), e->s.tail_resid});
-    return e->s.qkv;
+    e->ops->gather(
+        e->be, &(struct be_gather_args){net->s.q, st->wanted_rows, st->wanted_count, q_bytes, net->s.qkv});
+    e->ops->gather(e->be, &(struct be_gather_args){net->s.resid, st->wanted_rows, st->wanted_count,
+                                                   net->desc.hidden * sizeof(float), net->s.tail_resid});
+    return net->s.qkv;
 }
 
 /* The stream takes a product: through the post norm where the family has one (then it waits in proj for
  * add_and_norm, which gets the returned address), else right away. */
-static const float *project(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
-                            const float *post, float *resid)
+static const float *project(struct engine *e, struct net *net, const struct be_weight *w, const void *x,
+                            uint32_t t, const float *post, float *resid)
 {
-    linear(e, w, x, t, post ? BE_EPI_F32 : BE_EPI_ADD_F32, post ? e->s.proj : resid);
-    return post ? e->s.proj : NULL;
+    linear(e, w, x, t, post ? BE_EPI_F32 : BE_EPI_ADD_F32, post ? net->s.proj : resid);
+    return post ? net->s.proj : NULL;
 }
 
 /* s.h -> what is to be added to the stream, as project() says. */
-static const float *mlp(struct engine *e, const struct desc_layer *l, const struct layer_weights *w,
-                        uint32_t t, float *resid)
+static const float *mlp(struct engine *e, struct net *net, const struct desc_layer *l,
+                        const struct layer_weights *w, uint32_t t, float *resid)
 {
-    struct decoder_scratch *s = &e->s;
+    struct decoder_scratch *s = &net->s;
     if (!l->experts) {
         linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
-        return project(e, w->down, s->mlp, t, w->post_mlp_norm, resid);
+        return project(e, net, w->down, s->mlp, t, w->post_mlp_norm, resid);
     }
     linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
     e->ops->route(e->be, &(struct be_route_args){.logits = s->router,
@@ -195,7 +197,7 @@ static const float *mlp(struct engine *e, const struct desc_layer *l, const stru
                                                      .experts = l->experts,
                                                      .k = l->experts_used,
                                                      .t = t,
-                                                     .c = e->desc.hidden,
+                                                     .c = net->desc.hidden,
                                                      .ff = l->ff,
                                                      .gate = gate_epilogue(l->gate),
                                                      .x = s->h,
@@ -206,24 +208,25 @@ static const float *mlp(struct engine *e, const struct desc_layer *l, const stru
     return s->proj;
 }
 
-void decoder_run(struct engine *e, const struct engine_batch *b)
+void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
 {
-    const struct model_desc *d = &e->desc;
+    const struct model_desc *d = &net->desc;
     const struct step *st = &e->step;
-    struct decoder_scratch *s = &e->s;
-    e->ops->embed(e->be,
-                  &(struct be_embed_args){
-                      .w = e->w.embed, .ids = st->ids, .t = st->t, .scale = e->embed_scale, .out = s->resid});
-    copy_features(e, b);
-    rope_tables(e);
-    add_and_norm(e, st->t, s->resid, NULL, NULL, e->w.layers[0].input_norm);
+    struct decoder_scratch *s = &net->s;
+    e->ops->embed(
+        e->be,
+        &(struct be_embed_args){
+            .w = net->w.embed, .ids = st->ids, .t = st->t, .scale = net->embed_scale, .out = s->resid});
+    copy_features(e, net, b);
+    rope_tables(e, net);
+    add_and_norm(e, net, st->t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
     uint32_t t = st->t;
     float *resid = s->resid;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
-        const struct layer_weights *w = &e->w.layers[n];
-        const struct be_rows *rows = &st->rows[e->kv.layer_group[n]];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
+        const struct layer_weights *w = &net->w.layers[n];
+        const struct be_rows *rows = &st->rows[e->kv.layer_group[l->kv_owner]];
+        struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim};
         bool last = n + 1 == d->layer_count;
         const void *q = s->q;
         linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
@@ -239,10 +242,10 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
                                                  .q = s->q});
         if (last) {
             if (st->wanted_count == 0) return;
-            q = narrow(e, l);
+            q = narrow(e, net, l);
             rows = &st->tail;
             t = st->tail.t;
-            resid = tail_resid(e);
+            resid = tail_resid(e, net);
         }
         e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
                                                    .heads = l->heads,
@@ -251,35 +254,35 @@ void decoder_run(struct engine *e, const struct engine_batch *b)
                                                    .scale = l->scale,
                                                    .softcap = l->softcap,
                                                    .out = s->attn});
-        const float *add = project(e, w->o, s->attn, t, w->post_attn_norm, resid);
-        add_and_norm(e, t, resid, add, w->post_attn_norm, w->pre_mlp_norm);
-        add = mlp(e, l, w, t, resid);
-        const float *next = last ? NULL : e->w.layers[n + 1].input_norm;
+        const float *add = project(e, net, w->o, s->attn, t, w->post_attn_norm, resid);
+        add_and_norm(e, net, t, resid, add, w->post_attn_norm, w->pre_mlp_norm);
+        add = mlp(e, net, l, w, t, resid);
+        const float *next = last ? NULL : net->w.layers[n + 1].input_norm;
         if (d->has_vision && n < d->vision.tap_count) {
-            add_and_norm(e, t, resid, add, w->post_mlp_norm, NULL);
-            if (last) add_taps_to_wanted(e, b, n);
-            else add_taps(e, b, n);
-            add_and_norm(e, t, resid, NULL, NULL, next);
+            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, NULL);
+            if (last) add_taps_to_wanted(e, net, b, n);
+            else add_taps(e, net, b, n);
+            add_and_norm(e, net, t, resid, NULL, NULL, next);
         } else {
-            add_and_norm(e, t, resid, add, w->post_mlp_norm, next);
+            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, next);
         }
     }
 }
 
-void decoder_logits(struct engine *e, uint32_t first, uint32_t count)
+void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count)
 {
-    const struct model_desc *d = &e->desc;
-    struct decoder_scratch *s = &e->s;
+    const struct model_desc *d = &net->desc;
+    struct decoder_scratch *s = &net->s;
     ASSERT_CMP(count, <=, e->plan.logit_rows);
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = count,
                                                .c = d->hidden,
                                                .eps = d->norm_eps,
-                                               .residual = tail_resid(e) + (size_t)first * d->hidden,
-                                               .weight = e->w.final_norm,
+                                               .residual = tail_resid(e, net) + (size_t)first * d->hidden,
+                                               .weight = net->w.final_norm,
                                                .out = s->head_in,
                                                .out_dtype = e->plan.act});
-    linear(e, e->w.head, s->head_in, count, BE_EPI_F32, s->logits);
+    linear(e, net->w.head, s->head_in, count, BE_EPI_F32, s->logits);
     e->ops->logit_stats(e->be, &(struct be_logits_args){.logits = s->logits,
                                                         .r = count,
                                                         .v = d->vocab,
@@ -288,10 +291,10 @@ void decoder_logits(struct engine *e, uint32_t first, uint32_t count)
                                                         .stats = s->stats});
 }
 
-void decoder_top(struct engine *e, uint32_t count, uint32_t k)
+void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k)
 {
-    uint32_t *ids = e->s.top;
+    uint32_t *ids = net->s.top;
     float *values = (float *)(ids + (size_t)count * k);
     ASSERT(count <= e->plan.logit_rows && k > 0 && k <= BE_TOPK_MAX);
-    e->ops->topk(e->be, &(struct be_topk_args){e->s.logits, count, e->desc.vocab, k, ids, values});
+    e->ops->topk(e->be, &(struct be_topk_args){net->s.logits, count, net->desc.vocab, k, ids, values});
 }

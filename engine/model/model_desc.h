@@ -43,8 +43,10 @@ struct desc_rope {
 struct desc_layer {
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
-    uint32_t window;                    /* 0 = full attention; else a query at p sees keys > p - window */
-    uint32_t rope;                      /* index into desc.ropes */
+    uint32_t
+        kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same window */
+    uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
+    uint32_t rope;   /* index into desc.ropes */
     bool qkv_bias, o_bias;
     uint32_t ff; /* of the MLP, or of each expert */
     enum desc_gate gate;

@@ -23,10 +23,10 @@ static enum be_norm_kind norm_kind(const struct desc_vision *d)
 static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float *weight, const float *bias,
                  void *out, bool dense)
 {
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = norm_kind(&e->desc.vision),
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = norm_kind(&e->net.desc.vision),
                                                .t = t,
                                                .c = c,
-                                               .eps = e->desc.vision.eps,
+                                               .eps = e->net.desc.vision.eps,
                                                .residual = x,
                                                .weight = weight,
                                                .bias = bias,
@@ -38,15 +38,15 @@ static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float
 /* resid = position of every patch. False: the tower has none. */
 static bool embed_positions(struct engine *e, struct engine_features *f)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t frame = f->grid_h * f->grid_w;
     size_t stride = (size_t)frame * d->hidden;
     if (!d->position) return false;
     for (uint32_t i = 0; i < f->frames; i++) {
         if (!d->position_side)
-            e->ops->copy(e->be, f->resid + i * stride, e->w.vision.position, stride * sizeof(float));
+            e->ops->copy(e->be, f->resid + i * stride, e->net.w.vision.position, stride * sizeof(float));
         else if (i == 0)
-            e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->w.vision.position,
+            e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
                                                                      .rows = f->table_rows,
                                                                      .weights = f->table_weights,
                                                                      .t = frame,
@@ -60,7 +60,7 @@ static bool embed_positions(struct engine *e, struct engine_features *f)
 /* resid = patches W (+ b) (+ position) */
 static void embed_patches(struct engine *e, struct engine_features *f)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     const struct image_u8 *p = &f->pixels;
     uint32_t shown = p->frames ? d->depth : 1; /* frames that make one row of patches in time */
     size_t bytes = (size_t)p->width * p->height * 3;
@@ -81,7 +81,7 @@ static void embed_patches(struct engine *e, struct engine_features *f)
     }
     image_u8_free(&f->pixels);
     bool add = embed_positions(e, f);
-    linear(e, e->w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
+    linear(e, e->net.w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
 }
 
 static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
@@ -117,8 +117,8 @@ static bool sees_frame(const struct desc_vision *d, uint32_t layer)
  * unit of VISION_SLICE. */
 static uint64_t run_piece(struct engine *e, struct engine_features *f)
 {
-    const struct desc_vision *d = &e->desc.vision;
-    const struct vision_layer_weights *w = &e->w.vision.layers[f->layers_done];
+    const struct desc_vision *d = &e->net.desc.vision;
+    const struct vision_layer_weights *w = &e->net.w.vision.layers[f->layers_done];
     struct vision_scratch *v = &e->v;
     uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row,
              t = left < f->piece ? left : f->piece;
@@ -167,10 +167,10 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
 /* Norm, then pool, then norm, then projection: in this order. */
 static void finish_pool(struct engine *e, struct engine_features *f)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
-    norm(e, f->resid, f->patches, d->hidden, e->w.vision.post_norm, e->w.vision.post_norm_bias, f->dense,
-         true);
+    norm(e, f->resid, f->patches, d->hidden, e->net.w.vision.post_norm, e->net.w.vision.post_norm_bias,
+         f->dense, true);
     e->ops->pool(e->be,
                  &(struct be_pool_args){f->dense, f->grid_h, f->grid_w, d->pool, d->hidden, f->pooled});
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
@@ -178,19 +178,20 @@ static void finish_pool(struct engine *e, struct engine_features *f)
                                                .c = d->hidden,
                                                .eps = d->eps,
                                                .x = f->pooled,
-                                               .weight = e->w.vision.soft_norm,
+                                               .weight = e->net.w.vision.soft_norm,
                                                .out = v->h,
                                                .out_dtype = e->plan.act});
-    linear(e, e->w.vision.projection, v->h, f->tokens, BE_EPI_F32, f->rows);
+    linear(e, e->net.w.vision.projection, v->h, f->tokens, BE_EPI_F32, f->rows);
 }
 
 /* Part 0: the norm is over each patch; part 1 + k, tap k: over the concatenated patches of a token. */
 static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 {
-    const struct desc_vision *d = &e->desc.vision;
-    const struct vision_merger_weights *w = part ? &e->w.vision.taps[part - 1] : &e->w.vision.merger;
+    const struct desc_vision *d = &e->net.desc.vision;
+    const struct vision_merger_weights *w = part ? &e->net.w.vision.taps[part - 1] : &e->net.w.vision.merger;
     struct vision_scratch *v = &e->v;
-    uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->desc.hidden, step = v->rows / cell;
+    uint32_t cell = d->merge * d->merge, wide = d->hidden * cell, c = e->net.desc.hidden,
+             step = v->rows / cell;
     float *out = f->rows + (size_t)part * f->tokens * c, *to = f->token_row ? f->pooled : out;
     for (uint32_t first = 0; first < f->tokens; first += step) {
         uint32_t left = f->tokens - first, t = left < step ? left : step;
@@ -211,7 +212,7 @@ static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 
 void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint64_t spent = 0, most = layers * VISION_SLICE;
     uint32_t last = layers && layers < d->layers - f->layers_done ? f->layers_done + layers : d->layers;
     ASSERT(!f->done);

@@ -23,7 +23,7 @@ static uint32_t merge_of(const struct desc_vision *d)
 
 uint32_t vision_patches_max(const struct engine *e)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     if (d->image_size) return (d->image_size / d->patch) * (d->image_size / d->patch);
     uint64_t per_token = (uint64_t)d->merge * d->merge, context = per_token * e->plan.context_max;
     uint64_t area = e->info.image.config.area_max / ((uint64_t)d->patch * d->patch);
@@ -35,7 +35,7 @@ uint32_t vision_patches_max(const struct engine *e)
 enum status vision_measure(const struct engine *e, const struct image_u8 *pixels, struct engine_features *f,
                            struct err *err)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t unit = d->patch * merge_of(d), frames = pixels->frames ? pixels->frames : d->depth;
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
@@ -118,7 +118,7 @@ static size_t reserve(size_t *used, size_t n)
 
 static struct layout lay_out(const struct engine *e, const struct engine_features *f)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     size_t n = f->patches, frame = (size_t)f->grid_h * f->grid_w, half = d->hidden / d->heads / 2;
     struct layout l = {0};
     l.pos = reserve(&l.words, n);
@@ -152,7 +152,7 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.pooled = d->end == VISION_POOL ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
     end = l.pooled + 4 * (size_t)f->tokens *
                          (d->end == VISION_POOL ? d->hidden
-                          : d->window           ? e->desc.hidden
+                          : d->window           ? e->net.desc.hidden
                                                 : 0);
     if (end > most) most = end;
     l.bytes = l.area + most;
@@ -161,11 +161,11 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
 
 uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens;
     struct engine_features f = {
         .frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
-    return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->desc.hidden * sizeof(float);
+    return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->net.desc.hidden * sizeof(float);
 }
 
 /* A piece of a layer is worth one slice at most, but not so small that reading the weights would be what
@@ -181,7 +181,7 @@ static uint32_t piece_of(const struct engine *e, const struct engine_features *f
 static void fill_frame(const struct engine *e, const struct engine_features *f, const struct layout *l,
                        uint32_t *w, const uint32_t *token)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t m = merge_of(d), across = f->grid_w / m, per_frame = f->grid_h / m * across;
     for (uint32_t i = 0; i < per_frame; i++) {
         for (uint32_t k = 0; k < m * m; k++) {
@@ -205,7 +205,7 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
 static void fill_rows(const struct engine *e, const struct engine_features *f, const struct layout *l,
                       uint32_t *w, const uint32_t *window_begin, const uint32_t *window_end)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     uint32_t m = merge_of(d), frame = f->grid_h * f->grid_w;
     for (uint32_t i = 0; i < f->patches; i++) {
         uint32_t first = i / frame * frame, in = i - first, token = in / (m * m);
@@ -244,7 +244,7 @@ static struct be_rows rows_at(const struct engine_features *f, const struct layo
 
 enum status vision_prepare(struct engine *e, struct engine_features *f, struct err *err)
 {
-    const struct desc_vision *d = &e->desc.vision;
+    const struct desc_vision *d = &e->net.desc.vision;
     struct layout l = lay_out(e, f);
     f->piece = piece_of(e, f);
     uint32_t m = merge_of(d), per_frame = (f->grid_h / m) * (f->grid_w / m);

@@ -91,9 +91,9 @@ static void after_step(void *arg, const struct engine_batch *b)
     uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
     assert_int_equal(b->run_count, 1);
     assert_true(e->step.wanted_count <= LOGIT_ROWS_MAX);
-    float *logits = fetch(e, e->s.logits, (size_t)e->step.wanted_count * c->vocab * sizeof *logits);
-    struct be_logit_stats *stats = fetch(e, e->s.stats, e->step.wanted_count * sizeof *stats);
-    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->rope_axes * e->step.t * sizeof *pos);
+    float *logits = fetch(e, e->net.s.logits, (size_t)e->step.wanted_count * c->vocab * sizeof *logits);
+    struct be_logit_stats *stats = fetch(e, e->net.s.stats, e->step.wanted_count * sizeof *stats);
+    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->net.rope_axes * e->step.t * sizeof *pos);
     for (uint32_t i = 0; i < e->step.wanted_count; i++) {
         uint32_t row = e->wanted[i].next - 1;
         if (row >= total) continue;
@@ -105,7 +105,7 @@ static void after_step(void *arg, const struct engine_batch *b)
     }
     for (uint32_t i = 0; i < b->runs[0].count && c->positions; i++)
         for (uint32_t a = 0; a < 3 && first + i < total; a++) {
-            int32_t got = pos[(e->rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
+            int32_t got = pos[(e->net.rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
             int32_t want = c->positions[(size_t)a * total + first + i];
             if (got != want)
                 fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
@@ -224,7 +224,7 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
                                  .sequences_max = 4,
                                  .dtype = strstr(variant, "_f16") ? "f32" : "auto"};
     if (engine_open(&opt, &e, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(e->survey.ignored, 0); /* what transformers saved is used to the last tensor */
+    assert_int_equal(e->net.survey.ignored, 0); /* what transformers saved is used to the last tensor */
     assert_string_equal(engine_model(e)->dtype, low ? "bf16" : "f32");
     golden_open(&g, family, variant, engine_model(e)->image.present ? &engine_model(e)->image.config : NULL);
     uint32_t failed = 0;

@@ -316,8 +316,8 @@ static void test_caps_and_inspect(void **state)
 static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t filled)
 {
     assert_true(e->becaps.host_memory && filled > 0 && filled < KV_SLOTS);
-    for (uint32_t n = 0; n < e->desc.layer_count; n++) {
-        const struct desc_layer *l = &e->desc.layers[n];
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
+        const struct desc_layer *l = &e->net.desc.layers[n];
         struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
         uint32_t d = l->head_dim, dpad = kv_dpad(e->plan.act, d);
         for (uint32_t h = 0; h < l->kv_heads && e->kv.layer_group[n] == group; h++)

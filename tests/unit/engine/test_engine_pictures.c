@@ -81,7 +81,7 @@ static void same_rows(const struct engine *e, const struct engine_features *a,
                       const struct engine_features *b)
 {
     assert_int_equal(a->tokens, b->tokens);
-    assert_memory_equal(a->rows, b->rows, (size_t)a->tokens * e->desc.hidden * sizeof(float));
+    assert_memory_equal(a->rows, b->rows, (size_t)a->tokens * e->net.desc.hidden * sizeof(float));
 }
 
 static void test_growth(void **state)

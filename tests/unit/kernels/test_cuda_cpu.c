@@ -59,8 +59,8 @@ static void after_step(void *arg, const struct engine_batch *b)
     float *logits = malloc((size_t)n * vocab * sizeof *logits + 1);
     struct be_logit_stats *stats = malloc(n * sizeof *stats + 1);
     assert_true(logits && stats);
-    e->ops->download(e->be, logits, e->s.logits, (size_t)n * vocab * sizeof *logits);
-    e->ops->download(e->be, stats, e->s.stats, n * sizeof *stats);
+    e->ops->download(e->be, logits, e->net.s.logits, (size_t)n * vocab * sizeof *logits);
+    e->ops->download(e->be, stats, e->net.s.stats, n * sizeof *stats);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = e->wanted[i].next - 1;
         if (row >= total) continue;

@@ -328,8 +328,8 @@ static void check_copy(struct engine *e, uint32_t group, uint32_t from, uint32_t
 {
     size_t size = be_dtype_bytes(e->plan.act);
     engine_kv_copy(e, group, from, to, tokens);
-    for (uint32_t n = 0; n < e->desc.layer_count; n++) {
-        const struct desc_layer *l = &e->desc.layers[n];
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
+        const struct desc_layer *l = &e->net.desc.layers[n];
         size_t row = cuda_kv_dpad(e->plan.act, l->head_dim) * size,
                bytes = l->kv_heads * cuda_kv_head_bytes(e->plan.act, l->head_dim);
         unsigned char *layer = malloc(bytes);

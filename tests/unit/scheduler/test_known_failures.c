@@ -261,8 +261,8 @@ static int find_variants(void **state)
         variant = names[i];
         desk_open(&d, &(struct desk_options){0}, &(struct faults){0});
         if (d.m->image.present) {
-            variant_taps[variant_count] = d.e->desc.vision.tap_count > 0;
-            taps += d.e->desc.vision.tap_count > 0;
+            variant_taps[variant_count] = d.e->net.desc.vision.tap_count > 0;
+            taps += d.e->net.desc.vision.tap_count > 0;
             memcpy(variants[variant_count++], names[i], sizeof names[i]);
         }
         desk_close(&d);
