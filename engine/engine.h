@@ -52,11 +52,11 @@ struct engine_caps {
     uint32_t unit_bytes;
     uint32_t vocab_size;
     uint32_t context_max;      /* prompt + generated tokens of one sequence */
-    uint32_t batch_tokens_max; /* at least the largest atomic span */
+    uint32_t batch_tokens_max; /* at least span_tokens_max */
     uint32_t sequences_max;
     bool images;                 /* takes pictures */
-    uint32_t image_tokens_max;   /* tokens of the largest atomic span; 0 = none is atomic. batch_tokens_max >=
-                                    image_tokens_max +   sequences_max */
+    uint32_t span_tokens_max;    /* most tokens that go as a whole; 0 = all can be cut. batch_tokens_max >=
+                                    span_tokens_max + sequences_max */
     uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all
                                     that the context holds */
     uint32_t eos_ids[16];        /* ids that end a generation */
@@ -86,13 +86,13 @@ size_t engine_features_bytes(const struct engine_features *f);
 void engine_features_free(struct engine *e, struct engine_features *f);
 
 /* ---- one step ---- */
-/* A picture whose soft tokens lie, in part or whole, in a run. */
-struct engine_image_use {
-    const struct engine_features *features; /* fully encoded */
-    uint32_t begin, end; /* the picture's token span in the sequence (absolute); an atomic span lies wholly in
-                            the run or before it */
-    bool atomic;
-    struct prompt_grid grid; /* its 3-D positions; all 0 = plain positions */
+/* A span of the prompt (struct prompt_span) that a run touches. */
+struct engine_span {
+    const struct engine_features *features; /* of its picture, fully encoded; NULL = none stands behind it */
+    uint32_t begin, end;                    /* absolute */
+    enum span_rule rule;
+    uint32_t whole_begin, whole_end; /* a run that has some of these tokens has all up to whole_end */
+    struct prompt_grid grid;         /* its 3-D positions; all 0 = plain positions */
     int32_t rope_before,
         rope_offset; /* rope position minus position of the text in front of it and behind it */
 };
@@ -107,8 +107,8 @@ struct engine_run {
     uint32_t prompt_count;                     /* of which prompt */
     const uint32_t *tables[ENGINE_GROUPS_MAX]; /* block tables by absolute block index, one per group; entries
                                                   in arena units */
-    const struct engine_image_use *images;     /* those that touch [position, position + count), in order */
-    uint32_t image_count;
+    const struct engine_span *spans;           /* those that touch [position, position + count), in order */
+    uint32_t span_count;
     /* A verified run: its last `proposed` tokens, tokens[position + count - proposed] and on, are guesses at
      * what the sequence goes on with (they count as history: token_count includes them). A token is drawn at
      * each of their places and behind the last, as if they had come one at a time, up to the first that

@@ -109,8 +109,8 @@ const struct engine_graph *engine__graph_for(const struct engine *e, const struc
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *r = &b->runs[i];
         if (r->count != 1 || !r->sample) return NULL;
-        for (uint32_t k = 0; k < r->image_count; k++)
-            if (r->images[k].begin <= r->position && r->position < r->images[k].end) return NULL;
+        for (uint32_t k = 0; k < r->span_count; k++)
+            if (r->spans[k].begin <= r->position && r->position < r->spans[k].end) return NULL;
     }
     const struct engine_graph *g = e->graphs;
     while (g->rows < b->run_count) g++;

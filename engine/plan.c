@@ -165,14 +165,14 @@ static uint64_t host_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, hi, wanted, targets, three of the tail, lo per group;
- * tables, with an entry behind each group's first; per array up to 16 of padding; with mRoPE three more per
- * row. */
+/* Words of a step's index arrays, worst case: ids, pos, wanted, targets, three of the tail, lo and hi per
+ * group; tables, with an entry behind each group's first; per array up to 16 of padding; with mRoPE three
+ * more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + g) + (s + 1) * (3 + 2 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 3 * g);
+    return t * (7 + (e->net.rope_axes > 1 ? 3u : 0u) + 2 * g) + (s + 1) * (3 + 2 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (12 + 4 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -203,8 +203,8 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     if (p->sequences_max > SEQUENCES_MAX)
         return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
     /* A picture is never cut, and no decoding sequence waits for it. */
-    uint32_t least = p->sequences_max +
-                     (e->net.desc.has_vision && e->net.desc.image.atomic ? e->net.desc.vision.tokens : 0);
+    uint32_t least =
+        p->sequences_max + (e->net.desc.has_vision && e->net.desc.image.rule ? e->net.desc.vision.tokens : 0);
     if (p->batch_tokens_max < least) {
         log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit",
                  least, p->batch_tokens_max);

@@ -1,10 +1,10 @@
 /* One step: index arrays from the scheduler's runs, launch, then logits in chunks and the draw of tokens.
  * Engine thread.
  *
- * Visibility of a row at position p (both bounds inclusive, one interval per KV group):
- *   lo = 0 (full attention) or max(0, p - window + 1);   hi = p, or the last position of the picture that p
- * lies in when that is atomic, which is transformers' rule for such pictures: (j <= i or same picture) and,
- * in sliding layers, i - j < window. */
+ * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
+ * attention) or max(0, p - window + 1), hi = p; in a span whose tokens see what goes as a whole with them
+ * (enum span_rule) hi is its last position, and of a SPAN_PREFIX lo its first. That is transformers' rule for
+ * pictures of SPAN_WITHIN: (j <= i or same picture) and, in sliding layers, i - j < window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -72,9 +72,8 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
         int32_t offset = (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_LEAK) ? &b->runs[0] : r)->rope_offset;
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t at = r->position + k;
-            while (m < r->image_count && r->images[m].end <= at) offset = r->images[m++].rope_offset;
-            const struct engine_image_use *u =
-                m < r->image_count && r->images[m].begin <= at ? &r->images[m] : NULL;
+            while (m < r->span_count && r->spans[m].end <= at) offset = r->spans[m++].rope_offset;
+            const struct engine_span *u = m < r->span_count && r->spans[m].begin <= at ? &r->spans[m] : NULL;
             uint32_t first = u ? u->begin : 0;
             if (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_DECODE) && at >= r->prompt_count) offset = 0;
             if (u && FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_CHUNK) && first < r->position)
@@ -93,14 +92,12 @@ static uint32_t blocks_of(const struct engine_run *r)
     return (r->position + r->count + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
 }
 
-/* ids, pos, hi of all rows. Rows of a picture get no embedding (their features are copied in) and, if atomic,
- * see the whole picture. */
-static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos,
-                        const uint32_t **hi)
+/* ids and pos of all rows. Rows of a picture get no embedding: their features are copied in. */
+static void pack_tokens(struct packer *p, const struct engine_batch *b, const uint32_t **pos)
 {
     struct step *st = &p->e->step;
     const uint32_t *ids_dev;
-    uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), *h = array(p, st->t, hi), row = 0;
+    uint32_t *ids = array(p, st->t, &ids_dev), *ps = array(p, st->t, pos), row = 0;
     st->ids = ids_dev;
     st->rope_pos = (const int32_t *)*pos; /* positions are below 2^24: the same bits */
     if (p->e->net.rope_axes > 1) pack_rope(p, b);
@@ -108,18 +105,15 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
         const struct engine_run *r = &b->runs[i];
         for (uint32_t k = 0; k < r->count; k++) {
             ids[row + k] = r->tokens[r->position + k];
-            ps[row + k] = h[row + k] = r->position + k;
+            ps[row + k] = r->position + k;
         }
-        for (uint32_t m = 0; m < r->image_count; m++) {
-            const struct engine_image_use *u = &r->images[m];
+        for (uint32_t m = 0; m < r->span_count; m++) {
+            const struct engine_span *u = &r->spans[m];
             uint32_t end = r->position + r->count;
             ASSERT(u->begin < u->end);
-            ASSERT(!u->atomic || u->end <= r->position || u->begin >= end ||
-                   (u->begin >= r->position && u->end <= end));
-            for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++) {
-                ids[row + q - r->position] = UINT32_MAX;
-                if (u->atomic) h[row + q - r->position] = u->end - 1;
-            }
+            ASSERT(u->whole_end <= r->position || u->whole_begin >= end || u->whole_end <= end);
+            for (uint32_t q = u->begin > r->position ? u->begin : r->position; q < u->end && q < end; q++)
+                if (u->features) ids[row + q - r->position] = UINT32_MAX;
         }
         for (uint32_t k = 0; k < r->count; k++)
             ASSERT(ids[row + k] < p->e->net.desc.vocab || ids[row + k] == UINT32_MAX);
@@ -131,7 +125,6 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
     for (uint32_t k = 0; k < p->pad; k++) {
         ids[row + k] = ids[0];
         ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
-        h[row + k] = b->runs[0].position;
     }
 }
 
@@ -140,25 +133,38 @@ static uint32_t low(uint32_t pos, uint32_t window)
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* First keys and places in the tables of one group. */
+/* What row `at` of the run's span u sees in a group. */
+static void see_span(const struct engine_span *u, uint32_t window, uint32_t *lo, uint32_t *hi)
+{
+    if (u->rule == SPAN_CAUSAL || (u->rule == SPAN_WITHIN_WINDOW && !window)) return;
+    *hi = u->whole_end - 1;
+    if (u->rule == SPAN_PREFIX) *lo = u->whole_begin;
+}
+
+/* First and last keys of one group, and places in its tables. */
 static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t g, const uint32_t *seq_row,
-                       const uint32_t *pos, const uint32_t *hi)
+                       const uint32_t *pos)
 {
     struct step *st = &p->e->step;
     uint32_t window = p->e->kv.groups[g].window, row = 0;
     struct be_rows *r = &st->rows[g];
-    *r = (struct be_rows){.t = st->t, .seq_count = st->seq_count, .seq_row = seq_row, .pos = pos, .hi = hi};
-    uint32_t *lo = array(p, st->t, &r->lo);
+    *r = (struct be_rows){.t = st->t, .seq_count = st->seq_count, .seq_row = seq_row, .pos = pos};
+    uint32_t *lo = array(p, st->t, &r->lo), *hi = array(p, st->t, &r->hi);
     (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *run = &b->runs[i];
         uint32_t bug = FAULT(p->e->test_bugs, ENGINE_BUG_NEW_KEYS) && run->count > 1 ? run->position : 0;
-        for (uint32_t k = 0; k < run->count; k++, row++) {
-            lo[row] = low(run->position + k, window);
+        for (uint32_t k = 0, m = 0; k < run->count; k++, row++) {
+            uint32_t at = run->position + k;
+            lo[row] = low(at, window);
+            hi[row] = at;
+            while (m < run->span_count && run->spans[m].end <= at) m++;
+            if (m < run->span_count && run->spans[m].begin <= at)
+                see_span(&run->spans[m], window, &lo[row], &hi[row]);
             if (lo[row] < bug) lo[row] = bug;
         }
     }
-    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = b->runs[0].position;
+    for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->runs[0].position;
 }
 
 /* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each
@@ -226,10 +232,11 @@ static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g
 {
     struct engine *e = p->e;
     struct step *st = &e->step;
-    uint32_t n = st->wanted_count, window = e->kv.groups[g].window, seq = 0;
+    uint32_t n = st->wanted_count, seq = 0;
     const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
     uint32_t *rows = array(p, n, &st->wanted_rows);
     st->tail = (struct be_rows){.t = n};
+    const uint32_t *all_lo = e->host_step + (st->rows[g].lo - e->net.s.step);
     uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo),
              *hi = array(p, n, &st->tail.hi);
     uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row);
@@ -238,7 +245,7 @@ static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g
         const struct wanted *w = &e->wanted[i];
         rows[i] = w->row;
         pos[i] = w->next - 1;
-        lo[i] = low(pos[i], window);
+        lo[i] = all_lo[w->row];
         hi[i] = all_hi[w->row];
         if (i == 0 || e->wanted[i - 1].run != w->run) seq_row[seq++] = i;
     }
@@ -260,7 +267,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 {
     struct packer p = {.e = e};
     struct step *st = &e->step;
-    const uint32_t *pos, *hi, *seq_row_dev;
+    const uint32_t *pos, *seq_row_dev;
     uint32_t last = e->kv.layer_group[e->net.desc.layer_count - 1], row = 0;
     e->test_rows = st->t;
     *st = (struct step){0};
@@ -271,12 +278,12 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     }
     st->t += p.pad;
     st->seq_count = b->run_count + p.pad;
-    pack_tokens(&p, b, &pos, &hi);
+    pack_tokens(&p, b, &pos);
     uint32_t *seq_row = array(&p, st->seq_count + 1u, &seq_row_dev);
     for (uint32_t i = 0; i < st->seq_count; row += i < b->run_count ? b->runs[i].count : 1, i++)
         seq_row[i] = row;
     seq_row[st->seq_count] = row;
-    for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos, hi);
+    for (uint32_t g = 0; g < e->kv.group_count; g++) pack_group(&p, b, g, seq_row_dev, pos);
     find_wanted(e, b);
     st->all_wanted = st->wanted_count + p.pad == st->t;
     if (st->wanted_count) pack_targets(&p, b);

@@ -80,7 +80,7 @@ static struct image_reply *claim(struct scheduler *s, struct seq_id id, uint32_t
 {
     if (id.slot >= s->slot_count || s->slots[id.slot].gen != id.gen) return NULL;
     struct sequence *q = s->slots[id.slot].seq;
-    if (!q || image >= q->req.prompt->image_count) return NULL;
+    if (!q || image >= q->req.prompt->span_count) return NULL;
     struct image_reply *r = q->features[image].reply;
     q->features[image].reply = NULL;
     return r;
@@ -164,7 +164,7 @@ bool sched__images_take(struct scheduler *s, uint64_t now_us)
         if (f) f->asked = false;
         if (f && r->refused) {
             sched__end(s, q, END_ERROR, 0, r->message, now_us);
-        } else if (f && r->image >= q->next_image &&
+        } else if (f && r->image >= q->next_span &&
                    !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
             /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the
              * picture meanwhile, or it came from the prefix cache. */
@@ -177,15 +177,40 @@ bool sched__images_take(struct scheduler *s, uint64_t now_us)
     return any;
 }
 
-bool sched__image_ready(const struct sequence *q, uint32_t image)
+bool sched__span_ready(const struct sequence *q, uint32_t span)
 {
-    const struct feature_entry *f = q->features[image].entry;
-    return f && features_state(f) == FEATURES_DONE;
+    const struct feature_entry *f = q->features[span].entry;
+    return !q->req.prompt->spans[span].picture || (f && features_state(f) == FEATURES_DONE);
 }
 
-const struct engine_features *sched__image_features(const struct sequence *q, uint32_t image)
+const struct engine_features *sched__span_features(const struct sequence *q, uint32_t span)
 {
-    return features_of(q->features[image].entry);
+    return q->req.prompt->spans[span].picture ? features_of(q->features[span].entry) : NULL;
+}
+
+/* Spans [next_span, it) are those that the next run needs at once: one, or all that go as a whole with it. */
+static uint32_t needed_end(const struct sequence *q)
+{
+    const struct prompt *p = q->req.prompt;
+    uint32_t n = q->next_span;
+    if (n == p->span_count) return n;
+    uint32_t whole = p->spans[n++].whole_end;
+    while (n < p->span_count && p->spans[n].begin < whole) n++;
+    return n;
+}
+
+/* The first of these whose picture is not encoded; needed_end: none. */
+static uint32_t needed_picture(const struct sequence *q)
+{
+    uint32_t i = q->next_span, end = needed_end(q);
+    while (i < end && sched__span_ready(q, i)) i++;
+    return i;
+}
+
+static uint32_t look_ahead_end(const struct sequence *q)
+{
+    uint32_t end = needed_end(q), ahead = q->next_span + LOOK_AHEAD, all = q->req.prompt->span_count;
+    return end > ahead ? end : ahead < all ? ahead : all;
 }
 
 static void let_go(struct scheduler *s, struct seq_image *f)
@@ -197,20 +222,20 @@ static void let_go(struct scheduler *s, struct seq_image *f)
 
 void sched__features_drop(struct scheduler *s, struct sequence *q)
 {
-    for (uint32_t i = 0; i < q->req.prompt->image_count; i++) let_go(s, &q->features[i]);
-    q->next_image = 0;
+    for (uint32_t i = 0; i < q->req.prompt->span_count; i++) let_go(s, &q->features[i]);
+    q->next_span = 0;
 }
 
 void sched__features_passed(struct scheduler *s, struct sequence *q)
 {
     const struct prompt *p = q->req.prompt;
-    while (q->next_image < p->image_count && p->images[q->next_image].end <= q->position)
-        let_go(s, &q->features[q->next_image++]);
+    while (q->next_span < p->span_count && p->spans[q->next_span].end <= q->position)
+        let_go(s, &q->features[q->next_span++]);
 }
 
 void sched__features_free(struct sequence *q)
 {
-    for (uint32_t i = 0; q->features && i < q->req.prompt->image_count; i++) {
+    for (uint32_t i = 0; q->features && i < q->req.prompt->span_count; i++) {
         ASSERT(!q->features[i].entry);
         image_u8_free(&q->features[i].pixels);
         reply_free(q->features[i].reply);
@@ -222,7 +247,7 @@ void sched__features_free(struct sequence *q)
 static const struct image_u8 *pixels_of(const struct sequence *q, uint32_t image)
 {
     const struct image_u8 *supplied = &q->features[image].pixels,
-                          *given = &q->req.prompt->images[image].pixels;
+                          *given = &q->req.prompt->spans[image].pixels;
     return supplied->rgb ? supplied : given->rgb ? given : NULL;
 }
 
@@ -260,12 +285,12 @@ struct open_pictures {
 
 static void count_open(const struct sequence *q, struct open_pictures *open)
 {
-    for (uint32_t i = q->next_image; i < q->req.prompt->image_count && i - q->next_image < LOOK_AHEAD; i++) {
+    for (uint32_t i = q->next_span, end = look_ahead_end(q), needed = needed_picture(q); i < end; i++) {
         const struct seq_image *f = &q->features[i];
         bool ready = f->entry && features_state(f->entry) == FEATURES_DONE; /* by somebody else */
         if (!f->asked && (!f->pixels.rgb || ready)) continue;
         open->all++;
-        open->next += i == q->next_image;
+        open->next += i == needed;
     }
 }
 
@@ -273,15 +298,16 @@ static void count_open(const struct sequence *q, struct open_pictures *open)
 static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pictures *open)
 {
     const struct prompt *p = q->req.prompt;
-    for (uint32_t i = q->next_image; i < p->image_count && i - q->next_image < LOOK_AHEAD; i++) {
+    for (uint32_t i = q->next_span, end = look_ahead_end(q); i < end; i++) {
         struct seq_image *f = &q->features[i];
-        if (!f->entry) f->entry = hold(s, q, p->images[i].key);
+        if (!p->spans[i].picture) continue;
+        if (!f->entry) f->entry = hold(s, q, p->spans[i].key);
         if (!f->entry) return false;
         if (f->asked || features_state(f->entry) != FEATURES_EMPTY || pixels_of(q, i)) continue;
-        uint32_t twin = q->next_image; /* the same picture further up in the prompt is encoded before this one
+        uint32_t twin = q->next_span; /* the same picture further up in the prompt is encoded before this one
                                           is wanted */
         while (twin < i && q->features[twin].entry != f->entry) twin++;
-        bool next_one = i == q->next_image;
+        bool next_one = i == needed_picture(q);
         if (twin < i || (next_one ? open->next : open->all) >= OPEN_MAX) continue;
         if (!ask(s, q, i)) return false;
         open->all++;
@@ -294,11 +320,11 @@ static bool look_ahead(struct scheduler *s, struct sequence *q, struct open_pict
 static struct sequence *find_encodable(const struct scheduler *s, uint32_t *image)
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
-        if (q->next_image == q->req.prompt->image_count) continue;
-        const struct feature_entry *f = q->features[q->next_image].entry;
-        enum feature_state state = features_state(f);
-        if (state == FEATURES_DONE || (state == FEATURES_EMPTY && !pixels_of(q, q->next_image))) continue;
-        *image = q->next_image;
+        uint32_t i = needed_picture(q);
+        if (i == needed_end(q)) continue;
+        enum feature_state state = features_state(q->features[i].entry);
+        if (state == FEATURES_EMPTY && !pixels_of(q, i)) continue;
+        *image = i;
         return q;
     }
     return NULL;
@@ -376,9 +402,9 @@ void sched__images_check(const struct scheduler *s)
     uint64_t held = 0;
     for (int l = 0; l < 2; l++) {
         for (const struct sequence *q = lists[l]; q; q = q->next) {
-            for (uint32_t i = 0; i < q->req.prompt->image_count; i++) {
+            for (uint32_t i = 0; i < q->req.prompt->span_count; i++) {
                 const struct seq_image *f = &q->features[i];
-                if (l == 1 || i < q->next_image) ASSERT(!f->entry);
+                if (l == 1 || i < q->next_span) ASSERT(!f->entry);
                 held += f->entry != NULL;
             }
         }

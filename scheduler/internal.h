@@ -65,11 +65,11 @@ struct sequence {
     uint32_t wait_until;
     uint64_t refused_at; /* s->freed when the arena had no room for it; + 1 */
     uint32_t scored;     /* prompt positions below this one have been scored */
-    uint32_t next_image; /* pictures before this one are wholly prefilled */
+    uint32_t next_span;  /* pictures before this one are wholly prefilled */
     struct block_table tables[ENGINE_GROUPS_MAX];
-    struct seq_image *features;    /* [image_count], or NULL without pictures */
-    struct engine_image_use *uses; /* [image_count] scratch for the step's run */
-    struct token_out *scores;      /* of the run in flight */
+    struct seq_image *features; /* [image_count], or NULL without pictures */
+    struct engine_span *uses;   /* [image_count] scratch for the step's run */
+    struct token_out *scores;   /* of the run in flight */
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
@@ -216,10 +216,10 @@ bool sched__images_take(struct scheduler *s, uint64_t now_us);
 /* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can
  * go on. False when nothing was encoded. May end sequences. */
 bool sched__encode_slice(struct scheduler *s, uint64_t now_us);
-bool sched__image_ready(const struct sequence *q, uint32_t image);
-const struct engine_features *sched__image_features(const struct sequence *q,
-                                                    uint32_t image); /* of a ready one */
-void sched__features_drop(struct scheduler *s, struct sequence *q);  /* of a sequence that stops running */
+bool sched__span_ready(const struct sequence *q, uint32_t image);
+const struct engine_features *sched__span_features(const struct sequence *q,
+                                                   uint32_t image); /* of a ready one */
+void sched__features_drop(struct scheduler *s, struct sequence *q); /* of a sequence that stops running */
 void sched__features_free(struct sequence *q); /* with the sequence itself, after a drop */
 void sched__images_gauges(struct scheduler *s);
 void sched__images_check(const struct scheduler *s);

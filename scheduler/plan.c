@@ -78,22 +78,23 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
     }
 }
 
-/* Tokens of q's next run within `budget`: never ends inside an atomic picture, never enters a picture that is
- * not encoded. 0 = none now; then *span_need is what a whole picture would take if only the budget stands in
- * its way, else 0. */
+/* Tokens of q's next run within `budget`: never ends where tokens go as a whole, never enters a picture that
+ * is not encoded. 0 = none now; then *span_need is what the whole would take if only the budget stands in its
+ * way, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
     uint32_t from = q->position, left = q->count - from;
     uint32_t end = from + (left < budget ? left : budget);
     *span_need = 0;
-    for (uint32_t i = q->next_image; i < p->image_count; i++) {
-        const struct prompt_image *im = &p->images[i];
+    for (uint32_t i = q->next_span; i < p->span_count; i++) {
+        const struct prompt_span *im = &p->spans[i];
         if (im->begin > from ? im->begin >= end : end <= from) break;
-        if (!sched__image_ready(q, i)) return im->begin > from ? im->begin - from : 0;
-        if (im->atomic && end < im->end) {
-            if (im->begin > from) return im->begin - from;
-            *span_need = im->end - from;
+        uint32_t begin = im->whole_end ? im->whole_begin : im->begin;
+        if (!sched__span_ready(q, i)) return begin > from ? begin - from : 0;
+        if (end < im->whole_end) {
+            if (begin > from) return begin - from;
+            *span_need = im->whole_end - from;
             return 0;
         }
     }

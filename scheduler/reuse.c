@@ -14,8 +14,8 @@ static struct radix_view view_of(const struct sequence *q)
     const struct prompt *p = q->req.prompt;
     return (struct radix_view){.tokens = q->tokens,
                                .count = q->count,
-                               .images = p->images,
-                               .image_count = p->image_count,
+                               .spans = p->spans,
+                               .span_count = p->span_count,
                                .salt = q->req.salt};
 }
 
@@ -148,8 +148,10 @@ void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last)
     if (!s->cache || !q->pin.node || q->published > reached || (q->published == reached && !last)) return;
     bool prefilled = q->published < p->token_count;
     if (!last && !prefilled && reached / bt == q->published / bt) return; /* decode: as blocks fill */
-    for (uint32_t i = 0; prefilled && i < p->image_count && p->images[i].end <= reached; i++)
-        if (p->images[i].end > q->published) publish_to(s, q, p->images[i].end, true);
+    for (uint32_t i = 0; prefilled && i < p->span_count && p->spans[i].end <= reached; i++) {
+        const struct prompt_span *at = &p->spans[i];
+        if (at->end > q->published && at->end >= at->whole_end) publish_to(s, q, at->end, true);
+    }
     if (prefilled && reached >= p->token_count && q->published < p->token_count)
         publish_to(s, q, p->token_count, true);
     if (reached > q->published || last) publish_to(s, q, reached, last);

@@ -37,7 +37,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->opt = *opt;
     engine_caps(e, &s->caps);
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
-    ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.image_tokens_max);
+    ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
     if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
     step_cost_init(&s->cost, &s->caps);
     pthread_mutex_init(&s->lock, NULL);
@@ -149,17 +149,18 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
                        (unsigned long long)s->caps.arena_units * s->caps.unit_bytes);
     if (r->stop_id_count + s->caps.eos_count > SCHED_STOP_MAX)
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
-    for (uint32_t i = 0, end = 0; i < p->image_count; end = p->images[i++].end) {
-        const struct prompt_image *im = &p->images[i];
-        if (!s->caps.images || im->begin < end || im->end <= im->begin || im->end > p->token_count ||
-            (im->atomic && im->end - im->begin > s->caps.image_tokens_max))
-            return err_set(err, ST_INVALID, "image %u stands at a bad place in the prompt", i);
+    for (uint32_t i = 0, end = 0; i < p->span_count; end = p->spans[i++].end) {
+        const struct prompt_span *im = &p->spans[i];
+        if ((im->picture && !s->caps.images) || im->begin < end || im->end <= im->begin ||
+            im->end > p->token_count || im->whole_end > p->token_count ||
+            (im->whole_end && im->whole_end - im->whole_begin > s->caps.span_tokens_max))
+            return err_set(err, ST_INVALID, "span %u stands at a bad place in the prompt", i);
     }
     /* A picture's tokens carry the soft id, which may lie beyond the embedding's rows: no row is looked up
      * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
-        while (im < p->image_count && p->images[im].end <= i) im++;
-        if (im < p->image_count && p->images[im].begin <= i) continue;
+        while (im < p->span_count && p->spans[im].end <= i) im++;
+        if (im < p->span_count && p->spans[im].begin <= i) continue;
         if (p->tokens[i] >= s->caps.vocab_size)
             return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }
@@ -179,11 +180,11 @@ static enum status sequence_create(const struct scheduler *s, const struct sched
     q->token_cap = total < (uint64_t)p->token_count + 256 ? (uint32_t)total + 1 : p->token_count + 256;
     q->tokens = malloc((size_t)q->token_cap * sizeof *q->tokens);
     q->end_event = eventq_node();
-    if (p->image_count) {
-        q->features = calloc(p->image_count, sizeof *q->features);
-        q->uses = calloc(p->image_count, sizeof *q->uses);
+    if (p->span_count) {
+        q->features = calloc(p->span_count, sizeof *q->features);
+        q->uses = calloc(p->span_count, sizeof *q->uses);
     }
-    if (!q->tokens || !q->end_event || (p->image_count && (!q->features || !q->uses))) {
+    if (!q->tokens || !q->end_event || (p->span_count && (!q->features || !q->uses))) {
         sequence_free(q);
         return ST_NOMEM;
     }
@@ -342,7 +343,7 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
  */
 static int32_t rope_before(const struct prompt *p, uint32_t i)
 {
-    return i ? p->images[i - 1].rope_offset : 0;
+    return i ? p->spans[i - 1].rope_offset : 0;
 }
 
 /* SCHED_BUG_ROPE*: what caches do that know of the prefix only how many tokens it has. */
@@ -351,12 +352,12 @@ static void naive_positions(const struct scheduler *s, const struct sequence *q,
     const struct prompt *p = q->req.prompt;
     bool anew = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_ANEW);
     uint32_t n = 0;
-    while (n < p->image_count && p->images[n].end <= q->cache.reused) n++;
+    while (n < p->span_count && p->spans[n].end <= q->cache.reused) n++;
     int32_t delta = rope_before(p, n), shift = anew ? -(int32_t)q->cache.reused - delta : 0;
     if (!anew) r->rope_offset = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_DELTA) ? delta : 0;
     r->rope_offset += shift;
-    for (uint32_t i = 0; i < r->image_count; i++) {
-        struct engine_image_use *u = &q->uses[i];
+    for (uint32_t i = 0; i < r->span_count; i++) {
+        struct engine_span *u = &q->uses[i];
         if (u->begin < q->cache.reused) continue;
         if (!anew) {
             u->grid = (struct prompt_grid){0};
@@ -386,19 +387,21 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                              .banned_until = p->token_count + q->req.tokens_min,
                              .score_first = UINT32_MAX};
     for (uint32_t g = 0; g < s->caps.group_count; g++) r->tables[g] = q->tables[g].units;
-    r->rope_offset = rope_before(p, q->next_image);
-    for (uint32_t i = q->next_image; i < p->image_count && p->images[i].begin < end; i++) {
-        const struct prompt_image *im = &p->images[i];
-        ASSERT(sched__image_ready(q, i));
-        q->uses[r->image_count++] = (struct engine_image_use){.features = sched__image_features(q, i),
-                                                              .begin = im->begin,
-                                                              .end = im->end,
-                                                              .atomic = im->atomic,
-                                                              .grid = im->grid,
-                                                              .rope_before = rope_before(p, i),
-                                                              .rope_offset = im->rope_offset};
+    r->rope_offset = rope_before(p, q->next_span);
+    for (uint32_t i = q->next_span; i < p->span_count && p->spans[i].begin < end; i++) {
+        const struct prompt_span *im = &p->spans[i];
+        ASSERT(sched__span_ready(q, i));
+        q->uses[r->span_count++] = (struct engine_span){.features = sched__span_features(q, i),
+                                                        .begin = im->begin,
+                                                        .end = im->end,
+                                                        .rule = im->rule,
+                                                        .whole_begin = im->whole_begin,
+                                                        .whole_end = im->whole_end,
+                                                        .grid = im->grid,
+                                                        .rope_before = rope_before(p, i),
+                                                        .rope_offset = im->rope_offset};
     }
-    r->images = q->uses;
+    r->spans = q->uses;
     uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
     if (FAULT(s->opt.test_mutation, naive) && q->cache.reused) naive_positions(s, q, r);
     uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;

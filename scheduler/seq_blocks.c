@@ -108,8 +108,8 @@ void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t ne
         if (w > 0) {
             /* The window behind a run, the run itself (it may be cut down to an atomic span), and two partial
              * blocks at the ends. */
-            uint64_t run = s->caps.image_tokens_max > s->caps.block_tokens ? s->caps.image_tokens_max
-                                                                           : s->caps.block_tokens;
+            uint64_t run = s->caps.span_tokens_max > s->caps.block_tokens ? s->caps.span_tokens_max
+                                                                          : s->caps.block_tokens;
             uint32_t some = blocks_of(s, (uint64_t)w + run) + 1;
             if (some < all) need[g] = some;
         }

@@ -270,7 +270,7 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
         .soft = "<image_soft_token>",
         .soft_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
-        .atomic = true, /* its tokens see each other in both directions */
+        .rule = SPAN_WITHIN, /* its tokens see each other in both directions */
     };
 }
 

@@ -15,8 +15,7 @@ static float *tail_resid(const struct engine *e, const struct net *net)
 }
 
 /* Rows [from, to) of picture u, absolute positions, that lie in run r. */
-static bool use_rows(const struct engine_run *r, const struct engine_image_use *u, uint32_t *from,
-                     uint32_t *to)
+static bool use_rows(const struct engine_run *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
 {
     uint32_t end = r->position + r->count;
     *from = u->begin > r->position ? u->begin : r->position;
@@ -25,9 +24,8 @@ static bool use_rows(const struct engine_run *r, const struct engine_image_use *
 }
 
 /* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
-static const float *feature_row(const struct engine *e, const struct net *net,
-                                const struct engine_image_use *u, uint32_t part, uint32_t at,
-                                const struct engine_run *r)
+static const float *feature_row(const struct engine *e, const struct net *net, const struct engine_span *u,
+                                uint32_t part, uint32_t at, const struct engine_run *r)
 {
     ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
     uint32_t first = u->begin;
@@ -43,8 +41,8 @@ static void copy_features(struct engine *e, struct net *net, const struct engine
     uint32_t first = 0, from, to;
     for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
-        for (uint32_t k = 0; k < r->image_count; k++) {
-            const struct engine_image_use *u = &r->images[k];
+        for (uint32_t k = 0; k < r->span_count; k++) {
+            const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
             e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c,
                          feature_row(e, net, u, 0, from, r), (to - from) * c * sizeof(float));
@@ -59,7 +57,7 @@ static void add_rows(struct engine *e, struct net *net, const float *x, float *r
 }
 
 /* Faults in add_taps: what becomes of its rows [from, *to), which belong at *row of the step. */
-static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_image_use *u,
+static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_span *u,
                        uint32_t from, uint32_t *to, uint32_t *row)
 {
     if (FAULT(e->test_bugs, ENGINE_BUG_NO_TAPS) && u->begin < r->position) *to = from;
@@ -73,8 +71,8 @@ static void add_taps(struct engine *e, struct net *net, const struct engine_batc
     uint32_t first = 0, from, to;
     for (uint32_t i = 0; i < b->run_count; first += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
-        for (uint32_t k = 0; k < r->image_count; k++) {
-            const struct engine_image_use *u = &r->images[k];
+        for (uint32_t k = 0; k < r->span_count; k++) {
+            const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
             uint32_t row = first + from - r->position;
             if (FAULT(e->test_bugs, UINT32_MAX)) spoil_taps(e, r, u, from, &to, &row);
@@ -91,8 +89,8 @@ static void add_taps_to_wanted(struct engine *e, struct net *net, const struct e
     for (uint32_t i = 0; i < e->step.wanted_count; i++) {
         const struct engine_run *r = &b->runs[e->wanted[i].run];
         uint32_t at = e->wanted[i].next - 1;
-        for (uint32_t k = 0; k < r->image_count; k++) {
-            const struct engine_image_use *u = &r->images[k];
+        for (uint32_t k = 0; k < r->span_count; k++) {
+            const struct engine_span *u = &r->spans[k];
             if (u->begin <= at && at < u->end)
                 add_rows(e, net, feature_row(e, net, u, 1 + n, at, r),
                          tail_resid(e, net) + (size_t)i * net->desc.hidden, 1);

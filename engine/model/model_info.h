@@ -4,6 +4,7 @@
 #define KVASIR_MODEL_INFO_H
 
 #include "engine/prompt/image.h"
+#include "engine/prompt/span.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,15 +23,15 @@ struct model_generation_defaults {
 /* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced
  * (before tokenising) by prefix + soft x tokens + suffix. */
 struct model_image_rule {
-    bool present;       /* the model takes pictures */
-    const char *marker; /* "<start_of_image>" */
-    const char *prefix; /* "\n\n<start_of_image>" */
-    const char *suffix; /* "<end_of_image>\n\n" */
-    const char *soft;   /* text of the soft token */
-    uint32_t soft_id;   /* its id: never accepted from a client */
-    uint32_t tokens;    /* soft tokens per picture; 0: as its grid says (config.dynamic) */
-    bool atomic;
-    bool grid; /* pictures have 3-D positions (struct prompt_grid) */
+    bool present;        /* the model takes pictures */
+    const char *marker;  /* "<start_of_image>" */
+    const char *prefix;  /* "\n\n<start_of_image>" */
+    const char *suffix;  /* "<end_of_image>\n\n" */
+    const char *soft;    /* text of the soft token */
+    uint32_t soft_id;    /* its id: never accepted from a client */
+    uint32_t tokens;     /* soft tokens per picture; 0: as its grid says (config.dynamic) */
+    enum span_rule rule; /* of a picture's tokens */
+    bool grid;           /* pictures have 3-D positions (struct prompt_grid) */
     /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix +
      * soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
      * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */

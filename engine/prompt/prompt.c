@@ -19,8 +19,8 @@
 
 void prompt_free(struct prompt *p)
 {
-    for (uint32_t i = 0; i < p->image_count; i++) free(p->images[i].pixels.rgb);
-    free(p->images);
+    for (uint32_t i = 0; i < p->span_count; i++) free(p->spans[i].pixels.rgb);
+    free(p->spans);
     free(p->tokens);
     *p = (struct prompt){0};
 }
@@ -361,8 +361,8 @@ static enum status find_spans(const struct model_image_rule *rule, const struct 
                 return err_set(err, ST_INVALID,
                                "The tokenizer made %u placeholder tokens in a row where an image has %u.", n,
                                want);
-            p->images[found] = (struct prompt_image){.begin = at, .end = at + n, .atomic = rule->atomic};
-            if (rule->grid && pictures[k].grids) p->images[found].grid = pictures[k].grids[i];
+            p->spans[found] = span_of_picture(at, at + n, rule->rule);
+            if (rule->grid && pictures[k].grids) p->spans[found].grid = pictures[k].grids[i];
             found++;
             at += n;
         }
@@ -383,8 +383,8 @@ static enum status set_offsets(const struct model_image_rule *rule, struct promp
 {
     int64_t next = 0;
     uint32_t at = 0;
-    for (uint32_t k = 0; rule->grid && k < p->image_count; k++) {
-        struct prompt_image *m = &p->images[k];
+    for (uint32_t k = 0; rule->grid && k < p->span_count; k++) {
+        struct prompt_span *m = &p->spans[k];
         double last = floor((double)(m->grid.t - 1) * m->grid.seconds);
         if (!(last >= 0.0) || last > POSITIONS_MAX)
             return err_set(err, ST_INVALID, "A video is too long for the model's positions.");
@@ -406,10 +406,10 @@ static void move_pixels(struct prompt *p, struct prompt_picture *pictures, uint3
     for (uint32_t k = 0; k < picture_count; k++) {
         for (uint32_t i = 0; i < pictures[k].count; i++, n++) {
             if (pictures[k].images) {
-                p->images[n].pixels = pictures[k].images[i];
+                p->spans[n].pixels = pictures[k].images[i];
                 pictures[k].images[i].rgb = NULL;
             }
-            memcpy(p->images[n].key, pictures[k].keys[i], sizeof p->images[n].key);
+            memcpy(p->spans[n].key, pictures[k].keys[i], sizeof p->spans[n].key);
         }
     }
 }
@@ -419,8 +419,8 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     uint32_t k = 0;
     if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
     for (uint32_t i = 0; i < p->token_count; i++) {
-        while (k < p->image_count && p->images[k].end <= i) k++;
-        if (k < p->image_count && i >= p->images[k].begin) continue;
+        while (k < p->span_count && p->spans[k].end <= i) k++;
+        if (k < p->span_count && i >= p->spans[k].begin) continue;
         bool video;
         if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID,
@@ -465,11 +465,11 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
     if (!st) {
         p = (struct prompt){.tokens = ids.ids, .token_count = (uint32_t)ids.count};
         ids.ids = NULL;
-        if (images && !(p.images = calloc(images, sizeof *p.images)))
+        if (images && !(p.spans = calloc(images, sizeof *p.spans)))
             st = err_set(err, ST_NOMEM, "out of memory for %u images", images);
     }
     if (!st && m->image.present) {
-        p.image_count = images;
+        p.span_count = images;
         st = find_spans(&m->image, pictures, picture_count, &p, err);
         if (!st) st = set_offsets(&m->image, &p, err);
     }

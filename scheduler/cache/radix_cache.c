@@ -104,17 +104,21 @@ static void collect(struct radix_cache *c, const struct radix_node *n, uint32_t 
     }
 }
 
-static uint32_t floor_atomic(const struct radix_view *v, uint32_t p)
+/* p, or the place before it where a hit may end. Of a SPAN_PREFIX that is equal as a whole any part will do:
+ * what is left of it is computed in one run, and its rows see the keys that are there. */
+static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equal)
 {
-    uint32_t m = radix__image_at(v, p);
-    return m < v->image_count && v->images[m].atomic && v->images[m].begin < p ? v->images[m].begin : p;
+    uint32_t m = radix__span_at(v, p);
+    if (m == v->span_count || !span_cut(&v->spans[m], p)) return p;
+    return v->spans[m].rule == SPAN_PREFIX && v->spans[m].whole_end <= equal ? p : v->spans[m].whole_begin;
 }
 
-/* The longest p <= limit at which every group has what the next query needs, and no atomic picture is cut. */
-static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v, uint32_t p)
+/* The longest p at which every group has what the next query needs, and a hit may end. */
+static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v, uint32_t p,
+                              uint32_t equal)
 {
     for (uint32_t g = 0; g < c->caps.group_count;) {
-        p = floor_atomic(v, p);
+        p = floor_whole(v, p, equal);
         uint32_t first, count = radix__window(c, g, p, &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
@@ -136,12 +140,12 @@ static uint32_t longest_valid(const struct radix_cache *c, const struct radix_vi
 static enum cache_stop why_stopped(const struct radix_cache *c, const struct radix_node *n,
                                    const struct radix_view *v, uint32_t pos, uint64_t hash)
 {
-    uint32_t m = radix__image_at(v, pos);
-    bool ours = m < v->image_count && v->images[m].begin <= pos;
-    if (pos < n->end) return ours || radix__in_image(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+    uint32_t m = radix__span_at(v, pos);
+    bool ours = m < v->span_count && v->spans[m].begin <= pos;
+    if (pos < n->end) return ours || radix__in_span(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
     if (c->ghosts[hash % GHOST_COUNT] == hash) return CACHE_STOP_EVICTED;
     if (!n->child) return n->root ? CACHE_STOP_SALT : CACHE_STOP_END;
-    return ours || radix__in_image(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
+    return ours || radix__in_span(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
 }
 
 bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t limit, struct radix_hit *hit)
@@ -163,8 +167,8 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
         if (pos < k->end) break;
     }
     hit->info.equal = pos;
-    uint32_t want = pos < limit ? pos : limit, whole = floor_atomic(v, want);
-    hit->length = longest_valid(c, v, whole);
+    uint32_t want = pos < limit ? pos : limit, whole = floor_whole(v, want, pos);
+    hit->length = longest_valid(c, v, whole, pos);
     hit->info.reused = hit->length;
     if (hit->length < whole) hit->info.stop = CACHE_STOP_WINDOW;
     else if (whole < want) hit->info.stop = CACHE_STOP_SPAN;
@@ -184,13 +188,14 @@ uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, ui
     uint32_t pos = 0, m = 0; /* as long as all is equal, the pictures of both have the same numbers */
     if (memcmp(a->salt, b->salt, 32) != 0) return 0;
     while (pos < limit) {
-        const struct prompt_image *x = m < a->image_count ? &a->images[m] : NULL,
-                                  *y = m < b->image_count ? &b->images[m] : NULL;
+        const struct prompt_span *x = m < a->span_count ? &a->spans[m] : NULL,
+                                 *y = m < b->span_count ? &b->spans[m] : NULL;
         if ((x && x->begin <= pos) || (y && y->begin <= pos)) {
             bool equal = x && y && x->begin == y->begin && x->end == y->end &&
                          x->rope_offset == y->rope_offset && prompt_grid_equal(&x->grid, &y->grid) &&
-                         memcmp(x->key, y->key, sizeof x->key) == 0 && !radix__doubtful(x);
-            if (!equal || (x->end > limit && x->atomic)) break;
+                         memcmp(span_identity(x), span_identity(y), sizeof x->key) == 0 &&
+                         !radix__doubtful(x);
+            if (!equal || (x->whole_end > limit && x->rule != SPAN_PREFIX)) break;
             pos = x->end < limit ? x->end : limit;
             m++;
             continue;
@@ -377,8 +382,8 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint)
 {
     /* Whatever stands behind a picture of unknown identity depends on it. */
-    for (uint32_t m = 0; m < v->image_count && v->images[m].begin < to; m++)
-        if (radix__doubtful(&v->images[m])) to = v->images[m].begin;
+    for (uint32_t m = 0; m < v->span_count && v->spans[m].begin < to; m++)
+        if (radix__doubtful(&v->spans[m])) to = v->spans[m].begin;
     if (!pin->node || from > to || (from == to && !checkpoint)) return from;
     uint32_t pos = from;
     struct radix_node *n = walk(c, v, resume(pin, from), &pos, to, tables, checkpoint);

@@ -50,8 +50,8 @@ struct radix_node;
 struct radix_view {
     const uint32_t *tokens;
     uint32_t count;
-    const struct prompt_image *images; /* in order; spans within [0, count) */
-    uint32_t image_count;
+    const struct prompt_span *spans; /* in order, within [0, count) */
+    uint32_t span_count;
     const uint8_t *salt; /* [32] */
 };
 

@@ -86,9 +86,9 @@ struct radix_node *radix__child(const struct radix_cache *c, const struct radix_
 /* How many items from pos on are equal in n and v, at most up to position `limit` (<= n->end). */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit);
 /* First picture of v whose end lies behind pos, as index (image_count: none). */
-uint32_t radix__image_at(const struct radix_view *v, uint32_t pos);
-bool radix__in_image(const struct radix_node *n, uint32_t pos);
-bool radix__doubtful(const struct prompt_image *im); /* key of all zeros: never shared */
+uint32_t radix__span_at(const struct radix_view *v, uint32_t pos);
+bool radix__in_span(const struct radix_node *n, uint32_t pos);
+bool radix__doubtful(const struct prompt_span *im); /* key of all zeros: never shared */
 /* Cuts n at p (start < p < end): the new upper part is returned, n is the lower one. NULL: out of memory,
  * nothing changed. */
 struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uint32_t p);

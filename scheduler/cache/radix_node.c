@@ -10,25 +10,25 @@
 
 /* ---- items ---- */
 
-bool radix__doubtful(const struct prompt_image *im)
+bool radix__doubtful(const struct prompt_span *im)
 {
     for (size_t i = 0; i < sizeof im->key; i++)
-        if (im->key[i]) return false;
+        if (span_identity(im)[i]) return false;
     return true;
 }
 
-uint32_t radix__image_at(const struct radix_view *v, uint32_t pos)
+uint32_t radix__span_at(const struct radix_view *v, uint32_t pos)
 {
-    uint32_t lo = 0, hi = v->image_count;
+    uint32_t lo = 0, hi = v->span_count;
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (v->images[mid].end > pos) hi = mid;
+        if (v->spans[mid].end > pos) hi = mid;
         else lo = mid + 1;
     }
     return lo;
 }
 
-/* As radix__image_at for a node's spans. */
+/* As radix__span_at for a node's spans. */
 static uint32_t span_at(const struct radix_node *n, uint32_t pos)
 {
     uint32_t lo = 0, hi = n->span_count;
@@ -40,30 +40,30 @@ static uint32_t span_at(const struct radix_node *n, uint32_t pos)
     return lo;
 }
 
-bool radix__in_image(const struct radix_node *n, uint32_t pos)
+bool radix__in_span(const struct radix_node *n, uint32_t pos)
 {
     uint32_t s = span_at(n, pos);
     return s < n->span_count && n->spans[s].begin <= pos;
 }
 
-static bool span_equal(const struct radix_span *s, const struct prompt_image *im)
+static bool span_equal(const struct radix_span *s, const struct prompt_span *im)
 {
     return s->begin == im->begin && s->end == im->end && s->rope_offset == im->rope_offset &&
-           prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, im->key, sizeof s->key) == 0;
+           prompt_grid_equal(&s->grid, &im->grid) && memcmp(s->key, span_identity(im), sizeof s->key) == 0;
 }
 
 /* The two "begin" of what comes next: a picture's token and a text token are never equal, whatever their ids.
  */
 uint32_t radix__common(const struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t limit)
 {
-    uint32_t from = pos, s = span_at(n, pos), m = radix__image_at(v, pos);
+    uint32_t from = pos, s = span_at(n, pos), m = radix__span_at(v, pos);
     if (limit > v->count) limit = v->count;
     while (pos < limit) {
         uint32_t theirs = s < n->span_count ? n->spans[s].begin : UINT32_MAX,
-                 ours = m < v->image_count ? v->images[m].begin : UINT32_MAX;
+                 ours = m < v->span_count ? v->spans[m].begin : UINT32_MAX;
         if (theirs <= pos || ours <= pos) {
-            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->images[m]) ||
-                radix__doubtful(&v->images[m]))
+            if (theirs > pos || ours > pos || !span_equal(&n->spans[s], &v->spans[m]) ||
+                radix__doubtful(&v->spans[m]))
                 break;
             pos = n->spans[s].end < limit ? n->spans[s].end : limit;
             s++;
@@ -94,16 +94,16 @@ static uint64_t item_hash(const struct radix_cache *c, uint64_t parent, const ui
 static uint64_t view_hash(const struct radix_cache *c, uint64_t parent, const struct radix_view *v,
                           uint32_t pos)
 {
-    uint32_t m = radix__image_at(v, pos);
-    if (m < v->image_count && v->images[m].begin <= pos)
-        return item_hash(c, parent, v->images[m].key, pos - v->images[m].begin);
+    uint32_t m = radix__span_at(v, pos);
+    if (m < v->span_count && v->spans[m].begin <= pos)
+        return item_hash(c, parent, span_identity(&v->spans[m]), pos - v->spans[m].begin);
     return item_hash(c, parent, NULL, v->tokens[pos]);
 }
 
 static uint64_t node_hash(const struct radix_cache *c, const struct radix_node *parent,
                           const struct radix_node *n)
 {
-    if (radix__in_image(n, n->start))
+    if (radix__in_span(n, n->start))
         return item_hash(c, parent->id, n->spans[0].key, n->start - n->spans[0].begin);
     return item_hash(c, parent->id, NULL, n->tokens[0]);
 }
@@ -266,19 +266,19 @@ void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, ui
 
 static uint32_t spans_from(const struct radix_view *v, uint32_t pos, uint32_t to)
 {
-    uint32_t m = radix__image_at(v, pos), count = 0;
-    while (m + count < v->image_count && v->images[m + count].begin < to) count++;
+    uint32_t m = radix__span_at(v, pos), count = 0;
+    while (m + count < v->span_count && v->spans[m + count].begin < to) count++;
     return count;
 }
 
 static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_t pos, uint32_t to)
 {
-    for (uint32_t m = radix__image_at(v, pos); m < v->image_count && v->images[m].begin < to; m++) {
-        const struct prompt_image *im = &v->images[m];
+    for (uint32_t m = radix__span_at(v, pos); m < v->span_count && v->spans[m].begin < to; m++) {
+        const struct prompt_span *im = &v->spans[m];
         struct radix_span *s = &n->spans[n->span_count++];
         *s = (struct radix_span){
             .begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
-        memcpy(s->key, im->key, sizeof s->key);
+        memcpy(s->key, span_identity(im), sizeof s->key);
     }
 }
 

@@ -80,8 +80,8 @@ static enum status build(struct chat *c, const json_t *original)
                      c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&c->r->error, st, "messages", &err);
-    for (uint32_t i = 0; i < p->image_count; i++)
-        g->prompts[0].image_tokens += p->images[i].end - p->images[i].begin;
+    for (uint32_t i = 0; i < p->span_count; i++)
+        g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
                             c->pictures.count, p, &g->prompts[0].places, &err);

@@ -106,7 +106,7 @@ static void fetch_run(uv_work_t *w)
     struct image_fetch *f = w->data;
     const struct gen *g = f->g;
     const struct gen_picture *p = &g->pictures[f->picture];
-    const struct prompt_image *wanted = &g->prompts[0].prompt.images[p->first];
+    const struct prompt_span *wanted = &g->prompts[0].prompt.spans[p->first];
     const struct model_info *mi = g->r->srv->model->info;
     struct picture_parts parts = {0};
     uint64_t t0 = now_us();

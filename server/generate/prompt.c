@@ -61,7 +61,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
-    if (p->prompt.image_count) {
+    if (p->prompt.span_count) {
         return api_fail(&g->r->error, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }

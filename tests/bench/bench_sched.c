@@ -41,7 +41,7 @@ static void caps_of(struct engine_caps *c, uint64_t units, uint32_t window)
                               .sequences_max = SEQUENCES,
                               .batch_tokens_max = 2048,
                               .images = true,
-                              .image_tokens_max = 256};
+                              .span_tokens_max = 256};
     c->groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
     c->groups[1] = (struct engine_kv_group){.layers = 5, .block_units = 5, .window = window};
 }

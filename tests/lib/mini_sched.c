@@ -91,11 +91,11 @@ void mini_scan(struct mini_image *images, uint32_t n)
     }
 }
 
-/* End of the next chunk: an atomic picture is taken whole, even beyond the chunk's size. */
-static uint32_t chunk_end(const struct mini_seq *s, bool atomic)
+/* End of the next chunk: a picture that goes as a whole is taken so, even beyond the chunk's size. */
+static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
 {
     uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk ? s->done + s->chunk : s->prompt_count;
-    for (uint32_t i = 0; i < s->image_count && atomic; i++) {
+    for (uint32_t i = 0; i < s->image_count && rule; i++) {
         const struct mini_image *im = &s->images[i];
         if (end > im->begin && end < im->end) end = im->begin > s->done ? im->begin : im->end;
     }
@@ -104,8 +104,9 @@ static uint32_t chunk_end(const struct mini_seq *s, bool atomic)
 
 static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engine_run *r)
 {
-    bool prefill = s->done < s->prompt_count, atomic = engine_model(m->e)->image.atomic;
-    uint32_t end = prefill ? chunk_end(s, atomic) : s->done + 1, used = 0;
+    bool prefill = s->done < s->prompt_count;
+    enum span_rule rule = engine_model(m->e)->image.rule;
+    uint32_t end = prefill ? chunk_end(s, rule) : s->done + 1, used = 0;
     *r = (struct engine_run){.position = s->done,
                              .count = end - s->done,
                              .tokens = s->tokens,
@@ -115,21 +116,23 @@ static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engi
                              .sample = end >= s->prompt_count,
                              .score_first = prefill ? 1 : UINT32_MAX,
                              .scores = s->scores + s->done + 1,
-                             .images = s->uses};
+                             .spans = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
     for (uint32_t i = 0; i < s->image_count; i++) {
         const struct mini_image *im = &s->images[i];
         if (im->end <= s->done) r->rope_offset = im->rope_offset;
         if (im->begin < end && im->end > s->done)
-            s->uses[used++] = (struct engine_image_use){.features = s->features[i],
-                                                        .begin = im->begin,
-                                                        .end = im->end,
-                                                        .atomic = atomic,
-                                                        .grid = im->grid,
-                                                        .rope_before = im->rope_before,
-                                                        .rope_offset = im->rope_offset};
+            s->uses[used++] = (struct engine_span){.features = s->features[i],
+                                                   .begin = im->begin,
+                                                   .end = im->end,
+                                                   .rule = rule,
+                                                   .whole_begin = rule ? im->begin : 0,
+                                                   .whole_end = rule ? im->end : 0,
+                                                   .grid = im->grid,
+                                                   .rope_before = im->rope_before,
+                                                   .rope_offset = im->rope_offset};
     }
-    r->image_count = used;
+    r->span_count = used;
 }
 
 bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)

@@ -10,7 +10,7 @@ struct mini_image {
     uint32_t begin, end;              /* span of soft tokens */
     struct image_u8 pixels;           /* borrowed */
     struct prompt_grid grid;          /* all 0: plain positions */
-    int32_t rope_before, rope_offset; /* as in struct engine_image_use; mini_scan */
+    int32_t rope_before, rope_offset; /* as in struct engine_span; mini_scan */
 };
 
 struct mini_seq {
@@ -31,7 +31,7 @@ struct mini_seq {
     /* insides */
     uint32_t *tables[ENGINE_GROUPS_MAX];
     struct engine_features **features; /* [image_count] */
-    struct engine_image_use *uses;
+    struct engine_span *uses;
 };
 
 struct mini_sched {

@@ -76,18 +76,16 @@ void picture_key(const struct test_picture *p, uint8_t key[32])
     memcpy(key + 8, words, sizeof words);
 }
 
-struct prompt_image picture_at(const struct model_info *m, const struct test_picture *p, uint32_t begin)
+struct prompt_span picture_at(const struct model_info *m, const struct test_picture *p, uint32_t begin)
 {
-    struct prompt_image im = {.begin = begin,
-                              .end = begin + p->rows,
-                              .pixels = p->pixels,
-                              .grid = p->grid,
-                              .atomic = m->image.atomic};
+    struct prompt_span im = span_of_picture(begin, begin + p->rows, m->image.rule);
+    im.pixels = p->pixels;
+    im.grid = p->grid;
     picture_key(p, im.key);
     return im;
 }
 
-void pictures_scan(struct prompt_image *images, uint32_t count)
+void pictures_scan(struct prompt_span *images, uint32_t count)
 {
     int32_t offset = 0;
     for (uint32_t i = 0; i < count; i++) {

@@ -30,8 +30,8 @@ void picture_free(struct test_picture *p);
 void picture_key(const struct test_picture *p, uint8_t key[32]);
 
 /* A place in a prompt, all but the offset. The pixels are borrowed. */
-struct prompt_image picture_at(const struct model_info *m, const struct test_picture *p, uint32_t begin);
+struct prompt_span picture_at(const struct model_info *m, const struct test_picture *p, uint32_t begin);
 /* The scan from left to right: offsets behind every picture from the grids in front of it. */
-void pictures_scan(struct prompt_image *images, uint32_t count);
+void pictures_scan(struct prompt_span *images, uint32_t count);
 
 #endif

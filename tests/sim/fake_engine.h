@@ -26,7 +26,8 @@ enum fake_fault {
 };
 struct fake_slot {
     uint64_t value;
-    uint32_t next; /* position of the token that follows */
+    uint32_t next;  /* position of the token that follows */
+    uint64_t whole; /* of a SPAN_PREFIX: of all that it sees */
     bool written;
 };
 struct engine_features {
@@ -196,7 +197,8 @@ static uint32_t fake_position(struct engine *e, const struct engine_run *r, uint
     return p;
 }
 
-static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint64_t item, uint32_t advance)
+static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint64_t item, uint64_t whole,
+                       uint32_t advance)
 {
     uint32_t position = fake_position(e, r, p);
     for (uint32_t g = 0; g < e->caps.group_count; g++) {
@@ -206,25 +208,47 @@ static void fake_write(struct engine *e, struct engine_run *r, uint32_t p, uint6
         if (s)
             *s = (struct fake_slot){.value = fake_item_value(item, position, before ? before->value : g),
                                     .next = position + advance,
+                                    .whole = whole,
                                     .written = true};
     }
+}
+
+/* Item p of the run, and the span that it lies in, or NULL. */
+static uint64_t fake_item(const struct engine_run *r, uint32_t p, const struct engine_span **span)
+{
+    *span = NULL;
+    for (uint32_t i = 0; i < r->span_count; i++)
+        if (p >= r->spans[i].begin && p < r->spans[i].end) *span = &r->spans[i];
+    if (!*span || !(*span)->features) return r->tokens[p];
+    ASSERT_CMP((*span)->features->layers_left, ==, 0);
+    return fake_image_item((*span)->features->hash, p - (*span)->begin);
+}
+
+/* What tokens of a SPAN_PREFIX see of each other: told by those before the run, or made from them all. */
+static uint64_t fake_whole(struct engine *e, const struct engine_run *r)
+{
+    const struct engine_span *s;
+    uint64_t h = 0;
+    uint32_t at = r->position;
+    (void)fake_item(r, at, &s);
+    if (!s || s->rule != SPAN_PREFIX) return 0;
+    if (at > s->whole_begin) return fake_slot(e, 0, r, at - 1)->whole;
+    for (uint32_t p = at, end = s->whole_end; p < end; p++) h = fake_mix(h ^ fake_item(r, p, &s));
+    return h | 1;
 }
 
 static void fake_run(struct engine *e, struct engine_run *r)
 {
     uint32_t end = r->position + r->count;
+    uint64_t whole = fake_whole(e, r);
     for (uint32_t p = r->position; p < end; p++) {
-        uint64_t item = r->tokens[p];
+        const struct engine_span *s;
+        uint64_t item = fake_item(r, p, &s);
         uint32_t advance = 1;
-        for (uint32_t i = 0; i < r->image_count; i++) {
-            const struct engine_image_use *u = &r->images[i];
-            if (p < u->begin || p >= u->end) continue;
-            ASSERT_CMP(u->features->layers_left, ==, 0);
-            if (u->atomic) FAKE_CHECK(e, u->begin >= r->position && u->end <= end);
-            item = fake_image_item(u->features->hash, p - u->begin);
-            advance = p + 1 == u->end ? fake_advance(u->end - u->begin) : 0;
-        }
-        fake_write(e, r, p, item, advance);
+        if (s && s->rule) FAKE_CHECK(e, s->whole_end <= end);
+        if (s && s->features) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
+        bool in_whole = s && s->rule == SPAN_PREFIX;
+        fake_write(e, r, p, in_whole ? fake_mix(item ^ whole) : item, in_whole ? whole : 0, advance);
     }
 }
 
@@ -348,14 +372,28 @@ struct fake_answer {
     uint32_t count;
     bool stopped, eos; /* by the stop id; by eos */
 };
+static inline uint64_t fake_prompt_item(const struct prompt *prompt, uint32_t p,
+                                        const struct prompt_span **span)
+{
+    *span = NULL;
+    for (uint32_t i = 0; i < prompt->span_count; i++)
+        if (p >= prompt->spans[i].begin && p < prompt->spans[i].end) *span = &prompt->spans[i];
+    return *span && (*span)->picture ? fake_image_item(fake_pixels_hash(&(*span)->pixels), p - (*span)->begin)
+                                     : prompt->tokens[p];
+}
 static inline void fake_oracle(const struct engine *e, const struct prompt *prompt, uint64_t seed,
                                uint32_t tokens_max, uint32_t tokens_min, uint32_t stop_id, bool ignore_eos,
                                struct fake_answer *out)
 {
-    uint32_t n = prompt->token_count, room = n + tokens_max + 1, position = 0, image = 0;
+    uint32_t n = prompt->token_count, room = n + tokens_max + 1, position = 0;
     uint64_t *values[ENGINE_GROUPS_MAX];
     *out = (struct fake_answer){.tokens = malloc((tokens_max + 1) * sizeof(uint32_t))};
     for (uint32_t g = 0; g < e->caps.group_count; g++) values[g] = malloc(room * sizeof(uint64_t));
+    const struct prompt_span *s = NULL;
+    uint64_t whole = 0;
+    bool prefix = prompt->span_count && prompt->spans[0].rule == SPAN_PREFIX;
+    for (uint32_t p = 0; prefix && p < prompt->spans[0].whole_end; p++)
+        whole = fake_mix(whole ^ fake_prompt_item(prompt, p, &s));
     for (uint32_t p = 0; p < n + tokens_max; p++) {
         if (p >= n) {
             uint64_t h = seed;
@@ -372,15 +410,11 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
             out->eos = !out->stopped && id == e->eos && !ignore_eos;
             if (out->stopped || out->eos) break;
         }
-        uint64_t item = p < n ? prompt->tokens[p] : out->tokens[out->count - 1];
+        uint64_t item = p < n ? fake_prompt_item(prompt, p, &s) : out->tokens[out->count - 1];
         uint32_t advance = 1;
-        while (image < prompt->image_count && prompt->images[image].end <= p) image++;
-        const struct prompt_image *im =
-            image < prompt->image_count && prompt->images[image].begin <= p ? &prompt->images[image] : NULL;
-        if (im) {
-            item = fake_image_item(fake_pixels_hash(&im->pixels), p - im->begin);
-            advance = p + 1 == im->end ? fake_advance(im->end - im->begin) : 0;
-        }
+        if (p >= n) s = NULL;
+        if (s && s->picture) advance = p + 1 == s->end ? fake_advance(s->end - s->begin) : 0;
+        if (s && s->rule == SPAN_PREFIX) item = fake_mix(item ^ (whole | 1));
         for (uint32_t g = 0; g < e->caps.group_count; g++)
             values[g][p] = fake_item_value(item, position,
                                            p > 0 && e->caps.groups[g].window != 1 ? values[g][p - 1] : g);

@@ -32,7 +32,7 @@ enum {
 
 struct session {
     struct prompt prompt;
-    struct prompt_image images[IMAGES_MAX];
+    struct prompt_span images[IMAGES_MAX];
     uint32_t tokens[CONTEXT];
     uint32_t turn_end[TURNS_MAX], turns; /* history length after each answer */
     uint64_t random;
@@ -67,9 +67,8 @@ static void common_text(struct session *s, uint32_t count, uint64_t what)
 static void image(struct session *s)
 {
     static uint8_t rgb[3];
-    struct prompt_image *im = &s->images[s->prompt.image_count++];
-    *im = (struct prompt_image){
-        .begin = s->prompt.token_count, .end = s->prompt.token_count + IMAGE_ROWS, .atomic = true};
+    struct prompt_span *im = &s->images[s->prompt.span_count++];
+    *im = span_of_picture(s->prompt.token_count, s->prompt.token_count + IMAGE_ROWS, SPAN_WITHIN);
     for (int i = 0; i < 4; i++) {
         uint64_t v = fake_mix(s->random + (uint64_t)i);
         memcpy(im->key + 8 * i, &v, 8);
@@ -164,8 +163,8 @@ static void edit_turn(struct session *s, uint32_t number)
         uint32_t keep = pick(&s->random, s->turns);
         s->turns = keep;
         s->prompt.token_count = keep ? s->turn_end[keep - 1] : 0;
-        while (s->prompt.image_count && s->images[s->prompt.image_count - 1].end > s->prompt.token_count)
-            s->prompt.image_count--;
+        while (s->prompt.span_count && s->images[s->prompt.span_count - 1].end > s->prompt.token_count)
+            s->prompt.span_count--;
         if (!keep) common_text(s, 400, 5);
     } else if (s->turns == 0) {
         common_text(s, 400, 5);
@@ -196,7 +195,7 @@ static void submit_turn(struct scheduler *s, const struct trace *t, struct sessi
     ASSERT_CMP(q->prompt.token_count + t->answer, <=, CONTEXT);
     ASSERT_CMP(q->turns, <, TURNS_MAX);
     q->prompt.tokens = q->tokens;
-    q->prompt.images = q->images;
+    q->prompt.spans = q->images;
     q->sampling = (struct sampling_params){
         .seed = 1, .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     q->seq = (struct sched_sequence){.prompt = &q->prompt,
@@ -222,7 +221,7 @@ static struct result run_trace(const struct trace *t, uint32_t window, uint64_t 
                                   .batch_tokens_max = 2048,
                                   .sequences_max = 16,
                                   .images = true,
-                                  .image_tokens_max = IMAGE_ROWS};
+                                  .span_tokens_max = IMAGE_ROWS};
     e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = FULL_UNITS};
     e.caps.groups[1] = (struct engine_kv_group){.layers = 5, .block_units = SLIDING_UNITS, .window = window};
     fake_open(&e, false);

@@ -33,6 +33,7 @@ enum {
     SOFT = 3,
     CONTEXT = 400,
     IMAGES_MAX = 6,
+    SPANS_MAX = 2 * IMAGES_MAX + 1, /* with the text between them */
     LIVE_MAX = 64,
     CONVERSATIONS = 5,
     LOG_MAX = 400
@@ -54,15 +55,15 @@ struct request {
     struct prompt prompt;
     struct sampling_params sampling;
     struct sched_sequence seq;
-    struct picture pictures[IMAGES_MAX];
-    uint8_t rgb[IMAGES_MAX][12];
+    struct picture pictures[SPANS_MAX];
+    uint8_t rgb[SPANS_MAX][12];
     uint32_t stop_id;
     struct fake_answer expect;
     uint32_t got, next_position, last_unit; /* of its last run */
     struct seq_id id;
     bool cancelled, refused, wrong;
-    bool late[IMAGES_MAX]; /* pixels come on request */
-    bool asked[IMAGES_MAX];
+    bool late[SPANS_MAX]; /* pixels come on request */
+    bool asked[SPANS_MAX];
 };
 struct past { /* what may be in the cache */
     uint64_t *items;
@@ -76,12 +77,13 @@ struct pending {
 };
 struct totals {
     uint64_t ended[SEQ_ENDS], refused, steps, preemptions, tokens, hits, hit_tokens, copies, evictions, waits,
-        resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted;
+        resumed, asked, features_shared, feature_evictions, noticed, resets, seeds, proposed, accepted,
+        prefix_hits;
 };
 /* Faults planted for a run. */
 struct mutant {
     uint32_t fake, sched; /* enum fake_fault; SCHED_BUG_* */
-    bool key_ignores_dimensions;
+    bool key_ignores_dimensions, prefix_key_ignores_end;
 };
 struct sim {
     struct engine e;
@@ -93,9 +95,9 @@ struct sim {
     struct part_list conversations[CONVERSATIONS];
     struct past log[LOG_MAX];
     uint32_t log_count;
-    bool log_full, tight, lenient, atomic, small_alphabet, faults;
-    uint32_t live_max;
-    uint32_t late_pixels; /* one picture in so many is decoded on request only; 0 = none */
+    bool log_full, tight, lenient, atomic, prefix, small_alphabet, faults;
+    uint32_t live_max, rows_max; /* rows of a picture */
+    uint32_t late_pixels;        /* one picture in so many is decoded on request only; 0 = none */
     struct mutant mutant;
     uint32_t guesses, guess_right; /* tokens proposed at a time at most; how many of 100 are right */
     struct totals *t;
@@ -116,7 +118,7 @@ static void make_key(const struct sim *m, const struct picture *p, uint8_t key[3
 /* Pictures of one shade have equal rows whatever their shape: only the key tells them apart. */
 static uint32_t rows_of(const struct sim *m, const struct picture *p)
 {
-    return 1 + p->shade * 5u % m->e.caps.image_tokens_max;
+    return 1 + p->shade * 5u % m->rows_max;
 }
 static void add_text(const struct sim *m, struct part_list *l, uint32_t count)
 {
@@ -163,9 +165,40 @@ static void edit(struct part_list *l)
 static void request_free(struct request *r)
 {
     free(r->prompt.tokens);
-    free(r->prompt.images);
+    free(r->prompt.spans);
     free(r->expect.tokens);
     free(r);
+}
+
+/* The text up to `end` that no span has yet. */
+static void add_prefix_text(struct prompt *p, uint32_t end)
+{
+    uint32_t begin = p->span_count ? p->spans[p->span_count - 1].end : 0;
+    int32_t offset = p->span_count ? p->spans[p->span_count - 1].rope_offset : 0;
+    if (begin == end) return;
+    p->spans[p->span_count++] = (struct prompt_span){.begin = begin, .end = end, .rope_offset = offset};
+}
+
+/* All tokens see each other: the prompt's identity is that of everything in it. */
+static void make_prefix(const struct sim *m, struct prompt *p)
+{
+    uint64_t h[4] = {1, 2, 3, 4};
+    add_prefix_text(p, p->token_count);
+    for (uint32_t i = 0; i < p->span_count; i++)
+        for (int w = 0; w < 4; w++) {
+            uint64_t part;
+            memcpy(&part, p->spans[i].key + 8 * w, 8);
+            for (uint32_t k = p->spans[i].begin;
+                 k < p->spans[i].end && (k < 9 || !m->mutant.prefix_key_ignores_end); k++)
+                h[w] = fake_mix(h[w] ^ (p->spans[i].picture ? part : p->tokens[k]));
+        }
+    for (uint32_t i = 0; i < p->span_count; i++) {
+        struct prompt_span *s = &p->spans[i];
+        s->rule = SPAN_PREFIX;
+        s->whole_begin = 0;
+        s->whole_end = p->token_count;
+        memcpy(s->whole_key, h, sizeof h);
+    }
 }
 
 static struct request *request_new(const struct sim *m, const struct part_list *l)
@@ -174,20 +207,22 @@ static struct request *request_new(const struct sim *m, const struct part_list *
     r->prompt.tokens = malloc((l->count + 1) * sizeof(uint32_t));
     memcpy(r->prompt.tokens, l->tokens, l->count * sizeof(uint32_t));
     r->prompt.token_count = l->count;
-    r->prompt.image_count = l->image_count;
-    r->prompt.images = calloc(l->image_count + 1, sizeof *r->prompt.images);
+    r->prompt.spans = calloc(SPANS_MAX, sizeof *r->prompt.spans);
     int32_t offset = 0;
     for (uint32_t i = 0; i < l->image_count; i++) {
-        struct prompt_image *im = &r->prompt.images[i];
-        struct picture p = r->pictures[i] = l->images[i].what;
-        uint32_t rows = l->images[i].end - l->images[i].begin;
+        uint32_t begin = l->images[i].begin, rows = l->images[i].end - begin;
+        if (m->prefix) add_prefix_text(&r->prompt, begin);
+        uint32_t n = r->prompt.span_count++;
+        struct prompt_span *im = &r->prompt.spans[n];
+        struct picture p = r->pictures[n] = l->images[i].what;
         offset += (int32_t)fake_advance(rows) - (int32_t)rows;
-        *im = (struct prompt_image){
-            .begin = l->images[i].begin, .end = l->images[i].end, .rope_offset = offset, .atomic = m->atomic};
+        *im = span_of_picture(begin, begin + rows, m->atomic ? SPAN_WITHIN : SPAN_CAUSAL);
+        im->rope_offset = offset;
         make_key(m, &p, im->key);
-        memset(r->rgb[i], p.shade, sizeof r->rgb[i]);
-        im->pixels = (struct image_u8){.width = p.width, .height = p.height, .rgb = r->rgb[i]};
+        memset(r->rgb[n], p.shade, sizeof r->rgb[n]);
+        im->pixels = (struct image_u8){.width = p.width, .height = p.height, .rgb = r->rgb[n]};
     }
+    if (m->prefix) make_prefix(m, &r->prompt);
     r->sampling = (struct sampling_params){
         .seed = rnd(1000), .logprobs = SAMPLING_NO_LOGPROBS, .prompt_logprobs = SAMPLING_NO_LOGPROBS};
     r->stop_id = rnd(VOCAB);
@@ -208,9 +243,10 @@ static struct request *request_new(const struct sim *m, const struct part_list *
     if (rnd(8) == 0) r->seq.salt[rnd(32)] = (uint8_t)rnd(2);
     fake_oracle(&m->e, &r->prompt, r->sampling.seed, r->seq.tokens_max, r->seq.tokens_min, r->stop_id,
                 r->seq.ignore_eos, &r->expect);
-    for (uint32_t i = 0; i < l->image_count && m->late_pixels; i++) {
+    for (uint32_t i = 0; i < r->prompt.span_count && m->late_pixels; i++) {
+        if (!r->prompt.spans[i].picture) continue;
         r->late[i] = rnd(m->late_pixels) == 0;
-        if (r->late[i]) r->prompt.images[i].pixels.rgb = NULL;
+        if (r->late[i]) r->prompt.spans[i].pixels.rgb = NULL;
     }
     return r;
 }
@@ -248,10 +284,10 @@ static uint32_t salt_number(const struct request *r)
 static uint64_t item_of(const struct request *r, uint32_t p)
 {
     if (p >= r->prompt.token_count) return r->expect.tokens[p - r->prompt.token_count];
-    for (uint32_t i = 0; i < r->prompt.image_count; i++) {
-        const struct prompt_image *im = &r->prompt.images[i];
+    for (uint32_t i = 0; i < r->prompt.span_count; i++) {
+        const struct prompt_span *im = &r->prompt.spans[i];
         uint64_t head;
-        memcpy(&head, im->key, 8);
+        memcpy(&head, span_identity(im), 8);
         if (p >= im->begin && p < im->end) return fake_image_item(head, p - im->begin);
     }
     return r->prompt.tokens[p];
@@ -274,8 +310,9 @@ static void check_reuse(const struct sim *m, const struct request *r, const stru
     ASSERT_CMP(info->reused, <, r->prompt.token_count);
     ASSERT_CMP(info->reused, <=, info->equal);
     if (r->seq.no_cache_read) ASSERT_CMP(info->reused, ==, 0);
-    for (uint32_t i = 0; i < r->prompt.image_count && m->atomic; i++)
-        ASSERT(info->reused <= r->prompt.images[i].begin || info->reused >= r->prompt.images[i].end);
+    if (m->prefix && info->reused) ASSERT_CMP(info->equal, >=, r->prompt.token_count);
+    for (uint32_t i = 0; i < r->prompt.span_count && m->atomic && !m->prefix; i++)
+        ASSERT(info->reused <= r->prompt.spans[i].begin || info->reused >= r->prompt.spans[i].end);
     if (m->log_full || info->equal == 0) return;
     uint32_t most = 0;
     for (uint32_t k = 0; k < m->log_count; k++) {
@@ -348,7 +385,7 @@ static bool take_events(struct sim *m)
             r->got++;
             m->t->tokens++;
         } else if (ev.kind == EV_IMAGE) {
-            ASSERT_CMP(ev.index, <, r->prompt.image_count);
+            ASSERT_CMP(ev.index, <, r->prompt.span_count);
             ASSERT(r->late[ev.index] && !r->asked[ev.index]);
             ASSERT_CMP(m->pending_count, <, LIVE_MAX * IMAGES_MAX);
             r->asked[ev.index] = true;
@@ -405,7 +442,7 @@ static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t co
 /* Just the slabs that one sequence of the whole context needs, were its blocks packed. */
 static uint64_t least_arena(const struct engine_caps *c)
 {
-    uint32_t largest = 0, slabs = 0, run = c->image_tokens_max > BT ? c->image_tokens_max : BT;
+    uint32_t largest = 0, slabs = 0, run = c->span_tokens_max > BT ? c->span_tokens_max : BT;
     for (uint32_t g = 0; g < c->group_count; g++)
         largest = c->groups[g].block_units > largest ? c->groups[g].block_units : largest;
     for (uint32_t g = 0; g < c->group_count; g++) {
@@ -443,8 +480,10 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     m->t = run_totals = t;
     m->tight = tight;
     m->mutant = *mutant;
-    m->lenient = mutant->fake || mutant->sched || mutant->key_ignores_dimensions;
+    m->lenient =
+        mutant->fake || mutant->sched || mutant->key_ignores_dimensions || mutant->prefix_key_ignores_end;
     m->atomic = rnd(2);
+    m->prefix = (rnd(6) == 0 && !tight) || mutant->prefix_key_ignores_end;
     m->small_alphabet = rnd(3) == 0;
     m->late_pixels = rnd(3);
     m->live_max = 2 + rnd(40);
@@ -458,10 +497,12 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->on_run = watch_run;
     struct engine_caps *c = &e->caps;
     *c = (struct engine_caps){
-        .block_tokens = BT, .context_max = CONTEXT, .images = true, .image_tokens_max = 1 + rnd(20)};
+        .block_tokens = BT, .context_max = CONTEXT, .images = true, .span_tokens_max = 1 + rnd(20)};
+    m->rows_max = c->span_tokens_max;
+    if (m->prefix) c->span_tokens_max = CONTEXT;
     random_groups(c, tight);
     c->sequences_max = 1 + rnd(12);
-    c->batch_tokens_max = c->image_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
+    c->batch_tokens_max = c->span_tokens_max + (rnd(2) ? c->sequences_max + rnd(60) : 0);
     c->arena_units = tight ? least_arena(c) : 80 + rnd(rnd(2) ? 120 : rnd(2) ? 600 : 4000);
     e->takes.fixed = rnd(500);
     e->takes.row = rnd(200);
@@ -557,6 +598,7 @@ static void sim_close(struct sim *m)
     t->waits += st.cache_waits;
     t->features_shared += st.feature_hits;
     t->feature_evictions += st.feature_evictions;
+    if (m->prefix) t->prefix_hits += st.cache_hits;
     t->proposed += st.proposed_tokens;
     t->accepted += st.accepted_tokens;
     t->noticed += m->e.noticed;
@@ -655,7 +697,7 @@ static void test_random_load(void **state)
     assert_true(t.preemptions > 0 && t.refused > 0 && t.resumed > 0 && t.resets > 0);
     assert_true(t.hits > 0 && t.copies > 0 && t.evictions > 0 && t.waits > 0);
     assert_true(t.asked > 0 && t.features_shared > 0 && t.feature_evictions > 0);
-    assert_true(t.accepted > 0 && t.proposed > t.accepted);
+    assert_true(t.accepted > 0 && t.proposed > t.accepted && t.prefix_hits > 0);
 }
 
 /* ---- the same requests, one at a time, with and without guesses ---- */
@@ -772,6 +814,12 @@ static void test_T7_mutant_key_ignores_dimensions(void **state)
     (void)state;
     expect_noticed(&(struct mutant){.key_ignores_dimensions = true});
 }
+/* As if a prompt that goes on differently could share what the common beginning has. */
+static void test_mutant_prefix_key_ignores_end(void **state)
+{
+    (void)state;
+    expect_noticed(&(struct mutant){.prefix_key_ignores_end = true});
+}
 static void test_mutant_window_off_by_one(void **state)
 {
     (void)state;
@@ -810,7 +858,7 @@ static void desk_open(struct desk *d, uint32_t window, uint32_t context, uint32_
                                      .block_tokens = 16,
                                      .context_max = context,
                                      .images = true,
-                                     .image_tokens_max = 32,
+                                     .span_tokens_max = 32,
                                      .sequences_max = sequences,
                                      .batch_tokens_max = 512,
                                      .arena_units = 40ull * context / 16 + 400};
@@ -915,13 +963,13 @@ static void test_equal_prompts_compute_once(void **state)
     desk_close(&d);
 }
 
-static struct prompt picture_prompt(uint32_t *tokens, struct prompt_image *images, uint8_t *rgb,
+static struct prompt picture_prompt(uint32_t *tokens, struct prompt_span *images, uint8_t *rgb,
                                     uint32_t count, bool decoded)
 {
-    struct prompt p = {.tokens = tokens, .images = images, .image_count = count};
+    struct prompt p = {.tokens = tokens, .spans = images, .span_count = count};
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t k = 0; k < 5; k++) tokens[p.token_count++] = 50 + k;
-        images[i] = (struct prompt_image){.begin = p.token_count, .end = p.token_count + 32, .atomic = true};
+        images[i] = span_of_picture(p.token_count, p.token_count + 32, SPAN_WITHIN);
         memset(images[i].key, (int)i + 1, 32);
         rgb[i] = (uint8_t)i;
         images[i].pixels = (struct image_u8){.width = 1, .height = 1, .rgb = decoded ? &rgb[i] : NULL};
@@ -935,7 +983,7 @@ static void test_full_hit_never_asks_for_pixels(void **state)
 {
     (void)state;
     uint32_t tokens[400];
-    struct prompt_image images[8];
+    struct prompt_span images[8];
     uint8_t rgb[8];
     struct desk d;
     desk_open(&d, 64, 500, 4);
@@ -960,7 +1008,7 @@ static void test_salt_isolates(void **state)
 {
     (void)state;
     uint32_t tokens[400];
-    struct prompt_image images[2];
+    struct prompt_span images[2];
     uint8_t rgb[2];
     struct desk d;
     desk_open(&d, 64, 500, 4);
@@ -1061,6 +1109,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused_guesses_leave_no_trace),
         cmocka_unit_test(test_barely_one_context),
         cmocka_unit_test(test_T7_mutant_key_ignores_dimensions),
+        cmocka_unit_test(test_mutant_prefix_key_ignores_end),
         cmocka_unit_test(test_mutant_window_off_by_one),
         cmocka_unit_test(test_mutant_stale_partial_block),
         cmocka_unit_test(test_T22_mutant_position_from_token_count),

@@ -81,7 +81,7 @@ static void world_open(struct world *w, uint32_t sequences, uint32_t noise_perce
                                      .block_tokens = 16,
                                      .context_max = CONTEXT,
                                      .images = true,
-                                     .image_tokens_max = 64,
+                                     .span_tokens_max = 64,
                                      .sequences_max = sequences,
                                      .batch_tokens_max = 2048,
                                      .arena_units = 1u << 20};
@@ -324,15 +324,15 @@ static void test_picture_beside_stream(void **state)
     (void)state;
     static struct world w;
     static uint8_t rgb[12];
-    struct prompt_image image = {
-        .begin = 5, .end = 45, .atomic = true, .pixels = {.width = 2, .height = 2, .rgb = rgb}};
+    struct prompt_span image = span_of_picture(5, 45, SPAN_WITHIN);
+    image.pixels = (struct image_u8){.width = 2, .height = 2, .rgb = rgb};
     world_open(&w, 8, 10);
     w.e.takes.layer = 30000;
     struct job *stream = add(&w, 0, 30, 400, 0, 0), *picture[10];
     for (uint32_t i = 0; i < 10; i++) {
         picture[i] = add(&w, 3e6 + 1e6 * i, 100, 4, 0, 0);
-        picture[i]->p.images = &image;
-        picture[i]->p.image_count = 1;
+        picture[i]->p.spans = &image;
+        picture[i]->p.span_count = 1;
         picture[i]->seq.no_cache_read = picture[i]->seq.no_cache_write = true; /* each is encoded */
     }
     run(&w);

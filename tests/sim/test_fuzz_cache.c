@@ -148,7 +148,7 @@ struct spec {
 struct request {
     const struct spec *spec;
     struct prompt prompt; /* tokens are the spec's; images below */
-    struct prompt_image images[IMAGES_MAX];
+    struct prompt_span images[IMAGES_MAX];
     uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
     uint8_t salt;
     bool no_read, no_write;
@@ -395,7 +395,7 @@ static void fill_prompt(const struct run *r, struct request *q)
         uint32_t *to;
     } tokens = {.from = h->tokens};
     q->prompt = (struct prompt){
-        .tokens = tokens.to, .token_count = h->count, .images = q->images, .image_count = h->image_count};
+        .tokens = tokens.to, .token_count = h->count, .spans = q->images, .span_count = h->image_count};
 }
 
 static struct sched_sequence sequence_of(struct request *q)
@@ -558,7 +558,7 @@ static void count_end(struct run *r, const struct request *q)
     if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
-    if (inside && r->info->image.atomic) differs(r, q, "the hit ends inside a picture");
+    if (inside && r->info->image.rule) differs(r, q, "the hit ends inside a picture");
     if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
     if (may && q->cache.equal > longest_equal(r, q))
         differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
@@ -585,7 +585,7 @@ static void submit(struct run *r, const struct spec *p)
     q->deadline_us = chance(3) ? r->now_us + 1 + rnd(20000) : 0;
     fill_prompt(r, q);
     bool undecoded = chance(50);
-    for (uint32_t i = 0; undecoded && i < q->prompt.image_count; i++)
+    for (uint32_t i = 0; undecoded && i < q->prompt.span_count; i++)
         if (chance(80)) q->images[i].pixels.rgb = NULL;
     struct sched_sequence seq = sequence_of(q);
     seq.priority = chance(30) ? (int64_t)rnd(3) - 1 : 0;
@@ -639,7 +639,7 @@ static void poll_events(struct run *r)
         r->last_event = r->turn;
         if (q->ended) fail_msg("instance %u: an event after the end", r->instance);
         if (ev.kind == EV_IMAGE) {
-            if (ev.index >= q->prompt.image_count || q->images[ev.index].pixels.rgb)
+            if (ev.index >= q->prompt.span_count || q->images[ev.index].pixels.rgb)
                 fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
             if (!q->answer_at[ev.index]) r->t.pictures_asked++;
             q->answer_at[ev.index] = r->turn + rnd(6) * rnd(4) + 1;
@@ -657,7 +657,7 @@ static void answer_and_cancel(struct run *r)
 {
     for (uint32_t k = 0; k < r->request_count; k++) {
         struct request *q = &r->requests[k];
-        for (uint32_t i = 0; i < q->prompt.image_count; i++) {
+        for (uint32_t i = 0; i < q->prompt.span_count; i++) {
             if (!q->answer_at[i] || q->answer_at[i] > r->turn) continue;
             q->answer_at[i] = 0;
             if (chance(3)) {
@@ -741,7 +741,7 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < c->group_count; g++) {
         uint32_t w = c->groups[g].window,
-                 run = c->image_tokens_max > c->block_tokens ? c->image_tokens_max : c->block_tokens;
+                 run = c->span_tokens_max > c->block_tokens ? c->span_tokens_max : c->block_tokens;
         uint32_t all = (tokens + c->block_tokens - 1) / c->block_tokens,
                  some = (w + run) / c->block_tokens + 2;
         bytes += c->groups[g].block_bytes * (w && some < all ? some : all);
@@ -789,7 +789,7 @@ static void open_warm(struct run *r)
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =
-        r->caps.image_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.image_tokens_max ? 0 : rnd(30));
+        r->caps.span_tokens_max + sequences + more_rows[rnd(5)] + (r->caps.span_tokens_max ? 0 : rnd(30));
     r->cache = !opt.no_prefix_cache;
     for (uint64_t room = rooms[rnd(6)];; room += 2) {
         struct err err;

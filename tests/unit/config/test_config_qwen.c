@@ -170,7 +170,7 @@ static void test_qwen2_vl(void **state)
         assert_true(v->eps == 1e-6f && v->rope_theta == 1e4 && v->window == 0 && v->tap_count == 0);
         assert_string_equal(v->names.merge_fc2, "vision.merger.mlp.2");
         const struct model_image_rule *m = &d.image;
-        assert_true(m->present && m->grid && !m->atomic && m->tokens == 0 && m->soft_id == 151655);
+        assert_true(m->present && m->grid && !m->rule && m->tokens == 0 && m->soft_id == 151655);
         assert_string_equal(m->marker, "<|image_pad|>");
         assert_string_equal(m->prefix, "");
         assert_string_equal(m->video_marker, "<|video_pad|>");

@@ -289,8 +289,8 @@ static void test_caps_and_inspect(void **state)
     }
     assert_int_equal(c.arena_units, (1u << 20) / c.unit_bytes);
     assert_int_equal(c.context_max, 2048);
-    assert_int_equal(c.image_tokens_max, 16);
-    assert_true(c.batch_tokens_max >= c.image_tokens_max + c.sequences_max);
+    assert_int_equal(c.span_tokens_max, 16);
+    assert_true(c.batch_tokens_max >= c.span_tokens_max + c.sequences_max);
     assert_true(c.eos_count == 2 && c.eos_ids[0] == 1 && c.eos_ids[1] == 9);
     const struct model_info *m = engine_model(e);
     assert_string_equal(m->family, "gemma3");
@@ -298,7 +298,8 @@ static void test_caps_and_inspect(void **state)
     assert_true(strncmp(m->fingerprint, "fp_", 3) == 0 && strlen(m->fingerprint) == 13);
     assert_true(m->generation.has_top_k && m->generation.top_k == 64 && m->generation.has_top_p &&
                 m->generation.do_sample);
-    assert_true(m->image.present && m->image.soft_id == 511 && m->image.tokens == 16 && m->image.atomic);
+    assert_true(m->image.present && m->image.soft_id == 511 && m->image.tokens == 16 &&
+                m->image.rule == SPAN_WITHIN);
     char first[16];
     strcpy(first, m->fingerprint);
     engine_close(e);

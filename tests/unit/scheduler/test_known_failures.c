@@ -33,7 +33,7 @@ enum {
 struct ask {
     uint32_t tokens[PROMPT_MAX];
     uint32_t count;
-    struct prompt_image images[IMAGES_MAX];
+    struct prompt_span images[IMAGES_MAX];
     uint32_t image_count;
     uint32_t answer; /* tokens that are wanted */
     bool score;      /* log-probs of the prompt's tokens instead */
@@ -140,8 +140,8 @@ static void submit(struct desk *d, struct flight *f, const struct ask *a, struct
     f->sampling.prompt_logprobs = a->score ? 0 : SAMPLING_NO_LOGPROBS;
     f->prompt = (struct prompt){.tokens = ask.to->tokens,
                                 .token_count = a->count,
-                                .images = ask.to->images,
-                                .image_count = a->image_count};
+                                .spans = ask.to->images,
+                                .span_count = a->image_count};
     if (a->score) r->scores = calloc(a->count + 1, sizeof *r->scores);
     struct sched_sequence seq = {.prompt = &f->prompt,
                                  .sampling = &f->sampling,
@@ -488,7 +488,7 @@ static bool reuse_ends_at_a_difference(const struct faults *f)
             for (uint32_t k = 0; k < 2; k++) {
                 const struct test_picture *q = &p[i ? cases[c].second[k] : cases[c].first[k]];
                 add_picture(&asks[i], d.m, q);
-                struct prompt_image *im = &asks[i].images[k];
+                struct prompt_span *im = &asks[i].images[k];
                 if (f->keys) memset(im->key + 8, 0, 4); /* the fault: what is in it does not count */
             }
             add_text(&asks[i], 5, 300);

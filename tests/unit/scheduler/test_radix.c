@@ -62,7 +62,7 @@ static uint64_t caught;
 struct text {
     uint32_t count, cap;
     uint32_t *tokens;
-    struct prompt_image *images;
+    struct prompt_span *images;
     uint32_t image_count, image_cap;
     uint8_t salt[32];
     uint64_t *items;   /* [count] identity of the item; depends on key and index, or on the token */
@@ -96,12 +96,12 @@ static void add_image(struct text *t, const uint8_t key[32], uint32_t rows, bool
         t->image_cap = t->image_cap ? 2 * t->image_cap : 8;
         t->images = realloc(t->images, t->image_cap * sizeof *t->images);
     }
-    struct prompt_image *im = &t->images[t->image_count++];
-    *im = (struct prompt_image){.begin = t->count, .end = t->count + rows, .atomic = atomic};
+    struct prompt_span *im = &t->images[t->image_count++];
+    *im = span_of_picture(t->count, t->count + rows, atomic ? SPAN_WITHIN : SPAN_CAUSAL);
     memcpy(im->key, key, sizeof im->key);
     for (uint32_t i = 0; i < rows; i++) add_token(t, SOFT);
 }
-static const struct prompt_image *image_at(const struct text *t, uint32_t p)
+static const struct prompt_span *image_at(const struct text *t, uint32_t p)
 {
     for (uint32_t i = 0; i < t->image_count; i++)
         if (t->images[i].begin <= p && p < t->images[i].end) return &t->images[i];
@@ -110,8 +110,8 @@ static const struct prompt_image *image_at(const struct text *t, uint32_t p)
 /* True if [0, p) ends inside a picture that may not be cut. */
 static bool cuts(const struct text *t, uint32_t p)
 {
-    const struct prompt_image *im = p > 0 && p < t->count ? image_at(t, p) : NULL;
-    return im && im->atomic && im->begin < p;
+    const struct prompt_span *im = p > 0 && p < t->count ? image_at(t, p) : NULL;
+    return im && im->rule && im->begin < p;
 }
 static const uint8_t no_key[32];
 static uint32_t certain(const struct text *t)
@@ -140,7 +140,7 @@ static void text_seal(struct text *t)
     }
     /* The KV of a picture that attends both ways depends on all of it. */
     for (uint32_t k = 0; k < t->image_count; k++) {
-        if (!t->images[k].atomic) continue;
+        if (!t->images[k].rule) continue;
         uint64_t last = t->content[t->images[k].end - 1];
         for (uint32_t p = t->images[k].begin; p < t->images[k].end; p++) t->content[p] = mix(last ^ p);
     }
@@ -149,12 +149,12 @@ static void text_seal(struct text *t)
 static void add_prefix(struct text *t, const struct text *from, uint32_t end)
 {
     for (uint32_t p = 0; p < end;) {
-        const struct prompt_image *im = image_at(from, p);
+        const struct prompt_span *im = image_at(from, p);
         if (!im) {
             add_token(t, from->tokens[p++]);
         } else {
             if (im->end > end) return;
-            add_image(t, im->key, im->end - im->begin, im->atomic);
+            add_image(t, im->key, im->end - im->begin, im->rule);
             p = im->end;
         }
     }
@@ -163,8 +163,8 @@ static struct radix_view view_of(const struct text *t)
 {
     return (struct radix_view){.tokens = t->tokens,
                                .count = t->count,
-                               .images = t->images,
-                               .image_count = t->image_count,
+                               .spans = t->images,
+                               .span_count = t->image_count,
                                .salt = t->salt};
 }
 static uint32_t common_prefix(const struct text *a, const struct text *b)
@@ -221,7 +221,7 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
                                    .sequences_max = OWNERS,
                                    .batch_tokens_max = 4096,
                                    .images = true,
-                                   .image_tokens_max = 64};
+                                   .span_tokens_max = 64};
     for (uint32_t g = 0; g < shape->groups; g++) {
         uint32_t u = plenty ? 1 : 1 + rnd(3);
         w->caps.groups[g] = (struct engine_kv_group){.window = shape->windows[g],
@@ -628,7 +628,7 @@ static struct text *random_text(const struct world *w, const struct mood *m)
         add_prefix(t, old, old->count);
         memcpy(t->salt, old->salt, 32);
         uint32_t p = rnd(t->count);
-        const struct prompt_image *im = image_at(t, p);
+        const struct prompt_span *im = image_at(t, p);
         if (!im) {
             t->tokens[p] = rnd(SOFT + 1);
         } else {
@@ -996,10 +996,9 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
     *missed = 0;
     for (uint32_t step = 0; step < cached + images; step++) {
         uint32_t id = step < cached ? step : step - cached, tokens[2] = {SOFT, 1};
-        struct prompt_image im = {.begin = 0, .end = 1, .atomic = true};
+        struct prompt_span im = span_of_picture(0, 1, SPAN_WITHIN);
         long_key(im.key, id, same_bytes, truncated);
-        struct radix_view v = {
-            .tokens = tokens, .count = 2, .images = &im, .image_count = 1, .salt = no_salt};
+        struct radix_view v = {.tokens = tokens, .count = 2, .spans = &im, .span_count = 1, .salt = no_salt};
         struct radix_hit hit = {0};
         ASSERT(radix_match(w->cache, &v, 1, &hit));
         bool known = step >= cached && id < cached;

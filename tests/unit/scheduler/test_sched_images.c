@@ -39,7 +39,7 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .batch_tokens_max = 64,
                                 .sequences_max = 8,
                                 .images = true,
-                                .image_tokens_max = SOFT};
+                                .span_tokens_max = SOFT};
     out->groups[0] =
         (struct engine_kv_group){.layers = 1, .bytes_per_token = 8, .block_bytes = 64, .block_units = 1};
 }
@@ -96,9 +96,9 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
     check_busy();
     for (uint32_t i = 0; i < b->run_count; i++) {
         struct engine_run *r = &b->runs[i];
-        for (uint32_t k = 0; k < r->image_count; k++) {
-            ASSERT_CMP(r->images[k].features->layers_left, ==, 0);
-            ASSERT_CMP(r->images[k].features->byte, ==, (uint8_t)r->sampling->seed);
+        for (uint32_t k = 0; k < r->span_count; k++) {
+            ASSERT_CMP(r->spans[k].features->layers_left, ==, 0);
+            ASSERT_CMP(r->spans[k].features->byte, ==, (uint8_t)r->sampling->seed);
         }
         r->out = (struct token_out){.id = 1};
     }
@@ -114,7 +114,7 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
 /* ---- requests ---- */
 struct request {
     struct prompt prompt;
-    struct prompt_image images[6];
+    struct prompt_span images[6];
     uint32_t tokens[80];
     uint8_t rgb[3];
     struct sampling_params sampling;
@@ -145,8 +145,8 @@ static struct request *make(uint8_t head, uint32_t count, uint8_t byte, bool wit
     uint32_t n = 0;
     for (int i = 0; i < 3; i++) r->tokens[n++] = head;
     for (uint32_t k = 0; k < count; k++) {
-        struct prompt_image *im = &r->images[k];
-        *im = (struct prompt_image){.begin = n, .end = n + SOFT, .atomic = true};
+        struct prompt_span *im = &r->images[k];
+        *im = span_of_picture(n, n + SOFT, SPAN_WITHIN);
         memset(im->key, byte, sizeof im->key);
         r->rgb[0] = byte;
         if (with_pixels) im->pixels = (struct image_u8){.width = 1, .height = 1, .rgb = r->rgb};

@@ -82,13 +82,13 @@ static void test_golden_prompts(void **state)
                 fail_msg("%s: %s", c->name, err.msg);
             assert_int_equal(p.token_count, c->prompt_count);
             assert_memory_equal(p.tokens, c->prompt, c->prompt_count * sizeof *p.tokens);
-            assert_int_equal(p.image_count, c->image_count);
-            for (uint32_t i = 0; i < p.image_count; i++) {
-                assert_int_equal(p.images[i].begin, c->images[i].begin);
-                assert_int_equal(p.images[i].end, c->images[i].end);
-                assert_true(p.images[i].atomic);
-                assert_int_equal(p.images[i].key[7], i + 1);
-                assert_non_null(p.images[i].pixels.rgb);
+            assert_int_equal(p.span_count, c->image_count);
+            for (uint32_t i = 0; i < p.span_count; i++) {
+                assert_int_equal(p.spans[i].begin, c->images[i].begin);
+                assert_int_equal(p.spans[i].end, c->images[i].end);
+                assert_true(p.spans[i].rule == SPAN_WITHIN);
+                assert_int_equal(p.spans[i].key[7], i + 1);
+                assert_non_null(p.spans[i].pixels.rgb);
                 assert_null(images[i].rgb);
                 with_images++;
             }
@@ -139,7 +139,7 @@ static void test_typed_markers(void **state)
     assert_int_equal(prompt_build(f.m, f.t, typed, 3, false, NULL, 0, ROOM, &p, &err), ST_OK);
     for (uint32_t i = 0; i < p.token_count; i++)
         assert_true(p.tokens[i] != f.m->image.soft_id && p.tokens[i] != 509);
-    assert_int_equal(p.image_count, 0);
+    assert_int_equal(p.span_count, 0);
     prompt_free(&p);
     expect_refused(&f, typed, 3, 1, "0 image placeholders");
     /* The border between template text and typed text cuts a marker: it is none. */
@@ -184,8 +184,8 @@ static void test_crops(void **state)
     assert_int_equal(prompt_build(f.m, f.t, runs, 2, false, &pic, 1, ROOM, &p, &err), ST_OK);
     assert_int_equal(p.token_count, want.count);
     assert_memory_equal(p.tokens, want.ids, want.count * sizeof *p.tokens);
-    assert_int_equal(p.image_count, 3);
-    for (uint32_t i = 0; i < 3; i++) assert_int_equal(p.images[i].key[0], i + 1);
+    assert_int_equal(p.span_count, 3);
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(p.spans[i].key[0], i + 1);
     prompt_free(&p);
     images[0] = small_picture();
     images[1] = small_picture();

@@ -108,12 +108,12 @@ static void check_prompt(const struct golden_case *c, const struct prompt *p)
         if (p->tokens[i] != c->prompt[i])
             fail_msg("%s: token %u is %u, not %u", c->name, i, p->tokens[i], c->prompt[i]);
     assert_int_equal(p->token_count, c->prompt_count);
-    assert_int_equal(p->image_count, c->image_count);
+    assert_int_equal(p->span_count, c->image_count);
     uint32_t total = c->prompt_count + c->greedy_count;
-    for (uint32_t i = 0; i < p->image_count; i++) {
-        const struct prompt_image *got = &p->images[i];
+    for (uint32_t i = 0; i < p->span_count; i++) {
+        const struct prompt_span *got = &p->spans[i];
         const struct mini_image *want = &c->images[i];
-        assert_true(got->begin == want->begin && got->end == want->end && !got->atomic);
+        assert_true(got->begin == want->begin && got->end == want->end && !got->rule);
         assert_memory_equal(&got->grid, &want->grid, sizeof got->grid);
         int32_t behind = c->positions[got->end], left = c->positions[2 * total + got->end];
         assert_int_equal(got->rope_offset, behind - (int32_t)got->end);

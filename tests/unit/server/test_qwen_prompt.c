@@ -38,7 +38,7 @@ static void open_fixture(struct fixture *f, const char *folder)
         fail_msg("%s", err.msg);
     f->m = (struct model_info){.family = f->config->model_type, .vocab_size = 100000, .image = f->desc.image};
     if (image_config_load(dir, f->m.family, &f->m.image.config, &err)) fail_msg("%s", err.msg);
-    assert_true(f->m.image.present && f->m.image.grid && !f->m.image.tokens && !f->m.image.atomic);
+    assert_true(f->m.image.present && f->m.image.grid && !f->m.image.tokens && !f->m.image.rule);
 }
 
 static void close_fixture(struct fixture *f)
@@ -172,15 +172,15 @@ static void check_spans(const struct album *a, const struct prompt *p)
     uint32_t n = 0, end = 0;
     for (uint32_t k = 0; k < a->count; k++)
         for (uint32_t i = 0; i < a->list[k].count; i++, n++) {
-            const struct prompt_image *m = &p->images[n];
+            const struct prompt_span *m = &p->spans[n];
             const struct prompt_grid *g = &a->list[k].grids[i];
-            assert_true(m->begin >= end && m->end - m->begin == g->t * g->h * g->w && !m->atomic);
+            assert_true(m->begin >= end && m->end - m->begin == g->t * g->h * g->w && !m->rule);
             assert_memory_equal(m->key, a->list[k].keys[i], 32);
             assert_memory_equal(&m->grid, g, sizeof *g);
             assert_non_null(m->pixels.rgb);
             end = m->end;
         }
-    assert_int_equal(n, p->image_count);
+    assert_int_equal(n, p->span_count);
 }
 
 static void test_golden(void **state)
@@ -209,12 +209,12 @@ static void test_golden(void **state)
         assert_int_equal(p.token_count, json_count(&d, ids));
         check_grids(&f, &a, &d, row);
         check_spans(&a, &p);
-        split += p.image_count > a.count;
+        split += p.span_count > a.count;
         int64_t delta;
         uint32_t node = json_get_live(&d, row, "delta");
         if (node != JSON_NONE) {
             assert_true(json_int(&d, node, &delta));
-            assert_int_equal(p.images[p.image_count - 1].rope_offset, delta);
+            assert_int_equal(p.spans[p.span_count - 1].rope_offset, delta);
             deltas++;
         }
         prompt_free(&p);
@@ -282,13 +282,13 @@ static void test_positions(void **state)
         struct tok_run run = {text, strlen(text), TOK_CONTROL_ALL};
         if (prompt_build(&f.m, f.t, &run, 1, false, list, cases[i].count, ROOM, &p, &err))
             fail_msg("case %zu: %s", i, err.msg);
-        assert_int_equal(p.image_count, cases[i].count);
-        for (uint32_t k = 0; k < p.image_count; k++) {
-            assert_int_equal(p.images[k].begin, cases[i].begin[k]);
-            if (p.images[k].rope_offset != cases[i].offset[k])
-                fail_msg("case %zu, picture %u: offset %d, want %d", i, k, p.images[k].rope_offset,
+        assert_int_equal(p.span_count, cases[i].count);
+        for (uint32_t k = 0; k < p.span_count; k++) {
+            assert_int_equal(p.spans[k].begin, cases[i].begin[k]);
+            if (p.spans[k].rope_offset != cases[i].offset[k])
+                fail_msg("case %zu, picture %u: offset %d, want %d", i, k, p.spans[k].rope_offset,
                          cases[i].offset[k]);
-            assert_null(p.images[k].pixels.rgb);
+            assert_null(p.spans[k].pixels.rgb);
         }
         prompt_free(&p);
     }
@@ -359,7 +359,7 @@ static void test_refused(void **state)
     prompt_free(&p);
     bad = known(&most, true);
     assert_int_equal(prompt_build(&f.m, f.t, film, 1, false, &bad, 1, ROOM, &p, &err), ST_OK);
-    assert_int_equal(p.images[0].rope_offset, 999 * 16700 + 1 - 1000);
+    assert_int_equal(p.spans[0].rope_offset, 999 * 16700 + 1 - 1000);
     prompt_free(&p);
     const uint32_t soft[] = {f.m.image.soft_id}, soft_video[] = {f.m.image.video_soft_id};
     assert_int_equal(prompt_from_ids(&f.m, soft, 1, ROOM, &p, &err), ST_INVALID);
@@ -401,8 +401,8 @@ static void test_origins(void **state)
     assert_int_equal(count, 7);
     for (size_t i = 0; i < count; i++) assert_int_equal(o[i].tag, want[i]);
     for (uint32_t k = 0; k < 2; k++) {
-        assert_int_equal(o[1 + 4 * k].token, p.images[k].begin);
-        assert_int_equal(o[2 + 4 * k].token, p.images[k].end);
+        assert_int_equal(o[1 + 4 * k].token, p.spans[k].begin);
+        assert_int_equal(o[2 + 4 * k].token, p.spans[k].end);
     }
     free(o);
     prompt_free(&p);

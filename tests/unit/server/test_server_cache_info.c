@@ -34,7 +34,7 @@ static int setup(void **state)
                                        .suffix = "<end_of_image>\n\n",
                                        .soft = "<image_soft_token>",
                                        .tokens = SOFT,
-                                       .atomic = true}};
+                                       .rule = SPAN_WITHIN}};
     return tok_id_of(tok, mi.image.soft, strlen(mi.image.soft), &mi.image.soft_id) ? 0 : -1;
 }
 
@@ -89,7 +89,7 @@ static void talk_open(struct talk *t, const char *json, bool open_turn)
     if (prompt_build(&mi, tok, t->rendered.runs, t->rendered.run_count, false, pictures, count, 1u << 20,
                      &t->prompt, &err))
         fail_msg("%s: %s", json, err.msg);
-    for (uint32_t i = 0; i < t->prompt.image_count; i++) assert_null(t->prompt.images[i].pixels.rgb);
+    for (uint32_t i = 0; i < t->prompt.span_count; i++) assert_null(t->prompt.spans[i].pixels.rgb);
     if (cache_places_build(&mi, tok, &t->rendered, &t->messages, t->original, pictures, count, &t->prompt,
                            &t->places, &err))
         fail_msg("%s: %s", json, err.msg);
@@ -135,10 +135,9 @@ static uint32_t parting(const struct talk *a, const struct talk *b)
     uint32_t n = 0, k = 0;
     while (n < a->prompt.token_count && n < b->prompt.token_count &&
            a->prompt.tokens[n] == b->prompt.tokens[n]) {
-        while (k < b->prompt.image_count && b->prompt.images[k].end <= n) k++;
-        if (k < b->prompt.image_count && b->prompt.images[k].begin == n &&
-            (k >= a->prompt.image_count ||
-             memcmp(a->prompt.images[k].key, b->prompt.images[k].key, 32) != 0)) {
+        while (k < b->prompt.span_count && b->prompt.spans[k].end <= n) k++;
+        if (k < b->prompt.span_count && b->prompt.spans[k].begin == n &&
+            (k >= a->prompt.span_count || memcmp(a->prompt.spans[k].key, b->prompt.spans[k].key, 32) != 0)) {
             break;
         }
         n++;
@@ -231,7 +230,7 @@ static void test_ends(void **state)
     assert_string_equal(show(&b, 2), "field 0 role");
     assert_int_equal(parting(&a, &b), a.prompt.token_count);
     assert_string_equal(show(&b, a.prompt.token_count), "template after 0"); /* the answer's turn */
-    for (uint32_t i = b.prompt.images[0].begin; i < b.prompt.images[0].end; i++)
+    for (uint32_t i = b.prompt.spans[0].begin; i < b.prompt.spans[0].end; i++)
         assert_string_equal(show(&b, i), "image 0.0 #0 user");
     talk_close(&a);
     talk_close(&b);

@@ -149,7 +149,7 @@ static void world_open(struct world *w)
                         .pictures = w->pictures,
                         .picture_count = PICTURES};
     w->choice = (struct choice){.gen = &w->g, .prompt = &w->prompt};
-    w->prompt.prompt.images = calloc(16, sizeof *w->prompt.prompt.images);
+    w->prompt.prompt.spans = calloc(16, sizeof *w->prompt.prompt.spans);
     uint32_t first = 0;
     for (uint32_t i = 0; i < 2; i++) {
         struct gen_picture *p = &w->pictures[i];
@@ -159,7 +159,7 @@ static void world_open(struct world *w)
         p->first = first;
         p->count = w->want[i].count;
         for (uint32_t k = 0; k < p->count; k++)
-            memcpy(w->prompt.prompt.images[first + k].key, parts.keys[k], 32);
+            memcpy(w->prompt.prompt.spans[first + k].key, parts.keys[k], 32);
         first += p->count;
         memset(p->alias, (int)i + 1, sizeof p->alias);
         image_alias_put(w->srv.aliases, p->alias, &parts);
@@ -167,7 +167,7 @@ static void world_open(struct world *w)
     }
     assert_true(w->want[0].count == 1 && w->want[1].count > 2); /* a whole, and a whole with crops */
     w->pictures[2] = (struct gen_picture){.first = first, .count = 1};
-    w->prompt.prompt.image_count = first + 1;
+    w->prompt.prompt.span_count = first + 1;
 }
 
 static void world_close(struct world *w)
@@ -176,7 +176,7 @@ static void world_close(struct world *w)
         free(w->pictures[i].bytes);
         image_prepared_free(&w->want[i]);
     }
-    free(w->prompt.prompt.images);
+    free(w->prompt.prompt.spans);
     image_alias_destroy(w->srv.aliases);
     assert_int_equal(uv_loop_close(&w->srv.loop), 0);
     told_clear();
@@ -253,7 +253,7 @@ static void test_refuse(void **state)
     assert_null(told.answers[1].pixels.rgb);
     told_clear();
     /* Another key than the prompt was built with: never the wrong picture; the alias goes. */
-    w.prompt.prompt.images[w.pictures[1].first + 1].key[7] ^= 1;
+    w.prompt.prompt.spans[w.pictures[1].first + 1].key[7] ^= 1;
     want(&w, 1, 1);
     want(&w, 2, 2);
     run(&w, 1);
@@ -348,7 +348,7 @@ static void test_video(void **state)
     p->count = 3;
     w.pictures[1].first = 8; /* out of the way */
     w.pictures[2].first = 15;
-    for (uint32_t k = 0; k < 3; k++) memcpy(w.prompt.prompt.images[k].key, parts.keys[k], 32);
+    for (uint32_t k = 0; k < 3; k++) memcpy(w.prompt.prompt.spans[k].key, parts.keys[k], 32);
     picture_parts_free(&parts);
     want(&w, 1, 0);
     run(&w, 1);

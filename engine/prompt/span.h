@@ -1,0 +1,81 @@
+/* Spans: runs of prompt tokens that see each other in another way than text does, or that stand for something
+ * else than their ids. The prompt's builder makes them by the family's rule; scheduler, cache and attention
+ * go by what stands here and know no pictures. */
+#ifndef KVASIR_SPAN_H
+#define KVASIR_SPAN_H
+
+#include "engine/prompt/image.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* 3-D positions (mRoPE) of a picture's tokens. Its token i lies at t = i / (h w), y = i / w % h, x = i % w;
+ * with B the next free position in front of it its position is (B + floor(t * seconds), B + y, B + x), and
+ * the next free position behind it is B + 1 + max(floor((t-1) * seconds), h-1, w-1). */
+struct prompt_grid {
+    uint32_t t, h, w; /* in tokens: t * h * w = end - begin */
+    double seconds;   /* rope positions between two frames; 0 for still pictures */
+};
+
+/* floor(t * seconds), in float32 as transformers computes it: at whole numbers the rounding decides. */
+static inline int32_t prompt_grid_time(const struct prompt_grid *g, uint32_t t)
+{
+    return (int32_t)((float)t * (float)g->seconds);
+}
+static inline bool prompt_grid_equal(const struct prompt_grid *a, const struct prompt_grid *b)
+{
+    return a->t == b->t && a->h == b->h && a->w == b->w && a->seconds == b->seconds;
+}
+
+/* What the tokens of a span see of each other. Every token sees all before it, in sliding layers the window's
+ * length; tokens outside of spans see nothing behind them. */
+enum span_rule {
+    SPAN_CAUSAL = 0,    /* as text */
+    SPAN_WITHIN,        /* each sees all of [whole_begin, whole_end) behind it, too */
+    SPAN_WITHIN_WINDOW, /* the same in sliding layers, as text in full ones */
+    SPAN_PREFIX,        /* each sees all of [whole_begin, whole_end), whatever the window */
+};
+
+/* A run of tokens with a rule and an identity of its own, with a picture (or a crop, a frame) behind it or
+ * none. */
+struct prompt_span {
+    uint32_t begin, end; /* token indices */
+    enum span_rule rule;
+    /* The tokens that go as a whole: no chunk and no hit ends between them. The span itself, or, of a
+     * SPAN_PREFIX, the prompt's beginning, which its spans fill; begin = end where the rule is SPAN_CAUSAL.
+     */
+    uint32_t whole_begin, whole_end;
+    uint8_t key[32]; /* 256-bit content key of the picture: pixels and preprocessing parameters. All zero =
+                        identity in doubt: nothing from `begin` on is cached */
+    uint8_t whole_key[32];   /* SPAN_PREFIX: of all that lies in [whole_begin, whole_end), zero as above */
+    int32_t rope_offset;     /* next rope position minus token count behind the span; 0 with 1-D positions */
+    struct prompt_grid grid; /* all 0 with 1-D positions */
+    /* The picture: row i of its features replaces the embedding of token begin+i, end - begin rows. */
+    bool picture;
+    struct image_u8
+        pixels; /* resized to what the tower takes; owned by the prompt. rgb NULL: not decoded yet; the
+                 * scheduler asks for it (EV_IMAGE) when neither its KV nor its features are cached */
+};
+/* Whether no run of tokens may end at p (0 < p); s is the first span whose end lies behind p. */
+static inline bool span_cut(const struct prompt_span *s, uint32_t p)
+{
+    return s->whole_begin < p && p < s->whole_end;
+}
+/* What tells keys and values of its tokens from others at the same place behind the same tokens. */
+static inline const uint8_t *span_identity(const struct prompt_span *s)
+{
+    return s->rule == SPAN_PREFIX ? s->whole_key : s->key;
+}
+/* A picture's place, without its key, its positions and its pixels; not for SPAN_PREFIX. */
+static inline struct prompt_span span_of_picture(uint32_t begin, uint32_t end, enum span_rule rule)
+{
+    bool whole = rule != SPAN_CAUSAL;
+    return (struct prompt_span){.begin = begin,
+                                .end = end,
+                                .rule = rule,
+                                .whole_begin = whole ? begin : 0,
+                                .whole_end = whole ? end : 0,
+                                .picture = true};
+}
+
+#endif
