@@ -31,18 +31,17 @@ static int by_text(const void *a, const void *b)
     return strcmp(a, b);
 }
 
-uint32_t golden_variants(const char *family, char names[][64], uint32_t max)
+/* Names of the entries of `path` in which `probe` can be opened, in order. */
+static uint32_t folders(const char *path, const char *probe, char names[][64], uint32_t max)
 {
-    char path[512];
     uint32_t n = 0;
-    snprintf(path, sizeof path, "%s/tests/golden/%s", golden_root(), family);
     DIR *d = opendir(path);
     if (!d) die(path, "no golden folder");
     for (struct dirent *e; (e = readdir(d)) && n < max;) {
         if (e->d_name[0] == '.' || strlen(e->d_name) >= 64) continue;
-        char probe[900];
-        snprintf(probe, sizeof probe, "%s/%s/golden.safetensors", path, e->d_name);
-        FILE *f = fopen(probe, "rb");
+        char file[900];
+        snprintf(file, sizeof file, "%s/%s/%s", path, e->d_name, probe);
+        FILE *f = fopen(file, "rb");
         if (!f) continue;
         fclose(f);
         memcpy(names[n++], e->d_name, strlen(e->d_name) + 1);
@@ -50,6 +49,20 @@ uint32_t golden_variants(const char *family, char names[][64], uint32_t max)
     closedir(d);
     qsort(names, n, 64, by_text);
     return n;
+}
+
+uint32_t golden_families(char names[][64], uint32_t max)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tests/golden", golden_root());
+    return folders(path, ".", names, max);
+}
+
+uint32_t golden_variants(const char *family, char names[][64], uint32_t max)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tests/golden/%s", golden_root(), family);
+    return folders(path, "golden.safetensors", names, max);
 }
 
 static const struct stf_tensor *find(const struct golden *g, const char *fmt, uint32_t c, uint32_t i,

@@ -41,9 +41,10 @@ struct golden {
     uint32_t case_count;
 };
 
-/* Folder of tests/golden/<family>/, found from the working directory or KVASIR_TEST_ROOT. Lists the variants
- * in order of name. */
+/* The folders of tests/golden, found from the working directory or KVASIR_TEST_ROOT, and the variants in one
+ * of them (none: it holds something else), in order of name. */
 const char *golden_root(void);
+uint32_t golden_families(char names[][64], uint32_t max);
 uint32_t golden_variants(const char *family, char names[][64], uint32_t max);
 void golden_dir(char *out, size_t cap, const char *family, const char *variant);
 /* Log-probs of the vocabulary behind token `row`, as in .logprobs or .logprobs_bf16; NULL when they are not
