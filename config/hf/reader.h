@@ -42,6 +42,8 @@ void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_a
 /* What every decoder has: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
  * max_position_embeddings, rms_norm_eps. */
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t);
+/* num_attention_heads, num_key_value_heads, head_dim: whole groups of even heads. */
+void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 /* A list of at most `cap` integers 0..hi. false: absent (or a fault). */
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,
              uint32_t *count);

@@ -37,11 +37,11 @@ struct family_pictures {
     uint32_t video_patch; /* 0: the model takes no videos */
 };
 
-#define FAMILY_TYPES_MAX 4u
+#define FAMILY_TYPES_MAX 8u
 struct family {
     struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty behind the last */
     /* text, vision: the objects; vision JSON_NONE = none (c->has_vision is set). *c holds the type's
-     * defaults. */
+     * defaults; where they hang on another key, as a model_type inside text_config, this overwrites them. */
     void (*read)(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
                  struct hf_config *c);
     /* *out is overwritten; its layers are the caller's (model_desc_free). ST_NOMEM; ST_UNSUPPORTED. */

@@ -112,9 +112,7 @@ static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *
 static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     hf_text_sizes(r, obj, t);
-    hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
-    hf_u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
-    hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
+    hf_text_heads(r, obj, t);
     hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
     hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
     hf_double(r, obj, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
@@ -127,9 +125,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_bool(r, obj, "use_bidirectional_attention", &encoder);
     if (encoder)
         hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
-    if (!r->st && t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
-    if (!r->st && t->num_attention_heads % t->num_key_value_heads)
-        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
 }
