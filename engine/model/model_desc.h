@@ -2,12 +2,16 @@
  * engine/checkpoint/weights.c loads. A family's file (engine/families/<family>.c) fills it from the
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
- * One decoder layer, as the decoder runs it (x is the f32 residual stream; a norm whose name is NULL is left
- * out): h = rms(x, input_norm) q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm)) a =
- * attention(q, keys, values visible under `window`) x += rms(a Wo (+ bias), post_attn_norm) h = rms(x,
- * pre_mlp_norm) x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd   or, with experts, the weighted
- * sum of that over the row's experts x += tap n of the picture whose soft token the row is, for n <
- * vision.tap_count (DeepStack) */
+ * One decoder layer, as the decoder runs it. x is the f32 residual stream; input_norm and pre_mlp_norm always
+ * are, another norm whose name is NULL is left out:
+ *   h = rms(x, input_norm)
+ *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm))
+ *   a = attention(q, keys, values visible under `window`)
+ *   x += rms(a Wo (+ bias), post_attn_norm)
+ *   h = rms(x, pre_mlp_norm)
+ *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
+ *        or, with experts, the weighted sum of that over the row's experts
+ *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack) */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -79,8 +83,9 @@ struct desc_names {
  *   each layer:  h += attn(N(h), 2-D rotary);  h += mlp(N(h))        N: LayerNorm with bias or RMS norm
  * then one of two ends:
  *   pool   (fixed size):  h = LN(h); mean over pool x pool cells; RMS norm; projection to the decoder's width
- *   merge  (any size; patches lie in runs of merge x merge that form a token): fc2(gelu_erf(fc1(N(h) of the
- * run, concatenated))); the same, with a LayerNorm over the concatenation, after each layer in `taps`. */
+ *   merge  (any size; patches lie in runs of merge x merge that form a token):
+ *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
+ *          concatenation, after each layer in `taps` */
 enum desc_vision_end { VISION_POOL = 0, VISION_MERGE };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU };
 struct desc_vision {
