@@ -265,6 +265,8 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
         .soft = "<image_soft_token>",
         .soft_id = c->image_id,
         .tokens = c->mm_tokens_per_image,
+        .crops_before = "Here is the original image ",
+        .crops_between = " and here are some crops to help you see better ",
         .rule = SPAN_WITHIN, /* its tokens see each other in both directions */
     };
 }

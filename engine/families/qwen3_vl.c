@@ -2,6 +2,8 @@
  * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe; specs qwen-vl 3.7, 3.8, 5.1. */
 #include "engine/families/qwen.h"
 
+#include <stdio.h>
+
 /* The spec has theta 5e6 as the default; 5.23's class has 5e5. Released files state 5e6. */
 static const struct hf_text QWEN3_VL_TEXT = {
     .vocab_size = 151936,
@@ -54,6 +56,11 @@ static const struct hf_vision QWEN3_VL_VISION = {
 
 _Static_assert(DESC_TAPS_MAX >= HF_TAPS_MAX, "every tap of a configuration fits");
 
+static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+{
+    return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
+}
+
 static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
 {
     enum status st = qwen_describe_decoder(c, out, err);
@@ -84,7 +91,7 @@ static enum status describe(const struct hf_config *c, struct model_desc *out, s
         out->image.video_marker = "<|video_pad|>";
         out->image.video_prefix = "<|vision_start|>";
         out->image.video_suffix = "<|vision_end|>";
-        out->image.video_stamps = true;
+        out->image.video_stamp = stamp;
     }
     return ST_OK;
 }

@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MODEL_EOS_MAX 16u
+#define MODEL_EOS_MAX     16u
+#define MODEL_STAMP_BYTES 48u /* of the time of a group of frames, as text */
 
 /* Sampling defaults of generation_config.json; `has_*` tells what the file states. */
 struct model_generation_defaults {
@@ -32,12 +33,16 @@ struct model_image_rule {
     uint32_t tokens;     /* soft tokens per picture; 0: as its grid says (config.dynamic) */
     enum span_rule rule; /* of a picture's tokens */
     bool grid;           /* pictures have 3-D positions (struct prompt_grid) */
-    /* Videos; NULL marker: none. `stamps`: the marker becomes, per pair of frames, "<1.5 seconds>" + prefix +
-     * soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
+    /* The processor's sentence around a picture and its crops, letter for letter: the checkpoints were
+     * trained with it. In front of the whole, and between that and the first crop. */
+    const char *crops_before, *crops_between;
+    /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
+     * + soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
      * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
     const char *video_marker, *video_prefix, *video_suffix, *video_soft;
     uint32_t video_soft_id;
-    bool video_stamps;
+    /* Writes the time of a group as the family does; returns what snprintf returns. */
+    int (*video_stamp)(char out[MODEL_STAMP_BYTES], double seconds);
     double tokens_per_second;
     struct image_config config; /* preprocessing */
 };

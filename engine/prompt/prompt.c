@@ -10,12 +10,7 @@
 
 #define EXPANSION_BYTES_MAX ((size_t)64 << 20)
 #define PICTURES_MAX        4096u
-#define STAMP_BYTES         48u
 #define POSITIONS_MAX       (1 << 24) /* a rope position is exact as float32 up to here */
-
-/* The sentence around crops is the processor's, letter for letter: the checkpoints were trained with it. */
-#define CROPS_BEFORE  "Here is the original image "
-#define CROPS_BETWEEN " and here are some crops to help you see better "
 
 void prompt_free(struct prompt *p)
 {
@@ -140,7 +135,7 @@ struct expansion {
     uint32_t tag;             /* of what is added now */
     size_t count, cap;
     char *soft[2];    /* of pictures and of videos: as many soft tokens as the largest has */
-    char *stamps;     /* slots of STAMP_BYTES */
+    char *stamps;     /* slots of MODEL_STAMP_BYTES */
     uint32_t stamped; /* of them used */
 };
 
@@ -181,7 +176,7 @@ static enum status add_text(struct expansion *x, size_t a, size_t b, size_t *r, 
 
 static enum status add_literal(struct expansion *x, const char *s, struct err *err)
 {
-    return add_run(x, s, strlen(s), TOK_CONTROL_ALL, err);
+    return add_run(x, s, len_of(s), TOK_CONTROL_ALL, err);
 }
 
 /* Soft tokens of image i of a picture. */
@@ -195,11 +190,12 @@ static uint64_t token_count(const struct model_image_rule *rule, const struct pr
                : n;
 }
 
-static enum status add_stamp(struct expansion *x, double seconds, struct err *err)
+static enum status add_stamp(const struct model_image_rule *rule, struct expansion *x, double seconds,
+                             struct err *err)
 {
-    char *slot = x->stamps + (size_t)x->stamped++ * STAMP_BYTES;
-    int n = snprintf(slot, STAMP_BYTES, "<%.1f seconds>", seconds);
-    if (n < 0 || (size_t)n >= STAMP_BYTES)
+    char *slot = x->stamps + (size_t)x->stamped++ * MODEL_STAMP_BYTES;
+    int n = rule->video_stamp(slot, seconds);
+    if (n < 0 || (size_t)n >= MODEL_STAMP_BYTES)
         return err_set(err, ST_INVALID, "The time of a frame is out of range.");
     return add_run(x, slot, (size_t)n, TOK_CONTROL_ALL, err);
 }
@@ -212,10 +208,10 @@ static enum status add_picture(const struct model_image_rule *rule, struct expan
                *suffix = p->video ? rule->video_suffix : rule->suffix;
     size_t soft = strlen(p->video ? rule->video_soft : rule->soft);
     bool crops = !p->video && p->count > 1;
-    enum status st = crops ? add_literal(x, CROPS_BEFORE, err) : ST_OK;
+    enum status st = crops ? add_literal(x, rule->crops_before, err) : ST_OK;
     for (uint32_t i = 0; i < p->count && !st; i++) {
-        if (crops && i) st = add_literal(x, i == 1 ? CROPS_BETWEEN : " ", err);
-        if (p->video && rule->video_stamps && !st) st = add_stamp(x, p->stamps[i], err);
+        if (crops && i) st = add_literal(x, i == 1 ? rule->crops_between : " ", err);
+        if (p->video && rule->video_stamp && !st) st = add_stamp(rule, x, p->stamps[i], err);
         if (prefix && !st) st = add_literal(x, prefix, err);
         if (!st)
             st = add_run(x, x->soft[p->video], (size_t)token_count(rule, p, i) * soft, TOK_CONTROL_ALL, err);
@@ -235,7 +231,7 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
             uint64_t n = token_count(rule, p, i);
             if (n > most[p->video]) most[p->video] = n;
         }
-        if (p->video && rule->video_stamps) stamps += p->count;
+        if (p->video && rule->video_stamp) stamps += p->count;
     }
     for (int v = 0; v < 2; v++) {
         const char *soft = v ? rule->video_soft : rule->soft;
@@ -248,7 +244,7 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
         for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
         if (!x->soft[v]) return err_set(err, ST_NOMEM, "out of memory for an image's placeholder");
     }
-    if (stamps && !(x->stamps = malloc((size_t)stamps * STAMP_BYTES)))
+    if (stamps && !(x->stamps = malloc((size_t)stamps * MODEL_STAMP_BYTES)))
         return err_set(err, ST_NOMEM, "out of memory for the timestamps of a video");
     return ST_OK;
 }
@@ -321,7 +317,7 @@ static enum status check_pictures(const struct model_image_rule *rule, const str
         return err_set(err, ST_TOO_LARGE, "%llu images and crops, at most %u are taken.",
                        (unsigned long long)count, PICTURES_MAX);
     for (uint32_t k = 0; k < picture_count; k++) {
-        if (pictures[k].video && rule->video_stamps && !pictures[k].stamps)
+        if (pictures[k].video && rule->video_stamp && !pictures[k].stamps)
             return err_set(err, ST_INVALID, "A video's frames have no times.");
         for (uint32_t i = 0; i < pictures[k].count; i++) {
             uint64_t n = token_count(rule, &pictures[k], i);

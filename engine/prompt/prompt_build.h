@@ -21,7 +21,7 @@ struct prompt_picture {
     bool video;
     const struct prompt_grid *grids; /* [count], borrowed: how many tokens each takes and where they lie. May
                                       * be NULL where the rule has a fixed number of tokens */
-    const double *stamps; /* [count], borrowed: seconds, for a video where rule.video_stamps; else NULL */
+    const double *stamps; /* [count], borrowed: seconds, for a video with rule.video_stamp; else NULL */
 };
 
 /* Replaces the k-th marker (of pictures and videos together) that stands wholly in TOK_CONTROL_ALL text by

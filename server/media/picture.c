@@ -122,9 +122,9 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
     limits.on_white = cfg->on_white;
     enum image_fault f = video_in_frames(cfg, bytes, len, ask->list, ask->fps, &limits, &v, err);
     if (f) return f;
-    uint32_t count = rule->video_stamps ? v.pixels.frames / cfg->depth : 1;
+    uint32_t count = rule->video_stamp ? v.pixels.frames / cfg->depth : 1;
     if (!picture_parts_new(count, parts)) f = image__fail(err, IMAGE_NOMEM, "out of memory");
-    if (!f && rule->video_stamps) {
+    if (!f && rule->video_stamp) {
         f = split(&v.pixels, cfg->depth, out, err);
         image_video_stamps(cfg, v.indices, v.count, v.fps, parts->stamps);
     } else if (!f && !(out->images = calloc(1, sizeof *out->images))) {

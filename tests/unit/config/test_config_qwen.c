@@ -174,7 +174,7 @@ static void test_qwen2_vl(void **state)
         assert_string_equal(m->marker, "<|image_pad|>");
         assert_string_equal(m->prefix, "");
         assert_string_equal(m->video_marker, "<|video_pad|>");
-        assert_true(m->video_soft_id == 151656 && !m->video_stamps && m->tokens_per_second == 0);
+        assert_true(m->video_soft_id == 151656 && !m->video_stamp && m->tokens_per_second == 0);
         assert_true(d.eos_count == 1 && d.eos_ids[0] == 151645 && d.bos_id == 151643);
         assert_true(c.boi_id == 151652 && c.eoi_id == 151653);
         model_desc_free(&d);
@@ -192,7 +192,7 @@ static void test_qwen2_5_vl(void **state)
                 !v->patch_bias);
     for (uint32_t n = 0; n < 32; n++) assert_int_equal(v->full_layers[n / 8] >> n % 8 & 1, n % 8 == 7);
     assert_string_equal(v->names.up, "vision.blocks.#.mlp.up_proj");
-    assert_true(d.image.tokens_per_second == 2 && !d.image.video_stamps);
+    assert_true(d.image.tokens_per_second == 2 && !d.image.video_stamp);
     model_desc_free(&d);
     load(QWEN2_5_VL_7B_SHORT);
     assert_true(d.vocab == 152064 && d.ropes[0].theta == 1e6 && d.ropes[0].sections[2] == 24 && !d.tied);
@@ -228,7 +228,7 @@ static void test_qwen3_vl(void **state)
     assert_string_equal(d.image.video_prefix, "<|vision_start|>");
     assert_string_equal(d.image.video_suffix, "<|vision_end|>");
     assert_string_equal(d.image.video_soft, "<|video_pad|>");
-    assert_true(d.image.video_stamps && d.image.tokens_per_second == 0);
+    assert_true(d.image.video_stamp && d.image.tokens_per_second == 0);
     model_desc_free(&d);
     load(QWEN3_VL_30B);
     l = &d.layers[47];

@@ -44,7 +44,7 @@ static void make_pictures(struct request *r, const struct model_info *m, uint64_
     uint32_t group = m->image.config.depth;
     for (uint32_t k = 0; k < 2; k++) {
         uint32_t w = 1 + next_random(rng) % 5, h = 2 + next_random(rng) % 5;
-        uint32_t frames = k == 1 && m->image.video_marker ? (m->image.video_stamps ? group : 2 * group) : 0;
+        uint32_t frames = k == 1 && m->image.video_marker ? (m->image.video_stamp ? group : 2 * group) : 0;
         r->pictures[k] = picture_make(m, k, w, h, frames, frames ? 1.4 : 0, seed * 2 + k);
     }
 }

@@ -88,7 +88,7 @@ static void album_of(struct album *a, const struct fixture *f, const struct gold
                                      .video = video,
                                      .grids = &a->grids[i],
                                      .stamps = &a->stamps[i]};
-        if (!video || !f->m.image.video_stamps) continue;
+        if (!video || !f->m.image.video_stamp) continue;
         uint32_t frames[FRAMES_MAX], k = (uint32_t)json_integer_value(json_object_get(span, "index")), n = 0;
         char name[64];
         snprintf(name, sizeof name, "case%d.video%u.frames",

@@ -301,6 +301,11 @@ static void test_nobody(void **state)
     world_close(&w);
 }
 
+static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+{
+    return snprintf(out, MODEL_STAMP_BYTES, "%g s", seconds);
+}
+
 /* A video of three parts: one decode serves all of them, however late they are asked for. */
 static void test_video(void **state)
 {
@@ -330,7 +335,7 @@ static void test_video(void **state)
                                       .video_frames_max = 16};
     w.info.image.config = qwen;
     w.info.image.video_marker = "v";
-    w.info.image.video_stamps = true;
+    w.info.image.video_stamp = stamp;
     free(p->bytes);
     image_prepared_free(&w.want[0]);
     p->bytes = NULL;

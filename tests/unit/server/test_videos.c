@@ -130,6 +130,11 @@ static void add_bmp(uint8_t **list, size_t *len, uint32_t width, uint32_t height
     free(b);
 }
 
+static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+{
+    return snprintf(out, MODEL_STAMP_BYTES, "%g s", seconds);
+}
+
 static void test_lists(void **state)
 {
     (void)state;
@@ -170,7 +175,8 @@ static void test_lists(void **state)
     image_prepared_free(&p);
     picture_parts_free(&parts);
     /* With timestamps: three pictures of two frames each. */
-    stamps.video_stamps = stamps.config.video_volume = true;
+    stamps.video_stamp = stamp;
+    stamps.config.video_volume = true;
     assert_int_equal(picture_from_file(&stamps, "qwen3_vl", &ask, list, len, &p, &parts, &err), IMAGE_OK);
     assert_true(p.count == 3 && parts.count == 3);
     static const double when[] = {0.125, 0.625, 1.0};
