@@ -177,9 +177,8 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     e->dir = strdup(opt->model_dir ? opt->model_dir : "");
     enum status st = config && e->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
     if (!st) st = pick_ops(opt, &e->ops, err);
-    if (!st) st = family_load(e->dir, config, err);
+    if (!st) st = family_load(e->dir, config, &e->net.desc, err);
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
-    if (!st) st = family_describe(config, &e->net.desc, err);
     if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
     if (!st) model_desc_settle(&e->net.desc, *files);
     if (!st) {

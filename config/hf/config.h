@@ -35,13 +35,12 @@ struct hf_rope {
     bool mrope_interleaved;
 };
 
-/* Names are the keys of config.json. */
+/* Names are the keys of config.json: those of most families. What one alone has it reads as it describes. */
 struct hf_text {
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
         num_key_value_heads, head_dim;
     uint32_t max_position_embeddings, sliding_window;
-    double rms_norm_eps, query_pre_attn_scalar;
-    double attn_logit_softcapping, final_logit_softcapping; /* 0 = none */
+    double rms_norm_eps;
     bool qkv_bias, o_bias; /* key attention_bias, or what the class always has */
     bool qk_norm;          /* no key: the class has it or not */
     bool tie_word_embeddings;

@@ -23,7 +23,7 @@ enum status hf_generation_load(const char *dir, struct hf_generation *out, struc
         return ST_OK;
     }
     if (!st) {
-        struct hf_reader r = {&d, path, "", err, ST_OK};
+        struct hf_reader r = {.d = &d, .file = path, .scope = "", .err = err};
         if (json_kind(&d, 0) != JSON_OBJECT) r.st = err_set(err, ST_FORMAT, "%s: not a JSON object", path);
         g.has_do_sample = has(&d, "do_sample");
         g.has_temperature = has(&d, "temperature");

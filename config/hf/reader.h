@@ -25,7 +25,9 @@ struct hf_reader {
     const char *file;
     const char *scope; /* stands before the key in messages: "", "vision_config." */
     struct err *err;
-    enum status st; /* first fault; later reads do nothing */
+    enum status st;        /* first fault; later reads do nothing */
+    uint32_t text, vision; /* of a config.json: the objects with the text's keys and the tower's; vision
+                            * JSON_NONE: none */
 };
 
 /* Notes the fault "file: key: what" if it is the first. */

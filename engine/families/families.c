@@ -65,16 +65,16 @@ static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
     return JSON_NONE;
 }
 
-static enum status parse_doc(const struct json_doc *d, const char *name, struct hf_config *out,
-                             struct err *err)
+static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *out,
+                             struct model_desc *d, struct err *err)
 {
-    struct hf_reader r = {d, name, "", err, ST_OK};
-    if (json_kind(d, 0) != JSON_OBJECT) return err_set(err, ST_FORMAT, "%s: not a JSON object", name);
+    struct hf_reader r = {.d = doc, .file = name, .scope = "", .err = err, .vision = JSON_NONE};
+    if (json_kind(doc, 0) != JSON_OBJECT) return err_set(err, ST_FORMAT, "%s: not a JSON object", name);
     const struct family_type *type;
     const struct family *family = find_type(&r, &type);
     if (!family) return r.st;
     /* Their tensors would be refused one by one for their types; this says why. */
-    if (json_get_live(d, 0, "quantization_config") != JSON_NONE)
+    if (json_get_live(doc, 0, "quantization_config") != JSON_NONE)
         hf_fault(&r, ST_UNSUPPORTED, "quantization_config", "only float weights (bf16, f16, f32) are served");
     struct hf_config *c = calloc(1, sizeof *c);
     if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
@@ -83,51 +83,48 @@ static enum status parse_doc(const struct json_doc *d, const char *name, struct 
     c->bos_id = c->video_id = HF_NO_ID;
     uint32_t nested =
         type->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", type->place == HF_NESTED);
-    uint32_t vision = type->vision ? find_object(&r, "vision_config", false) : JSON_NONE;
-    c->has_vision = vision != JSON_NONE;
+    r.text = nested == JSON_NONE ? 0 : nested;
+    if (type->vision) r.vision = find_object(&r, "vision_config", false);
+    c->has_vision = r.vision != JSON_NONE;
     if (c->has_vision) c->vision = *type->vision;
     hf_ids(&r, 0, "eos_token_id", c->eos_ids, &c->eos_count);
-    if (nested != JSON_NONE && c->eos_count == 0)
-        hf_ids(&r, nested, "eos_token_id", c->eos_ids, &c->eos_count);
-    if (!r.st) family->read(&r, type, nested == JSON_NONE ? 0 : nested, vision, c);
+    if (r.text != 0 && c->eos_count == 0) hf_ids(&r, r.text, "eos_token_id", c->eos_ids, &c->eos_count);
+    if (!r.st) family->read(&r, type, c);
+    if (!r.st) family->describe(&r, c, d);
     if (!r.st) *out = *c;
+    else model_desc_free(d);
     free(c);
     return r.st;
 }
 
-enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *out,
-                         struct err *err)
+enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *c,
+                         struct model_desc *d, struct err *err)
 {
-    struct json_doc d = {0};
-    enum status st = json_parse(text, len, name, &d, err);
+    struct json_doc doc = {0};
+    enum status st = json_parse(text, len, name, &doc, err);
+    *d = (struct model_desc){0};
     if (st) return st;
-    st = parse_doc(&d, name, out, err);
-    json_free(&d);
+    st = parse_doc(&doc, name, c, d, err);
+    json_free(&doc);
     return st;
 }
 
-enum status family_load(const char *dir, struct hf_config *out, struct err *err)
+enum status family_load(const char *dir, struct hf_config *c, struct model_desc *d, struct err *err)
 {
     char *path;
-    struct json_doc d = {0};
+    struct json_doc doc = {0};
+    *d = (struct model_desc){0};
     if (asprintf(&path, "%s/config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    enum status st = json_doc_load(path, HF_FILE_BYTES_MAX, &d, err);
+    enum status st = json_doc_load(path, HF_FILE_BYTES_MAX, &doc, err);
     if (!st) {
-        st = parse_doc(&d, path, out, err);
-        json_free(&d);
+        st = parse_doc(&doc, path, c, d, err);
+        json_free(&doc);
     }
     free(path);
     return st;
 }
 
-enum status family_describe(const struct hf_config *config, struct model_desc *out, struct err *err)
-{
-    const struct family *family = family_find(config->model_type);
-    if (!family) return err_set(err, ST_UNSUPPORTED, "model_type %s: no such family", config->model_type);
-    return family->describe(config, out, err);
-}
-
-enum status family_decoder(const struct hf_config *c, struct model_desc *d, struct err *err)
+bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
     *d = (struct model_desc){
@@ -158,7 +155,10 @@ enum status family_decoder(const struct hf_config *c, struct model_desc *d, stru
         .bos_id = c->bos_id,
         .eos_count = c->eos_count,
     };
-    if (!d->layers) return err_set(err, ST_NOMEM, "out of memory for %u layers", d->layer_count);
+    if (!d->layers) {
+        r->st = err_set(r->err, ST_NOMEM, "%s: out of memory for %u layers", r->file, d->layer_count);
+        return false;
+    }
     memcpy(d->eos_ids, c->eos_ids, sizeof c->eos_ids);
     for (uint32_t n = 0; n < d->layer_count; n++)
         d->layers[n] = (struct desc_layer){
@@ -173,7 +173,7 @@ enum status family_decoder(const struct hf_config *c, struct model_desc *d, stru
             .ff = t->intermediate_size,
             .gate = t->activation == HF_SILU ? GATE_SILU : GATE_GELU_TANH,
         };
-    return ST_OK;
+    return true;
 }
 
 const char *family_after(const char *s, const char *prefix)

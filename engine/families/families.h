@@ -4,8 +4,8 @@
  *   types     the model_types of config.json that it answers to, with the defaults of their class in
  *             transformers (released files leave out what equals them: they are part of the format)
  *   read      the keys of config.json -> struct hf_config, by config/hf/reader.h; refuses what is not served
- *   describe  that -> model_desc: layers, ropes, tensor names, the tower; in .image how a picture is written
- *             into a prompt and which rule its span has
+ *   describe  that, and keys that this family alone has -> model_desc: layers, ropes, tensor names, the
+ *             tower; in .image how a picture is written into a prompt and which rule its span has
  *   pictures  the defaults of its picture and video processor classes
  *
  * docs/adding-a-family.md goes through it step by step. */
@@ -40,33 +40,31 @@ struct family_pictures {
 #define FAMILY_TYPES_MAX 8u
 struct family {
     struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty behind the last */
-    /* text, vision: the objects; vision JSON_NONE = none (c->has_vision is set). *c holds the type's
-     * defaults; where they hang on another key, as a model_type inside text_config, this overwrites them. */
-    void (*read)(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
-                 struct hf_config *c);
-    /* *out is overwritten; its layers are the caller's (model_desc_free). ST_NOMEM; ST_UNSUPPORTED. */
-    enum status (*describe)(const struct hf_config *c, struct model_desc *out, struct err *err);
+    /* c->has_vision is set, and *c holds the type's defaults; where they hang on another key, as a model_type
+     * inside text_config, this overwrites them. */
+    void (*read)(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
+    /* After `read` without a fault. *d is zero. */
+    void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
     const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
 };
 
 /* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
  * the head size; one rope, that of full attention). A family overwrites what differs and adds the rest,
- * .canonical at least. ST_NOMEM. */
-enum status family_decoder(const struct hf_config *c, struct model_desc *d, struct err *err) KV_MUST_CHECK;
+ * .canonical at least. false: out of memory. */
+bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
 /* What stands behind `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 
 /* The family that answers to a model_type; NULL: none. */
 const struct family *family_find(const char *model_type);
 
-/* DIR/config.json. ST_UNSUPPORTED: a family or an option that we don't have, in one line; ST_FORMAT: a key of
- * the wrong kind or range. */
-enum status family_load(const char *dir, struct hf_config *out, struct err *err) KV_MUST_CHECK;
+/* DIR/config.json, and the description of what was read: *d is overwritten, its layers are the caller's
+ * (model_desc_free); empty after a fault. ST_UNSUPPORTED: a family or an option that we don't have, in one
+ * line; ST_FORMAT: a key of the wrong kind or range. */
+enum status family_load(const char *dir, struct hf_config *c, struct model_desc *d,
+                        struct err *err) KV_MUST_CHECK;
 /* The same from text; `name` is used in messages. */
-enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *out,
-                         struct err *err) KV_MUST_CHECK;
-/* The description of what was read. */
-enum status family_describe(const struct hf_config *config, struct model_desc *out,
-                            struct err *err) KV_MUST_CHECK;
+enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *c,
+                         struct model_desc *d, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -23,7 +23,6 @@ static const struct hf_text GEMMA3_TEXT = {
     .max_position_embeddings = 131072,
     .sliding_window = 4096,
     .rms_norm_eps = 1e-6,
-    .query_pre_attn_scalar = 256,
     .tie_word_embeddings = true,
     .qk_norm = true,
     .activation = HF_GELU_TANH,
@@ -114,9 +113,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_text_sizes(r, obj, t);
     hf_text_heads(r, obj, t);
     hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
-    hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
-    hf_double(r, obj, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
-    hf_double(r, obj, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
     hf_bool(r, obj, "attention_bias", &t->qkv_bias);
     t->o_bias = t->qkv_bias;
     hf_bool(r, obj, "tie_word_embeddings", &t->tie_word_embeddings);
@@ -167,15 +163,14 @@ static void id_alias(struct hf_reader *r, const char *key, const char *alias, ui
     hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-static void read(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
-                 struct hf_config *c)
+static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
-    read_text(r, text, &c->text);
+    read_text(r, r->text, &c->text);
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     c->bos_id = 2;
-    hf_u32(r, text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
-    read_vision(r, vision, &c->vision);
+    read_vision(r, r->vision, &c->vision);
     c->mm_tokens_per_image = 256;
     c->boi_id = 255999;
     c->eoi_id = 256000;
@@ -271,17 +266,20 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
     };
 }
 
-static enum status describe(const struct hf_config *c, struct model_desc *d, struct err *err)
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
-    enum status st = family_decoder(c, d, err);
-    if (st) return st;
+    double scalar = 256, softcap = 0, final_softcap = 0;
+    hf_double(r, r->text, "query_pre_attn_scalar", 1e-6, 1e9, &scalar);
+    hf_double(r, r->text, "attn_logit_softcapping", 1e-6, 1e9, &softcap);
+    hf_double(r, r->text, "final_logit_softcapping", 1e-6, 1e9, &final_softcap);
+    if (!family_decoder(r, c, d)) return;
     d->rope_count = 2;
     d->ropes[1] = (struct desc_rope){
         .theta = t->rope[HF_SLIDING].theta, .factor = t->rope[HF_SLIDING].factor, .dim = t->head_dim};
     d->norm_plus_one = true;
     d->embed_scale = sqrt((double)t->hidden_size);
-    d->final_softcap = (float)t->final_logit_softcapping;
+    d->final_softcap = (float)final_softcap;
     d->names.post_attn_norm = "text.layers.#.post_attention_layernorm";
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
@@ -289,12 +287,11 @@ static enum status describe(const struct hf_config *c, struct model_desc *d, str
     if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
-        l->scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)); /* 27B: head_dim 128, scale 168^-0.5 */
-        l->softcap = (float)t->attn_logit_softcapping;
+        l->scale = (float)(1.0 / sqrt(scalar)); /* 27B: head_dim 128, scale 168^-0.5 */
+        l->softcap = (float)softcap;
         l->rope = t->layer_types[n] == HF_SLIDING;
     }
     if (c->has_vision) describe_vision(c, d);
-    return ST_OK;
 }
 
 /* ---- pictures ---- */

@@ -65,11 +65,10 @@ static uint32_t context_max(const struct hf_text *t)
     return (uint32_t)(context < POSITIONS_MAX ? context : POSITIONS_MAX);
 }
 
-enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *d, struct err *err)
+void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
-    enum status st = family_decoder(c, d, err);
-    if (st) return st;
+    if (!family_decoder(r, c, d)) return;
     d->context_max = context_max(t);
     describe_rope(t, &d->ropes[0]);
     d->names.router = "text.layers.#.mlp.gate";
@@ -90,7 +89,6 @@ enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *
         l->experts_used = t->num_experts_per_tok;
         l->experts_renorm = t->norm_topk_prob;
     }
-    return ST_OK;
 }
 
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)

@@ -30,11 +30,9 @@ extern const struct family_pictures qwen2_vl_pictures;
  * text.sliding_window, text.num_experts, vision.intermediate_size (0: by mlp_ratio, and hidden_size is the
  * width behind the merger), window_size, tokens_per_second, position_side, deepstack_count; place: HF_EITHER
  * has no head_dim, HF_NESTED ties as Qwen3-VL does. */
-void qwen_read(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
-               struct hf_config *c);
+void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
 /* The decoder of every generation: family.describe of the text models. */
-enum status qwen_describe_decoder(const struct hf_config *c, struct model_desc *d,
-                                  struct err *err) KV_MUST_CHECK;
+void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
 /* The parts of the tower that all generations have (merging end, fused qkv, 2-D rotary), with the names of
  * these tensors. */
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);

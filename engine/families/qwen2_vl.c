@@ -30,10 +30,10 @@ static const struct hf_vision QWEN2_VL_VISION = {
     .rope_theta = 1e4,
 };
 
-static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
-    enum status st = qwen_describe_decoder(c, out, err);
-    if (st || !c->has_vision) return st;
+    qwen_describe_decoder(r, c, out);
+    if (r->st || !c->has_vision) return;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
@@ -43,7 +43,6 @@ static enum status describe(const struct hf_config *c, struct model_desc *out, s
     v->names.merge_norm = "vision.merger.ln_q";
     v->names.merge_fc1 = "vision.merger.mlp.0";
     v->names.merge_fc2 = "vision.merger.mlp.2";
-    return ST_OK;
 }
 
 const struct family_pictures qwen2_vl_pictures = {

@@ -61,11 +61,11 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
     return snprintf(out, MODEL_STAMP_BYTES, "<%.1f seconds>", seconds);
 }
 
-static enum status describe(const struct hf_config *c, struct model_desc *out, struct err *err)
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *out)
 {
-    enum status st = qwen_describe_decoder(c, out, err);
+    qwen_describe_decoder(r, c, out);
     out->expert_layout = EXPERTS_IN_OUT; /* as released; model_desc_settle looks at the file */
-    if (st || !c->has_vision) return st;
+    if (r->st || !c->has_vision) return;
     qwen_describe_tower(c, out);
     qwen_describe_images(c, out);
     struct desc_vision *v = &out->vision;
@@ -93,7 +93,6 @@ static enum status describe(const struct hf_config *c, struct model_desc *out, s
         out->image.video_suffix = "<|vision_end|>";
         out->image.video_stamp = stamp;
     }
-    return ST_OK;
 }
 
 static const struct family_pictures PICTURES = {

@@ -299,9 +299,9 @@ static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_
     hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-void qwen_read(struct hf_reader *r, const struct family_type *type, uint32_t text, uint32_t vision,
-               struct hf_config *c)
+void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
+    uint32_t text = r->text;
     read_text(r, type, text, &c->text);
     read_id(r, text, "bos_token_id", &c->bos_id);
     if (!c->has_vision) return;
@@ -313,7 +313,7 @@ void qwen_read(struct hf_reader *r, const struct family_type *type, uint32_t tex
     read_id(r, text, "video_token_id", &c->video_id);
     read_id(r, text, "vision_start_token_id", &c->boi_id);
     read_id(r, text, "vision_end_token_id", &c->eoi_id);
-    read_vision(r, vision, &c->text, &c->vision);
+    read_vision(r, r->vision, &c->text, &c->vision);
     if (c->image_id >= c->text.vocab_size)
         hf_fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
     if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */

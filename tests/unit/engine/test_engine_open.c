@@ -145,8 +145,8 @@ static void test_tie(void **state)
         assert_non_null(f);
         fputc(cases[i].last, f);
         fclose(f);
-        if (family_parse(config, sizeof config - 1, "config.json", &c, &err) ||
-            family_describe(&c, &d, &err) || stf_open(scratch, &files, &err))
+        if (family_parse(config, sizeof config - 1, "config.json", &c, &d, &err) ||
+            stf_open(scratch, &files, &err))
             fail_msg("%s", err.msg);
         assert_true(d.tied);
         model_desc_settle(&d, NULL);
@@ -222,9 +222,8 @@ static void test_unused(void **state)
             add_tensor(header, sizeof header, cases[i].more[k], "2", 8, &bytes);
         strcat(header, "}");
         write_header(header, bytes);
-        if (family_parse(config, sizeof config - 1, "config.json", &c, &err) ||
-            family_describe(&c, &d, &err) || stf_open(scratch, &files, &err) ||
-            weights_survey(files, &d, BE_F32, &s, &err))
+        if (family_parse(config, sizeof config - 1, "config.json", &c, &d, &err) ||
+            stf_open(scratch, &files, &err) || weights_survey(files, &d, BE_F32, &s, &err))
             fail_msg("case %zu: %s", i, err.msg);
         assert_int_equal(s.ignored, cases[i].count);
         assert_string_equal(s.ignored_names, cases[i].names);

@@ -34,8 +34,8 @@ static void open_fixture(struct fixture *f, const char *variant)
     struct err err = {""};
     golden_dir(dir, sizeof dir, "qwen", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (family_load(dir, f->config, &err) || family_describe(f->config, &f->desc, &err) ||
-        tok_load(dir, &f->t, &err) || template_load(dir, &f->chat, &err))
+    if (family_load(dir, f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
+        template_load(dir, &f->chat, &err))
         fail_msg("%s: %s", variant, err.msg);
     f->m = (struct model_info){
         .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
