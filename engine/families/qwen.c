@@ -1,6 +1,6 @@
 /* The decoder of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of the text side of their vision models:
  * config.json -> description. Formulas and names: transformers models/qwen2, qwen3, qwen3_moe, qwen2_vl,
- * qwen3_vl_moe; specs qwen-vl 2, 5, 6. */
+ * qwen3_vl_moe. */
 #include "engine/families/qwen.h"
 
 #include <stdio.h>

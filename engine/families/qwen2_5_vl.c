@@ -1,5 +1,5 @@
 /* Qwen2.5-VL: RMS-norm tower with SwiGLU MLPs; most layers see windows of the frame, a few the whole frame; a
- * video's positions follow its clock. transformers models/qwen2_5_vl; specs qwen-vl 3.6. */
+ * video's positions follow its clock. transformers models/qwen2_5_vl. */
 #include "engine/families/qwen.h"
 
 static const struct hf_vision QWEN2_5_VL_VISION = {

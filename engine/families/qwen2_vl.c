@@ -1,5 +1,5 @@
 /* Qwen2-VL: LayerNorm tower with quick-GELU MLPs, every patch sees its whole frame. transformers
- * models/qwen2_vl; specs qwen-vl 3. */
+ * models/qwen2_vl. */
 #include "engine/families/qwen.h"
 
 const struct hf_text qwen2_vl_text = {

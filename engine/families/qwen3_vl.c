@@ -1,5 +1,5 @@
 /* Qwen3-VL, dense and with experts: learnt positions looked up bilinearly, DeepStack taps, videos as time
- * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe; specs qwen-vl 3.7, 3.8, 5.1. */
+ * stamps and single frames. transformers models/qwen3_vl, qwen3_vl_moe. */
 #include "engine/families/qwen.h"
 
 #include <stdio.h>
@@ -86,7 +86,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     v->names.tap_fc2 = "vision.deepstack_merger_list.#.linear_fc2";
     if (out->image.video_marker) {
         /* transformers 5 puts the stamped groups in place of the pad alone and leaves the template's start
-         * and end around them; up to 4.57 (and in specs qwen-vl 5.1) they replaced all three. We write what
+         * and end around them; up to 4.57 they replaced all three. We write what
          * the current processor writes. */
         out->image.video_marker = "<|video_pad|>";
         out->image.video_prefix = "<|vision_start|>";

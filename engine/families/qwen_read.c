@@ -1,5 +1,5 @@
-/* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts):
- * specs qwen-vl 1. What differs between them follows from their class defaults, in their own files. */
+/* The keys of Qwen2, Qwen2.5, Qwen3 (dense, experts) and of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense, experts).
+ * What differs between them follows from their class defaults, in their own files. */
 #include "engine/families/qwen.h"
 
 #include "config/base/log.h"

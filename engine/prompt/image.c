@@ -1,6 +1,6 @@
-/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Formulas:
- * specs image-preprocess §2 and §3. Everything that is a float here is an IEEE double used in the order that
- * the reference uses, because the windows are rounded from it. */
+/* Resampling tables, the choice of kernel, and the table of normalised values. Pure; any thread. Everything
+ * that is a float here is an IEEE double used in the order that the reference uses, because the windows are
+ * rounded from it. */
 #include "engine/prompt/image.h"
 
 #include "config/base/assert.h"

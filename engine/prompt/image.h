@@ -1,6 +1,6 @@
 /* A decoded picture and how a model wants to see it. Pure functions, thread-safe, caller-owned memory; no
  * file formats here (decoding is server/media/image_in.h). Resampling is bit-exact to the reference
- * processors: shared source of truth is specs "image-preprocess" §2. */
+ * processors. */
 #ifndef KVASIR_IMAGE_H
 #define KVASIR_IMAGE_H
 
