@@ -57,8 +57,7 @@ static const struct row rows[] = {
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
-     "decoded pictures of requests that wait or run; beyond it their files are kept and decoded again in "
-     "their turn"},
+     "decoded pictures of requests that wait or run; beyond it a request gets 429, unless it is alone"},
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
      "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
      "429"},

@@ -163,20 +163,6 @@ static enum status decode(struct gen *g, const struct image_ref *ref, struct gen
     return ST_OK;
 }
 
-/* Books the pixels of a decoded file; false: all requests together hold too many already. */
-static bool pixels_book(struct gen *g, const struct image_prepared *p)
-{
-    atomic_size_t *all = &g->r->srv->pixel_bytes;
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
-    if (atomic_fetch_add(all, bytes) + bytes > g->r->srv->opt->picture_memory) {
-        atomic_fetch_sub(all, bytes);
-        return false;
-    }
-    g->pixel_bytes += bytes;
-    return true;
-}
-
 static enum status make_one(struct gen *g, const struct image_ref *ref, struct gen_picture *file,
                             struct image_prepared *prepared, struct picture_parts *parts)
 {
@@ -194,13 +180,11 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     if (kept && image_alias_get(aliases, file->alias, parts))
         return ST_OK; /* the file stays: its pixels may be wanted yet */
     enum status st = decode(g, ref, file, prepared, parts);
-    if (!st && !pixels_book(g, prepared)) {
-        image_prepared_free(prepared);
-        return ST_OK; /* as if the file were known: it is decoded again when the pixels are wanted */
-    }
     free(file->bytes);
     file->bytes = NULL;
-    return st;
+    if (st || gen_pixels_book(g, prepared)) return st;
+    return api_fail(&g->r->error, 429, "rate_limit_exceeded", NULL,
+                    "The server holds too many decoded pictures; try again later.");
 }
 
 /* Told as soon as it is known, before more pictures are decoded: what can't be run need not be held in

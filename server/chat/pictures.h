@@ -1,6 +1,7 @@
-/* The pictures and videos of a chat: from the URLs in the messages to what prompt_build takes. A file that
- * came before is not decoded: what it became is known (media/alias.h), and its pixels are made when the
- * scheduler turns out to need them (generate/images.c). Worker thread. */
+/* The pictures and videos of a chat: from the URLs in the messages to what prompt_build takes. A new
+ * file is decoded at once. One that came before is not: what it became is known (media/alias.h), and its
+ * pixels are made when neither its KV nor its features turn out to be cached (generate/images.c). Worker
+ * thread. */
 #ifndef KVASIR_CHAT_PICTURES_H
 #define KVASIR_CHAT_PICTURES_H
 

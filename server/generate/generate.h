@@ -98,8 +98,8 @@ struct choice {
 };
 
 struct image_fetch;
-/* A picture of a chat whose pixels are not held: its content is known from an earlier request, or there was
- * no room (bytes NULL: the pixels are in the prompt). */
+/* A picture of a chat. Where its content is known from an earlier request the pixels are not held; bytes
+ * NULL: they are in the prompt. */
 struct gen_picture {
     uint8_t *bytes; /* the file, or the files of a video's frames; owned */
     size_t len;
@@ -181,6 +181,9 @@ void gen_shed(struct gen *g);
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
 size_t gen_images_bytes(const struct gen *g);                          /* held in files */
 void gen_images_free(struct gen *g);
+/* Any thread: counts decoded pixels as g's, and the server's. False: others hold some, and with these they
+ * are too many; a request that is alone is not bounded. */
+bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
 
 /* generate/write.c (loop): JSON into g->r->out */
 enum status gen_prompt_logprobs(struct choice *c)

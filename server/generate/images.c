@@ -3,9 +3,9 @@
  * handed over. Event loop's thread, but for fetch_run.
  *
  * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made
- * of the others is kept. One fetch per picture at a time; sequences of the same request that ask meanwhile
- * wait for it. The request lives until its fetches are over, whoever left before; a sequence that has ended
- * is a stale id to the scheduler, which then frees the pixels. */
+ * of the others is kept where decoded pictures have room. One fetch per picture at a time; sequences of the
+ * same request that ask meanwhile wait for it. The request lives until its fetches are over, whoever left
+ * before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
 #include "server/generate/generate.h"
 
 #include "config/base/assert.h"
@@ -37,45 +37,33 @@ struct image_fetch {
     double seconds;
 };
 
-/* A decode that comes late makes all parts of a video, which are wanted a few at a time. The others are kept
- * as far as decoded pictures have room, else a few of those that come next: a running request must get on,
- * but there may be many. */
-#define READY_SHARE 64u /* of --picture-memory, to each video where there is no room */
-
-static void ready_book(struct gen *g, size_t bytes, bool more)
+bool gen_pixels_book(struct gen *g, const struct image_prepared *p)
 {
-    if (more) atomic_fetch_add(&g->r->srv->pixel_bytes, bytes);
-    else atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);
-    g->pixel_bytes += more ? bytes : 0 - bytes;
-}
-
-static void ready_free(struct gen *g, struct gen_picture *p)
-{
-    for (uint32_t i = 0; i < p->ready.count; i++)
-        if (p->ready.images[i].rgb) ready_book(g, image_u8_bytes(&p->ready.images[i]), false);
-    image_prepared_free(&p->ready);
-}
-
-/* from: the part that was asked for last. */
-static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all, uint32_t from)
-{
-    size_t held = atomic_load(&g->r->srv->pixel_bytes), most = g->r->srv->opt->picture_memory,
-           room = most > held ? most - held : 0, kept = 0;
-    if (room < most / READY_SHARE) room = most / READY_SHARE;
-    for (uint32_t i = 1; i <= all->count;
-         i++) { /* those that were passed last: another choice may be behind */
-        struct image_u8 *part = &all->images[(from + i) % all->count];
-        if (!part->rgb) continue;
-        size_t bytes = image_u8_bytes(part);
-        if (bytes <= room - kept) {
-            kept += bytes;
-            continue;
-        }
-        room = kept; /* nothing behind a gap: the file would be decoded anyway */
-        image_u8_free(part);
+    atomic_size_t *all = &g->r->srv->pixel_bytes;
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < p->count; i++) bytes += image_u8_bytes(&p->images[i]);
+    size_t before = atomic_fetch_add(all, bytes);
+    if (before > g->pixel_bytes && before + bytes > g->r->srv->opt->picture_memory) {
+        atomic_fetch_sub(all, bytes);
+        return false;
     }
-    p->ready = *all;
-    ready_book(g, kept, true);
+    g->pixel_bytes += bytes;
+    return true;
+}
+
+static void pixels_unbook(struct gen *g, size_t bytes)
+{
+    atomic_fetch_sub(&g->r->srv->pixel_bytes, bytes);
+    g->pixel_bytes -= bytes;
+}
+
+/* What was kept of a video makes room for what its next decode gave, and that is kept if it has room. */
+static void ready_keep(struct gen *g, struct gen_picture *p, struct image_prepared *all)
+{
+    for (uint32_t i = 0; i < p->ready.count; i++) pixels_unbook(g, image_u8_bytes(&p->ready.images[i]));
+    image_prepared_free(&p->ready);
+    if (!p->ask.video || !gen_pixels_book(g, all)) image_prepared_free(all);
+    else p->ready = *all;
 }
 
 size_t gen_images_bytes(const struct gen *g)
@@ -93,8 +81,7 @@ void gen_images_free(struct gen *g)
         image_prepared_free(&g->pictures[i].ready);
     }
     free(g->pictures);
-    atomic_fetch_sub(&g->r->srv->pixel_bytes, g->pixel_bytes);
-    g->pixel_bytes = 0;
+    pixels_unbook(g, g->pixel_bytes);
     g->pictures = NULL;
     g->picture_count = 0;
 }
@@ -141,7 +128,7 @@ static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struc
         return out->rgb != NULL;
     }
     *out = *from;
-    from->rgb = NULL;
+    *from = (struct image_u8){0};
     return true;
 }
 
@@ -158,11 +145,9 @@ static void fetch_done(uv_work_t *w, int status)
         log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
         image_alias_remove(s->aliases, p->alias);
     }
-    uint32_t last = 0;
     if (f->fault == IMAGE_NOMEM) no_memory(r);
     for (uint32_t i = 0; i < f->waiter_count; i++) {
         struct image_u8 pixels;
-        if (f->waiters[i].image - p->first > last) last = f->waiters[i].image - p->first;
         if (ok && pixels_take(f, i, p->first, &pixels)) {
             sched_supply_image(s->model->sched, f->waiters[i].id, f->waiters[i].image, &pixels);
         } else {
@@ -173,12 +158,8 @@ static void fetch_done(uv_work_t *w, int status)
                                                : "out of memory for an image");
         }
     }
-    if (ok && p->ask.video && p->count > 1) {
-        ready_free(f->g, p);
-        ready_keep(f->g, p, &f->out, last);
-    } else {
-        image_prepared_free(&f->out);
-    }
+    if (ok) ready_keep(f->g, p, &f->out);
+    else image_prepared_free(&f->out);
     free(f->waiters);
     free(f);
     r->fetches--;
@@ -226,7 +207,7 @@ void gen_image_wanted(struct choice *c, const struct sched_event *ev)
     bool known = k < g->picture_count && g->pictures[k].bytes;
     uint32_t part = known ? ev->index - g->pictures[k].first : 0;
     if (known && part < g->pictures[k].ready.count && g->pictures[k].ready.images[part].rgb) {
-        ready_book(g, image_u8_bytes(&g->pictures[k].ready.images[part]), false);
+        pixels_unbook(g, image_u8_bytes(&g->pictures[k].ready.images[part]));
         sched_supply_image(r->srv->model->sched, ev->id, ev->index,
                            &g->pictures[k].ready.images[part]); /* takes the pixels */
         return;

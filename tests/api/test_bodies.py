@@ -190,11 +190,6 @@ def test_no_memory():
     for name, data in PICTURES.items():
         sweep(s, name, CHAT, chat(image(data), return_token_ids=True))
     s.server.stop()
-    s = Starved(
-        args.demo, "--prefix-cache", "off", "--picture-memory", "1"
-    )  # decoded once more, for the scheduler
-    sweep(s, "late picture", CHAT, chat(image(picture()), return_token_ids=True))
-    s.server.stop()
     s = Starved(os.path.join(GOLDEN, "qwen/qwen3_vl_video_f32"), "--prefix-cache", "off")
     tools = {
         "messages": [

@@ -1,5 +1,6 @@
 """Pictures of any size and videos, over HTTP, on the small Qwen-VL checkpoints: python3 test_pictures.py [--binary B] [test ...]
 What a request asks of the size counts, the caches never change an answer, and what can't be taken is refused."""
+import json
 import os
 import sys
 import threading
@@ -91,31 +92,34 @@ def test_answers(model):
         check.true("speed counts", got["slow jpegs"]["choices"][0]["logprobs"] != got["jpegs"]["choices"][0]["logprobs"])
 
 
-def test_late(model):
-    """No room for decoded pictures, or for a few: the files wait instead and are decoded again in their turn, which changes no answer."""
+def test_memory(model):
+    """Decoded pictures have a bound together: beyond it a request gets 429, unless it is alone."""
     flags = ("--kv-memory", "64M", "--prefix-cache", "off", "--max-sequences", "3")
-    usual, none, few = Server(args.binary, model, *flags), Server(args.binary, model, *flags, "--picture-memory", "1"), Server(args.binary, model, *flags, "--picture-memory", "20K")
-    got = {}
+    usual, few = Server(args.binary, model, *flags), Server(args.binary, model, *flags, "--picture-memory", "1")
+    want, refused = {}, []
+
+    def among_others(name):
+        a = few.request("POST", CHAT, REQUESTS[name])
+        while a[0] == 429:
+            refused.append((json.loads(a[2])["error"]["code"], a[1].get("retry-after")))
+            a = few.request("POST", CHAT, REQUESTS[name])
+        check.equal(f"{name}: among others", json.loads(a[2])["choices"], want[name])
+
     try:
         for name, request in REQUESTS.items():
-            request = {**request, "n": 2} if name == "both" else request
-            got[name] = request, usual.ok(CHAT, request)["choices"]
-            check.equal(f"{name}: decoded late", none.ok(CHAT, request)["choices"], got[name][1])
-        early, late = (s.metric("kvasir:images_decoded_total") for s in (usual, none))
-        check.true("each picture twice, but the twin of another", late >= 2 * early - 1, (early, late))
-        if "qwen3_vl" in model:  # a video of many pictures, asked for four at a time: what there is no room for is decoded again
-            long, before = body(frames(24)), none.metric("kvasir:images_decoded_total")
-            check.equal("long: decoded late", none.ok(CHAT, long)["choices"], usual.ok(CHAT, long)["choices"])
-            check.true("long: its other parts were not held", none.metric("kvasir:images_decoded_total") - before > 2, none.metric("kvasir:images_decoded_total") - before)
-        threads = [threading.Thread(target=check.run, args=(lambda n: check.equal(f"{n}: among others", few.ok(CHAT, got[n][0])["choices"], got[n][1]), name)) for name in REQUESTS]
+            want[name] = usual.ok(CHAT, request)["choices"]
+            check.equal(f"{name}: alone", few.ok(CHAT, request)["choices"], want[name])
+            check.true("nothing is held", wait_until(lambda: few.metric("kvasir:picture_bytes") == 0))
+        threads = [threading.Thread(target=check.run, args=(among_others, name)) for name in REQUESTS]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-        for s in (usual, none, few):
+        check.equal("beyond the bound", set(refused), {("rate_limit_exceeded", "1")})
+        for s in (usual, few):
             check.true("nothing is held", wait_until(lambda: s.metric("kvasir:picture_bytes") == 0), s.metric("kvasir:picture_bytes"))
     finally:
-        for s in (usual, none, few):
+        for s in (usual, few):
             s.stop()
 
 
@@ -189,7 +193,7 @@ def test_transparent(_):
 
 if __name__ == "__main__":
     args = arguments(__doc__)
-    for test in [test_answers, test_late, test_named, test_refused]:
+    for test in [test_answers, test_memory, test_named, test_refused]:
         if not args.only or test.__name__ in args.only:
             for folder in ["qwen2_vl_f32", "qwen2_5_vl_f32", "qwen3_vl_f32"]:
                 check.run(test, os.path.join(GOLDEN, "qwen", folder))
