@@ -122,6 +122,35 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
 }
 
+/* The one that takes most: who asks for a great deal shall not end those who ask for little. */
+void gen_answers_check(struct server *s)
+{
+    static const char message[] = "The answers being made take too much memory, and this one most of it: try "
+                                  "again later, or ask for less at once.";
+    for (struct request *r; (r = answers_victim(s));) {
+        /* Of a stream, what nobody has read gives way to the error, unless an event was read in part. */
+        bool half = r->out_at > 1 && memcmp(r->out.data + r->out_at - 2, "\n\n", 2) != 0;
+        bool cut = r->state == RQ_STREAM ? half || (r->out_end && !r->out.len) : r->queued;
+        log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->id, s->answer_bytes >> 10,
+                 r->answer_bytes >> 10);
+        r->retry_after = 5;
+        if (cut) {
+            conn_cut(r);
+        } else if (r->state == RQ_ANSWER) { /* just written */
+            (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "%s", message);
+            request_fail(r);
+        } else {
+            buf_fini(&r->out);
+            r->out_at = 0;
+            r->out_end = false; /* nobody has read it */
+            gen_abort(r, 429, "rate_limit_exceeded", message);
+        }
+        if (!r->gen) continue;
+        r->gen->failed = true;
+        gen_shed(r->gen);
+    }
+}
+
 static void touch(struct gen *g, struct gen **list)
 {
     if (g->touched) return;
@@ -365,7 +394,6 @@ static void gen_flush(struct gen *g)
         if (g->choices_open || r->state != RQ_RUNNING) return;
         gen_write_answer(g);
         gen_shed(g);
-        answer_book(r, &r->out_booked, r->out.cap);
         return;
     }
     stream_head(g);
@@ -390,7 +418,6 @@ static void gen_flush(struct gen *g)
         gen_shed(g);
     }
     request_stream_more(r);
-    answer_book(r, &r->out_booked, r->out.cap);
 }
 
 void gen_events(struct server *s)
@@ -420,7 +447,6 @@ void gen_events(struct server *s)
         gen_flush(g);
         request_release(r);
     }
-    answers_check(s);
 }
 
 /* ---- start ---- */
@@ -577,8 +603,5 @@ void gen_submit(struct request *r)
         c->submitted = true;
         r->sequences_alive++;
     }
-    if (!g->choices_open) {
-        gen_flush(g);
-        answers_check(s);
-    }
+    if (!g->choices_open) gen_flush(g);
 }

@@ -107,12 +107,9 @@ struct request {
     const char *allow;        /* value of the Allow header, or NULL */
     struct buf out;           /* body of the answer, or, streaming, the events that wait */
     size_t out_at;            /* STREAM: bytes of out already taken by the connection */
-    size_t out_told;          /* STREAM: bytes of out when it was last looked at */
-    size_t out_burst;         /* STREAM: the largest that came at once */
     bool out_end;             /* STREAM: nothing follows */
     size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
     size_t out_booked;        /* of it, out */
-    bool gave_way;            /* it was ended because answers took too much; nothing more is counted */
 
     /* work on the pool */
     uv_work_t job;
@@ -220,10 +217,9 @@ void request_stream_more(struct request *r);        /* r->out grew, or r->out_en
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 struct MHD_Response *request_response(
     struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
-/* answers.c (loop): r holds `now` bytes of its answer where it held *was; and: while answers take more than
- * they may, one ends. */
+/* answers.c (loop): r holds `now` bytes of its answer where it held *was. */
 void answer_book(struct request *r, size_t *was, size_t now);
-void answers_check(struct server *s);
+struct request *answers_victim(const struct server *s); /* to be ended for what answers take; or NULL */
 void error_json(const struct api_error *e, struct buf *out); /* the error object */
 
 /* api/models.c */
@@ -256,6 +252,7 @@ void gen_cancel(
     struct request *r); /* the client left, or the drain limit: asks the scheduler to end its sequences */
 void gen_abort(struct request *r, int http, const char *code,
                const char *message); /* an error for the client, before or inside the stream */
+void gen_answers_check(struct server *s); /* while answers take more than they may, the largest ends */
 void gen_free(struct gen *g);
 
 #endif

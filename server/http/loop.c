@@ -74,6 +74,7 @@ static void mhd_again(uv_idle_t *h);
 static void mhd_pump(struct server *s)
 {
     MHD_UNSIGNED_LONG_LONG ms;
+    gen_answers_check(s);
     MHD_run(s->mhd);
     bool ready = MHD_get_timeout(s->mhd, &ms) == MHD_YES && ms == 0;
     if (!ready) uv_idle_stop(&s->mhd_idle);

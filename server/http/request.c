@@ -95,15 +95,9 @@ void request_start(struct request *r)
 
 void request_answer(struct request *r, int status)
 {
-    bool generated =
-        r->state ==
-        RQ_RUNNING; /* then generate/sequences.c counts it, when it has freed what the text was made of */
     r->status = status;
     r->state = RQ_ANSWER;
-    if (!generated) {
-        answer_book(r, &r->out_booked, r->out.cap);
-        answers_check(r->srv);
-    }
+    answer_book(r, &r->out_booked, r->out.cap);
     wake(r);
 }
 
@@ -125,7 +119,7 @@ void request_fail(struct request *r)
 {
     if (!r->error.http)
         api_fail(&r->error, 500, "internal_error", NULL, "The server failed to handle the request.");
-    r->out.len = 0;
+    buf_fini(&r->out);
     r->content_type = NULL;
     error_json(&r->error, &r->out);
     metrics_rejected(r->srv->metrics, r->error.http);
@@ -144,14 +138,7 @@ void request_stream_open(struct request *r)
 
 void request_stream_more(struct request *r)
 {
-    if (r->out.len - r->out_told > r->out_burst) r->out_burst = r->out.len - r->out_told;
-    r->out_told = r->out.len;
-    /* What came at once nobody could have read yet: the log-probs of a long prompt are one event. */
-    if (r->out.len - r->out_at > r->out_burst + LIMIT_OUT_BYTES && !r->cancelled) {
-        log_info("req=%s the client reads too slowly: aborted", r->id);
-        request_client_gone(r);
-        return;
-    }
+    answer_book(r, &r->out_booked, r->out.cap);
     wake(r);
 }
 
@@ -238,7 +225,7 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *to, size_t max)
     size_t n = sse_first_event(r->out.data + r->out_at, waiting, max);
     memcpy(to, r->out.data + r->out_at, n);
     r->out_at += n;
-    if (r->out_at == r->out.len) r->out_at = r->out.len = r->out_told = 0;
+    if (r->out_at == r->out.len) r->out_at = r->out.len = 0;
     return (ssize_t)n;
 }
 
