@@ -1,7 +1,8 @@
 /* Dropping caches (openai-api §8.5, §8.6). Answered at once on the loop; the engine thread drops at its next
  * turn, before it looks at any request that comes after. What running requests hold stays. */
 #include "server/media/alias.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
+#include "server/api/api.h"
 
 #include <string.h>
 

@@ -1,6 +1,8 @@
 /* POST /v1/chat/completions and /v1/completions: from body to sequences. Parsing and building prompts run on
  * a worker. */
 #include "server/generate/generate.h"
+#include "server/http/request.h"
+#include "server/api/api.h"
 
 /* The text is parsed; what stays of the body are the files of pictures that are not decoded yet. */
 static void body_drop(struct request *r)

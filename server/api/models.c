@@ -1,33 +1,11 @@
 /* GET /v1/models and /v1/models/{id} (openai-api §8.1). Works while the model loads. */
 #include "server/http/json_out.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
+#include "server/api/api.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
-
-const char *model_names_split(char *names, bool list)
-{
-    char *to = names;
-    for (const char *at = names, *next; list && *at; at = next) {
-        size_t n = strcspn(at, ",");
-        next = at + n + (at[n] == ',');
-        for (; n && *at == ' '; n--) at++;
-        while (n && at[n - 1] == ' ') n--;
-        if (!n) continue;
-        memmove(to, at, n);
-        to += n;
-        *to++ = '\0'; /* at the comma, or before it */
-    }
-    return to > names ? to : strchr(names, '\0') + 1;
-}
-
-const char *model_name_find(const struct server *s, const char *name, size_t len)
-{
-    for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1)
-        if (strlen(n) == len && memcmp(n, name, len) == 0) return n;
-    return NULL;
-}
 
 static void card(struct json_out *o, const struct server *s, const char *name)
 {

@@ -2,7 +2,8 @@
  * (openai-api §8.2, §8.4, §9). */
 #include "server/http/json_out.h"
 #include "server/http/metrics.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
+#include "server/api/api.h"
 
 static void answer_text(struct request *r, int status, const char *text)
 {

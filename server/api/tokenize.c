@@ -1,6 +1,8 @@
 /* POST /tokenize and /detokenize (openai-api §8.3), on a worker. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/generate/generate.h"
+#include "server/http/request.h"
+#include "server/api/api.h"
 
 #include "engine/tokenizer/tokenizer.h"
 

@@ -1,7 +1,8 @@
 /* See chat/messages.h. */
 #include "server/chat/messages.h"
 
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
+#include "server/http/json_in.h"
 #include "server/http/limits.h"
 
 #include <stdarg.h>

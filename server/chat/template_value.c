@@ -1,5 +1,5 @@
 /* JSON of a request -> values of the template interpreter. Borrowed strings, no copies of texts. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/chat/template.h"
 
 #include <string.h>

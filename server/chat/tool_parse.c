@@ -1,7 +1,8 @@
 /* See tool_parse.h. */
 #include "server/chat/tool_parse_internal.h"
 
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
+#include "server/http/json_in.h"
 
 #include <jansson.h>
 #include <string.h>

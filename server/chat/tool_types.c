@@ -2,7 +2,7 @@
  */
 #include "server/chat/tool_types.h"
 
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* A request's body as JSON (openai-api §2), what is kept of it, and the check of the model's name.
  * Worker thread; pure but for the request that it is given. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/generate/generate.h"
-#include "server/generate/json_in.h"
+#include "server/http/json_in.h"
 
 #include <malloc.h>
 #include <string.h>
@@ -38,12 +38,6 @@ enum status request_body_parse(struct request *r, json_t **root)
     *root = NULL;
     json_decref(j);
     return api_fail(&r->error, 400, "invalid_json", NULL, "The body must be a JSON object.");
-}
-
-enum status json_from_text(const char *text, size_t len, json_t **out)
-{
-    struct json_in p = {.text = text, .len = len, .depth = 1, .strict = true};
-    return json_in_parse(&p, out);
 }
 
 /* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large,

@@ -1,6 +1,8 @@
 /* See cache_info.h. */
 #include "server/generate/cache_info.h"
 
+#include "server/http/metrics.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -114,17 +116,6 @@ const struct cache_place *cache_place_of_difference(const struct cache_places *p
 }
 
 /* ---- JSON ---- */
-
-const char *cache_stop_name(enum cache_stop stop)
-{
-    static const char *const names[] = {
-        [CACHE_STOP_NONE] = "none",           [CACHE_STOP_END] = "end_of_cached",
-        [CACHE_STOP_TOKEN] = "token_differs", [CACHE_STOP_IMAGE] = "image_differs",
-        [CACHE_STOP_SPAN] = "inside_image",   [CACHE_STOP_WINDOW] = "sliding_window_gone",
-        [CACHE_STOP_EVICTED] = "evicted",     [CACHE_STOP_SALT] = "salt",
-        [CACHE_STOP_DISABLED] = "disabled"};
-    return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
-}
 
 static void key_uint(struct json_out *o, const char *key, uint64_t v)
 {

@@ -53,7 +53,6 @@ const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t 
  * "\n\n\n" before a picture): what follows is named then. */
 const struct cache_place *cache_place_of_difference(const struct cache_places *p, uint32_t token);
 
-const char *cache_stop_name(enum cache_stop stop);
 /* {"reused_tokens":..,"equal_tokens":..,"prompt_tokens":..,"stop":"..",
  *  "reuse_ends_at":{..}|null,"differs_at":{..}|null}.
  * dropped: tokens of the rendered prompt that were cut off in front. */

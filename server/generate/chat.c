@@ -1,8 +1,8 @@
 /* From a chat to a prompt: messages checked, pictures decoded and prepared, template rendered, text
  * tokenized. Worker thread: it may take a second for a large picture and never touches the loop. */
 #include "server/chat/messages.h"
-#include "server/chat/pictures.h"
-#include "server/generate/fields.h"
+#include "server/generate/pictures.h"
+#include "server/http/fields.h"
 #include "server/generate/prompt.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"

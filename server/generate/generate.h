@@ -174,8 +174,15 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
 /* generate/sequences.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */
 
+void gen_events(struct server *s); /* takes those of the scheduler */
+
+/* generate/end.c (loop) */
 /* Frees what makes up the answer, once that is written or will never be. */
 void gen_shed(struct gen *g);
+void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
+/* An error for the client, before or inside the stream. */
+void gen_abort(struct request *r, int http, const char *code, const char *message);
+void gen_answers_check(struct server *s); /* while answers take more than they may, the largest ends */
 
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */

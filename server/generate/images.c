@@ -7,6 +7,7 @@
  * same request that ask meanwhile wait for it. The request lives until its fetches are over, whoever left
  * before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
 #include "server/generate/generate.h"
+#include "server/http/request.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"

@@ -2,7 +2,7 @@
  * generate/tools.c). null = absent; unknown fields are ignored; what is known and not offered is refused.
  * Worker thread. Knows nothing of messages, prompts, sequences. */
 #include "config/base/log.h"
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 

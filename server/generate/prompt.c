@@ -1,7 +1,7 @@
 /* Prompts of /v1/completions (strings and token ids), the context check, and truncation. Worker thread. Chats
  * are generate/chat.c. */
 #include "server/generate/prompt.h"
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/http/limits.h"
 
 #include "engine/model/model_info.h"

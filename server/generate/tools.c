@@ -1,6 +1,6 @@
 /* Tools and reasoning of a chat request (openai-api §3.6, §3.8). Worker thread. What the template makes of
  * them is template.c, what becomes of them in the answer chat/output.c. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"

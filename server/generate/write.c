@@ -4,6 +4,7 @@
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "server/http/request.h"
 #include "server/http/sse.h"
 
 #include <sodium.h>

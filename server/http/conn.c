@@ -5,6 +5,7 @@
 #include "server/http/http_in.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
+#include "server/http/request.h"
 
 #include <errno.h>
 #include <netinet/in.h>

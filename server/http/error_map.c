@@ -1,6 +1,8 @@
 /* See error_map.h. */
 #include "server/http/error_map.h"
 
+#include "server/http/json_out.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -35,4 +37,18 @@ enum status api_fail_status(struct api_error *e, enum status st, const char *par
                             err->msg[0] ? err->msg : status_name(st));
     }
     return api_fail(e, 500, "internal_error", NULL, "%s", err->msg[0] ? err->msg : status_name(st));
+}
+
+void error_json(const struct api_error *e, struct buf *out)
+{
+    struct json_out o = {.buf = out};
+    jo_text(&o, "{\"error\":{\"message\":");
+    jo_cstring(&o, e->message);
+    jo_text(&o, ",\"type\":");
+    jo_cstring(&o, e->type);
+    jo_text(&o, ",\"param\":");
+    jo_cstring(&o, e->param[0] ? e->param : NULL);
+    jo_text(&o, ",\"code\":");
+    jo_cstring(&o, e->code);
+    jo_text(&o, "}}");
 }

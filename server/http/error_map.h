@@ -3,6 +3,7 @@
 #ifndef KVASIR_ERROR_MAP_H
 #define KVASIR_ERROR_MAP_H
 
+#include "config/base/buf.h"
 #include "config/base/status.h"
 #include "server/http/api_error.h"
 
@@ -15,5 +16,6 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
  * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
  * internal_error. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
+void error_json(const struct api_error *e, struct buf *out); /* the error object */
 
 #endif

@@ -116,7 +116,9 @@ struct request {
     void (*job_run)(struct request *r);  /* worker thread */
     void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
 
-    struct gen *gen;          /* generating endpoints; owned */
+    struct gen *gen;                       /* generating endpoints; owned */
+    void (*gen_cancel)(struct request *r); /* with it: the client left */
+    void (*gen_free)(struct gen *g);
     const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
     uint32_t fetches;         /* pictures being decoded for them */
@@ -131,7 +133,8 @@ struct server {
     const struct options *opt; /* borrowed */
     uv_loop_t loop;
     uv_poll_t mhd_poll;
-    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once */
+    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once: */
+    uv_idle_cb mhd_run;
     uv_timer_t tick;
     uv_poll_t listen_poll;
     uv_async_t wake;   /* events wait in the scheduler's queue */
@@ -183,76 +186,23 @@ struct server {
     int exit_code;
 };
 
-/* loop.c */
-uint64_t now_us(void);                       /* monotonic */
-bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
+/* The loop's thread, but now_us. */
+uint64_t now_us(void); /* monotonic */
+void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* libmicrohttpd runs soon: a connection was resumed */
+bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
+bool server_engine_dead(const struct server *s);
 /* Do the loop and the engine take what they hand each other? Not if a round of the loop takes five seconds.
  */
 bool server_handing_over(const struct server *s);
-void peak_note(struct peak *p, uint64_t us, uint64_t now);
-bool server_engine_dead(const struct server *s);
-
-/* routes.c */
-const struct route *route_find(const char *path, size_t len);
-/* Checks at the end of the headers (openai-api §2 "processing order"): false with r->error filled. */
-bool routes_admit(struct request *r);
-struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
-void auth_free(struct auth *a);
-
-/* request.c */
-bool request_id_ok(const char *s); /* fit to be one */
-void request_id_make(char id[REQUEST_ID_BYTES],
-                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
-struct request *request_create(struct server *s, struct MHD_Connection *c);
-void request_release(struct request *r);     /* frees it if nobody needs it any more */
-void request_client_gone(struct request *r); /* cancels; safe to call twice */
-void request_start(struct request *r);       /* body complete */
-/* Each ends the request's way: the connection is woken and sends what r holds. */
-void request_answer(struct request *r, int status); /* body in r->out */
-void request_fail(struct request *r);               /* r->error is filled */
-void request_stream_open(struct request *r);        /* first bytes are in r->out */
-void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
-/* Runs job on a worker, then done on the loop (done decides by r->error). */
-void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
-struct MHD_Response *request_response(
-    struct request *r); /* for loop.c: response object for the state, headers and all; NULL = out of memory */
-/* answers.c (loop): r holds `now` bytes of its answer where it held *was. */
-void answer_book(struct request *r, size_t *was, size_t now);
-struct request *answers_victim(const struct server *s); /* to be ended for what answers take; or NULL */
-void error_json(const struct api_error *e, struct buf *out); /* the error object */
-
-/* api/models.c */
 /* "a, b" -> "a\0b\0", in place; returns its end. Not a list: one name, whatever is in it. */
 const char *model_names_split(char *names, bool list);
 const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: none */
-
-/* api_*.c: start functions of the routes */
-void api_chat_start(struct request *r);
-void api_completions_start(struct request *r);
-void api_tokenize_start(struct request *r);
-void api_detokenize_start(struct request *r);
-void api_models_start(struct request *r);
-void api_model_start(struct request *r);
-void api_health_start(struct request *r);
-void api_ready_start(struct request *r);
-void api_live_start(struct request *r);
-void api_version_start(struct request *r);
-void api_load_start(struct request *r);
-void api_metrics_start(struct request *r);
-void api_root_start(struct request *r);
-void api_reset_prefix_cache_start(struct request *r);
-void api_reset_mm_cache_start(struct request *r);
-void api_reset_encoder_cache_start(struct request *r);
-void api_flush_cache_start(struct request *r);
-
-/* generate/sequences.c: events of the scheduler */
-void gen_events(struct server *s);
-void gen_cancel(
-    struct request *r); /* the client left, or the drain limit: asks the scheduler to end its sequences */
-void gen_abort(struct request *r, int http, const char *code,
-               const char *message); /* an error for the client, before or inside the stream */
-void gen_answers_check(struct server *s); /* while answers take more than they may, the largest ends */
-void gen_free(struct gen *g);
+bool request_id_ok(const char *s);                                                 /* fit to be one */
+void request_id_make(char id[REQUEST_ID_BYTES],
+                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
+/* answers.c (loop): r holds `now` bytes of its answer where it held *was. */
+void answer_book(struct request *r, size_t *was, size_t now);
+struct request *answers_victim(const struct server *s); /* to be ended for what answers take; or NULL */
 
 #endif

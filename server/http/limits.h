@@ -21,7 +21,7 @@
 #define LIMIT_TOOLS        128u
 #define LIMIT_VIDEOS       4u /* of one request; each may come to 192 MB of pixels */
 #define LIMIT_TOP_LOGPROBS 20u
-#define LIMIT_CHOICES      4096u /* prompts times n of one request */
+#define LIMIT_CHOICES      4096u        /* prompts times n of one request */
 #define LIMIT_ANSWER_BYTES (512u << 20) /* one whole JSON answer */
 #define LIMIT_BODIES_BYTES (1ull << 30) /* request bodies held at once, all connections */
 #define LIMIT_PARSE_BYTES                                                                                    \

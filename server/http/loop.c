@@ -9,8 +9,10 @@
 #include "server/media/alias.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
+#include "server/http/routes.h"
 #include "server/chat/template.h"
+#include "server/generate/generate.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,46 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-uint64_t now_us(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
-}
-
-bool server_engine_dead(const struct server *s)
-{
-    if (!s->model) return false;
-    struct sched_stats st;
-    sched_stats(s->model->sched, &st);
-    return st.failed || s->hung;
-}
-
-bool server_serving(const struct server *s)
-{
-    return s->model && (s->phase == SRV_READY || s->phase == SRV_LEAVING) && !server_engine_dead(s);
-}
-
-#define HANDOVER_US 5000000u
-bool server_handing_over(const struct server *s)
-{
-    uint64_t now = now_us(), since = s->model ? sched_poll_since(s->model->sched) : 0;
-    struct sched_stats st = {0};
-    if (s->model) sched_stats(s->model->sched, &st);
-    bool round = !s->round_us || now < s->round_us + HANDOVER_US, taken = !since || now < since + HANDOVER_US;
-    return round && taken && st.inbox_us < s->opt->watchdog * 1000000u;
-}
-
-#define PEAK_WINDOW_US 10000000u
-void peak_note(struct peak *p, uint64_t us, uint64_t now)
-{
-    if (us < p->us && now < p->seen_us + PEAK_WINDOW_US) return;
-    *p = (struct peak){us, now};
-}
-
 /* ---- libmicrohttpd inside libuv ---- */
-
-static void mhd_again(uv_idle_t *h);
 
 /* It has no timeouts of its own (conn.c has them), so it waits for its descriptors or is ready at once. Then
  * it runs again in the loop's next round, between which everything else has its turn: a timer of 0 ms,
@@ -85,11 +48,6 @@ static void mhd_pump(struct server *s)
 static void mhd_again(uv_idle_t *h)
 {
     mhd_pump(h->data);
-}
-
-void server_kick(struct server *s)
-{
-    uv_idle_start(&s->mhd_idle, mhd_again);
 }
 
 static void mhd_readable(uv_poll_t *p, int status, int events)
@@ -200,7 +158,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     if (r->state == RQ_SWALLOW) {
         request_fail(r);
     } else if (r->state == RQ_BODY) {
-        request_start(r);
+        r->route->start(r);
     }
     if (r->cancelled) return MHD_NO;
     if (r->state == RQ_ANSWER || r->state == RQ_STREAM) return queue_answer(r);
@@ -607,6 +565,7 @@ static int loop_open(struct server *s)
     int rc = uv_loop_init(&s->loop);
     if (rc) return rc;
     uv_idle_init(&s->loop, &s->mhd_idle);
+    s->mhd_run = mhd_again;
     uv_timer_init(&s->loop, &s->tick);
     uv_async_init(&s->loop, &s->wake, wake_event);
     uv_async_init(&s->loop, &s->loaded, loaded_event);

@@ -2,7 +2,6 @@
 #include "server/http/metrics.h"
 
 #include "engine/model/model_info.h"
-#include "server/generate/cache_info.h"
 #include "server/media/alias.h"
 #include "server/http/json_out.h"
 #include "server/http/http.h"
@@ -367,6 +366,17 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
       caps->block_tokens, s->model ? s->model->info->dtype : "",
       strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
       (unsigned long long)(units ? st->arena_units / units : 0));
+}
+
+const char *cache_stop_name(enum cache_stop stop)
+{
+    static const char *const names[] = {
+        [CACHE_STOP_NONE] = "none",           [CACHE_STOP_END] = "end_of_cached",
+        [CACHE_STOP_TOKEN] = "token_differs", [CACHE_STOP_IMAGE] = "image_differs",
+        [CACHE_STOP_SPAN] = "inside_image",   [CACHE_STOP_WINDOW] = "sliding_window_gone",
+        [CACHE_STOP_EVICTED] = "evicted",     [CACHE_STOP_SALT] = "salt",
+        [CACHE_STOP_DISABLED] = "disabled"};
+    return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
 }
 
 static void prefix_cache_text(struct writer *w, const struct sched_stats *st)

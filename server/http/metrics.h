@@ -5,6 +5,7 @@
 
 #include "config/base/buf.h"
 #include "config/base/status.h"
+#include "scheduler/scheduler.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +37,6 @@ void metrics_sequence(struct metrics *m, const struct metrics_sequence *q);
 void metrics_request_n(struct metrics *m, uint32_t n, uint32_t max_generated);
 
 enum status metrics_text(const struct server *s, struct buf *out) KV_MUST_CHECK;
+const char *cache_stop_name(enum cache_stop stop); /* also of cache_info in answers */
 
 #endif

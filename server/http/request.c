@@ -1,35 +1,15 @@
 /* One HTTP request's memory, its answer, and its trips to the worker pool. See http/http.h for states and
  * threads. */
 #include "config/base/log.h"
-#include "server/http/conn.h"
 #include "server/http/json_out.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
 #include "server/http/sse.h"
 
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-bool request_id_ok(const char *s)
-{
-    size_t n = strlen(s);
-    return n >= 1 && n <= 128 &&
-           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
-}
-
-void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
-{
-    unsigned char raw[16];
-    if (given && request_id_ok(given)) {
-        snprintf(id, REQUEST_ID_BYTES, "%s", given);
-        return;
-    }
-    randombytes_buf(raw, sizeof raw);
-    sodium_bin2hex(id, REQUEST_ID_BYTES, raw, sizeof raw);
-}
 
 struct request *request_create(struct server *s, struct MHD_Connection *c)
 {
@@ -59,10 +39,7 @@ void request_release(struct request *r)
     else s->requests = r->next;
     if (r->next) r->next->prev = r->prev;
     s->request_count--;
-    if (r->gen) {
-        s->load--;
-        gen_free(r->gen);
-    }
+    if (r->gen) r->gen_free(r->gen);
     s->body_bytes -= r->body.len + r->body_kept;
     s->answer_bytes -= r->answer_bytes;
     buf_fini(&r->body);
@@ -84,13 +61,8 @@ void request_client_gone(struct request *r)
 {
     if (r->cancelled) return;
     r->cancelled = true;
-    gen_cancel(r);
+    if (r->gen) r->gen_cancel(r);
     wake(r); /* libmicrohttpd must run to find out and close */
-}
-
-void request_start(struct request *r)
-{
-    r->route->start(r);
 }
 
 void request_answer(struct request *r, int status)
@@ -99,20 +71,6 @@ void request_answer(struct request *r, int status)
     r->state = RQ_ANSWER;
     answer_book(r, &r->out_booked, r->out.cap);
     wake(r);
-}
-
-void error_json(const struct api_error *e, struct buf *out)
-{
-    struct json_out o = {.buf = out};
-    jo_text(&o, "{\"error\":{\"message\":");
-    jo_cstring(&o, e->message);
-    jo_text(&o, ",\"type\":");
-    jo_cstring(&o, e->type);
-    jo_text(&o, ",\"param\":");
-    jo_cstring(&o, e->param[0] ? e->param : NULL);
-    jo_text(&o, ",\"code\":");
-    jo_cstring(&o, e->code);
-    jo_text(&o, "}}");
 }
 
 void request_fail(struct request *r)

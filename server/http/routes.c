@@ -2,7 +2,9 @@
  * §2, §12, §13): key, route, method, life cycle, queue, content type, size, in this order. Framing was
  * checked before (http_in.c). Event loop's thread. */
 #include "server/http/limits.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
+#include "server/http/routes.h"
+#include "server/api/api.h"
 
 #include <errno.h>
 #include <sodium.h>
@@ -47,7 +49,7 @@ static void preflight_start(struct request *r)
 }
 static const struct route preflight = {.path = "", .start = preflight_start};
 
-const struct route *route_find(const char *path, size_t len)
+static const struct route *route_find(const char *path, size_t len)
 {
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];

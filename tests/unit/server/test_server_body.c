@@ -1,7 +1,8 @@
 /* Bodies of requests: repair of ill-formed text, limits, and typed fields. No server runs: a request is a
  * struct. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/generate/generate.h"
+#include "server/http/json_in.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -332,30 +333,6 @@ static void test_fields(void **state)
     json_decref(root);
 }
 
-/* A client is too slow by what it leaves waiting, not by the size of one event. */
-static void test_slow_reader(void **state)
-{
-    (void)state;
-    static const size_t mib = 1u << 20,
-                        bursts[] = {6, 1, 3}; /* the log-probs of a long prompt, tokens, tokens */
-    char *text = calloc(1, 6 * mib);
-    struct request r = {.state = RQ_STREAM};
-    buf_init(&r.out, 64 * mib);
-    for (size_t i = 0; i < 3; i++) {
-        assert_int_equal(buf_add(&r.out, text, bursts[i] * mib), ST_OK);
-        request_stream_more(&r);
-        assert_false(r.cancelled);
-    }
-    r.out_at = 7 * mib;
-    for (size_t i = 0; i < 8; i++) {
-        assert_int_equal(buf_add(&r.out, text, mib), ST_OK);
-        request_stream_more(&r);
-        assert_int_equal(r.cancelled, i == 7); /* 3 waited: 6 + 4 are passed */
-    }
-    buf_fini(&r.out);
-    free(text);
-}
-
 int main(void)
 {
     json_object_seed(1);
@@ -363,7 +340,6 @@ int main(void)
         cmocka_unit_test(test_repair),        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_inner_text),
         cmocka_unit_test(test_as_jansson),    cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_slow_reader),   cmocka_unit_test(test_names),
-        cmocka_unit_test(test_fields)};
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_fields)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

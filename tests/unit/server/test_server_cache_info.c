@@ -2,6 +2,7 @@
  * model's template and tokenizer; the place of the first differing token must be the one that was edited.
  * Also tokenizers that change the text, and the JSON. */
 #include "server/generate/cache_info.h"
+#include "server/http/metrics.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

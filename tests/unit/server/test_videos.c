@@ -3,7 +3,7 @@
  * limits, broken files, video parts of messages, mm_processor_kwargs and detail, and that all of it is part
  * of the content key. */
 #include "server/chat/messages.h"
-#include "server/chat/pictures.h"
+#include "server/generate/pictures.h"
 #include "server/media/video.h"
 #include "server/chat/template.h"
 

@@ -1,7 +1,7 @@
 /* See json_in.h. The grammar is RFC 8259's; of equal keys the last one counts. */
-#include "server/generate/json_in.h"
+#include "server/http/json_in.h"
 
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/http/json_out.h"
 #include "server/http/limits.h"
 
@@ -284,4 +284,10 @@ enum status json_in_parse(struct json_in *p, json_t **out)
     if (!st) return made(v, out);
     json_decref(v);
     return st == ST_FORMAT ? st : ST_NOMEM;
+}
+
+enum status json_from_text(const char *text, size_t len, json_t **out)
+{
+    struct json_in p = {.text = text, .len = len, .depth = 1, .strict = true};
+    return json_in_parse(&p, out);
 }

@@ -1,7 +1,7 @@
 /* See chat/pictures.h. */
-#include "server/chat/pictures.h"
+#include "server/generate/pictures.h"
 
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 #include "server/media/alias.h"
 #include "server/media/image_in.h"
 #include "server/media/picture.h"

@@ -25,5 +25,8 @@ struct json_in {
 /* The whole text is one value -> *out, which the caller owns. p: text, len, depth and strict are set.
  * ST_FORMAT, ST_NOMEM. */
 enum status json_in_parse(struct json_in *p, json_t **out);
+/* JSON in a text, such as a call's arguments, with large numbers too (fields.h) -> *out, owned. ST_FORMAT: it
+ * is none, or nested too deep. ST_NOMEM. */
+enum status json_from_text(const char *text, size_t len, json_t **out);
 
 #endif

@@ -25,9 +25,6 @@ enum status field_num(struct api_error *e, json_t *root, const char *name, doubl
  * is one; NULL for anything else. Who sends such an object gets such a number. */
 #define JSON_BIG_INT "\xEF\xB7\x90" /* U+FDD0, no character */
 const char *json_big_int(const json_t *v);
-/* JSON in a text, such as a call's arguments, with such numbers too -> *out, owned. ST_FORMAT: it is none, or
- * nested too deep. ST_NOMEM. */
-enum status json_from_text(const char *text, size_t len, json_t **out);
 /* Writes the names of the fields of `root` that are not in known[0..count) into out, with commas between them
  * (as many as fit; what is no printable ASCII as '?': it goes into a log); returns their number. */
 size_t fields_unknown(json_t *root, const char *const *known, size_t count, char *out, size_t cap);

@@ -1,5 +1,5 @@
 /* See fields.h. */
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 
 #include <math.h>
 #include <stddef.h>

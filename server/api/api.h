@@ -1,0 +1,31 @@
+/* The endpoints: what the routes (http/routes.c) start when a request's body is complete. Each ends in
+ * request_answer, request_fail or request_work. Event loop's thread. */
+#ifndef KVASIR_API_H
+#define KVASIR_API_H
+
+struct request;
+
+/* generate.c */
+void api_chat_start(struct request *r);
+void api_completions_start(struct request *r);
+/* tokenize.c */
+void api_tokenize_start(struct request *r);
+void api_detokenize_start(struct request *r);
+/* models.c */
+void api_models_start(struct request *r);
+void api_model_start(struct request *r);
+/* ops.c */
+void api_health_start(struct request *r);
+void api_ready_start(struct request *r);
+void api_live_start(struct request *r);
+void api_version_start(struct request *r);
+void api_load_start(struct request *r);
+void api_metrics_start(struct request *r);
+void api_root_start(struct request *r);
+/* admin.c */
+void api_reset_prefix_cache_start(struct request *r);
+void api_reset_mm_cache_start(struct request *r);
+void api_reset_encoder_cache_start(struct request *r);
+void api_flush_cache_start(struct request *r);
+
+#endif

@@ -1,0 +1,91 @@
+/* Ways in which a generating request ends before its time. Event loop's thread. */
+#include "server/generate/generate.h"
+
+#include "config/base/log.h"
+#include "server/http/conn.h"
+#include "server/http/request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void gen_shed(struct gen *g)
+{
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        free(c->ids);
+        c->ids = NULL;
+        c->id_cap = 0; /* the count is for the metrics */
+        buf_fini(&c->text);
+        if (c->out) chat_output_fini(c->out);
+        free(c->out);
+        c->out = NULL;
+        logprobs_fini(&c->logprobs);
+        answer_book(g->r, &c->booked, 0);
+    }
+    for (uint32_t i = 0; i < g->prompt_count; i++) {
+        free(g->prompts[i].scores);
+        g->prompts[i].scores = NULL;
+        answer_book(g->r, &g->prompts[i].booked, 0);
+    }
+}
+
+void gen_cancel(struct request *r)
+{
+    const struct gen *g = r->gen;
+    if (!g || !r->srv->model || r->working) return;
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        if (c->submitted && !c->seq_ended) sched_cancel(r->srv->model->sched, c->seq);
+    }
+}
+
+void gen_abort(struct request *r, int http, const char *code, const char *message)
+{
+    if (!r->mhd || r->cancelled || r->state == RQ_ANSWER || (r->state == RQ_STREAM && r->out_end)) return;
+    if (r->gen && !r->working) r->gen->failed = true;
+    gen_cancel(r);
+    if (r->working) { /* the worker may be writing r->error: drop the client instead */
+        request_client_gone(r);
+        return;
+    }
+    (void)api_fail(&r->error, http, code, NULL, "%s", message);
+    if (r->state == RQ_STREAM) {
+        struct json_out o = {.buf = &r->out};
+        jo_text(&o, "data: ");
+        error_json(&r->error, &r->out);
+        jo_text(&o, "\n\ndata: [DONE]\n\n");
+        r->out_end = true;
+        request_stream_more(r);
+    } else if (!conn_answer_early(r)) {
+        request_fail(r);
+    }
+}
+
+/* The one that takes most: who asks for a great deal shall not end those who ask for little. */
+void gen_answers_check(struct server *s)
+{
+    static const char message[] = "The answers being made take too much memory, and this one most of it: try "
+                                  "again later, or ask for less at once.";
+    for (struct request *r; (r = answers_victim(s));) {
+        /* Of a stream, what nobody has read gives way to the error, unless an event was read in part. */
+        bool half = r->out_at > 1 && memcmp(r->out.data + r->out_at - 2, "\n\n", 2) != 0;
+        bool cut = r->state == RQ_STREAM ? half || (r->out_end && !r->out.len) : r->queued;
+        log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->id, s->answer_bytes >> 10,
+                 r->answer_bytes >> 10);
+        r->retry_after = 5;
+        if (cut) {
+            conn_cut(r);
+        } else if (r->state == RQ_ANSWER) { /* just written */
+            (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "%s", message);
+            request_fail(r);
+        } else {
+            buf_fini(&r->out);
+            r->out_at = 0;
+            r->out_end = false; /* nobody has read it */
+            gen_abort(r, 429, "rate_limit_exceeded", message);
+        }
+        if (!r->gen) continue;
+        r->gen->failed = true;
+        gen_shed(r->gen);
+    }
+}

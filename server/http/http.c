@@ -1,0 +1,89 @@
+/* What everything here asks of the server's state. See http.h. */
+#include "server/http/http.h"
+
+#include <sodium.h>
+#include <string.h>
+#include <time.h>
+
+uint64_t now_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+bool server_engine_dead(const struct server *s)
+{
+    if (!s->model) return false;
+    struct sched_stats st;
+    sched_stats(s->model->sched, &st);
+    return st.failed || s->hung;
+}
+
+bool server_serving(const struct server *s)
+{
+    return s->model && (s->phase == SRV_READY || s->phase == SRV_LEAVING) && !server_engine_dead(s);
+}
+
+#define HANDOVER_US 5000000u
+bool server_handing_over(const struct server *s)
+{
+    uint64_t now = now_us(), since = s->model ? sched_poll_since(s->model->sched) : 0;
+    struct sched_stats st = {0};
+    if (s->model) sched_stats(s->model->sched, &st);
+    bool round = !s->round_us || now < s->round_us + HANDOVER_US, taken = !since || now < since + HANDOVER_US;
+    return round && taken && st.inbox_us < s->opt->watchdog * 1000000u;
+}
+
+#define PEAK_WINDOW_US 10000000u
+void peak_note(struct peak *p, uint64_t us, uint64_t now)
+{
+    if (us < p->us && now < p->seen_us + PEAK_WINDOW_US) return;
+    *p = (struct peak){us, now};
+}
+
+void server_kick(struct server *s)
+{
+    uv_idle_start(&s->mhd_idle, s->mhd_run);
+}
+
+bool request_id_ok(const char *s)
+{
+    size_t n = strlen(s);
+    return n >= 1 && n <= 128 &&
+           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
+}
+
+void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
+{
+    unsigned char raw[16];
+    if (given && request_id_ok(given)) {
+        snprintf(id, REQUEST_ID_BYTES, "%s", given);
+        return;
+    }
+    randombytes_buf(raw, sizeof raw);
+    sodium_bin2hex(id, REQUEST_ID_BYTES, raw, sizeof raw);
+}
+
+const char *model_names_split(char *names, bool list)
+{
+    char *to = names;
+    for (const char *at = names, *next; list && *at; at = next) {
+        size_t n = strcspn(at, ",");
+        next = at + n + (at[n] == ',');
+        for (; n && *at == ' '; n--) at++;
+        while (n && at[n - 1] == ' ') n--;
+        if (!n) continue;
+        memmove(to, at, n);
+        to += n;
+        *to++ = '\0'; /* at the comma, or before it */
+    }
+    return to > names ? to : strchr(names, '\0') + 1;
+}
+
+const char *model_name_find(const struct server *s, const char *name, size_t len)
+{
+    for (const char *n = s->model_name; n < s->model_names_end; n += strlen(n) + 1)
+        if (strlen(n) == len && memcmp(n, name, len) == 0) return n;
+    return NULL;
+}

@@ -1,0 +1,12 @@
+/* Paths and API keys. Event loop's thread. */
+#ifndef KVASIR_ROUTES_H
+#define KVASIR_ROUTES_H
+
+#include "server/http/http.h"
+
+/* Checks at the end of the headers (openai-api §2 "processing order"): false with r->error filled. */
+bool routes_admit(struct request *r);
+struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
+void auth_free(struct auth *a);
+
+#endif
