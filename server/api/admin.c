@@ -19,11 +19,11 @@ static bool allowed(struct request *r)
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
     /* A browser on this machine reaches the server too, on behalf of any page it shows. */
-    bool page = r->has_origin || MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Sec-Fetch-Site");
+    bool page = r->http.has_origin || exchange_header(&r->http, "Sec-Fetch-Site");
     if (strcmp(how, "on") == 0 ||
         (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page))))
         return true;
-    (void)api_fail(&r->error, 403, "insufficient_permissions", NULL,
+    (void)api_fail(&r->answer.error, 403, "insufficient_permissions", NULL,
                    "This server does not offer admin calls (--enable-admin).");
     request_fail(r);
     return false;
@@ -40,16 +40,16 @@ static void drop(struct request *r, unsigned what)
 
 static void answer(struct request *r, const char *text)
 {
-    request_answer(r, buf_adds(&r->out, text) ? 500 : 200);
+    request_answer(r, buf_adds(&r->answer.out, text) ? 500 : 200);
 }
 
 void api_reset_prefix_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
     const char *running =
-        MHD_lookup_connection_value(r->mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
+        MHD_lookup_connection_value(r->http.mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
     if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
-        (void)api_fail(&r->error, 400, "unsupported_parameter", "reset_running_requests",
+        (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "reset_running_requests",
                        "Running requests keep what they use.");
         request_fail(r);
         return;
@@ -76,6 +76,6 @@ void api_flush_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
     drop(r, DROP_PREFIXES | DROP_FEATURES | DROP_ALIASES);
-    r->content_type = "text/plain; charset=utf-8";
+    r->answer.content_type = "text/plain; charset=utf-8";
     answer(r, "Cache flushed.\n");
 }

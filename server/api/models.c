@@ -26,7 +26,7 @@ static void card(struct json_out *o, const struct server *s, const char *name)
 
 void api_models_start(struct request *r)
 {
-    struct json_out o = {.buf = &r->out};
+    struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, "{\"object\":\"list\",\"data\":[");
     for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
         if (n != r->srv->model_name) jo_text(&o, ",");
@@ -45,7 +45,7 @@ static int hex(char c)
 
 void api_model_start(struct request *r)
 {
-    char *id = strdup(r->path + strlen(r->route->path)), *to = id;
+    char *id = strdup(r->http.path + strlen(r->route->path)), *to = id;
     if (!id) {
         request_fail(r);
         return;
@@ -61,11 +61,12 @@ void api_model_start(struct request *r)
     *to = '\0';
     const char *name = model_name_find(r->srv, id, (size_t)(to - id));
     if (name) {
-        struct json_out o = {.buf = &r->out};
+        struct json_out o = {.buf = &r->answer.out};
         card(&o, r->srv, name);
         request_answer(r, o.st ? 500 : 200);
     } else {
-        (void)api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", id);
+        (void)api_fail(&r->answer.error, 404, "model_not_found", "model",
+                       "The model `%.200s` does not exist.", id);
         request_fail(r);
     }
     free(id);

@@ -7,7 +7,7 @@
 
 static void answer_text(struct request *r, int status, const char *text)
 {
-    struct json_out o = {.buf = &r->out};
+    struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, text);
     request_answer(r, o.st ? 500 : status);
 }
@@ -28,13 +28,13 @@ static bool ready(const struct server *s)
 
 void api_health_start(struct request *r)
 {
-    r->content_type = "text/plain; charset=utf-8";
+    r->answer.content_type = "text/plain; charset=utf-8";
     request_answer(r, ready(r->srv) ? 200 : 503);
 }
 
 void api_ready_start(struct request *r)
 {
-    struct json_out o = {.buf = &r->out};
+    struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, "{\"status\":");
     jo_cstring(&o, state_name(r->srv));
     jo_text(&o, "}");
@@ -54,7 +54,7 @@ void api_version_start(struct request *r)
 
 void api_load_start(struct request *r)
 {
-    struct json_out o = {.buf = &r->out};
+    struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, "{\"server_load\":");
     jo_uint(&o, r->srv->load);
     jo_text(&o, "}");
@@ -68,9 +68,9 @@ void api_root_start(struct request *r)
 
 void api_metrics_start(struct request *r)
 {
-    r->content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (metrics_text(r->srv, &r->out)) {
-        (void)api_fail(&r->error, 500, "internal_error", NULL, "The metrics could not be written.");
+    r->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    if (metrics_text(r->srv, &r->answer.out)) {
+        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The metrics could not be written.");
         request_fail(r);
     } else {
         request_answer(r, 200);

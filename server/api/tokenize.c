@@ -12,8 +12,8 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
 {
     const struct model *m = r->srv->model;
     bool strs = false;
-    if (field_bool(&r->error, root, "return_token_strs", &strs)) return;
-    struct json_out o = {.buf = &r->out};
+    if (field_bool(&r->answer.error, root, "return_token_strs", &strs)) return;
+    struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, "{\"count\":");
     jo_uint(&o, count);
     jo_text(&o, ",\"max_model_len\":");
@@ -32,15 +32,15 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
     } else {
         jo_text(&o, "null}");
     }
-    if (o.st) (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
 static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 {
     bool special = true;
-    if (field_bool(&r->error, root, "add_special_tokens", &special)) return;
+    if (field_bool(&r->answer.error, root, "add_special_tokens", &special)) return;
     if (!json_is_string(prompt)) {
-        (void)api_fail(&r->error, 400, "invalid_type", "prompt", "prompt must be a string.");
+        (void)api_fail(&r->answer.error, 400, "invalid_type", "prompt", "prompt must be a string.");
         return;
     }
     struct tok_run run = {
@@ -50,7 +50,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
     enum status st =
         tok_encode(r->srv->model->tok, &run, 1, special, r->srv->opt->max_body_bytes, &ids, &err);
     if (st) {
-        (void)api_fail_status(&r->error, st, "prompt", &err);
+        (void)api_fail_status(&r->answer.error, st, "prompt", &err);
         return;
     }
     tokens_write(r, root, ids.ids, ids.count);
@@ -69,7 +69,7 @@ static void tokenize(struct request *r)
     } else if (prompt) {
         tokenize_text(r, g->root, prompt);
     } else {
-        (void)api_fail(&r->error, 400, "missing_required_parameter", "prompt",
+        (void)api_fail(&r->answer.error, 400, "missing_required_parameter", "prompt",
                        "prompt or messages is missing.");
     }
 }
@@ -82,11 +82,12 @@ static void detokenize(struct request *r)
     json_t *list = field(g->root, "tokens"), *v;
     size_t i;
     if (!list) {
-        (void)api_fail(&r->error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
+        (void)api_fail(&r->answer.error, 400, "missing_required_parameter", "tokens", "tokens is missing.");
         return;
     }
     if (!json_is_array(list)) {
-        (void)api_fail(&r->error, 400, "invalid_type", "tokens", "tokens must be an array of integers.");
+        (void)api_fail(&r->answer.error, 400, "invalid_type", "tokens",
+                       "tokens must be an array of integers.");
         return;
     }
     struct detok d;
@@ -98,21 +99,22 @@ static void detokenize(struct request *r)
     {
         int64_t id;
         if (!json_to_int(v, &id)) {
-            st = api_fail(&r->error, 400, "invalid_type", "tokens", "tokens must be an array of integers.");
+            st = api_fail(&r->answer.error, 400, "invalid_type", "tokens",
+                          "tokens must be an array of integers.");
         } else if (id < 0 || id >= (int64_t)tok_vocab_size(tok)) {
-            st = api_fail(&r->error, 400, "invalid_value", "tokens", "%lld is not a token id of this model.",
-                          (long long)id);
+            st = api_fail(&r->answer.error, 400, "invalid_value", "tokens",
+                          "%lld is not a token id of this model.", (long long)id);
         } else {
             st = detok_push(&d, (uint32_t)id, &text);
         }
         if (st) break;
     }
     if (!st) st = detok_flush(&d, &text);
-    struct json_out o = {.buf = &r->out, .st = st};
+    struct json_out o = {.buf = &r->answer.out, .st = st};
     jo_text(&o, "{\"prompt\":");
     jo_string(&o, text.data ? text.data : "", text.len);
     jo_text(&o, "}");
-    if (o.st) (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
     buf_fini(&text);
 }
 
@@ -130,7 +132,7 @@ static void detokenize_job(struct request *r)
 
 static void job_end(struct request *r)
 {
-    if (r->error.http) {
+    if (r->answer.error.http) {
         request_fail(r);
     } else {
         request_answer(r, 200);

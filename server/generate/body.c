@@ -11,7 +11,7 @@
 
 static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
 {
-    struct api_error *e = &r->error;
+    struct api_error *e = &r->answer.error;
     if (st == ST_NOMEM) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     unsigned line = 1, column = 1;
     for (const char *s = p->text; s < p->text + p->at; s++) {
@@ -24,12 +24,12 @@ static enum status parse_fail(struct request *r, const struct json_in *p, enum s
 
 enum status request_body_parse(struct request *r, json_t **root)
 {
-    const char *text = r->body.data ? r->body.data : "";
-    size_t bom = r->body.len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
-    struct json_in p = {.text = text + bom, .len = r->body.len - bom};
+    const char *text = r->http.body.data ? r->http.body.data : "";
+    size_t bom = r->http.body.len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    struct json_in p = {.text = text + bom, .len = r->http.body.len - bom};
     json_t *j;
     if (!p.len)
-        return api_fail(&r->error, 400, "invalid_json", NULL,
+        return api_fail(&r->answer.error, 400, "invalid_json", NULL,
                         "The request has no body: a JSON object is expected.");
     enum status st = json_in_parse(&p, &j);
     if (st) return parse_fail(r, &p, st);
@@ -37,7 +37,7 @@ enum status request_body_parse(struct request *r, json_t **root)
     if (json_is_object(j)) return ST_OK;
     *root = NULL;
     json_decref(j);
-    return api_fail(&r->error, 400, "invalid_json", NULL, "The body must be a JSON object.");
+    return api_fail(&r->answer.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
 /* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large,
@@ -64,10 +64,11 @@ enum status request_model_check(struct request *r, json_t *root)
     json_t *m = json_object_get(root, "model");
     if (!m || json_is_null(m)) return ST_OK;
     if (!json_is_string(m))
-        return api_fail(&r->error, 400, "invalid_type", "model", "model must be a string.");
+        return api_fail(&r->answer.error, 400, "invalid_type", "model", "model must be a string.");
     const char *name = json_string_value(m);
     size_t len = json_string_length(m);
     r->model_name = model_name_find(r->srv, name, len);
     if (!len || r->model_name || r->srv->opt->accept_any_model) return ST_OK;
-    return api_fail(&r->error, 404, "model_not_found", "model", "The model `%.200s` does not exist.", name);
+    return api_fail(&r->answer.error, 404, "model_not_found", "model", "The model `%.200s` does not exist.",
+                    name);
 }

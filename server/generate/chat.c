@@ -34,7 +34,7 @@ static void chat_fini(struct chat *c)
 
 static enum status no_memory(struct chat *c)
 {
-    return api_fail(&c->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_fail(&c->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
 static enum status render(struct chat *c, json_t *root)
@@ -63,7 +63,7 @@ static enum status render(struct chat *c, json_t *root)
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return no_memory(c);
-    return st ? api_fail(&c->r->error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
+    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
 }
 
 static enum status build(struct chat *c, const json_t *original)
@@ -79,13 +79,13 @@ static enum status build(struct chat *c, const json_t *original)
         prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
                      c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&c->r->error, st, "messages", &err);
+    if (st) return api_fail_status(&c->r->answer.error, st, "messages", &err);
     for (uint32_t i = 0; i < p->span_count; i++)
         g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
                             c->pictures.count, p, &g->prompts[0].places, &err);
-    return st ? api_fail_status(&c->r->error, st, "messages", &err) : ST_OK;
+    return st ? api_fail_status(&c->r->answer.error, st, "messages", &err) : ST_OK;
 }
 
 /* Text of a message whose content is a string or a list of parts; malloc'd. */
@@ -134,13 +134,13 @@ static enum status chat_build(struct chat *c, json_t *root)
                                  .images_max = (size_t)s->opt->max_images,
                                  .text_only = !m->info->image.present};
     if (!m->tmpl) {
-        return api_fail(&c->r->error, 400, "chat_template_error", "messages",
+        return api_fail(&c->r->answer.error, 400, "chat_template_error", "messages",
                         "This model has no chat template; use /v1/completions.");
     }
     limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
         limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
-    enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->error);
+    enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->answer.error);
     if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
     if (!st) st = render(c, root);
     if (!st) st = build(c, field(root, "messages"));
@@ -181,7 +181,7 @@ enum status gen_prompt_chat(struct gen *g, json_t *root)
 
 enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
 {
-    struct api_error *e = &r->error;
+    struct api_error *e = &r->answer.error;
     struct gen_params *p = &g->p;
     p->add_generation_prompt =
         field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;

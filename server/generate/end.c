@@ -20,12 +20,12 @@ void gen_shed(struct gen *g)
         free(c->out);
         c->out = NULL;
         logprobs_fini(&c->logprobs);
-        answer_book(g->r, &c->booked, 0);
+        answer_book(&g->r->answer, &c->booked, 0);
     }
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         free(g->prompts[i].scores);
         g->prompts[i].scores = NULL;
-        answer_book(g->r, &g->prompts[i].booked, 0);
+        answer_book(&g->r->answer, &g->prompts[i].booked, 0);
     }
 }
 
@@ -41,20 +41,21 @@ void gen_cancel(struct request *r)
 
 void gen_abort(struct request *r, int http, const char *code, const char *message)
 {
-    if (!r->mhd || r->cancelled || r->state == RQ_ANSWER || (r->state == RQ_STREAM && r->out_end)) return;
+    if (!r->http.mhd || r->cancelled || r->state == RQ_ANSWER || (r->state == RQ_STREAM && r->stream.end))
+        return;
     if (r->gen && !r->working) r->gen->failed = true;
     gen_cancel(r);
-    if (r->working) { /* the worker may be writing r->error: drop the client instead */
+    if (r->working) { /* the worker may be writing r->answer.error: drop the client instead */
         request_client_gone(r);
         return;
     }
-    (void)api_fail(&r->error, http, code, NULL, "%s", message);
+    (void)api_fail(&r->answer.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        struct json_out o = {.buf = &r->out};
+        struct json_out o = {.buf = &r->answer.out};
         jo_text(&o, "data: ");
-        error_json(&r->error, &r->out);
+        error_json(&r->answer.error, &r->answer.out);
         jo_text(&o, "\n\ndata: [DONE]\n\n");
-        r->out_end = true;
+        r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_answer_early(r)) {
         request_fail(r);
@@ -66,22 +67,18 @@ void gen_answers_check(struct server *s)
 {
     static const char message[] = "The answers being made take too much memory, and this one most of it: try "
                                   "again later, or ask for less at once.";
-    for (struct request *r; (r = answers_victim(s));) {
-        /* Of a stream, what nobody has read gives way to the error, unless an event was read in part. */
-        bool half = r->out_at > 1 && memcmp(r->out.data + r->out_at - 2, "\n\n", 2) != 0;
-        bool cut = r->state == RQ_STREAM ? half || (r->out_end && !r->out.len) : r->queued;
-        log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->id, s->answer_bytes >> 10,
-                 r->answer_bytes >> 10);
-        r->retry_after = 5;
+    for (struct request *r; (r = requests_largest(s));) {
+        /* Of a stream, what nobody has read gives way to the error. */
+        bool cut = r->state == RQ_ANSWER ? r->http.queued : !stream_drop(&r->stream, &r->answer.out);
+        log_warn("req=%s answers hold %zu KiB: this one is ended, with %zu KiB", r->http.id,
+                 s->answer_bytes >> 10, r->answer.bytes >> 10);
+        r->answer.retry_after = 5;
         if (cut) {
             conn_cut(r);
         } else if (r->state == RQ_ANSWER) { /* just written */
-            (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL, "%s", message);
+            (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL, "%s", message);
             request_fail(r);
         } else {
-            buf_fini(&r->out);
-            r->out_at = 0;
-            r->out_end = false; /* nobody has read it */
             gen_abort(r, 429, "rate_limit_exceeded", message);
         }
         if (!r->gen) continue;

@@ -10,7 +10,7 @@
 #include "server/generate/logprobs_out.h"
 #include "server/http/metrics.h"
 #include "server/media/picture.h"
-#include "server/http/http.h"
+#include "server/http/request.h"
 #include "server/generate/stop_match.h"
 
 #include <jansson.h>
@@ -152,7 +152,7 @@ void request_body_trim(struct request *r, json_t *root, bool stops);
 /* Model name check of openai-api §3.1. */
 enum status request_model_check(struct request *r, json_t *root);
 
-/* generate/parse.c (worker): all fields but messages and prompt. r->error on failure. */
+/* generate/parse.c (worker): all fields but messages and prompt. r->answer.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
 /* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures.
  */
@@ -192,7 +192,7 @@ void gen_images_free(struct gen *g);
  * are too many; a request that is alone is not bounded. */
 bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
 
-/* generate/write.c (loop): JSON into g->r->out */
+/* generate/write.c (loop): JSON into g->r->answer.out */
 enum status gen_prompt_logprobs(struct choice *c)
     KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
 void gen_write_answer(struct gen *g);

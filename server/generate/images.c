@@ -143,7 +143,7 @@ static void fetch_done(uv_work_t *w, int status)
     bool ok = !status && !f->fault && !f->differs;
     if (!status && !f->fault) metrics_image(s->metrics, f->seconds);
     if (f->differs) {
-        log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->id);
+        log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->http.id);
         image_alias_remove(s->aliases, p->alias);
     }
     if (f->fault == IMAGE_NOMEM) no_memory(r);

@@ -16,8 +16,8 @@
 
 static enum status refuse_if(struct gen *g, json_t *root, const char *name, const char *code, const char *why)
 {
-    return field(root, name) ? api_fail(&g->r->error, 400, code, name, "%s is not supported%s%s.", name,
-                                        *why ? ": " : "", why)
+    return field(root, name) ? api_fail(&g->r->answer.error, 400, code, name, "%s is not supported%s%s.",
+                                        name, *why ? ": " : "", why)
                              : ST_OK;
 }
 
@@ -25,7 +25,7 @@ static enum status refuse_if(struct gen *g, json_t *root, const char *name, cons
 
 static enum status parse_limits(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     int64_t min = g->kind == GEN_COMPLETION && p->echo ? 0 : 1, v = 0;
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
@@ -58,7 +58,7 @@ static enum status parse_limits(struct gen *g, json_t *root)
 
 static enum status parse_sampling(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     struct sampling_params *s = &g->p.sampling;
     const struct model_generation_defaults *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
@@ -105,7 +105,7 @@ static int bias_order(const void *a, const void *b)
 
 static enum status parse_bias(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     json_t *map = field(root, "logit_bias");
     if (!map) return ST_OK;
     if (!json_is_object(map))
@@ -143,7 +143,7 @@ static enum status parse_bias(struct gen *g, json_t *root)
 
 static enum status parse_stops(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     json_t *stop = field(root, "stop");
     if (!stop) return ST_OK;
     size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
@@ -170,7 +170,7 @@ static enum status parse_stops(struct gen *g, json_t *root)
 
 static enum status parse_stop_ids(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     json_t *list = field(root, "stop_token_ids");
     if (!list) return ST_OK;
     if (!json_is_array(list))
@@ -203,7 +203,7 @@ static enum status parse_stop_ids(struct gen *g, json_t *root)
 
 static enum status parse_stream(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     if (field_bool(e, root, "stream", &p->stream)) return ST_INVALID;
     json_t *o = field(root, "stream_options");
@@ -228,7 +228,7 @@ static enum status parse_stream(struct gen *g, json_t *root)
 
 static enum status parse_logprobs(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     int64_t v = 0;
     bool has = false;
@@ -265,7 +265,7 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
 
 static enum status parse_output(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
@@ -314,7 +314,7 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
 enum status gen_parse_salt(struct gen *g, json_t *root)
 {
     static const char purpose[] = "kvasir cache salt";
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     json_t *salt = field(root, "cache_salt");
     if (!salt) return ST_OK;
     if (!json_is_string(salt))
@@ -337,13 +337,13 @@ static void find_tenant(struct gen *g, json_t *root)
     static const char purpose[] = "kvasir tenant";
     const struct request *r = g->r;
     json_t *user = field(root, "user");
-    bool by_user = json_is_string(user) && json_string_length(user) && (!r->has_key || r->one_key);
-    if (!r->has_key && !by_user) return;
+    bool by_user = json_is_string(user) && json_string_length(user) && (!r->http.has_key || r->http.one_key);
+    if (!r->http.has_key && !by_user) return;
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_state h;
     crypto_hash_sha256_init(&h);
     hash_part(&h, purpose, sizeof purpose);
-    hash_part(&h, r->key, r->has_key ? sizeof r->key : 0);
+    hash_part(&h, r->http.key, r->http.has_key ? sizeof r->http.key : 0);
     hash_part(&h, by_user ? json_string_value(user) : "", by_user ? json_string_length(user) : 0);
     crypto_hash_sha256_final(&h, digest);
     memcpy(&g->p.tenant, digest, sizeof g->p.tenant);
@@ -354,7 +354,7 @@ static void find_tenant(struct gen *g, json_t *root)
 
 static enum status parse_format(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     static const char *const names[] = {"structured_outputs",
                                         "guided_json",
                                         "guided_regex",
@@ -404,7 +404,7 @@ static enum status parse_format(struct gen *g, json_t *root)
 
 static enum status parse_refused(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     static const char *const unsupported[] = {
         "functions",     "function_call",          "web_search_options", "audio",
         "chat_template", "custom_logit_processor", "allowed_token_ids",  "thinking_token_budget"};
@@ -484,7 +484,7 @@ static void note_unknown(const struct gen *g, json_t *root)
     char names[300];
     if (log_enabled(LOG_DEBUG) &&
         fields_unknown(root, known, sizeof known / sizeof *known, names, sizeof names))
-        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->id, names);
+        log_debug("req=%s fields that mean nothing here are ignored: %s", g->r->http.id, names);
 }
 
 enum status gen_parse(struct gen *g, json_t *root)

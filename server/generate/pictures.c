@@ -27,7 +27,7 @@ static uint64_t area_limit(const struct gen *g)
 static enum status parse_area(struct gen *g, json_t *from, const char *name, const char *path, uint64_t min,
                               uint64_t *out)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     uint64_t max = area_limit(g);
     int64_t n;
     json_t *v = field(from, name);
@@ -45,7 +45,7 @@ static enum status parse_area(struct gen *g, json_t *from, const char *name, con
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
     static const char all[] = "mm_processor_kwargs";
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     const struct image_config *cfg = &g->r->srv->model->info->image.config;
     struct image_bounds *b = &g->p.image_bounds;
     json_t *kwargs = field(root, all), *size = field(kwargs, "size"), *v;
@@ -114,7 +114,7 @@ void chat_pictures_free(struct chat_pictures *p)
 
 static enum status no_memory(struct gen *g)
 {
-    return api_fail(&g->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_fail(&g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
 static enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,
@@ -124,7 +124,7 @@ static enum status picture_fail(struct gen *g, enum image_fault fault, const str
     /* A container that we don't read is no broken picture. */
     const char *code = fault == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
                                                                              : image_fault_code(fault);
-    return api_fail(&g->r->error, 400, code, ref->param, "%s", err->msg);
+    return api_fail(&g->r->answer.error, 400, code, ref->param, "%s", err->msg);
 }
 
 /* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list.
@@ -183,7 +183,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     free(file->bytes);
     file->bytes = NULL;
     if (st || gen_pixels_book(g, prepared)) return st;
-    return api_fail(&g->r->error, 429, "rate_limit_exceeded", NULL,
+    return api_fail(&g->r->answer.error, 429, "rate_limit_exceeded", NULL,
                     "The server holds too many decoded pictures; try again later.");
 }
 
@@ -198,13 +198,13 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         const struct prompt_grid *grid = &parts->grids[i];
         uint64_t n = m->info->image.tokens ? m->info->image.tokens : (uint64_t)grid->t * grid->h * grid->w;
         if (most && n > most)
-            return api_fail(&g->r->error, 400, image_fault_code(IMAGE_TOO_MANY_PIXELS), ref->param,
+            return api_fail(&g->r->answer.error, 400, image_fault_code(IMAGE_TOO_MANY_PIXELS), ref->param,
                             "The %s takes %llu tokens; this server has memory for encoding %llu at once.",
                             ref->video ? "video" : "image", (unsigned long long)n, (unsigned long long)most);
         *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
-    return api_fail(&g->r->error, 400, "context_length_exceeded", "messages",
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", "messages",
                     "This model's maximum context length is %u tokens. However, the images and videos in "
                     "your messages resulted "
                     "in more than that. "

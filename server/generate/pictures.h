@@ -18,7 +18,7 @@ struct chat_pictures {
     uint32_t count;
 };
 
-/* Fills g->pictures too. On failure g->r->error is set; chat_pictures_free in either case. */
+/* Fills g->pictures too. On failure g->r->answer.error is set; chat_pictures_free in either case. */
 enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages,
                                struct chat_pictures *out);
 void chat_pictures_free(struct chat_pictures *p);

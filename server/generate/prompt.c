@@ -13,7 +13,7 @@
 
 static enum status no_memory(struct gen *g)
 {
-    return api_fail(&g->r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_fail(&g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
 /* Well beyond the context, so that the message for a moderate excess can name the exact number. */
@@ -26,7 +26,7 @@ uint32_t gen_ids_max(const struct gen *g)
 enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
-    return api_fail(&g->r->error, 400, "context_length_exceeded", what,
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", what,
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
@@ -40,7 +40,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     bool scoring = g->p.has_max && g->p.max_tokens == 0;
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
-        return api_fail(&g->r->error, 400, "context_length_exceeded", param,
+        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, you requested %llu "
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
@@ -49,7 +49,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "messages" : "prompt");
     }
     if (count >= m && !scoring) {
-        return api_fail(&g->r->error, 400, "context_length_exceeded", param,
+        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
                         "%llu tokens. Please reduce the "
                         "length of the %s.",
@@ -62,7 +62,7 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
     if (p->prompt.span_count) {
-        return api_fail(&g->r->error, 400, "invalid_value", "truncate_prompt_tokens",
+        return api_fail(&g->r->answer.error, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
     uint64_t m = g->r->srv->model->caps.context_max, reserve = g->p.has_max ? g->p.max_tokens : 1;
@@ -84,10 +84,10 @@ static enum status text_prompt(struct gen *g, json_t *s, const char *path, struc
     struct err err = {0};
     enum status st = tok_encode(tok, &run, 1, g->p.add_special_tokens, gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&g->r->error, st, path, &err);
+    if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
     if (!ids.count) {
         tok_ids_free(&ids);
-        return api_fail(&g->r->error, 400, "invalid_value", path, "The prompt is empty.");
+        return api_fail(&g->r->answer.error, 400, "invalid_value", path, "The prompt is empty.");
     }
     p->prompt.tokens = ids.ids; /* malloc'd by the tokenizer, freed by prompt_free */
     p->prompt.token_count = (uint32_t)ids.count;
@@ -103,7 +103,7 @@ static enum status text_prompt(struct gen *g, json_t *s, const char *path, struc
 
 static enum status ids_prompt(struct gen *g, json_t *list, const char *path, struct gen_prompt *p)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     size_t count = json_array_size(list);
     const struct model *m = g->r->srv->model;
     if (!count) return api_fail(e, 400, "empty_array", path, "The prompt is empty.");
@@ -142,20 +142,20 @@ static enum status one_prompt(struct gen *g, json_t *v, const char *path)
     struct gen_prompt *p = &g->prompts[g->prompt_count++];
     enum status st = json_is_string(v)  ? text_prompt(g, v, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
-                                        : api_fail(&g->r->error, 400, "invalid_type", path,
+                                        : api_fail(&g->r->answer.error, 400, "invalid_type", path,
                                                    "A prompt must be a string or an array of token ids.");
     if (st) return st;
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
     st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* refuses the picture placeholder too */
-    if (st) return api_fail_status(&g->r->error, st, path, &err);
+    if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
     st = gen_truncate(g, p);
     return st ? st : gen_context_check(g, p);
 }
 
 enum status gen_prompt_completion(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     json_t *v = field(root, "prompt");
     if (!v) return api_fail(e, 400, "missing_required_parameter", "prompt", "prompt is missing.");
     if (!json_is_string(v) && !json_is_array(v)) {

@@ -23,7 +23,7 @@ static void book_choice(struct choice *c)
     size_t bytes = c->text.cap + c->id_cap * sizeof *c->ids;
     for (int i = 0; i < 4; i++) bytes += c->logprobs.part[i].cap;
     if (c->out) bytes += sizeof *c->out + 2 * c->text.cap; /* the text once more, in parts; buffers double */
-    answer_book(c->gen->r, &c->booked, bytes);
+    answer_book(&c->gen->r->answer, &c->booked, bytes);
 }
 
 static void gen_free(struct gen *g)
@@ -54,7 +54,7 @@ void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
-        (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
         request_fail(r);
         return;
     }
@@ -211,7 +211,7 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     uint64_t now = now_us();
     if (!c->first_us) {
         c->first_us = now;
-        metrics_first_token(r->srv->metrics, (double)(now - r->arrived_us) * 1e-6);
+        metrics_first_token(r->srv->metrics, (double)(now - r->http.arrived_us) * 1e-6);
         cache_seen(c, ev);
     } else {
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
@@ -236,7 +236,7 @@ static void on_scores(struct choice *c, struct sched_event *ev)
     struct gen_prompt *p = c->prompt;
     uint32_t total = p->prompt.token_count;
     if (!p->scores && !c->gen->failed) p->scores = calloc(total, sizeof *p->scores);
-    if (p->scores) answer_book(c->gen->r, &p->booked, total * sizeof *p->scores);
+    if (p->scores) answer_book(&c->gen->r->answer, &p->booked, total * sizeof *p->scores);
     for (uint32_t i = 0; p->scores && i < ev->score_count; i++) {
         if (ev->index + i < total) p->scores[ev->index + i] = ev->scores[i];
     }
@@ -253,7 +253,7 @@ static void end_metrics(struct choice *c, const struct sched_event *ev)
                                           .cached_tokens = ev->cache.reused,
                                           .generated = c->id_count,
                                           .max_tokens = (uint32_t)c->gen->p.max_tokens,
-                                          .e2e_seconds = (double)(now - r->arrived_us) * 1e-6,
+                                          .e2e_seconds = (double)(now - r->http.arrived_us) * 1e-6,
                                           .queue_seconds = (double)ev->queued_us * 1e-6,
                                           .prefill_seconds = (double)ev->prefill_us * 1e-6,
                                           .decode_seconds = (double)(c->last_us - c->first_us) * 1e-6,
@@ -288,7 +288,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
                      (unsigned long long)r->srv->opt->request_timeout);
             gen_abort(r, 504, "timeout", text);
         } else if (!r->cancelled && !g->failed) {
-            log_warn("req=%s the engine ended the sequence: %s", r->id, ev->message);
+            log_warn("req=%s the engine ended the sequence: %s", r->http.id, ev->message);
             gen_abort(r, 500, "engine_error", "The engine aborted this request.");
         }
     }
@@ -306,7 +306,7 @@ static void gen_flush(struct gen *g)
 {
     struct request *r = g->r;
     g->touched = false;
-    if (r->cancelled || g->failed || !r->mhd) return;
+    if (r->cancelled || g->failed || !r->http.mhd) return;
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
         gen_write_answer(g);
@@ -329,9 +329,9 @@ static void gen_flush(struct gen *g)
             if (!delta || !merged) gen_write_finish(c);
         }
     }
-    if (!g->choices_open && !r->out_end) {
+    if (!g->choices_open && !r->stream.end) {
         gen_write_tail(g);
-        r->out_end = true;
+        r->stream.end = true;
         gen_shed(g);
     }
     request_stream_more(r);
@@ -372,11 +372,11 @@ void gen_events(struct server *s)
 static void request_id_take(struct request *r, json_t *root)
 {
     static const char *const names[] = {"request_id", "rid"};
-    for (size_t i = 0; i < 2 && !r->id_from_client; i++) {
+    for (size_t i = 0; i < 2 && !r->http.id_from_client; i++) {
         const char *s = json_string_value(field(root, names[i]));
         if (!s || !request_id_ok(s)) continue;
-        snprintf(r->id, sizeof r->id, "%s", s);
-        r->id_from_client = true;
+        snprintf(r->http.id, sizeof r->http.id, "%s", s);
+        r->http.id_from_client = true;
     }
 }
 
@@ -459,24 +459,24 @@ void gen_submit(struct request *r)
     request_id_take(r, g->root);
     for (uint32_t i = 0; i < g->image_count; i++)
         metrics_image(s->metrics, g->image_seconds / g->image_count);
-    if (r->error.http) {
+    if (r->answer.error.http) {
         request_fail(r);
         return;
     }
     if ((uint64_t)g->prompt_count * g->p.n > s->opt->max_queue) {
         /* Not a 429: waiting would not help. */
-        (void)api_fail(&r->error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
+        (void)api_fail(&r->answer.error, 400, "invalid_value", g->kind == GEN_CHAT ? "n" : "prompt",
                        "The request asks for %u choices; this server queues at most %llu.",
                        g->prompt_count * g->p.n, (unsigned long long)s->opt->max_queue);
         request_fail(r);
         return;
     }
     if (!choices_create(g)) {
-        (void)api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
         request_fail(r);
         return;
     }
-    r->state = RQ_RUNNING;
+    request_to(r, RQ_RUNNING);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
         uint32_t context = s->model->caps.context_max, count = c->prompt->prompt.token_count;
@@ -498,7 +498,8 @@ void gen_submit(struct request *r)
             .priority = g->p.priority,
             .tenant = g->p.tenant,
             .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
-            .deadline_us = s->opt->request_timeout ? r->arrived_us + s->opt->request_timeout * 1000000u : 0,
+            .deadline_us =
+                s->opt->request_timeout ? r->http.arrived_us + s->opt->request_timeout * 1000000u : 0,
             .user = c};
         memcpy(seq.salt, g->p.salt, sizeof seq.salt);
         struct err err = {0};
@@ -506,13 +507,14 @@ void gen_submit(struct request *r)
         if (st) {
             g->failed = true;
             if (st == ST_UNSUPPORTED)
-                (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+                (void)api_fail(&r->answer.error, 503, "server_draining", NULL,
+                               "The server is shutting down.");
             if (st == ST_DEVICE)
-                (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
+                (void)api_fail(&r->answer.error, 503, "engine_dead", NULL, "The engine has failed.");
             if (st == ST_AGAIN)
-                (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL,
+                (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
                                "Too many requests are waiting; try again later.");
-            (void)api_fail_status(&r->error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
+            (void)api_fail_status(&r->answer.error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
             gen_cancel(r);
             request_fail(r);
             return;

@@ -122,7 +122,7 @@ static enum status choice_parse(struct api_error *e, json_t *choice, json_t *too
 
 enum status gen_parse_tools(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     const struct model *m = g->r->srv->model;
     json_t *tools = field(root, "tools");
     enum tool_choice how;
@@ -197,7 +197,7 @@ static bool variables_set(json_t *root, json_t *effort, json_t *enabled, json_t 
 
 enum status gen_parse_thinking(struct gen *g, json_t *root)
 {
-    struct api_error *e = &g->r->error;
+    struct api_error *e = &g->r->answer.error;
     const struct model *m = g->r->srv->model;
     json_t *effort = field(root, "reasoning_effort"), *verbosity = field(root, "verbosity"),
            *kwargs = field(root, "chat_template_kwargs"), *reasoning = field(root, "reasoning");

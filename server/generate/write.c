@@ -17,12 +17,12 @@ static void preamble(struct json_out *o, const struct gen *g, bool chunk)
     const struct server *s = r->srv;
     bool chat = g->kind == GEN_CHAT;
     jo_text(o, chat ? "{\"id\":\"chatcmpl-" : "{\"id\":\"cmpl-");
-    jo_text(o, r->id); /* its alphabet needs no escape */
+    jo_text(o, r->http.id); /* its alphabet needs no escape */
     jo_text(o, !chat   ? "\",\"object\":\"text_completion\""
                : chunk ? "\",\"object\":\"chat.completion.chunk\""
                        : "\",\"object\":\"chat.completion\"");
     jo_text(o, ",\"created\":");
-    jo_int(o, r->created);
+    jo_int(o, r->http.created);
     jo_text(o, ",\"model\":");
     jo_cstring(o, r->model_name ? r->model_name : s->model_name);
     jo_text(o, ",\"system_fingerprint\":");
@@ -258,7 +258,7 @@ static void choice_write(struct json_out *o, struct choice *c)
 void gen_write_answer(struct gen *g)
 {
     struct request *r = g->r;
-    struct json_out o = {.buf = &r->out};
+    struct json_out o = {.buf = &r->answer.out};
     preamble(&o, g, false);
     for (uint32_t i = 0; i < g->choice_count; i++) choice_write(&o, &g->choices[i]);
     jo_text(&o, "],\"usage\":");
@@ -269,7 +269,7 @@ void gen_write_answer(struct gen *g)
     cache_info(&o, g);
     jo_text(&o, "}");
     if (o.st) {
-        (void)api_fail(&r->error, 500, "internal_error", NULL, "The answer is too large.");
+        (void)api_fail(&r->answer.error, 500, "internal_error", NULL, "The answer is too large.");
         request_fail(r);
     } else {
         request_answer(r, 200);
@@ -312,7 +312,7 @@ static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool fini
 void gen_write_head_chunks(struct gen *g)
 {
     for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
-        struct json_out o = {.buf = &g->r->out};
+        struct json_out o = {.buf = &g->r->answer.out};
         chunk_begin(&o, &g->choices[i]);
         jo_text(&o, ",\"delta\":{\"role\":");
         jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
@@ -450,7 +450,7 @@ static void pieces_write(struct choice *c, bool finish)
         if (chat_output_reasons(out) ? !out->reasoning_shown : !out->content_shown || in_call) return;
     }
     do {
-        struct json_out o = {.buf = &g->r->out};
+        struct json_out o = {.buf = &g->r->answer.out};
         struct piece now = piece;
         chunk_begin(&o, c);
         piece_delta(&o, c, &now, ended);
@@ -481,7 +481,7 @@ void gen_write_delta(struct choice *c, bool final)
         pieces_write(c, final);
         return;
     }
-    struct json_out o = {.buf = &g->r->out};
+    struct json_out o = {.buf = &g->r->answer.out};
     const struct gen_prompt *p = c->prompt;
     size_t to = c->text.len > c->held ? c->text.len - c->held : 0;
     if (to < c->shown) to = c->shown;
@@ -513,7 +513,7 @@ void gen_write_delta(struct choice *c, bool final)
 
 void gen_write_finish(struct choice *c)
 {
-    struct json_out o = {.buf = &c->gen->r->out};
+    struct json_out o = {.buf = &c->gen->r->answer.out};
     chunk_begin(&o, c);
     jo_text(&o, c->gen->kind == GEN_CHAT ? ",\"delta\":{},\"logprobs\":null"
                                          : ",\"text\":\"\",\"logprobs\":null");
@@ -524,7 +524,7 @@ void gen_write_finish(struct choice *c)
 
 void gen_write_tail(struct gen *g)
 {
-    struct json_out o = {.buf = &g->r->out};
+    struct json_out o = {.buf = &g->r->answer.out};
     if (g->p.include_usage) {
         sse_begin(&o);
         preamble(&o, g, true);

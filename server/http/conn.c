@@ -1,6 +1,7 @@
 /* See conn.h. */
 #include "server/http/conn.h"
 
+#include "config/base/assert.h"
 #include "config/base/log.h"
 #include "server/http/http_in.h"
 #include "server/http/limits.h"
@@ -44,6 +45,20 @@ struct conn {
 static void pump_down(struct conn *n);
 static void take(struct conn *n, const char *data, size_t len);
 static void listen_poll(struct server *s);
+
+static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
+{
+    static const unsigned next[] = {
+        [CONN_HEAD] = 1u << CONN_BODY | 1u << CONN_LINGER,
+        [CONN_BODY] = 1u << CONN_BUSY | 1u << CONN_LINGER,
+        [CONN_BUSY] = 1u << CONN_HEAD | 1u << CONN_LINGER,
+        [CONN_LINGER] = 0,
+    };
+    (void)next;
+    ASSERT_SLOW(next[n->phase] >> phase & 1);
+    n->phase = phase;
+    n->phase_us = now;
+}
 
 static struct conn *conn_of(struct MHD_Connection *c)
 {
@@ -106,8 +121,8 @@ static void finish(struct conn *n)
         return;
     }
     shutdown(n->tcp, SHUT_WR);
-    n->phase = CONN_LINGER;
-    n->phase_us = n->data_us = now_us();
+    n->data_us = now_us();
+    phase_to(n, CONN_LINGER, n->data_us);
 }
 
 /* ---- what is polled for ---- */
@@ -226,8 +241,8 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     char id[REQUEST_ID_BYTES];
     struct request *r = n->request;
     if (r) {
-        if (!r->error.http) r->error = *e; /* else it was refused by its headers */
-        if (r->queued) n->refused = true;  /* that answer is on its way, and the end behind it */
+        if (!r->answer.error.http) r->answer.error = *e; /* else it was refused by its headers */
+        if (r->http.queued) n->refused = true; /* that answer is on its way, and the end behind it */
         else if (!conn_answer_early(r)) drop(n);
         return;
     }
@@ -239,13 +254,13 @@ static void refuse_input(struct conn *n, const struct api_error *e)
 
 bool conn_answer_early(struct request *r)
 {
-    struct conn *n = r->mhd ? conn_of(r->mhd) : NULL;
-    if (!n || n->phase != CONN_BODY || n->refused || r->queued || n->tcp < 0) return false;
-    metrics_rejected(r->srv->metrics, r->error.http);
-    r->status = r->error.http;
-    r->state = RQ_ANSWER;
-    r->queued = true;
-    refuse(n, &r->error, r->id, r->has_origin);
+    struct conn *n = r->http.mhd ? conn_of(r->http.mhd) : NULL;
+    if (!n || n->phase != CONN_BODY || n->refused || r->http.queued || n->tcp < 0) return false;
+    metrics_rejected(r->srv->metrics, r->answer.error.http);
+    r->answer.status = r->answer.error.http;
+    request_to(r, RQ_ANSWER);
+    r->http.queued = true;
+    refuse(n, &r->answer.error, r->http.id, r->http.has_origin);
     server_kick(n->srv);
     return true;
 }
@@ -282,11 +297,8 @@ static void take(struct conn *n, const char *data, size_t len)
             return;
         }
         if (n->phase == CONN_HEAD && !begun) n->phase_us = now;
-        if (ev == HTTP_HEAD) {
-            n->phase = CONN_BODY;
-            n->phase_us = now;
-        }
-        if (ev == HTTP_END) n->phase = CONN_BUSY;
+        if (ev == HTTP_HEAD) phase_to(n, CONN_BODY, now);
+        if (ev == HTTP_END) phase_to(n, CONN_BUSY, now);
     } while (ev == HTTP_HEAD || (len && n->phase != CONN_BUSY));
     if (len && buf_add(&n->kept, data, len)) {
         drop(n);
@@ -303,7 +315,7 @@ static void client_ended(struct conn *n)
     if (n->phase != CONN_BUSY) drop(n);
     /* Else the answer goes out if it is there at once; who has to wait for it isn't waited for (conn_sweep).
      */
-    else if (n->request && n->request->suspended) request_client_gone(n->request);
+    else if (n->request && n->request->http.suspended) request_client_gone(n->request);
 }
 
 static void from_client(struct conn *n)
@@ -336,7 +348,7 @@ static void tcp_event(uv_poll_t *p, int status, int events)
     if (events & UV_DISCONNECT && !(events & UV_READABLE)) {
         n->hup = true; /* it sends no more than what it has; who has to wait isn't waited for, as in
                           client_ended */
-        if (n->request && n->request->suspended) request_client_gone(n->request);
+        if (n->request && n->request->http.suspended) request_client_gone(n->request);
     }
     if (events & UV_WRITABLE) pump_down(n);
     if (n->tcp >= 0 && events & UV_READABLE) from_client(n);
@@ -376,7 +388,7 @@ void conn_notify(void *cls, struct MHD_Connection *c, void **context,
 
 void conn_request(struct request *r)
 {
-    struct conn *n = conn_of(r->mhd);
+    struct conn *n = conn_of(r->http.mhd);
     n->request = r;
     n->srv->moved++;
 }
@@ -388,8 +400,8 @@ void conn_completed(struct MHD_Connection *c)
     n->served = true;
     n->srv->moved++;
     if (n->phase != CONN_BUSY || n->tcp < 0) return;
-    n->phase = CONN_HEAD;
-    n->phase_us = n->data_us = now_us();
+    n->data_us = now_us();
+    phase_to(n, CONN_HEAD, n->data_us);
     http_in_next(&n->in);
     struct buf kept = n->kept;
     buf_init(&n->kept, kept.max);
@@ -438,7 +450,7 @@ static void sweep_one(struct conn *n, uint64_t now)
             overdue(n, "body");
         break;
     case CONN_BUSY:
-        if ((n->ended || n->hup) && n->request && n->request->suspended) request_client_gone(n->request);
+        if ((n->ended || n->hup) && n->request && n->request->http.suspended) request_client_gone(n->request);
         break;
     case CONN_LINGER:
         if (later(now, n->data_us, LIMIT_LINGER_SILENCE) || later(now, n->phase_us, LIMIT_LINGER_SECONDS))
@@ -460,7 +472,7 @@ void conn_sweep(struct server *s, uint64_t now)
 void conn_unstick(struct server *s)
 {
     for (struct conn *n = s->conns; n; n = n->next) {
-        bool asleep = n->request && n->request->suspended;
+        bool asleep = n->request && n->request->http.suspended;
         if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
             (n->phase == CONN_HEAD && !http_in_begun(&n->in)))
             continue;
@@ -481,7 +493,7 @@ bool conn_pending(const struct server *s)
 
 void conn_cut(struct request *r)
 {
-    struct conn *n = r->mhd ? conn_of(r->mhd) : NULL;
+    struct conn *n = r->http.mhd ? conn_of(r->http.mhd) : NULL;
     if (n) drop(n);
     request_client_gone(r);
 }

@@ -24,8 +24,8 @@ void conn_notify(void *cls, struct MHD_Connection *c, void **context,
                  enum MHD_ConnectionNotificationCode code);
 void conn_request(struct request *r);          /* r's head has come to libmicrohttpd */
 void conn_completed(struct MHD_Connection *c); /* its request is done with: the next one may come */
-/* r->error is the answer though the body isn't there yet, which libmicrohttpd can't do. False: the body is
- * there, or it has answered. */
+/* r->answer.error is the answer though the body isn't there yet, which libmicrohttpd can't do. False: the
+ * body is there, or it has answered. */
 bool conn_answer_early(struct request *r);
 void conn_cut(struct request *r);                /* ends a connection whose answer is being written */
 void conn_sweep(struct server *s, uint64_t now); /* deadlines; every 100 ms */

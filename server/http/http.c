@@ -47,24 +47,6 @@ void server_kick(struct server *s)
     uv_idle_start(&s->mhd_idle, s->mhd_run);
 }
 
-bool request_id_ok(const char *s)
-{
-    size_t n = strlen(s);
-    return n >= 1 && n <= 128 &&
-           strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-") == n;
-}
-
-void request_id_make(char id[REQUEST_ID_BYTES], const char *given)
-{
-    unsigned char raw[16];
-    if (given && request_id_ok(given)) {
-        snprintf(id, REQUEST_ID_BYTES, "%s", given);
-        return;
-    }
-    randombytes_buf(raw, sizeof raw);
-    sodium_bin2hex(id, REQUEST_ID_BYTES, raw, sizeof raw);
-}
-
 const char *model_names_split(char *names, bool list)
 {
     char *to = names;

@@ -1,17 +1,7 @@
-/* The HTTP server's shared state and the request that passes through it. Internal to server/.
+/* The server's shared state, and what everything asks of it. Internal to server/.
  *
- * Threads: everything here belongs to the event loop's thread, but (a) `model`, written once by the loader
- * thread before the loop sees it, and (b) a request while `working`: then a worker of uv_queue_work owns its
- * body, error and gen parts, and the loop touches none of them.
- *
- * Life of a request (one per HTTP request, made when its headers are complete):
- *   BODY -> WORKING -> RUNNING -> ANSWER          (whole answers: libmicrohttpd's connection sleeps,
- * suspended, until the answer is there)
- *                             \-> STREAM          (events: the connection sleeps whenever no event waits)
- *   any state -> mhd == NULL                      (answer sent, or the client went away: sequences are
- * cancelled) It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every
- * sequence has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further
- * workers (generate/images.c), counted in `fetches`. */
+ * Threads: everything here belongs to the event loop's thread, but `model`, written once by the loader thread
+ * before the loop sees it, and what says so. */
 #ifndef KVASIR_HTTP_H
 #define KVASIR_HTTP_H
 
@@ -55,8 +45,6 @@ struct model {
     struct engine_caps caps;
 };
 
-enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_OTHER = 16 };
-
 struct route {
     const char *path;
     const char *label;                /* for metrics; NULL = not counted */
@@ -67,61 +55,6 @@ struct route {
     bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
     void (*start)(struct request *r); /* loop thread, body complete. Ends in request_answer, request_fail or
                                          request_work */
-};
-
-enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
-
-#define REQUEST_ID_BYTES 132u
-
-struct request {
-    struct server *srv;
-    struct MHD_Connection *mhd;  /* NULL once libmicrohttpd is done with the request */
-    struct request *prev, *next; /* server's list */
-    const struct route *route;
-    enum method method;
-    enum request_state state;
-    bool suspended, working, http10, queued, cancelled;
-    bool close_after;          /* the answer says Connection: close */
-    char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
-    bool id_from_client;
-    char *path; /* normalised, still percent-encoded */
-    char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
-    bool has_origin;
-    struct buf body;
-    uint64_t body_seen;    /* bytes, including those thrown away */
-    size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
-    size_t parse_cost;     /* memory for reading it; 0 = too little to count */
-    bool parse_waits;      /* until others give back theirs */
-    size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
-                              body_bytes */
-    bool has_key, one_key; /* came with a valid API key; the server knows no other */
-    uint8_t key[32];       /* its SHA-256 */
-    uint64_t arrived_us;   /* monotonic */
-    int64_t created;       /* Unix seconds */
-
-    /* the answer */
-    struct api_error error; /* http != 0: this is the answer */
-    unsigned retry_after;   /* seconds, for an error of status 429 or 503; 0 = 1 */
-    int status;
-    const char *content_type; /* static; NULL = application/json */
-    const char *allow;        /* value of the Allow header, or NULL */
-    struct buf out;           /* body of the answer, or, streaming, the events that wait */
-    size_t out_at;            /* STREAM: bytes of out already taken by the connection */
-    bool out_end;             /* STREAM: nothing follows */
-    size_t answer_bytes;      /* what the answer holds in memory: its share of the server's */
-    size_t out_booked;        /* of it, out */
-
-    /* work on the pool */
-    uv_work_t job;
-    void (*job_run)(struct request *r);  /* worker thread */
-    void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
-
-    struct gen *gen;                       /* generating endpoints; owned */
-    void (*gen_cancel)(struct request *r); /* with it: the client left */
-    void (*gen_free)(struct gen *g);
-    const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
-    uint32_t sequences_alive; /* submitted, EV_END not yet taken */
-    uint32_t fetches;         /* pictures being decoded for them */
 };
 
 /* The largest of the last ten seconds. */
@@ -198,11 +131,5 @@ bool server_handing_over(const struct server *s);
 /* "a, b" -> "a\0b\0", in place; returns its end. Not a list: one name, whatever is in it. */
 const char *model_names_split(char *names, bool list);
 const char *model_name_find(const struct server *s, const char *name, size_t len); /* ours; NULL: none */
-bool request_id_ok(const char *s);                                                 /* fit to be one */
-void request_id_make(char id[REQUEST_ID_BYTES],
-                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
-/* answers.c (loop): r holds `now` bytes of its answer where it held *was. */
-void answer_book(struct request *r, size_t *was, size_t now);
-struct request *answers_victim(const struct server *s); /* to be ended for what answers take; or NULL */
 
 #endif

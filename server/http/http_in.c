@@ -1,6 +1,7 @@
 /* See http_in.h. */
 #include "server/http/http_in.h"
 
+#include "config/base/assert.h"
 #include "server/http/error_map.h"
 #include "server/http/limits.h"
 
@@ -149,6 +150,22 @@ static bool field_line(struct http_in *h, const char *s, size_t len, bool traile
            put(h, &h->head, "\r\n", 2);
 }
 
+static void state_to(struct http_in *h, enum http_state state)
+{
+    static const unsigned next[] = {
+        [HTTP_IN_HEAD] = 1u << HTTP_IN_LENGTH | 1u << HTTP_IN_SIZE | 1u << HTTP_IN_END,
+        [HTTP_IN_LENGTH] = 1u << HTTP_IN_END,
+        [HTTP_IN_SIZE] = 1u << HTTP_IN_CHUNK | 1u << HTTP_IN_TRAILER,
+        [HTTP_IN_CHUNK] = 1u << HTTP_IN_CHUNK_END,
+        [HTTP_IN_CHUNK_END] = 1u << HTTP_IN_SIZE,
+        [HTTP_IN_TRAILER] = 1u << HTTP_IN_END,
+        [HTTP_IN_END] = 0,
+    };
+    (void)next;
+    ASSERT_SLOW(next[h->state] >> state & 1);
+    h->state = state;
+}
+
 static bool head_complete(struct http_in *h, struct buf *out)
 {
     if (h->codings && h->lengths)
@@ -167,7 +184,7 @@ static bool head_complete(struct http_in *h, struct buf *out)
     if (!put(h, out, h->head.data, h->head.len) || !put(h, out, "\r\n", 2)) return false;
     buf_fini(&h->head);
     h->bytes = 0;
-    h->state = h->chunked ? HTTP_IN_SIZE : h->left ? HTTP_IN_LENGTH : HTTP_IN_END;
+    state_to(h, h->chunked ? HTTP_IN_SIZE : h->left ? HTTP_IN_LENGTH : HTTP_IN_END);
     return true;
 }
 
@@ -205,14 +222,14 @@ static bool size_line(struct http_in *h, const char *s, size_t len)
     for (size_t i = n; i < len; i++)
         if (((unsigned char)s[i] < ' ' && s[i] != '\t') || s[i] == 0x7f)
             return invalid(h, "A chunk extension holds a control character.");
-    h->state = h->left ? HTTP_IN_CHUNK : HTTP_IN_TRAILER;
+    state_to(h, h->left ? HTTP_IN_CHUNK : HTTP_IN_TRAILER);
     return true;
 }
 
 static bool trailer_line(struct http_in *h, const char *s, size_t len, struct buf *out)
 {
     if (len) return field_line(h, s, len, true);
-    h->state = HTTP_IN_END;
+    state_to(h, HTTP_IN_END);
     return put(h, out, "0\r\n\r\n", 5);
 }
 
@@ -263,11 +280,11 @@ enum http_event http_in_feed(struct http_in *h, const char *data, size_t len, si
             at += n;
             h->left -= n;
             if (h->left) continue;
-            h->state = chunk ? HTTP_IN_CHUNK_END : HTTP_IN_END;
+            state_to(h, chunk ? HTTP_IN_CHUNK_END : HTTP_IN_END);
             h->left = chunk ? 2 : 0;
         } else if (h->state == HTTP_IN_CHUNK_END) {
             if (data[at++] != (h->left == 2 ? '\r' : '\n')) invalid(h, "A chunk is not as long as it says.");
-            else if (!--h->left) h->state = HTTP_IN_SIZE;
+            else if (!--h->left) state_to(h, HTTP_IN_SIZE);
         } else {
             if (!http_in_begun(h) && data[at] != '\r' && data[at] != '\n' && !tchar(data[at])) {
                 invalid(h, "The connection does not begin with an HTTP request."); /* TLS, say */

@@ -1,6 +1,7 @@
 /* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll
  * descriptor, the loader and engine thread, signals, and the phases of the process. See http/http.h for the
  * threads and the life of a request. Knows no endpoint. */
+#include "config/base/assert.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/model/model_info.h"
@@ -81,9 +82,9 @@ static enum MHD_Result queue_answer(struct request *r)
 {
     struct MHD_Response *resp = request_response(r);
     if (!resp) return MHD_NO;
-    enum MHD_Result ok = MHD_queue_response(r->mhd, (unsigned)r->status, resp);
+    enum MHD_Result ok = MHD_queue_response(r->http.mhd, (unsigned)r->answer.status, resp);
     MHD_destroy_response(resp); /* the connection keeps its own reference */
-    r->queued = ok == MHD_YES;
+    r->http.queued = ok == MHD_YES;
     return ok;
 }
 
@@ -91,14 +92,14 @@ static enum MHD_Result queue_answer(struct request *r)
  * answer goes out at once. */
 static enum MHD_Result refuse(struct request *r)
 {
-    const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
-    const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Transfer-Encoding");
-    const char *expect = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Expect");
+    const char *length = exchange_header(&r->http, "Content-Length");
+    const char *coding = exchange_header(&r->http, "Transfer-Encoding");
+    const char *expect = exchange_header(&r->http, "Expect");
     bool body = coding || (length && strcmp(length, "0") != 0);
     bool small = !coding && length && strlen(length) <= 5 && strtoul(length, NULL, 10) <= LIMIT_SMALL_BODY;
-    r->state = RQ_SWALLOW;
-    if (!body || (small && !expect && !r->close_after)) return MHD_YES;
-    r->close_after = true;
+    request_to(r, RQ_SWALLOW);
+    if (!body || (small && !expect && !r->http.close_after)) return MHD_YES;
+    r->http.close_after = true;
     request_fail(r);
     return queue_answer(r);
 }
@@ -106,25 +107,23 @@ static enum MHD_Result refuse(struct request *r)
 static enum MHD_Result body_take(struct request *r, const char *data, size_t len)
 {
     struct server *s = r->srv;
-    r->body_seen += len;
-    if (r->state == RQ_BODY && r->body_seen > s->opt->max_body_bytes) {
-        api_fail(&r->error, 413, "request_too_large", NULL, "The request body is larger than %llu bytes.",
-                 (unsigned long long)s->opt->max_body_bytes);
+    r->http.body_seen += len;
+    if (r->state == RQ_BODY && r->http.body_seen > s->opt->max_body_bytes) {
+        api_fail(&r->answer.error, 413, "request_too_large", NULL,
+                 "The request body is larger than %llu bytes.", (unsigned long long)s->opt->max_body_bytes);
     } else if (r->state == RQ_BODY && s->body_bytes + len > LIMIT_BODIES_BYTES) {
-        api_fail(&r->error, 503, "out_of_memory", NULL,
+        api_fail(&r->answer.error, 503, "out_of_memory", NULL,
                  "The server holds too many request bodies; try again.");
-    } else if (r->state == RQ_BODY && buf_add(&r->body, data, len)) {
-        api_fail(&r->error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    } else if (r->state == RQ_BODY && exchange_body_add(&r->http, data, len)) {
+        api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
     }
-    if (r->error.http) {
-        s->body_bytes -= r->body.len;
-        buf_fini(&r->body);
+    if (r->answer.error.http) {
+        s->body_bytes -= r->http.body.len;
+        buf_fini(&r->http.body);
         if (r->state == RQ_BODY && conn_answer_early(r)) return MHD_NO;
-        r->state = RQ_SWALLOW;
+        request_to(r, RQ_SWALLOW);
         return MHD_YES;
     }
-    for (size_t i = 0; i < len; i++)
-        r->body_marks += data[i] == '{' || data[i] == '[' || data[i] == ',' || data[i] == ':';
     s->body_bytes += len;
     return MHD_YES;
 }
@@ -134,22 +133,15 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
 {
     struct server *s = cls;
     struct request *r = *context;
+    (void)version;
     if (!r) {
-        r = request_create(s, c);
+        r = request_create(s, c, method, url);
         *context = r;
         if (!r) return MHD_NO;
         conn_request(r);
-        r->http10 = strcmp(version, "HTTP/1.0") == 0;
-        r->method = strcmp(method, "GET") == 0       ? M_GET
-                    : strcmp(method, "HEAD") == 0    ? M_HEAD
-                    : strcmp(method, "POST") == 0    ? M_POST
-                    : strcmp(method, "OPTIONS") == 0 ? M_OPTIONS
-                                                     : M_OTHER;
-        r->path = strdup(url);
-        if (!r->path) return MHD_NO;
         return routes_admit(r) ? MHD_YES : refuse(r);
     }
-    if (r->state == RQ_ANSWER && r->queued) return MHD_NO; /* the gate has answered */
+    if (r->state == RQ_ANSWER && r->http.queued) return MHD_NO; /* the gate has answered */
     if (*len) {
         enum MHD_Result ok = body_take(r, data, *len);
         *len = 0;
@@ -162,8 +154,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     }
     if (r->cancelled) return MHD_NO;
     if (r->state == RQ_ANSWER || r->state == RQ_STREAM) return queue_answer(r);
-    MHD_suspend_connection(c);
-    r->suspended = true;
+    exchange_sleep(&r->http);
     return MHD_YES;
 }
 
@@ -174,24 +165,24 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **context,
     struct request *r = *context;
     if (!r) return; /* refused before on_request */
     *context = NULL;
-    bool gone = !r->queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
-    double seconds = (double)(now_us() - r->arrived_us) * 1e-6;
-    int status = gone ? 499 : r->status;
+    bool gone = !r->http.queued || (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && r->state == RQ_STREAM);
+    double seconds = (double)(now_us() - r->http.arrived_us) * 1e-6;
+    int status = gone ? 499 : r->answer.status;
     if (r->route && r->route->label) {
         metrics_http(s->metrics, r->route->label,
-                     r->method == M_POST   ? "POST"
-                     : r->method == M_GET  ? "GET"
-                     : r->method == M_HEAD ? "HEAD"
-                                           : "OTHER",
+                     r->http.method == M_POST   ? "POST"
+                     : r->http.method == M_GET  ? "GET"
+                     : r->http.method == M_HEAD ? "HEAD"
+                                                : "OTHER",
                      status, seconds);
     }
     if (log_enabled(r->route && !r->route->label ? LOG_DEBUG : LOG_INFO)) {
-        log_info("req=%s path=%.100s status=%d ms=%.1f", r->id, r->path ? r->path : "", status,
+        log_info("req=%s path=%.100s status=%d ms=%.1f", r->http.id, r->http.path ? r->http.path : "", status,
                  seconds * 1e3);
     }
     conn_completed(c);
-    r->mhd = NULL;
-    r->suspended = false;
+    r->http.mhd = NULL;
+    r->http.suspended = false;
     if (gone) request_client_gone(r);
     request_release(r);
 }
@@ -394,14 +385,31 @@ static void engine_main(void *arg)
     if (ok) sched_run(s->loading.sched);
 }
 
+static void phase_set(struct server *s, enum server_phase phase)
+{
+    static const unsigned next[] = {
+        [SRV_LOADING] = 1u << SRV_READY | 1u << SRV_ENDING,
+        [SRV_READY] = 1u << SRV_LEAVING | 1u << SRV_DRAINING,
+        [SRV_LEAVING] = 1u << SRV_DRAINING,
+        [SRV_DRAINING] = 1u << SRV_ENDING,
+        [SRV_ENDING] = 0,
+    };
+    if (phase <= s->phase) return;
+    (void)next;
+    ASSERT_SLOW(next[s->phase] >> phase & 1);
+    s->phase = phase;
+    s->phase_us = now_us();
+    if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", s->load);
+    if (phase >= SRV_DRAINING) conn_listen_stop(s);
+}
+
 static void loaded_event(uv_async_t *a)
 {
     struct server *s = a->data;
     if (s->load_status) {
         fprintf(stderr, "kvasir: %s\n", s->load_err.msg);
         s->exit_code = 1;
-        s->phase = SRV_ENDING;
-        s->phase_us = now_us();
+        phase_set(s, SRV_ENDING);
         return;
     }
     s->model = &s->loading;
@@ -413,8 +421,7 @@ static void loaded_event(uv_async_t *a)
              (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20),
              (unsigned long long)(s->opt->encoder_cache_memory >> 20));
     if (s->phase != SRV_LOADING) return;
-    s->phase = SRV_READY;
-    s->phase_us = now_us();
+    phase_set(s, SRV_READY);
     printf("kvasir: listening on %s\n", s->url);
     fflush(stdout);
 }
@@ -428,15 +435,6 @@ static void wake_event(uv_async_t *a)
 }
 
 /* ---- signals and phases ---- */
-
-static void phase_set(struct server *s, enum server_phase phase)
-{
-    if (phase <= s->phase) return;
-    s->phase = phase;
-    s->phase_us = now_us();
-    if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", s->load);
-    if (phase >= SRV_DRAINING) conn_listen_stop(s);
-}
 
 /* One request to end often comes as two signals: a terminal signals the whole process group, and so does
  * `timeout`, and what has started us passes on its own. The second one that means "at once" comes from a

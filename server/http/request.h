@@ -1,18 +1,69 @@
-/* A request's life, from its headers to its answer. Event loop's thread. See http.h. */
+/* A request, from its headers to its answer. Internal to server/.
+ *
+ *   BODY -> WORKING -> RUNNING -> ANSWER   (whole answers: libmicrohttpd's connection sleeps until they are
+ * there)
+ *                             \-> STREAM   (events: it sleeps whenever none waits)
+ *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is read away)
+ *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
+ *
+ * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
+ * has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further workers
+ * (generate/images.c), counted in `fetches`.
+ *
+ * Event loop's thread, but while `working`: then a worker of uv_queue_work owns body, answer and gen, and the
+ * loop touches none of them. */
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
 
+#include "server/http/answer.h"
+#include "server/http/exchange.h"
 #include "server/http/http.h"
+#include "server/http/stream.h"
 
-struct request *request_create(struct server *s, struct MHD_Connection *c);
-void request_release(struct request *r);     /* frees it if nobody needs it any more */
-void request_client_gone(struct request *r); /* cancels; safe to call twice */
+struct gen;
+
+enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
+
+struct request {
+    struct server *srv;
+    struct request *prev, *next; /* server's list */
+    const struct route *route;
+    enum request_state state; /* request_to */
+    bool working;
+    bool cancelled; /* the client has gone */
+    struct exchange http;
+    struct answer answer;
+    struct stream stream;
+
+    /* work on the pool */
+    uv_work_t job;
+    void (*job_run)(struct request *r);  /* worker thread */
+    void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
+    size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */
+    bool parse_waits;                    /* until others give back theirs */
+
+    /* generating endpoints */
+    struct gen *gen;                       /* owned; and with it: */
+    void (*gen_cancel)(struct request *r); /* the client left */
+    void (*gen_free)(struct gen *g);
+    const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
+    uint32_t sequences_alive; /* submitted, EV_END not yet taken */
+    uint32_t fetches;         /* pictures being decoded for them */
+};
+
+void request_to(struct request *r, enum request_state state);
+/* Headers are complete. NULL: out of memory. */
+struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
+                               const char *target);
+struct request *requests_largest(const struct server *s); /* to be ended for what answers take; or NULL */
+void request_release(struct request *r);                  /* frees it if nobody needs it any more */
+void request_client_gone(struct request *r);              /* cancels; safe to call twice */
 /* Each ends the request's way: the connection is woken and sends what r holds. */
-void request_answer(struct request *r, int status); /* body in r->out */
-void request_fail(struct request *r);               /* r->error is filled */
-void request_stream_open(struct request *r);        /* first bytes are in r->out */
-void request_stream_more(struct request *r);        /* r->out grew, or r->out_end was set */
-/* Runs job on a worker, then done on the loop (done decides by r->error). */
+void request_answer(struct request *r, int status); /* body in r->answer.out */
+void request_fail(struct request *r);               /* r->answer.error is filled */
+void request_stream_open(struct request *r);        /* first bytes are in r->answer.out */
+void request_stream_more(struct request *r);        /* r->answer.out grew, or r->stream.end was set */
+/* Runs job on a worker, then done on the loop (done decides by r->answer.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 /* For loop.c: response object for the state, headers and all; NULL = out of memory */
 struct MHD_Response *request_response(struct request *r);

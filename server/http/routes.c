@@ -54,31 +54,11 @@ static const struct route *route_find(const char *path, size_t len)
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];
         size_t n = strlen(r->path);
-        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0)
+        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0
+                      : len == n && memcmp(path, r->path, n) == 0)
             return r;
     }
     return NULL;
-}
-
-/* "//a//b/" -> "/a/b"; an absolute-form target loses scheme and host. In place. */
-static void path_normalise(char *path)
-{
-    char *from = path, *to = path;
-    if (strncasecmp(from, "http://", 7) == 0 || strncasecmp(from, "https://", 8) == 0) {
-        from = strstr(from, "://") + 3;
-        from += strcspn(from, "/");
-        if (!*from) from = path + strlen(path);
-    }
-    while (*from) {
-        if (*from == '/' && to > path && to[-1] == '/') {
-            from++;
-        } else {
-            *to++ = *from++;
-        }
-    }
-    if (to > path + 1 && to[-1] == '/') to--;
-    if (to == path) *to++ = '/';
-    *to = '\0';
 }
 
 /* ---- keys ---- */
@@ -136,9 +116,9 @@ static bool key_ok(struct request *r, const struct auth *a, const char *key)
     int found = 0; /* every key is compared, so that time tells nothing */
     for (size_t i = 0; i < a->count; i++) found |= sodium_memcmp(digest, a->digests[i], sizeof digest) == 0;
     if (!found) return false;
-    memcpy(r->key, digest, sizeof r->key);
-    r->has_key = true;
-    r->one_key = a->count == 1;
+    memcpy(r->http.key, digest, sizeof r->http.key);
+    r->http.has_key = true;
+    r->http.one_key = a->count == 1;
     return true;
 }
 
@@ -146,7 +126,7 @@ static bool authorised(struct request *r)
 {
     const struct auth *a = r->srv->auth;
     if (!a) return true;
-    const char *v = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Authorization");
+    const char *v = exchange_header(&r->http, "Authorization");
     if (v && strncasecmp(v, "Bearer ", 7) == 0) {
         v += 7;
         while (*v == ' ') v++;
@@ -154,7 +134,7 @@ static bool authorised(struct request *r)
     }
     static const char *const others[] = {"x-api-key", "api-key"};
     for (size_t i = 0; i < 2; i++) {
-        v = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, others[i]);
+        v = MHD_lookup_connection_value(r->http.mhd, MHD_HEADER_KIND, others[i]);
         if (v && key_ok(r, a, v)) return true;
     }
     return false;
@@ -166,14 +146,14 @@ static bool gate_ok(struct request *r)
 {
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
-        (void)api_fail(&r->error, 503, "engine_dead", NULL, "The engine has failed.");
+        (void)api_fail(&r->answer.error, 503, "engine_dead", NULL, "The engine has failed.");
     } else if (s->phase == SRV_LOADING || !s->model) {
-        (void)api_fail(&r->error, 503, "model_loading", NULL, "The model is still loading.");
+        (void)api_fail(&r->answer.error, 503, "model_loading", NULL, "The model is still loading.");
     } else if (s->phase >= SRV_DRAINING) {
-        r->close_after = true;
-        (void)api_fail(&r->error, 503, "server_draining", NULL, "The server is shutting down.");
+        r->http.close_after = true;
+        (void)api_fail(&r->answer.error, 503, "server_draining", NULL, "The server is shutting down.");
     }
-    return !r->error.http;
+    return !r->answer.error.http;
 }
 
 static bool queue_ok(struct request *r)
@@ -183,25 +163,25 @@ static bool queue_ok(struct request *r)
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
     if (st.waiting < s->opt->max_queue) return true;
-    (void)api_fail(&r->error, 429, "rate_limit_exceeded", NULL,
+    (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
                    "Too many requests are waiting; try again later.");
     /* A guess of the wait: everything that waits needs about as long per sequence as what ran before. */
     uint64_t done = st.ended[END_STOP_EOS] + st.ended[END_STOP_TOKEN] + st.ended[END_LENGTH];
     uint64_t wait_us = done ? st.step_us_total / done * st.waiting / (st.running ? st.running : 1) : 1000000u;
     uint64_t seconds = wait_us / 1000000u + 1;
-    r->retry_after = seconds > 30 ? 30 : (unsigned)seconds;
+    r->answer.retry_after = seconds > 30 ? 30 : (unsigned)seconds;
     return false;
 }
 
 static bool type_ok(struct request *r)
 {
-    const char *coding = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Encoding");
+    const char *coding = exchange_header(&r->http, "Content-Encoding");
     if (coding && strcasecmp(coding, "identity") != 0) {
-        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL,
+        (void)api_fail(&r->answer.error, 415, "unsupported_media_type", NULL,
                        "Compressed request bodies are not supported.");
         return false;
     }
-    const char *type = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Type");
+    const char *type = exchange_header(&r->http, "Content-Type");
     bool ok = false;
     if (type) {
         size_t n = strcspn(type, "; \t");
@@ -214,17 +194,17 @@ static bool type_ok(struct request *r)
         }
     }
     if (!ok)
-        (void)api_fail(&r->error, 415, "unsupported_media_type", NULL,
+        (void)api_fail(&r->answer.error, 415, "unsupported_media_type", NULL,
                        "Content-Type must be application/json.");
     return ok;
 }
 
 static bool size_ok(struct request *r)
 {
-    const char *length = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Content-Length");
+    const char *length = exchange_header(&r->http, "Content-Length");
     if (length && (strlen(length) > 19 || strtoull(length, NULL, 10) > r->srv->opt->max_body_bytes)) {
-        r->close_after = true;
-        (void)api_fail(&r->error, 413, "request_too_large", NULL,
+        r->http.close_after = true;
+        (void)api_fail(&r->answer.error, 413, "request_too_large", NULL,
                        "The request body is larger than %llu bytes.",
                        (unsigned long long)r->srv->opt->max_body_bytes);
         return false;
@@ -243,55 +223,53 @@ static const char *allow_text(unsigned methods)
 
 static bool options_admit(struct request *r)
 {
-    const char *wanted =
-        MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Method");
+    const char *wanted = exchange_header(&r->http, "Access-Control-Request-Method");
     r->route = &preflight;
-    r->status = 204;
+    r->answer.status = 204;
     if (wanted) {
-        const char *headers =
-            MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Access-Control-Request-Headers");
-        r->cors = strdup(headers && strlen(headers) < 4096 ? headers : "");
+        const char *headers = exchange_header(&r->http, "Access-Control-Request-Headers");
+        r->http.cors = strdup(headers && strlen(headers) < 4096 ? headers : "");
         return true;
     }
     /* HAProxy's bare health check. */
-    if ((strcmp(r->path, "/") == 0 || strcmp(r->path, "*") == 0) && r->srv->phase != SRV_READY) {
-        (void)api_fail(&r->error, 503, r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining",
-                       NULL, "The server is not ready.");
+    if ((strcmp(r->http.path, "/") == 0 || strcmp(r->http.path, "*") == 0) && r->srv->phase != SRV_READY) {
+        (void)api_fail(&r->answer.error, 503,
+                       r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining", NULL,
+                       "The server is not ready.");
         return false;
     }
-    const struct route *route = route_find(r->path, strlen(r->path));
-    r->allow = allow_text(route ? route->methods : M_GET | M_HEAD | M_POST);
+    const struct route *route = route_find(r->http.path, strlen(r->http.path));
+    r->answer.allow = allow_text(route ? route->methods : M_GET | M_HEAD | M_POST);
     return true;
 }
 
 bool routes_admit(struct request *r)
 {
-    r->has_origin = MHD_lookup_connection_value(r->mhd, MHD_HEADER_KIND, "Origin") != NULL;
-    path_normalise(r->path);
-    if (r->method == M_OPTIONS) return options_admit(r);
-    const struct route *route = route_find(r->path, strlen(r->path));
+    if (r->http.method == M_OPTIONS) return options_admit(r);
+    const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* A wrong key learns nothing about which paths exist. */
     if ((!route || route->auth) && !authorised(r)) {
-        (void)api_fail(&r->error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
+        (void)api_fail(&r->answer.error, 401, "invalid_api_key", NULL, "Incorrect or missing API key.");
         return false;
     }
     if (!route) {
-        const char *name = r->method == M_GET    ? "GET"
-                           : r->method == M_POST ? "POST"
-                           : r->method == M_HEAD ? "HEAD"
-                                                 : "?";
-        if (strcmp(r->path, "/v1/embeddings") == 0) {
-            (void)api_fail(&r->error, 404, "unsupported_endpoint", NULL,
+        const char *name = r->http.method == M_GET    ? "GET"
+                           : r->http.method == M_POST ? "POST"
+                           : r->http.method == M_HEAD ? "HEAD"
+                                                      : "?";
+        if (strcmp(r->http.path, "/v1/embeddings") == 0) {
+            (void)api_fail(&r->answer.error, 404, "unsupported_endpoint", NULL,
                            "This model does not support embeddings.");
         } else {
-            (void)api_fail(&r->error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name, r->path);
+            (void)api_fail(&r->answer.error, 404, "unknown_url", NULL, "Invalid URL (%s %.200s)", name,
+                           r->http.path);
         }
         return false;
     }
     r->route = route;
-    if (!(route->methods & r->method)) {
-        r->allow = allow_text(route->methods);
-        (void)api_fail(&r->error, 405, "method_not_supported", NULL,
+    if (!(route->methods & r->http.method)) {
+        r->answer.allow = allow_text(route->methods);
+        (void)api_fail(&r->answer.error, 405, "method_not_supported", NULL,
                        "This method is not supported for this URL.");
         return false;
     }

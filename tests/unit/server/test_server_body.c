@@ -16,15 +16,15 @@
 static json_t *parse(struct request *r, const char *text, size_t len)
 {
     *r = (struct request){0};
-    buf_init(&r->body, 64u << 20);
-    assert_int_equal(buf_add(&r->body, text, len), ST_OK);
+    buf_init(&r->http.body, 64u << 20);
+    assert_int_equal(buf_add(&r->http.body, text, len), ST_OK);
     json_t *root = NULL;
     enum status st = request_body_parse(r, &root);
-    buf_fini(&r->body);
+    buf_fini(&r->http.body);
     assert_int_equal(st == ST_OK, root != NULL);
     if (!root) {
-        assert_int_equal(r->error.http, 400);
-        assert_string_equal(r->error.code, "invalid_json");
+        assert_int_equal(r->answer.error.http, 400);
+        assert_string_equal(r->answer.error.code, "invalid_json");
     }
     return root;
 }
@@ -129,7 +129,7 @@ static void test_large_numbers(void **state)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         struct request r;
         json_t *root = parse(&r, table[i].in, strlen(table[i].in));
-        if (!root) fail_msg("%s: %s", table[i].in, r.error.message);
+        if (!root) fail_msg("%s: %s", table[i].in, r.answer.error.message);
         json_t *a = json_object_get(root, "a");
         assert_int_equal(json_is_integer(a), table[i].integer);
         if (!table[i].integer)
@@ -170,7 +170,7 @@ static void test_large_numbers(void **state)
     for (size_t i = 0; i < count; i++, at += 20) memcpy(list + at, "9223372036854775808,", 20);
     memcpy(list + at - 1, "]}", 2);
     assert_null(parse(&many, list, at + 1));
-    assert_non_null(strstr(many.error.message, "too many values"));
+    assert_non_null(strstr(many.answer.error.message, "too many values"));
     free(list);
     struct request r;
     char digits[420] = "{\"a\":";

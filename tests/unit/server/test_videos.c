@@ -368,12 +368,12 @@ static void test_kwargs(void **state)
         assert_non_null(root);
         enum status st = gen_parse_image_bounds(&d->g, root);
         if (cases[i].code) {
-            if (!st || d->r.error.http != 400 || strcmp(d->r.error.code, cases[i].code) != 0 ||
-                strcmp(d->r.error.param, cases[i].param) != 0)
-                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.error.code : "",
-                         st ? d->r.error.param : "");
+            if (!st || d->r.answer.error.http != 400 || strcmp(d->r.answer.error.code, cases[i].code) != 0 ||
+                strcmp(d->r.answer.error.param, cases[i].param) != 0)
+                fail_msg("%s: %d %s, %s", cases[i].json, (int)st, st ? d->r.answer.error.code : "",
+                         st ? d->r.answer.error.param : "");
         } else {
-            if (st) fail_msg("%s: %s", cases[i].json, d->r.error.message);
+            if (st) fail_msg("%s: %s", cases[i].json, d->r.answer.error.message);
             assert_true(d->g.p.image_bounds.area_min == cases[i].min &&
                         d->g.p.image_bounds.area_max == cases[i].max);
         }

@@ -1,0 +1,28 @@
+/* What a request is answered, and what it takes in memory: that of all answers together is bounded, for each
+ * has its limits, but there may be thousands. Event loop's thread; while a worker has the request, the error,
+ * the type and the text are the worker's. */
+#ifndef KVASIR_ANSWER_H
+#define KVASIR_ANSWER_H
+
+#include "config/base/buf.h"
+#include "server/http/error_map.h"
+
+struct answer {
+    struct api_error error; /* http != 0: this is the answer */
+    unsigned retry_after;   /* seconds, for an error of status 429 or 503; 0 = 1 */
+    int status;
+    const char *content_type; /* static; NULL = application/json */
+    const char *allow;        /* value of the Allow header, or NULL */
+    struct buf out;           /* body of the answer, or, streaming, the events that wait */
+    size_t bytes;             /* what the answer holds in memory: its share of *all */
+    size_t *all;
+    size_t booked; /* of it, out */
+};
+
+void answer_open(struct answer *a, size_t *all);
+void answer_close(struct answer *a);
+/* It holds `now` bytes where it held *was. */
+void answer_book(struct answer *a, size_t *was, size_t now);
+void answer_book_out(struct answer *a); /* out has changed */
+
+#endif

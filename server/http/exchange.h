@@ -1,0 +1,50 @@
+/* The client's side of a request: what libmicrohttpd read, and its connection, which sleeps while there is
+ * nothing to send. Event loop's thread; a worker may read the body. */
+#ifndef KVASIR_EXCHANGE_H
+#define KVASIR_EXCHANGE_H
+
+#include "config/base/buf.h"
+
+#include <microhttpd.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_OTHER = 16 };
+
+#define REQUEST_ID_BYTES 132u
+
+struct exchange {
+    struct MHD_Connection *mhd; /* NULL once libmicrohttpd is done with the request */
+    enum method method;
+    bool suspended;            /* it sleeps */
+    bool queued;               /* libmicrohttpd has the answer */
+    bool close_after;          /* the answer says Connection: close */
+    char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
+    bool id_from_client;
+    char *path; /* normalised, still percent-encoded */
+    char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
+    bool has_origin;
+    struct buf body;
+    uint64_t body_seen;    /* bytes, including those thrown away */
+    size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
+    size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
+                              body_bytes */
+    bool has_key, one_key; /* came with a valid API key; the server knows no other */
+    uint8_t key[32];       /* its SHA-256 */
+    uint64_t arrived_us;   /* monotonic */
+    int64_t created;       /* Unix seconds */
+};
+
+bool request_id_ok(const char *s); /* fit to be one */
+void request_id_make(char id[REQUEST_ID_BYTES],
+                     const char *given); /* the client's (may be NULL) if it is fit, else a new one */
+/* From the request line and the headers. False: out of memory; to be closed all the same. */
+bool exchange_open(struct exchange *x, struct MHD_Connection *c, const char *method, const char *target,
+                   size_t body_max);
+void exchange_close(struct exchange *x);
+const char *exchange_header(const struct exchange *x, const char *name); /* NULL: it has none */
+enum status exchange_body_add(struct exchange *x, const char *data, size_t len) KV_MUST_CHECK;
+void exchange_sleep(struct exchange *x);
+bool exchange_wake(struct exchange *x); /* false: it did not sleep, or has gone */
+
+#endif
