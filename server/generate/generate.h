@@ -65,6 +65,20 @@ struct gen_prompt {
     size_t booked; /* their share of the request's answer_bytes */
 };
 
+/* What the chunks of a stream have shown so far; generate/write.c's. */
+struct choice_shown {
+    bool dirty;   /* there are tokens that none showed yet */
+    bool any;     /* the first one (with echo) went out */
+    bool finish;  /* the one with the finish_reason did */
+    bool null;    /* the role chunk said "content":null */
+    size_t text;  /* bytes */
+    uint32_t ids; /* tokens */
+};
+struct gen_shown {
+    bool head, prompt_ids;
+    uint32_t finishes; /* choices whose finish_reason is out */
+};
+
 /* One answer: sample j of prompt i is choice i * n + j. */
 struct choice {
     struct gen *gen;
@@ -73,11 +87,8 @@ struct choice {
     struct seq_id seq;
     struct sampling_params sampling;
     bool submitted, seq_ended;
-    bool dirty;         /* STREAM: has tokens that no chunk showed yet */
-    bool started;       /* STREAM: its first chunk (with echo) went out */
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
-    bool stop_shown;    /* STREAM: its finish chunk went out */
-    bool null_shown;    /* STREAM: its role chunk said "content":null */
+    struct choice_shown shown;
     enum finish finish;
     bool stop_is_id;
     uint32_t stop_id;
@@ -87,11 +98,10 @@ struct choice {
     struct buf text;         /* all text, with what is held back at its end */
     struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it;
                                 else NULL. Owned */
-    size_t shown;            /* STREAM: bytes of text already in chunks */
     size_t held;             /* bytes at the end that may yet become a stop string */
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, the end token among them */
-    uint32_t id_count, id_cap, ids_shown;
+    uint32_t id_count, id_cap;
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t booked;              /* its share of the request's answer_bytes */
@@ -129,9 +139,9 @@ struct gen {
     struct gen_picture
         *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
     uint32_t picture_count;
-    size_t pixel_bytes;      /* of decoded pictures in the prompt: its share of the server's */
-    uint32_t finishes_shown; /* STREAM: choices whose finish chunk went out */
-    bool head_sent, failed, prompt_ids_sent;
+    size_t pixel_bytes; /* of decoded pictures in the prompt: its share of the server's */
+    struct gen_shown shown;
+    bool failed;
     bool touched; /* events of this wake-up changed it */
     struct gen *next_touched;
     double image_seconds; /* spent on decoding pictures before the sequences were made, and how many: told to
@@ -196,13 +206,7 @@ bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
 enum status gen_prompt_logprobs(struct choice *c)
     KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
 void gen_write_answer(struct gen *g);
-void gen_write_head_chunks(struct gen *g); /* STREAM: role chunks */
-bool gen_write_pending(
-    const struct choice *c); /* STREAM: c, which is finished, has something that no chunk showed yet */
-void gen_write_delta(
-    struct choice *c,
-    bool final); /* STREAM: what c has not shown yet; final = with its finish_reason (merged) */
-void gen_write_finish(struct choice *c); /* STREAM: finish chunk */
-void gen_write_tail(struct gen *g);      /* STREAM: usage, [DONE] */
+void gen_stream_token(struct choice *c); /* before it takes a token: chunks show one step each */
+void gen_stream_write(struct gen *g);    /* chunks of all that is new, and the end */
 
 #endif

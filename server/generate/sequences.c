@@ -184,13 +184,6 @@ static enum status token_take(struct choice *c, const struct token_out *t)
 
 /* ---- events ---- */
 
-static void stream_head(struct gen *g)
-{
-    if (g->head_sent) return;
-    g->head_sent = true;
-    gen_write_head_chunks(g);
-}
-
 /* What a prompt found in the cache is what its first sample found: the others come upon what that one left.
  */
 static void cache_seen(struct choice *c, const struct sched_event *ev)
@@ -217,15 +210,11 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
     }
     c->last_us = now;
-    if (g->p.stream && c->dirty) { /* one chunk per step, also when two steps' tokens come at once */
-        stream_head(g);
-        gen_write_delta(c, false);
-    }
+    if (g->p.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         return;
     }
-    c->dirty = true;
     book_choice(c);
     touch(g, touched);
     if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
@@ -313,27 +302,8 @@ static void gen_flush(struct gen *g)
         gen_shed(g);
         return;
     }
-    stream_head(g);
-    if (r->state == RQ_RUNNING) request_stream_open(r);
-    bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
-    for (uint32_t i = 0; i < g->choice_count; i++) {
-        struct choice *c = &g->choices[i];
-        if (c->finish == FIN_NONE) {
-            if (c->dirty) gen_write_delta(c, false);
-        } else if (c->finish != FIN_ABORT && !c->stop_shown) {
-            c->stop_shown = true;
-            g->finishes_shown++;
-            /* A tail that was held back for a stop string that never came also needs a chunk. */
-            bool delta = gen_write_pending(c);
-            if (delta) gen_write_delta(c, merged);
-            if (!delta || !merged) gen_write_finish(c);
-        }
-    }
-    if (!g->choices_open && !r->stream.end) {
-        gen_write_tail(g);
-        r->stream.end = true;
-        gen_shed(g);
-    }
+    gen_stream_write(g);
+    if (r->stream.end) gen_shed(g);
     request_stream_more(r);
 }
 

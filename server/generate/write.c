@@ -299,18 +299,20 @@ static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool fini
     } else if (g->p.include_usage) {
         jo_text(o, ",\"usage\":null");
     }
-    if (g->p.return_token_ids && !g->prompt_ids_sent && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
-    g->prompt_ids_sent = true;
+    if (g->p.return_token_ids && !g->shown.prompt_ids && g->prompt_count == 1) prompt_ids(o, &g->prompts[0]);
+    g->shown.prompt_ids = true;
     /* With a usage chunk it goes there; else into the last chunk that there is: a chunk of its own without
      * choices would break clients that read choices[0]. */
-    if (finish && !g->p.include_usage && g->finishes_shown == g->choice_count) cache_info(o, g);
+    if (finish && !g->p.include_usage && g->shown.finishes == g->choice_count) cache_info(o, g);
     jo_text(o, "}");
     sse_end(o);
     if (o->st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
 }
 
-void gen_write_head_chunks(struct gen *g)
+static void head_chunks(struct gen *g)
 {
+    if (g->shown.head) return;
+    g->shown.head = true;
     for (uint32_t i = 0; i < g->choice_count && g->kind == GEN_CHAT; i++) {
         struct json_out o = {.buf = &g->r->answer.out};
         chunk_begin(&o, &g->choices[i]);
@@ -318,9 +320,9 @@ void gen_write_head_chunks(struct gen *g)
         jo_cstring(&o, g->answer_role ? g->answer_role : "assistant");
         /* Clients put texts of one key together: null where there may be nothing but calls. */
         struct choice *c = &g->choices[i];
-        c->null_shown =
+        c->shown.null =
             c->out && c->out->rules.calls && !c->out->content.len && !(g->p.echo && c->prompt->text);
-        jo_text(&o, c->null_shown ? ",\"content\":null" : ",\"content\":\"\"");
+        jo_text(&o, c->shown.null ? ",\"content\":null" : ",\"content\":\"\"");
         jo_text(&o, ",\"refusal\":null},\"logprobs\":null,\"finish_reason\":null}");
         chunk_end(&o, g, false, false);
     }
@@ -342,7 +344,8 @@ static struct piece piece_next(const struct choice *c)
     enum { ARGUMENTS_MAX = 16384 }; /* some clients read lines of limited length */
     const struct chat_output *out = c->out;
     const struct gen_prompt *p = c->prompt;
-    if (!c->started && c->gen->p.echo && p->text) return (struct piece){PIECE_ECHO, 0, p->text, p->text_len};
+    if (!c->shown.any && c->gen->p.echo && p->text)
+        return (struct piece){PIECE_ECHO, 0, p->text, p->text_len};
     if (out->reasoning.len > out->reasoning_shown) {
         return (struct piece){PIECE_REASONING, 0, out->reasoning.data + out->reasoning_shown,
                               out->reasoning.len - out->reasoning_shown};
@@ -368,7 +371,7 @@ static struct piece piece_next(const struct choice *c)
 static void piece_shown(struct choice *c, const struct piece *piece)
 {
     struct chat_output *out = c->out;
-    c->started = true;
+    c->shown.any = true;
     switch (piece->kind) {
     case PIECE_REASONING: out->reasoning_shown += piece->len; break;
     case PIECE_CONTENT: out->content_shown += piece->len; break;
@@ -384,7 +387,7 @@ static void piece_shown(struct choice *c, const struct piece *piece)
 /* A role chunk that said null, and nothing came: the answer is the empty text, as it is without a stream. */
 static bool content_missing(const struct choice *c)
 {
-    return c->null_shown && !c->out->content.len && !c->out->call_count;
+    return c->shown.null && !c->out->content.len && !c->out->call_count;
 }
 
 static void piece_delta(struct json_out *o, struct choice *c, const struct piece *piece, bool final)
@@ -396,7 +399,7 @@ static void piece_delta(struct json_out *o, struct choice *c, const struct piece
         if (!final && chat_output_reasons(c->out)) {
             jo_text(o, "\"reasoning_content\":\"\"");
         } else if (!final || content_missing(c)) {
-            c->null_shown = false;
+            c->shown.null = false;
             jo_text(o, "\"content\":\"\"");
         }
         break;
@@ -431,7 +434,7 @@ static void reasons_and_ids(struct json_out *o, const struct choice *c, bool las
     }
     if (c->gen->p.return_token_ids) {
         jo_text(o, ",\"token_ids\":");
-        jo_ids(o, c->ids + c->ids_shown, c->id_count - c->ids_shown);
+        jo_ids(o, c->ids + c->shown.ids, c->id_count - c->shown.ids);
     }
 }
 
@@ -443,7 +446,7 @@ static void pieces_write(struct choice *c, bool finish)
     const struct chat_output *out = c->out;
     bool ended = c->finish != FIN_NONE, first = true;
     struct piece piece = piece_next(c);
-    c->dirty = false;
+    c->shown.dirty = false;
     if (piece.kind == PIECE_NONE && !ended) {
         /* One chunk per step, also without text; but none while it is open what the text will be. */
         bool in_call = out->call_count || (out->rules.calls && out->tool_parse.state != TOOL_TEXT);
@@ -459,22 +462,25 @@ static void pieces_write(struct choice *c, bool finish)
         bool last = finish && piece.kind == PIECE_NONE && !content_missing(c);
         logprobs_field(&o, c, first);
         reasons_and_ids(&o, c, last);
-        c->ids_shown = c->id_count;
+        c->shown.ids = c->id_count;
         first = false;
         jo_text(&o, "}");
         chunk_end(&o, g, true, last);
     } while (piece.kind != PIECE_NONE || (ended && content_missing(c)));
 }
 
-bool gen_write_pending(const struct choice *c)
+/* Has c, which is finished, something that no chunk showed yet? A tail that was held back for a stop string
+ * that never came, say. */
+static bool pending(const struct choice *c)
 {
     const struct gen_params *p = &c->gen->p;
-    if (!c->out) return c->dirty || c->shown < c->text.len || !c->started;
+    if (!c->out) return c->shown.dirty || c->shown.text < c->text.len || !c->shown.any;
     return piece_next(c).kind != PIECE_NONE || content_missing(c) ||
-           ((p->logprobs || p->return_token_ids) && c->ids_shown < c->id_count);
+           ((p->logprobs || p->return_token_ids) && c->shown.ids < c->id_count);
 }
 
-void gen_write_delta(struct choice *c, bool final)
+/* What c has not shown yet; final: with its finish_reason. */
+static void delta_chunk(struct choice *c, bool final)
 {
     struct gen *g = c->gen;
     if (c->out) {
@@ -484,34 +490,34 @@ void gen_write_delta(struct choice *c, bool final)
     struct json_out o = {.buf = &g->r->answer.out};
     const struct gen_prompt *p = c->prompt;
     size_t to = c->text.len > c->held ? c->text.len - c->held : 0;
-    if (to < c->shown) to = c->shown;
-    const char *text = c->text.data ? c->text.data + c->shown : "";
-    bool echo = !c->started && g->p.echo && p->text;
+    if (to < c->shown.text) to = c->shown.text;
+    const char *text = c->text.data ? c->text.data + c->shown.text : "";
+    bool echo = !c->shown.any && g->p.echo && p->text;
     if (g->kind == GEN_COMPLETION && gen_prompt_logprobs(c)) o.st = ST_NOMEM;
     chunk_begin(&o, c);
     jo_text(&o, g->kind == GEN_CHAT ? ",\"delta\":{\"content\":" : ",\"text\":");
     if (echo) {
         struct buf both;
         buf_init(&both, SIZE_MAX / 4);
-        if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, to - c->shown)) o.st = ST_NOMEM;
+        if (buf_add(&both, p->text, p->text_len) || buf_add(&both, text, to - c->shown.text)) o.st = ST_NOMEM;
         jo_string(&o, both.data ? both.data : "", both.len);
         buf_fini(&both);
     } else {
-        jo_string(&o, text, to - c->shown);
+        jo_string(&o, text, to - c->shown.text);
     }
     if (g->kind == GEN_CHAT) jo_text(&o, "}");
     logprobs_field(&o, c, true);
     reasons_and_ids(&o, c, final);
-    if (g->p.return_token_ids && g->kind == GEN_COMPLETION && !c->started) prompt_ids(&o, p);
+    if (g->p.return_token_ids && g->kind == GEN_COMPLETION && !c->shown.any) prompt_ids(&o, p);
     jo_text(&o, "}");
-    c->started = true;
-    c->dirty = false;
-    c->shown = to;
-    c->ids_shown = c->id_count;
+    c->shown.any = true;
+    c->shown.dirty = false;
+    c->shown.text = to;
+    c->shown.ids = c->id_count;
     chunk_end(&o, g, true, final);
 }
 
-void gen_write_finish(struct choice *c)
+static void finish_chunk(struct choice *c)
 {
     struct json_out o = {.buf = &c->gen->r->answer.out};
     chunk_begin(&o, c);
@@ -522,7 +528,7 @@ void gen_write_finish(struct choice *c)
     chunk_end(&o, c->gen, true, true);
 }
 
-void gen_write_tail(struct gen *g)
+static void tail_chunks(struct gen *g)
 {
     struct json_out o = {.buf = &g->r->answer.out};
     if (g->p.include_usage) {
@@ -536,4 +542,36 @@ void gen_write_tail(struct gen *g)
     }
     sse_done(&o);
     if (o.st) gen_abort(g->r, 500, "internal_error", "The answer is too large.");
+}
+
+void gen_stream_token(struct choice *c)
+{
+    if (c->shown.dirty) {
+        head_chunks(c->gen);
+        delta_chunk(c, false);
+    }
+    c->shown.dirty = true;
+}
+
+void gen_stream_write(struct gen *g)
+{
+    struct request *r = g->r;
+    bool merged = strcmp(r->srv->opt->stream_finish, "merged") == 0;
+    head_chunks(g);
+    if (r->state == RQ_RUNNING) request_stream_open(r);
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        struct choice *c = &g->choices[i];
+        if (c->finish == FIN_NONE) {
+            if (c->shown.dirty) delta_chunk(c, false);
+        } else if (c->finish != FIN_ABORT && !c->shown.finish) {
+            c->shown.finish = true;
+            g->shown.finishes++;
+            bool delta = pending(c);
+            if (delta) delta_chunk(c, merged);
+            if (!delta || !merged) finish_chunk(c);
+        }
+    }
+    if (g->choices_open || r->stream.end) return;
+    tail_chunks(g);
+    r->stream.end = true;
 }
