@@ -1,6 +1,7 @@
 /* See reasoning_parse.h. */
 #include "server/chat/reasoning_parse.h"
 
+#include "config/base/assert.h"
 #include "server/chat/tool_parse.h"
 
 #include <string.h>
@@ -16,6 +17,19 @@ void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim)
         .state = inside ? REASON_INSIDE : REASON_START, .verbatim = verbatim, .found = inside};
 }
 
+static void state_to(struct reasoning_parse *p, enum reasoning_state state)
+{
+    static const unsigned next[] = {
+        [REASON_START] = 1u << REASON_INSIDE | 1u << REASON_AFTER,
+        [REASON_INSIDE] = 1u << REASON_CLOSED | 1u << REASON_AFTER,
+        [REASON_CLOSED] = 1u << REASON_AFTER,
+        [REASON_AFTER] = 0,
+    };
+    (void)next;
+    ASSERT_SLOW(next[p->state] >> state & 1);
+    p->state = state;
+}
+
 /* Is this reasoning at all? */
 static void start_run(struct reasoning_parse *p, const char *text, size_t len, bool final)
 {
@@ -25,12 +39,12 @@ static void start_run(struct reasoning_parse *p, const char *text, size_t len, b
     size_t n = len - i < OPEN_LEN ? len - i : OPEN_LEN;
     bool fits = memcmp(text + i, THINK_OPEN, n) == 0;
     if (fits && n == OPEN_LEN) {
-        p->state = REASON_INSIDE;
+        state_to(p, REASON_INSIDE);
         p->found = true;
         p->search = i + OPEN_LEN;
         if (!p->verbatim) p->at = p->solid = p->search;
     } else if (!fits || final) {
-        p->state = REASON_AFTER;
+        state_to(p, REASON_AFTER);
     }
 }
 
@@ -61,7 +75,7 @@ static enum status inside_run(struct reasoning_parse *p, const char *text, size_
     size_t to = !p->verbatim ? p->solid : hit ? end + CLOSE_LEN : end;
     enum status st = emit(p, text, to, sink, user);
     if (hit) {
-        p->state = p->verbatim ? REASON_AFTER : REASON_CLOSED;
+        state_to(p, p->verbatim ? REASON_AFTER : REASON_CLOSED);
         p->at = end + CLOSE_LEN;
     } else if (final) {
         p->at = len; /* line breaks at the end */
@@ -77,7 +91,7 @@ enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, siz
     if (p->state == REASON_INSIDE) st = inside_run(p, text, len, final, sink, user);
     if (p->state == REASON_CLOSED) {
         while (p->at < len && text[p->at] == '\n') p->at++;
-        if (p->at < len || final) p->state = REASON_AFTER;
+        if (p->at < len || final) state_to(p, REASON_AFTER);
     }
     return st;
 }

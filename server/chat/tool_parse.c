@@ -1,6 +1,8 @@
 /* See tool_parse.h. */
 #include "server/chat/tool_parse_internal.h"
 
+#include "config/base/assert.h"
+
 #include "server/http/fields.h"
 #include "server/http/json_in.h"
 
@@ -47,10 +49,27 @@ static enum status content_emit(struct tool_parse *p, const char *text, size_t t
     return sink->content(sink->user, text + from, to - from);
 }
 
+void tool__to(struct tool_parse *p, enum tool_state state)
+{
+    static const unsigned next[] = {
+        [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK,
+        [TOOL_BLOCK] = 1u << TOOL_TEXT | 1u << TOOL_REST | 1u << TOOL_PARAMETERS | 1u << TOOL_END,
+        [TOOL_REST] = 1u << TOOL_LOOSE | 1u << TOOL_END,
+        [TOOL_LOOSE] = 1u << TOOL_END,
+        [TOOL_PARAMETERS] = 1u << TOOL_VALUE | 1u << TOOL_END,
+        [TOOL_VALUE] = 1u << TOOL_PARAMETERS,
+        [TOOL_END] = 1u << TOOL_TEXT | 1u << TOOL_DONE,
+        [TOOL_DONE] = 0,
+    };
+    (void)next;
+    ASSERT_SLOW(next[p->state] >> state & 1);
+    p->state = state;
+}
+
 /* Content begins anew at `from`. */
 static void text_start(struct tool_parse *p, size_t from)
 {
-    p->state = p->single && p->calls ? TOOL_DONE : TOOL_TEXT;
+    tool__to(p, p->single && p->calls ? TOOL_DONE : TOOL_TEXT);
     p->at = p->search = p->blank_to = from;
     p->blank = true;
 }
@@ -89,7 +108,7 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     enum status st = content_emit(p, text, end, sink);
     p->search = next;
     if (st || !hit) return st;
-    p->state = TOOL_BLOCK;
+    tool__to(p, TOOL_BLOCK);
     p->open = next;
     p->scan = next + OPEN_LEN;
     p->json = (struct tool_json){0};
@@ -102,7 +121,7 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
 
 void tool__block_refuse(struct tool_parse *p)
 {
-    p->state = TOOL_TEXT;
+    tool__to(p, TOOL_TEXT);
     p->search = p->open + 1;
 }
 
@@ -130,7 +149,7 @@ static enum status call_begin(struct tool_parse *p, const char *text, const stru
         json_decref(name);
         return ST_NOMEM;
     }
-    p->state = TOOL_REST;
+    tool__to(p, TOOL_REST);
     enum status st = tool__call_begin(p, json_string_value(name), json_string_length(name), sink);
     json_decref(name);
     return st;
@@ -235,7 +254,7 @@ static enum status block_run(struct tool_parse *p, const char *text, size_t len,
             ok = false;
         }
         if (st) return st;
-        if (ok && over) p->state = TOOL_END;
+        if (ok && over) tool__to(p, TOOL_END);
         if (!ok) tool__block_refuse(p);
     }
     if (p->state == TOOL_BLOCK && final) tool__block_refuse(p);
@@ -253,13 +272,13 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
         uint8_t before = p->json.state;
         bool ok = tool_json_step(&p->json, text[p->scan]);
         if (!ok && p->arguments_open) { /* the byte is looked at once more, by looser rules */
-            p->state = TOOL_LOOSE;
+            tool__to(p, TOOL_LOOSE);
             p->loose_string = before >= J_STRING && before <= J_HEX;
             p->loose_escape = false;
             break;
         }
         if (!ok) {
-            p->state = TOOL_END;
+            tool__to(p, TOOL_END);
             break;
         }
         p->scan++;
@@ -267,7 +286,7 @@ static enum status rest_run(struct tool_parse *p, const char *text, size_t len, 
             st = arguments_emit(p, text, p->scan, sink);
             if (!st) st = tool__call_end(p, sink);
         }
-        if (p->json.state == J_DONE) p->state = TOOL_END;
+        if (p->json.state == J_DONE) tool__to(p, TOOL_END);
     }
     if (!st && p->arguments_open) st = arguments_emit(p, text, p->scan, sink);
     *more = p->state != TOOL_REST;
@@ -300,7 +319,7 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
     }
     enum status st = arguments_emit(p, text, p->scan, sink);
     if (!st && over) st = tool__call_end(p, sink);
-    if (over) p->state = TOOL_END;
+    if (over) tool__to(p, TOOL_END);
     *more = over;
     return st;
 }

@@ -8,6 +8,7 @@
 #define OPEN_LEN  (sizeof TOOL_OPEN - 1)
 #define CLOSE_LEN (sizeof TOOL_CLOSE - 1)
 
+void tool__to(struct tool_parse *p, enum tool_state state);
 bool tool__is_space(char c);
 /* 1: tag stands at i; 0: it doesn't; -1: the text is too short to tell. */
 int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final);

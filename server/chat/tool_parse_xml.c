@@ -97,7 +97,7 @@ enum status tool__xml_block(struct tool_parse *p, const char *text, size_t len, 
     *more = found >= 0;
     if (!found) tool__block_refuse(p);
     if (found <= 0) return ST_OK;
-    p->state = TOOL_PARAMETERS;
+    tool__to(p, TOOL_PARAMETERS);
     p->has_args = false;
     return tool__call_begin(p, text + p->name_at, p->name_end - p->name_at, sink);
 }
@@ -139,7 +139,7 @@ static enum status parameter_begin(struct tool_parse *p, const char *text, size_
     uint8_t types =
         tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, to - from);
     p->value_types = types;
-    p->state = TOOL_VALUE;
+    tool__to(p, TOOL_VALUE);
     p->scan = p->args_at = p->args_out = to + 1;
     p->value_begun = false;
     enum status st = say(sink, p->has_args ? ", \"" : "{\"");
@@ -166,7 +166,7 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
         if (parameter > 0) parameter = parameter_at(p, text, len, from, false, final, &end);
         if (function > 0 || block > 0 || another > 0 || bare > 0) {
             if (function > 0) p->scan = i + sizeof FUNCTION_CLOSE - 1;
-            p->state = TOOL_END;
+            tool__to(p, TOOL_END);
             st = say(sink, p->has_args ? "}" : "{}");
             if (!st) st = tool__call_end(p, sink);
         } else if (parameter > 0) {
@@ -275,6 +275,6 @@ enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, 
     *more = over;
     if (st || !over) return st;
     p->scan += skip;
-    p->state = TOOL_PARAMETERS;
+    tool__to(p, TOOL_PARAMETERS);
     return stream ? say(sink, "\"") : value_typed(p, text + p->args_at, end - p->args_at, sink);
 }
