@@ -5,7 +5,7 @@
 #define KVASIR_CHAT_MESSAGES_H
 
 #include "config/base/status.h"
-#include "server/http/api_error.h"
+#include "server/http/errors.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -5,7 +5,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/http/request.h"
-#include "server/http/sse.h"
+#include "server/http/stream.h"
 
 #include <sodium.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #define KVASIR_ANSWER_H
 
 #include "config/base/buf.h"
-#include "server/http/error_map.h"
+#include "server/http/errors.h"
 
 struct answer {
     struct api_error error; /* http != 0: this is the answer */

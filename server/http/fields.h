@@ -4,7 +4,7 @@
 #ifndef KVASIR_FIELDS_H
 #define KVASIR_FIELDS_H
 
-#include "server/http/error_map.h"
+#include "server/http/errors.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -9,7 +9,7 @@
 #include "config/base/status.h"
 #include "config/options.h"
 #include "scheduler/scheduler.h"
-#include "server/http/error_map.h"
+#include "server/http/errors.h"
 #include "server/server.h"
 
 #include <microhttpd.h>

@@ -2,7 +2,7 @@
 #include "server/http/http_in.h"
 
 #include "config/base/assert.h"
-#include "server/http/error_map.h"
+#include "server/http/errors.h"
 #include "server/http/limits.h"
 
 #include <stdio.h>

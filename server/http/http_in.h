@@ -8,7 +8,7 @@
 #define KVASIR_HTTP_IN_H
 
 #include "config/base/buf.h"
-#include "server/http/api_error.h"
+#include "server/http/errors.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,9 +1,9 @@
-/* How far a stream of events has been handed to libmicrohttpd. `out`: the events, of struct answer. Event
- * loop's thread. */
+/* Server-sent events (openai-api §5.1): "data: " + one line of JSON + "\n\n", nothing else; and how far they
+ * have been handed to libmicrohttpd. `out`: the events, of struct answer. No state of its own. */
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
-#include "config/base/buf.h"
+#include "server/http/json_out.h"
 
 #include <stdbool.h>
 
@@ -17,5 +17,12 @@ size_t stream_take(struct stream *s, struct buf *out, char *to,
 /* Drops what was not handed over, the end too, so that another can follow. False: a part of an event was, or
  * all. */
 bool stream_drop(struct stream *s, struct buf *out);
+
+void sse_begin(struct json_out *o); /* "data: " */
+void sse_end(struct json_out *o);   /* "\n\n" */
+void sse_done(struct json_out *o);  /* the last event */
+/* Bytes of `text` to hand over when at most max fit: its first event, for each makes an HTTP chunk of its
+ * own; max where it doesn't fit. */
+size_t sse_first_event(const char *text, size_t len, size_t max);
 
 #endif

@@ -1,6 +1,6 @@
 /* JSON output, event framing and stop strings: pure text functions of server/. */
 #include "server/http/json_out.h"
-#include "server/http/sse.h"
+#include "server/http/stream.h"
 #include "server/generate/stop_match.h"
 
 #include <setjmp.h>

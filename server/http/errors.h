@@ -1,0 +1,36 @@
+/* Errors as the OpenAI API shows them: HTTP status and the four fields of the error object. Filled where the
+ * fault is known, turned into JSON where it is answered; and the one table from status codes of the lower
+ * layers. Leaf, any thread. */
+#ifndef KVASIR_ERRORS_H
+#define KVASIR_ERRORS_H
+
+#include "config/base/buf.h"
+#include "config/base/status.h"
+
+#include <stddef.h>
+
+struct api_error {
+    int http;          /* 400 ... */
+    const char *type;  /* "invalid_request_error", "server_error" ...: static */
+    const char *code;  /* "invalid_type" ...: static; NULL = null */
+    char param[128];   /* path of the faulty field, "messages[2].content[0].image_url.url"; empty = null */
+    char message[512]; /* one sentence, UTF-8 */
+};
+
+/* Fills all of it (err may be NULL). The type follows from http: 401, 403 and other 4xx are
+ * invalid_request_error, 429 rate_limit_error, 5xx server_error. param may be NULL. A text that was cut stays
+ * valid UTF-8. Returns http, so that a fault is one line. */
+int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+/* Fills *e unless it holds an error already (http != 0), and returns ST_INVALID, so that a fault is one line:
+ *   return api_fail(e, 400, "invalid_value", "temperature", "...", ...);
+ * code must be a static string; param may be NULL. */
+enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+/* From a status and a message of a lower layer: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
+ * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
+ * internal_error. */
+enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
+void error_json(const struct api_error *e, struct buf *out); /* the error object */
+
+#endif
