@@ -1,5 +1,7 @@
-/* The endpoints: what the routes (http/routes.c) start when a request's body is complete. Each ends in
- * request_answer, request_fail or request_work. Event loop's thread. */
+/* The endpoints: what a route starts when a request's body is complete. Each ends in request_answer,
+ * request_fail or request_work (http/request.h). Event loop's thread.
+ *
+ * A new one: a function here, in the file that it belongs to, and a line in the table of http/routes.c. */
 #ifndef KVASIR_API_H
 #define KVASIR_API_H
 

@@ -1,7 +1,11 @@
-/* A generating request: what was asked (generate/parse.c, worker), the prompts (generate/prompt.c, worker),
- * the sequences and their tokens (generate/sequences.c, event loop), pictures that the scheduler asks for
- * (generate/images.c), and how the answer is written (generate/write.c). Shared by chat completions and
- * completions. Internal to server/. */
+/* A generating request, of chat completions or completions. Internal to server/.
+ *
+ *   on a worker   body.c -> parse.c, tools.c: what is asked -> prompt.c or chat.c, pictures.c: the prompts
+ *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
+ *                 write.c: the answer; end.c: what ends it early
+ *
+ * A new parameter: gen_params has it, and parse.c or tools.c reads it (with its name in note_unknown's list).
+ * One of sampling is a field of struct sampling_params, engine/sample/sampling.h. */
 #ifndef KVASIR_GEN_H
 #define KVASIR_GEN_H
 

@@ -1,4 +1,4 @@
-/* See chat/pictures.h. */
+/* See pictures.h. */
 #include "server/generate/pictures.h"
 
 #include "server/http/fields.h"

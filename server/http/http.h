@@ -24,7 +24,6 @@ struct model_info;
 struct metrics;
 struct auth;
 struct image_alias;
-struct gen;
 struct request;
 
 enum server_phase {
@@ -53,8 +52,7 @@ struct route {
     bool gate;                        /* 503 unless the model is ready */
     bool json;                        /* has a JSON body */
     bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
-    void (*start)(struct request *r); /* loop thread, body complete. Ends in request_answer, request_fail or
-                                         request_work */
+    void (*start)(struct request *r); /* one of api/api.h */
 };
 
 /* The largest of the last ten seconds. */

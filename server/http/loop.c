@@ -1,6 +1,6 @@
 /* The event loop: one libuv loop that drives libmicrohttpd (no thread of its own) through its epoll
- * descriptor, the loader and engine thread, signals, and the phases of the process. See http/http.h for the
- * threads and the life of a request. Knows no endpoint. */
+ * descriptor, the loader and engine thread, signals, and the phases of the process. See http/request.h
+ * for the life of a request. Knows no endpoint. */
 #include "config/base/assert.h"
 #include "config/base/env.h"
 #include "config/base/log.h"

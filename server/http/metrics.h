@@ -1,5 +1,9 @@
 /* Counters, histograms and the Prometheus text (openai-api §9). Event loop's thread only, except that the
- * scheduler's figures come as a snapshot of its atomics. */
+ * scheduler's figures come as a snapshot of its atomics.
+ *
+ * A new metric: a call of single() in the part of metrics.c that it belongs to, from struct sched_stats or
+ * struct server; what is counted here is a field of struct metrics and a function below. A histogram is a
+ * line in the table `hists`. */
 #ifndef KVASIR_METRICS_H
 #define KVASIR_METRICS_H
 

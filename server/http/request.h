@@ -1,7 +1,6 @@
 /* A request, from its headers to its answer. Internal to server/.
  *
- *   BODY -> WORKING -> RUNNING -> ANSWER   (whole answers: libmicrohttpd's connection sleeps until they are
- * there)
+ *   BODY -> WORKING -> RUNNING -> ANSWER   (whole: libmicrohttpd's connection sleeps until it is there)
  *                             \-> STREAM   (events: it sleeps whenever none waits)
  *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is read away)
  *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
