@@ -280,15 +280,6 @@ const struct model_info *engine_model(const struct engine *e)
     return &e->info;
 }
 
-void engine__kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first)
-{
-    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
-        const struct desc_layer *l = &e->net.desc.layers[n];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
-        if (l->kv_owner == n && e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
-    }
-}
-
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
 {
     ASSERT_CMP(group, <, e->kv.group_count);
@@ -298,7 +289,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32
     char *arena = e->arena;
     e->ops->copy(e->be, arena + (size_t)to_unit * BE_KV_UNIT, arena + (size_t)from_unit * BE_KV_UNIT,
                  (size_t)g->block_bytes);
-    if (tokens < BE_BLOCK_TOKENS) engine__kv_clear(e, group, to_unit, tokens);
+    if (tokens < BE_BLOCK_TOKENS) decoder_kv_clear(e, group, to_unit, tokens);
 }
 
 /* ---- image features ---- */

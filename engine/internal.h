@@ -219,9 +219,6 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
-/* engine.c: zeros in a block from token `first` on. */
-void engine__kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first);
-
 /* engine/step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's
  * that stand for nothing (each a sequence of its own); every run has one row then. 0: the batch's own size.
  */
@@ -243,6 +240,9 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
 /* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
+
+/* Zeros in a block of a group from token `first` on. */
+void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first);
 
 /* vision_geometry.c: sizes, neighbourhoods and look-ups of one picture. */
 /* Patches and tokens of a prepared picture; ST_INVALID when this tower does not take its size. */

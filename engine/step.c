@@ -491,7 +491,7 @@ static void forget_refused(struct engine *e, const struct engine_run *r)
     uint32_t end = r->position + r->count, from = end - r->proposed + (r->broken ? 0 : r->drawn_count - 1);
     for (uint32_t at = from; at < end; at += BE_BLOCK_TOKENS - at % BE_BLOCK_TOKENS)
         for (uint32_t g = 0; g < e->kv.group_count; g++)
-            engine__kv_clear(e, g, r->tables[g][at / BE_BLOCK_TOKENS], at % BE_BLOCK_TOKENS);
+            decoder_kv_clear(e, g, r->tables[g][at / BE_BLOCK_TOKENS], at % BE_BLOCK_TOKENS);
 }
 
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err)

@@ -296,3 +296,12 @@ void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k)
     ASSERT(count <= e->plan.logit_rows && k > 0 && k <= BE_TOPK_MAX);
     e->ops->topk(e->be, &(struct be_topk_args){net->s.logits, count, net->desc.vocab, k, ids, values});
 }
+
+void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t first)
+{
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
+        const struct desc_layer *l = &e->net.desc.layers[n];
+        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
+        if (l->kv_owner == n && e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
+    }
+}
