@@ -114,7 +114,6 @@ static int64_t slice_part(struct jinja_ctx *c, struct jinja_value v, int64_t abs
 {
     int64_t i;
     if (v.type == JN_NONE || v.type == JN_MISSING) return absent;
-    if (v.type == JN_BIG) return *v.u.s->p == '-' ? -INT64_MAX : INT64_MAX;
     if (!jn_as_int(v, &i)) jn_error(c, "slice indices must be integers or None");
     return i;
 }

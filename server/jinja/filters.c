@@ -295,7 +295,7 @@ static struct jinja_value f_int(struct jinja_ctx *c, struct jinja_value v, const
     if (v.type == JN_FLOAT && isinf(v.u.f)) jn_error(c, "cannot convert float infinity to integer");
     if (v.type == JN_STR && parse_int(c, v.u.s, base, &i)) return JN_V(JN_INT, i, i);
     if (v.type == JN_STR && parse_float(v.u.s, &f) && isfinite(f)) v = JN_V(JN_FLOAT, f, f);
-    if (v.type == JN_FLOAT && isfinite(v.u.f)) return jn_float_digits(c, v);
+    if (v.type == JN_FLOAT && isfinite(v.u.f)) return jn_float_int(c, v);
     return GIVEN(arg[0]) ? arg[0] : JN_V(JN_INT, i, 0);
 }
 
@@ -316,19 +316,16 @@ static struct jinja_value f_abs(struct jinja_ctx *c, struct jinja_value v, const
     no_args(c, "abs", a);
     if (v.type == JN_UNDEF) jn_fail_undef(c, v);
     if (v.type == JN_FLOAT) return JN_V(JN_FLOAT, f, fabs(v.u.f));
-    if (v.type == JN_BIG) return *v.u.s->p == '-' ? jn_big_negate(c, v) : v;
+    if (v.type == JN_BIG && *v.u.s->p != '-') return v;
     int64_t i = jn_want_int(c, "abs", v);
-    if (i == INT64_MIN) return jn_int_digits(c, "9223372036854775808", 19, JINJA_TEMPLATE);
+    if (i == INT64_MIN) jn_error(c, "integer overflow");
     return JN_V(JN_INT, i, i < 0 ? -i : i);
 }
 
 /* Python's round(): halves to even, decided on the exact value; ints stay ints. */
 static struct jinja_value round_common(struct jinja_ctx *c, struct jinja_value v, int64_t digits)
 {
-    if (v.type == JN_BIG) {
-        if (digits < 0) jn_error(c, "integer overflow");
-        return v;
-    }
+    if (v.type == JN_BIG) return v;
     if (v.type == JN_INT || v.type == JN_BOOL) {
         if (digits >= 0) return JN_V(JN_INT, i, v.u.i);
         if (digits < -18) return JN_V(JN_INT, i, 0);

@@ -1,7 +1,8 @@
 /* Global functions of a template: range, dict, namespace, cycler, joiner, raise_exception, strftime_now. */
 #include "server/jinja/internal.h"
 
-#include <stdio.h>
+#include <ctype.h>
+#include <time.h>
 
 enum func_id { F_RANGE, F_DICT, F_NAMESPACE, F_CYCLER, F_JOINER, F_RAISE, F_STRFTIME, F_COUNT };
 static const char *const names[F_COUNT] = {"range",           "dict",        "namespace", "cycler", "joiner",
@@ -90,67 +91,8 @@ static struct jinja_value make_cycler(struct jinja_ctx *c, const struct jn_args 
 
 /* ---- time ---- */
 
-static int week_of_year(const struct tm *t, int first_weekday)
-{
-    return (t->tm_yday + 7 - (t->tm_wday + 7 - first_weekday) % 7) / 7;
-}
-
-/* One conversion of strftime in the C locale, as Python's datetime without a time zone prints it. Returns
- * false if there is no such one. */
-static bool time_field(char ch, const struct tm *t, char out[64])
-{
-    static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
-                                       "Thursday", "Friday", "Saturday"};
-    static const char *const months[] = {"January",   "February", "March",    "April",
-                                         "May",       "June",     "July",     "August",
-                                         "September", "October",  "November", "December"};
-    int h12 = t->tm_hour % 12 ? t->tm_hour % 12 : 12, year = t->tm_year + 1900;
-    const char *day = days[(unsigned)t->tm_wday % 7], *month = months[(unsigned)t->tm_mon % 12];
-    switch (ch) {
-    case 'a': snprintf(out, 64, "%.3s", day); break;
-    case 'A': snprintf(out, 64, "%s", day); break;
-    case 'b':
-    case 'h': snprintf(out, 64, "%.3s", month); break;
-    case 'B': snprintf(out, 64, "%s", month); break;
-    case 'c':
-        snprintf(out, 64, "%.3s %.3s %2d %02d:%02d:%02d %d", day, month, t->tm_mday, t->tm_hour, t->tm_min,
-                 t->tm_sec, year);
-        break;
-    case 'd': snprintf(out, 64, "%02d", t->tm_mday); break;
-    case 'D':
-    case 'x': snprintf(out, 64, "%02d/%02d/%02d", t->tm_mon + 1, t->tm_mday, year % 100); break;
-    case 'e': snprintf(out, 64, "%2d", t->tm_mday); break;
-    case 'f': snprintf(out, 64, "000000"); break; /* whole seconds */
-    case 'F': snprintf(out, 64, "%d-%02d-%02d", year, t->tm_mon + 1, t->tm_mday); break;
-    case 'H': snprintf(out, 64, "%02d", t->tm_hour); break;
-    case 'I': snprintf(out, 64, "%02d", h12); break;
-    case 'j': snprintf(out, 64, "%03d", t->tm_yday + 1); break;
-    case 'm': snprintf(out, 64, "%02d", t->tm_mon + 1); break;
-    case 'M': snprintf(out, 64, "%02d", t->tm_min); break;
-    case 'n': snprintf(out, 64, "\n"); break;
-    case 'p': snprintf(out, 64, "%s", t->tm_hour < 12 ? "AM" : "PM"); break;
-    case 'r':
-        snprintf(out, 64, "%02d:%02d:%02d %s", h12, t->tm_min, t->tm_sec, t->tm_hour < 12 ? "AM" : "PM");
-        break;
-    case 'R': snprintf(out, 64, "%02d:%02d", t->tm_hour, t->tm_min); break;
-    case 'S': snprintf(out, 64, "%02d", t->tm_sec); break;
-    case 't': snprintf(out, 64, "\t"); break;
-    case 'T':
-    case 'X': snprintf(out, 64, "%02d:%02d:%02d", t->tm_hour, t->tm_min, t->tm_sec); break;
-    case 'u': snprintf(out, 64, "%d", t->tm_wday ? t->tm_wday : 7); break;
-    case 'U': snprintf(out, 64, "%02d", week_of_year(t, 0)); break;
-    case 'w': snprintf(out, 64, "%d", t->tm_wday); break;
-    case 'W': snprintf(out, 64, "%02d", week_of_year(t, 1)); break;
-    case 'y': snprintf(out, 64, "%02d", year % 100); break;
-    case 'Y': snprintf(out, 64, "%d", year); break;
-    case 'z':
-    case 'Z': out[0] = '\0'; break; /* naive time has no zone */
-    case '%': snprintf(out, 64, "%%"); break;
-    default: return false;
-    }
-    return true;
-}
-
+/* The moment of the render, the same for all of it. Python's strftime is the C library's; a time without a
+ * zone prints none. */
 static struct jinja_value strftime_now(struct jinja_ctx *c, const struct jn_args *a)
 {
     static const char *const params[] = {"format"};
@@ -164,23 +106,21 @@ static struct jinja_value strftime_now(struct jinja_ctx *c, const struct jn_args
     }
     struct jn_sb sb = jn_sb_new(c);
     for (size_t i = 0; i < f->len; i++) {
-        char out[64];
-        if (f->p[i] != '%' || i + 1 >= f->len) {
-            jn_sb_slice(c, &sb, f, i, i + 1);
+        char conversion[4] = {'%'}, out[80] = "";
+        size_t n = 1, at = i;
+        if (f->p[i] == '%' && i + 1 < f->len && f->p[i + 1] == '-')
+            conversion[n++] = f->p[++i]; /* no padding */
+        if (f->p[at] != '%' || ++i >= f->len || !isalpha((unsigned char)f->p[i])) {
+            i = f->p[at] == '%' && i < f->len && f->p[i] == '%' ? i : at; /* %% is one */
+            jn_sb_slice(c, &sb, f, at, at + 1);
             continue;
         }
-        size_t at = i++;
-        if (f->p[i] == '-' && i + 1 < f->len &&
-            time_field(f->p[i + 1], &c->now, out)) { /* glibc: no padding */
-            const char *text = out;
-            while ((*text == '0' || *text == ' ') && text[1]) text++;
-            jn_sb_bytes(c, &sb, text, strlen(text), jn_origin_at(f, at));
-            i++;
-        } else if (time_field(f->p[i], &c->now, out)) {
-            jn_sb_bytes(c, &sb, out, strlen(out), jn_origin_at(f, at));
-        } else {
-            jn_sb_slice(c, &sb, f, at, i + 1);
-        }
+        conversion[n] = f->p[i];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        if (!strchr("zZ", f->p[i])) strftime(out, sizeof out, conversion, &c->now);
+#pragma GCC diagnostic pop
+        jn_sb_bytes(c, &sb, out, strlen(out), jn_origin_at(f, at));
     }
     return jn_sb_value(c, &sb);
 }

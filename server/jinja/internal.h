@@ -418,8 +418,11 @@ struct jinja_value jn_undef(enum jn_undef kind, const struct jinja_str *name, ui
 struct jinja_value jn_undef_text(struct jinja_ctx *c, const char *text);
 _Noreturn void jn_fail_undef(struct jinja_ctx *c, struct jinja_value undef);
 const char *jn_type_name(struct jinja_value v);
-bool jn_as_int(struct jinja_value v, int64_t *out); /* ints and bools */
-bool jn_as_num(struct jinja_value v, double *out);  /* and floats, and ints beyond 64 bits */
+/* Decimal digits, copied; -N too: JN_INT or JN_BIG. */
+struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin);
+struct jinja_value jn_float_int(struct jinja_ctx *c, struct jinja_value v); /* without its fraction */
+bool jn_as_int(struct jinja_value v, int64_t *out);                         /* ints and bools */
+bool jn_as_num(struct jinja_value v, double *out); /* and floats, and ints beyond 64 bits */
 struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, size_t byte);
 
 /* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/globals.c, jinja/eval.c) */
@@ -441,16 +444,6 @@ void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, con
              uint32_t count, uint32_t required, struct jinja_value *out);
 int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
-/* ints of any size (jinja/big.c) */
-struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len,
-                                 uint32_t origin); /* decimal digits, copied; -N too. JN_INT or JN_BIG */
-struct jinja_value jn_float_digits(struct jinja_ctx *c,
-                                   struct jinja_value v); /* a finite float without its fraction */
-struct jinja_value jn_big_negate(struct jinja_ctx *c, struct jinja_value v);
-int jn_big_compare(struct jinja_value big,
-                   struct jinja_value other); /* with a number that is not NaN: below 0, 0, above 0 */
-struct jinja_value jn_big_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_value a,
-                                 int64_t b); /* remainders; else an overflow */
 const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
 /* filters and tests (jinja/filters.c, jinja/filters_seq.c, jinja/tests.c) */

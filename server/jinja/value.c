@@ -308,6 +308,59 @@ struct jinja_list *jn_items_of(struct jinja_ctx *c, struct jinja_value v)
     return out.u.l;
 }
 
+/* ---- whole numbers that 64 bits don't hold: the digits that were written. They print and compare as
+ * Python's do; arithmetic on them is an error. ---- */
+
+struct jinja_value jn_int_digits(struct jinja_ctx *c, const char *text, size_t len, uint32_t origin)
+{
+    bool minus = len && *text == '-';
+    size_t at = minus;
+    int64_t v = 0;
+    while (at + 1 < len && text[at] == '0') at++;
+    size_t first = at;
+    while (at < len && !__builtin_mul_overflow(v, 10, &v) && !__builtin_sub_overflow(v, text[at] - '0', &v))
+        at++;
+    if (at == len && (minus || v != INT64_MIN))
+        return jinja_with_origin(JN_V(JN_INT, i, minus ? v : -v), origin);
+    size_t n = len - first + minus;
+    if (n >= UINT32_MAX / 2)
+        jn_fail(&c->base, JINJA_LIMIT, "a number has more than a thousand million digits");
+    char *p = jn_alloc(&c->base, n + 1);
+    if (minus) *p = '-';
+    memcpy(p + minus, text + first, len - first);
+    p[n] = '\0';
+    struct jinja_str *s = jn_alloc(&c->base, sizeof *s);
+    *s = (struct jinja_str){.p = p, .len = (uint32_t)n, .chars = (uint32_t)n, .origin = origin};
+    return jinja_with_origin(JN_V(JN_BIG, s, s), origin);
+}
+
+static int compare_digits(const char *a, size_t na, const char *b, size_t nb)
+{
+    bool minus = *a == '-';
+    if (minus != (*b == '-')) return minus ? -1 : 1;
+    int d = na != nb ? (na > nb) - (na < nb) : memcmp(a, b, na);
+    return minus ? -d : d;
+}
+
+static int big_compare(struct jinja_value big, struct jinja_value other)
+{
+    const struct jinja_str *s = big.u.s;
+    char text[400]; /* a double has up to 309 digits */
+    int sign = *s->p == '-' ? -1 : 1;
+    if (other.type == JN_BIG) return compare_digits(s->p, s->len, other.u.s->p, other.u.s->len);
+    if (other.type != JN_FLOAT || fabs(other.u.f) < 0x1p63) return sign;
+    if (isinf(other.u.f)) return other.u.f < 0 ? 1 : -1;
+    int n = snprintf(text, sizeof text, "%.0f", other.u.f);
+    return compare_digits(s->p, s->len, text, (size_t)n);
+}
+
+struct jinja_value jn_float_int(struct jinja_ctx *c, struct jinja_value v)
+{
+    if (!isfinite(v.u.f)) jn_error(c, "cannot convert float to integer");
+    if (fabs(v.u.f) >= 0x1p63) jn_error(c, "integer overflow");
+    return jinja_with_origin(JN_V(JN_INT, i, (int64_t)v.u.f), v.origin);
+}
+
 /* ---- equality and order ---- */
 
 static bool equal_lists(struct jinja_ctx *c, const struct jinja_list *a, const struct jinja_list *b)
@@ -340,8 +393,8 @@ bool jn_equal(struct jinja_ctx *c, struct jinja_value a, struct jinja_value b)
     if (na && b.type == JN_FLOAT) return int_equals_float(ia, b.u.f);
     if (nb && a.type == JN_FLOAT) return int_equals_float(ib, a.u.f);
     if (a.type == JN_BIG && (b.type == JN_BIG || (b.type == JN_FLOAT && !isnan(b.u.f))))
-        return jn_big_compare(a, b) == 0;
-    if (b.type == JN_BIG && a.type == JN_FLOAT && !isnan(a.u.f)) return jn_big_compare(b, a) == 0;
+        return big_compare(a, b) == 0;
+    if (b.type == JN_BIG && a.type == JN_FLOAT && !isnan(a.u.f)) return big_compare(b, a) == 0;
     if (a.type != b.type) return false;
     jn_enter(c);
     switch (a.type) {
@@ -384,7 +437,7 @@ bool jn_compare(struct jinja_ctx *c, enum jn_op op, struct jinja_value a, struct
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return by_sign(op, (ia > ib) - (ia < ib));
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb) && (a.type == JN_BIG || b.type == JN_BIG) && !isnan(fa) &&
         !isnan(fb))
-        return by_sign(op, a.type == JN_BIG ? jn_big_compare(a, b) : -jn_big_compare(b, a));
+        return by_sign(op, a.type == JN_BIG ? big_compare(a, b) : -big_compare(b, a));
     if (jn_as_num(a, &fa) && jn_as_num(b, &fb))
         return op == OP_LT ? fa < fb : op == OP_LE ? fa <= fb : op == OP_GT ? fa > fb : fa >= fb;
     if (a.type == JN_STR && b.type == JN_STR) return by_sign(op, jn_str_cmp(a.u.s, b.u.s));
@@ -554,14 +607,9 @@ struct jinja_value jn_binary(struct jinja_ctx *c, enum jn_op op, struct jinja_va
     if (op == OP_MOD && a.type == JN_STR) return jn_str_mod(c, a.u.s, b);
     if (b.type == JN_UNDEF) jn_fail_undef(c, b);
     if (jn_as_int(a, &ia) && jn_as_int(b, &ib)) return int_op(c, op, ia, ib);
-    if (op != OP_DIV && a.type == JN_BIG && jn_as_int(b, &ib)) return jn_big_binary(c, op, a, ib);
-    if (op != OP_DIV && b.type == JN_BIG && (a.type == JN_BIG || jn_as_int(a, &ia)))
-        jn_error(c, "integer overflow");
-    if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) {
-        if ((a.type == JN_BIG && isinf(fa)) || (b.type == JN_BIG && isinf(fb)))
-            jn_error(c, "int too large to convert to float");
-        return float_op(c, op, fa, fb);
-    }
+    if ((a.type == JN_BIG || b.type == JN_BIG) && a.type != JN_STR && b.type != JN_STR)
+        jn_error(c, "arithmetic on a whole number beyond 64 bits");
+    if (jn_as_num(a, &fa) && jn_as_num(b, &fb)) return float_op(c, op, fa, fb);
     bool seq_a = a.type == JN_STR || a.type == JN_LIST || a.type == JN_TUPLE,
          seq_b = b.type == JN_STR || b.type == JN_LIST || b.type == JN_TUPLE;
     if (op == OP_ADD && a.type == JN_STR && b.type == JN_STR) return add_strings(c, a, b);

@@ -175,7 +175,7 @@ static const struct {
     {"{% set ns = namespace(v='a') %}{% set ns.v = ns.v ~ x %}{{ ns.v }}", "T:a I:<bos>"},
     {"{% for c in x %}{{ c }}.{% endfor %}", "I:< T:. I:b T:. I:o T:. I:s T:. I:> T:."},
     {"{% for k, v in l[4].items() %}{{ k }}={{ v }}{% endfor %}", "I:<bos> T:= I:1.5"},
-    {"{{ '%s|%5s' % (x, y) }}{{ '{}!{:>6}'.format(x, x) }}", "I:<bos> T:| A:<think> I:<bos> T:!  I:<bos>"},
+    {"{{ '%s|%5s' % (x, y) }}{{ '{}!{:6}'.format(x, x) }}", "I:<bos> T:| A:<think> I:<bos> T:! I:<bos> T: "},
     {"{{ x|indent(2, true) }}{{ x|truncate(3, true, '', 0) }}", "T:   I:<bos><bo"},
     {"{{ x|e }}{{ x|string }}{{ x|safe }}{{ x * 2 }}", "I:&lt;bos&gt;<bos><bos><bos><bos>"},
     {"{{ ('<bos>'|e) }}{{ x|default('q') }}{{ nope|default(x) }}", "T:&lt;bos&gt; I:<bos><bos>"},
@@ -207,57 +207,63 @@ static void annotate(const struct jinja_output *o, char *out, size_t cap)
     }
 }
 
-/* Ints beyond 64 bits; what transformers renders, but for the last five: there it has their exact result. */
+/* Ints beyond 64 bits: they print and compare as in transformers; arithmetic on them is an error. */
 static const struct {
     const char *src, *want;
 } big_ints[] = {
-    {"{{ b }} {{ [b, {'k': -b}] }} {{ b ~ 'x' }} {{ b|string }}",
+    {"{{ b }} {{ [b, {'k': n}] }} {{ b ~ 'x' }} {{ b|string }} {{ m }}",
      "123456789012345678901234567890 [123456789012345678901234567890, {'k': "
-     "-123456789012345678901234567890}] 123456789012345678901234567890x 123456789012345678901234567890"},
+     "-123456789012345678901234567890}] 123456789012345678901234567890x 123456789012345678901234567890 "
+     "9223372036854775808"},
     {"{{ b|tojson }} {{ {b: [b]}|tojson }}",
      "123456789012345678901234567890 {\"123456789012345678901234567890\": [123456789012345678901234567890]}"},
-    {"{{ b is integer }} {{ b is number }} {{ b is float }} {{ b is even }} {{ b is odd }} {{ b is sameas b "
-     "}} {{ b is divisibleby 7 }}",
-     "True True False True False True True"},
-    {"{{ b == f }} {{ b > 5 }} {{ 5 < b }} {{ -b < 5 }} {{ b < 1e40 }} {{ b >= 1e10 }} {{ b == b }} {{ b == "
-     "c }} {{ b < c }} {{ -b < -c }} {{ b != 1 }} {{ b == 'x' }}",
-     "False True True True True True True False True False True False"},
+    {"{{ b is integer }} {{ b is number }} {{ b is float }} {{ b is sameas b }}", "True True False True"},
+    {"{{ b == f }} {{ b > 5 }} {{ 5 < b }} {{ n < 5 }} {{ b < 1e40 }} {{ b >= 1e10 }} {{ b == b }} {{ b == "
+     "c }} {{ b < c }} {{ n < b }} {{ b != 1 }} {{ b == 'x' }}",
+     "False True True True True True True False True True True False"},
     {"{{ u == 1.8446744073709552e19 }} {{ 1.8446744073709552e19 == u }} {{ v == 1.8446744073709552e19 }} {{ "
      "u < v }} {{ v > 1.8446744073709552e19 }}",
      "True True False True True"},
-    {"{{ b|int }} {{ b|float }} {{ b|abs }} {{ (-b)|abs }} {{ b|round }} {{ b / 2 }} {{ b * 1.0 }} {{ b % 10 "
-     "}} {{ -b % 10 }}",
+    {"{{ b|int }} {{ b|float }} {{ b|abs }} {{ b|round }} {{ +b }}",
      "123456789012345678901234567890 1.2345678901234568e+29 123456789012345678901234567890 "
-     "123456789012345678901234567890 123456789012345678901234567890 6.172839450617284e+28 "
-     "1.2345678901234568e+29 0 0"},
-    {"{{ '%d'|format(b) }}|{{ '%40d'|format(-b) }}|{{ '%+d %040d'|format(b, b) }}|{{ '{:,} "
-     "{:>40d}'.format(b, b) }}|{{ '%.3f'|format(b) }}",
-     "123456789012345678901234567890|         "
-     "-123456789012345678901234567890|+123456789012345678901234567890 "
-     "0000000000123456789012345678901234567890|123,456,789,012,345,678,901,234,567,890           "
-     "123456789012345678901234567890|123456789012345677877719597056.000"},
-    {"{{ -m }} {{ -(-m) }} {{ m }} {{ -b }}",
-     "-9223372036854775808 9223372036854775808 9223372036854775808 -123456789012345678901234567890"},
-    {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, -b]|sort }} {{ [3, "
+     "123456789012345678901234567890 123456789012345678901234567890"},
+    {"{{ '%d'|format(b) }}|{{ '%40d'|format(n) }}|{{ '{} {:35d}'.format(b, b) }}|{{ '%.3f'|format(b) }}",
+     "123456789012345678901234567890|         -123456789012345678901234567890|"
+     "123456789012345678901234567890      123456789012345678901234567890|"
+     "123456789012345677877719597056.000"},
+    {"{{ b in [1, b] }} {{ {b: 7}[b] }} {{ {u: 7}[1.8446744073709552e19] }} {{ [b, 1, n]|sort }} {{ [3, "
      "b]|max }} {{ 1 if b else 2 }} {{ [b, b]|unique|list }}",
      "True 7 7 [-123456789012345678901234567890, 1, 123456789012345678901234567890] "
      "123456789012345678901234567890 1 [123456789012345678901234567890]"},
     {"{{ [1][b] }}", ""},
-    {"{{ 1e19|int }} {{ -1e25|int }} {{ '1e20'|int }} {{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d "
-     "%d'|format(1e19, -9.9) }}",
-     "10000000000000000000 -10000000000000000905969664 100000000000000000000 2 0 3 10000000000000000000 -9"},
+    {"{{ 2.5|int }} {{ -0.5|int }} {{ 'inf'|int(3) }} {{ '%d'|format(-9.9) }}", "2 0 3 -9"},
     {"{{ w < 1 }} {{ w > 1e308 }}", "False True"},
     {"{{ w|float }}", NULL},
-    {"{{ w / 2 }}", NULL},
-    {"{{ b|length }}", NULL},
-    {"{{ 'a' * b }}", NULL},
-    {"{{ range(b) }}", NULL},
-    {"{{ 'abc'[:b] }}", "abc"},
-    {"{{ '%x'|format(b) }}", NULL},
+    {"{{ b / 2 }}", NULL},
+    {"{{ b % 10 }}", NULL},
+    {"{{ b is even }}", NULL},
+    {"{{ b * 1.0 }}", NULL},
     {"{{ 1 - b }}", NULL},
     {"{{ b ** 2 }}", NULL},
     {"{{ b + 1 }}", NULL},
-    {"{{ b|round(-2) }}", NULL},
+    {"{{ -b }}", NULL},
+    {"{{ n|abs }}", NULL},
+    {"{{ 1e19|int }}", NULL},
+    {"{{ b|length }}", NULL},
+    {"{{ 'a' * b }}", NULL},
+    {"{{ range(b) }}", NULL},
+    {"{{ 'abc'[:b] }}", NULL},
+    {"{{ '%x'|format(b) }}", NULL},
+    /* What of formatting is not supported says so. */
+    {"{{ '%o' % 8 }}", NULL},
+    {"{{ '%c' % 'z' }}", NULL},
+    {"{{ '%*d' % (3, 8) }}", NULL},
+    {"{{ '%x' % -1 }}", NULL},
+    {"{{ '{:>5}'.format('a') }}", NULL},
+    {"{{ '{:,}'.format(1234567) }}", NULL},
+    {"{{ '{:%}'.format(0.25) }}", NULL},
+    {"{{ '{0[0]}'.format([1]) }}", NULL},
+    {"{{ '{!r}'.format('a') }}", NULL},
 };
 
 static void ints_of_any_size(void **state)
@@ -270,6 +276,7 @@ static void ints_of_any_size(void **state)
                                       {"u", "18446744073709551616"},
                                       {"v", "18446744073709551617"},
                                       {"m", "9223372036854775808"},
+                                      {"n", "-123456789012345678901234567890"},
                                       {"w", huge}};
     size_t bad = 0;
     for (size_t i = 0; i < sizeof big_ints / sizeof *big_ints; i++) {
@@ -278,7 +285,7 @@ static void ints_of_any_size(void **state)
         struct jinja_output o = {0};
         assert_int_equal(jinja_parse(big_ints[i].src, strlen(big_ints[i].src), NULL, &t, &err), ST_OK);
         struct jinja_ctx *c = jinja_ctx_create(NULL);
-        for (size_t k = 0; k < 6; k++) {
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
             json_t *v = json_pack("{s:s}", JSON_BIG_INT, numbers[k][1]);
             jinja_set(c, numbers[k][0], template_value(c, v, JINJA_INPUT));
             json_decref(v);
