@@ -4,13 +4,7 @@
 
 #include <stdio.h>
 
-#define GIVEN(v_)      ((v_).type != JN_MISSING)
 #define ATTR_PARTS_MAX 32
-
-static void no_args(struct jinja_ctx *c, const char *name, const struct jn_args *a)
-{
-    jn_bind(c, name, a, NULL, 0, 0, NULL);
-}
 
 static struct jinja_value as_iter(struct jinja_value list)
 {
@@ -101,17 +95,15 @@ static void sort_by(struct jinja_ctx *c, struct jinja_value *keys, struct jinja_
 
 /* ---- plain ---- */
 
-static struct jinja_value f_length(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_length)
 {
     int64_t n;
-    no_args(c, "length", a);
     if (!jn_length(c, v, &n)) jn_error(c, "object of type '%s' has no len()", jn_type_name(v));
     return JN_V(JN_INT, i, n);
 }
 
-static struct jinja_value f_list(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_list)
 {
-    no_args(c, "list", a);
     const struct jinja_list *l = jn_items_of(c, v);
     struct jinja_value out = jn_new_list(c, JN_LIST, l->count);
     for (uint32_t i = 0; i < l->count; i++) jn_list_push(c, out.u.l, l->v[i]);
@@ -119,9 +111,8 @@ static struct jinja_value f_list(struct jinja_ctx *c, struct jinja_value v, cons
     return out;
 }
 
-static struct jinja_value f_first(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_first)
 {
-    no_args(c, "first", a);
     if (v.type == JN_ITER) { /* takes one and leaves the rest */
         if (v.u.l->pos == v.u.l->count) return jn_undef_text(c, "No first item, sequence was empty.");
         return v.u.l->v[v.u.l->pos++];
@@ -130,21 +121,17 @@ static struct jinja_value f_first(struct jinja_ctx *c, struct jinja_value v, con
     return l->count ? l->v[0] : jn_undef_text(c, "No first item, sequence was empty.");
 }
 
-static struct jinja_value f_last(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_last)
 {
-    no_args(c, "last", a);
     if (v.type == JN_ITER || v.type == JN_LOOP) jn_error(c, "'%s' object is not reversible", jn_type_name(v));
     if (v.type == JN_UNDEF) return jn_undef_text(c, "No last item, sequence was empty.");
     const struct jinja_list *l = jn_items_of(c, v);
     return l->count ? l->v[l->count - 1] : jn_undef_text(c, "No last item, sequence was empty.");
 }
 
-static struct jinja_value f_join(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_join)
 {
-    static const char *const names[] = {"d", "attribute"};
-    struct jinja_value arg[2];
     struct getter g;
-    jn_bind(c, "join", a, names, 2, 0, arg);
     make_getter(c, &g, arg[1]);
     const struct jinja_list *l = jn_items_of(c, v);
     struct jinja_value sep = GIVEN(arg[0]) ? jn_to_str(c, arg[0]) : jn_lit(c, "");
@@ -156,9 +143,8 @@ static struct jinja_value f_join(struct jinja_ctx *c, struct jinja_value v, cons
     return jn_sb_value(c, &sb);
 }
 
-static struct jinja_value f_reverse(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_reverse)
 {
-    no_args(c, "reverse", a);
     struct jinja_value none = JN_V(JN_NONE, i, 0);
     if (v.type == JN_STR) return jn_getslice(c, v, none, none, JN_V(JN_INT, i, -1));
     const struct jinja_list *l = jn_items_of(c, v);
@@ -167,9 +153,8 @@ static struct jinja_value f_reverse(struct jinja_ctx *c, struct jinja_value v, c
     return v.type == JN_ITER || v.type == JN_UNDEF ? out : as_iter(out);
 }
 
-static struct jinja_value f_items(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_items)
 {
-    no_args(c, "items", a);
     if (v.type == JN_UNDEF) return as_iter(jn_new_list(c, JN_LIST, 0));
     if (v.type != JN_DICT) jn_error(c, "Can only get item pairs from a mapping.");
     v.type = JN_VIEW;
@@ -177,12 +162,10 @@ static struct jinja_value f_items(struct jinja_ctx *c, struct jinja_value v, con
     return as_iter(JN_V(JN_LIST, l, jn_items_of(c, v)));
 }
 
-static struct jinja_value f_sum(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_sum)
 {
-    static const char *const names[] = {"attribute", "start"};
-    struct jinja_value arg[2], total;
+    struct jinja_value total;
     struct getter g;
-    jn_bind(c, "sum", a, names, 2, 0, arg);
     make_getter(c, &g, arg[0]);
     total = GIVEN(arg[1]) ? arg[1] : JN_V(JN_INT, i, 0);
     const struct jinja_list *l = jn_items_of(c, v);
@@ -193,13 +176,10 @@ static struct jinja_value f_sum(struct jinja_ctx *c, struct jinja_value v, const
 
 /* ---- order ---- */
 
-static struct jinja_value f_sort(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_sort)
 {
-    static const char *const names[] = {"reverse", "case_sensitive", "attribute"};
-    struct jinja_value arg[3];
     struct getter g[4];
     uint32_t getters = 0;
-    jn_bind(c, "sort", a, names, 3, 0, arg);
     bool cased = GIVEN(arg[1]) && jn_truth(arg[1]);
     if (arg[2].type == JN_STR) { /* "a,b": by a, then by b */
         size_t from = 0;
@@ -226,11 +206,8 @@ static struct jinja_value f_sort(struct jinja_ctx *c, struct jinja_value v, cons
     return out;
 }
 
-static struct jinja_value f_dictsort(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_dictsort)
 {
-    static const char *const names[] = {"case_sensitive", "by", "reverse"};
-    struct jinja_value arg[3];
-    jn_bind(c, "dictsort", a, names, 3, 0, arg);
     bool by_value = GIVEN(arg[1]) && jn_str_is(arg[1], "value"), cased = GIVEN(arg[0]) && jn_truth(arg[0]);
     if (GIVEN(arg[1]) && !by_value && !jn_str_is(arg[1], "key"))
         jn_error(c, "You can only sort by either \"key\" or \"value\"");
@@ -247,13 +224,10 @@ static struct jinja_value f_dictsort(struct jinja_ctx *c, struct jinja_value v, 
     return out;
 }
 
-static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a,
+static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, const struct jinja_value *arg,
                                   bool max)
 {
-    static const char *const names[] = {"case_sensitive", "attribute"};
-    struct jinja_value arg[2];
     struct getter g;
-    jn_bind(c, max ? "max" : "min", a, names, 2, 0, arg);
     make_getter(c, &g, arg[1]);
     bool cased = GIVEN(arg[0]) && jn_truth(arg[0]);
     const struct jinja_list *l = jn_items_of(c, v);
@@ -268,22 +242,20 @@ static struct jinja_value min_max(struct jinja_ctx *c, struct jinja_value v, con
     return best;
 }
 
-static struct jinja_value f_min(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_min)
 {
-    return min_max(c, v, a, false);
+    return min_max(c, v, arg, false);
 }
 
-static struct jinja_value f_max(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_max)
 {
-    return min_max(c, v, a, true);
+    return min_max(c, v, arg, true);
 }
 
-static struct jinja_value f_unique(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_unique)
 {
-    static const char *const names[] = {"case_sensitive", "attribute"};
-    struct jinja_value arg[2], seen = jn_new_dict(c), out = jn_new_list(c, JN_LIST, 0), ignored;
+    struct jinja_value seen = jn_new_dict(c), out = jn_new_list(c, JN_LIST, 0), ignored;
     struct getter g;
-    jn_bind(c, "unique", a, names, 2, 0, arg);
     make_getter(c, &g, arg[1]);
     bool cased = GIVEN(arg[0]) && jn_truth(arg[0]);
     const struct jinja_list *l = jn_items_of(c, v);
@@ -296,12 +268,10 @@ static struct jinja_value f_unique(struct jinja_ctx *c, struct jinja_value v, co
     return as_iter(out);
 }
 
-static struct jinja_value f_groupby(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_groupby)
 {
-    static const char *const names[] = {"attribute", "default", "case_sensitive"};
-    struct jinja_value arg[3], out = jn_new_list(c, JN_LIST, 0), group = JN_V(JN_MISSING, i, 0);
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0), group = JN_V(JN_MISSING, i, 0);
     struct getter g;
-    jn_bind(c, "groupby", a, names, 3, 1, arg);
     make_getter(c, &g, arg[0]);
     g.fallback = arg[1];
     bool cased = GIVEN(arg[2]) && jn_truth(arg[2]);
@@ -329,11 +299,9 @@ static struct jinja_value f_groupby(struct jinja_ctx *c, struct jinja_value v, c
 
 /* ---- cutting ---- */
 
-static struct jinja_value f_batch(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_batch)
 {
-    static const char *const names[] = {"linecount", "fill_with"};
-    struct jinja_value arg[2], out = jn_new_list(c, JN_LIST, 0), row = JN_V(JN_MISSING, i, 0);
-    jn_bind(c, "batch", a, names, 2, 1, arg);
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0), row = JN_V(JN_MISSING, i, 0);
     int64_t n = jn_want_int(c, "linecount", arg[0]);
     const struct jinja_list *l = jn_items_of(c, v);
     for (uint32_t i = 0; i < l->count; i++) {
@@ -350,11 +318,9 @@ static struct jinja_value f_batch(struct jinja_ctx *c, struct jinja_value v, con
     return as_iter(out);
 }
 
-static struct jinja_value f_slice(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_slice)
 {
-    static const char *const names[] = {"slices", "fill_with"};
-    struct jinja_value arg[2], out = jn_new_list(c, JN_LIST, 0);
-    jn_bind(c, "slice", a, names, 2, 1, arg);
+    struct jinja_value out = jn_new_list(c, JN_LIST, 0);
     int64_t n = jn_want_int(c, "slices", arg[0]);
     const struct jinja_list *l = jn_items_of(c, v);
     if (n == 0) jn_error(c, "integer division or modulo by zero");
@@ -371,7 +337,7 @@ static struct jinja_value f_slice(struct jinja_ctx *c, struct jinja_value v, con
 
 /* ---- map and select ---- */
 
-static struct jinja_value f_map(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_map)
 {
     struct jinja_value out = jn_new_list(c, JN_LIST, 0);
     struct getter g = {0};
@@ -430,34 +396,48 @@ static struct jinja_value select(struct jinja_ctx *c, struct jinja_value v, cons
     return as_iter(out);
 }
 
-static struct jinja_value f_select(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_select)
 {
     return select(c, v, a, true, false);
 }
 
-static struct jinja_value f_reject(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_reject)
 {
     return select(c, v, a, false, false);
 }
 
-static struct jinja_value f_selectattr(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_selectattr)
 {
     return select(c, v, a, true, true);
 }
 
-static struct jinja_value f_rejectattr(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a)
+FILTER(f_rejectattr)
 {
     return select(c, v, a, false, true);
 }
 
 const struct jn_filter jn_seq_filters[] = {
-    {"batch", f_batch},     {"count", f_length},    {"dictsort", f_dictsort},
-    {"first", f_first},     {"groupby", f_groupby}, {"items", f_items},
-    {"join", f_join},       {"last", f_last},       {"length", f_length},
-    {"list", f_list},       {"map", f_map},         {"max", f_max},
-    {"min", f_min},         {"reject", f_reject},   {"rejectattr", f_rejectattr},
-    {"reverse", f_reverse}, {"select", f_select},   {"selectattr", f_selectattr},
-    {"slice", f_slice},     {"sort", f_sort},       {"sum", f_sum},
-    {"unique", f_unique},
+    {"batch", f_batch, 2, 1, {"linecount", "fill_with"}},
+    {"count", f_length, 0, 0, {0}},
+    {"dictsort", f_dictsort, 3, 0, {"case_sensitive", "by", "reverse"}},
+    {"first", f_first, 0, 0, {0}},
+    {"groupby", f_groupby, 3, 1, {"attribute", "default", "case_sensitive"}},
+    {"items", f_items, 0, 0, {0}},
+    {"join", f_join, 2, 0, {"d", "attribute"}},
+    {"last", f_last, 0, 0, {0}},
+    {"length", f_length, 0, 0, {0}},
+    {"list", f_list, 0, 0, {0}},
+    {"map", f_map, JN_RAW, 0, {0}},
+    {"max", f_max, 2, 0, {"case_sensitive", "attribute"}},
+    {"min", f_min, 2, 0, {"case_sensitive", "attribute"}},
+    {"reject", f_reject, JN_RAW, 0, {0}},
+    {"rejectattr", f_rejectattr, JN_RAW, 0, {0}},
+    {"reverse", f_reverse, 0, 0, {0}},
+    {"select", f_select, JN_RAW, 0, {0}},
+    {"selectattr", f_selectattr, JN_RAW, 0, {0}},
+    {"slice", f_slice, 2, 1, {"slices", "fill_with"}},
+    {"sort", f_sort, 3, 0, {"reverse", "case_sensitive", "attribute"}},
+    {"sum", f_sum, 2, 0, {"attribute", "start"}},
+    {"unique", f_unique, 2, 0, {"case_sensitive", "attribute"}},
 };
 const uint32_t jn_seq_filter_count = sizeof jn_seq_filters / sizeof *jn_seq_filters;

@@ -425,7 +425,7 @@ bool jn_as_int(struct jinja_value v, int64_t *out);                         /* i
 bool jn_as_num(struct jinja_value v, double *out); /* and floats, and ints beyond 64 bits */
 struct jinja_value jn_char_at(struct jinja_ctx *c, const struct jinja_str *s, size_t byte);
 
-/* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/globals.c, jinja/eval.c) */
+/* attributes, items, calls (jinja/attr.c, jinja/methods.c, jinja/eval.c) */
 struct jinja_value jn_getattr(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value name);
 struct jinja_value jn_getitem(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value key);
 struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj,
@@ -443,14 +443,23 @@ void jn_define_globals(struct jinja_ctx *c);
 void jn_bind(struct jinja_ctx *c, const char *func, const struct jn_args *a, const char *const *names,
              uint32_t count, uint32_t required, struct jinja_value *out);
 int64_t jn_want_int(struct jinja_ctx *c, const char *what, struct jinja_value v);
-
 const struct jinja_str *jn_want_str(struct jinja_ctx *c, const char *what, struct jinja_value v);
 
-/* filters and tests (jinja/filters.c, jinja/filters_seq.c, jinja/tests.c) */
-typedef struct jinja_value jn_filter_fn(struct jinja_ctx *c, struct jinja_value v, const struct jn_args *a);
+/* filters and tests (jinja/filters.c, jinja/filters_seq.c): value | name(arguments), these as they stand in
+ * `params`, JN_MISSING where none is given; JN_RAW: as they were written, in `a`. */
+#define JN_FILTER_ARGS 4
+#define JN_RAW         UINT8_MAX
+#define GIVEN(v_)      ((v_).type != JN_MISSING)
+#define FILTER(name_)                                                                                        \
+    static struct jinja_value name_(struct jinja_ctx *c __attribute__((unused)), struct jinja_value v,       \
+                                    struct jinja_value *arg __attribute__((unused)),                         \
+                                    const struct jn_args *a __attribute__((unused)))
 struct jn_filter {
     const char *name;
-    jn_filter_fn *fn;
+    struct jinja_value (*fn)(struct jinja_ctx *c, struct jinja_value v, struct jinja_value *arg,
+                             const struct jn_args *a);
+    uint8_t args, required;
+    const char *params[JN_FILTER_ARGS];
 };
 int32_t jn_filter_index(const char *name, size_t len); /* -1 */
 struct jinja_value jn_call_filter(struct jinja_ctx *c, int32_t func, struct jinja_value name,
