@@ -8,115 +8,69 @@
 #define ON(t_)  (1u << (t_))
 #define ARG_MAX 4
 
-enum method_id {
-    M_CAPITALIZE,
-    M_CASEFOLD,
-    M_CENTER,
-    M_COUNT,
-    M_ENDSWITH,
-    M_FIND,
-    M_FORMAT,
-    M_INDEX,
-    M_ISALNUM,
-    M_ISALPHA,
-    M_ISASCII,
-    M_ISDECIMAL,
-    M_ISDIGIT,
-    M_ISLOWER,
-    M_ISSPACE,
-    M_ISUPPER,
-    M_JOIN,
-    M_LJUST,
-    M_LOWER,
-    M_LSTRIP,
-    M_PARTITION,
-    M_REMOVEPREFIX,
-    M_REMOVESUFFIX,
-    M_REPLACE,
-    M_RFIND,
-    M_RINDEX,
-    M_RJUST,
-    M_RPARTITION,
-    M_RSPLIT,
-    M_RSTRIP,
-    M_SPLIT,
-    M_SPLITLINES,
-    M_STARTSWITH,
-    M_STRIP,
-    M_SWAPCASE,
-    M_TITLE,
-    M_UPPER,
-    M_ZFILL,
-    M_GET,
-    M_ITEMS,
-    M_KEYS,
-    M_VALUES,
-    M_COPY,
-    M_SEQ_COUNT,
-    M_SEQ_INDEX,
-    M_CYCLE,
-    M_CHANGED,
-    M_NEXT,
-    M_RESET,
-};
-/* Parameter names matter only where Python allows keywords; positional-only ones have names that no template
- * can write. */
+/* METHOD, "name", types that have it, how many arguments it takes and needs, their names: those matter only
+ * where Python allows keywords; positional-only ones have names that no template can write. */
+#define METHODS(M)                                                                                           \
+    M(CAPITALIZE, "capitalize", ON(JN_STR), 0, 0, 0)                                                         \
+    M(CASEFOLD, "casefold", ON(JN_STR), 0, 0, 0)                                                             \
+    M(CENTER, "center", ON(JN_STR), 2, 1, "-", "-")                                                          \
+    M(COUNT, "count", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
+    M(ENDSWITH, "endswith", ON(JN_STR), 3, 1, "-", "-", "-")                                                 \
+    M(FIND, "find", ON(JN_STR), 3, 1, "-", "-", "-")                                                         \
+    M(FORMAT, "format", ON(JN_STR), 0, 0, 0)                                                                 \
+    M(INDEX, "index", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
+    M(ISALNUM, "isalnum", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISALPHA, "isalpha", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISASCII, "isascii", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISDECIMAL, "isdecimal", ON(JN_STR), 0, 0, 0)                                                           \
+    M(ISDIGIT, "isdigit", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISLOWER, "islower", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISSPACE, "isspace", ON(JN_STR), 0, 0, 0)                                                               \
+    M(ISUPPER, "isupper", ON(JN_STR), 0, 0, 0)                                                               \
+    M(JOIN, "join", ON(JN_STR), 1, 1, "-")                                                                   \
+    M(LJUST, "ljust", ON(JN_STR), 2, 1, "-", "-")                                                            \
+    M(LOWER, "lower", ON(JN_STR), 0, 0, 0)                                                                   \
+    M(LSTRIP, "lstrip", ON(JN_STR), 1, 0, "-")                                                               \
+    M(PARTITION, "partition", ON(JN_STR), 1, 1, "-")                                                         \
+    M(REMOVEPREFIX, "removeprefix", ON(JN_STR), 1, 1, "-")                                                   \
+    M(REMOVESUFFIX, "removesuffix", ON(JN_STR), 1, 1, "-")                                                   \
+    M(REPLACE, "replace", ON(JN_STR), 3, 2, "-", "-", "-")                                                   \
+    M(RFIND, "rfind", ON(JN_STR), 3, 1, "-", "-", "-")                                                       \
+    M(RINDEX, "rindex", ON(JN_STR), 3, 1, "-", "-", "-")                                                     \
+    M(RJUST, "rjust", ON(JN_STR), 2, 1, "-", "-")                                                            \
+    M(RPARTITION, "rpartition", ON(JN_STR), 1, 1, "-")                                                       \
+    M(RSPLIT, "rsplit", ON(JN_STR), 2, 0, "sep", "maxsplit")                                                 \
+    M(RSTRIP, "rstrip", ON(JN_STR), 1, 0, "-")                                                               \
+    M(SPLIT, "split", ON(JN_STR), 2, 0, "sep", "maxsplit")                                                   \
+    M(SPLITLINES, "splitlines", ON(JN_STR), 1, 0, "keepends")                                                \
+    M(STARTSWITH, "startswith", ON(JN_STR), 3, 1, "-", "-", "-")                                             \
+    M(STRIP, "strip", ON(JN_STR), 1, 0, "-")                                                                 \
+    M(SWAPCASE, "swapcase", ON(JN_STR), 0, 0, 0)                                                             \
+    M(TITLE, "title", ON(JN_STR), 0, 0, 0)                                                                   \
+    M(UPPER, "upper", ON(JN_STR), 0, 0, 0)                                                                   \
+    M(ZFILL, "zfill", ON(JN_STR), 1, 1, "-")                                                                 \
+    M(GET, "get", ON(JN_DICT), 2, 1, "-", "-")                                                               \
+    M(ITEMS, "items", ON(JN_DICT), 0, 0, 0)                                                                  \
+    M(KEYS, "keys", ON(JN_DICT), 0, 0, 0)                                                                    \
+    M(VALUES, "values", ON(JN_DICT), 0, 0, 0)                                                                \
+    M(COPY, "copy", ON(JN_DICT) | ON(JN_LIST), 0, 0, 0)                                                      \
+    M(SEQ_COUNT, "count", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, "-")                              \
+    M(SEQ_INDEX, "index", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, "-")                              \
+    M(CYCLE, "cycle", ON(JN_LOOP), 0, 0, 0)                                                                  \
+    M(CHANGED, "changed", ON(JN_LOOP), 0, 0, 0)                                                              \
+    M(NEXT, "next", ON(JN_CYCLER), 0, 0, 0)                                                                  \
+    M(RESET, "reset", ON(JN_CYCLER), 0, 0, 0)
+#define M(id, ...) M_##id,
+enum method_id { METHODS(M) };
+#undef M
+#define M(id, name, types, max, required, ...) {name, types, max, required, {__VA_ARGS__}},
 static const struct method {
     const char *name;
     uint32_t types;
     uint32_t args_max, required;
     const char *params[ARG_MAX];
-} methods[] = {
-    [M_CAPITALIZE] = {"capitalize", ON(JN_STR), 0, 0, {0}},
-    [M_CASEFOLD] = {"casefold", ON(JN_STR), 0, 0, {0}},
-    [M_CENTER] = {"center", ON(JN_STR), 2, 1, {"-", "-"}},
-    [M_COUNT] = {"count", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_ENDSWITH] = {"endswith", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_FIND] = {"find", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_FORMAT] = {"format", ON(JN_STR), 0, 0, {0}},
-    [M_INDEX] = {"index", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_ISALNUM] = {"isalnum", ON(JN_STR), 0, 0, {0}},
-    [M_ISALPHA] = {"isalpha", ON(JN_STR), 0, 0, {0}},
-    [M_ISASCII] = {"isascii", ON(JN_STR), 0, 0, {0}},
-    [M_ISDECIMAL] = {"isdecimal", ON(JN_STR), 0, 0, {0}},
-    [M_ISDIGIT] = {"isdigit", ON(JN_STR), 0, 0, {0}},
-    [M_ISLOWER] = {"islower", ON(JN_STR), 0, 0, {0}},
-    [M_ISSPACE] = {"isspace", ON(JN_STR), 0, 0, {0}},
-    [M_ISUPPER] = {"isupper", ON(JN_STR), 0, 0, {0}},
-    [M_JOIN] = {"join", ON(JN_STR), 1, 1, {"-"}},
-    [M_LJUST] = {"ljust", ON(JN_STR), 2, 1, {"-", "-"}},
-    [M_LOWER] = {"lower", ON(JN_STR), 0, 0, {0}},
-    [M_LSTRIP] = {"lstrip", ON(JN_STR), 1, 0, {"-"}},
-    [M_PARTITION] = {"partition", ON(JN_STR), 1, 1, {"-"}},
-    [M_REMOVEPREFIX] = {"removeprefix", ON(JN_STR), 1, 1, {"-"}},
-    [M_REMOVESUFFIX] = {"removesuffix", ON(JN_STR), 1, 1, {"-"}},
-    [M_REPLACE] = {"replace", ON(JN_STR), 3, 2, {"-", "-", "-"}},
-    [M_RFIND] = {"rfind", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_RINDEX] = {"rindex", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_RJUST] = {"rjust", ON(JN_STR), 2, 1, {"-", "-"}},
-    [M_RPARTITION] = {"rpartition", ON(JN_STR), 1, 1, {"-"}},
-    [M_RSPLIT] = {"rsplit", ON(JN_STR), 2, 0, {"sep", "maxsplit"}},
-    [M_RSTRIP] = {"rstrip", ON(JN_STR), 1, 0, {"-"}},
-    [M_SPLIT] = {"split", ON(JN_STR), 2, 0, {"sep", "maxsplit"}},
-    [M_SPLITLINES] = {"splitlines", ON(JN_STR), 1, 0, {"keepends"}},
-    [M_STARTSWITH] = {"startswith", ON(JN_STR), 3, 1, {"-", "-", "-"}},
-    [M_STRIP] = {"strip", ON(JN_STR), 1, 0, {"-"}},
-    [M_SWAPCASE] = {"swapcase", ON(JN_STR), 0, 0, {0}},
-    [M_TITLE] = {"title", ON(JN_STR), 0, 0, {0}},
-    [M_UPPER] = {"upper", ON(JN_STR), 0, 0, {0}},
-    [M_ZFILL] = {"zfill", ON(JN_STR), 1, 1, {"-"}},
-    [M_GET] = {"get", ON(JN_DICT), 2, 1, {"-", "-"}},
-    [M_ITEMS] = {"items", ON(JN_DICT), 0, 0, {0}},
-    [M_KEYS] = {"keys", ON(JN_DICT), 0, 0, {0}},
-    [M_VALUES] = {"values", ON(JN_DICT), 0, 0, {0}},
-    [M_COPY] = {"copy", ON(JN_DICT) | ON(JN_LIST), 0, 0, {0}},
-    [M_SEQ_COUNT] = {"count", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, {"-"}},
-    [M_SEQ_INDEX] = {"index", ON(JN_LIST) | ON(JN_TUPLE) | ON(JN_RANGE), 1, 1, {"-"}},
-    [M_CYCLE] = {"cycle", ON(JN_LOOP), 0, 0, {0}},
-    [M_CHANGED] = {"changed", ON(JN_LOOP), 0, 0, {0}},
-    [M_NEXT] = {"next", ON(JN_CYCLER), 0, 0, {0}},
-    [M_RESET] = {"reset", ON(JN_CYCLER), 0, 0, {0}},
-};
+} methods[] = {METHODS(M)};
+#undef M
 
 const char *jn_method_name(int32_t method)
 {
