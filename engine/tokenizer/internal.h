@@ -165,8 +165,6 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
 /* Fills byte_id, char_pages, bytes, by_word and joints once vocabulary, merges, added tokens and decoder are
  * known. */
 enum status tok__finish_vocab(struct tokenizer *t, struct err *err) KV_MUST_CHECK;
-/* Code point -> byte of the byte-level alphabet; -1: outside. */
-int tok__byte_of_char(uint32_t cp);
 
 static inline uint32_t tok__merge_rank(const struct tok_merges *m, uint32_t left, uint32_t right)
 {

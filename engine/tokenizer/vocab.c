@@ -285,7 +285,8 @@ static bool byte_is_itself(unsigned b)
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
 }
 
-int tok__byte_of_char(uint32_t cp)
+/* Code point -> byte of the byte-level alphabet; -1: outside. */
+static int byte_of_char(uint32_t cp)
 {
     if (cp < 0x100) return byte_is_itself(cp) ? (int)cp : -1;
     if (cp > 0x143) return -1;
@@ -354,7 +355,7 @@ static enum status sp_text(struct tokenizer *t, uint32_t id, const char *s, size
 static enum status fill_texts(struct tokenizer *t)
 {
     short map[0x144];
-    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)tok__byte_of_char(cp);
+    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)byte_of_char(cp);
     struct scratch tmp = {NULL, 0};
     enum status st = ST_OK;
     for (uint32_t id = 0; id < t->vocab_size && !st; id++) {
@@ -399,7 +400,7 @@ static size_t put_utf8(uint32_t cp, char dst[4])
 static enum status byte_symbols(struct tokenizer *t, struct err *err)
 {
     for (uint32_t cp = 0; cp < 0x144; cp++) {
-        int b = tok__byte_of_char(cp);
+        int b = byte_of_char(cp);
         char utf8[4];
         if (b >= 0) t->byte_id[b] = model_id(t, utf8, put_utf8(cp, utf8));
     }
@@ -485,7 +486,7 @@ static enum status fill_joints(struct tokenizer *t)
 static enum status fill_words(struct tokenizer *t)
 {
     short map[0x144];
-    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)tok__byte_of_char(cp);
+    for (uint32_t cp = 0; cp < 0x144; cp++) map[cp] = (short)byte_of_char(cp);
     t->word = calloc(t->vocab_size, sizeof *t->word);
     char *tmp = malloc(t->literals_len + 1);
     enum status st = t->word && tmp ? index_init(&t->by_word, t->vocab_size) : ST_NOMEM;

@@ -223,11 +223,6 @@ void cpu_pool_destroy(struct cpu_pool *p)
     free(p);
 }
 
-uint32_t cpu_pool_threads(const struct cpu_pool *p)
-{
-    return p->threads;
-}
-
 void cpu_pool_run(struct cpu_pool *p, uint32_t count, uint32_t grain, cpu_range_fn *fn, void *ctx)
 {
     if (count == 0) return;

@@ -14,7 +14,6 @@ typedef void cpu_range_fn(void *ctx, uint32_t begin, uint32_t end, uint32_t work
 /* NULL when out of memory or when the system refuses a thread. threads >= 1. */
 struct cpu_pool *cpu_pool_create(uint32_t threads);
 void cpu_pool_destroy(struct cpu_pool *p); /* NULL is fine; nothing may be running */
-uint32_t cpu_pool_threads(const struct cpu_pool *p);
 
 /* Cuts [0, count) into pieces of `grain` (the last may be shorter), calls fn for each, returns when all are
  * done. */

@@ -433,7 +433,6 @@ struct jinja_value jn_attr_only(struct jinja_ctx *c, struct jinja_value obj,
 struct jinja_value jn_getslice(struct jinja_ctx *c, struct jinja_value obj, struct jinja_value from,
                                struct jinja_value to, struct jinja_value step);
 int32_t jn_find_method(struct jinja_value self, const struct jinja_str *name); /* -1 none, -2 forbidden */
-const char *jn_method_name(int32_t method);
 struct jinja_value jn_call_method(struct jinja_ctx *c, const struct jn_bound *m, const struct jn_args *a);
 struct jinja_value jn_call_func(struct jinja_ctx *c, uint32_t func, const struct jn_args *a);
 struct jinja_value jn_call(struct jinja_ctx *c, struct jinja_value callee, const struct jn_args *a);

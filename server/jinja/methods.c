@@ -72,11 +72,6 @@ static const struct method {
 } methods[] = {METHODS(M)};
 #undef M
 
-const char *jn_method_name(int32_t method)
-{
-    return methods[method].name;
-}
-
 static bool name_is(const struct jinja_str *s, const char *name)
 {
     return s->len == strlen(name) && memcmp(s->p, name, s->len) == 0;
@@ -443,7 +438,7 @@ static struct jinja_value call_dict(struct jinja_ctx *c, struct jinja_value self
 static struct jinja_value call_loop(struct jinja_ctx *c, struct jn_loop *l, int32_t method,
                                     const struct jn_args *a)
 {
-    if (a->kw_count) jn_error(c, "loop.%s() takes no keyword arguments", jn_method_name(method));
+    if (a->kw_count) jn_error(c, "loop.%s() takes no keyword arguments", methods[method].name);
     if (method == M_CYCLE) {
         if (!a->count) jn_error(c, "no items for cycling given");
         return a->pos[l->index0 % a->count];

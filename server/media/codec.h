@@ -55,11 +55,8 @@ enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_
 enum image_fault image__gif_next(struct image__gif_anim *a, struct image_u8 *canvas, struct err *err);
 void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
 
-/* Orientation from a TIFF block (with or without "Exif\0\0" before it), or from an XMP packet: the number
- * that stands there, 0 when there is none or the block is malformed. Never reads outside the block. */
-int image__exif_orientation(struct image_bytes tiff);
-int image__xmp_orientation(struct image_bytes xmp);
-/* What both together say, EXIF first: 1..8. */
+/* The orientation that a TIFF block (with or without "Exif\0\0" before it) and an XMP packet ask for, the
+ * block first: 1..8. Never reads outside them. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
 /* Pixels by stb_image of the PNG or BMP file that the parts make when they stand together. The file's size

@@ -6,7 +6,8 @@
 
 enum { TAG_ORIENTATION = 0x0112, TYPE_SHORT = 3, TYPE_LONG = 4 };
 
-int image__exif_orientation(struct image_bytes in)
+/* The number that stands there, 0 when there is none or the block is malformed. */
+static int exif_orientation(struct image_bytes in)
 {
     static const uint8_t prefix[6] = "Exif\0";
     /* Writers put the prefix of the JPEG segment before it in other containers too, sometimes twice. */
@@ -48,7 +49,7 @@ int image__exif_orientation(struct image_bytes in)
 }
 
 /* The first tiff:Orientation="6" or <tiff:Orientation>6. */
-int image__xmp_orientation(struct image_bytes in)
+static int xmp_orientation(struct image_bytes in)
 {
     static const char name[] = "tiff:Orientation";
     enum { NAME = sizeof name - 1 };
@@ -64,7 +65,7 @@ int image__xmp_orientation(struct image_bytes in)
 
 int image__orientation(struct image_bytes exif, struct image_bytes xmp)
 {
-    int o = exif.len ? image__exif_orientation(exif) : 0;
-    if (!o && xmp.len) o = image__xmp_orientation(xmp);
+    int o = exif.len ? exif_orientation(exif) : 0;
+    if (!o && xmp.len) o = xmp_orientation(xmp);
     return o ? o : 1;
 }
