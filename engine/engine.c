@@ -4,6 +4,7 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
@@ -56,7 +57,11 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
 static enum status open_backend(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     const char *set = opt->kernels ? opt->kernels : "auto";
-    struct be_params params = {e->plan.act, opt->threads, set};
+    const char *hopper = env_get("KVASIR_CUDA_HOPPER");
+    struct be_params params = {.act = e->plan.act,
+                               .threads = opt->threads,
+                               .kernels = set,
+                               .hopper = hopper && strcmp(hopper, "1") == 0};
     enum be_result r = e->ops->open(&params, &e->be);
     if (r != BE_OK && e->ops != be_cpu_ops()) {
         const char *why = e->ops->last_error(NULL); /* cuda_loader.h */

@@ -55,6 +55,7 @@ struct be_params {
     uint32_t threads;    /* 0 = one per usable core */
     const char *kernels; /* NULL or "auto" = best that the CPU has; "reference", "avx2", "avx512", "amx"
                             (environment KVASIR_CPU_KERNELS is the caller's business) */
+    bool hopper;         /* CUDA: kernels for compute capability 9.0, where the device has it */
 };
 
 struct be_caps {

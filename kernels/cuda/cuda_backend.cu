@@ -158,6 +158,7 @@ static enum be_result cuda__open(const struct be_params *p, struct backend **out
     struct backend *b = static_cast<struct backend *>(calloc(1, sizeof *b));
     if (!b) return BE_NOMEM;
     b->act = p->act;
+    b->hopper_wanted = p->hopper;
     if (!cuda__prepare(b)) {
         snprintf(open_error, sizeof open_error, "%s", b->error);
         cuda__close(b);

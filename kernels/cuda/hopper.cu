@@ -1,6 +1,6 @@
 /* Choosing the Hopper path (gemm_sm90.cu, attn_sm90.cu) when a backend opens: bf16 on compute capability 9.0,
- * and only with KVASIR_CUDA_HOPPER=1, because the path has been run by the emulator alone; once it has been
- * measured on a device, the default turns round.
+ * and only where be_params.hopper asks for it, because the path has been run by the emulator alone; once it
+ * has been measured on a device, the default turns round.
  *
  * The check before: products and attentions over small integers, whose results are known exactly, through
  * every kernel. Their waits are bounded, so that a fault in the barriers ends the check, not the process.
@@ -293,8 +293,7 @@ static const char *hopper__check(struct backend *b)
 
 void cuda_hopper_init(struct backend *b)
 {
-    const char *on = getenv("KVASIR_CUDA_HOPPER");
-    if (!on || strcmp(on, "1") != 0 || b->cc != 90 || b->act != BE_BF16) return;
+    if (!b->hopper_wanted || b->cc != 90 || b->act != BE_BF16) return;
     static bool checked; /* once in a process: there is one device */
     b->hopper = true;
     const char *wrong = !cuda_gemm_sm90_init(b) || !cuda_attn_sm90_init(b) ? "its kernels can't be set up"

@@ -69,6 +69,7 @@ struct backend {
     cudaMemPool_t pool;     /* alloc and free take memory in the stream's order */
     bool pooled;            /* else, where the device has no pools, they wait for it */
     struct cuda_slab *slab; /* pack.cu: where the next weight goes, or NULL */
+    bool hopper_wanted;     /* be_params.hopper */
     bool hopper;            /* bf16 products and attention by Hopper's own instructions; weights are tiled */
     bool failed;
     bool recording; /* between graph_begin and graph_end: an error spoils the recording, not the backend */

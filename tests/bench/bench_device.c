@@ -565,7 +565,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "backend %s: %s\n", backend, why);
         return 2;
     }
-    const struct be_params params = {.act = BE_BF16};
+    const char *hopper = getenv("KVASIR_CUDA_HOPPER");
+    const struct be_params params = {.act = BE_BF16, .hopper = hopper && strcmp(hopper, "1") == 0};
     if (k.ops->open(&params, &k.b) != BE_OK || k.ops->ceiling(k.b, &k.report.ceiling) != BE_OK) {
         fprintf(stderr, "the backend can't be opened or measured: %s\n", k.ops->last_error(k.b));
         return 1;

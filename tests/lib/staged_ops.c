@@ -119,7 +119,10 @@ static enum be_result st_open(const struct be_params *p, struct backend **out)
     s->ops = reference ? be_cpu_ops() : device;
     s->direct = reference;
     s->act_bytes = be_dtype_bytes(p->act);
-    enum be_result r = s->ops->open(p, &s->b);
+    const char *hopper = getenv("KVASIR_CUDA_HOPPER");
+    struct be_params params = *p;
+    params.hopper = hopper && strcmp(hopper, "1") == 0;
+    enum be_result r = s->ops->open(&params, &s->b);
     if (r != BE_OK) {
         free(s);
         return r;

@@ -35,7 +35,8 @@ struct layer {
 static bool layer_open(struct layer *l, enum be_dtype act)
 {
     *l = (struct layer){.ops = be_cuda_host_ops()};
-    const struct be_params p = {.act = act};
+    const char *hopper = getenv("KVASIR_CUDA_HOPPER");
+    const struct be_params p = {.act = act, .hopper = hopper && strcmp(hopper, "1") == 0};
     if (l->ops->open(&p, &l->b) != BE_OK) {
         assert_null(l->b);
         assert_true(strlen(l->ops->last_error(NULL)) > 0);
