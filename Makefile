@@ -1,39 +1,54 @@
-# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1] [all|install|core|tests|test|test-core|cuda|cuda-host|cuda-host-so|test-cuda-host]
+# make [CONFIG=release|debug|asan|tsan] [OUT_ROOT=build] [WERROR=1]
+#      [all|install|core|tests|test|test-core|cuda|cuda-host|cuda-host-so|test-cuda-host]
 #
-# Everything built lands under $(OUT_ROOT)/$(CONFIG)/: the binary is build/release/kvasir, tests lie in build/release/tests/.
-# `core` is config + kernels + engine + scheduler and their tests: it needs no HTTP, JSON or image library (a bare GPU machine builds it).
+# Everything built lands under $(OUT_ROOT)/$(CONFIG)/: the binary is build/release/kvasir, tests lie in
+# build/release/tests/. `core` is config + kernels + engine + scheduler and their tests: it needs no HTTP,
+# JSON or image library (a bare GPU machine builds it).
 CONFIG   ?= release
 OUT_ROOT ?= build
 OUT      := $(OUT_ROOT)/$(CONFIG)
 MODE_release := -O3
 MODE_debug   := -O0 -DSLOW_ASSERTS
-MODE_asan    := -O1 -DSLOW_ASSERTS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-MODE_tsan    := -O1 -fsanitize=thread
+# Kernels that are written out for each of their shapes take minutes to instrument: under a sanitizer each is
+# a function.
+ONE_OF_EACH  := -Dalways_inline=unused
+MODE_asan    := -O1 -DSLOW_ASSERTS $(ONE_OF_EACH) -fsanitize=address,undefined \
+	-fno-sanitize-recover=undefined -fno-omit-frame-pointer
+MODE_tsan    := -O1 $(ONE_OF_EACH) -fsanitize=thread
+MODE_fuzz    := -O1 -DSLOW_ASSERTS $(ONE_OF_EACH) -fsanitize=fuzzer-no-link,address,undefined \
+	-fno-sanitize-recover=undefined -fno-omit-frame-pointer
 MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
-# Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a header); zlib: PNG checksums, texts.
+# Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
+# header); zlib: PNG checksums, texts.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib
-# The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core (tests/lib/cmocka); CMOCKA=none asks for that.
-CMOCKA    ?= $(if $(shell printf '\#include <setjmp.h>\n\#include <stdarg.h>\n\#include <stddef.h>\n\#include <stdint.h>\n\#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo 1),cmocka,none)
+# The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core
+# (tests/lib/cmocka); CMOCKA=none asks for that.
+CMOCKA    ?= $(if $(shell printf '\#include <%s.h>\n' setjmp stdarg stddef stdint cmocka | \
+	$(CC) -E -x c - >/dev/null 2>&1 && echo 1),cmocka,none)
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 
-BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off -fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
+BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
+	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
 DEPS     := -I. -MMD -MP
 STAMP    := $(CC) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE)
-$(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags || printf '%s\n' '$(STAMP)' > $(OUT)/flags)
+$(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags || printf '%s\n' '$(STAMP)' \
+	> $(OUT)/flags)
 
-CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kernels/cpu/*/*.c engine/*.c engine/*/*.c scheduler/*.c scheduler/*/*.c)
+CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kernels/cpu/*/*.c engine/*.c \
+	engine/*/*.c scheduler/*.c scheduler/*/*.c)
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
 SRV_SRC  := $(filter-out server/main.c,$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
-# Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not the server's is linked with the core
-# alone. Their names are unique: test_NAME, sim_NAME, bench_NAME.
-CORE_TEST_SRC := $(wildcard $(addprefix tests/,$(addsuffix /*.c,unit/config unit/kernels unit/engine unit/scheduler sim bench)))
+# Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not
+# the server's is linked with the core alone. Their names are unique: test_NAME, sim_NAME, bench_NAME.
+CORE_TEST_SRC := $(wildcard $(addprefix tests/,$(addsuffix /*.c,unit/config unit/kernels unit/engine \
+	unit/scheduler sim bench)))
 FULL_TEST_SRC := $(wildcard tests/unit/server/*.c)
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
@@ -49,8 +64,10 @@ core: $(CORE_TESTS)
 tests: all $(CORE_TESTS) $(FULL_TESTS) $(OUT)/kvasir-faults
 
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma \
+	-mf16c
+$(OUT)/kernels/cpu/%amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl \
+	-mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
@@ -70,26 +87,44 @@ $(OUT)/libserver.a: $(SRV_OBJ)
 	ar qcs $@ $^
 $(OUT)/faults/%.c.o: %.c $(OUT)/flags
 	@mkdir -p $(@D)
-	$(CC) $(DEPS) $(CPPFLAGS) -DKVASIR_FAULTS $(BASE_CFLAGS) $(CFLAGS) $(if $(filter server/%,$<),$(LIB_CFLAGS)) $(MODE) -c $< -o $@
+	$(CC) $(DEPS) $(CPPFLAGS) -DKVASIR_FAULTS $(BASE_CFLAGS) $(CFLAGS) \
+		$(if $(filter server/%,$<),$(LIB_CFLAGS)) $(MODE) -c $< -o $@
 $(FAULT_LIB): $(FAULT_OBJ)
 	@rm -f $@
 	ar qcs $@ $^
-$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/http/loop.c.o $(FAULT_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
+$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/http/loop.c.o $(FAULT_LIB) \
+	$(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
 $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | check-libs
-	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
+	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm \
+		-lpthread -ldl -o $@
 .SECONDEXPANSION:
 $(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
+	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
+		-lpthread -ldl -o $@
+
+# libFuzzer's programs, by clang: build/fuzz/fuzz_NAME. Kernels are not what is fuzzed.
+CLANG ?= clang
+FUZZ  := $(patsubst tests/fuzz/%.c,$(OUT)/%,$(wildcard tests/fuzz/*.c))
+fuzz:
+	@$(MAKE) --no-print-directory CONFIG=fuzz CC=$(CLANG) fuzz-programs
+fuzz-programs: $(FUZZ)
+ifeq ($(CONFIG),fuzz)
+$(OUT)/kernels/%.c.o: MODE := -O1
+endif
+$(OUT)/tests/fuzz/%.c.o: EXTRA = $(LIB_CFLAGS)
+$(FUZZ): $(OUT)/%: $(OUT)/tests/fuzz/%.c.o $(OUT)/libserver.a $(OUT)/libcore.a
+	$(CC) $(MODE) -fsanitize=fuzzer $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 
 check-libs:
-	@pkg-config --print-errors --exists $(PKGS) || { echo "libraries are missing: scripts/deps.sh installs them"; exit 1; }
+	@pkg-config --print-errors --exists $(PKGS) || \
+		{ echo "libraries are missing: scripts/deps.sh installs them"; exit 1; }
 
 # The program looks for the demo model in ../share/kvasir/models beside it.
 PREFIX ?= /usr/local
@@ -107,36 +142,44 @@ test: tests
 test-core: core
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS))
 
-# ---- CUDA. `make cuda`: kernels/cuda/*.cu by nvcc into kvasir-cuda.so (sm_80, sm_90, PTX for what comes after). Nothing else needs nvcc.
-# -fmad=false: products are fused where the source says fmaf, so that the emulated build and the device round alike.
+# ---- CUDA. `make cuda`: kernels/cuda/*.cu by nvcc into kvasir-cuda.so (sm_80, sm_90, PTX for what comes
+# after). Nothing else needs nvcc. -fmad=false: products are fused where the source says fmaf, so that the
+# emulated build and the device round alike.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 NVCC_FLAGS = -std=c++17 -O3 -fmad=false -lineinfo -I. -Xcompiler -fPIC,-Wall,-Wextra --threads 2 \
 	$(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings)
 # Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
-$(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = -gencode arch=compute_80,code=sm_80 \
-	-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90
+$(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = \
+	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+	-gencode arch=compute_90,code=compute_90
 CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
 cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu $(OUT)/cuda/hopper
 $(OUT)/cuda/%.cu.o: %.cu
-	@command -v $(NVCC) >/dev/null || { echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
+	@command -v $(NVCC) >/dev/null || \
+		{ echo "make cuda needs nvcc (CUDA Toolkit 12.4 or later), or NVCC=PATH"; exit 1; }
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(OUT)/cuda/%.o)
-	$(NVCC) -shared $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
-# The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine with a GPU.
+	$(NVCC) -shared $^ -o $@ -lcublas -lcublasLt -Xlinker \
+		-rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
+# The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine
+# with a GPU.
 $(OUT)/cuda/test_emu $(OUT)/cuda/hopper: $(OUT)/cuda/%: $(OUT)/cuda/kernels/cuda/host/selftest/%.cu.o
 	$(NVCC) $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 
-# ---- The same .cu sources on the CPU: kernels/cuda/host is a CUDA runtime for a host compiler. Builds: plain and race, or asan when CONFIG=asan.
-# A test program that has it linked in finds it as the device (kernels/cuda_loader.c); the backend tests reach it through
-# tests/lib/staged_ops.c, as they do a real device with --backend cuda.
+# ---- The same .cu sources on the CPU: kernels/cuda/host is a CUDA runtime for a host compiler. Builds: plain
+# and race, or asan when CONFIG=asan. A test program that has it linked in finds it as the device
+# (kernels/cuda_loader.c); the backend tests reach it through tests/lib/staged_ops.c, as they do a real device
+# with --backend cuda.
 HOST_MODES := $(if $(filter asan,$(CONFIG)),asan,$(if $(filter tsan,$(CONFIG)),,plain race))
 HOST_OUT   := $(OUT)/cuda-host
 HOST_ISA   := $(if $(shell grep -m1 -ow avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
-HOST_SAN   := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie $(if $(WERROR),-Werror)
+HOST_SAN   := -O1 $(ONE_OF_EACH) -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	-fno-omit-frame-pointer
+HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
+	$(if $(WERROR),-Werror)
 HOST_RT_plain := -O2
 HOST_RT_race  := -O3 $(HOST_ISA) -DCUEMU_RACE
 HOST_RT_asan  := $(HOST_SAN)
@@ -158,10 +201,12 @@ $(HOST_OUT)/$(1)/%.cpp.o: %.cpp
 $(HOST_OUT)/$(1)/%.cu.o: %.cu
 	@mkdir -p $$(@D)
 	$(HOST_CXX) -fstack-clash-protection -fno-threadsafe-statics $(HOST_KN_$(1)) -x c++ -c $$< -o $$@
-$(HOST_OUT)/$(1)/libcuemu.a: $(EMU_SRC:%=$(HOST_OUT)/$(1)/%.o) $(if $(filter race,$(1)),$(HOST_OUT)/race/kernels/cuda/host/emu_race.cpp.o)
+$(HOST_OUT)/$(1)/libcuemu.a: $(EMU_SRC:%=$(HOST_OUT)/$(1)/%.o) \
+	$(if $(filter race,$(1)),$(HOST_OUT)/race/kernels/cuda/host/emu_race.cpp.o)
 	@rm -f $$@
 	ar rcs $$@ $$^
-$(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs $(HOST_OUT)/$(1)/hopper: $(HOST_OUT)/$(1)/%: $(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
+$(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs $(HOST_OUT)/$(1)/hopper: $(HOST_OUT)/$(1)/%: \
+	$(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
 	$(CXX) -no-pie $(HOST_LD_$(1)) $$^ -lpthread -o $$@
 endef
 $(foreach m,$(HOST_MODES) pic,$(eval $(call HOST_RULES,$(m))))
@@ -169,11 +214,15 @@ HOST_SELFTEST := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/,test_em
 test-cuda-emu: $(HOST_SELFTEST)
 	@sh kernels/cuda/host/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
 
-HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_faults test_engine_golden test_engine_invariance test_cuda_graphs test_cuda_cpu)
+HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
+	test_backend_experts test_cuda_faults test_engine_golden test_engine_invariance test_cuda_graphs \
+	test_cuda_cpu)
 define HOST_TEST_RULES
-$(HOST_OUT)/$(1)/tests/%: $$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
+$(HOST_OUT)/$(1)/tests/%: $$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) \
+	$(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
 	@mkdir -p $$(@D)
-	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $$@
+	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a \
+		$(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $$@
 endef
 $(foreach m,$(HOST_MODES),$(eval $(call HOST_TEST_RULES,$(m))))
 HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(HOST_NAMES)))
@@ -186,5 +235,6 @@ test-cuda-host: cuda-host
 	@sh kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
-.PHONY: install uninstall all core tests test test-core check-libs cuda cuda-host cuda-host-so test-cuda-emu test-cuda-host
+.PHONY: fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \
+	cuda-host-so test-cuda-emu test-cuda-host
 .SECONDARY:

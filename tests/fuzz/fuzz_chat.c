@@ -1,0 +1,62 @@
+/* A request's body as the chat and the completion endpoint read it: JSON, fields, messages, data: URIs with
+ * pictures, the chat template, the tokenizer, up to the prompt. No server runs. */
+#include "config/options.h"
+#include "server/generate/generate.h"
+#include "server/media/alias.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static struct options options;
+static struct model model;
+static struct server *server;
+
+static bool set_up(void)
+{
+    static char name[] = "--model", dir[] = "tests/golden/qwen/qwen3_vl_f32";
+    char *args[] = {name, dir};
+    struct err err = {""};
+    struct engine_options eo = {.model_dir = dir, .backend = "cpu", .dtype = "auto", .threads = 1};
+    eo.kv_bytes = 8u << 20;
+    server = calloc(1, sizeof *server);
+    bool ok = server && sodium_init() >= 0 && !options_parse(2, args, &options, &err) &&
+              !tok_load(dir, &model.tok, &err) && !template_load(dir, &model.tmpl, &err) &&
+              !engine_open(&eo, &model.engine, &err);
+    if (!ok) return fprintf(stderr, "%s\n", err.msg), false;
+    template_guard(model.tmpl, model.tok);
+    model.info = engine_model(model.engine);
+    engine_caps(model.engine, &model.caps);
+    server->opt = &options;
+    server->model = &model;
+    server->model_name = server->model_dir = dir;
+    server->model_names_end = dir + sizeof dir;
+    server->aliases = image_alias_create(64);
+    return server->aliases;
+}
+
+static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
+{
+    struct request *r = calloc(1, sizeof *r);
+    struct gen *g = calloc(1, sizeof *g);
+    if (!r || !g) abort();
+    *r = (struct request){.srv = server, .gen = g};
+    *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
+    buf_init(&r->body, SIZE_MAX / 4);
+    if (!buf_add(&r->body, data, size) && !request_body_parse(r, &g->root) &&
+        !request_model_check(r, g->root) && !gen_parse(g, g->root))
+        (void)(kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root));
+    request_body_trim(r, g->root, !r->error.http);
+    buf_fini(&r->body);
+    gen_free(g);
+    free(r);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (!server && !set_up()) abort();
+    ask(GEN_CHAT, data, size);
+    ask(GEN_COMPLETION, data, size);
+    return 0;
+}
