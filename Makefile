@@ -50,6 +50,13 @@ SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 CORE_TEST_SRC := $(wildcard $(addprefix tests/,$(addsuffix /*.c,unit/config unit/kernels unit/engine \
 	unit/scheduler sim bench)))
 FULL_TEST_SRC := $(wildcard tests/unit/server/*.c)
+# ONLY="test_NAME ..." leaves the others out; with a sanitizer nothing is measured.
+ifdef ONLY
+CORE_TEST_SRC := $(filter $(ONLY:%=\%/%.c),$(CORE_TEST_SRC))
+FULL_TEST_SRC := $(filter $(ONLY:%=\%/%.c),$(FULL_TEST_SRC))
+else ifneq ($(filter asan tsan,$(CONFIG)),)
+CORE_TEST_SRC := $(filter-out tests/bench/%,$(CORE_TEST_SRC))
+endif
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
 test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TEST_SRC)))
@@ -180,13 +187,13 @@ HOST_SAN   := -O1 $(ONE_OF_EACH) -fsanitize=address,undefined -fno-sanitize-reco
 	-fno-omit-frame-pointer
 HOST_CXX   := $(CXX) -std=c++17 -g -DCUEMU -I. -MMD -MP -Wall -Wextra -Wshadow -ffp-contract=off -fno-pie \
 	$(if $(WERROR),-Werror)
-HOST_RT_plain := -O2
+# The library has the plain build's objects, but for the one that has the entry's name.
+HOST_PIC      := -fPIC -ftls-model=initial-exec
+HOST_RT_plain := -O2 $(HOST_PIC)
 HOST_RT_race  := -O3 $(HOST_ISA) -DCUEMU_RACE
 HOST_RT_asan  := $(HOST_SAN)
-HOST_KN_plain := -O2 $(HOST_ISA)
-HOST_PIC      := -fPIC -ftls-model=initial-exec -DCU_BACKEND_ENTRY=be_cuda_ops
-HOST_RT_pic   := -O2 $(HOST_PIC)
-HOST_KN_pic   := -O2 $(HOST_ISA) $(HOST_PIC)
+HOST_KN_plain := -O2 $(HOST_ISA) $(HOST_PIC)
+HOST_KN_pic   := $(HOST_KN_plain) -DCU_BACKEND_ENTRY=be_cuda_ops
 HOST_KN_race  := -O1 $(HOST_ISA) -fsanitize=thread
 HOST_KN_asan  := $(HOST_SAN)
 HOST_LD_asan  := -fsanitize=address,undefined
@@ -194,7 +201,7 @@ EMU_SRC := $(addprefix kernels/cuda/host/emu_,core.cpp sync.cpp hopper.cpp host.
 define HOST_RULES
 $(HOST_OUT)/$(1)/kernels/cuda/host/emu_gemm.cpp.o: kernels/cuda/host/emu_gemm.cpp
 	@mkdir -p $$(@D)
-	$(HOST_CXX) -O3 $(HOST_ISA) -Wno-psabi $(if $(filter pic,$(1)),-fPIC) -c $$< -o $$@
+	$(HOST_CXX) -O3 $(HOST_ISA) -Wno-psabi $(if $(filter plain,$(1)),-fPIC) -c $$< -o $$@
 $(HOST_OUT)/$(1)/%.cpp.o: %.cpp
 	@mkdir -p $$(@D)
 	$(HOST_CXX) -Wconversion $(HOST_RT_$(1)) -c $$< -o $$@
@@ -217,6 +224,9 @@ test-cuda-emu: $(HOST_SELFTEST)
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
 	test_backend_experts test_cuda_faults test_engine_golden test_engine_invariance test_cuda_graphs \
 	test_cuda_cpu)
+ifeq ($(CONFIG)$(ALL_HOST),asan)
+HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
+endif
 define HOST_TEST_RULES
 $(HOST_OUT)/$(1)/tests/%: $$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) \
 	$(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
@@ -228,11 +238,12 @@ $(foreach m,$(HOST_MODES),$(eval $(call HOST_TEST_RULES,$(m))))
 HOST_TESTS := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/tests/,$(HOST_NAMES)))
 # The emulated device as a library that the server loads like the real one.
 cuda-host-so: $(HOST_OUT)/kvasir-cuda.so
-$(HOST_OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(HOST_OUT)/pic/%.o) $(HOST_OUT)/pic/libcuemu.a
+$(HOST_OUT)/kvasir-cuda.so: $(patsubst %,$(HOST_OUT)/plain/%.o,$(filter-out %/cuda_backend.cu,$(CUDA_SRC))) \
+	$(HOST_OUT)/pic/kernels/cuda/cuda_backend.cu.o $(HOST_OUT)/plain/libcuemu.a
 	$(CXX) -shared -Wl,-z,defs $^ -lm -lpthread -o $@
 cuda-host: $(HOST_SELFTEST) $(HOST_TESTS)
 test-cuda-host: cuda-host
-	@sh kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
+	@bash kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
 .PHONY: fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \

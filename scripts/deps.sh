@@ -1,16 +1,22 @@
 #!/bin/sh
-# Installs the Debian packages that the build (and with --test, the tests) need and that are missing; does nothing when all are there.
-# Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
+# Installs the Debian packages that the build (and with --test, the tests) need and that are missing; does
+# nothing when all are there. Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
 set -eu
-need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev curl"
-[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx"
+need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev"
+need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev curl"
+[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx clang-format"
 missing=""
+installed() {
+    dpkg-query -W -f='${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^ii'
+}
 for p in $need; do
-    dpkg-query -W -f='${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' && continue
+    installed "$p" && continue
     # A virtual package (libjpeg-dev) or a tool that came another way counts too.
     case $p in
-    gcc | g++ | make | pkg-config | curl | python3 | haproxy | nginx) command -v "$p" >/dev/null 2>&1 && continue ;;
-    libjpeg-dev) dpkg-query -W -f='${db:Status-Abbrev}' libjpeg62-turbo-dev 2>/dev/null | grep -q '^ii' && continue ;;
+    gcc | g++ | make | pkg-config | curl | python3 | haproxy | nginx | clang-format)
+        command -v "$p" >/dev/null 2>&1 && continue
+        ;;
+    libjpeg-dev) installed libjpeg62-turbo-dev && continue ;;
     python3-venv) python3 -c 'import ensurepip, venv' >/dev/null 2>&1 && continue ;;
     esac
     missing="$missing $p"
@@ -22,7 +28,10 @@ fi
 echo "packages: installing$missing"
 as_root=""
 if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null 2>&1 || { echo "not root and no sudo: install these packages yourself:$missing" >&2; exit 1; }
+    if ! command -v sudo >/dev/null 2>&1; then
+        echo "not root and no sudo: install these packages yourself:$missing" >&2
+        exit 1
+    fi
     as_root="sudo"
 fi
 export DEBIAN_FRONTEND=noninteractive

@@ -1,21 +1,25 @@
 #!/bin/bash
-# Checks and measures the CUDA backend on a machine with an NVIDIA GPU and nvcc. Needs no library of the server's, nor cmocka: gcc,
-# make and the CUDA toolkit are enough.
+# Checks and measures the CUDA backend on a machine with an NVIDIA GPU and nvcc. Needs no library of the
+# server's, nor cmocka: gcc, make and the CUDA toolkit are enough.
 #
 # usage: scripts/device-check.sh [--emulated] [--hopper 0|1|both] [PART...]
 #   build        engine, kernels (nvcc) and tests; the other parts build what is missing themselves
-#   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the graphs of decode steps
+#   tests        the kernels' self-test, the backend's table of operations against the CPU's plain C, the
+#                graphs of decode steps
 #   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process
 #   invariance   a request alone, in chunks, beside others: bit-equal
-#   sanitizer    compute-sanitizer over the quick half of the table tests; one tool: memcheck racecheck initcheck synccheck
+#   sanitizer    compute-sanitizer over the quick half of the table tests; one tool: memcheck racecheck
+#                initcheck synccheck
 #   kernels      bandwidth and TFLOP/s of each kernel against measured copy bandwidth and matrix peak
 #   steps        the same for whole steps of Gemma 3 4B and Qwen3-VL-8B with random weights
 #   no PART: all but the sanitizer's, which takes as long as all others together; `all`: everything
-#   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default: as the backend chooses (README)
+#   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default:
+#                as the backend chooses (README)
 #   --emulated   the same script on the emulated device, in tiny sizes: checks the script, measures nothing
 #
-# Every check has a time limit of its own (LIMIT_SCALE=2 doubles them) and the script goes on after a failure. Results: result.json,
-# table.txt (the figures) and log.txt (everything) in $OUT, else build/device-check. Closing line: "N passed, N failed".
+# Every check has a time limit of its own (LIMIT_SCALE=2 doubles them) and the script goes on after a failure.
+# Results: result.json, table.txt (the figures) and log.txt (everything) in $OUT, else build/device-check.
+# Closing line: "N passed, N failed".
 set -u
 cd "$(dirname "$0")/.."
 emulated=0
@@ -32,7 +36,8 @@ while [ $# -gt 0 ]; do
         *) echo "--hopper must be 0, 1 or both" && exit 2 ;;
         esac
         ;;
-    build | tests | golden | invariance | sanitizer | memcheck | racecheck | initcheck | synccheck | kernels | steps) parts+=("$1") ;;
+    build | tests | golden | invariance | kernels | steps) parts+=("$1") ;;
+    sanitizer | memcheck | racecheck | initcheck | synccheck) parts+=("$1") ;;
     all) parts+=(build tests golden invariance kernels steps sanitizer) ;;
     *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
@@ -62,7 +67,9 @@ check() {
     timeout -k 10 "$limit" "$@" >>"$log" 2>&1 || rc=$?
     # A check of the Hopper path that fell back to the portable one has checked nothing.
     case " $* " in
-    *" KVASIR_CUDA_HOPPER=1 "*) tail -n +"$((mark + 1))" "$log" | grep -q "Hopper kernels are not used" && rc=1 ;;
+    *" KVASIR_CUDA_HOPPER=1 "*)
+        tail -n +"$((mark + 1))" "$log" | grep -q "Hopper kernels are not used" && rc=1
+        ;;
     esac
     if [ "$rc" -eq 0 ]; then
         passed=$((passed + 1))
@@ -73,7 +80,8 @@ check() {
     echo "$word $name ($((SECONDS - begin)) s)$([ "$rc" -eq 124 ] && echo ": more than $limit s")"
     [ "$rc" -eq 0 ] || tail -n +"$((mark + 1))" "$log" | tail -n 25
     checks="$checks${checks:+,}
-{\"name\":\"$name\",\"ok\":$([ "$rc" -eq 0 ] && echo true || echo false),\"exit\":$rc,\"seconds\":$((SECONDS - begin))}"
+{\"name\":\"$name\",\"ok\":$([ "$rc" -eq 0 ] && echo true || echo false),\"exit\":$rc,\
+\"seconds\":$((SECONDS - begin))}"
     return "$rc"
 }
 # on_paths NAME SECONDS COMMAND...: the check on each path that was asked for.
@@ -84,13 +92,15 @@ on_paths() {
         if [ "$path" = default ]; then
             check "$name" "$limit" "$@"
         else
-            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" $([ "$emulated$path" = 11 ] && echo CUEMU_CC=90) "$@"
+            check "$name, hopper $path" "$limit" env KVASIR_CUDA_HOPPER="$path" \
+                $([ "$emulated$path" = 11 ] && echo CUEMU_CC=90) "$@"
         fi
     done
 }
 
 # ---- what there is
-programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
+programs="test_backend_linear test_backend_ops test_backend_attn test_backend_experts test_cuda_graphs"
+programs="$programs test_cuda_cpu test_engine_golden test_engine_invariance bench_device"
 targets=()
 for p in $programs; do targets+=("$tests/$p"); done
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -99,14 +109,19 @@ if [ "$emulated" -eq 1 ]; then
     library=$root/release/cuda-host/kvasir-cuda.so
     targets+=(cuda-host-so)
 else
-    device=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+    device=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null |
+        head -n 1)
     if [ -z "$device" ] || [ ! -x "$nvcc" ]; then
-        [ -n "$device" ] || echo "there is no GPU that nvidia-smi lists (--emulated tries the script without one)"
+        [ -n "$device" ] ||
+            echo "there is no GPU that nvidia-smi lists (--emulated tries the script without one)"
         [ -x "$nvcc" ] || echo "there is no nvcc at $nvcc (NVCC=PATH says where)"
         exit 2
     fi
     case " $paths " in # elsewhere the variable has no effect, and nobody would notice
-    *" 1 "*) [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)" = 9.0 ] || { echo "--hopper 1 needs compute capability 9.0" && exit 2; } ;;
+    *" 1 "*)
+        [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)" = 9.0 ] ||
+            { echo "--hopper 1 needs compute capability 9.0" && exit 2; }
+        ;;
     esac
     library=$root/release/kvasir-cuda.so
     targets+=(cuda NVCC="$nvcc")
@@ -131,7 +146,9 @@ part_tests() {
         set -- ops
     else
         on_paths "kernel self-test" 120 "$root/release/cuda/test_emu"
-        case " $paths " in *" 1 "*) check "wrappers of the Hopper instructions" 120 "$root/release/cuda/hopper" ;; esac
+        case " $paths " in
+        *" 1 "*) check "wrappers of the Hopper instructions" 120 "$root/release/cuda/hopper" ;;
+        esac
         set -- linear ops attn experts
     fi
     for t in "$@"; do on_paths "table $t" 240 "${quick[@]}" "$tests/test_backend_$t" --backend cuda; done
@@ -168,7 +185,8 @@ part_sanitizer() {
         return
     fi
     for t in "$@"; do
-        on_paths "$tool $t" 130 env KVASIR_TEST_SHORT=2 "${sanitizer[@]}" "$tests/test_backend_$t" --backend cuda
+        on_paths "$tool $t" 130 env KVASIR_TEST_SHORT=2 "${sanitizer[@]}" "$tests/test_backend_$t" \
+            --backend cuda
     done
 }
 # The figures go into the table too, each path under its name.
@@ -197,7 +215,8 @@ for part in "${parts[@]}"; do
 done
 
 {
-    printf '{"date":"%s","commit":"%s","device":"%s","nvcc":"%s","checks":[%s\n]' "$when" "$commit" "$device" \
+    printf '{"date":"%s","commit":"%s","device":"%s","nvcc":"%s","checks":[%s\n]' \
+        "$when" "$commit" "$device" \
         "$([ "$emulated" -eq 1 ] || "$nvcc" --version | sed -n 's/.*release \([^,]*\),.*/\1/p')" "$checks"
     for file in "$out"/kernels*.json "$out"/steps*.json; do
         [ -s "$file" ] || continue

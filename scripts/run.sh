@@ -1,12 +1,17 @@
 #!/bin/sh
-# From a fresh clone to a running server: installs missing Debian packages, builds, starts Kvasir with the bundled demo model, waits until it
-# is ready and prints a curl line with a picture to paste into another terminal. Safe to run again; Ctrl-C stops the server.
+# From a fresh clone to a running server: installs missing Debian packages, builds, starts Kvasir with the
+# bundled demo model, waits until it is ready and prints a curl line with a picture to paste into another
+# terminal. Safe to run again; Ctrl-C stops the server.
 # usage: scripts/run.sh [any flag of `kvasir serve`, e.g. --model DIR --port 9000]
 set -eu
 cd "$(dirname "$0")/.."
 sh scripts/deps.sh
 echo "build: make -j$(nproc)"
-make -j"$(nproc)" --no-print-directory >build.log 2>&1 || { tail -n 40 build.log; echo "build failed (build.log has everything)"; exit 1; }
+if ! make -j"$(nproc)" --no-print-directory >build.log 2>&1; then
+    tail -n 40 build.log
+    echo "build failed (build.log has everything)"
+    exit 1
+fi
 mv build.log build/build.log
 
 pipe=$(mktemp -u)
@@ -14,7 +19,8 @@ mkfifo "$pipe"
 build/release/kvasir serve "$@" >"$pipe" &
 server=$!
 trap 'kill "$server" 2>/dev/null || :; rm -f "$pipe"' EXIT
-# The server drains: running requests are finished. It knows that a Ctrl-C comes twice, from the terminal and from here.
+# The server drains: running requests are finished. It knows that a Ctrl-C comes twice, from the terminal and
+# from here.
 trap 'kill -INT "$server" 2>/dev/null || :' INT
 trap 'kill -TERM "$server" 2>/dev/null || :' TERM
 server_wait() { # until it has ended, whatever signals come meanwhile; its exit code in $code
@@ -36,7 +42,10 @@ cat <<TEXT
 
 Kvasir is ready. Ask it about a picture, from another terminal in this directory:
 
-curl -s $url/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,'"\$(base64 -w0 models/demo/sample.png)"'"}},{"type":"text","text":"What is in this picture?"}]}]}'
+curl -s $url/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages":[
+{"role":"user","content":[{"type":"image_url","image_url":{"url":
+"data:image/png;base64,'"\$(base64 -w0 models/demo/sample.png)"'"}},
+{"type":"text","text":"What is in this picture?"}]}]}'
 
 The same as a stream: put "stream":true into the body. Ctrl-C stops the server.
 TEXT

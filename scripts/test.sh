@@ -1,9 +1,13 @@
 #!/bin/bash
 # Installs what the tests need, builds everything and runs all tests:
-#   release build: unit, golden and invariance suites (every kernel set that the CPU has), API tests and the OpenAI SDK over HTTP
-#   the CUDA kernels on the emulated device (plain, access checker; sanitizers below), and compiled by nvcc where that is installed
-#   address + undefined sanitizers and thread sanitizer: the suites again
-# Closing line: "N passed, N failed". Safe to run again; under 20 minutes on 2 cores.
+#   release build: unit, golden and invariance suites (every kernel set that the CPU has), API tests and the
+#     OpenAI SDK over HTTP
+#   the CUDA kernels on the emulated device (plain, access checker; sanitizers below), and compiled by nvcc
+#     where that is installed
+#   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
+#   the fuzzers of tests/fuzz, a few seconds each, where there is clang
+# With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
+# Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores.
 # usage: scripts/test.sh [--quick]      --quick: the release part only
 set -u
 cd "$(dirname "$0")/.."
@@ -13,7 +17,8 @@ passed=0
 failed=0
 failures=""
 
-# step NAME COMMAND...: one check that counts as one test; its output goes to a log that is shown when it fails.
+# step NAME COMMAND...: one check that counts as one test; its output goes to a log that is shown when it
+# fails.
 mkdir -p build/logs
 step() {
     local name=$1 log start
@@ -36,14 +41,15 @@ suite() {
     suite_start "$@"
     suites_end
 }
-# suite_start NAME COMMAND... runs a suite beside those that were started before, as many at a time as there are cores (a test of the
-# API spends most of its time waiting); suites_end waits for all of them and reports them in the order of their starting.
+# suite_start NAME COMMAND... runs a suite beside those that were started before, twice as many at a time as
+# there are cores (a test of the API spends most of its time waiting); suites_end waits for all of them and
+# reports them in the order of their starting.
 started=()
 suite_start() {
     local name=$1 log
     shift
     log="build/logs/$(echo "$name" | tr ' /' '__').log"
-    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge $((2 * jobs)) ]; do wait -n; done
     started+=("$name")
     rm -f "$log.end"
     {
@@ -77,47 +83,74 @@ suites_end() {
     started=()
 }
 
+# api NAME BINARY: one suite of tests/api.
+api() {
+    timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2"
+}
+venv() {
+    build/venv/bin/python -c "import openai, PIL" 2>/dev/null && return
+    python3 -m venv build/venv && build/venv/bin/pip install -q openai pillow
+}
+clang_format() {
+    git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | grep -v '^tests/lib/cmocka/' |
+        xargs clang-format --dry-run -Werror
+}
+
 sh scripts/deps.sh --test || exit 1
 jobs=$(nproc)
+export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=900
 step "build release" make -j"$jobs" WERROR=1 all tests
 step "tidy" scripts/tidy
 step "tidy finds what is planted" scripts/tidy --self-test
-suite "suites release" make --no-print-directory WERROR=1 test
+if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then # others break some lines elsewhere
+    step "clang-format" clang_format
+else
+    echo "skipped: there is no clang-format 14"
+fi
+step "python venv with the OpenAI SDK" venv
 step "build cuda emulated" make -j"$jobs" WERROR=1 cuda-host cuda-host-so
-suite "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
-suite "device-check emulated" env WERROR=1 OUT=build/device-check-emulated scripts/device-check.sh --emulated build golden kernels steps
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     step "build cuda" make -j"$jobs" WERROR=1 cuda
 fi
-step "python venv with the OpenAI SDK" sh -c 'test -x build/venv/bin/python && build/venv/bin/python -c "import openai, PIL" 2>/dev/null || { python3 -m venv build/venv && build/venv/bin/pip install -q openai pillow; }'
+# What calculates, one program at a time each, and the API tests beside it, which mostly wait.
+export TEST_JOBS=1
+suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_ \
+    make --no-print-directory WERROR=1 test
+suite_start "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
+alone=()
 for t in tests/api/test_*.py; do
-    [ -e "$t" ] || continue
-    # Those that look at times or at memory run alone.
-    case $t in
-    *test_load*.py | *test_memory.py | *test_bodies.py | *test_cuda_fault.py | *test_attack.py) run=suite ;;
-    *) run=suite_start ;;
+    t=$(basename "$t" .py)
+    case $t in # those look at times or at memory
+    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) alone+=("$t") ;;
+    *) suite_start "api $t" api "$t" build/release/kvasir ;;
     esac
-    $run "api $(basename "$t" .py)" timeout 600 build/venv/bin/python "$t" --binary build/release/kvasir
 done
 suites_end
+for t in "${alone[@]}"; do suite "api $t" api "$t" build/release/kvasir; done
+unset TEST_JOBS
+suite "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
+    scripts/device-check.sh --emulated build golden kernels steps
 if [ "$quick" -eq 0 ]; then
-    step "build asan" make -j"$jobs" CONFIG=asan all tests
-    step "build asan cuda emulated" make -j"$jobs" CONFIG=asan cuda-host
-    suite "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    suite "suites asan" env TEST_TIMEOUT=900 KVASIR_TEST_SHORT=1 UBSAN_OPTIONS=print_stacktrace=1 make --no-print-directory CONFIG=asan test
+    export KVASIR_TEST_SHORT=2
+    step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
+    export TEST_JOBS=1
+    suite_start "suites asan" make --no-print-directory CONFIG=asan test
+    suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_pictures test_tools; do
-        [ -e "tests/api/$t.py" ] && suite_start "asan api $t" timeout 900 build/venv/bin/python "tests/api/$t.py" --binary build/asan/kvasir
+        suite_start "asan api $t" api $t build/asan/kvasir
     done
     suites_end
-    step "build tsan" make -j"$jobs" CONFIG=tsan all tests
-    # Left out: the longest of those that start no thread (their own code; the engine beneath runs threaded in the others). The
-    # sanitizer makes them slow and has nothing to say about them; ASan runs them all.
-    single="test_fuzz_cache test_known_failures sim_hitrate sim_sched test_inspect_qwen test_tokenizer test_radix test_sampler test_server_tools"
-    suite "suites tsan" env TEST_TIMEOUT=900 TEST_SKIP="$single" KVASIR_TEST_SHORT=1 make --no-print-directory CONFIG=tsan test
-    for t in test_load test_cache; do
-        [ -e "tests/api/$t.py" ] && suite "tsan api $t" timeout 900 build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
-    done
+    unset TEST_JOBS
+    # For the thread sanitizer: those that start threads, with the best kernels.
+    threads="test_backend_attn test_backend_experts test_backend_linear test_backend_ops test_cuda_loader
+        test_engine_golden test_engine_invariance test_engine_open test_engine_pictures test_sched_images
+        test_sched_stats test_server_alias test_server_images test_template"
+    threads=$(echo "$threads" | xargs)
+    step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
+    suite "suites tsan" env KVASIR_TEST_SETS=best make --no-print-directory CONFIG=tsan ONLY="$threads" test
+    for t in test_load test_cache; do suite_start "tsan api $t" api $t build/tsan/kvasir; done
     suites_end
+    suite "fuzzers" scripts/fuzz.sh 5s
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"
 echo "$passed passed, $failed failed"

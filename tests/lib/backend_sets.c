@@ -34,6 +34,11 @@ void test_backend_args(int *argc, char **argv)
         break;
     }
     table = be_cpu_ops();
+    const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the reference and the best that the CPU has */
+    for (int i = TEST_SETS - 1, best = 0; only && strcmp(only, "best") == 0 && i > 0; i--) {
+        if (best || !be_cpu_has(backend_sets[i])) backend_sets[i] = "none";
+        else best = i;
+    }
     if (!on_device) return;
     char why[512];
     const struct be_ops *device = be_cuda_load(why, sizeof why);
@@ -44,6 +49,12 @@ void test_backend_args(int *argc, char **argv)
     table = staged_ops(device);
     backend_sets[0] = "cuda";
     for (int i = 1; i < TEST_SETS; i++) backend_sets[i] = "none";
+}
+
+bool test_briefly(void)
+{
+    const char *s = getenv("KVASIR_TEST_SHORT");
+    return s && strcmp(s, "2") == 0;
 }
 
 bool test_on_cpu(void)

@@ -27,4 +27,7 @@ const char *test_engine_kernels(const char *set);
 #define be_cpu_has     test_has
 #define BACKEND_ON_CPU test_on_cpu()
 
+/* KVASIR_TEST_SHORT=2: what is done is all there is to see for a sanitizer; others judge the results. */
+bool test_briefly(void);
+
 #endif

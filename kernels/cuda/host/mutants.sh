@@ -1,10 +1,12 @@
 #!/bin/bash
-# Are the barriers of the CUDA kernels needed, and would their loss be noticed? One build of the access checker in which each
-# __syncthreads, __syncwarp, __threadfence, cp.async wait and commit, named barrier, mbarrier, proxy fence and wgmma wait of
-# kernels/cuda can be left out by its number; then the backend tests run once for each, up to the first report. A mutant that no
-# test notices is printed as a survivor: a redundant barrier, or a test that lacks data.
+# Are the barriers of the CUDA kernels needed, and would their loss be noticed? One build of the access
+# checker in which each __syncthreads, __syncwarp, __threadfence, cp.async wait and commit, named barrier,
+# mbarrier, proxy fence and wgmma wait of kernels/cuda can be left out by its number; then the backend tests
+# run once for each, up to the first report. A mutant that no test notices is printed as a survivor: a
+# redundant barrier, or a test that lacks data.
 #
-# usage: mutants.sh [--out DIR] [FILE...]   default: all of kernels/cuda/*.cu and *.cuh but the wrappers; DIR: keep the build there
+# usage: mutants.sh [--out DIR] [FILE...]
+#   default: all of kernels/cuda/*.cu and *.cuh but the wrappers; DIR: keep the build there
 # Some minutes. Closing line: "N found, N survived".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -19,7 +21,9 @@ else
 fi
 [ $# -gt 0 ] || set -- $(ls kernels/cuda/*.cu kernels/cuda/*.cuh | grep -vE '/(device|hopper)\.cuh')
 cp -r Makefile config engine scheduler kernels tests "$copy"/ || exit 1
-what='__syncthreads\(\)|__syncwarp\(\)|__threadfence\(\)|cu_cp_async_wait<[^>]*>\(\)|cu_cp_async_commit\(\)|cu_bar_(sync|arrive)\([^)]*\)|cu_mbar_(init_done|wait|arrive|arrive_tx)\([^;]*\)|cu_proxy_fence\(\)|cu_wgmma_(fence|wait<[^>]*>)\(\)'
+what='__syncthreads\(\)|__syncwarp\(\)|__threadfence\(\)|cu_cp_async_wait<[^>]*>\(\)|cu_cp_async_commit\(\)'
+what="$what"'|cu_bar_(sync|arrive)\([^)]*\)|cu_mbar_(init_done|wait|arrive|arrive_tx)\([^;]*\)'
+what="$what"'|cu_proxy_fence\(\)|cu_wgmma_(fence|wait<[^>]*>)\(\)'
 list=$copy/mutants.txt
 : >"$list"
 n=0
@@ -44,7 +48,8 @@ static inline bool cuemu_left_out(int n)
 #endif
 END
 sed -i 's/if (!reports++) on_exit(finish, nullptr);/_exit(98);/' "$copy/kernels/cuda/host/emu_race.cpp"
-grep -q '_exit(98);$' "$copy/kernels/cuda/host/emu_race.cpp" || { echo "the checker has changed: its reports can't be made the end" && exit 1; }
+grep -q '_exit(98);$' "$copy/kernels/cuda/host/emu_race.cpp" ||
+    { echo "the checker has changed: its reports can't be made the end" && exit 1; }
 
 # Which tests run a file's kernels.
 programs_of() {
@@ -56,12 +61,15 @@ programs_of() {
     esac
 }
 targets=""
-for p in linear ops attn experts; do targets="$targets build/release/cuda-host/race/tests/test_backend_$p"; done
-(cd "$copy" && make -j"${JOBS:-2}" $targets >build.log 2>&1) || { echo "the copy doesn't build:" && tail -n 20 "$copy/build.log" && exit 1; }
+programs=build/release/cuda-host/race/tests
+for p in linear ops attn experts; do targets="$targets $programs/test_backend_$p"; done
+(cd "$copy" && make -j"${JOBS:-2}" $targets >build.log 2>&1) ||
+    { echo "the copy doesn't build:" && tail -n 20 "$copy/build.log" && exit 1; }
 run() { # run NUMBER PROGRAM FILE; the Hopper path runs on an emulated device of compute capability 9.0
     local hopper=()
     [[ $3 == *sm90* ]] && hopper=(CUEMU_CC=90 KVASIR_CUDA_HOPPER=1)
-    (cd "$copy" && env CUEMU_LEFT_OUT="$1" "${hopper[@]}" KVASIR_TEST_SHORT=2 timeout "${TEST_TIMEOUT:-900}" "build/release/cuda-host/race/tests/test_backend_$2" >test.log 2>&1)
+    (cd "$copy" && env CUEMU_LEFT_OUT="$1" "${hopper[@]}" KVASIR_TEST_SHORT=2 timeout "${TEST_TIMEOUT:-900}" \
+        "$programs/test_backend_$2" >test.log 2>&1)
 }
 tried=" "
 for file in "$@"; do
@@ -69,7 +77,11 @@ for file in "$@"; do
         key=$p$([[ $file == *sm90* ]] && echo .sm90)
         [[ $tried == *" $key "* ]] && continue
         tried="$tried$key "
-        run 0 "$p" "$file" || { echo "test_backend_$p fails without any change:" && tail -n 20 "$copy/test.log" && exit 1; }
+        run 0 "$p" "$file" || {
+            echo "test_backend_$p fails without any change:"
+            tail -n 20 "$copy/test.log"
+            exit 1
+        }
     done
 done
 found=0

@@ -1,105 +1,122 @@
-#!/bin/sh
-# Everything that runs on the emulated device: its self-test, the backend tests, one golden checkpoint per family through the whole engine.
-# usage: test.sh DIR MODE...      DIR/MODE/tests/ holds the programs of that build (plain, race or asan); without kernels there are none.
-# Environment: TEST_TIMEOUT seconds for each program (default 600); HOST_FULL=1 lifts KVASIR_TEST_SHORT and adds random schedules.
+#!/bin/bash
+# Everything that runs on the emulated device: its self-test, the backend tests, golden checkpoints through
+# the whole engine. As many programs at a time as there are cores.
+# usage: test.sh DIR MODE...     DIR/MODE/tests/ holds the programs of that build (plain, race or asan)
+# Environment: TEST_TIMEOUT seconds for each program (default 600); TEST_JOBS: how many at a time; HOST_FULL=1
+# lifts KVASIR_TEST_SHORT, adds random schedules and takes more checkpoints.
 # Closing line: "N passed, N failed".
 dir=$1
 shift
 here=$(dirname "$0")
-pass=0
-fail=0
-log=$dir/test.log
+jobs=${TEST_JOBS:-$(nproc)}
+full=${HOST_FULL:-}
+results=$dir/test.log
+: >"$results"
 export UBSAN_OPTIONS=print_stacktrace=1
 
-run() { # run NAME PROGRAM ENVIRONMENT...
-    name=$1
-    program=$2
-    shift 2
-    [ -x "$program" ] || return
-    began=$(date +%s)
-    if env "$@" timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1; then
-        pass=$((pass + 1))
-        echo "ok   $name ($(($(date +%s) - began)) s)"
+start() { # start COMMAND...: when there is room for it; what it prints is a result
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    "$@" | tee -a "$results" &
+}
+# one NAME PATTERN PROGRAM ENVIRONMENT...: passes, and says PATTERN ("!PATTERN": does not; "": whatever)
+one() {
+    local name=$1 pattern=$2 program=$3 log rc=0 began=$SECONDS why=""
+    shift 3
+    log=$(mktemp "$dir/run.XXXXXX")
+    env "$@" timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1 || rc=$?
+    [ $rc -eq 0 ] || why="exit $rc"
+    case $pattern in
+    "") ;;
+    !*) [ -z "$why" ] && grep -q "${pattern#!}" "$log" && why="it says: $(grep "${pattern#!}" "$log")" ;;
+    *) [ -z "$why" ] && ! grep -q "$pattern" "$log" && why="it does not say: $pattern" ;;
+    esac
+    if [ -z "$why" ]; then
+        echo "ok   $name ($((SECONDS - began)) s)"
     else
-        rc=$?
-        fail=$((fail + 1))
-        echo "FAIL $name (exit $rc) with $*"
-        tail -n 40 "$log"
+        printf 'FAIL %s (%s) with %s\n%s\n' "$name" "$why" "$*" "$(tail -n 40 "$log")"
     fi
+    rm -f "$log"
+}
+run() { # run NAME PROGRAM ENVIRONMENT...
+    [ ! -x "$2" ] || start one "$1" "" "${@:2}"
+}
+# The Hopper path on an emulated device of compute capability 9.0: passes, and the path was not given up.
+hopper() {
+    local no='!Hopper kernels are not used'
+    [ -x "$2" ] && start one "$1" "$no" "${@:2}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1
+}
+# The device calculates wrongly: the path is given up, and all is well.
+hopper_wrong() {
+    local yes='Hopper kernels are not used: products are wrong'
+    [ -x "$2" ] && start one "$1" "$yes" "${@:2}" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1 CUEMU_WGMMA_WRONG=1
+}
+self_test() { # self_test MODE: its counts stand for that many results
+    sh "$here/selftest/run.sh" "$dir" "$1" | sed "s/^\([0-9]* passed\)/self-test of the emulator, $1: \1/"
 }
 
-# The Hopper path on an emulated device of compute capability 9.0.
-hopper() { # hopper NAME PROGRAM ENVIRONMENT...: passes, and the path was not given up
-    failed=$fail
-    run "$@" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1
-    [ -x "$2" ] && [ "$fail" -eq "$failed" ] && grep -q 'Hopper kernels are not used' "$log" || return 0
-    fail=$((fail + 1))
-    echo "FAIL $1: $(grep 'Hopper kernels' "$log")"
-}
-hopper_wrong() { # hopper_wrong NAME PROGRAM ENVIRONMENT...: the device calculates wrongly; the path is given up, and all is well
-    failed=$fail
-    run "$@" CUEMU_CC=90 KVASIR_CUDA_HOPPER=1 CUEMU_WGMMA_WRONG=1
-    [ ! -x "$2" ] || [ "$fail" -ne "$failed" ] || grep -q 'Hopper kernels are not used: products are wrong' "$log" && return
-    fail=$((fail + 1))
-    echo "FAIL $1: the self-check saw nothing"
-}
-
-out=$(sh "$here/selftest/run.sh" "$dir" "$@")
-echo "$out" | grep -v ' passed, '
-last=$(echo "$out" | tail -n 1)
-pass=$(echo "$last" | sed -n 's/^\([0-9]*\) passed.*/\1/p')
-fail=$(echo "$last" | sed -n 's/^[0-9]* passed, \([0-9]*\) failed.*/\1/p')
-pass=${pass:-0}
-fail=${fail:-1}
-echo "self-test of the emulator: $last"
-
-# CI has minutes for this, not hours: the checkers' builds run the quick half of the tables there, HOST_FULL=1 everything.
+# CI has minutes for this, not hours: the checkers' builds run the quick half of the tables there.
 short=KVASIR_TEST_SHORT=1
-[ -n "${HOST_FULL:-}" ] && short=HOST_FULL=1
+[ -n "$full" ] && short=HOST_FULL=1
 for mode in "$@"; do
     t=$dir/$mode/tests
+    start self_test "$mode"
     tables="ops"
-    [ "$mode" = race ] && tables="ops attn"
+    [ "$mode" = race ] && tables="attn ops"
     variants="text_bf16"
-    if [ "$mode" = plain ] || [ -n "${HOST_FULL:-}" ]; then
-        tables="linear ops attn experts"
-        variants="vision_f32 text_bf16 qwen2_f32 qwen2_vl_f32 qwen2_5_vl_f32 qwen3_f32 qwen3_moe_f32 qwen3_vl_f32 qwen3_vl_bf16 qwen3_vl_moe_f32"
+    if [ "$mode" = plain ] || [ -n "$full" ]; then
+        tables="experts attn linear ops"
+        variants="vision_f32 text_bf16 qwen2_vl_f32 qwen2_5_vl_f32 qwen3_vl_bf16 qwen3_vl_moe_f32"
     fi
+    # What those have, without pictures or in another type.
+    [ -n "$full" ] && variants="$variants qwen2_f32 qwen3_f32 qwen3_moe_f32 qwen3_vl_f32"
     for test in $tables; do run "$mode backend $test" "$t/test_backend_$test" $short; done
-    if [ -n "${HOST_FULL:-}" ]; then
-        for seed in 1 2 3; do
-            for test in $tables; do
-                run "$mode backend $test, seed $seed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 CUEMU_SCHED=rand CUEMU_SEED=$seed CUEMU_LAZY=1
-            done
+    for seed in ${full:+1 2 3}; do
+        for test in $tables; do
+            run "$mode backend $test, seed $seed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
+                CUEMU_SCHED=rand CUEMU_SEED="$seed" CUEMU_LAZY=1
         done
-    fi
+    done
     if [ "$mode" = plain ]; then
         run "plain faults" "$t/test_cuda_faults" $short
         run "plain graphs" "$t/test_cuda_graphs" $short
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
-        # A schedule that runs blocks and threads in reverse, streams late; host code that touches device memory faults.
-        for test in ${HOST_FULL:+$tables} ops; do
-            run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
+        # Blocks and threads in reverse, streams late; host code that touches device memory faults.
+        for test in ${full:+$tables} ops; do
+            run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
+                CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done
-        for test in ${HOST_FULL:+ops} linear attn experts; do
+        for test in ${full:+ops} linear attn experts; do
             hopper "plain Hopper $test" "$t/test_backend_$test" KVASIR_TEST_SHORT=1
         done
-        for variant in ${HOST_FULL:+vision_bf16 qwen2_bf16 qwen3_vl_bf16} text_bf16 qwen3_moe_bf16; do
-            hopper "plain Hopper golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT=$variant
+        for variant in ${full:+vision_bf16 qwen2_bf16 qwen3_vl_bf16} text_bf16 qwen3_moe_bf16; do
+            hopper "plain Hopper golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT="$variant"
         done
         hopper_wrong "plain Hopper fallback" "$t/test_engine_golden" GOLDEN_VARIANT=text_bf16
-        [ -n "${HOST_FULL:-}" ] &&
-            run "invariance vision_f32" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 GOLDEN_VARIANT=vision_f32
+        [ -z "$full" ] || run "invariance vision_f32" "$t/test_engine_invariance" KVASIR_TEST_SHORT=1 \
+            GOLDEN_VARIANT=vision_f32
     fi
-    [ "$mode" = race ] && hopper "race Hopper golden text_bf16" "$t/test_engine_golden" GOLDEN_VARIANT=text_bf16
+    [ "$mode" = race ] &&
+        hopper "race Hopper golden text_bf16" "$t/test_engine_golden" GOLDEN_VARIANT=text_bf16
     for variant in $variants; do
-        ls -d tests/golden/*/$variant >/dev/null 2>&1 || continue
+        ls -d tests/golden/*/"$variant" >/dev/null 2>&1 || continue
         # Recording graphs of all sizes takes the checkers' builds longer than the rest of it.
         graphs=KVASIR_CUDA_GRAPHS=0
         [ "$mode" = plain ] && graphs=KVASIR_CUDA_GRAPHS=1
-        run "$mode golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT=$variant $graphs
+        run "$mode golden $variant" "$t/test_engine_golden" GOLDEN_VARIANT="$variant" $graphs
     done
 done
-rm -f "$log"
+wait
+own() { # own WORD: what the self-tests count
+    sed -n "s/^self-test.* \([0-9]*\) $1.*/\1/p" "$results" | paste -sd+
+}
+passed=$(own passed) failed=$(own failed)
+pass=$(($(grep -cE '^ok   ' "$results") + ${passed:-0}))
+fail=$(($(grep -cE '^FAIL .* with ' "$results") + ${failed:-0}))
+for mode in "$@"; do # one that did not come to its end
+    grep -q "^self-test of the emulator, $mode: [0-9]" "$results" || fail=$((fail + 1))
+done
+[ "$(grep -o 'same bits: .*' "$results" | sort -u | wc -l)" -le 1 ] ||
+    { echo "FAIL the modes' results differ" && fail=$((fail + 1)); }
+rm -f "$results"
 echo "$pass passed, $fail failed"
 [ "$fail" -eq 0 ]

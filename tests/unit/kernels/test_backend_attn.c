@@ -359,7 +359,7 @@ static void test_long(void **state)
     }; /* a multiple of BE_ROW_ALIGN: no padding */
     static struct long_world w;
     static uint16_t want[CELLS], whole[CELLS], part[CELLS];
-    if (!BACKEND_ON_CPU && getenv("KVASIR_TEST_SHORT")) skip(); /* minutes on the emulated device */
+    if (test_briefly() || (!BACKEND_ON_CPU && getenv("KVASIR_TEST_SHORT"))) skip(); /* takes minutes there */
     long_open(&w, "reference");
     long_attend(&w, 0, LONG_ROWS, want);
     w.ops->free(w.b, w.kv.arena);

@@ -323,21 +323,15 @@ static const struct linear_case cases[] = {
     {40, 33, 2, 1100, BE_EPI_GLU_GELU_TANH, false, false, BE_BF16}, /* several blocks of rows */
 };
 
-/* KVASIR_TEST_SHORT=2: for the access checker of the emulated device, which takes a second for a hundred
- * thousand products. */
-static bool in_brief(void)
-{
-    const char *s = getenv("KVASIR_TEST_SHORT");
-    return s && strcmp(s, "2") == 0;
-}
-
 static void test_values_and_bits(void **state)
 {
     (void)state;
     for (size_t s = 0; s < SETS; s++) {
         if (!be_cpu_has(sets[s])) continue;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            if (in_brief() && (double)cases[i].k * cases[i].n * cases[i].parts * cases[i].t > 5e6) continue;
+            /* The access checker of the emulated device takes a second for a hundred thousand products. */
+            if (test_briefly() && (double)cases[i].k * cases[i].n * cases[i].parts * cases[i].t > 5e6)
+                continue;
             check_case(&cases[i], BE_BF16, sets[s]);
             check_case(&cases[i], BE_F32, sets[s]);
         }
@@ -515,7 +509,7 @@ static void test_weights_come_and_go(void **state)
             unsigned char *want = must(malloc(row * c.t)), *got = must(malloc(row * c.t));
             struct be_weight *w[N] = {NULL};
             rng_state = 5;
-            for (int step = 0; step < (in_brief() ? 8 : 60); step++) {
+            for (int step = 0; step < (test_briefly() ? 8 : 60); step++) {
                 uint32_t at = (uint32_t)((rnd() + 1) * N / 2) % N;
                 if (w[at]) {
                     be_cpu_ops()->weight_free(b, w[at]);

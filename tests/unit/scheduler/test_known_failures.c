@@ -299,7 +299,8 @@ static void check(scenario *run, bool taps, const struct faults *faults, uint32_
     uint32_t n = 0;
     for (uint32_t i = 0; i < variant_count; i++) {
         if (taps && !variant_taps[i]) continue;
-        if (n++ % 3 != 0 && getenv("KVASIR_TEST_SHORT")) continue;
+        const char *brief = getenv("KVASIR_TEST_SHORT");
+        if (n++ % (brief && strcmp(brief, "2") == 0 ? 100 : 3) != 0 && brief) continue;
         variant = variants[i];
         if (found(run, &none)) fail_msg("%s: not what it has to be, with the right code", variant);
         for (uint32_t k = 0; k < count; k++)

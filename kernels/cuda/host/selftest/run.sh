@@ -1,12 +1,14 @@
 #!/bin/sh
-# The emulator tested: right kernels pass under every schedule with the same output bits, planted bugs are found and named.
-# usage: run.sh DIR MODE...       DIR/MODE/test_emu, bugs and hopper are the programs of each build; MODE is plain, asan or race.
+# The emulator tested: right kernels pass under every schedule with the same output bits, planted bugs are
+# found and named.
+# usage: run.sh DIR MODE...    DIR/MODE/test_emu, bugs and hopper are the programs of each build; MODE is
+# plain, asan or race.
 # Environment: SEEDS (default 8) random schedules for right kernels. Closing line: "N passed, N failed".
 dir=$1
 shift
 pass=0
 fail=0
-log=$dir/selftest.log
+log=$dir/selftest-$1.log
 program=bugs # that bad and lucky run
 export ASAN_OPTIONS=detect_stack_use_after_return=0
 
@@ -48,7 +50,7 @@ lucky() { # lucky MODE BUG PATTERN ENVIRONMENT...
     bug=$2
     pattern=$3
     shift 3
-    for s in CUEMU_SCHED=fwd CUEMU_SCHED=rev CUEMU_SCHED=fifo 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    for s in CUEMU_SCHED=fwd CUEMU_SCHED=rev CUEMU_SCHED=fifo $(seq 20); do
         case $s in
         CUEMU*) env "$@" $s timeout 300 "$dir/$mode/$program" "$bug" >"$log" 2>&1 ;;
         *) env "$@" CUEMU_SCHED=rand CUEMU_SEED=$s timeout 300 "$dir/$mode/$program" "$bug" >"$log" 2>&1 ;;
@@ -72,7 +74,8 @@ for mode in "$@"; do
     done
     [ "$mode" = asan ] || good "$mode" CUEMU_GUARD=1
 
-    # The model of Hopper's instructions: right under every schedule; bugs are reported, or give a wrong result under some.
+    # The model of Hopper's instructions: right under every schedule; bugs are reported, or give a wrong
+    # result under some.
     for s in fwd rev fifo 1 2 3; do
         case $s in
         [1-9]) s="rand CUEMU_SEED=$s" ;;
@@ -186,5 +189,6 @@ for mode in "$@"; do
     esac
 done
 rm -f "$log"
+echo "same bits: ${first:-none}"
 echo "$pass passed, $fail failed"
 [ $fail -eq 0 ]

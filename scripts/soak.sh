@@ -1,0 +1,40 @@
+#!/bin/bash
+# What scripts/test.sh has no time for, an hour or two on 2 cores: all suites with their full bounds, all of
+# them under all sanitizers, everything on the emulated device, and the fuzzers for ten minutes each.
+# usage: scripts/soak.sh [FUZZ_MINUTES]
+# Closing line: "N passed, N failed"; logs in build/logs/soak-*.log.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+passed=0
+failed=0
+mkdir -p build/logs
+export UBSAN_OPTIONS=print_stacktrace=1 TEST_TIMEOUT=7200
+
+run() { # run NAME COMMAND...: builds fail as one test; what closes with counts has those added
+    local name=$1 log=build/logs/soak-${1// /-}.log rc=0 line begin=$SECONDS
+    shift
+    "$@" >"$log" 2>&1 || rc=$?
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
+    line=${line:-$([ $rc -eq 0 ] && echo "1 passed, 0 failed" || echo "0 passed, 1 failed")}
+    set -- $line
+    passed=$((passed + $1))
+    failed=$((failed + $3))
+    [ $rc -eq 0 ] || [ "$3" -gt 0 ] || failed=$((failed + 1))
+    echo "$([ $rc -eq 0 ] && echo "ok  " || echo FAIL) $name ($((SECONDS - begin)) s): $line"
+    [ $rc -eq 0 ] || grep -vE '^ok ' "$log" | tail -n 60
+}
+
+sh scripts/deps.sh --test || exit 1
+jobs=$(nproc)
+for config in release asan tsan; do
+    run "build $config" make -j"$jobs" CONFIG=$config all tests
+    run "suites $config" make --no-print-directory CONFIG=$config test
+done
+for config in release asan; do
+    run "build emulated $config" make -j"$jobs" CONFIG=$config ALL_HOST=1 cuda-host
+    run "emulated $config" env HOST_FULL=1 make --no-print-directory CONFIG=$config ALL_HOST=1 test-cuda-host
+done
+run "device-check emulated" env OUT=build/device-check-emulated scripts/device-check.sh --emulated all
+run fuzzers scripts/fuzz.sh "${1:-10}"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
