@@ -54,8 +54,7 @@ static const struct route *route_find(const char *path, size_t len)
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const struct route *r = &routes[i];
         size_t n = strlen(r->path);
-        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0
-                      : len == n && memcmp(path, r->path, n) == 0)
+        if (r->prefix ? len > n && memcmp(path, r->path, n) == 0 : len == n && memcmp(path, r->path, n) == 0)
             return r;
     }
     return NULL;
