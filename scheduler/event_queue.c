@@ -3,6 +3,14 @@
 #include "scheduler/event_queue.h"
 
 #include <stdlib.h>
+#include <time.h>
+
+uint64_t event_clock_us(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
 
 struct event_node *eventq_node(void)
 {
@@ -23,13 +31,29 @@ void eventq_push(struct event_queue *q, struct event_node *node)
     q->last = node;
 }
 
-void eventq_publish(struct event_queue *q)
+bool eventq_emit(struct event_queue *q, const struct sched_event *ev)
 {
-    if (!q->first) return;
+    struct event_node *node = eventq_node();
+    if (!node) return false;
+    node->ev = *ev;
+    node->ev.pushed_us = event_clock_us();
+    eventq_push(q, node);
+    return true;
+}
+
+bool eventq_pending(const struct event_queue *q)
+{
+    return q->first;
+}
+
+bool eventq_publish(struct event_queue *q)
+{
+    if (!q->first) return false;
     struct event_node *tail = q->tail;
     q->tail = q->last;
     atomic_store_explicit(&tail->next, q->first, memory_order_release);
     q->first = q->last = NULL;
+    return true;
 }
 
 const struct sched_event *eventq_peek(const struct event_queue *q)
@@ -52,7 +76,7 @@ void eventq_fini(struct event_queue *q)
 {
     struct sched_event ev;
     if (!q->head) return;
-    eventq_publish(q);
+    (void)eventq_publish(q);
     while (eventq_pop(q, &ev)) free(ev.scores);
     free(q->head);
     q->head = q->tail = NULL;

@@ -12,6 +12,7 @@
 
 #include "config/base/assert.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,7 +147,14 @@ static struct sequence *sequence_of(struct scheduler *s, struct seq_id id)
     return q;
 }
 
-bool sched__images_take(struct scheduler *s, uint64_t now_us)
+/* q is to end with an error, once this turn's pictures are through. */
+static void fail(struct scheduler *s, struct sequence *q, const char *message)
+{
+    snprintf(q->failure, sizeof q->failure, "%.*s", (int)sizeof q->failure - 1, message);
+    s->image_failed = true;
+}
+
+bool sched__images_take(struct scheduler *s)
 {
     struct images *im = s->images;
     pthread_mutex_lock(&s->lock);
@@ -163,7 +171,7 @@ bool sched__images_take(struct scheduler *s, uint64_t now_us)
         struct seq_image *f = q ? &q->features[r->image] : NULL;
         if (f) f->asked = false;
         if (f && r->refused) {
-            sched__end(s, q, END_ERROR, 0, r->message, now_us);
+            fail(s, q, r->message);
         } else if (f && r->image >= q->next_span &&
                    !(f->entry && features_state(f->entry) != FEATURES_EMPTY)) {
             /* Also while q waits again after a preemption: it will want them. Otherwise others encoded the
@@ -273,7 +281,7 @@ static bool ask(struct scheduler *s, struct sequence *q, uint32_t image)
     pthread_mutex_unlock(&s->lock);
     q->features[image].asked = true;
     struct sched_event ev = {.kind = EV_IMAGE, .id = q->id, .user = q->req.user, .index = image};
-    return sched__push_event(s, &ev);
+    return eventq_emit(&s->events, &ev);
 }
 
 /* Pictures whose pixels are there or on their way, and not yet encoded: all of them, and those that their
@@ -321,7 +329,7 @@ static struct sequence *find_encodable(const struct scheduler *s, uint32_t *imag
 {
     for (struct sequence *q = s->running.head; q; q = q->next) {
         uint32_t i = needed_picture(q);
-        if (i == needed_end(q)) continue;
+        if (i == needed_end(q) || q->failure[0]) continue;
         enum feature_state state = features_state(q->features[i].entry);
         if (state == FEATURES_EMPTY && !pixels_of(q, i)) continue;
         *image = i;
@@ -347,16 +355,13 @@ static uint32_t slice_layers(struct scheduler *s, const struct image_u8 *begun)
     return n < 1 ? 1 : n > 64 ? 64 : (uint32_t)n;
 }
 
-bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
+bool sched__encode_slice(struct scheduler *s)
 {
     s->slice_us = 0;
     struct open_pictures open = {0};
     for (const struct sequence *q = s->running.head; q; q = q->next) count_open(q, &open);
-    for (struct sequence *q = s->running.head, *next; q; q = next) {
-        next = q->next;
-        if (!look_ahead(s, q, &open))
-            sched__end(s, q, END_ERROR, 0, "out of memory for image features", now_us);
-    }
+    for (struct sequence *q = s->running.head; q; q = q->next)
+        if (!look_ahead(s, q, &open)) fail(s, q, "out of memory for image features");
     uint32_t image;
     struct sequence *q = find_encodable(s, &image);
     if (!q) return false;
@@ -379,7 +384,7 @@ bool sched__encode_slice(struct scheduler *s, uint64_t now_us)
     if (st) {
         /* Others who hold the picture begin anew with their own pixels. */
         if (st == ST_DEVICE) atomic_store(&s->failed, true);
-        sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "encoding the image failed", now_us);
+        fail(s, q, err.msg[0] ? err.msg : "encoding the image failed");
     }
     return true;
 }

@@ -72,6 +72,7 @@ struct sequence {
     struct token_out *scores;   /* of the run in flight */
     uint32_t banned[SCHED_STOP_MAX];
     uint32_t banned_count;
+    char failure[160];            /* its picture can't be had: it ends with this; "" = none */
     struct event_node *end_event; /* allocated with the sequence: an end is never lost to a failed malloc */
     uint64_t submitted_us, admitted_us, first_token_us;
     uint32_t run_tokens;   /* tokens of the run planned for this step; 0 = none */
@@ -140,9 +141,9 @@ struct scheduler {
     double slice_us;              /* what this turn's slice of a picture took; 0 = there was none */
     double layer_us;              /* what one more layer of such a slice takes, as seen last; 0 = not known */
     uint64_t layer_pixels;        /* of a picture of so many pixels */
-    struct sequence *wide; /* whose picture had no room beside the others in the last step; compared only: it
-                              may be gone */
-    bool events_pushed;
+    struct sequence *wide;  /* whose picture had no room beside the others in the last step; compared only: it
+                               may be gone */
+    bool image_failed;      /* some sequence has a `failure` */
     struct sched_stats now; /* without `waiting` and `failed` */
 
     atomic_uint backlog; /* sequences submitted and not yet running */
@@ -170,7 +171,7 @@ bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uin
 /* Most blocks of every group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
 
-/* scheduler.c: room for `count` entries of q->tokens; false: out of memory. */
+/* Room for `count` entries of q->tokens; false: out of memory. */
 bool sched__tokens_reserve(struct sequence *q, uint32_t count);
 bool sched__table_reserve(struct block_table *t, uint32_t entries); /* false: out of memory */
 
@@ -210,12 +211,12 @@ void sched__plan_prefills(struct scheduler *s, double budget);
 enum status sched__images_create(struct scheduler *s, struct err *err) KV_MUST_CHECK;
 void sched__images_destroy(struct scheduler *s); /* when no sequence holds a picture any more; answers that
                                                     came too late are freed */
-/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May end sequences. After
- * take_inbox: that clears `poked`. */
-bool sched__images_take(struct scheduler *s, uint64_t now_us);
+/* Takes the answers to EV_IMAGE and a wanted reset; false when there were none. May set `failure` of
+ * sequences. After take_inbox: that clears `poked`. */
+bool sched__images_take(struct scheduler *s);
 /* Asks for the pixels that running sequences need next; encodes a slice for the oldest one whose picture can
- * go on. False when nothing was encoded. May end sequences. */
-bool sched__encode_slice(struct scheduler *s, uint64_t now_us);
+ * go on. False when nothing was encoded. May set `failure` of sequences. */
+bool sched__encode_slice(struct scheduler *s);
 bool sched__span_ready(const struct sequence *q, uint32_t image);
 const struct engine_features *sched__span_features(const struct sequence *q,
                                                    uint32_t image); /* of a ready one */
@@ -226,10 +227,10 @@ void sched__images_check(const struct scheduler *s);
 void sched__features_passed(struct scheduler *s,
                             struct sequence *q); /* releases pictures that lie wholly before position */
 
-/* scheduler.c */
-uint64_t sched__clock(const struct scheduler *s); /* microseconds; the tests' virtual one, or monotonic */
-bool sched__push_event(struct scheduler *s, const struct sched_event *ev); /* false: out of memory */
-void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
-                const char *message, uint64_t now_us);
+static inline uint64_t
+sched__clock(const struct scheduler *s) /* microseconds; the tests' virtual one, or monotonic */
+{
+    return s->opt.clock ? s->opt.clock(s->opt.clock_arg) : event_clock_us();
+}
 
 #endif

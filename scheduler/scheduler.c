@@ -14,18 +14,6 @@
 
 enum { QUEUE_DEFAULT = 1024, IDLE_HEARTBEAT_S = 1 };
 
-static uint64_t clock_us(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
-}
-
-uint64_t sched__clock(const struct scheduler *s)
-{
-    return s->opt.clock ? s->opt.clock(s->opt.clock_arg) : clock_us();
-}
-
 static void publish(struct scheduler *s);
 
 enum status sched_create(struct engine *e, const struct sched_options *opt, struct scheduler **out,
@@ -204,7 +192,7 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
     if (st) return st;
     struct sequence *q;
     if (sequence_create(s, seq, total, &q)) return err_set(err, ST_NOMEM, "out of memory for a sequence");
-    q->submitted_us = clock_us();
+    q->submitted_us = event_clock_us();
     pthread_mutex_lock(&s->lock);
     if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");
     else if (atomic_load(&s->failed)) st = err_set(err, ST_DEVICE, "the engine has failed");
@@ -258,8 +246,8 @@ void sched_stop(struct scheduler *s, bool drain)
 
 /* ---- engine thread ---- */
 
-void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
-                const char *message, uint64_t now_us)
+static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
+                         const char *message, uint64_t now_us)
 {
     if (q->running) {
         sched__list_remove(&s->running, q);
@@ -281,7 +269,7 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
                                     .stop_id = stop_id,
                                     .generated = q->generated,
                                     .cache = q->cache,
-                                    .pushed_us = clock_us()};
+                                    .pushed_us = event_clock_us()};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
     node->ev.prefill_us = q->first_token_us > admitted ? q->first_token_us - admitted : 0;
@@ -297,13 +285,12 @@ void sched__end(struct scheduler *s, struct sequence *q, enum seq_end end, uint3
     s->now.ended[end]++;
     sequence_free(q);
     eventq_push(&s->events, node);
-    s->events_pushed = true;
 }
 
 static void end_all(struct scheduler *s, enum seq_end end, const char *message, uint64_t now_us)
 {
-    while (s->running.head) sched__end(s, s->running.head, end, 0, message, now_us);
-    while (s->waiting.head) sched__end(s, s->waiting.head, end, 0, message, now_us);
+    while (s->running.head) end_sequence(s, s->running.head, end, 0, message, now_us);
+    while (s->waiting.head) end_sequence(s, s->waiting.head, end, 0, message, now_us);
 }
 
 static void take_inbox(struct scheduler *s)
@@ -321,8 +308,8 @@ static void take_inbox(struct scheduler *s)
     }
 }
 
-/* Those whose clients left, and those past their deadline. */
-static bool end_cancelled(struct scheduler *s, uint64_t now_us)
+/* Those whose clients left, those past their deadline, and those whose pictures failed. */
+static bool end_unwanted(struct scheduler *s, uint64_t now_us)
 {
     bool any = false;
     struct seq_list *lists[] = {&s->running, &s->waiting};
@@ -331,8 +318,10 @@ static bool end_cancelled(struct scheduler *s, uint64_t now_us)
             next = q->next;
             bool cancelled = atomic_load_explicit(&q->cancelled, memory_order_relaxed),
                  late = q->req.deadline_us && now_us >= q->req.deadline_us;
-            if (!cancelled && !late) continue;
-            sched__end(s, q, cancelled ? END_CANCELLED : END_DEADLINE, 0, NULL, now_us);
+            if (q->failure[0]) end_sequence(s, q, END_ERROR, 0, q->failure, now_us);
+            else if (cancelled || late)
+                end_sequence(s, q, cancelled ? END_CANCELLED : END_DEADLINE, 0, NULL, now_us);
+            else continue;
             any = true;
         }
     }
@@ -414,17 +403,6 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
     return true;
 }
 
-bool sched__push_event(struct scheduler *s, const struct sched_event *ev)
-{
-    struct event_node *node = eventq_node();
-    if (!node) return false;
-    node->ev = *ev;
-    node->ev.pushed_us = clock_us();
-    eventq_push(&s->events, node);
-    s->events_pushed = true;
-    return true;
-}
-
 static bool push_scores(struct scheduler *s, struct sequence *q, const struct engine_run *r)
 {
     uint32_t prompt = q->req.prompt->token_count;
@@ -437,7 +415,7 @@ static bool push_scores(struct scheduler *s, struct sequence *q, const struct en
                              .index = r->score_first,
                              .scores = q->scores,
                              .score_count = count};
-    if (!sched__push_event(s, &ev)) return false;
+    if (!eventq_emit(&s->events, &ev)) return false;
     q->scores = NULL;
     q->scored = last + 1;
     return true;
@@ -448,17 +426,6 @@ static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
     for (uint32_t i = 0; i < count; i++)
         if (ids[i] == id) return true;
     return false;
-}
-
-bool sched__tokens_reserve(struct sequence *q, uint32_t count)
-{
-    if (count <= q->token_cap) return true;
-    uint32_t cap = count + q->token_cap / 2 + 64;
-    uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
-    if (!t) return false;
-    q->tokens = t;
-    q->token_cap = cap;
-    return true;
 }
 
 static const char *no_memory = "out of memory";
@@ -474,8 +441,8 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
                              .token = *out,
                              .index = q->generated,
                              .cache = q->cache};
-    if (!sched__tokens_reserve(q, q->count + 1) || !sched__push_event(s, &ev)) {
-        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
+    if (!sched__tokens_reserve(q, q->count + 1) || !eventq_emit(&s->events, &ev)) {
+        end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
         return false;
     }
     q->tokens[q->count++] = id;
@@ -483,10 +450,10 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
     tenants_charge(s->tenants, q->req.tenant, 1);
     s->now.generated_tokens++;
     if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
-        sched__end(s, q, END_STOP_TOKEN, id, NULL, now_us);
+        end_sequence(s, q, END_STOP_TOKEN, id, NULL, now_us);
     else if (!q->req.ignore_eos && is_one_of(id, s->caps.eos_ids, s->caps.eos_count))
-        sched__end(s, q, END_STOP_EOS, id, NULL, now_us);
-    else if (q->generated >= q->tokens_max) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+        end_sequence(s, q, END_STOP_EOS, id, NULL, now_us);
+    else if (q->generated >= q->tokens_max) end_sequence(s, q, END_LENGTH, 0, NULL, now_us);
     else return true;
     return false;
 }
@@ -529,7 +496,7 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
          * features, may be where it began. */
         sched_reset_prefix_cache(s);
         sched_reset_features(s);
-        sched__end(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
+        end_sequence(s, q, END_ERROR, 0, "the model computed no finite logits: damaged weights?", now_us);
         return;
     }
     advance(s, q, r->count - r->proposed);
@@ -541,11 +508,11 @@ static void finish_run(struct scheduler *s, struct sequence *q, const struct eng
             s->now.cache_recomputed_tokens += (q->cache.equal < end ? q->cache.equal : end) - r->position;
     }
     if (r->score_first != UINT32_MAX && !push_scores(s, q, r)) {
-        sched__end(s, q, END_ERROR, 0, no_memory, now_us);
+        end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
         return;
     }
     if (!r->sample) {
-        if (q->tokens_max == 0 && q->position == q->count) sched__end(s, q, END_LENGTH, 0, NULL, now_us);
+        if (q->tokens_max == 0 && q->position == q->count) end_sequence(s, q, END_LENGTH, 0, NULL, now_us);
         return;
     }
     if (r->proposed) take_verified(s, q, r, now_us);
@@ -558,7 +525,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     for (uint32_t i = 0; i < s->run_count; i++) {
         struct sequence *q = s->run_seqs[i];
         if (fill_run(s, q, &s->runs[n])) s->run_seqs[n++] = q;
-        else sched__end(s, q, END_ERROR, 0, "out of memory", now_us);
+        else end_sequence(s, q, END_ERROR, 0, "out of memory", now_us);
     }
     if (n == 0) return;
     struct engine_batch batch = {.runs = s->runs, .run_count = n};
@@ -586,7 +553,7 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (st == ST_DEVICE) atomic_store(&s->failed, true); /* before anybody hears of it and comes again */
     for (uint32_t i = 0; i < n; i++) {
         struct sequence *q = s->run_seqs[i];
-        if (st) sched__end(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
+        if (st) end_sequence(s, q, END_ERROR, 0, err.msg[0] ? err.msg : "the engine failed", now_us);
         else finish_run(s, q, &s->runs[i], now_us);
     }
     if (st)
@@ -612,25 +579,25 @@ static void publish(struct scheduler *s)
     pthread_mutex_lock(&s->lock);
     s->seen = *st;
     pthread_mutex_unlock(&s->lock);
-    eventq_publish(&s->events);
-    if (!s->events_pushed) return;
-    s->events_pushed = false;
-    if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
+    if (eventq_publish(&s->events) && s->opt.wake) s->opt.wake(s->opt.wake_arg);
 }
 
 bool sched_step(struct scheduler *s, uint64_t now_us)
 {
     take_inbox(s);
-    bool worked = end_cancelled(s, now_us);
+    bool worked = end_unwanted(s, now_us);
     if (sched__cache_reset_wanted(s)) worked = true;
-    if (sched__images_take(s, now_us)) worked = true;
+    if (sched__images_take(s)) worked = true;
+    if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);
     sched__admit(s, now_us);
     publish(s); /* a watchdog sees that there is work while it is done */
     /* One slice of a picture a turn: decodes go on between slices, and a cancel or a new request is seen. */
-    if (sched__encode_slice(s, now_us)) worked = true;
+    if (sched__encode_slice(s)) worked = true;
+    if (s->image_failed) worked |= end_unwanted(s, now_us);
+    s->image_failed = false;
     sched__plan(s, now_us);
-    if (s->events_pushed)
+    if (eventq_pending(&s->events))
         publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
     if (s->run_count > 0) {
         run_step(s, now_us);
@@ -646,7 +613,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
 void sched_run(struct scheduler *s)
 {
     for (;;) {
-        bool worked = sched_step(s, clock_us());
+        bool worked = sched_step(s, event_clock_us());
         pthread_mutex_lock(&s->lock);
         bool abort_now = s->stopping && !s->drain;
         bool idle = !s->inbox.head && !s->waiting.head && !s->running.head;
@@ -662,7 +629,7 @@ void sched_run(struct scheduler *s)
         pthread_mutex_unlock(&s->lock);
         if (abort_now) {
             take_inbox(s);
-            end_all(s, END_CANCELLED, NULL, clock_us());
+            end_all(s, END_CANCELLED, NULL, event_clock_us());
             publish(s);
             if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
             return;
@@ -691,7 +658,7 @@ void sched_stats(struct scheduler *s, struct sched_stats *out)
     uint64_t gone = out->running;
     for (int i = 0; i < SEQ_ENDS; i++) gone += out->ended[i];
     out->waiting = (uint32_t)(s->arrivals - gone);
-    out->inbox_us = s->inbox.head ? clock_us() - s->inbox.head->submitted_us : 0;
+    out->inbox_us = s->inbox.head ? event_clock_us() - s->inbox.head->submitted_us : 0;
     pthread_mutex_unlock(&s->lock);
     out->failed = atomic_load(&s->failed);
 }

@@ -30,6 +30,17 @@ bool sched__table_reserve(struct block_table *t, uint32_t entries)
     return true;
 }
 
+bool sched__tokens_reserve(struct sequence *q, uint32_t count)
+{
+    if (count <= q->token_cap) return true;
+    uint32_t cap = count + q->token_cap / 2 + 64;
+    uint32_t *t = realloc(q->tokens, (size_t)cap * sizeof *t);
+    if (!t) return false;
+    q->tokens = t;
+    q->token_cap = cap;
+    return true;
+}
+
 bool sched__blocks_ensure(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     uint32_t need[ENGINE_GROUPS_MAX] = {0};

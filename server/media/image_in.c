@@ -2,10 +2,8 @@
  * content key. Any thread. */
 #include "server/media/image_in.h"
 
-#include "config/base/checked.h"
 #include "server/media/codec.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,45 +26,6 @@ const char *image_fault_code(enum image_fault f)
     case IMAGE_NOMEM: return "server_error";
     }
     return "image_parse_error";
-}
-
-enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...)
-{
-    if (!err) return f;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
-    va_end(ap);
-    return f;
-}
-
-enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
-                                   struct err *err)
-{
-    uint64_t pixels;
-    if (!width || !height) return image__fail(err, IMAGE_BAD_DATA, "the image has no pixels");
-    if (width > limits->side_max || height > limits->side_max)
-        return image__fail(err, IMAGE_TOO_MANY_PIXELS,
-                           "the image is %llu x %llu pixels, the limit for a side is %u",
-                           (unsigned long long)width, (unsigned long long)height, limits->side_max);
-    if (__builtin_mul_overflow(width, height, &pixels) || pixels > limits->pixels_max)
-        return image__fail(
-            err, IMAGE_TOO_MANY_PIXELS, "the image is %llu x %llu pixels, the limit is %llu in all",
-            (unsigned long long)width, (unsigned long long)height, (unsigned long long)limits->pixels_max);
-    return IMAGE_OK;
-}
-
-enum image_fault image__new(uint32_t width, uint32_t height, bool zeroed, struct image_u8 *out,
-                            struct err *err)
-{
-    size_t bytes;
-    uint8_t *rgb = NULL;
-    if (!mul_overflows(width, height, &bytes) && !mul_overflows(bytes, 3, &bytes))
-        rgb = zeroed ? calloc(1, bytes) : malloc(bytes);
-    if (!rgb)
-        return image__fail(err, IMAGE_NOMEM, "out of memory for an image of %u x %u pixels", width, height);
-    *out = (struct image_u8){.width = width, .height = height, .rgb = rgb};
-    return IMAGE_OK;
 }
 
 /* Turns the picture as EXIF orientation o (2..8) says. In tiles, because half of the cases read columns. */
