@@ -29,7 +29,7 @@ struct options {
     uint64_t picture_memory;       /* bytes of decoded pictures held by requests that wait or run */
     uint64_t answer_memory;        /* bytes of answers that are being made or read */
     char *draft_model;
-    uint64_t draft_tokens;
+    char *draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */
     /* HTTP */
     char *host;

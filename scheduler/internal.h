@@ -13,6 +13,7 @@
 #include "scheduler/event_queue.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
+#include "scheduler/lookup.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/step_cost.h"
 
@@ -51,7 +52,9 @@ struct sequence {
     bool alone;       /* runs with nobody beside it, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
-    uint32_t proposed;             /* guesses behind tokens[count - 1], for the run of this step alone */
+    uint32_t proposed;               /* guesses behind tokens[count - 1], for the run of this step alone */
+    uint32_t guesses, guesses_right; /* so far */
+    struct lookup lookup;
     bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
@@ -128,6 +131,7 @@ struct scheduler {
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
     struct tenants *tenants;
+    double guess_price;         /* of this step: lookup_worth */
     struct token_out *drawn;    /* [sequences_max * (propose_max + 1)] of the step's verified runs */
     uint64_t freed;             /* grows when a sequence gives blocks back */
     struct engine_run *runs;    /* [sequences_max] */

@@ -27,6 +27,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
     if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
+    if (!s->opt.propose) s->opt.propose_max = s->opt.lookup_max;
     step_cost_init(&s->cost, &s->caps);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
@@ -70,6 +71,7 @@ static void sequence_free(struct sequence *q)
     free(q->tokens);
     sched__features_free(q);
     free(q->uses);
+    lookup_fini(&q->lookup);
     free(q->scores);
     free(q->end_event);
     free(q);
@@ -269,6 +271,8 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                                     .stop_id = stop_id,
                                     .generated = q->generated,
                                     .cache = q->cache,
+                                    .proposed = q->guesses,
+                                    .accepted = q->guesses_right,
                                     .pushed_us = event_clock_us()};
     uint64_t admitted = q->admitted_us ? q->admitted_us : now_us;
     node->ev.queued_us = admitted > q->submitted_us ? admitted - q->submitted_us : 0;
@@ -440,7 +444,9 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
                              .user = q->req.user,
                              .token = *out,
                              .index = q->generated,
-                             .cache = q->cache};
+                             .cache = q->cache,
+                             .proposed = q->guesses,
+                             .accepted = q->guesses_right};
     if (!sched__tokens_reserve(q, q->count + 1) || !eventq_emit(&s->events, &ev)) {
         end_sequence(s, q, END_ERROR, 0, no_memory, now_us);
         return false;
@@ -471,8 +477,14 @@ static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
 static void take_verified(struct scheduler *s, struct sequence *q, const struct engine_run *r,
                           uint64_t now_us)
 {
+    uint32_t accepted = r->drawn_count - 1;
+    s->now.verified_runs++;
     s->now.proposed_tokens += r->proposed;
-    s->now.accepted_tokens += r->drawn_count - 1;
+    s->now.accepted_tokens += accepted;
+    for (uint32_t i = 0; i < accepted && i < SCHED_GUESSES_MAX; i++) s->now.accepted_at[i]++;
+    q->guesses += r->proposed;
+    q->guesses_right += accepted;
+    lookup_learn(&q->lookup, r->proposed, accepted);
     q->proposed = 0;
     for (uint32_t i = 0; i < r->drawn_count; i++) {
         if (i > 0) advance(s, q, 1);

@@ -44,7 +44,9 @@ struct sched_options {
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t propose_max;    /* guesses for one sequence in one step at most */
+    uint32_t propose_max; /* guesses for one sequence in one step at most */
+    uint32_t lookup_max; /* without `propose`: guesses by look-up (scheduler/lookup.h) for one sequence in one
+                            step at most, as many as pay; 0 = none */
     void (*wake)(void *arg); /* events are waiting; may be NULL */
     void *wake_arg;
     uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
@@ -131,10 +133,12 @@ struct sched_event {
                        scores[0]. EV_IMAGE: which prompt image */
     struct token_out *scores; /* EV_PROMPT_SCORES: malloc'd, the consumer frees */
     uint32_t score_count;
-    enum seq_end end;               /* EV_END */
-    uint32_t stop_id;               /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
-    uint32_t generated;             /* EV_END */
-    struct sched_cache_info cache;  /* EV_END and EV_TOKEN: of the first admission */
+    enum seq_end end;              /* EV_END */
+    uint32_t stop_id;              /* EV_END with END_STOP_TOKEN or END_STOP_EOS */
+    uint32_t generated;            /* EV_END */
+    struct sched_cache_info cache; /* EV_END and EV_TOKEN: of the first admission */
+    uint32_t proposed,
+        accepted; /* EV_END and EV_TOKEN: guesses so far that were verified; of which were drawn */
     uint64_t queued_us, prefill_us; /* EV_END: time waiting, time from admission to the first token */
     char message[160];              /* EV_END with END_ERROR */
 };
@@ -183,6 +187,7 @@ void sched_check(const struct scheduler *s);
  * that wait, run or have ended. And they are never behind the events: what sched_poll has given is counted.
  */
 #define SCHED_STEP_BUCKETS 14u
+#define SCHED_GUESSES_MAX  16u /* of one run */
 struct sched_stats {
     uint32_t running, waiting;
     uint64_t arena_units, used_units;
@@ -206,8 +211,10 @@ struct sched_stats {
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded pictures */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions, images_encoded, step_us_total;
-    uint64_t proposed_tokens, accepted_tokens; /* guesses that were verified; of which were drawn */
-    uint64_t ended[SEQ_ENDS];                  /* by enum seq_end */
+    uint64_t verified_runs, proposed_tokens,
+        accepted_tokens;                     /* runs with guesses; the guesses; of which were drawn */
+    uint64_t accepted_at[SCHED_GUESSES_MAX]; /* by place in their run */
+    uint64_t ended[SEQ_ENDS];                /* by enum seq_end */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */

@@ -106,6 +106,7 @@ struct choice {
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, the end token among them */
     uint32_t id_count, id_cap;
+    uint32_t proposed, accepted; /* guesses so far (struct sched_event) */
     struct logprobs_acc logprobs;
     uint64_t first_us, last_us; /* of its tokens */
     size_t booked;              /* its share of the request's answer_bytes */

@@ -210,6 +210,8 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
         metrics_next_token(r->srv->metrics, (double)(now - c->last_us) * 1e-6);
     }
     c->last_us = now;
+    c->proposed = ev->proposed;
+    c->accepted = ev->accepted;
     if (g->p.stream) gen_stream_token(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");

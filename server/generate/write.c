@@ -32,7 +32,7 @@ static void preamble(struct json_out *o, const struct gen *g, bool chunk)
 }
 
 struct usage {
-    uint64_t prompt, completion, cached, image, reasoning;
+    uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
 };
 
 static struct usage usage_of(const struct gen *g)
@@ -45,6 +45,8 @@ static struct usage usage_of(const struct gen *g)
     }
     for (uint32_t i = 0; i < g->choice_count; i++) {
         u.completion += g->choices[i].id_count;
+        u.accepted += g->choices[i].accepted;
+        u.rejected += g->choices[i].proposed - g->choices[i].accepted;
         u.reasoning += g->choices[i].out ? g->choices[i].out->reasoning_tokens : 0;
     }
     return u;
@@ -70,7 +72,11 @@ static void usage_full(struct json_out *o, const struct gen *g)
     jo_uint(o, u.image);
     jo_text(o, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
     jo_uint(o, u.reasoning);
-    jo_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":0,\"rejected_prediction_tokens\":0}}");
+    jo_text(o, ",\"audio_tokens\":0,\"accepted_prediction_tokens\":");
+    jo_uint(o, u.accepted);
+    jo_text(o, ",\"rejected_prediction_tokens\":");
+    jo_uint(o, u.rejected);
+    jo_text(o, "}}");
 }
 
 /* "cache_info": what the prompt found cached, if asked for; with several prompts a list of that. */

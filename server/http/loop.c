@@ -324,6 +324,13 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .sequences_max = (uint32_t)o->max_sequences};
 }
 
+/* On a GPU a step with guesses is none of the recorded ones: not measured to pay there. */
+static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
+{
+    if (strcmp(o->draft_tokens, "auto") == 0) return strncmp(m->backend, "cpu", 3) == 0 ? 8 : 0;
+    return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
+}
+
 static enum status model_load(struct server *s, struct model *m, struct err *err)
 {
     const struct options *o = s->opt;
@@ -346,6 +353,7 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
                                .features_bytes = o->encoder_cache_memory,
+                               .lookup_max = draft_tokens(o, m->info),
                                .wake = wake_loop,
                                .wake_arg = s};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */

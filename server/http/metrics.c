@@ -460,6 +460,12 @@ static void engine_text(struct writer *w, const struct sched_stats *st)
     single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
     single(w, "vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", (double)st->prompt_tokens);
     single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.", (double)st->generated_tokens);
+    single(w, "vllm:spec_decode_num_drafts_total", "counter", "Runs with drafted tokens.",
+           (double)st->verified_runs);
+    single(w, "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
+           (double)st->proposed_tokens);
+    single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were accepted.",
+           (double)st->accepted_tokens);
     single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
            (double)st->step_us_total * 1e-6);

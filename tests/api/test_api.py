@@ -886,7 +886,7 @@ def test_start():
     check.true("unknown flag", run.returncode == 1 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
     check.true("bad port", run.returncode == 1 and "port" in run.stderr)
-    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"), (["--model", BINARY], "not a directory"), (["--draft-tokens", "3"], "--draft-tokens is not"),
+    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"), (["--model", BINARY], "not a directory"), (["--draft-tokens", "99"], "is not one of auto|0|1"),
                          (["--model", MODEL, "--kv-memory", "10T"], "are asked for (--kv-memory)"), (["--threads", "999"], "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
         check.true(f"{flags}: says what is wrong", run.returncode == 1 and words in run.stderr, run)

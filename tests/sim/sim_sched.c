@@ -694,7 +694,8 @@ static void test_random_load(void **state)
     print_totals(&t);
     if (seed_count < 20) return; /* one seed, looked at */
     for (int i = 0; i < SEQ_ENDS; i++) assert_true(t.ended[i] > 0);
-    assert_true(t.preemptions > 0 && t.refused > 0 && t.resumed > 0 && t.resets > 0);
+    assert_true(t.preemptions > 0 && t.refused > 0 && t.resets > 0);
+    if (seed_count >= 60) assert_true(t.resumed > 0);
     assert_true(t.hits > 0 && t.copies > 0 && t.evictions > 0 && t.waits > 0);
     assert_true(t.asked > 0 && t.features_shared > 0 && t.feature_evictions > 0);
     assert_true(t.accepted > 0 && t.proposed > t.accepted && t.prefix_hits > 0);

@@ -1,0 +1,77 @@
+/* See lookup.h. */
+#include "scheduler/lookup.h"
+
+#include <stdlib.h>
+
+/* Before the first guess, half of one is taken to have been right; older guesses fade so that about the last
+ * TRIED_MAX count. While none is worth it, one is tried every REST draws: texts change. */
+#define PRIOR_TRIED 1.0f
+#define PRIOR_RIGHT 0.5f
+enum { TRIED_MAX = 24, REST = 32, SLOTS_FIRST = 256 };
+
+void lookup_fini(struct lookup *l)
+{
+    free(l->after);
+    *l = (struct lookup){0};
+}
+
+static uint32_t slot_of(const struct lookup *l, const uint32_t *last)
+{
+    uint64_t h = 0;
+    for (uint32_t i = 0; i < LOOKUP_TOKENS; i++) h = (h ^ last[i]) * 0x9e3779b97f4a7c15ull;
+    return (uint32_t)(h >> 32) & (l->slots - 1);
+}
+
+/* Room for twice as many entries as there are tokens. */
+static bool reserve(struct lookup *l, uint32_t count)
+{
+    uint32_t slots = l->slots ? l->slots : SLOTS_FIRST;
+    while (slots / 2 < count && slots < 1u << 30) slots *= 2;
+    if (slots == l->slots) return true;
+    uint32_t *after = calloc(slots, sizeof *after);
+    if (!after) return false;
+    free(l->after);
+    l->after = after;
+    l->slots = slots;
+    l->known = 0;
+    return true;
+}
+
+uint32_t lookup_propose(struct lookup *l, const uint32_t *tokens, uint32_t count, uint32_t most,
+                        uint32_t *out)
+{
+    if (count <= LOOKUP_TOKENS || !reserve(l, count)) return 0;
+    if (l->known < LOOKUP_TOKENS) l->known = LOOKUP_TOKENS;
+    for (; l->known < count; l->known++) l->after[slot_of(l, tokens + l->known - LOOKUP_TOKENS)] = l->known;
+    const uint32_t *last = tokens + count - LOOKUP_TOKENS;
+    uint32_t at = l->after[slot_of(l, last)], n = 0;
+    if (!at) return 0;
+    for (uint32_t i = 0; i < LOOKUP_TOKENS; i++)
+        if (tokens[at - LOOKUP_TOKENS + i] != last[i]) return 0;
+    /* Where the history ends it goes on with the guesses themselves: a repetition. */
+    for (; n < most; n++) out[n] = at + n < count ? tokens[at + n] : out[at + n - count];
+    return n;
+}
+
+uint32_t lookup_worth(struct lookup *l, double price, uint32_t most)
+{
+    double p = (l->right + PRIOR_RIGHT) / (l->tried + PRIOR_TRIED), all = 1;
+    uint32_t n = 0;
+    /* The n-th guess is right when all before it are. */
+    while (n < most && (all *= p) > price) n++;
+    if (n) l->rested = 0;
+    else if (++l->rested >= REST && most) {
+        l->rested = 0;
+        n = 1;
+    }
+    return n;
+}
+
+void lookup_learn(struct lookup *l, uint32_t proposed, uint32_t accepted)
+{
+    l->right += (float)accepted;
+    l->tried += (float)accepted + (accepted < proposed);
+    if (l->tried <= TRIED_MAX) return;
+    l->right *= TRIED_MAX / l->tried;
+    l->tried = TRIED_MAX;
+}
