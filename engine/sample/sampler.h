@@ -1,10 +1,10 @@
 /* Draws one token from a row of logits, and reports log-probs. Pure: the result depends on its arguments
  * alone. Host arithmetic only; the row's maximum, log-sum-exp and largest entries come from the backend, so
- * that a 262,144-entry row is rarely walked here.
+ * that a row of 262,144 entries is rarely read as a whole here.
  *
- * Order of what changes a distribution (SPEC):
+ * Order of what changes a distribution:
  *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count +
- * presence over generated ids
+ *      presence over generated ids
  *   2. logit bias (-100 and below = never), banned ids (never)
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
  *   4. top_k, 5. top_p (the smallest set of largest probabilities whose sum reaches top_p, of what top_k
@@ -40,9 +40,9 @@ struct sampler_row {
     uint32_t banned_count;
 };
 /* How many of the row's largest entries a draw with these parameters looks at (0..BE_TOPK_MAX). A row uses
- * exactly these, even when more are given: what it draws must not depend on its neighbours' wishes. */
+ * exactly these, even when more are given: its draw must not depend on what other rows of the batch need. */
 uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count);
-/* True when a draw may walk the row or the history: worth a thread of its own. */
+/* True when a draw may read the whole row or the history: then it is worth a thread of its own. */
 bool sampler_walks(const struct sampling_params *p, uint32_t banned_count);
 
 /* False: row->raw was NULL and is needed; nothing was drawn, call again with it. */

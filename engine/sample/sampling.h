@@ -1,6 +1,17 @@
-/* Sampling parameters of a request and the draw of one token. The draw depends on (logits of the row,
- * parameters, seed, position, history) and on nothing else: the random number is a counter-based generator's
- * value at (seed, position), so it doesn't depend on the batch. */
+/* Sampling parameters of a request, and the result of one draw. The draw (sampler.h) depends on the row's
+ * logits, the parameters, the seed, the position and the history, and on nothing else: the random number is a
+ * counter-based generator's value at (seed, position), so it does not depend on the batch.
+ *
+ * To add a sampling parameter:
+ *   - its field in struct sampling_params, where a zero means off if possible
+ *   - its JSON name: parse_sampling in server/generate/parse.c reads it and states its default and range;
+ *     the list in note_unknown there names it; docs/http.md lists it
+ *   - its effect: sampler.c. `cut` removes candidates, `change` changes logits. draw_from_list and
+ *     draw_from_row skip work while a parameter is off; sampler_top_wanted and sampler_walks tell the engine
+ *     what a draw needs. The order of effects is in sampler.h
+ *   - tests: tests/unit/engine/test_sampler.c, tests/api/test_api.py
+ *   - only if generation_config.json may have it: config/hf/generation.c, model_generation_defaults in
+ *     engine/model/model_info.h, and engine/engine.c, which copies it */
 #ifndef KVASIR_SAMPLING_H
 #define KVASIR_SAMPLING_H
 
@@ -22,8 +33,6 @@ struct sampling_params {
     uint64_t seed;                             /* already mixed with the choice index by the caller */
     const struct sampling_bias *bias;          /* borrowed until the sequence ends */
     uint32_t bias_count;
-    /* Ids that may not be drawn yet: set by the scheduler while min_tokens is not reached (eos and stop ids).
-     */
     uint32_t logprobs; /* alternatives to report per sampled token, 0..20; UINT32_MAX = none, not even the
                           token's own */
     uint32_t prompt_logprobs; /* the same for prompt positions */

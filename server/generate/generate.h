@@ -4,8 +4,9 @@
  *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
  *                 write.c: the answer; end.c: what ends it early
  *
- * A new parameter: gen_params has it, and parse.c or tools.c reads it (with its name in note_unknown's list).
- * One of sampling is a field of struct sampling_params, engine/sample/sampling.h. */
+ * To add a request parameter: a field of struct gen_params; parse.c reads it (tools.c: tools and reasoning);
+ * the list in note_unknown of parse.c names it; docs/http.md lists it. To add a sampling parameter (top_p and
+ * the like): see engine/sample/sampling.h. */
 #ifndef KVASIR_GEN_H
 #define KVASIR_GEN_H
 
