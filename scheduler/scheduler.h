@@ -183,9 +183,11 @@ bool sched_step(struct scheduler *s, uint64_t now_us);
 /* Invariants of block accounting; aborts with a message when broken. For tests. */
 void sched_check(const struct scheduler *s);
 
-/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is one of those
- * that wait, run or have ended. And they are never behind the events: what sched_poll has given is counted.
- */
+/* Counters and gauges for /metrics. The numbers of one reading agree: each submitted sequence is waiting,
+ * running or ended. They are never behind the events: what sched_poll has returned is counted.
+ * To add one: a field here; the engine thread counts in s->now (struct scheduler, scheduler/internal.h) where
+ * it happens. A gauge that is read off the state is set in publish() in scheduler.c. server/http/metrics.c
+ * prints it. */
 #define SCHED_STEP_BUCKETS 14u
 #define SCHED_GUESSES_MAX  16u /* of one run */
 struct sched_stats {

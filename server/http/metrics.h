@@ -1,9 +1,15 @@
-/* Counters, histograms and the Prometheus text (openai-api §9). Event loop's thread only, except that the
- * scheduler's figures come as a snapshot of its atomics.
+/* Counters, histograms and the Prometheus text of GET /metrics. Event loop's thread only; the scheduler's
+ * figures come as a copy (sched_stats).
  *
- * A new metric: a call of single() in the part of metrics.c that it belongs to, from struct sched_stats or
- * struct server; what is counted here is a field of struct metrics and a function below. A histogram is a
- * line in the table `hists`. */
+ * To add a metric without labels: a call of single() in that function of metrics.c which writes the topic
+ * (engine_text, prefix_cache_text, images_text, kv_text, process_text). Where its value comes from:
+ *   - the server's state: struct server (server/http/http.h)
+ *   - the scheduler: a field of struct sched_stats (scheduler/scheduler.h)
+ *   - events counted here: a field of struct metrics in metrics.c, and a function below that counts
+ * With labels: head(), then sample() for each value; kvasir:sequences_ended_total is an example.
+ * A histogram: a value of enum hist, its row in the table `hists`, and observe() where it is measured.
+ * Names: "vllm:" where vLLM has the same metric, "kvasir:" elsewhere. Test: test_metrics in
+ * tests/api/test_api.py. */
 #ifndef KVASIR_METRICS_H
 #define KVASIR_METRICS_H
 
