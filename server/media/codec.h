@@ -1,7 +1,17 @@
-/* Shared by the decoders image_*.c and image_in.c; not for other modules. A decoder gets a file whose magic
- * matched, checks the size in the header against the limits before it allocates anything in proportion to it,
- * and gives the RGB pixels as stored, plus the orientation that the file's metadata asks for. Reference for
- * every pixel: Pillow 13 (Image.open + convert("RGB")). */
+/* The picture formats: what the decoders (png.c, jpeg.c, gif.c, bmp.c, webp.c), image_in.c and video.c share;
+ * not for other modules. A decoder gets a file whose first bytes matched. It checks the size in the header
+ * against the limits before it allocates memory in proportion to it, and returns the RGB pixels as stored,
+ * plus the orientation that the file's metadata asks for. Reference for every pixel: Pillow 13 (Image.open +
+ * convert("RGB")).
+ *
+ * To add a format:
+ *   - its decoder: server/media/<format>.c, an image__decoder (declared below); the Makefile finds the file
+ *   - sniff() in image_in.c recognises its first bytes; the error message below it names all formats
+ *   - transparency: see image_limits.on_white and image__over_white
+ *   - only if it has animations: source_open in video.c
+ *   - only if it needs a library: PKGS in the Makefile, scripts/deps.sh
+ *   - tests: test_image_in.c in tests/unit/server, reference pixels by scripts/reference/make_images.py
+ *   - docs/http.md, section Pictures; the list in image_in.h */
 #ifndef KVASIR_IMAGE_CODEC_H
 #define KVASIR_IMAGE_CODEC_H
 
@@ -16,7 +26,7 @@ struct image_bytes {
     size_t len;
 };
 
-/* A decoder: out is filled only on IMAGE_OK; *orientation is 1..8 (EXIF numbering), preset to 1. */
+/* A decoder: out is set only on IMAGE_OK; *orientation is 1..8 (EXIF numbering) and is 1 before the call. */
 typedef enum image_fault image__decoder(struct image_bytes in, const struct image_limits *limits,
                                         struct image_u8 *out, int *orientation, struct err *err);
 image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
