@@ -1,7 +1,23 @@
 /* What the files of the CPU backend share: the opened backend, the packed weight, the table of kernels of one
- * instruction set, small helpers. Only files of kernels/cpu/ include it. No file compiled with wider
- * instruction flags may define a non-inline function that another file calls without going through a table:
- * be_cpu_has() is the only gate between the machine and an illegal instruction. */
+ * instruction set (struct cpu_kernels), small helpers. Only files of kernels/cpu/ include it.
+ *
+ * A file that is compiled for an instruction set (Makefile, by the end of its name) may be entered through
+ * struct cpu_kernels only, except by files of the same set or a larger one. cpu_find_kernels checks that the
+ * machine has the instructions, and nothing else does.
+ *
+ * To add a kernel set, for example avx10:
+ *   - its functions, in files that end with its name: linear/avx10.c, attn/avx10.c, rows/avx10.c. Start from
+ *     rows/: vector types in simd/vops_<set>.h, the operations themselves in rows/vec.h. All functions are
+ *     declared below
+ *   - its flags: a line `ISA :=` for %avx10.c.o in the Makefile
+ *   - its table: sets.c. An entry may be another set's function if every machine with this set has that one
+ *     too (amx takes most from avx512), or a ref_ function
+ *   - dispatch.c: the check of the machine, and the place in the order of cpu_find_kernels
+ *   - its name in the lists: `cpu-kernels` in config/options.c, engine/inspect.c, docs/flags.md;
+ *     tests/lib/backend_sets.c and TEST_SETS (every backend and engine test then runs it),
+ *     tests/sim/test_fuzz_cache.c, tests/bench/bench_kernels.c
+ * The rules for results are in kernels/backend.h (THE RULE). For another architecture (NEON) the Makefile
+ * must also leave out the x86 files: it compiles every file of this folder. */
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
