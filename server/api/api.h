@@ -1,7 +1,8 @@
 /* The endpoints: what a route starts when a request's body is complete. Each ends in request_answer,
  * request_fail or request_work (http/request.h). Event loop's thread.
  *
- * A new one: a function here, in the file that it belongs to, and a line in the table of http/routes.c. */
+ * To add one: a function, declared here and defined in the file of its group; a line in the table of
+ * server/http/routes.c; a line in docs/http.md. */
 #ifndef KVASIR_API_H
 #define KVASIR_API_H
 
