@@ -1,4 +1,4 @@
-/* Dropping caches (openai-api §8.5, §8.6). Answered at once on the loop; the engine thread drops at its next
+/* Dropping caches. Answered at once on the loop; the engine thread drops at its next
  * turn, before it looks at any request that comes after. What running requests hold stays. */
 #include "server/media/alias.h"
 #include "server/http/request.h"

@@ -1,4 +1,4 @@
-/* GET /v1/models and /v1/models/{id} (openai-api §8.1). Works while the model loads. */
+/* GET /v1/models and /v1/models/{id}. Works while the model loads. */
 #include "server/http/json_out.h"
 #include "server/http/request.h"
 #include "server/api/api.h"

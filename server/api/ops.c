@@ -1,5 +1,5 @@
-/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine
- * (openai-api §8.2, §8.4, §9). */
+/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine.
+ */
 #include "server/http/json_out.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"

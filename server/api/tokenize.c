@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize (openai-api §8.3), on a worker. */
+/* POST /tokenize and /detokenize, on a worker. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/request.h"

@@ -1,5 +1,5 @@
-/* The `messages` array of POST /v1/chat/completions: checks it as openai-api.md §3.4-3.5 says and yields what
- * a chat template gets, plus the references of the images and videos in order. Decodes no image and renders
+/* The `messages` array of POST /v1/chat/completions: checks it and returns what a chat template gets,
+ * plus the references of the images and videos in order. Decodes no image and renders
  * nothing. Pure; runs on worker threads. */
 #ifndef KVASIR_CHAT_MESSAGES_H
 #define KVASIR_CHAT_MESSAGES_H

@@ -1,4 +1,4 @@
-/* A request's body as JSON (openai-api §2), what is kept of it, and the check of the model's name.
+/* A request's body as JSON, what is kept of it, and the check of the model's name.
  * Worker thread; pure but for the request that it is given. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"

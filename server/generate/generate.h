@@ -165,7 +165,7 @@ void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request
 enum status request_body_parse(struct request *r, json_t **root);
 /* Drops what of the body isn't needed any more; stops: the stop strings still are. NULL is fine. */
 void request_body_trim(struct request *r, json_t *root, bool stops);
-/* Model name check of openai-api §3.1. */
+/* Checks that `model` is a name of the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 
 /* generate/parse.c (worker): all fields but messages and prompt. r->answer.error on failure. */

@@ -1,5 +1,6 @@
-/* Log-probabilities as JSON, in the chat shape and in the legacy completions shape (openai-api §6, §7.2).
- * Entries are rendered as tokens come; a chunk or the answer takes what has gathered. Event loop's thread. */
+/* Log-probabilities as JSON, in the chat shape and in the legacy completions shape.
+ * Entries are rendered as tokens come; a chunk or the answer takes those rendered so far. Event loop's
+ * thread. */
 #ifndef KVASIR_LOGPROBS_OUT_H
 #define KVASIR_LOGPROBS_OUT_H
 

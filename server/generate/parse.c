@@ -1,6 +1,6 @@
-/* Fields of a generating request -> struct gen_params (openai-api §3.1, §3.2, §3.7, §7; tools and reasoning:
- * generate/tools.c). null = absent; unknown fields are ignored; what is known and not offered is refused.
- * Worker thread. Knows nothing of messages, prompts, sequences. */
+/* Fields of a generating request -> struct gen_params (tools and reasoning: generate/tools.c). null = absent;
+ * unknown fields are ignored; what is known and not offered is refused. Worker thread. Knows nothing of
+ * messages, prompts, sequences. */
 #include "config/base/log.h"
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
@@ -453,8 +453,9 @@ static enum status parse_refused(struct gen *g, json_t *root)
     return ST_OK;
 }
 
-/* All that the specification names, whether it does something here or not. The rest is ignored as well, many
- * clients send fields of their own; but who wonders why a misspelt one does nothing finds it in the log. */
+/* All fields that OpenAI's API or another server documents, whether they have an effect here or not. Other
+ * fields are ignored as well, because many clients send fields of their own; with --log-level debug the log
+ * names them, so that a misspelt field can be found. */
 static void note_unknown(const struct gen *g, json_t *root)
 {
     static const char *const known[] = {

@@ -7,6 +7,7 @@
 uint32_t gen_ids_max(const struct gen *g);             /* more ids than that are refused while tokenizing */
 enum status gen_too_long(struct gen *g) KV_MUST_CHECK; /* the error for that */
 enum status gen_truncate(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK; /* truncate_prompt_tokens */
-enum status gen_context_check(struct gen *g, const struct gen_prompt *p) KV_MUST_CHECK; /* openai-api §3.3 */
+enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
+    KV_MUST_CHECK; /* prompt and answer fit the context */
 
 #endif

@@ -1,4 +1,4 @@
-/* Tools and reasoning of a chat request (openai-api §3.6, §3.8). Worker thread. What the template makes of
+/* Tools and reasoning of a chat request. Worker thread. What the template makes of
  * them is template.c, what becomes of them in the answer chat/output.c. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"

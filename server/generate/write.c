@@ -1,4 +1,4 @@
-/* What a generating request answers, whole or in chunks (openai-api §4, §5, §7). Event loop's thread. Knows
+/* What a generating request answers, whole or in chunks. Event loop's thread. Knows
  * nothing of sequences or sockets: it reads a gen and writes JSON into its request's `out`. */
 #include "server/generate/generate.h"
 

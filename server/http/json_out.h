@@ -1,6 +1,6 @@
-/* Writes compact JSON into a struct buf. Errors stick: write everything, look at `st` once. Strings are
- * escaped as openai-api §2 wants (also U+007F, U+0085, U+2028, U+2029, because some clients split lines
- * there); ill-formed UTF-8 becomes U+FFFD. Not thread-safe. */
+/* Writes compact JSON into a struct buf. The first error stays in `st`: write everything, then check `st`
+ * once. In strings U+007F, U+0085, U+2028 and U+2029 are escaped too, because some clients split lines there;
+ * ill-formed UTF-8 becomes U+FFFD. Not thread-safe. */
 #ifndef KVASIR_JSON_OUT_H
 #define KVASIR_JSON_OUT_H
 

@@ -1,4 +1,4 @@
-/* Ceilings of the HTTP surface that are not settings. Sources: openai-api §2, §3, §13. */
+/* Limits of the HTTP interface that no flag changes. docs/http.md lists them under Limits. */
 #ifndef KVASIR_SERVER_LIMITS_H
 #define KVASIR_SERVER_LIMITS_H
 
@@ -9,7 +9,7 @@
 #define LIMIT_CHUNK_LINE   512u /* size and extensions of one chunk of a body */
 #define LIMIT_JSON_DEPTH   128u
 #define LIMIT_JSON_TOKENS  4000000u
-#define LIMIT_ILL_FORMED   65536u /* bytes and surrogates of a body that U+FFFD stands for */
+#define LIMIT_ILL_FORMED   65536u /* bytes and surrogates of a body that U+FFFD replaces */
 #define LIMIT_JSON_MEMBERS 65536u /* of one object: beyond, its table costs a microsecond for each */
 #define LIMIT_MESSAGES     65536u
 #define LIMIT_PARTS        65536u /* of all messages' contents, tool calls counted */

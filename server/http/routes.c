@@ -1,6 +1,6 @@
-/* Which path leads where, and every check that can be made when only the headers are known (openai-api §1,
- * §2, §12, §13): key, route, method, life cycle, queue, content type, size, in this order. Framing was
- * checked before (http_in.c). Event loop's thread. */
+/* Which function serves which path, and every check that needs the headers only: key, path, method, state of
+ * the server, queue, content type, size, in this order. Framing was checked before (http_in.c). Event loop's
+ * thread. */
 #include "server/http/limits.h"
 #include "server/http/request.h"
 #include "server/http/routes.h"

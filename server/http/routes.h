@@ -4,7 +4,8 @@
 
 #include "server/http/http.h"
 
-/* Checks at the end of the headers (openai-api §2 "processing order"): false with r->answer.error filled. */
+/* Checks at the end of the headers, in the order of docs/http.md ("Errors"): false with r->answer.error
+ * filled. */
 bool routes_admit(struct request *r);
 struct auth *auth_load(const char *file, struct err *err); /* NULL with err set */
 void auth_free(struct auth *a);

@@ -1,5 +1,5 @@
-/* Server-sent events (openai-api §5.1): "data: " + one line of JSON + "\n\n", nothing else; and how far they
- * have been handed to libmicrohttpd. `out`: the events, of struct answer. No state of its own. */
+/* Server-sent events: "data: " + one line of JSON + "\n\n", nothing else; and how much of them libmicrohttpd
+ * has taken. `out`: the events, of struct answer. No state of its own. */
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 

@@ -25,9 +25,8 @@ struct image_limits {
 #define IMAGE_LIMITS_DEFAULT                                                                                 \
     ((struct image_limits){.encoded_bytes_max = 20u << 20, .pixels_max = 64000000u, .side_max = 32768})
 
-/* Why a picture was refused: picks the OpenAI error code (specs openai-api §15: invalid_image_url,
- * invalid_base64_image, empty_image_file, unsupported_image_media_type, image_parse_error, image_too_large,
- * ...). Message in struct err. */
+/* Why a picture was refused; image_fault_code gives OpenAI's error code for it (docs/http.md, Errors).
+ * Message in struct err. */
 enum image_fault {
     IMAGE_OK = 0,
     IMAGE_BAD_URL, /* not a base64 data: URI */

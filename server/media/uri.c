@@ -1,5 +1,5 @@
-/* data: URIs. The text is looked through twice: once to check it and to know the size, then, after the limit
- * and one allocation, to decode. Any thread. Rules: specs openai-api §15.1 and image-preprocess §7. */
+/* data: URIs. The text is read twice: first to check it and to know the size, then, after the check of the
+ * limit and one allocation, to decode it. Any thread. The rules are at image_in_data_uri in image_in.h. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
