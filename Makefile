@@ -154,13 +154,15 @@ test-core: core
 # emulated build and the device round alike.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
-NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
+# CUDA_CHECK=1: for one architecture each, to see that all of it compiles.
+NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 \
+	$(if $(CUDA_CHECK),,-gencode arch=compute_90,code=[sm_90,compute_90])
 NVCC_FLAGS = -std=c++17 -O3 -fmad=false -lineinfo -I. -Xcompiler -fPIC,-Wall,-Wextra --threads 2 \
 	$(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings)
 # Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
 $(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = \
-	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-	-gencode arch=compute_90,code=compute_90
+	-gencode arch=compute_90a,code=sm_90a $(if $(CUDA_CHECK),, \
+	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=compute_90)
 CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
 cuda: $(if $(CUDA_BACKEND),$(OUT)/kvasir-cuda.so) $(OUT)/cuda/test_emu $(OUT)/cuda/hopper
 $(OUT)/cuda/%.cu.o: %.cu

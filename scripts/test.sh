@@ -8,10 +8,11 @@
 #   the fuzzers of tests/fuzz, a few seconds each, where there is clang
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores.
-# usage: scripts/test.sh [--quick]      --quick: the release part only
+# usage: scripts/test.sh [--quick]      --quick: the release build, its unit suites and the API tests that do not
+#   look at times, without the emulated GPU; under 3 minutes
 set -u
 cd "$(dirname "$0")/.."
-quick=0
+quick=0 most=
 [ "${1:-}" = "--quick" ] && quick=1
 passed=0
 failed=0
@@ -49,7 +50,7 @@ suite_start() {
     local name=$1 log
     shift
     log="build/logs/$(echo "$name" | tr ' /' '__').log"
-    while [ "$(jobs -rp | wc -l)" -ge $((2 * jobs)) ]; do wait -n; done
+    while [ "$(jobs -rp | wc -l)" -ge "${most:-$((2 * jobs))}" ]; do wait -n; done
     started+=("$name")
     rm -f "$log.end"
     {
@@ -108,29 +109,34 @@ else
     echo "skipped: there is no clang-format 14"
 fi
 step "python venv with the OpenAI SDK" venv
-step "build cuda emulated" make -j"$jobs" WERROR=1 cuda-host cuda-host-so
-if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-    step "build cuda" make -j"$jobs" WERROR=1 cuda
+if [ "$quick" -eq 0 ]; then
+    step "build cuda emulated" make -j"$jobs" WERROR=1 cuda-host cuda-host-so
+    if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+        step "build cuda" make -j"$jobs" OUT_ROOT=build/check CUDA_CHECK=1 WERROR=1 cuda
+    fi
 fi
 # What calculates, one program at a time each, and the API tests beside it, which mostly wait.
 export TEST_JOBS=1
 suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_ \
     make --no-print-directory WERROR=1 test
-suite_start "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
-alone=()
+[ "$quick" -eq 1 ] || suite_start "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
+timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
-    case $t in # those look at times or at memory
-    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) alone+=("$t") ;;
+    case $t in
+    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) timed="$timed $t" ;;
     *) suite_start "api $t" api "$t" build/release/kvasir ;;
     esac
 done
 suites_end
-for t in "${alone[@]}"; do suite "api $t" api "$t" build/release/kvasir; done
 unset TEST_JOBS
-suite "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
-    scripts/device-check.sh --emulated build golden kernels steps
 if [ "$quick" -eq 0 ]; then
+    most=2 # of these at a time: none keeps a core busy for long
+    for t in $timed; do suite_start "api $t" api "$t" build/release/kvasir; done
+    suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
+        scripts/device-check.sh --emulated build golden kernels steps
+    suites_end
+    most=
     export KVASIR_TEST_SHORT=2
     step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
     export TEST_JOBS=1
@@ -141,8 +147,9 @@ if [ "$quick" -eq 0 ]; then
     done
     suites_end
     unset TEST_JOBS
-    # For the thread sanitizer: those that start threads, with the best kernels.
-    threads="test_backend_attn test_backend_experts test_backend_linear test_backend_ops test_cuda_loader
+    # For the thread sanitizer: those that start threads, with the best kernels. All kernels share the pool of
+    # threads; those of attention and experts run threaded in the engine's tests.
+    threads="test_backend_linear test_backend_ops test_cuda_loader
         test_engine_golden test_engine_invariance test_engine_open test_engine_pictures test_sched_images
         test_sched_stats test_server_alias test_server_images test_template"
     threads=$(echo "$threads" | xargs)

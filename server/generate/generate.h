@@ -157,6 +157,7 @@ struct gen {
 
 /* loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
  * memory */
+void gen_free(struct gen *g); /* all that it owns, when none of its sequences is alive */
 void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r),
                void (*done)(struct request *r));
 

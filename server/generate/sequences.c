@@ -26,7 +26,7 @@ static void book_choice(struct choice *c)
     answer_book(&c->gen->r->answer, &c->booked, bytes);
 }
 
-static void gen_free(struct gen *g)
+void gen_free(struct gen *g)
 {
     g->r->srv->load--;
     gen_shed(g);
