@@ -8,8 +8,8 @@
 #   the fuzzers of tests/fuzz, a few seconds each, where there is clang
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores.
-# usage: scripts/test.sh [--quick]      --quick: the release build, its unit suites and the API tests that do not
-#   look at times, without the emulated GPU; under 3 minutes
+# usage: scripts/test.sh [--quick]      --quick: the release build, its unit suites and the API tests that
+#   do not look at times, without the emulated GPU; under 3 minutes
 set -u
 cd "$(dirname "$0")/.."
 quick=0 most=
