@@ -35,7 +35,7 @@ static double vision_flops(const struct model_desc *m, uint32_t pixels)
                      : s * s;
     double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
     flops += v->layers * s * 2 * (4 * c * c + mats * c * v->ff) + pairs * 4 * c;
-    if (v->end == VISION_POOL) return flops + (double)v->tokens * 2 * c * m->hidden;
+    if (v->end != VISION_MERGE) return flops + (double)v->tokens * 2 * c * m->hidden;
     double wide = c * v->merge * v->merge, tokens = s / ((double)v->merge * v->merge);
     return flops + (1 + v->tap_count) * tokens * 2 * (wide * wide + wide * m->hidden);
 }

@@ -262,18 +262,17 @@ uint64_t engine_progress(const struct engine *e)
 
 void engine_caps(const struct engine *e, struct engine_caps *out)
 {
-    *out = (struct engine_caps){
-        .group_count = e->kv.group_count,
-        .block_tokens = BE_BLOCK_TOKENS,
-        .arena_units = e->arena_units,
-        .unit_bytes = BE_KV_UNIT,
-        .vocab_size = e->net.desc.vocab,
-        .context_max = e->plan.context_max,
-        .batch_tokens_max = e->plan.batch_tokens_max,
-        .sequences_max = e->plan.sequences_max,
-        .images = e->net.desc.has_vision,
-        .span_tokens_max = e->net.desc.has_vision && e->net.desc.image.rule ? e->net.desc.vision.tokens : 0,
-        .picture_tokens_max = engine__vision_tokens_max(e)};
+    *out = (struct engine_caps){.group_count = e->kv.group_count,
+                                .block_tokens = BE_BLOCK_TOKENS,
+                                .arena_units = e->arena_units,
+                                .unit_bytes = BE_KV_UNIT,
+                                .vocab_size = e->net.desc.vocab,
+                                .context_max = e->plan.context_max,
+                                .batch_tokens_max = e->plan.batch_tokens_max,
+                                .sequences_max = e->plan.sequences_max,
+                                .images = e->net.desc.has_vision,
+                                .span_tokens_max = e->plan.span_tokens_max,
+                                .picture_tokens_max = engine__vision_tokens_max(e)};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
     memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);

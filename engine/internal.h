@@ -34,6 +34,7 @@ struct engine_plan {
     enum be_dtype act;
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
+    uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
     uint64_t kv_wanted;  /* what all sequences at full context would take */
     uint64_t available;  /* memory that the plan started from */

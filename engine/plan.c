@@ -16,6 +16,7 @@
 #define BATCH_TOKENS_MAX     (1u << 16)
 #define SEQUENCES_DEFAULT    64u
 #define SEQUENCES_MAX        4096u
+#define WHOLE_LEAST          1024u /* tokens: below that memory is not what limits whole prompts */
 #define KV_SHARE             0.8 /* of the memory that weights and scratch leave, when nobody says how much */
 
 static uint64_t round_up(uint64_t x, uint64_t to)
@@ -165,14 +166,14 @@ static uint64_t host_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, wanted, targets, three of the tail, lo and hi per
- * group; tables, with an entry behind each group's first; per array up to 16 of padding; with mRoPE three
- * more per row. */
+/* Words of a step's index arrays, worst case: ids, pos, shifted pos, wanted, targets, three of the tail, lo
+ * and hi per group; tables, with an entry behind each group's first; per array up to 16 of padding; with
+ * mRoPE three more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (7 + (e->net.rope_axes > 1 ? 3u : 0u) + 2 * g) + (s + 1) * (3 + 2 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (12 + 4 * g);
+    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + 2 * g) + (s + 1) * (3 + 2 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 4 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -189,6 +190,12 @@ static uint64_t kv_wanted(const struct engine *e)
     return blocks * e->plan.sequences_max;
 }
 
+/* Does a prompt go as a whole? */
+static bool sees_prefix(const struct engine *e)
+{
+    return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX;
+}
+
 static enum status plan_limits(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct engine_plan *p = &e->plan;
@@ -202,15 +209,15 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     p->sequences_max = opt->sequences_max ? opt->sequences_max : SEQUENCES_DEFAULT;
     if (p->sequences_max > SEQUENCES_MAX)
         return err_set(err, ST_INVALID, "at most %u sequences per step", SEQUENCES_MAX);
-    /* A picture is never cut, and no decoding sequence waits for it. */
-    uint32_t least =
-        p->sequences_max + (e->net.desc.has_vision && e->net.desc.image.rule ? e->net.desc.vision.tokens : 0);
-    if (p->batch_tokens_max < least) {
-        log_info("a step takes up to %u tokens instead of %u, so that a picture and every sequence fit",
-                 least, p->batch_tokens_max);
-        p->batch_tokens_max = least;
-    }
     if (p->batch_tokens_max > BATCH_TOKENS_MAX)
+        return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
+    if (sees_prefix(e)) {
+        uint32_t most = BATCH_TOKENS_MAX - p->sequences_max;
+        p->span_tokens_max = p->context_max < most ? p->context_max : most;
+    } else if (e->net.desc.has_vision && e->net.desc.image.rule) {
+        p->span_tokens_max = e->net.desc.vision.tokens;
+    }
+    if (p->span_tokens_max > BATCH_TOKENS_MAX - p->sequences_max)
         return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
     p->logit_rows = LOGIT_ROWS_MAX;
     if (!e->becaps.host_memory && p->sequences_max > p->logit_rows)
@@ -233,8 +240,38 @@ static uint32_t vision_rows(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t most = vision_patches_max(e), rows = most < VISION_ROWS_MAX ? most : VISION_ROWS_MAX;
-    uint32_t least = d->end == VISION_POOL ? d->tokens : d->merge * d->merge;
+    uint32_t merge = d->end == VISION_MERGE ? d->merge : 1;
+    uint32_t least = d->end == VISION_POOL ? d->tokens : merge * merge;
     return rows < least ? least : rows;
+}
+
+static uint64_t decoder_scratch_bytes(struct engine *e)
+{
+    struct carve c = {0};
+    struct decoder_scratch s;
+    e->step_words = step_words(e);
+    carve_decoder(e, &c, &s);
+    return c.used;
+}
+
+/* What goes as a whole is never cut, and no decoding sequence waits for it. Whole prompts, which may be as
+ * long as the context, are let in as far as the step's scratch for them takes half of `room` at most. */
+static void plan_step(struct engine *e, uint32_t asked, uint64_t room)
+{
+    struct engine_plan *p = &e->plan;
+    for (uint32_t all = p->span_tokens_max;; p->span_tokens_max -= p->span_tokens_max / 8) {
+        uint32_t least = p->sequences_max + p->span_tokens_max;
+        p->batch_tokens_max = asked > least ? asked : least;
+        p->scratch_bytes = decoder_scratch_bytes(e);
+        if (!sees_prefix(e) || p->scratch_bytes <= room / 2 || p->span_tokens_max < WHOLE_LEAST) {
+            if (p->span_tokens_max < all)
+                log_warn("memory has room for whole prompts of %u tokens, not %u", p->span_tokens_max, all);
+            break;
+        }
+    }
+    if (p->batch_tokens_max > asked)
+        log_info("a step takes up to %u tokens instead of %u, so that a %s and every sequence fit",
+                 p->batch_tokens_max, asked, sees_prefix(e) ? "whole prompt" : "picture");
 }
 
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err)
@@ -251,11 +288,6 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
                                e->net.desc.vision.hidden / e->net.desc.vision.heads) == 0)
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
                        e->net.desc.vision.hidden / e->net.desc.vision.heads);
-    e->step_words = step_words(e);
-    struct carve c = {0};
-    struct decoder_scratch ds;
-    carve_decoder(e, &c, &ds);
-    p->scratch_bytes = c.used;
     if (e->net.desc.has_vision) {
         struct carve v = {0};
         struct vision_scratch vs;
@@ -263,10 +295,12 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
         p->vision_bytes = v.used + vision_picture_bytes(e, vision_patches_planned(e));
     }
     p->weight_bytes = e->net.survey.memory_bytes;
-    p->kv_wanted = kv_wanted(e);
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
+    uint64_t fixed = p->weight_bytes + p->vision_bytes;
+    plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
+    p->kv_wanted = kv_wanted(e);
     uint64_t used = p->weight_bytes + p->scratch_bytes + p->vision_bytes;
     if (used >= p->available)
         return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free",

@@ -56,6 +56,16 @@ static int32_t grid_position(const struct prompt_grid *g, int32_t base, uint32_t
     return base + (int32_t)(axis == 1 ? i / g->w % g->h : i % g->w);
 }
 
+/* One position per row, from rope_first on. */
+static void pack_shifted(struct packer *p, const uint32_t *ps)
+{
+    struct step *st = &p->e->step;
+    const uint32_t *dev;
+    int32_t *pos = (int32_t *)array(p, st->t, &dev);
+    for (uint32_t i = 0; i < st->t; i++) pos[i] = (int32_t)(ps[i] + p->e->net.desc.rope_first);
+    st->rope_pos = (const int32_t *)dev;
+}
+
 /* Three positions per row (mRoPE): text goes on from what the pictures before it left, the tokens of a
  * picture have their own. */
 static void pack_rope(struct packer *p, const struct engine_batch *b)
@@ -126,6 +136,7 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
         ids[row + k] = ids[0];
         ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
     }
+    if (p->e->net.desc.rope_first) pack_shifted(p, ps);
 }
 
 static uint32_t low(uint32_t pos, uint32_t window)

@@ -557,6 +557,13 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
     }
     w->post_norm = vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
     w->post_norm_bias = vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
+    if (v->end == VISION_LINEAR) {
+        linear(ld,
+               &(struct linear_spec){
+                   .k = c, .part_count = 1, .part = {{v->names.projection, ld->desc->hidden}}, .bias = true},
+               &w->projection);
+        return;
+    }
     w->soft_norm = vector1(ld, v->names.soft_norm, 0, ".weight", c, ld->desc->norm_plus_one ? 1.0f : 0.0f);
     linear(ld,
            &(struct linear_spec){.k = c,

@@ -31,7 +31,7 @@ struct vision_merger_weights {
 };
 struct vision_weights {
     struct be_weight *patch;      /* [Cv, 3 depth p p] */
-    struct be_weight *projection; /* [C, Cv] */
+    struct be_weight *projection; /* [C, Cv]; VISION_LINEAR: with a bias */
     struct vision_merger_weights merger, taps[DESC_TAPS_MAX];
     const float *position;                               /* [patches or table rows, Cv] */
     const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */

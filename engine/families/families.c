@@ -11,7 +11,8 @@
 _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fits");
 
 /* A new family: its name here, for its record `family_<name>`. */
-#define FAMILIES(X) X(gemma3) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl)
+#define FAMILIES(X)                                                                                          \
+    X(gemma) X(gemma2) X(gemma3) X(paligemma) X(qwen2) X(qwen3) X(qwen2_vl) X(qwen2_5_vl) X(qwen3_vl)
 
 #define DECLARE(name) extern const struct family family_##name;
 #define ADDRESS(name) &family_##name,

@@ -1,14 +1,11 @@
 /* Gemma 3 (text 270M, 1B; text and pictures 4B, 12B, 27B with a SigLIP tower; their fine-tunes). Formulas and
  * names: transformers models/gemma3 and models/siglip. What is easy to get wrong stands beside the line that
  * gets it right. */
-#include "engine/families/families.h"
+#include "engine/families/gemma.h"
 
 #include "config/base/log.h"
-#include "config/hf/reader.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* ---- config.json ---- */
 
@@ -28,17 +25,6 @@ static const struct hf_text GEMMA3_TEXT = {
     .activation = HF_GELU_TANH,
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e6, .factor = 1},
              [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
-};
-static const struct hf_vision SIGLIP = {
-    .hidden_size = 768,
-    .intermediate_size = 3072,
-    .num_hidden_layers = 12,
-    .num_attention_heads = 12,
-    .num_channels = 3,
-    .image_size = 224,
-    .patch_size = 16,
-    .layer_norm_eps = 1e-6,
-    .activation = HF_GELU_TANH,
 };
 
 /* One RoPE parameter dict over what stands in *rope. */
@@ -125,28 +111,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     read_layer_types(r, obj, t);
 }
 
-static void read_vision(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
-{
-    r->scope = "vision_config.";
-    hf_u32(r, obj, "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
-    hf_u32(r, obj, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
-    hf_u32(r, obj, "num_hidden_layers", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
-    hf_u32(r, obj, "num_channels", 3, 3, &v->num_channels);
-    hf_u32(r, obj, "image_size", 1, SIZE_MAX_IMAGE, &v->image_size);
-    hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
-    hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
-    hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
-    if (!r->st) {
-        uint32_t head = v->hidden_size / v->num_attention_heads;
-        if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
-            hf_fault(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into even heads");
-        else if (v->image_size % v->patch_size)
-            hf_fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
-    }
-    r->scope = "";
-}
-
 /* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the
  * other. */
 static void check_image_tokens(struct hf_reader *r, const struct hf_config *c)
@@ -157,12 +121,6 @@ static void check_image_tokens(struct hf_reader *r, const struct hf_config *c)
         hf_fault(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
 }
 
-static void id_alias(struct hf_reader *r, const char *key, const char *alias, uint32_t *id)
-{
-    hf_u32(r, 0, alias, 0, SIZE_MAX_VOCAB - 1, id);
-    hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
-}
-
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     read_text(r, r->text, &c->text);
@@ -170,88 +128,31 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     c->bos_id = 2;
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
-    read_vision(r, r->vision, &c->vision);
+    siglip_read(r, r->vision, &c->vision);
     c->mm_tokens_per_image = 256;
     c->boi_id = 255999;
     c->eoi_id = 256000;
     c->image_id = 262144;
     hf_u32(r, 0, "mm_tokens_per_image", 1, 1u << 16, &c->mm_tokens_per_image);
-    id_alias(r, "boi_token_index", "boi_token_id", &c->boi_id);
-    id_alias(r, "eoi_token_index", "eoi_token_id", &c->eoi_id);
-    id_alias(r, "image_token_index", "image_token_id", &c->image_id);
+    gemma_id(r, "boi_token_index", "boi_token_id", &c->boi_id);
+    gemma_id(r, "eoi_token_index", "eoi_token_id", &c->eoi_id);
+    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
     if (!r->st) check_image_tokens(r, c);
 }
 
 /* ---- description ---- */
-
-/* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
- *   A  language_model.model.X  vision_tower.vision_model.Y  multi_modal_projector.Z  language_model.lm_head
- *   B  model.language_model.X  model.vision_tower.[..].Y    model.(the same)         lm_head
- *   C  model.X                                                                       lm_head
- * Canonical: text.X, vision.Y, projector.Z, head.weight. */
-static bool canonical(const char *name, char out[DESC_NAME_MAX])
-{
-    const char *s = name, *rest = family_after(name, "model."), *x;
-    if (rest && (family_after(rest, "language_model.") || family_after(rest, "vision_tower.") ||
-                 family_after(rest, "multi_modal_projector.")))
-        s = rest;
-    const char *part = "text.";
-    if ((x = family_after(s, "vision_tower."))) {
-        const char *inner = family_after(x, "vision_model.");
-        if (inner) x = inner;
-        if (family_after(x, "head.")) return false; /* SigLIP's attention pooling: not used by this family */
-        part = "vision.";
-    } else if ((x = family_after(s, "multi_modal_projector."))) {
-        part = "projector.";
-    } else if ((x = family_after(s, "language_model.model.")) || (x = family_after(s, "language_model.")) ||
-               (x = family_after(s, "model."))) {
-        if (family_after(x, "lm_head.")) {
-            x += strlen("lm_head.");
-            part = "head.";
-        }
-    } else if ((x = family_after(s, "lm_head."))) {
-        part = "head.";
-    } else {
-        return false;
-    }
-    int n = snprintf(out, DESC_NAME_MAX, "%s%s", part, x);
-    return n > 0 && n < (int)DESC_NAME_MAX;
-}
 
 static void describe_vision(const struct hf_config *c, struct model_desc *d)
 {
     uint32_t side = 1;
     while (side * side < c->mm_tokens_per_image) side++;
     d->has_vision = true;
-    d->vision = (struct desc_vision){
-        .image_size = c->vision.image_size,
-        .patch = c->vision.patch_size,
-        .hidden = c->vision.hidden_size,
-        .ff = c->vision.intermediate_size,
-        .layers = c->vision.num_hidden_layers,
-        .heads = c->vision.num_attention_heads,
-        .eps = (float)c->vision.layer_norm_eps,
-        .mlp = VISION_GELU_TANH,
-        .patch_bias = true,
-        .depth = 1,
-        .position = true,
-        .end = VISION_POOL,
-        .pool = c->vision.image_size / c->vision.patch_size / side,
-        .tokens = c->mm_tokens_per_image,
-        .names = {.patch = "vision.embeddings.patch_embedding",
-                  .position = "vision.embeddings.position_embedding",
-                  .norm1 = "vision.encoder.layers.#.layer_norm1",
-                  .norm2 = "vision.encoder.layers.#.layer_norm2",
-                  .q = "vision.encoder.layers.#.self_attn.q_proj",
-                  .k = "vision.encoder.layers.#.self_attn.k_proj",
-                  .v = "vision.encoder.layers.#.self_attn.v_proj",
-                  .o = "vision.encoder.layers.#.self_attn.out_proj",
-                  .fc1 = "vision.encoder.layers.#.mlp.fc1",
-                  .fc2 = "vision.encoder.layers.#.mlp.fc2",
-                  .post_norm = "vision.post_layernorm",
-                  .soft_norm = "projector.mm_soft_emb_norm",
-                  .projection = "projector.mm_input_projection_weight"},
-    };
+    d->vision = siglip_tower(c);
+    d->vision.end = VISION_POOL;
+    d->vision.pool = c->vision.image_size / c->vision.patch_size / side;
+    d->vision.tokens = c->mm_tokens_per_image;
+    d->vision.names.soft_norm = "projector.mm_soft_emb_norm";
+    d->vision.names.projection = "projector.mm_input_projection_weight";
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<start_of_image>",
@@ -283,7 +184,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->names.post_attn_norm = "text.layers.#.post_attention_layernorm";
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
-    d->canonical = canonical;
+    d->canonical = gemma_canonical;
     if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
@@ -317,7 +218,8 @@ static const struct family_pictures PICTURES = {
 };
 
 const struct family family_gemma3 = {
-    .types = {{"gemma3", HF_NESTED, &GEMMA3_TEXT, &SIGLIP}, {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL}},
+    .types = {{"gemma3", HF_NESTED, &GEMMA3_TEXT, &siglip_defaults},
+              {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL}},
     .read = read,
     .describe = describe,
     .pictures = &PICTURES,

@@ -14,13 +14,13 @@ static float *tail_resid(const struct engine *e, const struct net *net)
     return e->step.all_wanted ? net->s.resid : net->s.tail_resid;
 }
 
-/* Rows [from, to) of picture u, absolute positions, that lie in run r. */
+/* Rows [from, to) of picture u, absolute positions, that lie in run r. false: none, or no picture. */
 static bool use_rows(const struct engine_run *r, const struct engine_span *u, uint32_t *from, uint32_t *to)
 {
     uint32_t end = r->position + r->count;
     *from = u->begin > r->position ? u->begin : r->position;
     *to = u->end < end ? u->end : end;
-    return *from < *to;
+    return u->features && *from < *to;
 }
 
 /* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
@@ -91,7 +91,7 @@ static void add_taps_to_wanted(struct engine *e, struct net *net, const struct e
         uint32_t at = e->wanted[i].next - 1;
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
-            if (u->begin <= at && at < u->end)
+            if (u->features && u->begin <= at && at < u->end)
                 add_rows(e, net, feature_row(e, net, u, 1 + n, at, r),
                          tail_resid(e, net) + (size_t)i * net->desc.hidden, 1);
         }

@@ -81,12 +81,13 @@ struct desc_names {
 /* A tower of pre-norm transformer layers over the patches of one picture:
  *   h = patch W (+ b) (+ position)
  *   each layer:  h += attn(N(h), 2-D rotary);  h += mlp(N(h))        N: LayerNorm with bias or RMS norm
- * then one of two ends:
+ * then one of three ends:
+ *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
  *   pool   (fixed size):  h = LN(h); mean over pool x pool cells; RMS norm; projection to the decoder's width
  *   merge  (any size; patches lie in runs of merge x merge that form a token):
  *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
  *          concatenation, after each layer in `taps` */
-enum desc_vision_end { VISION_POOL = 0, VISION_MERGE };
+enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_LINEAR };
 enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU };
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
@@ -105,7 +106,7 @@ struct desc_vision {
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n sees the whole frame all the same */
     enum desc_vision_end end;
     uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;                         /* VISION_POOL: rows that come out */
+    uint32_t tokens;                         /* VISION_POOL, VISION_LINEAR: rows that come out */
     uint32_t merge;                          /* VISION_MERGE: patches per side of a token */
     uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to
                                                 the decoder's stream after its layer k */
@@ -113,7 +114,8 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
-        const char *soft_norm, *projection; /* VISION_POOL; projection is a whole name: [in, out] */
+        const char *soft_norm;  /* VISION_POOL */
+        const char *projection; /* VISION_POOL: a whole name, [in, out]; VISION_LINEAR: a stem */
         const char *merge_norm, *merge_fc1, *merge_fc2;
         const char *tap_norm, *tap_fc1, *tap_fc2; /* '#' = number of the tap */
     } names;
@@ -123,6 +125,7 @@ struct model_desc {
     uint32_t vocab, hidden, layer_count, context_max;
     struct desc_layer *layers; /* [layer_count], owned */
     uint32_t rope_count;
+    uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
     bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */

@@ -184,6 +184,19 @@ static void finish_pool(struct engine *e, struct engine_features *f)
     linear(e, e->net.w.vision.projection, v->h, f->tokens, BE_EPI_F32, f->rows);
 }
 
+/* Norm, then projection, as many rows at a time as there is scratch for. */
+static void finish_linear(struct engine *e, struct engine_features *f)
+{
+    uint32_t c = e->net.desc.vision.hidden;
+    for (uint32_t first = 0; first < f->tokens; first += e->v.rows) {
+        uint32_t left = f->tokens - first, t = left < e->v.rows ? left : e->v.rows;
+        norm(e, f->resid + (size_t)first * c, t, c, e->net.w.vision.post_norm, e->net.w.vision.post_norm_bias,
+             e->v.h, false);
+        linear(e, e->net.w.vision.projection, e->v.h, t, BE_EPI_F32,
+               f->rows + (size_t)first * e->net.desc.hidden);
+    }
+}
+
 /* Part 0: the norm is over each patch; part 1 + k, tap k: over the concatenated patches of a token. */
 static void merge(struct engine *e, struct engine_features *f, uint32_t part)
 {
@@ -226,7 +239,10 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
         merge(e, f, 1 + f->taps_done++);
     }
     if (f->layers_done < d->layers) return;
-    if (d->end == VISION_POOL) finish_pool(e, f);
-    else merge(e, f, 0);
+    switch (d->end) {
+    case VISION_POOL: finish_pool(e, f); break;
+    case VISION_LINEAR: finish_linear(e, f); break;
+    case VISION_MERGE: merge(e, f, 0); break;
+    }
     f->done = true;
 }

@@ -53,7 +53,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
     f->grid_w = pixels->width / d->patch;
     size_t patches;
     bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
-    uint64_t tokens = d->end == VISION_POOL ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
+    uint64_t tokens = d->end == VISION_MERGE ? patches / ((uint64_t)d->merge * d->merge) : d->tokens;
     if (!ok || tokens > context ||
         patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
         return err_set(err, ST_TOO_LARGE,

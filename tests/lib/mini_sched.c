@@ -35,7 +35,7 @@ static void encode(struct mini_sched *m, struct mini_seq *s)
 {
     struct err err;
     s->features = calloc(s->image_count + 1, sizeof *s->features);
-    s->uses = calloc(s->image_count + 1, sizeof *s->uses);
+    s->uses = calloc(2 * s->image_count + 1, sizeof *s->uses); /* with the text between, where it has spans */
     for (uint32_t i = 0; i < s->image_count; i++) {
         must(engine_features_create(m->e, &s->images[i].pixels, &s->features[i], &err), &err);
         for (bool done = false; !done;)
@@ -94,12 +94,24 @@ void mini_scan(struct mini_image *images, uint32_t n)
 /* End of the next chunk: a picture that goes as a whole is taken so, even beyond the chunk's size. */
 static uint32_t chunk_end(const struct mini_seq *s, enum span_rule rule)
 {
-    uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk ? s->done + s->chunk : s->prompt_count;
+    uint32_t end = s->chunk && s->prompt_count - s->done > s->chunk && rule != SPAN_PREFIX
+                       ? s->done + s->chunk
+                       : s->prompt_count;
     for (uint32_t i = 0; i < s->image_count && rule; i++) {
         const struct mini_image *im = &s->images[i];
         if (end > im->begin && end < im->end) end = im->begin > s->done ? im->begin : im->end;
     }
     return end;
+}
+
+/* Text up to `end` of a prompt that goes as a whole; nothing in others. */
+static uint32_t add_text(struct mini_seq *s, enum span_rule rule, uint32_t used, uint32_t end)
+{
+    uint32_t begin = used ? s->uses[used - 1].end : 0;
+    if (rule != SPAN_PREFIX || begin == end) return used;
+    s->uses[used] =
+        (struct engine_span){.begin = begin, .end = end, .rule = rule, .whole_end = s->prompt_count};
+    return used + 1;
 }
 
 static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engine_run *r)
@@ -111,27 +123,32 @@ static void make_run(struct mini_seq *s, const struct mini_sched *m, struct engi
                              .count = end - s->done,
                              .tokens = s->tokens,
                              .token_count = s->prompt_count + s->generated,
-                             .prompt_count = s->prompt_count,
+                             .prompt_count = prefill && s->score_end ? s->score_end : s->prompt_count,
                              .sampling = &s->sampling,
                              .sample = end >= s->prompt_count,
-                             .score_first = prefill ? 1 : UINT32_MAX,
+                             .score_first = prefill ? (s->score_first ? s->score_first : 1) : UINT32_MAX,
                              .scores = s->scores + s->done + 1,
                              .spans = s->uses};
     for (uint32_t g = 0; g < m->caps.group_count; g++) r->tables[g] = s->tables[g];
     for (uint32_t i = 0; i < s->image_count; i++) {
         const struct mini_image *im = &s->images[i];
         if (im->end <= s->done) r->rope_offset = im->rope_offset;
-        if (im->begin < end && im->end > s->done)
+        if (im->begin < end && im->end > s->done) {
+            used = add_text(s, rule, used, im->begin);
             s->uses[used++] = (struct engine_span){.features = s->features[i],
                                                    .begin = im->begin,
                                                    .end = im->end,
                                                    .rule = rule,
-                                                   .whole_begin = rule ? im->begin : 0,
-                                                   .whole_end = rule ? im->end : 0,
+                                                   .whole_begin = rule && rule != SPAN_PREFIX ? im->begin : 0,
+                                                   .whole_end = rule == SPAN_PREFIX ? s->prompt_count
+                                                                : rule              ? im->end
+                                                                                    : 0,
                                                    .grid = im->grid,
                                                    .rope_before = im->rope_before,
                                                    .rope_offset = im->rope_offset};
+        }
     }
+    if (prefill) used = add_text(s, rule, used, s->prompt_count);
     r->span_count = used;
 }
 

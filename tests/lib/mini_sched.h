@@ -23,6 +23,7 @@ struct mini_seq {
     const uint32_t *forced; /* [generate] tokens that are taken instead of the drawn ones, or NULL */
     uint32_t chunk; /* prefill tokens per step at most; 0 = whole. A picture is cut only where the model
                        allows it. */
+    uint32_t score_first, score_end; /* prompt tokens that are scored; 0, 0 = all */
     /* results */
     uint32_t *tokens; /* [prompt_count + generate] */
     uint32_t done;    /* tokens whose keys and values are in the cache */

@@ -1,0 +1,157 @@
+/* Gemma 1 (2B, 7B) and Gemma 2 (2B, 9B, 27B), text; and as decoders of paligemma.c. Formulas and names:
+ * transformers models/gemma and models/gemma2. */
+#include "engine/families/gemma.h"
+
+#include <math.h>
+
+const struct hf_text gemma_text = {
+    .vocab_size = 256000,
+    .hidden_size = 3072,
+    .intermediate_size = 24576,
+    .num_hidden_layers = 28,
+    .num_attention_heads = 16,
+    .num_key_value_heads = 16,
+    .head_dim = 256,
+    .max_position_embeddings = 8192,
+    .rms_norm_eps = 1e-6,
+    .tie_word_embeddings = true,
+    .activation = HF_GELU_TANH,
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
+};
+const struct hf_text gemma2_text = {
+    .vocab_size = 256000,
+    .hidden_size = 2304,
+    .intermediate_size = 9216,
+    .num_hidden_layers = 26,
+    .num_attention_heads = 8,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .max_position_embeddings = 8192,
+    .sliding_window = 4096,
+    .rms_norm_eps = 1e-6,
+    .tie_word_embeddings = true,
+    .activation = HF_GELU_TANH,
+    .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
+};
+
+/* One table for all layers. */
+static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    static const char *const dicts[] = {"rope_parameters", "rope_scaling"};
+    hf_double(r, obj, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t dict = json_get_live(r->d, obj, dicts[i]);
+        if (dict == JSON_NONE) continue;
+        if (json_kind(r->d, dict) != JSON_OBJECT) hf_fault(r, ST_FORMAT, dicts[i], "must be an object");
+        uint32_t type = json_get_live(r->d, dict, "rope_type");
+        if (type == JSON_NONE) type = json_get_live(r->d, dict, "type");
+        if (type != JSON_NONE && !json_str_eq(r->d, type, "default"))
+            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default is served");
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &t->rope[HF_FULL].theta);
+    }
+}
+
+/* Even layers slide, where the file does not say. A window of null would leave transformers without a mask
+ * for them. */
+static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
+{
+    uint32_t window = json_get(r->d, obj, "sliding_window");
+    hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    if (!hf_layer_types(r, obj, t) && !r->st)
+        for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = n % 2 ? HF_FULL : HF_SLIDING;
+    if (window != JSON_NONE && json_kind(r->d, window) == JSON_NULL)
+        hf_fault(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
+}
+
+/* Released files of Gemma 1 say gelu and mean the tanh form, as the class has it. */
+static void read_activation(struct hf_reader *r, uint32_t obj)
+{
+    uint32_t n = json_get_live(r->d, obj, "hidden_act");
+    if (n == JSON_NONE || !json_str_eq(r->d, n, "gelu")) hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
+}
+
+void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t)
+{
+    *t = *defaults;
+    hf_text_sizes(r, obj, t);
+    hf_text_heads(r, obj, t);
+    hf_bool(r, obj, "attention_bias", &t->qkv_bias);
+    t->o_bias = t->qkv_bias;
+    read_rope(r, obj, t);
+    if (defaults != &gemma2_text) {
+        read_activation(r, obj);
+        return;
+    }
+    hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
+    read_windows(r, obj, t);
+}
+
+/* null: no cap; absent: the class default. */
+static float softcap(struct hf_reader *r, const char *key, double value)
+{
+    uint32_t n = json_get(r->d, r->text, key);
+    if (n != JSON_NONE && json_kind(r->d, n) == JSON_NULL) return 0;
+    hf_double(r, r->text, key, 1e-6, 1e9, &value);
+    return (float)value;
+}
+
+bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, const struct hf_text *defaults,
+                         struct model_desc *d)
+{
+    bool second = defaults == &gemma2_text;
+    double scalar = 256;
+    if (second) hf_double(r, r->text, "query_pre_attn_scalar", 1e-6, 1e9, &scalar);
+    float cap = second ? softcap(r, "attn_logit_softcapping", 50) : 0,
+          final_cap = second ? softcap(r, "final_logit_softcapping", 30) : 0;
+    if (r->st || !family_decoder(r, c, d)) return false;
+    d->norm_plus_one = true;
+    d->embed_scale = sqrt((double)c->text.hidden_size);
+    d->canonical = gemma_canonical;
+    d->final_softcap = final_cap;
+    if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
+    if (!second) return true;
+    d->names.post_attn_norm = "text.layers.#.post_attention_layernorm"; /* of the first: the norm behind it */
+    d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
+    d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        d->layers[n].scale = (float)(1.0 / sqrt(scalar)); /* 27B: head_dim 128, scale 144^-0.5 */
+        d->layers[n].softcap = cap;
+    }
+    return true;
+}
+
+/* ---- text alone ---- */
+
+static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+{
+    gemma_read_text(r, r->text, type->text, &c->text);
+    hf_bool(r, r->text, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    c->bos_id = 2;
+    hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    bool encoder = false;
+    hf_bool(r, r->text, "use_bidirectional_attention", &encoder);
+    if (encoder)
+        hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
+}
+
+static void describe_first(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    (void)gemma_describe_text(r, c, &gemma_text, d);
+}
+
+static void describe_second(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    (void)gemma_describe_text(r, c, &gemma2_text, d);
+}
+
+const struct family family_gemma = {
+    .types = {{"gemma", HF_FLAT, &gemma_text, NULL}},
+    .read = read,
+    .describe = describe_first,
+};
+
+const struct family family_gemma2 = {
+    .types = {{"gemma2", HF_FLAT, &gemma2_text, NULL}},
+    .read = read,
+    .describe = describe_second,
+};

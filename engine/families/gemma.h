@@ -1,0 +1,33 @@
+/* What the Gemma families share: the SigLIP tower, the names of tensors, the decoders of Gemma 1 and 2. Used
+ * by engine/families/gemma*.c and paligemma.c only. */
+#ifndef KVASIR_FAMILIES_GEMMA_H
+#define KVASIR_FAMILIES_GEMMA_H
+
+#include "config/hf/reader.h"
+#include "engine/families/families.h"
+
+/* Class defaults of SiglipVisionConfig. */
+extern const struct hf_vision siglip_defaults;
+/* The keys of vision_config over them. */
+void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v);
+/* All of the tower but its end. */
+struct desc_vision siglip_tower(const struct hf_config *c);
+
+/* A token id with two spellings; `key` wins. */
+void gemma_id(struct hf_reader *r, const char *key, const char *alias, uint32_t *id);
+
+/* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
+ *   A  language_model.model.X  vision_tower.vision_model.Y  multi_modal_projector.Z  language_model.lm_head
+ *   B  model.language_model.X  model.vision_tower.[..].Y    model.(the same)         lm_head
+ *   C  model.X                                                                       lm_head
+ * Canonical: text.X, vision.Y, projector.Z, head.weight. */
+bool gemma_canonical(const char *name, char out[DESC_NAME_MAX]);
+
+/* Gemma 1 and 2, alone or within a model that takes pictures. */
+extern const struct hf_text gemma_text, gemma2_text;
+/* `defaults` is one of the two above; tie_word_embeddings is not read. */
+void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t);
+bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, const struct hf_text *defaults,
+                         struct model_desc *d);
+
+#endif

@@ -1,0 +1,72 @@
+/* PaliGemma 1 (Gemma 1 2B) and 2 (Gemma 2): a SigLIP tower, one linear layer, and a decoder whose prompt is a
+ * prefix: all of its tokens, pictures and text, see each other. Formulas: transformers models/paligemma
+ * (5.23); what is easy to get wrong stands beside the line that gets it right. */
+#include "engine/families/gemma.h"
+
+/* The text's own model_type tells the two generations; absent: the first. */
+static const struct hf_text *generation(struct hf_reader *r)
+{
+    uint32_t type = json_get_live(r->d, r->text, "model_type");
+    if (type == JSON_NONE || json_str_eq(r->d, type, "gemma")) return &gemma_text;
+    if (!json_str_eq(r->d, type, "gemma2"))
+        hf_fault(r, ST_UNSUPPORTED, "text_config.model_type", "only gemma and gemma2 are served");
+    return &gemma2_text;
+}
+
+static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+{
+    (void)type;
+    if (r->vision == JSON_NONE) hf_fault(r, ST_FORMAT, "vision_config", "is missing");
+    if (r->st) return;
+    /* hidden_size, vocab_size and projection_dim at the top are not looked at: released files of the second
+     * generation have a hidden_size there that is none of theirs. */
+    gemma_read_text(r, r->text, generation(r), &c->text);
+    hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
+    siglip_read(r, r->vision, &c->vision);
+    c->bos_id = 2;
+    hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    hf_u32(r, 0, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    c->image_id = 256000;
+    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
+}
+
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    if (!gemma_describe_text(r, c, generation(r), d)) return;
+    uint32_t side = c->vision.image_size / c->vision.patch_size;
+    d->rope_first = 1; /* positions begin with 1 */
+    d->has_vision = true;
+    d->vision = siglip_tower(c);
+    d->vision.end = VISION_LINEAR;
+    d->vision.tokens = side * side;
+    d->vision.names.projection = "projector.linear";
+    d->image = (struct model_image_rule){
+        .present = true,
+        .marker = "<image>",
+        .soft = "<image>",
+        .soft_id = c->image_id,
+        .tokens = side * side,
+        .rule = SPAN_PREFIX,
+    };
+}
+
+/* SiglipImageProcessor. */
+static const struct family_pictures PICTURES = {
+    .image = {.width = 224,
+              .height = 224,
+              .filter = IMAGE_BICUBIC,
+              .mode = IMAGE_TORCH_U8,
+              .do_resize = true,
+              .do_rescale = true,
+              .do_normalize = true,
+              .rescale_factor = 1.0 / 255.0,
+              .mean = {0.5f, 0.5f, 0.5f},
+              .std = {0.5f, 0.5f, 0.5f}},
+};
+
+const struct family family_paligemma = {
+    .types = {{"paligemma", HF_NESTED, &gemma_text, &siglip_defaults}},
+    .read = read,
+    .describe = describe,
+    .pictures = &PICTURES,
+};
