@@ -53,11 +53,11 @@ void radix_destroy(struct radix_cache *c)
 
 /* ---- match ---- */
 
-uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t *first)
+uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t whole, uint32_t *first)
 {
     uint32_t w = c->caps.groups[g].window, end = (p + c->bt - 1) / c->bt, lo = 0;
     /* The query at p sees keys from p - w + 1 on. */
-    if (w && p + 1 > w) lo = p + 1 - w;
+    if (w && p + 1 > w && p >= whole) lo = p + 1 - w;
     if (w && FAULT(c->mutation, SCHED_BUG_WINDOW) && lo < p && lo > 0)
         lo++; /* a known bug, for the test that must find it */
     *first = lo >= p ? p / c->bt : lo / c->bt;
@@ -113,13 +113,19 @@ static uint32_t floor_whole(const struct radix_view *v, uint32_t p, uint32_t equ
     return v->spans[m].rule == SPAN_PREFIX && v->spans[m].whole_end <= equal ? p : v->spans[m].whole_begin;
 }
 
+/* Where the prefix ends whose rows all see each other; 0: there is none. */
+static uint32_t whole_end(const struct radix_view *v)
+{
+    return v->span_count && v->spans[0].rule == SPAN_PREFIX ? v->spans[0].whole_end : 0;
+}
+
 /* The longest p at which every group has what the next query needs, and a hit may end. */
 static uint32_t longest_valid(const struct radix_cache *c, const struct radix_view *v, uint32_t p,
                               uint32_t equal)
 {
     for (uint32_t g = 0; g < c->caps.group_count;) {
         p = floor_whole(v, p, equal);
-        uint32_t first, count = radix__window(c, g, p, &first), bad = ENGINE_NO_BLOCK;
+        uint32_t first, count = radix__window(c, g, p, whole_end(v), &first), bad = ENGINE_NO_BLOCK;
         for (uint32_t i = first + count; i-- > first;) {
             uint32_t want = (i + 1) * c->bt < p ? (i + 1) * c->bt : p;
             if (c->valid_to[g][i] >= want) continue;
@@ -177,7 +183,7 @@ bool radix_match(struct radix_cache *c, const struct radix_view *v, uint32_t lim
     while (!n->root && n->start >= hit->length) n = n->parent;
     hit->node = n;
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        uint32_t first, count = radix__window(c, g, hit->length, &first);
+        uint32_t first, count = radix__window(c, g, hit->length, whole_end(v), &first);
         hit->tables[g] = (struct radix_table){.units = c->scratch[g], .first = first, .end = first + count};
     }
     return true;
@@ -240,7 +246,8 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin)
 static bool find_tail(struct radix_cache *c, const struct radix_node *n, uint32_t g, uint32_t more,
                       const struct radix_table tables[], uint32_t **units, uint32_t *first, uint32_t *count)
 {
-    (void)radix__window(c, g, n->end - more, first);
+    /* A node that touches a prefix begins with one of its spans. */
+    (void)radix__window(c, g, n->end - more, n->span_count ? n->spans[0].whole_end : 0, first);
     *count = (n->end + c->bt - 1) / c->bt - *first;
     if (*count && !(*units = malloc(*count * sizeof **units))) return false;
     for (uint32_t k = 0; k < *count; k++) {

@@ -12,6 +12,7 @@ enum radix_heap { HEAP_BODY = 0, HEAP_CHAIN_TAIL, HEAP_LEAF, HEAP_BRANCH_TAIL, H
  * before the node. */
 struct radix_span {
     uint32_t begin, end;
+    uint32_t whole_end; /* of the SPAN_PREFIX that it is part of; 0 = none */
     uint8_t key[32];
     struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
     int32_t rope_offset;     /* behind the picture, and so of all text up to the next one: nodes need none of
@@ -73,8 +74,9 @@ static inline uint32_t radix__blocks(const struct radix_cache *c, uint32_t start
     return end > start ? (end + c->bt - 1) / c->bt - start / c->bt : 0;
 }
 
-/* Block indices [*first, *first + count) that a hit at p needs of group g; the count is returned. */
-uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t *first);
+/* Block indices [*first, *first + count) that a hit at p needs of group g; the count is returned. Inside of a
+ * prefix that ends at `whole` (0 = there is none) rows see its beginning, whatever the window. */
+uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t whole, uint32_t *first);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

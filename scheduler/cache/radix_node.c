@@ -278,6 +278,7 @@ static void copy_spans(struct radix_node *n, const struct radix_view *v, uint32_
         struct radix_span *s = &n->spans[n->span_count++];
         *s = (struct radix_span){
             .begin = im->begin, .end = im->end, .grid = im->grid, .rope_offset = im->rope_offset};
+        s->whole_end = im->rule == SPAN_PREFIX ? im->whole_end : 0;
         memcpy(s->key, span_identity(im), sizeof s->key);
     }
 }

@@ -256,12 +256,16 @@ static void fake_run(struct engine *e, struct engine_run *r)
 static uint32_t fake_draw(struct engine *e, const struct engine_run *r, uint32_t end)
 {
     uint64_t h = r->sampling->seed;
+    const struct engine_span *in;
+    (void)fake_item(r, end - 1, &in);
+    bool whole = in && in->rule == SPAN_PREFIX; /* it sees all in front of it, in sliding groups too */
     for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
         uint32_t window = e->caps.groups[g].window, more = window && e->faults & FAKE_WINDOW_MORE;
-        for (uint32_t p = fake_reach(window + more, end - 1); p < end; p++) {
+        uint32_t low = whole ? in->whole_begin : fake_reach(window, end - 1);
+        for (uint32_t p = whole ? low : fake_reach(window + more, end - 1); p < end; p++) {
             const struct fake_slot *s = fake_slot(e, g, r, p);
             if (s) FAKE_CHECK(e, s->written);
-            if (s && p >= fake_reach(window, end - 1)) h = fake_mix(h ^ s->value);
+            if (s && p >= low) h = fake_mix(h ^ s->value);
         }
     }
     if (!e->slots) h ^= fake_mix(r->tokens[end - 1] + ((uint64_t)end << 32));
@@ -398,7 +402,8 @@ static inline void fake_oracle(const struct engine *e, const struct prompt *prom
         if (p >= n) {
             uint64_t h = seed;
             for (uint32_t g = 0; g < e->caps.group_count; g++)
-                for (uint32_t k = fake_reach(e->caps.groups[g].window, p - 1); k < p; k++)
+                for (uint32_t k = prefix && p == n ? 0 : fake_reach(e->caps.groups[g].window, p - 1); k < p;
+                     k++)
                     h = fake_mix(h ^ values[g][k]);
             uint32_t id = fake_derive(e, h);
             if (out->count < tokens_min) {
