@@ -125,8 +125,9 @@ struct be_route_args {
     const float *logits;    /* f32 [T, E] */
     uint32_t t, experts, k; /* 1 <= k <= E, k <= BE_EXPERTS_K_MAX */
     bool renorm;
-    uint32_t *ids;  /* [T, k] */
-    float *weights; /* f32 [T, k] */
+    const float *scale; /* f32 [E] or NULL: at last each weight is multiplied by its expert's */
+    uint32_t *ids;      /* [T, k] */
+    float *weights;     /* f32 [T, k] */
 };
 /* out[t] = sum over the row's k experts, in ascending expert id, of weight *
  * down_e(gate_epilogue(glu_e(x[t]))). Products of an expert are those of `linear`, so a row's sum does not
@@ -148,7 +149,7 @@ struct be_experts_args {
 
 /* Three steps, each optional, so that a decoder layer's "norm, add to the residual, norm again" is one pass:
  *   a = post_weight ? rms(x)*post_weight : x                     (post_weight: RMS only)
- *   if residual: residual += a;  b = residual   else  b = a
+ *   if residual: residual += a, times residual_scale[0] if that is there;  b = residual   else  b = a
  *   if out: out = norm(b)*weight + bias                         (kind: RMS without bias, or LAYER with bias)
  * rms(v) = v / sqrt(mean(v^2) + eps). Weights are what multiplies (where 1 + w is meant, the 1 is added at
  * load). All arithmetic in f32. */
@@ -157,14 +158,15 @@ struct be_norm_args {
     enum be_norm_kind kind;
     uint32_t t, c;
     float eps;
-    const float *x;           /* f32 [T, C]; may be NULL when residual is set and nothing is to be added */
-    const float *post_weight; /* f32 [C] or NULL */
-    float *residual;          /* f32 [T, C] or NULL */
-    const float *weight;      /* f32 [C] */
-    const float *bias;        /* f32 [C] or NULL */
-    void *out;                /* [T, be_ld(C)] if out_dtype is the act type bf16, or act f32; NULL = none */
-    enum be_dtype out_dtype;  /* BE_F32 -> stride be_ld(C) too, padding zeroed */
-    bool out_dense;           /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C) */
+    const float *x;              /* f32 [T, C]; may be NULL when residual is set and nothing is to be added */
+    const float *post_weight;    /* f32 [C] or NULL */
+    float *residual;             /* f32 [T, C] or NULL */
+    const float *residual_scale; /* f32 [1] or NULL; only where x is added to a residual */
+    const float *weight;         /* f32 [C] */
+    const float *bias;           /* f32 [C] or NULL */
+    void *out;               /* [T, be_ld(C)] if out_dtype is the act type bf16, or act f32; NULL = none */
+    enum be_dtype out_dtype; /* BE_F32 -> stride be_ld(C) too, padding zeroed */
+    bool out_dense;          /* out is dense f32 [T, C] (features, pooled rows) instead of be_ld(C) */
 };
 
 /* ---- positions, KV ---- */
@@ -204,13 +206,20 @@ struct be_rows {
         *hi; /* [T] the row sees keys lo <= j <= hi (inclusive); hi may exceed pos inside an image */
 };
 
-/* From the fused projection [T, (H+2G)*D] f32: per-head RMS norm of q and k (weights may be NULL),
- * rotate-half RoPE with cos/sin, q out as act, k and v written to the cache (rounded to the act type). */
+/* From the fused projection, f32: per-head RMS norm of q and k (weights may be NULL), rotate-half RoPE with
+ * cos/sin, q out as act, k and v written to the cache (rounded to the act type). */
+enum be_qkv_parts {
+    BE_QKV = 0, /* [T, (H+2G)*D] */
+    BE_QK,      /* [T, (H+G)*D]: the values are the keys, as they are before norm and rotation */
+    BE_Q,       /* [T, H*D]: another layer wrote keys and values, the cache is left alone */
+};
 struct be_qkv_args {
     const struct be_rows *rows;
+    enum be_qkv_parts parts;
     uint32_t heads;               /* H */
     struct be_kv kv;              /* G, D */
-    const float *qkv;             /* f32 [T, (H+2G)*D] */
+    const float *qkv;             /* f32 */
+    bool v_norm;                  /* RMS norm of v per head, without a weight */
     const float *q_norm, *k_norm; /* f32 [D] or NULL */
     float eps;
     const float *cos, *sin; /* f32 [T, D/2], or NULL = no rotation */
@@ -261,6 +270,26 @@ struct be_pack_args {
     const float *x; /* f32 [T, C] dense */
     uint32_t t, c;
     void *out;
+};
+/* out[t] = gelu_tanh(x[t]) * y[t], f32 to act with stride be_ld(C), padding zeroed. */
+struct be_gelu_mul_args {
+    const float *x; /* f32 [T, C] dense */
+    const float *y; /* f32, row t begins at y + t * y_stride */
+    size_t y_stride;
+    uint32_t t, c;
+    void *out;
+};
+/* out[t] = x[t] within [bounds[0], bounds[1]], in place or not. pad: zeros behind out's C columns up to
+ * be_ld(C). Strides count elements. */
+struct be_clamp_args {
+    enum be_dtype dtype; /* of x and out: BE_F32, or the act type */
+    const void *x;
+    size_t x_stride;
+    uint32_t t, c;
+    const float *bounds; /* f32 [2] */
+    void *out;
+    size_t out_stride;
+    bool pad;
 };
 /* Mean over k x k cells of a [gh, gw, C] f32 grid -> f32 [(gh/k)*(gw/k), C], dense. */
 struct be_pool_args {
@@ -345,6 +374,8 @@ struct be_ops {
     void (*gather)(struct backend *b, const struct be_gather_args *a);
     void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
     void (*pack)(struct backend *b, const struct be_pack_args *a);
+    void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
+    void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     /* Bytes of be_experts_args.scratch for up to t rows. */
     size_t (*experts_scratch)(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,

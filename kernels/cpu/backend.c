@@ -244,6 +244,7 @@ static void cpu__norm(struct backend *b, const struct be_norm_args *a)
     KN_ASSERT(a->c > 0 && (a->x || a->residual));
     KN_ASSERT(!a->post_weight || a->x);
     KN_ASSERT(!a->out || a->weight);
+    KN_ASSERT(!a->residual_scale || (a->x && a->residual));
     KN_ASSERT(a->out_dtype == BE_F32 || (a->out_dtype == BE_BF16 && !a->out_dense));
     if (a->t == 0) return;
     b->kern->norm(b, a);
@@ -303,6 +304,21 @@ static void cpu__pack(struct backend *b, const struct be_pack_args *a)
 {
     if (a->t == 0 || a->c == 0) return;
     b->kern->pack(b, a);
+}
+
+static void cpu__gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    KN_ASSERT(a->y_stride >= a->c);
+    if (a->t == 0 || a->c == 0) return;
+    b->kern->gelu_mul(b, a);
+}
+
+static void cpu__clamp(struct backend *b, const struct be_clamp_args *a)
+{
+    KN_ASSERT(a->x_stride >= a->c && a->out_stride >= (a->pad ? be_ld(a->c) : a->c));
+    KN_ASSERT(a->dtype == BE_F32 || a->dtype == BE_BF16);
+    if (a->t == 0 || a->c == 0) return;
+    b->kern->clamp(b, a);
 }
 
 static void cpu__route(struct backend *b, const struct be_route_args *a)
@@ -517,6 +533,8 @@ const struct be_ops *be_cpu_ops(void)
         .gather = cpu__gather,
         .interpolate = cpu__interpolate,
         .pack = cpu__pack,
+        .gelu_mul = cpu__gelu_mul,
+        .clamp = cpu__clamp,
         .route = cpu__route,
         .experts_scratch = cpu_experts_scratch,
         .experts = cpu__experts,

@@ -78,6 +78,8 @@ struct cpu_kernels {
     void (*pool)(struct backend *b, const struct be_pool_args *a);
     void (*interpolate)(struct backend *b, const struct be_interpolate_args *a);
     void (*pack)(struct backend *b, const struct be_pack_args *a);
+    void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
+    void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
     const struct linear_set *set_bf16, *set_f32; /* what experts computes with (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
@@ -159,6 +161,9 @@ void ref_patchify(struct backend *b, const struct be_patchify_args *a);
 void ref_pool(struct backend *b, const struct be_pool_args *a);
 void ref_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void ref_pack(struct backend *b, const struct be_pack_args *a);
+void ref_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void ref_clamp(struct backend *b, const struct be_clamp_args *a);
+float ref_gelu_tanh(float z); /* linear/ref.c */
 void ref_route(struct backend *b, const struct be_route_args *a);
 void ref_experts(struct backend *b, const struct be_experts_args *a);
 void ref_logit_stats(struct backend *b, const struct be_logits_args *a);
@@ -192,6 +197,8 @@ void avx512_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx512_pool(struct backend *b, const struct be_pool_args *a);
 void avx512_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void avx512_pack(struct backend *b, const struct be_pack_args *a);
+void avx512_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void avx512_clamp(struct backend *b, const struct be_clamp_args *a);
 void avx512_route(struct backend *b, const struct be_route_args *a);
 void avx512_logit_stats(struct backend *b, const struct be_logits_args *a);
 void avx512_topk(struct backend *b, const struct be_topk_args *a);
@@ -203,6 +210,8 @@ void avx2_patchify(struct backend *b, const struct be_patchify_args *a);
 void avx2_pool(struct backend *b, const struct be_pool_args *a);
 void avx2_interpolate(struct backend *b, const struct be_interpolate_args *a);
 void avx2_pack(struct backend *b, const struct be_pack_args *a);
+void avx2_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a);
+void avx2_clamp(struct backend *b, const struct be_clamp_args *a);
 void avx2_route(struct backend *b, const struct be_route_args *a);
 void avx2_logit_stats(struct backend *b, const struct be_logits_args *a);
 void avx2_topk(struct backend *b, const struct be_topk_args *a);
@@ -252,6 +261,12 @@ static inline uint32_t rows_seq(const struct be_rows *r, uint32_t row)
         }
     }
     return lo;
+}
+
+/* Heads in a row of be_qkv_args.qkv. */
+static inline uint32_t qkv_heads(const struct be_qkv_args *a)
+{
+    return a->heads + a->kv.kv_heads * (a->parts == BE_QKV ? 2u : a->parts == BE_QK ? 1u : 0u);
 }
 
 static inline uint32_t u32_min(uint32_t a, uint32_t b)

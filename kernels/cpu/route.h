@@ -42,6 +42,7 @@ static inline void route_finish(const struct be_route_args *a, uint32_t t, const
         sum += w[i];
     }
     for (uint32_t i = 0; a->renorm && i < a->k; i++) w[i] /= sum;
+    for (uint32_t i = 0; a->scale && i < a->k; i++) w[i] *= a->scale[ids[i]];
 }
 
 #endif

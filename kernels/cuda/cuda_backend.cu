@@ -302,6 +302,7 @@ static void cuda__norm(struct backend *b, const struct be_norm_args *a)
     CU_ASSERT(a->c > 0 && (a->x || a->residual));
     CU_ASSERT(!a->post_weight || a->x);
     CU_ASSERT(!a->out || a->weight);
+    CU_ASSERT(!a->residual_scale || (a->x && a->residual));
     CU_ASSERT(a->out_dtype == BE_F32 || (a->out_dtype == BE_BF16 && !a->out_dense));
     if (a->t && !b->failed) cuda_norm(b, a);
 }
@@ -363,6 +364,19 @@ static void cuda__interpolate(struct backend *b, const struct be_interpolate_arg
 static void cuda__pack(struct backend *b, const struct be_pack_args *a)
 {
     if (a->t && a->c && !b->failed) cuda_pack(b, a);
+}
+
+static void cuda__gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    CU_ASSERT(a->y_stride >= a->c);
+    if (a->t && a->c && !b->failed) cuda_gelu_mul(b, a);
+}
+
+static void cuda__clamp(struct backend *b, const struct be_clamp_args *a)
+{
+    CU_ASSERT(a->x_stride >= a->c && a->out_stride >= (a->pad ? be_ld(a->c) : a->c));
+    CU_ASSERT(a->dtype == BE_F32 || a->dtype == BE_BF16);
+    if (a->t && a->c && !b->failed) cuda_clamp(b, a);
 }
 
 static void cuda__route(struct backend *b, const struct be_route_args *a)
@@ -495,6 +509,8 @@ extern "C" const struct be_ops *CU_BACKEND_ENTRY(void)
     ops.gather = cuda__gather;
     ops.interpolate = cuda__interpolate;
     ops.pack = cuda__pack;
+    ops.gelu_mul = cuda__gelu_mul;
+    ops.clamp = cuda__clamp;
     ops.route = cuda__route;
     ops.experts_scratch = cuda_experts_scratch;
     ops.experts = cuda__experts;

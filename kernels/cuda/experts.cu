@@ -64,6 +64,8 @@ __global__ __launch_bounds__(32) void route_k(be_route_args a)
     }
     if (a.renorm && lane == 0)
         for (uint32_t n = 0; n < a.k; n++) a.weights[t * a.k + n] /= chosen;
+    if (a.scale && lane == 0)
+        for (uint32_t n = 0; n < a.k; n++) a.weights[t * a.k + n] *= a.scale[a.ids[t * a.k + n]];
 }
 
 void cuda_route(struct backend *b, const struct be_route_args *a)

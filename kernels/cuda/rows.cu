@@ -35,7 +35,8 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
         float *r = a.residual + t * c;
         if (v)
             for (uint32_t i = tid; i < c; i += ROW_THREADS)
-                r[i] += a.post_weight ? v[i] * post * a.post_weight[i] : v[i];
+                r[i] = (r[i] + (a.post_weight ? v[i] * post * a.post_weight[i] : v[i])) *
+                       (a.residual_scale ? *a.residual_scale : 1.0f);
         v = r; /* read again by the thread that wrote it */
     }
     if (!a.out) return;
@@ -100,7 +101,8 @@ void cuda_rope(struct backend *b, const struct be_rope_args *a)
 struct qkv_job {
     be_rows rows;
     be_kv kv;
-    uint32_t heads, dpad;
+    uint32_t heads, dpad, all, value_from; /* heads in a row of qkv; where its values are */
+    bool v_norm;
     const float *qkv, *q_norm, *k_norm, *cos, *sin;
     float eps;
     void *q;
@@ -118,9 +120,10 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
 {
     uint32_t d = j.kv.head_dim, pairs = d / 2, groups = j.kv.kv_heads, lane = threadIdx.x % 32;
     uint32_t t = blockIdx.x, head = blockIdx.y * 4 + threadIdx.x / 32;
-    if (head >= j.heads + 2 * groups) return;
-    const float *x = j.qkv + ((size_t)t * (j.heads + 2 * groups) + head) * d;
     bool value = head >= j.heads + groups;
+    if (head >= j.heads + (j.all > j.heads ? 2 * groups : 0)) return;
+    const float *x =
+        j.qkv + ((size_t)t * j.all + (value ? head - j.heads - groups + j.value_from : head)) * d;
     const float *weight = head < j.heads ? j.q_norm : value ? nullptr : j.k_norm;
     float lo[QKV_PAIRS], hi[QKV_PAIRS], sum = 0;
     CU_UNROLL
@@ -157,6 +160,10 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
         if (i >= pairs) continue;
         float a = weight ? lo[n] * scale * weight[i] : lo[n],
               b = weight ? hi[n] * scale * weight[i + pairs] : hi[n];
+        if (value && j.v_norm) {
+            a *= scale;
+            b *= scale;
+        }
         cu_act_put<BF>(out, at + i, cs ? a * cs[i] - b * sn[i] : a);
         cu_act_put<BF>(out, at + i + pairs, cs ? b * cs[i] + a * sn[i] : b);
     }
@@ -166,10 +173,23 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
 {
     uint32_t d = a->kv.head_dim;
     CU_ASSERT(d / 2 <= 32 * QKV_PAIRS);
-    struct qkv_job j = {*a->rows, a->kv,     a->heads,  cuda_kv_dpad(b->act, d),
-                        a->qkv,   a->q_norm, a->k_norm, a->cos,
-                        a->sin,   a->eps,    a->q,      cuda_kv_head_bytes(b->act, d)};
-    dim3 grid(a->rows->t, cu_div_up(a->heads + 2 * a->kv.kv_heads, 4));
+    uint32_t own = a->parts == BE_QKV ? 2 : a->parts == BE_QK ? 1 : 0;
+    struct qkv_job j = {*a->rows,
+                        a->kv,
+                        a->heads,
+                        cuda_kv_dpad(b->act, d),
+                        a->heads + own * a->kv.kv_heads,
+                        a->heads + (own == 2 ? a->kv.kv_heads : 0),
+                        a->v_norm,
+                        a->qkv,
+                        a->q_norm,
+                        a->k_norm,
+                        a->cos,
+                        a->sin,
+                        a->eps,
+                        a->q,
+                        cuda_kv_head_bytes(b->act, d)};
+    dim3 grid(a->rows->t, cu_div_up(a->heads + (own ? 2 * a->kv.kv_heads : 0), 4));
     if (b->act == BE_BF16) CU_LAUNCH((qkv_k<true>), grid, 128, 0, b->stream, j);
     else CU_LAUNCH((qkv_k<false>), grid, 128, 0, b->stream, j);
     cuda_launched(b, "qkv");
@@ -309,6 +329,49 @@ void cuda_pack(struct backend *b, const struct be_pack_args *a)
     if (b->act == BE_BF16) CU_LAUNCH((pack_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
     else CU_LAUNCH((pack_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
     cuda_launched(b, "pack");
+}
+
+/* ---- elements */
+
+template <bool BF> __global__ __launch_bounds__(256) void gelu_mul_k(be_gelu_mul_args a, uint32_t ld)
+{
+    ROWS_EACH(i, (size_t)a.t * ld)
+    {
+        size_t t = i / ld, c = i % ld;
+        float v = 0;
+        if (c < a.c) {
+            float z = a.x[t * a.c + c], u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
+            v = z / (1.0f + expf(-u2)) * a.y[t * a.y_stride + c];
+        }
+        cu_act_put<BF>(a.out, i, v);
+    }
+}
+
+void cuda_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    uint32_t ld = (uint32_t)be_ld(a->c), blocks = rows__blocks((size_t)a->t * ld);
+    if (b->act == BE_BF16) CU_LAUNCH((gelu_mul_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    else CU_LAUNCH((gelu_mul_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, ld);
+    cuda_launched(b, "gelu_mul");
+}
+
+template <bool BF> __global__ __launch_bounds__(256) void clamp_k(be_clamp_args a, uint32_t columns)
+{
+    ROWS_EACH(i, (size_t)a.t * columns)
+    {
+        size_t t = i / columns, c = i % columns;
+        float v = c < a.c ? cu_act_get<BF>(a.x, t * a.x_stride + c) : 0.0f;
+        if (c < a.c) v = v < a.bounds[0] ? a.bounds[0] : v > a.bounds[1] ? a.bounds[1] : v;
+        cu_act_put<BF>(a.out, t * a.out_stride + c, v);
+    }
+}
+
+void cuda_clamp(struct backend *b, const struct be_clamp_args *a)
+{
+    uint32_t columns = a->pad ? (uint32_t)be_ld(a->c) : a->c, blocks = rows__blocks((size_t)a->t * columns);
+    if (a->dtype == BE_BF16) CU_LAUNCH((clamp_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, columns);
+    else CU_LAUNCH((clamp_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, columns);
+    cuda_launched(b, "clamp");
 }
 
 /* ---- gather, in the widest unit that sizes and addresses allow */

@@ -287,6 +287,7 @@ static void st_norm(struct backend *b, const struct be_norm_args *a)
     IN(x, cells * 4);
     IN(post_weight, (size_t)a->c * 4);
     INOUT(residual, cells * 4);
+    IN(residual_scale, 4);
     IN(weight, (size_t)a->c * 4);
     IN(bias, (size_t)a->c * 4);
     OUT(out, a->out_dense ? cells * 4 : a->t * be_ld(a->c) * be_dtype_bytes(a->out_dtype));
@@ -344,7 +345,7 @@ static void st_qkv(struct backend *b, const struct be_qkv_args *a)
     size_t t = a->rows->t, dim = a->kv.head_dim;
     stage_rows(&g, a->rows, &rows, &a->kv, &d.kv, true);
     d.rows = &rows;
-    IN(qkv, t * (a->heads + 2 * a->kv.kv_heads) * dim * 4);
+    IN(qkv, t * (a->heads + (2u - (uint32_t)a->parts) * a->kv.kv_heads) * dim * 4);
     IN(q_norm, dim * 4);
     IN(k_norm, dim * 4);
     IN(cos, t * (dim / 2) * 4);
@@ -419,11 +420,38 @@ static void st_pack(struct backend *b, const struct be_pack_args *a)
     g.s->ops->pack(g.s->b, &d);
     stage_end(&g);
 }
+static void st_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    struct be_gelu_mul_args d = *a;
+    struct stage g = {.s = of(b)};
+    IN(x, (size_t)a->t * a->c * 4);
+    IN(y, ((a->t - 1u) * a->y_stride + a->c) * 4);
+    OUT(out, a->t * be_ld(a->c) * g.s->act_bytes);
+    g.s->ops->gelu_mul(g.s->b, &d);
+    stage_end(&g);
+}
+static void st_clamp(struct backend *b, const struct be_clamp_args *a)
+{
+    struct be_clamp_args d = *a;
+    struct stage g = {.s = of(b)};
+    size_t e = be_dtype_bytes(a->dtype), last = a->pad ? be_ld(a->c) : a->c;
+    IN(bounds, 8);
+    if (a->x == a->out) {
+        INOUT(out, ((a->t - 1u) * a->out_stride + last) * e);
+        d.x = d.out;
+    } else {
+        IN(x, ((a->t - 1u) * a->x_stride + a->c) * e);
+        INOUT(out, ((a->t - 1u) * a->out_stride + last) * e);
+    }
+    g.s->ops->clamp(g.s->b, &d);
+    stage_end(&g);
+}
 static void st_route(struct backend *b, const struct be_route_args *a)
 {
     struct be_route_args d = *a;
     struct stage g = {.s = of(b)};
     IN(logits, (size_t)a->t * a->experts * 4);
+    IN(scale, (size_t)a->experts * 4);
     OUT(ids, (size_t)a->t * a->k * 4);
     OUT(weights, (size_t)a->t * a->k * 4);
     g.s->ops->route(g.s->b, &d);
@@ -511,6 +539,8 @@ const struct be_ops *staged_ops(const struct be_ops *ops)
         .gather = st_gather,
         .interpolate = st_interpolate,
         .pack = st_pack,
+        .gelu_mul = st_gelu_mul,
+        .clamp = st_clamp,
         .route = st_route,
         .experts_scratch = st_experts_scratch,
         .experts = st_experts,

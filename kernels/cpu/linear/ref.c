@@ -10,7 +10,7 @@ struct ref_linear {
 
 /* gelu_tanh(z) = 0.5 z (1 + tanh(u)), u = sqrt(2/pi) (z + 0.044715 z^3); written z / (1 + exp(-2u)), which is
  * the same function without the cancellation of 1 + tanh for negative z. */
-static float ref__gelu_tanh(float z)
+float ref_gelu_tanh(float z)
 {
     float u2 = z * (1.5957691216057308f + 0.07135481627260025f * (z * z));
     return z / (1.0f + expf(-u2));
@@ -46,10 +46,10 @@ static void ref__epilogue(const struct be_linear_args *a, uint32_t pair, uint32_
     size_t at = (size_t)t * be_ld(n) + pair * width;
     for (uint32_t c = 0; c < width; c++) {
         float v = sum[c];
-        if (a->epilogue == BE_EPI_GELU_TANH) v = ref__gelu_tanh(v);
+        if (a->epilogue == BE_EPI_GELU_TANH) v = ref_gelu_tanh(v);
         if (a->epilogue == BE_EPI_GELU_ERF) v = ref__gelu_erf(v);
         if (a->epilogue == BE_EPI_QUICK_GELU) v = ref__quick_gelu(v);
-        if (a->epilogue == BE_EPI_GLU_GELU_TANH) v = ref__gelu_tanh(v) * sum[16 + c];
+        if (a->epilogue == BE_EPI_GLU_GELU_TANH) v = ref_gelu_tanh(v) * sum[16 + c];
         if (a->epilogue == BE_EPI_GLU_SILU) v = ref__silu(v) * sum[16 + c];
         act_put(a->out, w->type, at + c, pair * width + c < n ? v : 0.0f);
     }

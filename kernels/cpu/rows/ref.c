@@ -33,7 +33,10 @@ static void ref__norm_row(const struct be_norm_args *a, uint32_t t)
     float post = a->post_weight ? ref__rms_scale(v, c, a->eps) : 1.0f;
     if (a->residual) {
         float *r = a->residual + (size_t)t * c;
-        for (uint32_t i = 0; v && i < c; i++) r[i] += a->post_weight ? v[i] * post * a->post_weight[i] : v[i];
+        for (uint32_t i = 0; v && i < c; i++) {
+            r[i] += a->post_weight ? v[i] * post * a->post_weight[i] : v[i];
+            if (a->residual_scale) r[i] *= *a->residual_scale;
+        }
         v = r;
         post = 1.0f;
     }
@@ -149,23 +152,25 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
     for (uint32_t t = begin; t < end; t++) {
         uint32_t seq = rows_seq(r, t), slot = r->pos[t] % KV_SLOTS;
         uint32_t unit = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
-        const float *x = a->qkv + (size_t)t * (a->heads + 2 * groups) * d;
+        const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
         float head[1024];
         for (uint32_t h = 0; h < a->heads; h++) {
             ref__head(a, t, x + h * d, a->q_norm, head);
             for (uint32_t i = 0; i < d; i++)
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
         }
+        if (a->parts == BE_Q) continue;
         KN_ASSERT(unit != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, unit);
         for (uint32_t g = 0; g < groups; g++) {
             ref__head(a, t, x + (a->heads + g) * d, a->k_norm, head);
-            const float *value = x + (a->heads + groups + g) * d;
+            const float *value = x + (a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
+            float scale = a->v_norm ? ref__rms_scale(value, d, a->eps) : 1.0f;
             void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
             for (uint32_t i = 0; i < dpad; i++) {
                 act_put(k, j->act, kv_k_idx(j->act, dpad, slot, i), i < d ? head[i] : 0.0f);
                 act_put(v, j->act, kv_v_idx(j->act, dpad, slot, i),
-                        i < d                            ? value[i]
+                        i < d                            ? value[i] * scale
                         : i == d && kv_v_ones(j->act, d) ? 1.0f
                                                          : 0.0f);
             }
@@ -282,4 +287,54 @@ void ref_pack(struct backend *b, const struct be_pack_args *a)
 {
     struct ref_pack job = {a, b->act};
     cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__pack_range, &job);
+}
+
+/* ---- elements */
+
+struct ref_gelu_mul {
+    const struct be_gelu_mul_args *a;
+    enum be_dtype act;
+};
+
+static void ref__gelu_mul_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct ref_gelu_mul *j = ctx;
+    const struct be_gelu_mul_args *a = j->a;
+    size_t ld = be_ld(a->c);
+    for (uint32_t t = begin; t < end; t++)
+        for (size_t i = 0; i < ld; i++) {
+            float z = i < a->c ? a->x[(size_t)t * a->c + i] : 0.0f,
+                  y = i < a->c ? a->y[t * a->y_stride + i] : 0.0f;
+            act_put(a->out, j->act, t * ld + i, ref_gelu_tanh(z) * y);
+        }
+}
+
+void ref_gelu_mul(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    struct ref_gelu_mul job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__gelu_mul_range, &job);
+}
+
+static void ref__clamp_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct be_clamp_args *a = ctx;
+    for (uint32_t t = begin; t < end; t++) {
+        for (uint32_t i = 0; i < a->c; i++) {
+            float v = act_get(a->x, a->dtype, t * a->x_stride + i);
+            act_put(a->out, a->dtype, t * a->out_stride + i,
+                    v < a->bounds[0]   ? a->bounds[0]
+                    : v > a->bounds[1] ? a->bounds[1]
+                                       : v);
+        }
+        for (size_t i = a->c; a->pad && i < be_ld(a->c); i++)
+            act_put(a->out, a->dtype, t * a->out_stride + i, 0.0f);
+    }
+}
+
+void ref_clamp(struct backend *b, const struct be_clamp_args *a)
+{
+    struct be_clamp_args job = *a;
+    cpu_pool_run(b->pool, a->t, ROW_GRAIN, ref__clamp_range, &job);
 }

@@ -76,6 +76,7 @@ static const float *vec__norm_input(const struct be_norm_args *a, uint32_t t, fl
         struct vf v = vf_load_n(x + i, c - i);
         if (a->post_weight) v = vf_mul(vf_mul(v, post), vf_load_n(a->post_weight + i, c - i));
         if (res) v = vf_add(vf_load_n(res + i, c - i), v);
+        if (a->residual_scale) v = vf_mul(v, vf_set1(*a->residual_scale));
         vf_store_n(dst + i, v, c - i);
     }
     return dst;
@@ -182,6 +183,14 @@ struct vec_qkv {
     enum be_dtype act;
 };
 
+/* out[D] = rms(x), with every weight 1. */
+static void vec__head_plain(const struct be_qkv_args *a, const float *x, float *out)
+{
+    uint32_t d = a->kv.head_dim;
+    struct vf scale = vf_set1(vec__rms(x, d, a->eps));
+    VEC_FOR(i, d) vf_store_n(out + i, vf_mul(vf_load_n(x + i, d - i), scale), d - i);
+}
+
 /* Norm and rotation of one head, x[D] -> out[D]. */
 static void vec__head(const struct be_qkv_args *a, uint32_t row, const float *x, const float *weight,
                       float *out)
@@ -244,7 +253,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     uint32_t d = a->kv.head_dim, groups = a->kv.kv_heads, dpad = kv_dpad(j->act, d),
              slot = r->pos[t] % KV_SLOTS;
     uint32_t unit = r->tables[r->seq_table[seq] + r->pos[t] / KV_SLOTS];
-    const float *x = a->qkv + (size_t)t * (a->heads + 2 * groups) * d;
+    const float *x = a->qkv + (size_t)t * qkv_heads(a) * d;
     float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX];
     for (uint32_t h = 0; h < a->heads; h++) {
         size_t at = ((size_t)t * a->heads + h) * d;
@@ -255,6 +264,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
             vec__to_bf16((uint16_t *)a->q + at, head, d);
         }
     }
+    if (a->parts == BE_Q) return;
     KN_ASSERT(unit != BE_NO_BLOCK);
     void *layer = kv_layer(&a->kv, unit);
     memset(head + d, 0, (dpad - d) * sizeof(float));
@@ -263,7 +273,9 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     for (uint32_t g = 0; g < groups; g++) {
         void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
         vec__head(a, t, x + (size_t)(a->heads + g) * d, a->k_norm, head);
-        memcpy(value, x + (size_t)(a->heads + groups + g) * d, d * sizeof(float));
+        const float *from = x + (size_t)(a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
+        if (a->v_norm) vec__head_plain(a, from, value);
+        else memcpy(value, from, d * sizeof(float));
         if (j->act == BE_F32) {
             vec__put_f32(k, v, dpad, slot, head, value);
             continue;
@@ -457,6 +469,73 @@ void SET(pack)(struct backend *b, const struct be_pack_args *a)
 {
     struct vec_pack job = {a, b->act};
     cpu_pool_run(b->pool, a->t, vec__grain(a->c), vec__pack_range, &job);
+}
+
+/* ---- elements */
+
+struct vec_gelu_mul {
+    const struct be_gelu_mul_args *a;
+    enum be_dtype act;
+};
+
+static void vec__gelu_mul_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct vec_gelu_mul *j = ctx;
+    const struct be_gelu_mul_args *a = j->a;
+    size_t ld = be_ld(a->c), size = be_dtype_bytes(j->act);
+    for (uint32_t t = begin; t < end; t++) {
+        const float *x = a->x + (size_t)t * a->c, *y = a->y + t * a->y_stride;
+        float *out32 = (float *)a->out + t * ld;
+        uint16_t *out16 = (uint16_t *)a->out + t * ld;
+        VEC_FOR(i, a->c)
+        {
+            uint32_t n = a->c - i;
+            struct vf v = vf_mul(vf_gelu_tanh(vf_load_n(x + i, n)), vf_load_n(y + i, n));
+            if (j->act == BE_F32) vf_store_n(out32 + i, v, n);
+            else vf_store_bf16_n(out16 + i, v, n);
+        }
+        memset((char *)a->out + (t * ld + a->c) * size, 0, (ld - a->c) * size);
+    }
+}
+
+void SET(gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a)
+{
+    struct vec_gelu_mul job = {a, b->act};
+    cpu_pool_run(b->pool, a->t, vec__grain((size_t)a->c * 8), vec__gelu_mul_range, &job);
+}
+
+/* Comparing and choosing: the compiler's own lanes do. */
+static void vec__clamp_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
+{
+    (void)worker;
+    const struct be_clamp_args *a = ctx;
+    float lo = a->bounds[0], hi = a->bounds[1];
+    size_t size = be_dtype_bytes(a->dtype), zeros = a->pad ? be_ld(a->c) - a->c : 0;
+    for (uint32_t t = begin; t < end; t++) {
+        size_t from = t * a->x_stride, to = t * a->out_stride;
+        if (a->dtype == BE_F32) {
+            const float *x = (const float *)a->x + from;
+            float *out = (float *)a->out + to;
+            for (uint32_t i = 0; i < a->c; i++) {
+                float v = x[i] < lo ? lo : x[i];
+                out[i] = v > hi ? hi : v;
+            }
+        } else {
+            for (uint32_t i = 0; i < a->c; i++) {
+                float v = bf16_to_f32(((const uint16_t *)a->x)[from + i]);
+                v = v < lo ? lo : v;
+                ((uint16_t *)a->out)[to + i] = f32_to_bf16(v > hi ? hi : v);
+            }
+        }
+        memset((char *)a->out + (to + a->c) * size, 0, zeros * size);
+    }
+}
+
+void SET(clamp)(struct backend *b, const struct be_clamp_args *a)
+{
+    struct be_clamp_args job = *a;
+    cpu_pool_run(b->pool, a->t, vec__grain(a->c), vec__clamp_range, &job);
 }
 
 /* ---- route */

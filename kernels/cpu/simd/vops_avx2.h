@@ -100,6 +100,10 @@ VF_OP struct vf vf_exp(struct vf a)
 {
     return (struct vf){v8_exp(a.v)};
 }
+VF_OP struct vf vf_gelu_tanh(struct vf a)
+{
+    return (struct vf){v8_gelu_tanh(a.v)};
+}
 VF_OP struct vf vf_tanh(struct vf a)
 {
     return (struct vf){v8_tanh(a.v)};

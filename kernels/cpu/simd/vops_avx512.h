@@ -93,6 +93,10 @@ VF_OP struct vf vf_exp(struct vf a)
 {
     return (struct vf){v16_exp(a.v)};
 }
+VF_OP struct vf vf_gelu_tanh(struct vf a)
+{
+    return (struct vf){v16_gelu_tanh(a.v)};
+}
 VF_OP struct vf vf_tanh(struct vf a)
 {
     return (struct vf){v16_tanh(a.v)};

@@ -57,11 +57,18 @@ static struct backend *open_set(const char *set, enum be_dtype act, uint32_t thr
 struct route_case {
     uint32_t experts, k;
     bool renorm, ties; /* ties: logits from a handful of values */
+    bool scaled;
 };
 static const struct route_case route_cases[] = {
-    {1, 1, true, false}, {4, 2, true, false},   {17, 5, false, true},  {60, 4, false, false},
-    {8, 8, true, true},  {128, 8, true, false}, {128, 8, false, true}, {513, 64, true, false},
+    {1, 1, true, false, false},   {4, 2, true, false, false},    {17, 5, false, true, false},
+    {60, 4, false, false, false}, {8, 8, true, true, false},     {128, 8, true, false, false},
+    {128, 8, false, true, false}, {513, 64, true, false, false}, {6, 2, true, false, true},
+    {128, 8, true, false, true},
 };
+static float route_scale(uint32_t expert)
+{
+    return 0.5f + (float)(expert % 7) / 4;
+}
 enum { ROUTE_ROWS = 70 };
 
 static void route_check(const struct route_case *c, const float *x, const uint32_t *ids, const float *weights,
@@ -83,6 +90,7 @@ static void route_check(const struct route_case *c, const float *x, const uint32
     }
     for (uint32_t n = 0; n < c->k; n++) {
         double want = exp((double)x[ids[n]] - top) / sum / (c->renorm ? chosen : 1);
+        if (c->scaled) want *= (double)route_scale(ids[n]);
         /* An exponential within 2 units, two sums of positive terms in f32, three roundings: some 16 units at
          * most. */
         if (!(fabs((double)weights[n] - want) <= want * 0x1p-20 + 1e-37))
@@ -98,6 +106,8 @@ static void test_route(void **state)
         size_t cells = (size_t)ROUTE_ROWS * c->k;
         float *x = must(malloc(sizeof *x * ROUTE_ROWS * c->experts)),
               *w = must(malloc(sizeof *w * (cells + 1))), *w1 = must(malloc(sizeof *w1 * (cells + 1)));
+        float scale[1024];
+        for (uint32_t i = 0; i < c->experts; i++) scale[i] = route_scale(i);
         uint32_t *ids = must(malloc(sizeof *ids * (cells + 1))),
                  *ids1 = must(malloc(sizeof *ids1 * (cells + 1)));
         rng_state = 11 + n;
@@ -114,6 +124,7 @@ static void test_route(void **state)
                                           .experts = c->experts,
                                           .k = c->k,
                                           .renorm = c->renorm,
+                                          .scale = c->scaled ? scale : NULL,
                                           .ids = ids1,
                                           .weights = w1};
                 be_cpu_ops()->route(b, &a);

@@ -1,7 +1,7 @@
-/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, pool, gather, logit
- * statistics, top k): every kernel set that this CPU has against the formula of backend.h in double, and
- * bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear have their
- * own files. */
+/* The row operations of the backend (norm, rope, qkv, patchify, interpolate, pack, gelu_mul, clamp, pool,
+ * gather, logit statistics, top k): every kernel set that this CPU has against the formula of backend.h in
+ * double, and bit-equality of a row alone, among others, and under 1, 2 and 3 threads. Attention and linear
+ * have their own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
 #include "kernels/cpu/attn/kv_layout.h"
@@ -92,25 +92,28 @@ static void guarded_free(unsigned char *p)
 struct norm_case {
     enum be_norm_kind kind;
     uint32_t t, c;
-    bool post, residual, no_x, bias, dense, no_out;
+    bool post, residual, no_x, bias, dense, no_out, scaled;
 };
 static const struct norm_case norm_cases[] = {
-    {BE_NORM_RMS, 1, 1, false, false, false, false, false, false},
-    {BE_NORM_RMS, 33, 17, false, false, false, false, false, false},
-    {BE_NORM_RMS, 40, 640, true, true, false, false, false, false},
-    {BE_NORM_RMS, 3, 1152, true, true, false, false, true, false},
-    {BE_NORM_RMS, 100, 24, false, true, false, false, false, false},
-    {BE_NORM_RMS, 7, 1030, true, false, false, false, false, false},
-    {BE_NORM_RMS, 5, 640, false, true, true, false, false, false},
-    {BE_NORM_RMS, 5, 640, true, true, false, false, false, true},
-    {BE_NORM_LAYER, 65, 1152, false, true, false, true, false, false},
-    {BE_NORM_LAYER, 9, 72, false, false, false, true, true, false},
-    {BE_NORM_LAYER, 9, 45, false, true, true, true, false, false},
+    {BE_NORM_RMS, 1, 1, false, false, false, false, false, false, false},
+    {BE_NORM_RMS, 33, 17, false, false, false, false, false, false, false},
+    {BE_NORM_RMS, 40, 640, true, true, false, false, false, false, false},
+    {BE_NORM_RMS, 3, 1152, true, true, false, false, true, false, false},
+    {BE_NORM_RMS, 100, 24, false, true, false, false, false, false, false},
+    {BE_NORM_RMS, 7, 1030, true, false, false, false, false, false, false},
+    {BE_NORM_RMS, 5, 640, false, true, true, false, false, false, false},
+    {BE_NORM_RMS, 5, 640, true, true, false, false, false, true, false},
+    {BE_NORM_RMS, 19, 45, true, true, false, false, false, false, true},
+    {BE_NORM_RMS, 7, 256, false, true, false, false, false, true, true},
+    {BE_NORM_LAYER, 65, 1152, false, true, false, true, false, false, false},
+    {BE_NORM_LAYER, 9, 72, false, false, false, true, true, false, false},
+    {BE_NORM_LAYER, 9, 45, false, true, true, true, false, false, false},
 };
 
 struct norm_data {
     float *x, *post, *residual, *weight, *bias;
 };
+static const float norm_scale = 0.8125f;
 
 static void norm_run(struct backend *b, const struct norm_case *c, enum be_dtype out_dtype,
                      const struct norm_data *d, uint32_t first, uint32_t t, float *residual, void *out)
@@ -125,6 +128,7 @@ static void norm_run(struct backend *b, const struct norm_case *c, enum be_dtype
     a.x = c->no_x ? NULL : d->x + (size_t)first * c->c;
     a.post_weight = c->post ? d->post : NULL;
     a.residual = c->residual ? residual : NULL;
+    a.residual_scale = c->scaled ? &norm_scale : NULL;
     a.bias = c->bias ? d->bias : NULL;
     a.out = c->no_out ? NULL : out;
     be_cpu_ops()->norm(b, &a);
@@ -148,6 +152,7 @@ static void norm_check(const struct norm_case *c, enum be_dtype out_dtype, const
             if (c->post) v[i] *= post * (double)d->post[i];
             if (c->residual) {
                 v[i] += (double)d->residual[(size_t)t * c->c + i];
+                if (c->scaled) v[i] *= (double)norm_scale;
                 assert_true(fabs(v[i] - (double)residual[(size_t)t * c->c + i]) <=
                             (fabs(v[i]) + 4) * 0x1p-20);
             }
@@ -307,11 +312,18 @@ static size_t t_v_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t 
 struct qkv_shape {
     uint32_t heads, groups, d;
     bool norm, rotate;
+    enum be_qkv_parts parts;
+    bool v_norm;
 };
 static const struct qkv_shape qkv_shapes[] = {
-    {4, 1, 256, true, true},  {4, 2, 24, true, true},  {3, 3, 72, false, false}, {2, 1, 20, false, true},
-    {8, 4, 128, true, true},  {1, 1, 2, true, true},   {4, 4, 80, false, true},  {6, 6, 8, false, true},
-    {2, 2, 40, false, false}, {3, 1, 72, true, false}, {2, 1, 44, false, true}};
+    {4, 1, 256, true, true, BE_QKV, false},  {4, 2, 24, true, true, BE_QKV, false},
+    {3, 3, 72, false, false, BE_QKV, false}, {2, 1, 20, false, true, BE_QKV, false},
+    {8, 4, 128, true, true, BE_QKV, false},  {1, 1, 2, true, true, BE_QKV, false},
+    {4, 4, 80, false, true, BE_QKV, false},  {6, 6, 8, false, true, BE_QKV, false},
+    {2, 2, 40, false, false, BE_QKV, false}, {3, 1, 72, true, false, BE_QKV, false},
+    {2, 1, 44, false, true, BE_QKV, false},  {4, 2, 512, true, true, BE_QK, true},
+    {2, 1, 24, true, true, BE_QKV, true},    {6, 2, 20, true, true, BE_QK, false},
+    {4, 2, 256, true, true, BE_Q, true},     {3, 1, 20, true, true, BE_Q, false}};
 
 /* Three sequences: one from position 0 over several blocks, a decode step in the middle of a block, a decode
  * step that opens one. */
@@ -325,8 +337,13 @@ static const uint32_t q_block[8] = {5, 0,           3,           BE_NO_BLOCK,
 struct qkv_io {
     struct be_rows rows;
     uint32_t tables[8], pos[QT];
-    float *qkv, *cos, *sin, qn[256], kn[256];
+    float *qkv, *cos, *sin, qn[512], kn[512];
 };
+
+static uint32_t qkv_all(const struct qkv_shape *s)
+{
+    return s->heads + (2 - (uint32_t)s->parts) * s->groups;
+}
 
 static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t block_units)
 {
@@ -342,7 +359,7 @@ static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t blo
                                 .pos = io->pos,
                                 .lo = io->pos,
                                 .hi = io->pos};
-    size_t n = (size_t)QT * (s->heads + 2 * s->groups) * s->d;
+    size_t n = (size_t)QT * qkv_all(s) * s->d;
     io->qkv = must(malloc(n * 4));
     io->cos = must(malloc(QT * (s->d / 2) * 4 + 4));
     io->sin = must(malloc(QT * (s->d / 2) * 4 + 4));
@@ -361,8 +378,8 @@ static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t blo
 static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, uint32_t t, uint32_t head,
                           const float *norm, double *out)
 {
-    const float *x = io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + head) * s->d;
-    double sq = 0, v[256];
+    const float *x = io->qkv + ((size_t)t * qkv_all(s) + head) * s->d;
+    double sq = 0, v[512];
     for (uint32_t i = 0; i < s->d; i++) sq += (double)x[i] * (double)x[i];
     for (uint32_t i = 0; i < s->d; i++)
         v[i] = norm ? (double)x[i] / sqrt(sq / s->d + 1e-6) * (double)norm[i] : (double)x[i];
@@ -387,7 +404,7 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
     uint32_t dpad = t_dpad(act, s->d);
     for (uint32_t seq = 0; seq < QSEQS; seq++) {
         for (uint32_t t = q_seq_row[seq]; t < q_seq_row[seq + 1]; t++) {
-            double want[256];
+            double want[512];
             for (uint32_t h = 0; h < s->heads; h++) {
                 qkv_head_want(io, s, t, h, s->norm ? io->qn : NULL, want);
                 for (uint32_t i = 0; i < s->d; i++)
@@ -396,15 +413,20 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
             }
             uint32_t slot = io->pos[t] % 32;
             void *layer = kv_layer(kv, io->tables[q_seq_table[seq] + io->pos[t] / 32]);
-            for (uint32_t g = 0; g < s->groups; g++) {
+            for (uint32_t g = 0; g < s->groups && s->parts != BE_Q; g++) {
                 qkv_head_want(io, s, t, s->heads + g, s->norm ? io->kn : NULL, want);
                 const float *value =
-                    io->qkv + ((size_t)t * (s->heads + 2 * s->groups) + s->heads + s->groups + g) * s->d;
+                    io->qkv +
+                    ((size_t)t * qkv_all(s) + s->heads + (s->parts == BE_QK ? 0 : s->groups) + g) * s->d;
+                double sq = 0, rms = 1;
+                for (uint32_t i = 0; i < s->d; i++) sq += (double)value[i] * (double)value[i] / s->d;
+                if (s->v_norm) rms = 1 / sqrt(sq + 1e-6);
                 for (uint32_t i = 0; i < dpad; i++) {
                     near((double)get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i)),
                          i < s->d ? want[i] : 0, act, "k", set, s->d);
                     near((double)get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i)),
-                         i < s->d ? (double)value[i] : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d),
+                         i < s->d ? (double)value[i] * rms
+                                  : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d),
                          act, "v", set, s->d);
                 }
             }
@@ -413,7 +435,7 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
     /* The blocks that began in this call (of positions 0, 32 and 64) hold no NaN in the slots after the last
      * row, though the arena was full of them. */
     const uint32_t begun[3][2] = {{q_block[2], 70 % 32}, {q_block[7], 1}, {q_block[0], 32}};
-    for (uint32_t n = 0; n < 3; n++) {
+    for (uint32_t n = 0; n < 3 && s->parts != BE_Q; n++) {
         void *layer = kv_layer(kv, io->tables[0] / q_block[0] * begun[n][0]);
         for (uint32_t g = 0; g < s->groups; g++)
             for (uint32_t slot = begun[n][1]; slot < 32; slot++)
@@ -449,11 +471,14 @@ static void test_qkv(void **state)
                     .arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
                 struct be_qkv_args a = {
                     .rows = &io.rows, .heads = s->heads, .kv = kv, .qkv = io.qkv, .eps = 1e-6f, .q = q};
+                a.parts = s->parts;
+                a.v_norm = s->v_norm;
                 if (s->norm) a.q_norm = io.qn, a.k_norm = io.kn;
                 if (s->rotate) a.cos = io.cos, a.sin = io.sin;
                 be_cpu_ops()->qkv(b, &a);
                 be_cpu_ops()->close(b);
                 qkv_check(&io, s, act, &kv, q, set);
+                for (size_t k = 0; s->parts == BE_Q && k < arena; k++) assert_int_equal(mem[k], 0xff);
                 for (size_t i = 0; i < QBLOCKS;
                      i++) /* the other layer of every block, and blocks of nobody, are as they were */
                     for (size_t k = 0; k < layer; k++)
@@ -654,6 +679,103 @@ static void test_interpolate_pack(void **state)
             guarded_free(first_packed);
         }
         free(table);
+    }
+}
+
+/* gelu_mul, then clamp of what it left: in place, and into columns of a wider matrix. */
+static void gelu_clamp_check(uint32_t t, uint32_t c, enum be_dtype act, const float *x, const float *y,
+                             uint32_t stride, const float *bounds, const void *product, const void *clamped,
+                             const float *part, const char *set)
+{
+    size_t ld = be_ld(c);
+    for (uint32_t i = 0; i < t * ld; i++) {
+        uint32_t r = (uint32_t)(i / ld), k = (uint32_t)(i % ld);
+        double z = k < c ? (double)x[r * c + k] : 0, u = sqrt(2 / M_PI) * (z + 0.044715 * z * z * z),
+               want = k < c ? 0.5 * z * (1 + tanh(u)) * (double)y[r * stride + k] : 0;
+        double got = (double)get(product, act, i);
+        /* The factor within 2^-20 of itself or of 1, then a rounding to the act type. */
+        if (!(fabs(got - want) <= fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8) + 0x1p-20))
+            fail_msg("%s: gelu_mul of %g and %g is %.9g, should be %.9g", set, z, (double)y[r * stride + k],
+                     got, want);
+        float kept = (float)got < bounds[0] ? bounds[0] : (float)got > bounds[1] ? bounds[1] : (float)got;
+        if (act == BE_BF16) kept = from_bf16(to_bf16(kept));
+        assert_true(get(clamped, act, i) == (k < c ? kept : 0.0f));
+        if (k >= c) continue;
+        kept = x[r * c + k] < bounds[0] ? bounds[0] : x[r * c + k] > bounds[1] ? bounds[1] : x[r * c + k];
+        assert_true(part[r * 3 * c + c + k] == kept);
+        assert_true(part[r * 3 * c + k] == 7 && part[r * 3 * c + 2 * c + k] == 7);
+    }
+}
+
+static void test_gelu_clamp(void **state)
+{
+    (void)state;
+    static const uint32_t widths[] = {1, 6, 17, 256, 1152};
+    static const float all_bounds[][2] = {{-0.75f, 1.25f}, {-INFINITY, INFINITY}, {0.5f, 2.0f}};
+    enum { T = 37 };
+    for (size_t n = 0; n < sizeof widths / sizeof *widths; n++) {
+        uint32_t c = widths[n], stride = c + 5;
+        const float *bounds = all_bounds[n % 3];
+        float *x = must(malloc(T * c * 4)), *y = must(malloc(T * stride * 4)),
+              *part = must(malloc((size_t)T * 3 * c * 4));
+        for (uint32_t i = 0; i < T * c; i++) x[i] = (i % 7 ? 3 : 40) * rnd();
+        for (uint32_t i = 0; i < T * stride; i++) y[i] = 2 * rnd();
+        FOR_SETS(set, act)
+        {
+            size_t ld = be_ld(c), bytes = T * ld * be_dtype_bytes(act);
+            unsigned char *first = NULL;
+            for (uint32_t threads = 1; threads <= 3; threads++) {
+                struct backend *b = open_set(set, act, threads);
+                unsigned char *out = guarded(bytes), *clamped = guarded(bytes);
+                struct be_gelu_mul_args a = {.x = x, .y = y, .y_stride = stride, .t = T, .c = c, .out = out};
+                be_cpu_ops()->gelu_mul(b, &a);
+                guarded_check(out, bytes);
+                memcpy(clamped, out, bytes);
+                struct be_clamp_args k = {.dtype = act,
+                                          .x = clamped,
+                                          .x_stride = ld,
+                                          .t = T,
+                                          .c = c,
+                                          .bounds = bounds,
+                                          .out = clamped,
+                                          .out_stride = ld,
+                                          .pad = true};
+                be_cpu_ops()->clamp(b, &k);
+                guarded_check(clamped, bytes);
+                for (size_t i = 0; i < (size_t)T * 3 * c; i++) part[i] = 7;
+                k.dtype = BE_F32;
+                k.x = x;
+                k.x_stride = c;
+                k.out = part + c;
+                k.out_stride = 3 * (size_t)c;
+                k.pad = false;
+                be_cpu_ops()->clamp(b, &k);
+                gelu_clamp_check(T, c, act, x, y, stride, bounds, out, clamped, part, set);
+                for (uint32_t t = 0; first && t < T; t += 5) {
+                    unsigned char *one = must(aligned_alloc(64, (ld * 4 + 63) / 64 * 64));
+                    struct be_gelu_mul_args alone = a;
+                    alone.x = x + (size_t)t * c;
+                    alone.y = y + (size_t)t * stride;
+                    alone.t = 1;
+                    alone.out = one;
+                    be_cpu_ops()->gelu_mul(b, &alone);
+                    assert_memory_equal(one, first + t * ld * be_dtype_bytes(act), ld * be_dtype_bytes(act));
+                    free(one);
+                }
+                guarded_free(clamped);
+                be_cpu_ops()->close(b);
+                if (!first) {
+                    first = out;
+                    continue;
+                }
+                assert_memory_equal(out, first, bytes);
+                guarded_free(out);
+            }
+            guarded_free(first);
+        }
+        free(x);
+        free(y);
+        free(part);
     }
 }
 
@@ -937,6 +1059,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_qkv),
         cmocka_unit_test(test_patchify),
         cmocka_unit_test(test_interpolate_pack),
+        cmocka_unit_test(test_gelu_clamp),
         cmocka_unit_test(test_pool_gather),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_logit_stats),
