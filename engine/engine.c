@@ -235,6 +235,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!st) {
         e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.survey.slab_floats);
         e->info.context_max = e->plan.context_max;
+        e->net.token_scale = rounded_scale(e->net.desc.token_scale, e->net.survey.stored);
         e->net.embed_scale = rounded_scale(e->net.desc.embed_scale, e->net.survey.stored);
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
@@ -242,7 +243,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = engine__graphs_open(e, err);
     weights_survey_free(&e->net.survey); /* its list points into the files, which are closed now */
-    stf_close(files);
+    if (!st && e->net.desc.token_input) e->files = files;
+    else stf_close(files);
     if (st) engine_close(e);
     else *out = e;
     return st;

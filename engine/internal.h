@@ -15,6 +15,8 @@
            is room for more */
 #define LOGIT_ROWS_DEVICE 256u
 
+#define HOST_TOKEN_ROWS 32u /* rows of the tokens' table on their way to the backend at a time */
+
 /* ---- KV layout: a block of a group holds BE_BLOCK_TOKENS tokens of all its layers ----
  *
  * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
@@ -45,10 +47,14 @@ struct engine_plan {
 /* Scratch of one decoder step, worst case T = batch_tokens_max. Backend addresses into one block. */
 struct decoder_scratch {
     void *block;
-    float *resid;          /* [T, C] */
-    float *tail_resid;     /* [T, C] the rows whose logits are wanted, packed */
-    float *proj;           /* [T, C] */
-    float *qkv;            /* [T, (H+2G)D]; after the last layer's qkv: its wanted queries, act [., H D] */
+    float *resid;      /* [T, C] */
+    float *tail_resid; /* [T, C] the rows whose logits are wanted, packed */
+    float *proj;       /* [T, C] */
+    float *mix;        /* [T, C], with an MLP beside experts */
+    float *token;      /* [T, layers P], with token_input; `tail_token`: its wanted rows. Before the
+                          first layer tail_token holds the stream's product */
+    float *tail_token;
+    float *qkv;            /* [T, (H+2G)D]; once narrowed: the wanted queries of that layer, act [., H D] */
     void *h;               /* act [T, ld(C)] */
     void *q;               /* act [T, H D] */
     void *attn;            /* act [T, ld(H D)] */
@@ -57,9 +63,10 @@ struct decoder_scratch {
     uint32_t *expert_ids;  /* [T, k] */
     float *expert_weights; /* [T, k] */
     void *experts;         /* the backend's */
-    float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX]; /* [T, dim/2] */
-    void *head_in;                                    /* act [plan.logit_rows, ld(C)] */
-    float *logits;                                    /* [plan.logit_rows, V] */
+    float *cos[DESC_ROPES_MAX], *sin[DESC_ROPES_MAX];           /* [T, dim/2] */
+    float *tail_cos[DESC_ROPES_MAX], *tail_sin[DESC_ROPES_MAX]; /* the wanted rows', where layers follow */
+    void *head_in;                                              /* act [plan.logit_rows, ld(C)] */
+    float *logits;                                              /* [plan.logit_rows, V] */
     struct be_logit_stats *stats; /* [plan.logit_rows], and behind them, so that one download takes all: */
     uint32_t *top;                /* of R rows: ids [R, k], then values [R, k]; k <= BE_TOPK_MAX */
     uint32_t *step;               /* [step_words] the step's index arrays */
@@ -72,7 +79,9 @@ struct net {
     struct model_desc desc;
     struct weights w;
     struct weights_survey survey;
-    float embed_scale;
+    float embed_scale, token_scale;
+    uint32_t narrow; /* from this layer's queries on only the wanted rows go on: it is the last one that
+                        writes keys */
     float *inv_freq[DESC_ROPES_MAX];    /* backend, [dim/2] */
     uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
     uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
@@ -117,7 +126,7 @@ struct step {
     struct be_rows rows[ENGINE_GROUPS_MAX];
     const uint32_t *wanted_rows; /* [wanted_count] */
     const uint32_t *targets;     /* [tail.t] the token whose log-prob is asked for, or UINT32_MAX */
-    struct be_rows tail;         /* the wanted rows as a batch of their own, for the last layer's group */
+    struct be_rows tail[ENGINE_GROUPS_MAX]; /* the wanted rows as a batch of their own */
 };
 
 /* A step of so many sequences with a row each, recorded (engine/graph.c). */
@@ -135,6 +144,7 @@ struct engine {
     struct backend *be;
     struct be_caps becaps;
     char *dir, *model_type;
+    struct stf_files *files; /* open while a table is read from them, else NULL */
     char device[256], backend_name[64];
     struct net net; /* the one that is served */
     struct kv_layout kv;
@@ -148,6 +158,7 @@ struct engine {
     uint32_t *host_step; /* [step_words] */
     size_t step_words;
     struct wanted *wanted; /* [batch_tokens_max] */
+    float *host_token;     /* [HOST_TOKEN_ROWS, layers P], with token_input */
     float *host_row;    /* [V], or [C] if that is more, when the backend's memory can't be read by the host */
     void *host_results; /* statistics and largest logits as they lie in decoder_scratch */
     struct step step;

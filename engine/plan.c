@@ -102,13 +102,17 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
 {
     const struct model_desc *d = &e->net.desc;
     uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act),
-             qkv = 0, hd = 0, ff = 0, experts = 0, used = 0, scratch = 0;
+             qkv = d->token_input, hd = 0, ff = d->token_input, experts = 0, used = 0, scratch = 0,
+             token = (uint64_t)d->layer_count * d->token_input;
+    bool beside = false, narrowed = e->net.narrow + 1 < d->layer_count;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
         if (all > qkv) qkv = all;
         if (h > hd) hd = h;
         if (l->ff > ff && !l->experts) ff = l->ff;
+        if (l->beside_ff > ff) ff = l->beside_ff;
+        beside |= l->beside_ff > 0;
         if (!l->experts) continue;
         uint64_t s1 =
             e->ops->experts_scratch(e->be, (uint32_t)t, l->experts_used, d->hidden, l->ff, l->experts);
@@ -119,6 +123,9 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
     s->resid = piece(c, t * d->hidden * 4);
     s->tail_resid = piece(c, t * d->hidden * 4);
     s->proj = piece(c, t * d->hidden * 4);
+    s->mix = piece(c, beside ? t * d->hidden * 4 : 0);
+    s->token = piece(c, t * token * 4);
+    s->tail_token = piece(c, t * token * 4);
     s->qkv = piece(c, t * qkv * 4);
     s->h = piece(c, t * be_ld(d->hidden) * act);
     s->q = piece(c, t * hd * act);
@@ -133,6 +140,8 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
     for (uint32_t i = 0; i < d->rope_count; i++) {
         s->cos[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
         s->sin[i] = piece(c, t * (d->ropes[i].dim / 2) * 4);
+        s->tail_cos[i] = piece(c, narrowed ? t * (d->ropes[i].dim / 2) * 4 : 0);
+        s->tail_sin[i] = piece(c, narrowed ? t * (d->ropes[i].dim / 2) * 4 : 0);
     }
     s->head_in = piece(c, rows * be_ld(d->hidden) * act);
     s->logits = piece(c, rows * d->vocab * 4);
@@ -166,14 +175,14 @@ static uint64_t host_available(void)
     return (uint64_t)kib * 1024;
 }
 
-/* Words of a step's index arrays, worst case: ids, pos, shifted pos, wanted, targets, three of the tail, lo
- * and hi per group; tables, with an entry behind each group's first; per array up to 16 of padding; with
+/* Words of a step's index arrays, worst case: ids, pos, shifted pos, wanted, targets, pos of the tail, lo and
+ * hi per group of both; tables, with an entry behind each group's first; per array up to 16 of padding; with
  * mRoPE three more per row. */
 static size_t step_words(const struct engine *e)
 {
     size_t t = e->plan.batch_tokens_max, s = e->plan.sequences_max, g = e->kv.group_count;
-    return t * (8 + (e->net.rope_axes > 1 ? 3u : 0u) + 2 * g) + (s + 1) * (3 + 2 * g) +
-           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 4 * g);
+    return t * (6 + (e->net.rope_axes > 1 ? 3u : 0u) + 4 * g) + (s + 1) * (2 + 3 * g) +
+           g * (s * e->plan.blocks_max + 1) + 16 * (13 + 8 * g);
 }
 
 /* KV bytes with which every sequence could reach the full context. */
@@ -278,6 +287,8 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 {
     struct engine_plan *p = &e->plan;
     enum status st = plan_limits(opt, e, err);
+    for (uint32_t n = 0; n < e->net.desc.layer_count; n++)
+        if (e->net.desc.layers[n].kv_owner == n) e->net.narrow = n;
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
@@ -363,7 +374,7 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out)
         float exponent = (float)(2 * k) / (float)r->dim,
               power = (float)pow((double)(float)r->theta, (double)exponent);
         if (!r->yarn) {
-            out[k] = 1.0f / power / (float)r->factor;
+            out[k] = k + r->still >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
             continue;
         }
         float ramp = ((float)k - (float)low) / (float)(high - low);
@@ -487,9 +498,12 @@ enum status engine__alloc(struct engine *e, struct err *err)
     e->host_step = malloc(e->step_words * sizeof *e->host_step);
     e->wanted = malloc(p->batch_tokens_max * sizeof *e->wanted);
     size_t longest = e->net.desc.vocab > e->net.desc.hidden ? e->net.desc.vocab : e->net.desc.hidden;
+    size_t token = (size_t)e->net.desc.layer_count * e->net.desc.token_input;
+    e->host_token = token ? malloc(HOST_TOKEN_ROWS * token * sizeof *e->host_token) : NULL;
     e->host_row = e->becaps.host_memory ? NULL : malloc(longest * sizeof *e->host_row);
     e->host_results = malloc(p->logit_rows * (sizeof *e->net.s.stats + BE_TOPK_MAX * 8));
-    if (!e->host_step || !e->wanted || (!e->host_row && !e->becaps.host_memory) || !e->host_results)
+    if (!e->host_step || !e->wanted || (token && !e->host_token) ||
+        (!e->host_row && !e->becaps.host_memory) || !e->host_results)
         return err_set(err, ST_NOMEM, "out of memory for step arrays");
     return ST_OK;
 }
@@ -515,11 +529,13 @@ void engine__release(struct engine *e)
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
     free(e->host_step);
     free(e->wanted);
+    free(e->host_token);
     free(e->host_row);
     free(e->host_results);
     kv_layout_free(&e->kv);
     weights_survey_free(&e->net.survey);
     model_desc_free(&e->net.desc);
+    stf_close(e->files);
     free(e->dir);
     free(e->model_type);
 }

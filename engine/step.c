@@ -239,39 +239,59 @@ static void pack_targets(struct packer *p, const struct engine_batch *b)
 
 /* The wanted rows as a batch of their own: sequences without any drop out. seq_table and tables:
  * pack_tail_tables. */
-static void pack_tail(struct packer *p, const struct engine_batch *b, uint32_t g)
+static void pack_tail(struct packer *p, const struct engine_batch *b)
 {
     struct engine *e = p->e;
     struct step *st = &e->step;
     uint32_t n = st->wanted_count, seq = 0;
-    const uint32_t *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
-    uint32_t *rows = array(p, n, &st->wanted_rows);
-    st->tail = (struct be_rows){.t = n};
-    const uint32_t *all_lo = e->host_step + (st->rows[g].lo - e->net.s.step);
-    uint32_t *pos = array(p, n, &st->tail.pos), *lo = array(p, n, &st->tail.lo),
-             *hi = array(p, n, &st->tail.hi);
-    uint32_t *seq_row = array(p, b->run_count + 1, &st->tail.seq_row);
-    (void)array(p, b->run_count, &st->tail.seq_table);
+    struct be_rows tail = {.t = n};
+    uint32_t *rows = array(p, n, &st->wanted_rows), *pos = array(p, n, &tail.pos);
+    uint32_t *seq_row = array(p, b->run_count + 1, &tail.seq_row);
     for (uint32_t i = 0; i < n; i++) {
         const struct wanted *w = &e->wanted[i];
         rows[i] = w->row;
         pos[i] = w->next - 1;
-        lo[i] = all_lo[w->row];
-        hi[i] = all_hi[w->row];
         if (i == 0 || e->wanted[i - 1].run != w->run) seq_row[seq++] = i;
     }
     seq_row[seq] = n;
-    st->tail.seq_count = seq;
+    tail.seq_count = seq;
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        const uint32_t *all_lo = e->host_step + (st->rows[g].lo - e->net.s.step),
+                       *all_hi = e->host_step + (st->rows[g].hi - e->net.s.step);
+        st->tail[g] = tail;
+        uint32_t *lo = array(p, n, &st->tail[g].lo), *hi = array(p, n, &st->tail[g].hi);
+        (void)array(p, b->run_count, &st->tail[g].seq_table);
+        for (uint32_t i = 0; i < n; i++) {
+            lo[i] = all_lo[rows[i]];
+            hi[i] = all_hi[rows[i]];
+        }
+    }
 }
 
-static void pack_tail_tables(struct engine *e, const struct be_rows *all)
+static void pack_tail_tables(struct engine *e, uint32_t g)
 {
     struct step *st = &e->step;
-    const uint32_t *start = e->host_step + (all->seq_table - e->net.s.step);
-    uint32_t *seq_table = e->host_step + (st->tail.seq_table - e->net.s.step), seq = 0;
+    const uint32_t *start = e->host_step + (st->rows[g].seq_table - e->net.s.step);
+    uint32_t *seq_table = e->host_step + (st->tail[g].seq_table - e->net.s.step), seq = 0;
     for (uint32_t i = 0; i < st->wanted_count; i++)
         if (i == 0 || e->wanted[i - 1].run != e->wanted[i].run) seq_table[seq++] = start[e->wanted[i].run];
-    st->tail.tables = all->tables;
+    st->tail[g].tables = st->rows[g].tables;
+}
+
+/* What each layer gets of every token by itself: rows of the table, from the file to the backend. */
+static void pack_token_input(struct engine *e, const uint32_t *ids)
+{
+    const struct model_desc *d = &e->net.desc;
+    size_t cols = (size_t)d->layer_count * d->token_input;
+    float scale = e->net.token_scale * 0.70710678118654752f;
+    for (uint32_t row = 0; row < e->step.t; row += HOST_TOKEN_ROWS) {
+        uint32_t n = e->step.t - row < HOST_TOKEN_ROWS ? e->step.t - row : HOST_TOKEN_ROWS;
+        for (uint32_t i = 0; i < n; i++)
+            weights_row(&e->net.w.token_table, ids[row + i] == UINT32_MAX ? d->pad_id : ids[row + i],
+                        e->host_token + i * cols);
+        for (size_t i = 0; i < n * cols; i++) e->host_token[i] *= scale;
+        e->ops->upload(e->be, e->net.s.token + row * cols, e->host_token, n * cols * sizeof(float));
+    }
 }
 
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
@@ -279,7 +299,7 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     struct packer p = {.e = e};
     struct step *st = &e->step;
     const uint32_t *pos, *seq_row_dev;
-    uint32_t last = e->kv.layer_group[e->net.desc.layer_count - 1], row = 0;
+    uint32_t row = 0;
     e->test_rows = st->t;
     *st = (struct step){0};
     for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
@@ -298,10 +318,13 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     find_wanted(e, b);
     st->all_wanted = st->wanted_count + p.pad == st->t;
     if (st->wanted_count) pack_targets(&p, b);
-    if (st->wanted_count && !st->all_wanted) pack_tail(&p, b, last);
+    if (st->wanted_count && !st->all_wanted) pack_tail(&p, b);
     pack_tables(&p, b);
-    if (st->all_wanted) st->tail = st->rows[last];
-    else if (st->wanted_count) pack_tail_tables(e, &st->rows[last]);
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        if (st->all_wanted) st->tail[g] = st->rows[g];
+        else if (st->wanted_count) pack_tail_tables(e, g);
+    }
+    if (e->net.desc.token_input) pack_token_input(e, e->host_step + (st->ids - e->net.s.step));
     e->ops->upload(e->be, e->net.s.step, e->host_step, p.used * sizeof *e->host_step);
 }
 

@@ -229,7 +229,7 @@ static void before_read(struct loader *ld)
     }
 }
 
-static void after_read(struct loader *ld, const struct stf_tensor *t)
+static void digest_tensor(struct loader *ld, const struct stf_tensor *t)
 {
     size_t n = t->bytes < SAMPLE_BYTES ? (size_t)t->bytes : SAMPLE_BYTES;
     digest_bytes(ld, t->name, strlen(t->name) + 1);
@@ -237,6 +237,11 @@ static void after_read(struct loader *ld, const struct stf_tensor *t)
     digest_bytes(ld, &t->dtype, sizeof t->dtype);
     digest_bytes(ld, t->data, n);
     digest_bytes(ld, (const char *)t->data + (t->bytes - n), n);
+}
+
+static void after_read(struct loader *ld, const struct stf_tensor *t)
+{
+    digest_tensor(ld, t);
     if (ld->files) stf_done(ld->files, t);
     ld->done_bytes += t->bytes;
     if (ld->progress.fn) ld->progress.fn(ld->progress.arg, ld->done_bytes, ld->plan->read_bytes);
@@ -244,10 +249,10 @@ static void after_read(struct loader *ld, const struct stf_tensor *t)
 
 /* ---- one weight, one vector ---- */
 
-/* f32 vector of n values (any shape), in the slab; `plus` is added to each. NULL for a stem of NULL: the
- * family has none. */
-static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
-                           uint32_t rank, const uint64_t *shape, float plus)
+/* f32 vector of n values (any shape), in the slab; `plus` is added to each, then `times` multiplies. NULL for
+ * a stem of NULL: the family has none. */
+static const float *scaled_vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                                  uint32_t rank, const uint64_t *shape, float plus, float times)
 {
     if (!stem) return NULL;
     const struct stf_tensor *t = take(ld, stem, layer, 0, suffix, rank, shape);
@@ -260,8 +265,15 @@ static const float *vector(struct loader *ld, const char *stem, uint32_t layer, 
     before_read(ld);
     (void)stf_to_f32(t, ld->host + at); /* take() checked the dtype */
     for (size_t i = 0; i < n && plus != 0; i++) ld->host[at + i] += plus;
+    for (size_t i = 0; i < n && times != 1; i++) ld->host[at + i] *= times;
     after_read(ld, t);
     return ld->slab + at;
+}
+
+static const float *vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                           uint32_t rank, const uint64_t *shape, float plus)
+{
+    return scaled_vector(ld, stem, layer, suffix, rank, shape, plus, 1);
 }
 
 static const float *vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
@@ -443,6 +455,89 @@ static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
     }
 }
 
+/* What an MLP beside the experts brings along. */
+static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden;
+    w->router_norm =
+        scaled_vector(ld, a->router_norm, n, "", 1, (uint64_t[]){c}, 0, (float)(1 / sqrt((double)c)));
+    w->router_scale = vector1(ld, a->router_scale, n, "", l->experts, 0);
+    w->expert_norm = vector1(ld, a->expert_norm, n, ".weight", c, 0);
+    w->experts_norm = vector1(ld, a->experts_norm, n, ".weight", c, 0);
+    w->beside_norm = vector1(ld, a->beside_norm, n, ".weight", c, 0);
+}
+
+/* ---- what each layer gets of every token by itself ---- */
+
+/* The table is not read now but row by row, later: it counts as a parameter and part of the identity, and
+ * takes no memory. */
+static void walk_table(struct loader *ld, struct row_table *out)
+{
+    const struct model_desc *d = ld->desc;
+    uint64_t cols = (uint64_t)d->layer_count * d->token_input;
+    struct weights_survey before = {0};
+    if (ld->survey) before = *ld->survey;
+    const struct stf_tensor *t =
+        take(ld, d->names.token_table, 0, 0, ".weight", 2, (uint64_t[]){d->vocab, cols});
+    if (!t) return;
+    if (ld->survey) {
+        ld->survey->read_bytes = before.read_bytes;
+        ld->survey->tensor_bytes_max = before.tensor_bytes_max;
+        ld->survey->count = before.count;
+        return;
+    }
+    out->row = *t;
+    out->row.rank = 1;
+    out->row.shape[0] = cols;
+    out->row.bytes = t->bytes / d->vocab;
+    out->stride = (size_t)out->row.bytes;
+    if (ld->files) {
+        digest_tensor(ld, t);
+        return;
+    }
+    out->stride = 0;
+    out->owned = malloc((size_t)out->row.bytes);
+    if (!out->owned) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for made-up weights");
+    else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
+}
+
+void weights_row(const struct row_table *t, uint32_t id, float *out)
+{
+    struct stf_tensor row = t->row;
+    row.data = (const char *)row.data + (size_t)id * t->stride;
+    (void)stf_to_f32(&row, out); /* take() checked the dtype */
+}
+
+static void walk_token_input(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    linear(ld,
+           &(struct linear_spec){.k = d->hidden,
+                                 .part_count = 1,
+                                 .part = {{d->names.token_project, d->layer_count * d->token_input}}},
+           &w->token_project);
+    w->token_norm = scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->token_input}, 0,
+                                  0.70710678118654752f);
+    walk_table(ld, &w->token_table);
+}
+
+static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    uint32_t p = d->token_input;
+    linear(ld,
+           &(struct linear_spec){
+               .layer = n, .k = d->hidden, .part_count = 1, .part = {{d->names.token_gate, p}}},
+           &w->token_gate);
+    linear(
+        ld,
+        &(struct linear_spec){.layer = n, .k = p, .part_count = 1, .part = {{d->names.token_up, d->hidden}}},
+        &w->token_up);
+    w->token_post_norm = vector1(ld, d->names.token_post_norm, n, ".weight", d->hidden, 0);
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -450,35 +545,40 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct model_desc *d = ld->desc;
     const struct desc_names *a = &d->names;
     const struct desc_layer *l = &d->layers[n];
-    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim;
+    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim,
+             ff = l->experts ? l->beside_ff : l->ff;
+    bool own = l->kv_owner == n;
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = vector1(ld, a->input_norm, n, ".weight", c, plus);
     linear(ld,
            &(struct linear_spec){.layer = n,
                                  .k = c,
-                                 .part_count = 3,
+                                 .part_count = !own             ? 1
+                                               : l->keys_values ? 2
+                                                                : 3,
                                  .part = {{a->q, q}, {a->k, kv}, {a->v, kv}},
                                  .bias = l->qkv_bias},
            &w->qkv);
     w->q_norm = vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
-    w->k_norm = vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
+    if (own) w->k_norm = vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
     linear(ld,
            &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias},
            &w->o);
     w->post_attn_norm = vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
     w->pre_mlp_norm = vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
-    if (l->experts) {
-        walk_experts(ld, n, w);
-    } else {
-        linear(
-            ld,
-            &(struct linear_spec){
-                .layer = n, .k = c, .part_count = 2, .part = {{a->gate, l->ff}, {a->up, l->ff}}, .glu = true},
-            &w->glu);
-        linear(ld, &(struct linear_spec){.layer = n, .k = l->ff, .part_count = 1, .part = {{a->down, c}}},
+    if (l->experts) walk_experts(ld, n, w);
+    if (l->beside_ff) walk_beside(ld, n, w);
+    if (ff) {
+        linear(ld,
+               &(struct linear_spec){
+                   .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true},
+               &w->glu);
+        linear(ld, &(struct linear_spec){.layer = n, .k = ff, .part_count = 1, .part = {{a->down, c}}},
                &w->down);
     }
     w->post_mlp_norm = vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
+    if (d->token_input) walk_token_layer(ld, n, w);
+    w->layer_scale = vector1(ld, a->layer_scale, n, "", 1, 0);
 }
 
 static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
@@ -579,6 +679,7 @@ static void walk(struct loader *ld, struct weights *w)
     const struct model_desc *d = ld->desc;
     linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
            &w->embed);
+    if (d->token_input) walk_token_input(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
     w->final_norm = vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
     if (d->tied) w->head = w->embed;
@@ -587,6 +688,22 @@ static void walk(struct loader *ld, struct weights *w)
                &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
                &w->head);
     if (d->has_vision) walk_vision(ld, &w->vision);
+}
+
+/* Keys and values of a layer that reads another's: files of a release carry them along. */
+static bool shared_away(const struct model_desc *d, const char *name)
+{
+    const char *const stems[] = {d->names.k, d->names.v, d->names.k_norm};
+    for (uint32_t n = 0; n < d->layer_count; n++)
+        for (int i = 0; i < 3 && d->layers[n].kv_owner != n; i++) {
+            char own[DESC_NAME_MAX];
+            size_t len;
+            if (!stems[i]) continue;
+            expand(stems[i], n, 0, ".", own);
+            len = strlen(own);
+            if (strncmp(name, own, len) == 0) return true;
+        }
+    return false;
 }
 
 static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
@@ -614,7 +731,8 @@ enum status weights_survey(const struct stf_files *files, const struct model_des
         out->slab_floats = ld.slab_used;
         out->memory_bytes += 4 * ld.slab_used;
         for (size_t i = 0; i < ld.map_count; i++)
-            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0))
+            if (!ld.map[i].used && !(desc->tied && strncmp(ld.map[i].name, "head.", 5) == 0) &&
+                !shared_away(desc, ld.map[i].name))
                 note_ignored(out, ld.map[i].t->name);
     }
     free(none.layers);
@@ -702,10 +820,11 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
 {
     if (w->embed) fn(arg, w->embed);
     if (w->head && w->head != w->embed) fn(arg, w->head);
+    if (w->token_project) fn(arg, w->token_project);
     for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
         const struct layer_weights *l = &w->layers[n];
-        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router};
-        for (int i = 0; i < 5; i++)
+        struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router, l->token_gate, l->token_up};
+        for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
         for (uint32_t k = 0; k < d->layers[n].experts; k++) {
             if (l->expert_glu && l->expert_glu[k]) fn(arg, l->expert_glu[k]);
@@ -757,6 +876,7 @@ void weights_free(struct weights *w, const struct model_desc *desc, const struct
     }
     free(w->layers);
     free(w->vision.layers);
+    free(w->token_table.owned);
     if (w->slab) ops->free(be, w->slab);
     *w = (struct weights){0};
 }

@@ -10,15 +10,26 @@
 /* Vectors are f32 in backend memory; RMS weights already hold what multiplies (1 + w where the description
  * says so). */
 struct layer_weights {
-    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v */
+    struct be_weight *qkv;                        /* [(H + 2G) D, C], q|k|v; q|k, q: as the layer has them */
     struct be_weight *o;                          /* [C, H D] */
     struct be_weight *glu;                        /* gate and up, [2 ff, C]; NULL with experts */
     struct be_weight *down;                       /* [C, ff] */
     struct be_weight *router;                     /* [E, C]; NULL without experts */
     struct be_weight **expert_glu, **expert_down; /* [E] of [2 ff, C] and [C, ff]; the lists are owned */
     const float *input_norm, *post_attn_norm, *pre_mlp_norm,
-        *post_mlp_norm;           /* [C]; the post ones may be NULL */
-    const float *q_norm, *k_norm; /* [D] or NULL */
+        *post_mlp_norm;                                                  /* [C]; the post ones may be NULL */
+    const float *q_norm, *k_norm;                                        /* [D] or NULL */
+    const float *router_norm, *expert_norm, *experts_norm, *beside_norm; /* [C], with an MLP beside */
+    const float *router_scale;                                           /* [E] or NULL */
+    struct be_weight *token_gate, *token_up; /* [P, C], [C, P], with token_input */
+    const float *token_post_norm;            /* [C] */
+    const float *layer_scale;                /* [1] or NULL */
+};
+/* A table of which a step reads some rows: it stays in the file. */
+struct row_table {
+    struct stf_tensor row; /* one row's type and size */
+    size_t stride;         /* bytes; 0: every row is the first, which is made up and owned */
+    void *owned;
 };
 struct vision_layer_weights {
     struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases; fc1 of a GLU: gate and up */
@@ -38,10 +49,13 @@ struct vision_weights {
     struct vision_layer_weights *layers;                 /* [desc.vision.layers] */
 };
 struct weights {
-    struct be_weight *embed;      /* [V, C] */
-    struct be_weight *head;       /* [V, C]; == embed when tied */
-    const float *final_norm;      /* [C] */
-    struct layer_weights *layers; /* [desc.layer_count] */
+    struct be_weight *embed;         /* [V, C] */
+    struct be_weight *head;          /* [V, C]; == embed when tied */
+    const float *final_norm;         /* [C] */
+    struct layer_weights *layers;    /* [desc.layer_count] */
+    struct row_table token_table;    /* [V, layers P], with token_input */
+    struct be_weight *token_project; /* [layers P, C] */
+    const float *token_norm;         /* [P], divided by sqrt(2) */
     struct vision_weights vision;
     void *slab; /* backend memory behind all f32 vectors */
 };
@@ -76,6 +90,8 @@ enum status weights_load(const struct stf_files *files, const struct model_desc 
                          const struct weights_survey *survey, const struct be_ops *ops, struct backend *be,
                          struct weights_progress progress, struct weights *out, uint64_t *identity,
                          struct err *err) KV_MUST_CHECK;
+/* Row `id` as f32; out [row.shape[0]]. */
+void weights_row(const struct row_table *t, uint32_t id, float *out);
 void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops,
                   struct backend *be);
 uint64_t weights_bytes(const struct weights *w, const struct model_desc *desc, const struct be_ops *ops,

@@ -1,6 +1,6 @@
 /* The decoder: runs what the description says over one ragged step. Only a queue of backend operations; no
- * number is looked at here. In the last layer only the rows whose logits are wanted go on after their keys
- * and values are written: nobody reads the others. */
+ * number is looked at here. In the last layer that writes keys and values (net.narrow: mostly the last of
+ * all) only the rows whose logits are wanted go on after theirs are written: nobody reads the others. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-/* The residuals of the wanted rows, from the last layer on. */
+/* The residuals of the wanted rows, once narrowed. */
 static float *tail_resid(const struct engine *e, const struct net *net)
 {
     return e->step.all_wanted ? net->s.resid : net->s.tail_resid;
@@ -83,7 +83,7 @@ static void add_taps(struct engine *e, struct net *net, const struct engine_batc
     }
 }
 
-/* The same behind the last layer, where only the wanted rows are left. */
+/* The same where only the wanted rows are left. */
 static void add_taps_to_wanted(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t n)
 {
     for (uint32_t i = 0; i < e->step.wanted_count; i++) {
@@ -124,13 +124,14 @@ static enum be_epilogue gate_epilogue(enum desc_gate g)
     return BE_EPI_GLU_GELU_TANH;
 }
 
-/* x += add, or rms(add, post) if there is a post norm, if there is something to add; h = rms(x, next), if
- * there is a next norm.
+/* x += add, or rms(add, post) if there is a post norm, if there is something to add; x *= scale, if there is
+ * one; h = rms(x, next), if there is a next norm.
  */
-static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
-                         const float *post, const float *next)
+static void scale_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
+                           const float *post, const float *scale, const float *next)
 {
     if (!add && !next) return;
+    ASSERT(add || !scale);
     e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
                                                .t = t,
                                                .c = net->desc.hidden,
@@ -138,9 +139,16 @@ static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *r
                                                .x = add,
                                                .post_weight = post,
                                                .residual = resid,
+                                               .residual_scale = scale,
                                                .weight = next,
                                                .out = next ? net->s.h : NULL,
                                                .out_dtype = e->plan.act});
+}
+
+static void add_and_norm(struct engine *e, struct net *net, uint32_t t, float *resid, const float *add,
+                         const float *post, const float *next)
+{
+    scale_and_norm(e, net, t, resid, add, post, NULL, next);
 }
 
 static void linear(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
@@ -150,18 +158,28 @@ static void linear(struct engine *e, const struct be_weight *w, const void *x, u
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
 }
 
-/* The wanted rows' queries and residuals move to the front, unless all are wanted; attention and MLP of the
- * last layer run on them alone. Returns the queries. */
+static void gather_wanted(struct engine *e, const void *src, size_t row_bytes, void *dst)
+{
+    e->ops->gather(e->be,
+                   &(struct be_gather_args){src, e->step.wanted_rows, e->step.wanted_count, row_bytes, dst});
+}
+
+/* The wanted rows' queries, residuals and what later layers read of them move to the front, unless all are
+ * wanted; attention and MLP of this layer and all layers behind it run on them alone. Returns the queries. */
 static const void *narrow(struct engine *e, struct net *net, const struct desc_layer *l)
 {
-    const struct step *st = &e->step;
-    if (st->all_wanted) return net->s.q;
-    size_t q_bytes = (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act);
-    e->ops->gather(
-        e->be, &(struct be_gather_args){net->s.q, st->wanted_rows, st->wanted_count, q_bytes, net->s.qkv});
-    e->ops->gather(e->be, &(struct be_gather_args){net->s.resid, st->wanted_rows, st->wanted_count,
-                                                   net->desc.hidden * sizeof(float), net->s.tail_resid});
-    return net->s.qkv;
+    const struct model_desc *d = &net->desc;
+    const struct decoder_scratch *s = &net->s;
+    if (e->step.all_wanted) return s->q;
+    gather_wanted(e, s->q, (size_t)l->heads * l->head_dim * be_dtype_bytes(e->plan.act), s->qkv);
+    gather_wanted(e, s->resid, d->hidden * sizeof(float), s->tail_resid);
+    if (d->token_input)
+        gather_wanted(e, s->token, (size_t)d->layer_count * d->token_input * sizeof(float), s->tail_token);
+    for (uint32_t i = 0; i < d->rope_count && net->narrow + 1 < d->layer_count; i++) {
+        gather_wanted(e, s->cos[i], d->ropes[i].dim / 2 * sizeof(float), s->tail_cos[i]);
+        gather_wanted(e, s->sin[i], d->ropes[i].dim / 2 * sizeof(float), s->tail_sin[i]);
+    }
+    return s->qkv;
 }
 
 /* The stream takes a product: through the post norm where the family has one (then it waits in proj for
@@ -182,14 +200,29 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
         linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
         return project(e, net, w->down, s->mlp, t, w->post_mlp_norm, resid);
     }
+    if (l->beside_ff) {
+        linear(e, w->glu, s->h, t, gate_epilogue(l->gate), s->mlp);
+        linear(e, w->down, s->mlp, t, BE_EPI_F32, s->proj);
+        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                                   .t = t,
+                                                   .c = net->desc.hidden,
+                                                   .eps = net->desc.norm_eps,
+                                                   .x = s->proj,
+                                                   .weight = w->beside_norm,
+                                                   .out = s->mix,
+                                                   .out_dense = true});
+        add_and_norm(e, net, t, resid, NULL, NULL, w->router_norm);
+    }
     linear(e, w->router, s->h, t, BE_EPI_F32, s->router);
     e->ops->route(e->be, &(struct be_route_args){.logits = s->router,
                                                  .t = t,
                                                  .experts = l->experts,
                                                  .k = l->experts_used,
                                                  .renorm = l->experts_renorm,
+                                                 .scale = w->router_scale,
                                                  .ids = s->expert_ids,
                                                  .weights = s->expert_weights});
+    if (l->beside_ff) add_and_norm(e, net, t, resid, NULL, NULL, w->expert_norm);
     e->ops->experts(e->be, &(struct be_experts_args){.glu = w->expert_glu,
                                                      .down = w->expert_down,
                                                      .experts = l->experts,
@@ -203,7 +236,51 @@ static const float *mlp(struct engine *e, struct net *net, const struct desc_lay
                                                      .weights = s->expert_weights,
                                                      .scratch = s->experts,
                                                      .out = s->proj});
-    return s->proj;
+    if (!l->beside_ff) return s->proj;
+    add_and_norm(e, net, t, s->mix, s->proj, w->experts_norm, NULL);
+    return s->mix;
+}
+
+/* s.token holds the table's rows: the stream's own part is added. */
+static void token_input(struct engine *e, struct net *net, uint32_t t)
+{
+    const struct model_desc *d = &net->desc;
+    struct decoder_scratch *s = &net->s;
+    e->ops->pack(e->be, &(struct be_pack_args){s->resid, t, d->hidden, s->h});
+    linear(e, net->w.token_project, s->h, t, BE_EPI_F32, s->tail_token);
+    /* rms(x / sqrt(C)) with eps is rms(x) with C eps. */
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                               .t = t * d->layer_count,
+                                               .c = d->token_input,
+                                               .eps = d->norm_eps * (float)d->hidden,
+                                               .x = s->tail_token,
+                                               .post_weight = net->w.token_norm,
+                                               .residual = s->token});
+}
+
+/* The layer's part of it onto the stream, then its scale; h = rms(x, next). */
+static void add_token_input(struct engine *e, struct net *net, uint32_t n, uint32_t t, bool narrowed,
+                            float *resid, const float *next)
+{
+    const struct model_desc *d = &net->desc;
+    const struct layer_weights *w = &net->w.layers[n];
+    struct decoder_scratch *s = &net->s;
+    const float *from = narrowed && !e->step.all_wanted ? s->tail_token : s->token;
+    e->ops->pack(e->be, &(struct be_pack_args){resid, t, d->hidden, s->h});
+    linear(e, w->token_gate, s->h, t, BE_EPI_F32, s->qkv);
+    e->ops->gelu_mul(e->be, &(struct be_gelu_mul_args){.x = s->qkv,
+                                                       .y = from + (size_t)n * d->token_input,
+                                                       .y_stride = (size_t)d->layer_count * d->token_input,
+                                                       .t = t,
+                                                       .c = d->token_input,
+                                                       .out = s->mlp});
+    linear(e, w->token_up, s->mlp, t, BE_EPI_F32, s->proj);
+    scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
+}
+
+static enum be_qkv_parts qkv_parts(const struct desc_layer *l, uint32_t n)
+{
+    return l->kv_owner != n ? BE_Q : l->keys_values ? BE_QK : BE_QKV;
 }
 
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
@@ -216,33 +293,39 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
         &(struct be_embed_args){
             .w = net->w.embed, .ids = st->ids, .t = st->t, .scale = net->embed_scale, .out = s->resid});
     copy_features(e, net, b);
+    if (d->token_input) token_input(e, net, st->t);
     rope_tables(e, net);
     add_and_norm(e, net, st->t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
     uint32_t t = st->t;
     float *resid = s->resid;
+    bool narrowed = false, all = st->all_wanted;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &net->w.layers[n];
-        const struct be_rows *rows = &st->rows[e->kv.layer_group[l->kv_owner]];
+        uint32_t group = e->kv.layer_group[l->kv_owner];
+        const struct be_rows *rows = narrowed ? &st->tail[group] : &st->rows[group];
         struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim};
-        bool last = n + 1 == d->layer_count;
+        bool last = n + 1 == d->layer_count, tail_rope = narrowed && !all;
         const void *q = s->q;
         linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
         e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
+                                                 .parts = qkv_parts(l, n),
+                                                 .v_norm = l->v_norm,
                                                  .heads = l->heads,
                                                  .kv = kv,
                                                  .qkv = s->qkv,
                                                  .q_norm = w->q_norm,
                                                  .k_norm = w->k_norm,
                                                  .eps = d->norm_eps,
-                                                 .cos = s->cos[l->rope],
-                                                 .sin = s->sin[l->rope],
+                                                 .cos = tail_rope ? s->tail_cos[l->rope] : s->cos[l->rope],
+                                                 .sin = tail_rope ? s->tail_sin[l->rope] : s->sin[l->rope],
                                                  .q = s->q});
-        if (last) {
+        if (n == net->narrow) {
             if (st->wanted_count == 0) return;
+            narrowed = true;
             q = narrow(e, net, l);
-            rows = &st->tail;
-            t = st->tail.t;
+            rows = &st->tail[group];
+            t = rows->t;
             resid = tail_resid(e, net);
         }
         e->ops->attn(e->be, &(struct be_attn_args){.rows = rows,
@@ -257,12 +340,15 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
         add = mlp(e, net, l, w, t, resid);
         const float *next = last ? NULL : net->w.layers[n + 1].input_norm;
         if (d->has_vision && n < d->vision.tap_count) {
-            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, NULL);
-            if (last) add_taps_to_wanted(e, net, b, n);
+            scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, NULL);
+            if (narrowed) add_taps_to_wanted(e, net, b, n);
             else add_taps(e, net, b, n);
             add_and_norm(e, net, t, resid, NULL, NULL, next);
+        } else if (d->token_input) {
+            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, NULL);
+            add_token_input(e, net, n, t, narrowed, resid, next);
         } else {
-            add_and_norm(e, net, t, resid, add, w->post_mlp_norm, next);
+            scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, next);
         }
     }
 }

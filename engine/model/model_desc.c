@@ -31,7 +31,7 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
     for (uint32_t n = 0; n < d->layer_count; n++)
         if (d->layers[n].experts) i = d->layers[n].ff;
     if (i == 0 || !d->names.expert_gate_up) return false;
-    if (matches(name, d->names.expert_gate, ".weight")) {
+    if (d->names.expert_gate && matches(name, d->names.expert_gate, ".weight")) {
         *layout = EXPERTS_EACH;
         return true;
     }

@@ -5,12 +5,19 @@
  * One decoder layer, as the decoder runs it. x is the f32 residual stream; input_norm and pre_mlp_norm always
  * are, another norm whose name is NULL is left out:
  *   h = rms(x, input_norm)
- *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm))
+ *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm));  v = rms(v) with v_norm
  *   a = attention(q, keys, values visible under `window`)
  *   x += rms(a Wo (+ bias), post_attn_norm)
  *   h = rms(x, pre_mlp_norm)
  *   x += rms(m, post_mlp_norm),  m = (gate(h Wg) * (h Wu)) Wd
- *        or, with experts, the weighted sum of that over the row's experts
+ *        or, with experts, the weighted sum of that over the row's experts;
+ *        or, with an MLP beside the experts,
+ *          rms(MLP(h), beside_norm) + rms(experts(rms(x, expert_norm)), experts_norm),
+ *          its router reads rms(x, router_norm / sqrt(C)), and router_scale multiplies its weights
+ *   x += rms((gelu_tanh(x Wg) * p) Wu, token_post_norm), p: the layer's part of the token's own input, with
+ *        token_input: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
+ *        before the first layer), p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
+ *   x *= layer_scale
  *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack) */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
@@ -36,7 +43,8 @@ enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
  * interleaved: i % 3 == a and i < 3 s[a] -> a for a = 1, 2, else 0. */
 struct desc_rope {
     double theta, factor;
-    uint32_t dim; /* = head_dim of the layers that use it */
+    uint32_t dim;   /* = head_dim of the layers that use it */
+    uint32_t still; /* the last so many frequencies are 0: those pairs do not turn */
     bool yarn, yarn_truncate;
     double yarn_original, yarn_beta_fast, yarn_beta_slow;
     double attention; /* 0 counts as 1 */
@@ -52,7 +60,10 @@ struct desc_layer {
     uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
     uint32_t rope;   /* index into desc.ropes */
     bool qkv_bias, o_bias;
-    uint32_t ff; /* of the MLP, or of each expert */
+    bool v_norm;        /* RMS norm of the values, without a weight */
+    bool keys_values;   /* no Wv: the values are h Wk, before norm and rotation */
+    uint32_t ff;        /* of the MLP, or of each expert */
+    uint32_t beside_ff; /* of an MLP beside the experts; 0 = none */
     enum desc_gate gate;
     uint32_t experts, experts_used; /* 0 = a plain MLP */
     bool experts_renorm;            /* the weights of the chosen ones are divided by their sum */
@@ -73,7 +84,11 @@ struct desc_names {
     const char *embed, *head, *final_norm;
     const char *input_norm, *q, *k, *v, *o, *q_norm, *k_norm, *post_attn_norm, *pre_mlp_norm, *gate, *up,
         *down, *post_mlp_norm;
-    const char *router;                                /* stem */
+    const char *router;                                                                /* stem */
+    const char *router_norm, *router_scale, *expert_norm, *experts_norm, *beside_norm; /* with an MLP beside;
+                                                                   the first two are whole names */
+    const char *token_table, *token_project, *token_norm, *token_gate, *token_up, *token_post_norm;
+    const char *layer_scale;                           /* a whole name */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
 };
@@ -128,10 +143,13 @@ struct model_desc {
     uint32_t rope_first; /* rope position of the first token */
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
-    bool norm_plus_one;  /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;  /* embeddings are multiplied by this, rounded to the type of the stored embedding */
-    float final_softcap; /* 0 = none */
-    bool tied;           /* logits use the embedding */
+    bool norm_plus_one;   /* RMS weights are stored as w and used as 1 + w */
+    double embed_scale;   /* embeddings are multiplied by this, rounded to the type of the stored embedding */
+    float final_softcap;  /* 0 = none */
+    bool tied;            /* logits use the embedding */
+    uint32_t token_input; /* width of what each layer gets of every token by itself; 0 = nothing */
+    double token_scale;   /* rounded as embed_scale is */
+    uint32_t pad_id;      /* row of the table that stands for a picture's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
     bool has_vision;

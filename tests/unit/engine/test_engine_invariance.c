@@ -237,6 +237,17 @@ static void test_gemma3(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
+static void test_gemma4(void **state)
+{
+    static const struct variant variants[] = {{"gemma4", "e2b_f32"},
+                                              {"gemma4", "e2b_bf16"},
+                                              {"gemma4", "moe_f32"},
+                                              {"gemma4", "text_bf16"},
+                                              {"gemma4", "missing_keys_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
 static void test_qwen(void **state)
 {
     static const struct variant variants[] = {
@@ -264,7 +275,7 @@ static void test_it_can_fail(void **state)
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
-                                       cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
+                                       cmocka_unit_test(test_qwen), cmocka_unit_test(test_it_can_fail)};
     return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
 }

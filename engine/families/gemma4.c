@@ -1,0 +1,283 @@
+/* Gemma 4: text (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B), and the text of the
+ * 12B. Formulas and names: transformers models/gemma4 and models/gemma4_unified. What is easy to get wrong
+ * stands beside the line that gets it right. */
+#include "engine/families/families.h"
+
+#include "config/base/log.h"
+#include "config/hf/reader.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- config.json ---- */
+
+static const struct hf_text GEMMA4_TEXT = {
+    .vocab_size = 262144,
+    .hidden_size = 2304,
+    .intermediate_size = 9216,
+    .num_hidden_layers = 30,
+    .num_attention_heads = 8,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .max_position_embeddings = 131072,
+    .sliding_window = 512,
+    .rms_norm_eps = 1e-6,
+    .tie_word_embeddings = true,
+    .qk_norm = true,
+    .activation = HF_GELU_TANH,
+};
+static const struct hf_text UNIFIED_TEXT = {
+    .vocab_size = 262144,
+    .hidden_size = 2304,
+    .intermediate_size = 9216,
+    .num_hidden_layers = 30,
+    .num_attention_heads = 8,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .max_position_embeddings = 262144,
+    .sliding_window = 1024,
+    .rms_norm_eps = 1e-6,
+    .tie_word_embeddings = true,
+    .qk_norm = true,
+    .activation = HF_GELU_TANH,
+};
+
+static bool is_unified(const struct hf_config *c)
+{
+    return family_after(c->model_type, "gemma4_unified") != NULL;
+}
+
+static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
+{
+    struct hf_text *t = &c->text;
+    hf_text_sizes(r, r->text, t);
+    hf_text_heads(r, r->text, t);
+    hf_u32(r, r->text, "sliding_window", 1, 1u << 30, &t->sliding_window);
+    hf_bool(r, r->text, "attention_bias", &t->qkv_bias);
+    t->o_bias = t->qkv_bias;
+    hf_bool(r, r->text, "tie_word_embeddings", &t->tie_word_embeddings);
+    if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &t->tie_word_embeddings);
+    hf_activation(r, r->text, "hidden_activation", HF_GELU_TANH);
+    if (!hf_layer_types(r, r->text, t))
+        for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++)
+            t->layer_types[n] = (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING;
+    t->layer_types[t->num_hidden_layers - 1] = HF_FULL; /* whatever the file says */
+    c->bos_id = 2;
+    hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    uint32_t seen = json_get_live(r->d, r->text, "use_bidirectional_attention");
+    if (seen != JSON_NONE && !json_str_eq(r->d, seen, "vision"))
+        hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention",
+                 "only null and vision are served: \"all\" is an encoder, not a generator");
+}
+
+/* ---- description ---- */
+
+/* Spellings in files: model.language_model.X (with a tower), model.X (text alone), and both without `model.`.
+ * First releases of the experts have `moe.` for `experts.`, with per_expert_scale in it. */
+static bool canonical(const char *name, char out[DESC_NAME_MAX])
+{
+    const char *s = name, *x = family_after(s, "model.");
+    if (x) s = x;
+    if (family_after(s, "audio_tower.") || family_after(s, "embed_audio.")) return false;
+    const char *part = "text.";
+    if ((x = family_after(s, "lm_head."))) part = "head.";
+    else if ((x = family_after(s, "vision_tower."))) part = "vision.";
+    else if ((x = family_after(s, "embed_vision."))) part = "projector.";
+    else if ((x = family_after(s, "vision_embedder."))) part = "embedder.";
+    else if (!(x = family_after(s, "language_model.model.")) && !(x = family_after(s, "language_model.")))
+        x = s;
+    if ((s = family_after(x, "lm_head."))) {
+        part = "head.";
+        x = s;
+    }
+    const char *moe = strcmp(part, "text.") == 0 ? strstr(x, ".moe.") : NULL;
+    const char *rest = moe ? moe + strlen(".moe.") : "";
+    int n = moe ? snprintf(out, DESC_NAME_MAX, "%s%.*s.%s.%s", part, (int)(moe - x), x,
+                           strcmp(rest, "per_expert_scale") == 0 ? "router" : "experts", rest)
+                : snprintf(out, DESC_NAME_MAX, "%s%s", part, x);
+    return n > 0 && n < (int)DESC_NAME_MAX;
+}
+
+/* One entry of rope_parameters. The exponents' denominator of the proportional kind is the whole head, of
+ * which only the first pairs turn. */
+static void describe_rope(struct hf_reader *r, const char *name, struct desc_rope *rope)
+{
+    uint32_t params = json_get_live(r->d, r->text, "rope_parameters"),
+             dict = json_get_live(r->d, params, name), type = json_get_live(r->d, dict, "rope_type");
+    double part = 1;
+    if (params == JSON_NONE) { /* the class's own */
+        bool full = strcmp(name, "full_attention") == 0;
+        rope->theta = full ? 1e6 : 1e4;
+        part = full ? 0.25 : 1;
+    } else if (json_kind(r->d, dict) != JSON_OBJECT) {
+        hf_fault(r, ST_FORMAT, "rope_parameters", "must have an object for each type of layer");
+    } else {
+        rope->theta = 1e4;
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
+        if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
+            hf_double(r, dict, "partial_rotary_factor", 0, 1, &part);
+            hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
+        } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
+            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
+        }
+    }
+    rope->still = rope->dim / 2 - (uint32_t)floor(part * rope->dim / 2);
+}
+
+/* What differs between the layers: per_layer_config of transformers 5, else the keys of the release, which
+ * say it of the layers of full attention alone. */
+static void describe_heads(struct hf_reader *r, const struct hf_config *c, bool keys_values,
+                           struct model_desc *d)
+{
+    const struct hf_text *t = &c->text;
+    uint32_t all = json_get_live(r->d, r->text, "per_layer_config"), head_dim = 512,
+             kv_heads = t->num_key_value_heads;
+    if (all != JSON_NONE && json_kind(r->d, all) != JSON_OBJECT)
+        hf_fault(r, ST_FORMAT, "per_layer_config", "must be an object");
+    hf_u32(r, r->text, "global_head_dim", 0, SIZE_MAX_HEAD_DIM, &head_dim);
+    if (head_dim == 0) head_dim = t->head_dim;
+    if (keys_values) hf_u32(r, r->text, "num_global_key_value_heads", 1, SIZE_MAX_HEADS, &kv_heads);
+    for (uint32_t n = 0; n < d->layer_count && !r->st; n++) {
+        struct desc_layer *l = &d->layers[n];
+        if (all == JSON_NONE && t->layer_types[n] == HF_FULL) {
+            l->head_dim = head_dim;
+            l->kv_heads = kv_heads;
+        } else if (all != JSON_NONE) {
+            char key[16];
+            snprintf(key, sizeof key, "%u", n);
+            uint32_t own = json_get_live(r->d, all, key);
+            hf_u32(r, own, "head_dim", 2, SIZE_MAX_HEAD_DIM, &l->head_dim);
+            hf_u32(r, own, "num_key_value_heads", 1, SIZE_MAX_HEADS, &l->kv_heads);
+        }
+        if (l->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
+        if (l->heads % l->kv_heads)
+            hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+        /* One rotary table for each type of layer. */
+        struct desc_rope *rope = &d->ropes[l->rope];
+        if (rope->dim && rope->dim != l->head_dim)
+            hf_fault(r, ST_UNSUPPORTED, "per_layer_config", "layers of one type must have heads of one size");
+        rope->dim = l->head_dim;
+    }
+}
+
+/* The last layers read the keys of the last one before them that is of their type. */
+static void describe_sharing(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    uint32_t shared = 0;
+    bool wide = false;
+    hf_u32(r, r->text, "num_kv_shared_layers", 0, d->layer_count - 1, &shared);
+    hf_bool(r, r->text, "use_double_wide_mlp", &wide);
+    uint32_t first = d->layer_count - shared;
+    for (uint32_t n = first; n < d->layer_count && !r->st; n++) {
+        struct desc_layer *l = &d->layers[n];
+        uint32_t owner = first;
+        while (owner > 0 && c->text.layer_types[owner - 1] != c->text.layer_types[n]) owner--;
+        if (owner == 0) {
+            hf_fault(r, ST_FORMAT, "num_kv_shared_layers", "leaves no layer of that type with keys");
+            return;
+        }
+        l->kv_owner = owner - 1;
+        const struct desc_layer *o = &d->layers[l->kv_owner];
+        if (o->kv_heads != l->kv_heads || o->head_dim != l->head_dim)
+            hf_fault(r, ST_FORMAT, "per_layer_config", "layers that share keys must have the same heads");
+        if (wide) l->ff *= 2;
+    }
+}
+
+static void describe_experts(struct hf_reader *r, struct model_desc *d)
+{
+    bool on = false;
+    uint32_t experts = 0, used = 0, ff = 0;
+    hf_bool(r, r->text, "enable_moe_block", &on);
+    if (!on) return;
+    hf_u32(r, r->text, "num_experts", 1, SIZE_MAX_EXPERTS, &experts);
+    hf_u32(r, r->text, "top_k_experts", 1, HF_TOPK_MAX, &used);
+    hf_u32(r, r->text, "moe_intermediate_size", 1, SIZE_MAX_FF, &ff);
+    if (!r->st && (experts == 0 || used == 0 || ff == 0 || used > experts))
+        hf_fault(r, ST_FORMAT, "enable_moe_block",
+                 "needs num_experts, top_k_experts of at most as many, and moe_intermediate_size");
+    d->expert_layout = EXPERTS_OUT_IN;
+    d->names.router = "text.layers.#.router.proj";
+    d->names.router_norm = "text.layers.#.router.scale";
+    d->names.router_scale = "text.layers.#.router.per_expert_scale";
+    d->names.expert_gate_up = "text.layers.#.experts.gate_up_proj";
+    d->names.expert_down_all = "text.layers.#.experts.down_proj";
+    d->names.expert_norm = "text.layers.#.pre_feedforward_layernorm_2";
+    d->names.experts_norm = "text.layers.#.post_feedforward_layernorm_2";
+    d->names.beside_norm = "text.layers.#.post_feedforward_layernorm_1";
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        struct desc_layer *l = &d->layers[n];
+        l->beside_ff = l->ff;
+        l->ff = ff;
+        l->experts = experts;
+        l->experts_used = used;
+        l->experts_renorm = true;
+    }
+}
+
+/* Inputs of each layer by token. A picture's tokens read the row of the padding token. */
+static void describe_token_input(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    uint32_t vocab = 262144;
+    d->token_input = 256;
+    hf_u32(r, r->text, "hidden_size_per_layer_input", 0, SIZE_MAX_HIDDEN, &d->token_input);
+    hf_u32(r, r->text, "vocab_size_per_layer_input", 1, SIZE_MAX_VOCAB, &vocab);
+    hf_u32(r, r->text, "pad_token_id", 0, SIZE_MAX_VOCAB - 1, &d->pad_id);
+    if (!r->st && d->pad_id >= c->text.vocab_size)
+        hf_fault(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
+    if (d->token_input == 0) return;
+    if (vocab != c->text.vocab_size)
+        hf_fault(r, ST_UNSUPPORTED, "vocab_size_per_layer_input", "only that of vocab_size is served");
+    d->token_scale = sqrt((double)d->token_input);
+    d->names.token_table = "text.embed_tokens_per_layer";
+    d->names.token_project = "text.per_layer_model_projection";
+    d->names.token_norm = "text.per_layer_projection_norm";
+    d->names.token_gate = "text.layers.#.per_layer_input_gate";
+    d->names.token_up = "text.layers.#.per_layer_projection";
+    d->names.token_post_norm = "text.layers.#.post_per_layer_input_norm";
+}
+
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    const struct hf_text *t = &c->text;
+    double final_softcap = 0;
+    bool keys_values = false;
+    hf_double(r, r->text, "final_logit_softcapping", 1e-6, 1e9, &final_softcap);
+    hf_bool(r, r->text, "attention_k_eq_v", &keys_values);
+    if (!family_decoder(r, c, d)) return;
+    d->rope_count = 2;
+    d->ropes[HF_FULL] = d->ropes[HF_SLIDING] = (struct desc_rope){.factor = 1};
+    d->embed_scale = sqrt((double)t->hidden_size);
+    d->final_softcap = (float)final_softcap;
+    d->names.post_attn_norm = "text.layers.#.post_attention_layernorm";
+    d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
+    d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
+    d->names.layer_scale = "text.layers.#.layer_scalar";
+    d->canonical = canonical;
+    if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
+    for (uint32_t n = 0; n < d->layer_count; n++) {
+        struct desc_layer *l = &d->layers[n];
+        l->scale = 1; /* q_norm and k_norm have it */
+        l->rope = t->layer_types[n];
+        l->v_norm = true;
+        l->keys_values = keys_values && t->layer_types[n] == HF_FULL;
+    }
+    describe_heads(r, c, keys_values, d);
+    if (!r->st && d->ropes[HF_FULL].dim) describe_rope(r, "full_attention", &d->ropes[HF_FULL]);
+    if (!r->st && d->ropes[HF_SLIDING].dim) describe_rope(r, "sliding_attention", &d->ropes[HF_SLIDING]);
+    if (d->ropes[HF_SLIDING].dim == 0) d->rope_count = 1;
+    describe_sharing(r, c, d);
+    if (is_unified(c)) return;
+    describe_experts(r, d);
+    describe_token_input(r, c, d);
+}
+
+const struct family family_gemma4 = {
+    .types = {{"gemma4", HF_NESTED, &GEMMA4_TEXT, NULL},
+              {"gemma4_text", HF_FLAT, &GEMMA4_TEXT, NULL},
+              {"gemma4_unified", HF_NESTED, &UNIFIED_TEXT, NULL},
+              {"gemma4_unified_text", HF_FLAT, &UNIFIED_TEXT, NULL}},
+    .read = read,
+    .describe = describe,
+};
