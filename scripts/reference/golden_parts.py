@@ -363,9 +363,9 @@ def make(name, v, attempt, out):
             target = out / name
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(folder, target)
-            for f in target.iterdir():
-                f.chmod(0o644)
-        size = sum(f.stat().st_size for f in target.iterdir())
+            for f in target.rglob("*"):
+                f.chmod(0o755 if f.is_dir() else 0o644)
+        size = sum(f.stat().st_size for f in target.rglob("*"))
         print(f"{name}: seed {seed}, {size / 1024:.0f} KiB")
         for c in cases:
             print("   ", c["prompt_tokens"], json.dumps(c["measured"]), flush=True)
