@@ -141,6 +141,12 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
         return err_set(err, ST_TOO_LARGE, "more than %u stop token ids", SCHED_STOP_MAX - s->caps.eos_count);
     for (uint32_t i = 0, end = 0; i < p->span_count; end = p->spans[i++].end) {
         const struct prompt_span *im = &p->spans[i];
+        if (im->rule == SPAN_PREFIX && im->whole_end > s->caps.span_tokens_max)
+            return err_set(
+                err, ST_TOO_LARGE,
+                "the prompt has %u tokens; this model sees a prompt as a whole, and at most %u fit "
+                "into one step",
+                im->whole_end, s->caps.span_tokens_max);
         if ((im->picture && !s->caps.images) || im->begin < end || im->end <= im->begin ||
             im->end > p->token_count || im->whole_end > p->token_count ||
             (im->whole_end && im->whole_end - im->whole_begin > s->caps.span_tokens_max))
@@ -150,7 +156,7 @@ static enum status check_sequence(const struct scheduler *s, const struct sched_
      * for them. */
     for (uint32_t i = 0, im = 0; i < p->token_count; i++) {
         while (im < p->span_count && p->spans[im].end <= i) im++;
-        if (im < p->span_count && p->spans[im].begin <= i) continue;
+        if (im < p->span_count && p->spans[im].begin <= i && p->spans[im].picture) continue;
         if (p->tokens[i] >= s->caps.vocab_size)
             return err_set(err, ST_INVALID, "token id %u is not in the vocabulary", p->tokens[i]);
     }

@@ -396,18 +396,29 @@ static enum status set_offsets(const struct model_image_rule *rule, struct promp
     return ST_OK;
 }
 
+static void copy_keys(struct prompt *p, const struct prompt_picture *pictures, uint32_t picture_count)
+{
+    for (uint32_t k = 0, n = 0; k < picture_count; k++)
+        for (uint32_t i = 0; i < pictures[k].count; i++, n++)
+            memcpy(p->spans[n].key, pictures[k].keys[i], sizeof p->spans[n].key);
+}
+
 static void move_pixels(struct prompt *p, struct prompt_picture *pictures, uint32_t picture_count)
 {
-    uint32_t n = 0;
+    struct prompt_span *s = p->spans;
     for (uint32_t k = 0; k < picture_count; k++) {
-        for (uint32_t i = 0; i < pictures[k].count; i++, n++) {
-            if (pictures[k].images) {
-                p->spans[n].pixels = pictures[k].images[i];
-                pictures[k].images[i].rgb = NULL;
-            }
-            memcpy(p->spans[n].key, pictures[k].keys[i], sizeof p->spans[n].key);
+        for (uint32_t i = 0; i < pictures[k].count; i++, s++) {
+            while (!s->picture) s++;
+            if (!pictures[k].images) continue;
+            s->pixels = pictures[k].images[i];
+            pictures[k].images[i].rgb = NULL;
         }
     }
+}
+
+enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err)
+{
+    return m->image.present && m->image.rule == SPAN_PREFIX ? prompt_whole(p, err) : ST_OK;
 }
 
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err)
@@ -416,7 +427,7 @@ enum status prompt_check(const struct model_info *m, const struct prompt *p, str
     if (p->token_count == 0) return err_set(err, ST_INVALID, "The prompt is empty.");
     for (uint32_t i = 0; i < p->token_count; i++) {
         while (k < p->span_count && p->spans[k].end <= i) k++;
-        if (k < p->span_count && i >= p->spans[k].begin) continue;
+        if (k < p->span_count && i >= p->spans[k].begin && p->spans[k].picture) continue;
         bool video;
         if (m->image.present && is_soft(&m->image, p->tokens[i], &video))
             return err_set(err, ST_INVALID,
@@ -470,6 +481,8 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
         if (!st) st = set_offsets(&m->image, &p, err);
     }
     if (!st) st = prompt_check(m, &p, err);
+    if (!st) copy_keys(&p, pictures, picture_count);
+    if (!st) st = prompt_apply_rule(m, &p, err);
     if (st) {
         prompt_free(&p); /* holds no pixels yet */
     } else {
@@ -594,6 +607,7 @@ enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, siz
     if (!p.tokens) return err_set(err, ST_NOMEM, "out of memory for %zu tokens", count);
     if (count) memcpy(p.tokens, ids, count * sizeof *p.tokens);
     enum status st = prompt_check(m, &p, err);
+    if (!st) st = prompt_apply_rule(m, &p, err);
     if (st) prompt_free(&p);
     else *out = p;
     return st;

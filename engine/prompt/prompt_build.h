@@ -65,4 +65,8 @@ enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, siz
  * ST_INVALID names the id. */
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err) KV_MUST_CHECK;
 
+/* What the family's rule says about a prompt as a whole, whose pictures have their keys: its spans. The two
+ * functions above have called it; again where tokens were taken away. */
+enum status prompt_apply_rule(const struct model_info *m, struct prompt *p, struct err *err) KV_MUST_CHECK;
+
 #endif
