@@ -111,17 +111,41 @@ enum status family_parse(const char *text, size_t len, const char *name, struct 
     return st;
 }
 
+static enum status load_doc(const char *dir, char **path, struct json_doc *doc, struct err *err)
+{
+    if (asprintf(path, "%s/config.json", dir) < 0) {
+        *path = NULL;
+        return err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    }
+    return json_doc_load(*path, HF_FILE_BYTES_MAX, doc, err);
+}
+
 enum status family_load(const char *dir, struct hf_config *c, struct model_desc *d, struct err *err)
 {
     char *path;
     struct json_doc doc = {0};
     *d = (struct model_desc){0};
-    if (asprintf(&path, "%s/config.json", dir) < 0) return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    enum status st = json_doc_load(path, HF_FILE_BYTES_MAX, &doc, err);
+    enum status st = load_doc(dir, &path, &doc, err);
+    if (!st) st = parse_doc(&doc, path, c, d, err);
+    json_free(&doc);
+    free(path);
+    return st;
+}
+
+enum status family_prompt_load(const char *dir, const struct family_prompt **out, struct err *err)
+{
+    char *path;
+    struct json_doc doc = {0};
+    enum status st = load_doc(dir, &path, &doc, err);
+    *out = NULL;
     if (!st) {
-        st = parse_doc(&doc, path, c, d, err);
-        json_free(&doc);
+        struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .vision = JSON_NONE};
+        const struct family_type *type;
+        const struct family *family = find_type(&r, &type);
+        if (family) *out = family->prompt;
+        st = r.st;
     }
+    json_free(&doc);
     free(path);
     return st;
 }

@@ -7,6 +7,7 @@
  *   describe  that, and keys that this family alone has -> model_desc: layers, ropes, tensor names, the
  *             tower; in .image how a picture is written into a prompt and which rule its span has
  *   pictures  the defaults of its picture and video processor classes
+ *   prompt    what its processor class does to text, where that stands in no file
  *
  * docs/adding-a-family.md goes through it step by step. */
 #ifndef KVASIR_FAMILIES_H
@@ -14,6 +15,7 @@
 
 #include "config/hf/config.h"
 #include "engine/model/model_desc.h"
+#include "engine/tokenizer/tokenizer.h"
 
 struct hf_reader;
 
@@ -37,6 +39,13 @@ struct family_pictures {
     uint32_t video_patch; /* 0: the model takes no videos */
 };
 
+/* Of a family whose processor writes prompts by a rule of its own. */
+struct family_prompt {
+    const char *chat_template; /* the rule as a template, for checkpoints without one */
+    const struct tok_extra *tokens;
+    size_t token_count;
+};
+
 #define FAMILY_TYPES_MAX 8u
 struct family {
     struct family_type types[FAMILY_TYPES_MAX]; /* at least one empty behind the last */
@@ -46,6 +55,7 @@ struct family {
     /* After `read` without a fault. *d is zero. */
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
     const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
+    const struct family_prompt *prompt;     /* NULL: all that there is to say stands in the checkpoint */
 };
 
 /* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
@@ -54,6 +64,10 @@ struct family {
 bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model_desc *d) KV_MUST_CHECK;
 /* What stands behind `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
+
+/* What DIR/config.json's family says about prompts; NULL in *out: nothing. */
+enum status family_prompt_load(const char *dir, const struct family_prompt **out,
+                               struct err *err) KV_MUST_CHECK;
 
 /* The family that answers to a model_type; NULL: none. */
 const struct family *family_find(const char *model_type);

@@ -64,9 +64,37 @@ static const struct family_pictures PICTURES = {
               .std = {0.5f, 0.5f, 0.5f}},
 };
 
+/* PaliGemmaProcessor: a picture token for each picture, which becomes all of its tokens, bos, the text, a
+ * newline. It takes one question about pictures; where in the message they stand makes no difference. */
+static const char CHAT[] =
+    "{%- if messages|length != 1 or messages[0].role != 'user' -%}"
+    "{{- raise_exception('This model takes one user message: no system message, no earlier turns.') -}}"
+    "{%- endif -%}"
+    "{%- set content = messages[0].content -%}"
+    "{%- if content is string or not content|selectattr('type', 'equalto', 'image')|list -%}"
+    "{{- raise_exception('This model needs a picture in the message.') -}}"
+    "{%- endif -%}"
+    "{%- for part in content if part.type == 'image' -%}{{- '<image>' -}}{%- endfor -%}"
+    "{{- bos_token -}}"
+    "{%- for part in content if part.type == 'text' -%}"
+    "{{- ' ' if not loop.first -}}{{- part.text -}}"
+    "{%- endfor -%}"
+    "{{- '\n' -}}";
+static const struct tok_extra TOKENS[] = {
+    {.prefix = "<image>", .suffix = "", .count = 1, .special = true},
+    {.prefix = "<loc", .suffix = ">", .digits = 4, .count = 1024},
+    {.prefix = "<seg", .suffix = ">", .digits = 3, .count = 128},
+};
+static const struct family_prompt PROMPT = {
+    .chat_template = CHAT,
+    .tokens = TOKENS,
+    .token_count = sizeof TOKENS / sizeof *TOKENS,
+};
+
 const struct family family_paligemma = {
     .types = {{"paligemma", HF_NESTED, &gemma_text, &siglip_defaults}},
     .read = read,
     .describe = describe,
     .pictures = &PICTURES,
+    .prompt = &PROMPT,
 };

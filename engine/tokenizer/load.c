@@ -622,7 +622,33 @@ static enum status read_side_file(struct tokenizer *t, const char *dir, const ch
 
 /* ---- all of it ---- */
 
+/* A token of the vocabulary that isn't an added one yet becomes one; as transformers' add_tokens makes it. */
+static enum status add_extra(struct loader *l, const struct tok_extra *x)
+{
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < x->count && !st; i++) {
+        char number[16] = "", *content;
+        if (x->digits) snprintf(number, sizeof number, "%0*u", (int)x->digits, i);
+        int n = asprintf(&content, "%s%s%s", x->prefix, number, x->suffix);
+        if (n < 0) return err_set(l->err, ST_NOMEM, "added tokens: out of memory");
+        uint32_t id = tok__literal_id(l->t, content, (size_t)n);
+        if (id == TOK_NO_ID || l->t->flags[id] & TOK_ADDED) {
+            free(content);
+            continue;
+        }
+        struct tok_added flags = {.special = x->special, .normalized = !x->special};
+        st = put_added(l, id, content, (size_t)n, &flags);
+    }
+    return st;
+}
+
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
+{
+    return tok_load_extra(dir, NULL, 0, out, err);
+}
+
+enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
+                           struct tokenizer **out, struct err *err)
 {
     char path[4096];
     if ((size_t)snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= sizeof path)
@@ -646,6 +672,8 @@ enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
      */
     if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
     l.d = NULL;
+    for (size_t i = 0; i < extra_count && !st; i++)
+        if ((st = add_extra(&l, &extra[i]))) err_prefix(err, st, "%s", path);
     if (!st && (st = finish_added(&l))) err_prefix(err, st, "%s", path);
     if (!st && (st = tok__finish_vocab(t, err))) err_prefix(err, st, "%s", path);
     if (st) {

@@ -17,6 +17,16 @@ struct tokenizer;
 /* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
  * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never guesses. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
+/* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
+ * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */
+struct tok_extra {
+    const char *prefix, *suffix;
+    uint32_t digits, count;
+    bool special;
+};
+/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. */
+enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
+                           struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
 /* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
  * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */
