@@ -119,10 +119,11 @@ static enum status say_plan(struct buf *b, const struct engine *e)
                     "memory     %.1f MiB free: weights %.1f, scratch %.1f, vision scratch %.1f, KV %.1f MiB "
                     "(%.1f would hold %u "
                     "sequences of %u tokens)\n"
-                    "step       at most %u tokens of %u sequences\n",
+                    "step       at most %u tokens of %u sequences%s\n",
                     MIB(p->available), MIB(p->weight_bytes), MIB(p->scratch_bytes), MIB(p->vision_bytes),
                     MIB(p->kv_bytes), MIB(p->kv_wanted), p->sequences_max, p->context_max,
-                    p->batch_tokens_max, p->sequences_max);
+                    p->batch_tokens_max, p->sequences_max,
+                    e->net.desc.image.rule == SPAN_PREFIX ? ", prompts as a whole" : "");
 }
 
 static enum status say_all(struct buf *b, const struct engine *e)

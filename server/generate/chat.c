@@ -81,7 +81,9 @@ static enum status build(struct chat *c, const json_t *original)
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&c->r->answer.error, st, "messages", &err);
     for (uint32_t i = 0; i < p->span_count; i++)
-        g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
+        if (p->spans[i].picture) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
+    for (uint32_t i = 0; i < g->picture_count; i++)
+        g->pictures[i].first = prompt_picture(p, g->pictures[i].first);
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
                             c->pictures.count, p, &g->prompts[0].places, &err);
@@ -125,7 +127,7 @@ static enum status answer_shape(struct chat *c)
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
-static enum status chat_build(struct chat *c, json_t *root)
+static enum status chat_build(struct chat *c, json_t *root, const json_t *messages)
 {
     const struct server *s = c->r->srv;
     const struct model *m = s->model;
@@ -140,10 +142,10 @@ static enum status chat_build(struct chat *c, json_t *root)
     limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
         limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
-    enum status st = chat_messages_parse(field(root, "messages"), &limits, &c->messages, &c->r->answer.error);
+    enum status st = chat_messages_parse(messages, &limits, &c->messages, &c->r->answer.error);
     if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
     if (!st) st = render(c, root);
-    if (!st) st = build(c, field(root, "messages"));
+    if (!st) st = build(c, messages);
     return st;
 }
 
@@ -170,12 +172,46 @@ static bool inside_reasoning(const struct chat *c)
 enum status gen_prompt_chat(struct gen *g, json_t *root)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, root);
+    enum status st = chat_build(&c, root, field(root, "messages"));
     if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
     if (!st) st = answer_shape(&c);
     chat_fini(&c);
+    return st;
+}
+
+/* Errors name what the client wrote: messages[0].content is the prompt. */
+static void name_prompt(struct api_error *e)
+{
+    static const char in[] = "messages[0].content", as[] = "prompt";
+    char *p = e->param;
+    size_t n = strlen(in);
+    if (strncmp(p, in, n) == 0) memmove(p + strlen(as), p + n, strlen(p + n) + 1);
+    else if (strncmp(p, "messages", 8) == 0) p[strlen(as)] = '\0';
+    else return;
+    memcpy(p, as, strlen(as));
+}
+
+enum status gen_prompt_parts(struct gen *g, json_t *parts)
+{
+    struct api_error *e = &g->r->answer.error;
+    struct chat c = {.r = g->r, .g = g};
+    if (!g->r->srv->model->own_prompts)
+        return api_fail(e, 400, "invalid_type", "prompt[0]",
+                        "A prompt must be a string or an array of token ids.");
+    if (g->p.echo)
+        return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
+    json_t *root = json_object(), *messages = json_pack("[{s:s,s:O}]", "role", "user", "content", parts);
+    enum status st = root && messages ? ST_OK : no_memory(&c);
+    g->p.add_special_tokens = false; /* the rule writes bos where it belongs */
+    if (!st) st = chat_build(&c, root, messages);
+    if (!st) st = gen_truncate(g, &g->prompts[0]);
+    if (!st) st = gen_context_check(g, &g->prompts[0]);
+    if (st) name_prompt(e);
+    chat_fini(&c);
+    json_decref(messages);
+    json_decref(root);
     return st;
 }
 
@@ -199,7 +235,7 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
     if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
     struct chat c = {.r = r, .g = g};
-    enum status st = chat_build(&c, root);
+    enum status st = chat_build(&c, root, field(root, "messages"));
     chat_fini(&c);
     return st;
 }

@@ -121,7 +121,7 @@ struct gen_picture {
     size_t len;
     struct picture_ask ask;
     uint8_t alias[32];           /* its id (media/alias.h) */
-    uint32_t first, count;       /* prompt images that it became: [first, first + count) */
+    uint32_t first, count;       /* spans of the prompt that it became: [first, first + count) */
     struct image_fetch *fetch;   /* being decoded */
     struct image_prepared ready; /* a video with many parts: those that nobody took yet, so that it is not
                                     decoded for each of them */

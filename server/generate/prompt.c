@@ -48,6 +48,13 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         g->kind == GEN_CHAT ? "the messages" : "your prompt", r,
                         g->kind == GEN_CHAT ? "messages" : "prompt");
     }
+    const struct engine_caps *caps = &g->r->srv->model->caps;
+    if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX && count > caps->span_tokens_max) {
+        return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
+                        "This model sees a prompt as a whole, and this server has memory for %u tokens of "
+                        "it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
+                        caps->span_tokens_max, param, (unsigned long long)count, param);
+    }
     if (count >= m && !scoring) {
         return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
@@ -61,7 +68,7 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 enum status gen_truncate(struct gen *g, struct gen_prompt *p)
 {
     if (!g->p.has_truncate) return ST_OK;
-    if (p->prompt.span_count) {
+    if (prompt_picture(&p->prompt, 0) < p->prompt.span_count) {
         return api_fail(&g->r->answer.error, 400, "invalid_value", "truncate_prompt_tokens",
                         "truncate_prompt_tokens can't be combined with images.");
     }
@@ -72,7 +79,9 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     memmove(p->prompt.tokens, p->prompt.tokens + drop, (size_t)keep * sizeof *p->prompt.tokens);
     p->prompt.token_count = (uint32_t)keep;
     p->dropped = drop;
-    return ST_OK;
+    struct err err = {0};
+    enum status st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
+    return st ? no_memory(g) : ST_OK;
 }
 
 static enum status text_prompt(struct gen *g, json_t *s, const char *path, struct gen_prompt *p)
@@ -148,6 +157,7 @@ static enum status one_prompt(struct gen *g, json_t *v, const char *path)
     p->text_chars = utf8_count(p->text ? p->text : "", p->text_len);
     struct err err = {0};
     st = prompt_check(g->r->srv->model->info, &p->prompt, &err); /* refuses the picture placeholder too */
+    if (!st) st = prompt_apply_rule(g->r->srv->model->info, &p->prompt, &err);
     if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
     st = gen_truncate(g, p);
     return st ? st : gen_context_check(g, p);
@@ -162,6 +172,7 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "prompt",
                         "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
+    if (json_is_object(json_array_get(v, 0))) return gen_prompt_parts(g, v);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", "prompt", "prompt is empty.");

@@ -40,6 +40,7 @@ struct model {
     struct scheduler *sched;
     struct tokenizer *tok;
     struct template *tmpl; /* NULL: the checkpoint has none */
+    bool own_prompts;      /* tmpl is the rule of the family's processor: one message, no turns */
     const struct model_info *info;
     struct engine_caps caps;
 };

@@ -4,6 +4,7 @@
 #include "config/base/assert.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
+#include "engine/families/families.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/http/conn.h"
@@ -338,9 +339,18 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
     struct engine_options eo = server_engine_options(o, s->model_dir);
     eo.progress = load_progress;
     eo.progress_arg = &last_us;
-    enum status st = tok_load(s->model_dir, &m->tok, err);
+    const struct family_prompt *rule;
+    enum status st = family_prompt_load(s->model_dir, &rule, err);
+    if (!st)
+        st = tok_load_extra(s->model_dir, rule ? rule->tokens : NULL, rule ? rule->token_count : 0, &m->tok,
+                            err);
     if (!st) {
         st = template_load(s->model_dir, &m->tmpl, err);
+        if (st == ST_NOT_FOUND && rule) {
+            st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
+                                 err);
+            m->own_prompts = !st;
+        }
         if (!st) template_guard(m->tmpl, m->tok);
         if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
     }

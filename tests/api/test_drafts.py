@@ -1,6 +1,6 @@
 """Tokens guessed ahead: python3 test_drafts.py [--binary B] [--model DIR]
-Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn, alone and
-in a crowd, with stop strings, several choices and streams. And guesses were made, and some of them were right."""
+Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn,
+alone and in a crowd, with stop strings and several choices. And guesses were made, and some were right."""
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,8 @@ def requests():
     """Repetitive prompts: what follows was there before, or seems to."""
     for k in range(12):
         run = [20 + (k * 7 + i) % 11 for i in range(11)]
-        body = {"prompt": run * 6 + [30 + k], "max_tokens": 60, "logprobs": 3, "seed": k, "return_token_ids": True}
+        body = {"prompt": run * 6 + [30 + k], "max_tokens": 60, "logprobs": 3, "seed": k,
+                "return_token_ids": True}
         yield {**body, "temperature": 0}
         yield {**body, "temperature": 0, "ignore_eos": True, "min_tokens": 40, "presence_penalty": 0.5}
         yield {**body, "temperature": 0.2, "n": 2}
@@ -27,7 +28,8 @@ def requests():
 
 def answer(s, body):
     got = s.ok("/v1/completions", body, timeout=300)
-    return [(c["text"], c["token_ids"], c["logprobs"], c["finish_reason"]) for c in got["choices"]], got["usage"]
+    choices = [(c["text"], c["token_ids"], c["logprobs"], c["finish_reason"]) for c in got["choices"]]
+    return choices, got["usage"]
 
 
 def test_same_answers(plain, drafting):
@@ -42,8 +44,8 @@ def test_same_answers(plain, drafting):
     accepted = sum(d["accepted_prediction_tokens"] for d in details)
     rejected = sum(d["rejected_prediction_tokens"] for d in details)
     check.true("some guesses are right, some are wrong", accepted > 10 and rejected > 0, (accepted, rejected))
-    check.true("usage never has more than were generated",
-               all(d["accepted_prediction_tokens"] < u["completion_tokens"] for (_, u), d in zip(alone, details)))
+    check.true("usage never has more than were generated", all(
+        d["accepted_prediction_tokens"] < u["completion_tokens"] for (_, u), d in zip(alone, details)))
     drafted = drafting.metric("vllm:spec_decode_num_draft_tokens_total")
     counted = drafting.metric("vllm:spec_decode_num_accepted_tokens_total")
     check.true("/metrics counts them", drafted > counted >= accepted, (drafted, counted, accepted))
