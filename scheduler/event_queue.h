@@ -1,5 +1,5 @@
 /* Events from the engine thread to one consumer: an unbounded lock-free queue with one producer and one
- * consumer. What is pushed shows when it is published. */
+ * consumer. A pushed event becomes visible when it is published. */
 #ifndef KVASIR_EVENT_QUEUE_H
 #define KVASIR_EVENT_QUEUE_H
 

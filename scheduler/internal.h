@@ -5,7 +5,7 @@
  *                                                    ^------------- preempt (blocks dropped, position 0) ---'
  *
  * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the
- * tail that the window reaches). Preemption gives the KV to the prefix cache (or forgets it) and keeps the
+ * tail that the window reaches). Preemption gives the KV to the prefix cache (or drops it) and keeps the
  * history, so a resumed sequence takes over or recomputes exactly what it had: no answer changes. */
 #ifndef KVASIR_SCHED_INTERNAL_H
 #define KVASIR_SCHED_INTERNAL_H
@@ -49,7 +49,7 @@ struct sequence {
     uint64_t arrival; /* order of submission: ties of priority, preemption order */
     atomic_bool cancelled;
     bool running;
-    bool alone;       /* runs with nobody beside it, in small chunks: see make_room */
+    bool alone;       /* runs alone, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
     uint32_t proposed;               /* guesses behind tokens[count - 1], for the run of this step alone */
@@ -80,11 +80,11 @@ struct sequence {
     uint64_t submitted_us, admitted_us, first_token_us;
     uint32_t run_tokens;   /* tokens of the run planned for this step; 0 = none */
     uint32_t wanted_until; /* others wait for its prefill to reach this; 0 = none does */
-    uint64_t prefill_turn; /* the turn in which it was prefilled last; later: it stands back until then */
+    uint64_t prefill_turn; /* the turn of its last prefill; in the future: its tenant comes last until then */
 };
 
-/* scheduler/prefill.c: one that wants to be prefilled in this step, and one tenant's share of it. Costs in
- * microseconds, or in tokens where a step has no time budget. */
+/* scheduler/prefill.c: a sequence with tokens to prefill in this step, and one tenant's share of the step.
+ * Costs in microseconds, or in tokens where a step has no time budget. */
 struct prefill {
     struct sequence *q;
     double left, need; /* of all that is left to prefill; of what can go into one step */
@@ -138,12 +138,12 @@ struct scheduler {
     struct sequence **run_seqs; /* [sequences_max] */
     uint32_t run_count, step_tokens;
     uint32_t step_rows;           /* tokens that prefills may fill the step up to */
-    struct step_cost cost;        /* what steps take, as learnt so far */
+    struct step_cost cost;        /* learnt model of step times */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
-    double slice_us;              /* what this turn's slice of a picture took; 0 = there was none */
-    double layer_us;              /* what one more layer of such a slice takes, as seen last; 0 = not known */
+    double slice_us;              /* time of this turn's picture slice; 0 = none */
+    double layer_us;              /* last measured time per layer of such a slice; 0 = not known */
     uint64_t layer_pixels;        /* of a picture of so many pixels */
     struct sequence *wide;  /* whose picture had no room beside the others in the last step; compared only: it
                                may be gone */
@@ -170,7 +170,7 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q);
 void sched__blocks_drop(struct scheduler *s, struct sequence *q);
 /* Releases the blocks behind `position`: taken for guesses that were not drawn. */
 void sched__blocks_roll_back(struct scheduler *s, struct sequence *q);
-/* Whether [position, position+n) can be covered without anything giving way. */
+/* Whether [position, position+n) can be covered without evicting anything. */
 bool sched__blocks_free(const struct scheduler *s, const struct sequence *q, uint32_t n);
 /* Most blocks of every group that a sequence of `tokens` tokens can hold at once. */
 void sched__blocks_worst(const struct scheduler *s, uint64_t tokens, uint32_t need[ENGINE_GROUPS_MAX]);
@@ -187,15 +187,16 @@ void sched__cache_admitted(struct scheduler *s, struct sequence *q); /* counts *
 /* Publishes what q computed; last: it stops here (end, preemption). */
 void sched__cache_publish(struct scheduler *s, struct sequence *q, bool last);
 void sched__cache_leave(struct scheduler *s, struct sequence *q);
-/* Sets `deferred` of all that wait: those whose wait for another's prefill isn't over. One walk. */
+/* Sets `deferred` of all waiting sequences: true while the prefill that it waits for is not done. One pass.
+ */
 void sched__cache_defer(struct scheduler *s);
-/* Should q wait for the prefill of one that runs? Notes it in q if so. */
+/* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_gauges(struct scheduler *s);
 void sched__cache_check(const struct scheduler *s);
 
-/* scheduler/fair.c: of those that wait and aren't deferred, who is next; NULL: nobody. */
+/* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
 
 /* scheduler/plan.c: who runs in this step, with how many tokens. */

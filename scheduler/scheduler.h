@@ -27,20 +27,20 @@ struct sched_options {
     uint32_t queue_max;     /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
     uint32_t prefill_chunk; /* tokens of one sequence's prefill in one step at most; 0 = what the step's
                                budget leaves */
-    uint32_t step_us; /* what a step may take, its slice of a picture included: prefills share what decodes
-                       * leave of it. Not kept by a model whose single rows take longer, nor by pictures that
-                       * go whole. 0 = no limit but tokens */
+    uint32_t step_us; /* time budget of a step, its slice of a picture included: prefills share what decodes
+                         leave of it. A single row that takes longer exceeds it, and so does a picture that is
+                         prefilled whole. 0 = no time limit */
     uint64_t (*clock)(void *arg); /* microseconds, for measuring steps; NULL = the monotonic clock */
     void *clock_arg;
     uint32_t encode_layers;  /* vision-tower layers between two decode steps; 0 = what fits into half of
                                 step_us, or 2 */
     bool no_prefix_cache;    /* compute every prompt */
-    uint64_t features_bytes; /* encoded pictures, in use or kept for later requests, as long as idle ones can
-                                give way; 0 = 256 MiB */
+    uint64_t features_bytes; /* limit for encoded pictures, in use or kept for later requests. Only idle ones
+                                can be evicted, so those in use may exceed it. 0 = 256 MiB */
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
-    /* Guesses up to `most` tokens that may follow tokens[0..count) of the sequence whose `user` it is; how
-     * many. Engine thread. They are verified (struct engine_run), so they cost or save time and change no
-     * answer. NULL: nobody guesses. */
+    /* Speculative decoding: writes up to `most` draft tokens that may follow tokens[0..count) of the sequence
+     * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_run), so they
+     * change the time and no answer. NULL: no drafts. */
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
@@ -52,19 +52,18 @@ struct sched_options {
     uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
                                config/base/faults.h */
 };
-/* 1: a hit is content with one token of window less than attention reaches back. 2: a partly filled block of
- * a hit is shared as it is instead of copied. 4: the position of a hit is taken from the count of its blocks
- * (rounded up). */
+/* 1: a hit needs one token less of the window than attention reads. 2: a partly filled block of a hit is
+ * shared instead of copied. 4: the position of a hit is computed from its number of blocks (rounded up). */
 enum {
     SCHED_BUG_WINDOW = 1,
     SCHED_BUG_NO_COPY = 2,
     SCHED_BUG_POSITION = 4,
-    /* Naive rules for rope positions behind a hit. Positions go on with the count of tokens, a new picture's
+    /* Wrong rules for RoPE positions after a hit. Positions continue with the token count, a new picture's
        too: */
     SCHED_BUG_ROPE = 8,
     SCHED_BUG_ROPE_DELTA =
-        16, /* the same, less what the pictures of the hit saved: one number per conversation is kept */
-    SCHED_BUG_ROPE_ANEW = 32, /* the scan runs over what is computed alone: it begins at 0 */
+        16, /* the same, minus the offset of the pictures in the hit: one offset per conversation */
+    SCHED_BUG_ROPE_ANEW = 32, /* only the computed tokens are counted: positions begin at 0 */
 };
 
 enum seq_end {
@@ -86,8 +85,8 @@ struct sched_sequence {
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
     int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
-    uint64_t
-        tenant; /* whose request it is (hash of API key or user): fairness between tenants; 0 = nobody's */
+    uint64_t tenant;  /* who sent the request (hash of API key or user), for fairness between tenants; 0 =
+                         unknown */
     uint8_t salt[32]; /* name space of prefix cache and image features: hash of the request's cache_salt; all
                          zero = the common one */
     bool no_cache_read;   /* computes its prompt whatever is cached */
@@ -107,19 +106,18 @@ enum event_kind {
 /* Why reuse of a prompt ended where it did. */
 enum cache_stop {
     CACHE_STOP_NONE = 0, /* everything but the last token was reused */
-    CACHE_STOP_END,      /* all that is cached is equal, the prompt goes on */
+    CACHE_STOP_END,      /* all cached items are equal, the prompt is longer */
     CACHE_STOP_TOKEN,    /* a text token differs from what is cached */
-    CACHE_STOP_IMAGE,    /* another picture (or a picture instead of text) stands there */
-    CACHE_STOP_SPAN,     /* equal to a place inside a picture that is only reusable as a whole */
+    CACHE_STOP_IMAGE,    /* another picture (or a picture instead of text) is at that place */
+    CACHE_STOP_SPAN,     /* equal up to a place inside a picture that is reused whole or not at all */
     CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that place is gone */
-    CACHE_STOP_EVICTED,  /* what follows was cached and had to go */
+    CACHE_STOP_EVICTED,  /* what follows was cached and has been evicted */
     CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
 struct sched_cache_info {
     uint32_t reused; /* prompt tokens whose KV came from the cache */
-    uint32_t equal;  /* leading prompt tokens that are equal to something cached, reusable or not: where the
-                        ways part */
+    uint32_t equal;  /* leading prompt tokens that are equal to something cached, reusable or not */
     enum cache_stop stop;
 };
 
@@ -159,9 +157,10 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
                          struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
 /* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when
- * another's encode failed), but never while its question is open; refusing an open question always ends it.
- * supply: the prepared pixels that belong to the image's key; ownership moves (freed by the scheduler, also
- * when id is stale). refuse: the sequence ends with END_ERROR and the message. */
+ * another's encode failed), but never while its last EV_IMAGE is unanswered. Refusing an unanswered EV_IMAGE
+ * always ends the sequence. supply: the prepared pixels that belong to the image's key; ownership moves
+ * (freed by the scheduler, also when id is stale). refuse: the sequence ends with END_ERROR and the message.
+ */
 void sched_supply_image(struct scheduler *s, struct seq_id id, uint32_t image, struct image_u8 *pixels);
 void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, const char *message);
 /* Drops what is cached and not in use, at the next turn of the engine thread. Any thread. */
@@ -172,7 +171,7 @@ bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0
                                                          = there is none. The consumer's thread */
 
-/* Runs the step loop on the calling thread until sched_stop; parks when there is nothing to do. */
+/* Runs the step loop on the calling thread until sched_stop; sleeps when there is nothing to do. */
 void sched_run(struct scheduler *s);
 /* drain: new submissions are refused, running ones finish, then sched_run returns. Not drain: all sequences
  * end with END_CANCELLED first. */
@@ -205,10 +204,10 @@ struct sched_stats {
     uint64_t cache_queries,
         cache_query_tokens; /* admissions that looked into the prefix cache, and their prompt tokens */
     uint64_t cache_hits, cache_hit_tokens; /* with at least one token reused */
-    uint64_t cache_recomputed_tokens; /* equal to something cached, computed all the same (last token, window,
-                                         picture cut) */
-    uint64_t cache_waits, cache_copied_blocks; /* admissions put off for an equal prefix in flight; partly
-                                                  filled blocks copied */
+    uint64_t cache_recomputed_tokens; /* equal to something cached, but computed again (last token, window, a
+                                         picture hit in the middle) */
+    uint64_t cache_waits, cache_copied_blocks; /* admissions delayed while another sequence computes the same
+                                                  prefix; partly filled blocks copied */
     uint64_t cache_nodes, cache_evictions;     /* nodes of the tree now; nodes evicted */
     uint64_t cache_stops[CACHE_STOP_DISABLED + 1];
     uint64_t feature_queries, feature_hits, feature_bytes, feature_evictions; /* encoded pictures */
@@ -221,7 +220,7 @@ struct sched_stats {
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */
     uint64_t inbox_us; /* how long the oldest submission has been waiting for the engine thread to take it; 0
-                          = none is */
+                          = none waits */
     uint64_t
         heartbeat_us; /* monotonic time of the last turn of the engine thread: readiness probes look at it */
     bool failed;      /* the engine reported ST_DEVICE; nothing runs any more */

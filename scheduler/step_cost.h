@@ -24,7 +24,7 @@ struct step_cost {
     double share[ENGINE_GROUPS_MAX]; /* of a pair in that group; they add up to 1 */
     uint32_t group_count, window[ENGINE_GROUPS_MAX];
     uint32_t steps;    /* learnt from */
-    uint32_t rows_max; /* of a step so far: nothing is known of much larger ones */
+    uint32_t rows_max; /* largest of a step so far; the model does not hold far beyond it */
 };
 
 void step_cost_init(struct step_cost *c, const struct engine_caps *caps);
@@ -38,7 +38,7 @@ void step_cost_learn(struct step_cost *c, const struct step_load *l, double us);
 double step_cost_run_us(const struct step_cost *c, uint32_t position, uint32_t count, bool sampled);
 /* The longest run behind `position` that adds at most `us`; 1 to most. */
 uint32_t step_cost_fit(const struct step_cost *c, uint32_t position, uint32_t most, double us);
-/* Rows that a step may have: a few times what was seen. */
+/* Limit for the rows of a step: a few times the most seen so far. */
 uint32_t step_cost_rows(const struct step_cost *c);
 
 #endif

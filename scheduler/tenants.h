@@ -1,12 +1,12 @@
-/* Who got how much: a virtual time per tenant for fairness between them (start-time fair queueing, counted in
+/* A virtual time per tenant, for fairness between tenants (start-time fair queueing, counted in
  * tokens). Engine thread only. Pure data structure: knows ids and numbers, no sequences, no clock.
  *
  * A tenant with live sequences (waiting or running) has a virtual time that advances by the tokens served to
  * it; of those that wait, the one with the smallest time is served next (scheduler/fair.c), so all advance
- * alike. The virtual clock follows that smallest time and is a floor under all: being away, slow, or
- * outranked by priority earns nothing. A tenant that left ahead of the clock is remembered until the clock
- * has passed it (or the table is full of such): leaving and coming back forgets no debt. When nobody is left
- * at all, all is forgotten.
+ * alike. The virtual clock follows that smallest time and is the minimum for all: a tenant gets no credit for
+ * time in which it was absent, slow or of lower priority. A tenant that leaves with a time ahead of the clock
+ * stays in the table until the clock has passed that time (or the table is full of such tenants), so it
+ * cannot reset its debt by leaving and coming back. When no tenant is left, the table is cleared.
  *
  * What to charge: tokens to prefill when a sequence is admitted (at once, so that the choice of the next one
  * sees it), then each generated token. Tokens from the prefix cache cost nothing. */

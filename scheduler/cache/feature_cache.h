@@ -1,4 +1,4 @@
-/* Encoded pictures by (salt, content key), so that a picture behind another prefix is prefilled again but not
+/* Encoded pictures by (salt, content key), so that a picture after another prefix is prefilled again but not
  * encoded again. Engine thread only. Knows the engine's features and bytes; no sequences, no prompts, no
  * clock.
  *
@@ -9,9 +9,9 @@
  *       last holder goes: dropped   last holder goes: dropped  last holder goes: idle, newest end of the LRU
  * list
  *
- * The bytes of all entries together are bounded; only idle ones can go, oldest first, so entries in use may
- * exceed the bound (then nothing is idle). Everything is O(1): a chained hash table under a secret seed, the
- * list intrusive. Keys are compared in full. */
+ * The bytes of all entries together are bounded; only idle ones are evicted, oldest first, so entries in use
+ * may exceed the limit (then nothing is idle). Everything is O(1): a chained hash table under a secret seed,
+ * the list intrusive. Keys are compared in full. */
 #ifndef KVASIR_FEATURE_CACHE_H
 #define KVASIR_FEATURE_CACHE_H
 
@@ -25,7 +25,7 @@ struct feature_cache;
 struct feature_entry;
 
 enum feature_state {
-    FEATURES_EMPTY = 0, /* nothing but a name: its pixels are wanted */
+    FEATURES_EMPTY = 0, /* only a key: its pixels are needed */
     FEATURES_ENCODING,
     FEATURES_DONE,
 };
@@ -39,8 +39,8 @@ void features_destroy(struct feature_cache *c); /* NULL is fine; nothing may be 
 /* Finds or creates the entry and takes a holder. Counts a query, and a hit when it was there (in whatever
  * state: the work is shared). NULL: out of memory. */
 struct feature_entry *features_get(struct feature_cache *c, const uint8_t salt[32], const uint8_t key[32]);
-/* An entry that no get ever finds and that goes with its holder: for pictures whose identity is in doubt or
- * that must not be shared. */
+/* An entry that get never finds and that is freed with its holder: for pictures whose identity is uncertain
+ * or that must not be shared. */
 struct feature_entry *features_get_private(struct feature_cache *c);
 /* Takes no holder, counts nothing, changes no order; the answer is good until the next call. NULL: not there.
  */
@@ -52,7 +52,7 @@ enum feature_state features_state(const struct feature_entry *f);
 const struct engine_features *
 features_of(const struct feature_entry *f); /* of a DONE entry that the caller holds */
 
-/* EMPTY -> ENCODING; copies the pixels. Where memory is short, idle entries give way first. Errors of
+/* EMPTY -> ENCODING; copies the pixels. If memory is short, idle entries are evicted first. Errors of
  * engine_features_create leave it EMPTY. */
 enum status features_begin(struct feature_cache *c, struct feature_entry *f, const struct image_u8 *pixels,
                            struct err *err) KV_MUST_CHECK;
@@ -65,7 +65,7 @@ void features_reset(struct feature_cache *c); /* drops what is idle */
 
 struct features_stats {
     uint64_t queries, hits;
-    uint64_t evictions; /* idle entries that had to go for the bound or for memory; a reset is none */
+    uint64_t evictions; /* idle entries evicted because of the limit or for memory; a reset does not count */
     uint64_t bytes;     /* of all entries, idle or not */
     uint64_t entries, idle;
     uint64_t holds; /* holders of all entries */

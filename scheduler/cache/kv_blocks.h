@@ -41,7 +41,7 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group);
 void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit,
                  enum kvb_holder who); /* of a block that somebody holds */
 void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit,
-                 enum kvb_holder who); /* frees when the last holder goes */
+                 enum kvb_holder who); /* frees it when the last holder releases it */
 uint32_t kvb_references(const struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who);
 
 uint64_t kvb_used_blocks(const struct kv_blocks *k, uint32_t group); /* live + cached */

@@ -22,14 +22,14 @@
  * still has (kept while memory lasts: hits are then possible anywhere); tail: blocks of [end-w+1, end), held
  * separately by nodes whose end is a place where hits end (prompt end, turn end, image end, branch point).
  *
- * Retention, in the order in which things go when memory is short:
+ * Eviction order when memory is short:
  *   1. bodies of sliding groups, least recently used node first, from the front;
- *   2. tails inside of a chain (one child: the conversation went on), least recently used first;
+ *   2. tails inside of a chain (one child: the conversation continued), least recently used first;
  *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte; ancestors
- * that no hit can end in go along;
+ * in which no hit can end are evicted with them;
  *   4. tails of branch points.
- * A sequence pins the node that its history ends in; what running sequences hold is theirs whatever the tree
- * drops. All choices cost O(log n): four indexed heaps. */
+ * A sequence pins the node that its history ends in; blocks that running sequences hold stay theirs, whatever
+ * the tree evicts. All choices cost O(log n): four indexed heaps. */
 #ifndef KVASIR_RADIX_CACHE_H
 #define KVASIR_RADIX_CACHE_H
 
@@ -90,9 +90,9 @@ uint32_t radix_common(const struct radix_view *a, const struct radix_view *b, ui
 struct radix_pin {
     struct radix_node *node;
 };
-/* Pins a hit and marks its path as just used. The node is split at the hit's end, so that what lies behind it
- * stays evictable. An empty hit pins the salt's root. False: out of memory; nothing is pinned and the hit
- * must not be used. */
+/* Pins a hit and marks its path as just used. The node is split at the hit's end, so that what follows the
+ * hit can still be evicted. An empty hit pins the salt's root. False: out of memory; nothing is pinned and
+ * the hit must not be used. */
 bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const struct radix_hit *hit,
                    struct radix_pin *pin);
 void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
@@ -101,15 +101,15 @@ void radix_unpin(struct radix_cache *c, struct radix_pin *pin);
  * Items that are there already keep their blocks, except that missing sliding blocks are filled in; the
  * sequence takes those over in exchange for its own (the entries of `tables` change, with their KVB_LIVE
  * holds), so that nothing is kept twice. checkpoint: hits are likely to end at `to`: its tail is kept. KV of
- * all positions below `to` must be computed and stay as it is. Moves the pin. Lack of memory for nodes leaves
- * the rest unpublished: returns the position up to which the tree now knows the sequence. */
+ * all positions below `to` must be computed and stay as it is. Moves the pin. Without memory for nodes the
+ * rest stays unpublished. Returns the position up to which the tree knows the sequence. */
 uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct radix_pin *pin,
                        uint32_t from, uint32_t to, const struct radix_table tables[], bool checkpoint);
 
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had.
  */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that no pin stands in the way of. */
+/* Drops everything that is not pinned. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {
@@ -118,14 +118,14 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
-/* Walks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
+/* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
 void radix_check(const struct radix_cache *c);
 /* Calls fn for every (group, unit, position range [from, to) of items) that a node claims, for tests that
  * watch writes. */
 void radix_each_claim(const struct radix_cache *c,
                       void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
                       void *arg);
-/* Puts a known bug back in (sched_options.test_mutation). */
+/* Enables a known bug (sched_options.test_mutation). */
 void radix_mutate(struct radix_cache *c, uint32_t mutation);
 
 #endif

@@ -1,5 +1,5 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: who goes; radix_check.c: invariants); nobody else includes it. See radix_cache.h for the
+ * radix_evict.c: eviction; radix_check.c: invariants); nobody else includes it. See radix_cache.h for the
  * picture. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
@@ -40,7 +40,7 @@ struct radix_node {
     uint32_t *tail[ENGINE_GROUPS_MAX];  /* [tail_count] from block index tail_first on */
     uint32_t tail_first[ENGINE_GROUPS_MAX], tail_count[ENGINE_GROUPS_MAX];
     uint64_t last_use;
-    double base, rank;            /* leaves: inflation at the last use; that plus the worth per byte */
+    double base, rank;            /* leaves: `inflation` at the last use; base + worth (GreedyDual) */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
 };
 
@@ -57,10 +57,10 @@ struct radix_cache {
         struct radix_node **at;
         uint32_t count;
     } heaps[HEAP_COUNT];
-    uint32_t heap_cap; /* of every heap: a node always finds room */
+    uint32_t heap_cap; /* of every heap: a node always fits */
     double inflation;
-    uint64_t *ghosts; /* fingerprints of (parent, first item) of what was evicted: only to tell why something
-                         isn't there */
+    uint64_t *ghosts; /* fingerprints of (parent, first item) of what was evicted: only to report why
+                         something is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
     uint32_t mutation; /* tests: SCHED_BUG_* */
