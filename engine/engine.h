@@ -55,8 +55,8 @@ struct engine_caps {
     uint32_t batch_tokens_max; /* at least span_tokens_max */
     uint32_t sequences_max;
     bool images;                 /* takes pictures */
-    uint32_t span_tokens_max;    /* most tokens that go as a whole; 0 = all can be cut. batch_tokens_max >=
-                                    span_tokens_max + sequences_max */
+    uint32_t span_tokens_max;    /* longest span that must be in one step; 0 = every span can be split.
+                                    batch_tokens_max >= span_tokens_max + sequences_max */
     uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all
                                     that the context holds */
     uint32_t eos_ids[16];        /* ids that end a generation */
@@ -66,8 +66,8 @@ struct engine_caps {
 enum status engine_open(const struct engine_options *opt, struct engine **out, struct err *err) KV_MUST_CHECK;
 void engine_close(struct engine *e); /* NULL is fine */
 void engine_caps(const struct engine *e, struct engine_caps *out);
-/* A number that changes while a step or an encode goes on, however long it takes: a watchdog tells slow from
- * hung by it. Any thread. */
+/* A counter that changes as long as a step or an encode makes progress: a watchdog uses it to tell a slow
+ * engine from one that hangs. Any thread. */
 uint64_t engine_progress(const struct engine *e);
 const struct model_info *engine_model(const struct engine *e); /* immutable, any thread, lives as long as e */
 
@@ -76,8 +76,8 @@ struct engine_features; /* encoded rows of one picture, in backend memory */
 /* Starts an encode; copies the pixels (their size decides the rows: ST_INVALID for one that this model does
  * not take). The tower runs in slices so that decoding is not starved: each engine_features_step runs
  * `layers` more of its layers, of a large picture a part of one (0 = all that are left), and sets *done at
- * the end. Same bits however it is sliced. Not while a step is in flight. ST_TOO_LARGE: the plan has no
- * memory for a picture of that size. */
+ * the end. The slicing does not change the result, bit for bit. Not while a step is in flight. ST_TOO_LARGE:
+ * the plan has no memory for a picture of that size. */
 enum status engine_features_create(struct engine *e, const struct image_u8 *pixels,
                                    struct engine_features **out, struct err *err) KV_MUST_CHECK;
 enum status engine_features_step(struct engine *e, struct engine_features *f, uint32_t layers, bool *done,
@@ -88,13 +88,13 @@ void engine_features_free(struct engine *e, struct engine_features *f);
 /* ---- one step ---- */
 /* A span of the prompt (struct prompt_span) that a run touches. */
 struct engine_span {
-    const struct engine_features *features; /* of its picture, fully encoded; NULL = none stands behind it */
-    uint32_t begin, end;                    /* absolute */
+    const struct engine_features
+        *features;       /* of its picture, fully encoded; NULL = the span has no picture */
+    uint32_t begin, end; /* absolute */
     enum span_rule rule;
-    uint32_t whole_begin, whole_end; /* a run that has some of these tokens has all up to whole_end */
-    struct prompt_grid grid;         /* its 3-D positions; all 0 = plain positions */
-    int32_t rope_before,
-        rope_offset; /* rope position minus position of the text in front of it and behind it */
+    uint32_t whole_begin, whole_end;  /* a run that has some of these tokens has all up to whole_end */
+    struct prompt_grid grid;          /* its 3-D positions; all 0 = plain positions */
+    int32_t rope_before, rope_offset; /* RoPE position minus position, of the text before it and after it */
 };
 /* One sequence's part of a step: `count` tokens at absolute positions [position, position + count); all
  * earlier positions are in the cache (sliding groups: those that the window can still reach). */
@@ -109,15 +109,16 @@ struct engine_run {
                                                   in arena units */
     const struct engine_span *spans;           /* those that touch [position, position + count), in order */
     uint32_t span_count;
-    /* A verified run: its last `proposed` tokens, tokens[position + count - proposed] and on, are guesses at
-     * what the sequence goes on with (they count as history: token_count includes them). A token is drawn at
-     * each of their places and behind the last, as if they had come one at a time, up to the first that
-     * differs from its guess: drawn[0..drawn_count). Keys and values behind position + count - proposed +
-     * drawn_count - 1 mean nothing then. proposed > 0 needs `sample` and ids below the vocabulary's size. */
+    /* Speculative decoding: the last `proposed` tokens of the run, from tokens[position + count - proposed]
+     * on, are draft tokens (token_count includes them). A token is drawn at the position of each draft and
+     * after the last one, as if the tokens had come one at a time, up to the first that differs from its
+     * draft: drawn[0..drawn_count). Keys and values after position + count - proposed + drawn_count - 1 are
+     * then invalid. proposed > 0 needs `sample` and ids below the vocabulary's size. */
     uint32_t proposed;
-    struct token_out *drawn; /* [proposed + 1], the caller's; may be NULL without guesses: `out` it is then */
-    int32_t rope_offset; /* rope position minus position of text in this run that stands in front of its first
-                            picture; 0 with plain positions */
+    struct token_out
+        *drawn; /* [proposed + 1], the caller's; may be NULL without drafts: the result is then in `out` */
+    int32_t rope_offset; /* RoPE position minus position, of the text in this run before its first picture; 0
+                            with 1-D positions */
     const struct sampling_params *sampling;
     bool sample;            /* draw the token that follows the run's last token -> out */
     const uint32_t *banned; /* ids that may not be drawn (min_tokens) at positions below banned_until */
@@ -128,10 +129,10 @@ struct engine_run {
     /* results, valid after engine_wait */
     struct token_out out; /* if sample and nothing was proposed */
     uint32_t drawn_count; /* if sample: 1 to proposed + 1 */
-    bool refused_broken;  /* the engine's own: a guess that was not drawn left something else than numbers */
-    bool broken; /* logits that were wanted, of this or a scored token, or, when the last token's were not,
-                  * what the last layer gets of it, are not all numbers, as with damaged weights: out and
-                  * scores mean nothing, nor does the KV */
+    bool refused_broken;  /* internal: a rejected draft token left NaN or infinity in the KV */
+    bool broken; /* NaN or infinity in the requested logits, or, if the last token's were not requested, in
+                    its input to the last layer (damaged weights, for example): out, scores and the KV are
+                    invalid */
     struct token_out *scores; /* if score_first: caller's array; scores[p - (position + 1)] for token at
                                  position p in (position, min(position+count, prompt_count-1)] */
 };
@@ -145,8 +146,8 @@ enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
- * filled block). What the original holds behind them is another request's, not even finite perhaps: the copy
- * has zeros there. */
+ * filled block). What the original holds after them belongs to another request and may be NaN: the copy has
+ * zeros there. */
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens);
 
 /* Arithmetic and traffic of the loaded model, and the measured ceilings of the machine: for `kvasir bench`.
@@ -176,8 +177,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
  * why there is none. */
 enum status engine_devices(char *text, size_t cap, struct err *err) KV_MUST_CHECK;
 
-/* For `kvasir inspect`: writes what was understood of the checkpoint in DIR as text, without loading the
- * weights. */
+/* For `kvasir inspect`: describes the checkpoint in DIR as text, without loading the weights. */
 enum status engine_inspect(const struct engine_options *opt, char *text, size_t cap,
                            struct err *err) KV_MUST_CHECK;
 

@@ -1,4 +1,4 @@
-/* The engine's insides, shared by engine*.c, decoder.c and vision.c only. Engine thread. */
+/* Internals of the engine, shared by engine*.c, decoder.c and vision.c only. Engine thread. */
 #ifndef KVASIR_ENGINE_INTERNAL_H
 #define KVASIR_ENGINE_INTERNAL_H
 
@@ -88,9 +88,9 @@ struct net {
     struct decoder_scratch s;
 };
 
-/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer runs over a picture in pieces
- * of so many, because its rows meet only in the attention's keys and values. It carries nothing from one
- * slice of an encode to the next. */
+/* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer processes a picture in pieces
+ * of that many rows. Rows depend on each other only through the attention's keys and values. No state stays
+ * here between slices of an encode. */
 struct vision_scratch {
     void *block;
     uint32_t rows;
@@ -116,7 +116,7 @@ struct wanted {
  * numbers of rows and sequences alone; only the block tables, which stand behind all others, have a length of
  * their own. */
 struct step {
-    uint32_t t, seq_count; /* with the rows that stand for nothing */
+    uint32_t t, seq_count; /* with padding rows */
     uint32_t wanted_count; /* without them */
     bool all_wanted;       /* the tail is the whole step, in its order */
     bool logits_done; /* of the wanted rows, with their statistics: the step came from a graph that ends with
@@ -131,7 +131,7 @@ struct step {
 
 /* A step of so many sequences with a row each, recorded (engine/graph.c). */
 #define ENGINE_GRAPHS_MAX   16u
-#define ENGINE_SAMPLERS_MAX 16u /* threads that draw: each has 16 bytes for every id of the vocabulary */
+#define ENGINE_SAMPLERS_MAX 16u /* sampling threads: each needs 16 bytes per id of the vocabulary */
 struct engine_graph {
     uint32_t rows;
     struct be_graph *graph;
@@ -176,7 +176,7 @@ struct engine_features {
     uint32_t frames, grid_h, grid_w; /* patches in time, down, across */
     uint32_t patches, tokens;
     uint32_t layers_done, taps_done;
-    uint32_t piece; /* rows of the tower that run at a time: a matter of the picture's size alone */
+    uint32_t piece; /* rows of the tower per pass; depends on the picture's size only */
     uint32_t row;   /* of the layer that runs now: the next row */
     bool attending; /* its keys and values are all there */
     bool embedded, done;
@@ -192,15 +192,15 @@ struct engine_features {
     float *dense,
         *pooled;      /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
     float *cos, *sin; /* [S, D/2]; NULL: no rotary */
-    struct be_rows whole, windowed; /* every patch of a frame sees the frame, or its window of it */
+    struct be_rows whole, windowed; /* every patch attends to its whole frame, or to its window */
     const uint32_t *order;          /* [grid_h * grid_w] raster index of the patch in each row of a frame */
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
     const uint32_t *table_rows;     /* [grid_h * grid_w, 4] look-up of the position table, with the weights */
     const float *table_weights;
 };
 
-/* Faults that others shipped, put in on purpose: tests show that they would be found. A test sets
- * e->test_bugs. */
+/* Known bugs of other implementations. Tests enable them (e->test_bugs) to show that the tests would find
+ * them. */
 enum {
     ENGINE_BUG_FEATURE_ROWS = 1,  /* a picture's rows count from where the chunk begins */
     ENGINE_BUG_TAP_ROWS = 2,      /* the same for its taps alone */
@@ -222,7 +222,8 @@ enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
 /* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
 uint32_t engine__vision_tokens_max(const struct engine *e);
-/* Host memory is given out before it is there: whether the plan has room for a picture of that many patches.
+/* Whether the plan has room for a picture of that many patches. Checked here, because host memory can be
+ * overcommitted.
  */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* f32 frequencies as transformers computes them; out [dim/2]. */
@@ -231,13 +232,14 @@ void engine__rope_frequencies(const struct desc_rope *r, float *out);
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
 
-/* engine/step.c: fills e->step and uploads its arrays. rows: the step's size, with rows behind the batch's
- * that stand for nothing (each a sequence of its own); every run has one row then. 0: the batch's own size.
+/* engine/step.c: fills e->step and uploads its arrays. rows: the step's size with padding rows after the
+ * batch's (each a sequence of its own); every run has one row then. 0: no padding.
  */
 void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows);
 
-/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that can't
- * record them runs every step the plain way (a line in the log); ST_DEVICE when it fails for good. */
+/* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that
+ * cannot record them runs every step without a graph (the log says so); ST_DEVICE when the device has failed.
+ */
 enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__graphs_close(struct engine *e);
 /* The graph that does this batch's step; NULL: none does. */
@@ -268,8 +270,8 @@ uint32_t vision_patches_max(const struct engine *e);
 uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches);
 /* Most rows of the tower that run at a time. */
 #define VISION_ROWS_MAX 2048u
-/* What one slice of `layers` = 1 may take, in rows times keys: a layer of a picture of 4,096 patches. The
- * products of a row weigh as much as VISION_ROW_KEYS keys (in a tower 1152 wide). */
+/* Work limit of one slice with `layers` = 1, in rows times keys: one layer of a picture of 4,096 patches. The
+ * matrix products of a row count as VISION_ROW_KEYS keys (in a tower 1152 wide). */
 #define VISION_ROW_KEYS 6600u
 #define VISION_SLICE    (4096ull * (VISION_ROW_KEYS + 4096))
 

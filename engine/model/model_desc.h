@@ -3,7 +3,7 @@
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *
  * One decoder layer, as the decoder runs it. x is the f32 residual stream; input_norm and pre_mlp_norm always
- * are, another norm whose name is NULL is left out:
+ * exist, any other norm whose name is NULL is skipped:
  *   h = rms(x, input_norm)
  *   q|k|v = h Wqkv (+ bias);  q, k = rope(rms(q, q_norm), rms(k, k_norm));  v = rms(v) with v_norm
  *   a = attention(q, keys, values visible under `window`)
@@ -112,13 +112,13 @@ struct desc_vision {
     enum desc_vision_mlp mlp;
     bool patch_bias;
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
-    uint32_t depth;         /* frames per patch: a still picture is shown that often */
+    uint32_t depth;         /* frames per patch: a still picture is repeated that many times */
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
     uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned);
                                0 with image_size: one row per patch */
     bool position;
-    uint32_t window;         /* tokens per side of an attention window; 0 = a patch sees its whole frame */
-    uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n sees the whole frame all the same */
+    uint32_t window; /* tokens per side of an attention window; 0 = a patch attends to its whole frame */
+    uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame anyway */
     enum desc_vision_end end;
     uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
     uint32_t tokens;                         /* VISION_POOL, VISION_LINEAR: rows that come out */

@@ -33,8 +33,8 @@ struct model_image_rule {
     uint32_t tokens;     /* soft tokens per picture; 0: as its grid says (config.dynamic) */
     enum span_rule rule; /* of a picture's tokens */
     bool grid;           /* pictures have 3-D positions (struct prompt_grid) */
-    /* The processor's sentence around a picture and its crops, letter for letter: the checkpoints were
-     * trained with it. In front of the whole, and between that and the first crop. */
+    /* The processor's sentence around a picture and its crops, exactly: the checkpoints were trained with it.
+     * Before the whole picture, and between that and the first crop. */
     const char *crops_before, *crops_between;
     /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
      * + soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose

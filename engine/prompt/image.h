@@ -56,15 +56,15 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
-    /* Transparent places show white (the family's own tools and processor do so); false: transparency is
-     * dropped, and the colours under it are seen (what the reference's loader leaves of a picture is RGB). */
+    /* Transparent pixels are blended over white, as the family's own tools and processor do. false: the alpha
+     * channel is dropped and the colours under it stay, as the reference's loader does. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
     bool video_volume; /* areas are over all frames, which are chosen evenly from first to last */
     uint64_t video_area_min, video_area_max; /* per frame, or over all frames (video_volume) */
     uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
-    double video_fps;                        /* frames per second that are looked at */
+    double video_fps;                        /* frames per second that are used */
     uint32_t video_frames_min, video_frames_max;
 };
 

@@ -41,7 +41,7 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
 struct prompt_grid image_grid(const struct image_config *cfg, uint32_t width, uint32_t height,
                               uint32_t frames);
 
-/* Which frames of a video are looked at, and when they are shown. */
+/* Which frames of a video are used, and at what time each is shown. */
 struct image_sample {
     uint32_t *frames; /* [count] indices, ascending (short videos: with repetitions); owned, free() */
     uint32_t count;

@@ -1,6 +1,6 @@
 /* From rendered text and prepared pictures to a prompt: placeholders, tokens, spans. Pure functions on worker
- * threads. A picture's place is a marker that the chat template wrote; what a user typed never makes one (its
- * bytes don't allow control tokens). */
+ * threads. A picture's place is a marker that the chat template wrote. Text typed by a user never becomes a
+ * marker (control tokens are not matched in it). */
 #ifndef KVASIR_PROMPT_BUILD_H
 #define KVASIR_PROMPT_BUILD_H
 
@@ -37,7 +37,7 @@ enum status prompt_build(const struct model_info *m, const struct tokenizer *t, 
                          uint32_t picture_count, uint32_t token_max, struct prompt *out,
                          struct err *err) KV_MUST_CHECK;
 
-/* Which part of the input a token stands for: [token, next entry's token) all bear `tag`. */
+/* Which part of the input a token stands for: [token, next entry's token) all have `tag`. */
 struct prompt_origin {
     uint32_t token, tag;
 };
@@ -45,10 +45,10 @@ struct prompt_origin {
     0x80000000u /* | index of the picture: its soft tokens and what the processor writes around them */
 
 /* The origins of all tokens of `p`, which prompt_build made from the same runs and pictures. tags[run_count],
- * below PROMPT_TAG_PICTURE: 0 for text that nobody but the template answers for. A token that reaches over
- * several runs bears the first tag that is not 0. The tokens' own bytes are laid along the text; where the
- * tokenizer changed the text (normalisation, repair, swallowed blanks) the next place where both agree is
- * looked for, so an origin may then be off by some tokens. O(text). *out:
+ * below PROMPT_TAG_PICTURE: 0 for text that comes from the template only. A token that covers several runs
+ * gets the first tag that is not 0. The bytes of the tokens are aligned with the text. Where the tokenizer
+ * changed the text (normalisation, repair, removed blanks) the alignment continues at the next match, so an
+ * origin may be off by some tokens there. O(text). *out:
  * [*count] in order of token, owned; NULL for count 0. */
 enum status prompt_origins(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
                            const uint32_t *tags, size_t run_count, const struct prompt_picture *pictures,
@@ -61,8 +61,8 @@ enum status prompt_from_ids(const struct model_info *m, const uint32_t *ids, siz
                             struct prompt *out, struct err *err) KV_MUST_CHECK;
 
 /* Whether the engine can run it: not empty, every id outside of a picture's span has a row in the embedding
- * and is not the placeholder. Both functions above have asked; for prompts that were made otherwise.
- * ST_INVALID names the id. */
+ * and is not the placeholder. The two functions above check this already; call it for prompts that were made
+ * in another way. ST_INVALID names the id. */
 enum status prompt_check(const struct model_info *m, const struct prompt *p, struct err *err) KV_MUST_CHECK;
 
 /* What the family's rule says about a prompt as a whole, whose pictures have their keys: its spans. The two

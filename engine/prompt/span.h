@@ -1,6 +1,6 @@
-/* Spans: runs of prompt tokens that see each other in another way than text does, or that stand for something
- * else than their ids. The prompt's builder makes them by the family's rule; scheduler, cache and attention
- * go by what stands here and know no pictures. */
+/* Attention spans: runs of prompt tokens with another attention mask than text, or with embeddings that do
+ * not come from their ids. prompt_build makes them by the family's rule; scheduler, cache and attention read
+ * only the spans and know no pictures. */
 #ifndef KVASIR_SPAN_H
 #define KVASIR_SPAN_H
 
@@ -27,26 +27,26 @@ static inline bool prompt_grid_equal(const struct prompt_grid *a, const struct p
     return a->t == b->t && a->h == b->h && a->w == b->w && a->seconds == b->seconds;
 }
 
-/* What the tokens of a span see of each other. Every token sees all before it, in sliding layers the window's
- * length; tokens outside of spans see nothing behind them. */
+/* The attention mask of a span. Every token attends to all tokens before it (in sliding layers: within the
+ * window). Tokens outside of spans attend to nothing after them. */
 enum span_rule {
     SPAN_CAUSAL = 0,    /* as text */
-    SPAN_WITHIN,        /* each sees all of [whole_begin, whole_end) behind it, too */
+    SPAN_WITHIN,        /* each also attends to what follows it in [whole_begin, whole_end) */
     SPAN_WITHIN_WINDOW, /* the same in sliding layers, as text in full ones */
-    SPAN_PREFIX,        /* each sees all of [whole_begin, whole_end), whatever the window */
+    SPAN_PREFIX,        /* each attends to all of [whole_begin, whole_end), whatever the window */
 };
 
-/* A run of tokens with a rule and an identity of its own, with a picture (or a crop, a frame) behind it or
- * none. */
+/* A run of tokens with its own mask and identity; it may stand for a picture (or a crop, a frame). */
 struct prompt_span {
     uint32_t begin, end; /* token indices */
     enum span_rule rule;
-    /* The tokens that go as a whole: no chunk and no hit ends between them. The span itself, or, of a
-     * SPAN_PREFIX, the prompt's beginning, which its spans fill; begin = end where the rule is SPAN_CAUSAL.
+    /* The tokens that must stay together: no prefill chunk and no cache hit ends between them. It is the span
+     * itself, or, for SPAN_PREFIX, the beginning of the prompt, which its spans fill; begin = end for
+     * SPAN_CAUSAL.
      */
     uint32_t whole_begin, whole_end;
     uint8_t key[32]; /* 256-bit content key of the picture: pixels and preprocessing parameters. All zero =
-                        identity in doubt: nothing from `begin` on is cached */
+                        identity uncertain: nothing from `begin` on is cached */
     uint8_t whole_key[32];   /* SPAN_PREFIX: of all that lies in [whole_begin, whole_end), zero as above */
     int32_t rope_offset;     /* next rope position minus token count behind the span; 0 with 1-D positions */
     struct prompt_grid grid; /* all 0 with 1-D positions */
@@ -56,12 +56,13 @@ struct prompt_span {
         pixels; /* resized to what the tower takes; owned by the prompt. rgb NULL: not decoded yet; the
                  * scheduler asks for it (EV_IMAGE) when neither its KV nor its features are cached */
 };
-/* Whether no run of tokens may end at p (0 < p); s is the first span whose end lies behind p. */
+/* True if no run of tokens may end at p (0 < p); s is the first span that ends after p. */
 static inline bool span_cut(const struct prompt_span *s, uint32_t p)
 {
     return s->whole_begin < p && p < s->whole_end;
 }
-/* What tells keys and values of its tokens from others at the same place behind the same tokens. */
+/* What distinguishes the keys and values of its tokens from those of other tokens at the same position after
+ * the same prefix. */
 static inline const uint8_t *span_identity(const struct prompt_span *s)
 {
     return s->rule == SPAN_PREFIX ? s->whole_key : s->key;
