@@ -1,5 +1,5 @@
-/* A checkpoint's bytes are read where they are mapped: when somebody cuts the file short meanwhile, or the
- * disk fails, the next touch is SIGBUS. There is no way on, but one to say why. */
+/* A checkpoint is read through mmap. If the file is truncated meanwhile, or the disk fails, the next access
+ * raises SIGBUS. The process cannot continue, but it can say why. */
 #ifndef KVASIR_BUS_ERROR_H
 #define KVASIR_BUS_ERROR_H
 

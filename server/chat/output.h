@@ -1,6 +1,5 @@
-/* A chat answer taken apart: reasoning, content, function calls (reasoning_parse.h, tool_parse.h), gathered
- * as the text grows. Pure; used by one thread at a time. What to say about it to the client is
- * generate/write.c. */
+/* Splits a chat answer into reasoning, content and function calls (reasoning_parse.h, tool_parse.h) as the
+ * text grows. Pure; used by one thread at a time. generate/write.c turns the result into JSON. */
 #ifndef KVASIR_CHAT_OUTPUT_H
 #define KVASIR_CHAT_OUTPUT_H
 
@@ -51,8 +50,8 @@ struct chat_output {
 
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max);
 void chat_output_fini(struct chat_output *o);
-/* Goes on in the answer's text (it begins with what earlier calls saw). ST_NOMEM; ST_TOO_LARGE: over text_max
- * or CHAT_CALLS_MAX.
+/* Continues with the answer's text (it begins with the text of the earlier calls). ST_NOMEM; ST_TOO_LARGE:
+ * over text_max or CHAT_CALLS_MAX.
  */
 enum status chat_output_run(struct chat_output *o, const char *text, size_t len, bool final) KV_MUST_CHECK;
 /* The run for one more token is done: counts the tokens of the reasoning, its tags included. `before`:
@@ -61,7 +60,7 @@ void chat_output_token(struct chat_output *o, enum reasoning_state before);
 bool chat_output_reasons(const struct chat_output *o); /* the text ends within the reasoning */
 /* All calls are complete, and there is one. */
 bool chat_output_called(const struct chat_output *o);
-/* No more text is of interest. */
+/* No later text can change the result. */
 bool chat_output_done(const struct chat_output *o);
 
 #endif

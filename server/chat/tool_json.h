@@ -1,5 +1,5 @@
-/* Is this JSON (RFC 8259)? Told byte by byte, for text of a model that is still growing (tool_parse.h).
- * Builds no values. Pure.
+/* An incremental check for JSON (RFC 8259), byte by byte, for model text that is still growing
+ * (tool_parse.h). Builds no values. Pure.
  */
 #ifndef KVASIR_TOOL_JSON_H
 #define KVASIR_TOOL_JSON_H

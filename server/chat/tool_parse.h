@@ -111,7 +111,7 @@ enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, b
                            const struct tool_sink *sink) KV_MUST_CHECK;
 /* The last call's arguments are not complete. */
 bool tool_parse_open(const struct tool_parse *p);
-/* Nothing that may follow is of interest. */
+/* No later text can change the result. */
 bool tool_parse_done(const struct tool_parse *p);
 
 /* Bytes at the end of text[0..len) that are a proper prefix of tag. */

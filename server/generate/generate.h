@@ -45,13 +45,13 @@ struct gen_params {
     int64_t truncate;  /* -1 = as many as fit */
     bool service_tier; /* the request had the field */
     int64_t priority;
-    uint64_t tenant;  /* hash of API key and `user`; 0 = nobody's */
+    uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
     uint8_t salt[32]; /* hash of cache_salt; all zero without one */
     bool return_cache_info;
     enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
     struct tool_types *tool_types;    /* owned; NULL where the form needs none */
     bool parallel_calls;              /* chat: more than one call may be returned */
-    enum reasoning_use reasoning;     /* chat: what becomes of it where the template knows it */
+    enum reasoning_use reasoning;     /* chat: how reasoning is returned, if the template supports it */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 
@@ -62,7 +62,7 @@ struct gen_prompt {
     size_t text_len, text_chars; /* bytes, code points */
     uint32_t image_tokens, cached_tokens;
     uint32_t dropped; /* tokens that truncate_prompt_tokens cut off in front */
-    bool cache_known; /* the scheduler has said what it reused (its first sequence's word counts) */
+    bool cache_known; /* the scheduler has reported what it reused (its first sequence's report counts) */
     struct sched_cache_info cache;
     struct cache_places places; /* with return_cache_info: which part of the request each token came from */
     struct token_out
@@ -72,7 +72,7 @@ struct gen_prompt {
 
 /* What the chunks of a stream have shown so far; generate/write.c's. */
 struct choice_shown {
-    bool dirty;   /* there are tokens that none showed yet */
+    bool dirty;   /* there are tokens that no chunk has shown yet */
     bool any;     /* the first one (with echo) went out */
     bool finish;  /* the one with the finish_reason did */
     bool null;    /* the role chunk said "content":null */
@@ -103,7 +103,7 @@ struct choice {
     struct buf text;         /* all text, with what is held back at its end */
     struct chat_output *out; /* chat with calls or reasoning: the text taken apart, and shown instead of it;
                                 else NULL. Owned */
-    size_t held;             /* bytes at the end that may yet become a stop string */
+    size_t held;             /* bytes at the end that may be the beginning of a stop string */
     size_t chars;            /* code points of text (without echo) */
     uint32_t *ids;           /* generated tokens, the end token among them */
     uint32_t id_count, id_cap;
@@ -164,17 +164,18 @@ void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request
 /* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
-/* Drops what of the body isn't needed any more; stops: the stop strings still are. NULL is fine. */
+/* Frees the parts of the body that are no longer needed; stops: the stop strings are still needed. NULL is
+ * fine. */
 void request_body_trim(struct request *r, json_t *root, bool stops);
 /* Checks that `model` is a name of the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 
 /* generate/parse.c (worker): all fields but messages and prompt. r->answer.error on failure. */
 enum status gen_parse(struct gen *g, json_t *root);
-/* Of them cache_salt alone: the name space of everything cached, also of what /tokenize notes about pictures.
+/* Only cache_salt: the name space of everything cached, also of what /tokenize caches about pictures.
  */
 enum status gen_parse_salt(struct gen *g, json_t *root);
-/* Of them mm_processor_kwargs. */
+/* Only mm_processor_kwargs. */
 enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 
 /* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the
@@ -194,19 +195,19 @@ void gen_submit(struct request *r); /* after the work: starts the sequences */
 void gen_events(struct server *s); /* takes those of the scheduler */
 
 /* generate/end.c (loop) */
-/* Frees what makes up the answer, once that is written or will never be. */
+/* Frees the data of the answer, once it is written or can no longer be written. */
 void gen_shed(struct gen *g);
 void gen_cancel(struct request *r); /* asks the scheduler to end its sequences */
 /* An error for the client, before or inside the stream. */
 void gen_abort(struct request *r, int http, const char *code, const char *message);
-void gen_answers_check(struct server *s); /* while answers take more than they may, the largest ends */
+void gen_answers_check(struct server *s); /* while answers exceed --answer-memory, ends the largest */
 
 /* generate/images.c (loop) */
 void gen_image_wanted(struct choice *c, const struct sched_event *ev); /* EV_IMAGE */
 size_t gen_images_bytes(const struct gen *g);                          /* held in files */
 void gen_images_free(struct gen *g);
-/* Any thread: counts decoded pixels as g's, and the server's. False: others hold some, and with these they
- * are too many; a request that is alone is not bounded. */
+/* Any thread: adds decoded pixels to g's count and to the server's. False: over --picture-memory; a request
+ * that is the only one with pixels is not limited. */
 bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
 
 /* generate/write.c (loop): JSON into g->r->answer.out */

@@ -1,6 +1,6 @@
-/* What a request is answered, and what it takes in memory: that of all answers together is bounded, for each
- * has its limits, but there may be thousands. Event loop's thread; while a worker has the request, the error,
- * the type and the text are the worker's. */
+/* The answer of a request and its size in memory. The memory of all answers together is limited too, because
+ * there may be thousands. Event loop's thread; while a worker has the request, the error, the type and the
+ * text are the worker's. */
 #ifndef KVASIR_ANSWER_H
 #define KVASIR_ANSWER_H
 

@@ -1,8 +1,8 @@
-/* Connections from accept to close. Between each client's socket and libmicrohttpd stands a gate: what the
- * client sends is read by http_in.h and goes on through a socket pair, one request at a time; what
- * libmicrohttpd answers comes back the same way. So libmicrohttpd sees well-formed requests alone, whatever
- * its version makes of others, and everything that has a deadline, is malformed or must be answered in the
- * middle of a body is answered here. Event loop's thread. Internal to server/. */
+/* Connections from accept to close. Between each client's socket and libmicrohttpd there is a gate: http_in.h
+ * parses what the client sends and passes it on through a socket pair, one request at a time; libmicrohttpd's
+ * answer comes back the same way. So libmicrohttpd gets well-formed requests only. Deadlines, malformed
+ * requests and answers before the end of a body are handled here. Event loop's thread. Internal to server/.
+ */
 #ifndef KVASIR_CONN_H
 #define KVASIR_CONN_H
 
@@ -12,8 +12,8 @@ enum conn_phase {
     CONN_HEAD = 0, /* between two requests, or in a head */
     CONN_BODY,     /* libmicrohttpd has the head, and the body as far as it came */
     CONN_BUSY,     /* it has the whole request and answers */
-    CONN_LINGER, /* all is said; what still comes is thrown away, so that a reset doesn't tear the answer out
-                    of the client's hands */
+    CONN_LINGER, /* the last answer is written; input is read and dropped, because a TCP reset could make the
+                    client lose the answer */
 };
 
 /* Takes connections of s->listen_fd for s->mhd. */
@@ -23,15 +23,15 @@ void conn_listen_stop(struct server *s); /* closes the listening socket; safe to
 void conn_notify(void *cls, struct MHD_Connection *c, void **context,
                  enum MHD_ConnectionNotificationCode code);
 void conn_request(struct request *r);          /* r's head has come to libmicrohttpd */
-void conn_completed(struct MHD_Connection *c); /* its request is done with: the next one may come */
+void conn_completed(struct MHD_Connection *c); /* its request is finished: the next one may come */
 /* r->answer.error is the answer though the body isn't there yet, which libmicrohttpd can't do. False: the
  * body is there, or it has answered. */
 bool conn_answer_early(struct request *r);
 void conn_cut(struct request *r);                /* ends a connection whose answer is being written */
 void conn_sweep(struct server *s, uint64_t now); /* deadlines; every 100 ms */
-void conn_unstick(
-    struct server *s); /* libmicrohttpd stays ready and does nothing: cuts those that it may be about */
-bool conn_pending(const struct server *s); /* has any bytes for its client left? */
-void conn_stop(struct server *s);          /* hands over what is there and closes all */
+void conn_unstick(struct server *s);       /* libmicrohttpd reports ready but makes no progress: closes the
+                                              connections that may be the cause */
+bool conn_pending(const struct server *s); /* does any connection have bytes left to send? */
+void conn_stop(struct server *s);          /* sends what is there and closes all */
 
 #endif

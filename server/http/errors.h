@@ -1,6 +1,6 @@
 /* Errors as the OpenAI API shows them: HTTP status and the four fields of the error object. Filled where the
  * fault is known, turned into JSON where it is answered; and the one table from status codes of the lower
- * layers. Leaf, any thread. */
+ * layers. Depends on no other module; any thread. */
 #ifndef KVASIR_ERRORS_H
 #define KVASIR_ERRORS_H
 

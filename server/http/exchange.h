@@ -25,7 +25,7 @@ struct exchange {
     char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
     bool has_origin;
     struct buf body;
-    uint64_t body_seen;    /* bytes, including those thrown away */
+    uint64_t body_seen;    /* bytes, including dropped ones */
     size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
     size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
                               body_bytes */

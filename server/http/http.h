@@ -1,7 +1,7 @@
 /* The server's shared state, and what everything asks of it. Internal to server/.
  *
- * Threads: everything here belongs to the event loop's thread, but `model`, written once by the loader thread
- * before the loop sees it, and what says so. */
+ * Threads: everything here belongs to the event loop's thread, except `model`, which the loader thread writes
+ * once before the loop sees it, and fields whose comment says so. */
 #ifndef KVASIR_HTTP_H
 #define KVASIR_HTTP_H
 
@@ -80,8 +80,8 @@ struct server {
     uint64_t phase_us;   /* when it began */
     uint64_t signal_us;  /* of the first SIGTERM or SIGINT; 0 = none yet */
     uint64_t tick_us;    /* of the last tick */
-    uint64_t progress;   /* of the engine, as the last tick saw it: any change is progress */
-    uint64_t stalled_us; /* time that the engine had work and got on with nothing */
+    uint64_t progress;   /* engine_progress at the last tick: any change is progress */
+    uint64_t stalled_us; /* time in which the engine had work and made no progress */
     bool hung;           /* that is --watchdog or more */
     uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
 
@@ -103,16 +103,16 @@ struct server {
     uint32_t load;             /* generating requests in flight */
     size_t body_bytes;         /* request bodies held */
     size_t parse_bytes;        /* parse_cost of all bodies being read */
-    size_t answer_bytes;       /* answers held, in the making or being read */
+    size_t answer_bytes;       /* answers held, in progress or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
     struct conn *conns;        /* open connections, their number and its bound: conn.c */
     struct conn *adding;       /* that libmicrohttpd is being told of */
     uint32_t conn_count, conn_max;
     bool listening,
         accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
-    uint64_t moved, moved_seen; /* grows with all that connections and libmicrohttpd get done */
+    uint64_t moved, moved_seen; /* counts progress of connections and of libmicrohttpd */
     bool mhd_ready;             /* libmicrohttpd wants to run again at once */
-    uint32_t stuck_ticks;       /* ticks in a row in which it was, and nothing moved */
+    uint32_t stuck_ticks;       /* consecutive ticks in which it did, without progress */
     uint64_t round_us;          /* the last tick */
     struct peak lag, handed;    /* how late ticks come; how long events of the engine wait for the loop */
     int exit_code;
@@ -124,7 +124,8 @@ void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* libmicrohttpd runs soon: a connection was resumed */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */
 bool server_engine_dead(const struct server *s);
-/* Do the loop and the engine take what they hand each other? Not if a round of the loop takes five seconds.
+/* Whether the loop and the engine still take each other's messages; false if one iteration of the loop takes
+ * five seconds.
  */
 bool server_handing_over(const struct server *s);
 /* "a, b" -> "a\0b\0", in place; returns its end. Not a list: one name, whatever is in it. */

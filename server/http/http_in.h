@@ -1,6 +1,6 @@
-/* The framing of HTTP/1.x requests, read strictly: where a head ends, how long its body is, where the next
- * request begins. What two readers could understand differently is refused, for request smuggling lives
- * there. What passes is written anew for libmicrohttpd, which reads the same bytes more kindly: heads with
+/* A strict parser for the framing of HTTP/1.x requests: where a head ends, how long its body is, where the
+ * next request begins. Bytes that two parsers could read differently are refused, because they allow request
+ * smuggling. All other requests are rewritten for libmicrohttpd, whose own parser is more lenient: heads with
  * one line per field, bodies with the framing that the head announces, chunks without extensions and
  * trailers. Sources: RFC 9112 §2.2, §3, §5, §6, §7.1, RFC 9110 §5.1, §5.5, §7.2. Pure: no I/O, one connection
  * each. */
@@ -14,10 +14,10 @@
 #include <stdint.h>
 
 enum http_event {
-    HTTP_MORE, /* all was taken; more is wanted */
+    HTTP_MORE, /* all input was taken; more is needed */
     HTTP_HEAD, /* the head is complete and in `out` */
     HTTP_END,  /* the request is complete; what follows is the next one */
-    HTTP_BAD,  /* `error` says what is wrong; the connection can't be read on */
+    HTTP_BAD,  /* `error` says what is wrong; nothing more can be read from the connection */
 };
 enum http_state {
     HTTP_IN_HEAD = 0,

@@ -1,6 +1,6 @@
-/* JSON text -> jansson's values. Its own parser is not used for what clients send: with a failed
- * allocation in the wrong place it reads beyond its buffer, drops bytes of strings, or calls the text
- * ill-formed, and it holds four times the text. Any thread. */
+/* JSON text -> jansson's values. jansson's parser is not used for client input: if an allocation fails in the
+ * wrong place, it reads beyond its buffer, drops bytes of strings or reports a syntax error; and it needs
+ * four times the memory of the text. Any thread. */
 #ifndef KVASIR_JSON_IN_H
 #define KVASIR_JSON_IN_H
 

@@ -28,11 +28,11 @@
     (512u << 20)                    /* memory for the bodies being read; one that takes more is read alone */
 #define LIMIT_PARSE_FREE (8u << 20) /* a body that takes less is not counted and never waits */
 #define LIMIT_SMALL_BODY                                                                                     \
-    65536u /* an unwanted body of at most this size is read away to keep the connection */
+    65536u /* a refused request's body of at most this size is read and dropped, to keep the connection */
 #define LIMIT_HEADER_SECONDS 10u  /* first request of a connection: header complete */
 #define LIMIT_BODY_SECONDS   300u /* a body must be complete */
 #define LIMIT_BODY_SILENCE   60u  /* seconds without a byte of it; --keep-alive-timeout where that is less */
-#define LIMIT_WRITE_SECONDS  60u  /* a client that takes no byte of its answer for so long is cut off */
+#define LIMIT_WRITE_SECONDS  60u  /* a client that reads no byte of its answer for so long is disconnected */
 #define LIMIT_LINGER_SILENCE                                                                                 \
     2u /* a connection that has its last answer is read on until it is silent for so long ... */
 #define LIMIT_LINGER_SECONDS    30u          /* ... or for so long in all */

@@ -37,7 +37,7 @@ struct request {
     /* work on the pool */
     uv_work_t job;
     void (*job_run)(struct request *r);  /* worker thread */
-    void (*job_done)(struct request *r); /* loop thread; not called when the client left meanwhile */
+    void (*job_done)(struct request *r); /* loop thread; not called if the client has disconnected */
     size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */
     bool parse_waits;                    /* until others give back theirs */
 
@@ -54,10 +54,11 @@ void request_to(struct request *r, enum request_state state);
 /* Headers are complete. NULL: out of memory. */
 struct request *request_create(struct server *s, struct MHD_Connection *c, const char *method,
                                const char *target);
-struct request *requests_largest(const struct server *s); /* to be ended for what answers take; or NULL */
-void request_release(struct request *r);                  /* frees it if nobody needs it any more */
-void request_client_gone(struct request *r);              /* cancels; safe to call twice */
-/* Each ends the request's way: the connection is woken and sends what r holds. */
+struct request *
+requests_largest(const struct server *s);    /* the request with the largest answer, to be ended; or NULL */
+void request_release(struct request *r);     /* frees it if nobody needs it any more */
+void request_client_gone(struct request *r); /* cancels; safe to call twice */
+/* Each finishes the request: the connection resumes and sends what r holds. */
 void request_answer(struct request *r, int status); /* body in r->answer.out */
 void request_fail(struct request *r);               /* r->answer.error is filled */
 void request_stream_open(struct request *r);        /* first bytes are in r->answer.out */

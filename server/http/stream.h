@@ -14,8 +14,8 @@ struct stream {
 
 size_t stream_take(struct stream *s, struct buf *out, char *to,
                    size_t max); /* one event, or a part; 0: none */
-/* Drops what was not handed over, the end too, so that another can follow. False: a part of an event was, or
- * all. */
+/* Drops what was not handed over, including the end mark, so that another event can follow. False: part of an
+ * event, or everything, was handed over already. */
 bool stream_drop(struct stream *s, struct buf *out);
 
 void sse_begin(struct json_out *o); /* "data: " */

@@ -4,7 +4,7 @@
  *
  * A parsed template is immutable and shared by all threads. A context (variables, memory, limits) belongs to
  * one render on one thread. The interpreter does no I/O, reads no environment and knows nothing of JSON
- * libraries, models or requests; the clock is its only impurity and can be injected.
+ * libraries, models or requests; only the clock is read from outside, and the caller can set it.
  *
  * Every string remembers, byte by byte, where it came from; the output is text plus runs of origin, so that a
  * tokenizer can refuse control tokens that a client typed, and an explanation can name the message that a

@@ -1,10 +1,10 @@
 /* Which pictures an encoded file became: from a hash of its bytes to the content keys, grids and times of
  * what picture_from_file made of it (the whole and its crops, or the frames of a video). A file that comes
- * again needs no decoding to know what stands in the prompt. Bounded, least recently used goes first; any
- * thread (one mutex, held for a look-up).
+ * again is not decoded to build the prompt. Bounded, least recently used goes first; any thread (one mutex,
+ * held for a look-up).
  *
- * An id covers the cache salt of the request, so that requests of different salts can't tell by the time it
- * takes that somebody sent the file before, and a secret of the process, so that nobody can aim at a bucket,
+ * An id covers the cache salt of the request, so that a request cannot detect by timing that the file was
+ * sent under another salt; a secret of the process, so that a client cannot produce collisions in one bucket;
  * and all that the request asked about the picture (struct picture_ask); the checkpoint's image settings are
  * the same for the life of the process. */
 #ifndef KVASIR_IMAGE_ALIAS_H
@@ -31,8 +31,8 @@ void image_alias_id(const struct image_alias *a, const uint8_t salt[32], const s
 /* True: *parts is a copy (picture_parts_free), and the entry counts as just used. False: unknown, or no
  * memory for the copy. */
 bool image_alias_get(struct image_alias *a, const uint8_t id[32], struct picture_parts *parts);
-/* Notes what a file became (copies); replaces what was noted before. Lack of memory is no fault: the file is
- * decoded once more then. */
+/* Notes what a file became (copies); replaces what was noted before. Without memory nothing is stored: the
+ * file is decoded again next time. */
 void image_alias_put(struct image_alias *a, const uint8_t id[32], const struct picture_parts *parts);
 void image_alias_remove(struct image_alias *a, const uint8_t id[32]);
 void image_alias_clear(struct image_alias *a);

@@ -49,7 +49,7 @@ static inline uint8_t image__over_white(uint32_t c, uint32_t a)
 }
 
 /* The frames of an animated GIF, drawn one after the other on its canvas as the format says: a frame's
- * transparent pixels leave what is there; the first one's are as in image__gif. */
+ * transparent pixels keep the canvas; those of the first frame are as in image__gif. */
 struct image__gif_info {
     uint32_t width, height, frames;
     uint64_t milliseconds; /* of all frames; a duration of 0 counts as 100 */
@@ -69,10 +69,10 @@ void image__gif_close(struct image__gif_anim *a); /* NULL is fine */
  * block first: 1..8. Never reads outside them. */
 int image__orientation(struct image_bytes exif, struct image_bytes xmp);
 
-/* Pixels by stb_image of the PNG or BMP file that the parts make when they stand together. The file's size
- * was checked (image__check_size), and of a PNG that zlib takes its pixel data and comes to an end. channels:
- * how many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the
- * caller's to free(); *stored: channels that the file has. Writes no message. */
+/* Decodes with stb_image the PNG or BMP file that the concatenated parts form. The caller has checked its
+ * size (image__check_size) and, for a PNG, that zlib can decompress the pixel data to the end. channels: how
+ * many per pixel, 0 = as stored; wide: 16 bits each (in the machine's order), else 8. *pixels is the caller's
+ * to free(); *stored: channels that the file has. Writes no message. */
 enum image_fault image__stb(const struct image_bytes *parts, size_t count, int channels, bool wide,
                             void **pixels, int *stored);
 

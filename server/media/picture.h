@@ -1,6 +1,6 @@
 /* One picture or video of a request: from its file to the pixels that the vision tower takes, and to what the
- * prompt must know of them. Runs on worker threads; pure. The same function serves a file that is seen for
- * the first time and one whose pixels are wanted later: they must agree bit for bit. */
+ * prompt must know of them. Runs on worker threads; pure. The same function handles a new file and a known
+ * one whose pixels are needed later: the results must agree bit for bit. */
 #ifndef KVASIR_PICTURE_H
 #define KVASIR_PICTURE_H
 

@@ -7,7 +7,7 @@
 #include "engine/prompt/image_prep.h"
 #include "server/media/image_in.h"
 
-/* Frames of one video that the model looks at. */
+/* The frames of one video that the model gets. */
 struct video_frames {
     struct image_u8 pixels; /* resized; pixels.frames is a multiple of cfg->depth: the last frame is repeated
                                to get there */
@@ -20,7 +20,7 @@ void video_frames_free(struct video_frames *v);
 
 /* bytes: an animated GIF or WebP file, whose time is what its frames' durations sum up to (a duration of 0
  * counts as 100 ms), or, with `list`, the files of the frames as picture_pack lays them out, all of one size,
- * shown `fps` per second (0: as many as the model looks at) and all looked at. Limits: bytes in all; pixels
+ * shown `fps` per second (0: the model's own rate), and all of them used. Limits: bytes in all; pixels
  * of a frame; pixels of all frames together after resizing, and of all frames of the file up to eight times
  * that. All are checked before anything is allocated in proportion. */
 enum image_fault video_in_frames(const struct image_config *cfg, const uint8_t *bytes, size_t len, bool list,
