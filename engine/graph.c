@@ -1,8 +1,7 @@
-/* Decode steps as graphs: a step in which every sequence has one row is the same operations with the same
- * arguments every time, but for what lies in the index arrays. So it is recorded once per size and played
- * back; a batch between two sizes is filled up with rows that stand for nothing (engine__pack). The rule of
- * backend.h makes the bits those of the plain step. Engine thread.
- */
+/* Decode steps as graphs. A step in which every sequence has one row runs the same operations with the same
+ * arguments every time; only the contents of the index arrays differ. So it is recorded once per size and
+ * played back. A batch between two sizes gets padding rows (engine__pack). By the rule of backend.h the
+ * results are bit for bit those of a step without a graph. Engine thread. */
 #include "engine/internal.h"
 
 #include "config/base/env.h"
@@ -30,8 +29,8 @@ static void record(struct engine *e, const struct engine_batch *b, const struct 
     if (engine__graph_has_logits(e, g)) decoder_logits(e, &e->net, 0, g->rows);
 }
 
-/* One real row, at the start of the arena, which nobody uses yet, and g->rows - 1 that stand for nothing. It
- * runs once as it is, so that whatever the backend does at a first call is done, and then is recorded. */
+/* One real row, at the start of the arena, which is still unused, and g->rows - 1 padding rows. The step runs
+ * once without recording, for whatever the backend does at a first call, and is then recorded. */
 static enum be_result open_one(struct engine *e, struct engine_graph *g)
 {
     static const struct sampling_params greedy = {.top_p = 1, .repetition_penalty = 1};

@@ -21,9 +21,10 @@
  *
  * Layers that read another's (kv_owner) have no part: their group and place are the owner's.
  *
- *   arena  | unit 0 | unit 1 | ...                                  unit = BE_KV_UNIT bytes; a block begins
- * at a unit block  | layer a | layer b | ... | padding to a unit |          layer_offset[n] = where layer n's
- * part begins */
+ *   arena  | unit 0 | unit 1 | ...                      unit = BE_KV_UNIT bytes; a block begins at a unit
+ *   block  | layer a | layer b | ... | padding |        up to a whole unit
+ *
+ * layer_offset[n] = where the part of layer n begins in a block. */
 struct kv_layout {
     uint32_t group_count;
     struct engine_kv_group groups[ENGINE_GROUPS_MAX];

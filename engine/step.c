@@ -19,7 +19,7 @@
 struct packer {
     struct engine *e;
     size_t used;
-    uint32_t pad; /* rows at the end that stand for nothing */
+    uint32_t pad; /* padding rows at the end */
 };
 
 static uint32_t *array(struct packer *p, size_t words, const uint32_t **dev)
@@ -74,7 +74,7 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
     const uint32_t *dev;
     int32_t *pos = (int32_t *)array(p, 3 * (size_t)st->t, &dev);
     uint32_t row = 0;
-    memset(pos, 0, 3 * (size_t)st->t * sizeof *pos); /* those that stand for nothing too */
+    memset(pos, 0, 3 * (size_t)st->t * sizeof *pos); /* of padding rows too */
     st->rope_pos = (const int32_t *)dev;
     for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
@@ -129,9 +129,9 @@ static void pack_tokens(struct packer *p, const struct engine_batch *b, const ui
             ASSERT(ids[row + k] < p->e->net.desc.vocab || ids[row + k] == UINT32_MAX);
         row += r->count;
     }
-    /* Rows that stand for nothing are the first one's token, see its own key alone, and have their place
-     * behind its blocks, where the table keeps nothing. So all of them are one and the same row: they choose
-     * the same experts and read next to nothing. */
+    /* Padding rows have the first row's token, attend only to their own key, and are placed after its blocks,
+     * where the table has no block. So all padding rows are equal: they choose the same experts and read
+     * almost nothing. */
     for (uint32_t k = 0; k < p->pad; k++) {
         ids[row + k] = ids[0];
         ps[row + k] = blocks_of(&b->runs[0]) * BE_BLOCK_TOKENS;
@@ -178,9 +178,9 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->runs[0].position;
 }
 
-/* Block tables of all groups, back to back, behind all arrays of a known length; seq_table says where each
- * begins. Blocks behind the window are passed on as they are. Rows that stand for nothing share the first
- * sequence's table, which has an entry more for them. */
+/* Block tables of all groups, one after another, after all arrays of a known length; seq_table says where
+ * each begins. Blocks before the window are passed on unchanged. Padding rows share the first sequence's
+ * table, which has one more entry for them. */
 static void pack_tables(struct packer *p, const struct engine_batch *b)
 {
     struct engine *e = p->e;

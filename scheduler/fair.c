@@ -1,5 +1,5 @@
-/* Which waiting sequence is next: the best priority first, within it those that were running already, then
- * the tenant that got least. See scheduler/internal.h and tenants.h. */
+/* Which waiting sequence is next: the best priority first; within it those that have run before; then the
+ * tenant that has been served least. See scheduler/internal.h and tenants.h. */
 #include "scheduler/internal.h"
 
 #include "scheduler/tenants.h"

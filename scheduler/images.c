@@ -2,11 +2,11 @@
  * in slices between steps so that decoding goes on. Entries come from feature_cache.h; released when the
  * picture's tokens are prefilled. See scheduler/internal.h.
  *
- *   look ahead: hold entry --EMPTY, no pixels--> EV_IMAGE --answer (any thread)--> replies --take--> pixels
- * --encode slices--> ready
- *                          `-ENCODING or DONE: somebody else's work, or a hit: nothing is asked
+ *   hold an entry of one of the next pictures
+ *     EMPTY, no pixels:  EV_IMAGE -> answer (any thread) -> replies -> pixels -> encode slices -> ready
+ *     ENCODING or DONE:  another sequence encodes it, or a hit: nothing is asked
  *
- * The memory of an answer is allocated with its question: an answer can't get lost. */
+ * The memory for an answer is allocated with EV_IMAGE, so that an answer never fails for lack of memory. */
 #include "scheduler/cache/feature_cache.h"
 #include "scheduler/internal.h"
 

@@ -1,8 +1,10 @@
 /* State shared by the files of scheduler/; nobody else includes it.
  *
- *   submit()/cancel() --mutex--> inbox --take--> waiting (by priority, then arrival) --admit--> running
- * --end--> EV_END, slot freed
- *                                                    ^------------- preempt (blocks dropped, position 0) ---'
+ *   submit()/cancel() --mutex--> inbox --take--> waiting --admit--> running --end--> EV_END, slot freed
+ *                                                   ^                  |
+ *                                                   `---- preempt -----' (blocks dropped, position 0)
+ *
+ *   waiting: by priority, then arrival
  *
  * A sequence's `tokens` are its whole history; KV exists for positions [0, position) (sliding groups: the
  * tail that the window reaches). Preemption gives the KV to the prefix cache (or drops it) and keeps the

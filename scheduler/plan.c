@@ -1,5 +1,5 @@
-/* Who runs in the next step, and with how many tokens: admission by memory, decodes first, then prefill
- * chunks (scheduler/prefill.c) of what is left of the step's time, a picture's tokens whole, preemption of
+/* Which sequences run in the next step, and with how many tokens: admission by memory, decodes first, then
+ * prefill chunks (scheduler/prefill.c) of the time that is left, a picture's tokens whole, and preemption of
  * the youngest when the arena is full. See scheduler/internal.h. */
 #include "scheduler/internal.h"
 

@@ -1,20 +1,19 @@
-/* How the prefill share of a step is divided among the sequences that want it: by priority first, evenly
- * between tenants, and within a tenant the least work left first, but a quarter to the one that came first.
- * So a short prompt passes long ones, and a long one ends whatever comes after it. What is divided is time
- * (step_cost.h), as a token behind many cached ones costs more than one behind few; tokens, where a step has
- * no time budget. Pictures whose tokens see each other go whole, also where that is more than their share;
- * their tenant stands back for as many turns. See scheduler/internal.h. */
+/* How the prefill share of a step is divided among the sequences that need it: by priority first, then evenly
+ * between tenants. Within a tenant the sequence with the least work left comes first, but a quarter goes to
+ * the one that came first. So a short prompt overtakes long ones, and a long one finishes whatever comes
+ * after it. What is divided is time (step_cost.h), because a token after many cached ones costs more than one
+ * after few; tokens, where a step has no time budget. A picture whose tokens attend to each other is
+ * prefilled whole, even if it needs more than the share; its tenant then comes last for a number of turns.
+ * See scheduler/internal.h. */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
 
 #include <math.h>
 
-/* The part of a tenant's share that its oldest sequence gets though others have less left to do: one in so
- * many. */
+/* 1 / OLDEST_PART of a tenant's share goes to its oldest sequence, even if others have less left to do. */
 #define OLDEST_PART 4
-/* A run of fewer tokens isn't worth its place in a step: with many tenants some wait for the next one
- * instead. */
+/* Smallest prefill run: with many tenants some wait for the next step instead of getting fewer tokens. */
 #define RUN_LEAST 8
 
 static double run_cost(const struct scheduler *s, uint32_t position, uint32_t count, bool sampled)

@@ -7,11 +7,13 @@
  *      presence over generated ids
  *   2. logit bias (-100 and below = never), banned ids (never)
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
- *   4. top_k, 5. top_p (the smallest set of largest probabilities whose sum reaches top_p, of what top_k
- * left), 6. min_p (relative to the largest)
+ *   4. top_k
+ *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left
+ *   6. min_p: relative to the largest
  *   7. the draw: u = sampling_uniform(seed, position of the new token); candidates in descending order, ties
- * by lower id (in order of id when none of 4..6 is on); the first whose cumulative weight exceeds u * total,
- * sums in double in that order. Log-probs and ranks are of the raw row. */
+ *      by lower id (in order of id when none of 4..6 is on); the first whose cumulative weight exceeds
+ *      u * total, sums in double in that order
+ * Log-probs and ranks are of the raw row. */
 #ifndef KVASIR_SAMPLER_H
 #define KVASIR_SAMPLER_H
 

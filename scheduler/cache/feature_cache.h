@@ -2,12 +2,11 @@
  * encoded again. Engine thread only. Knows the engine's features and bytes; no sequences, no prompts, no
  * clock.
  *
- * An entry is held by the live sequences that need it and is never dropped under them:
+ * An entry is held by the live sequences that need it and is never evicted while it is held:
  *
  *   get --> EMPTY --begin(pixels)--> ENCODING --encode...--> DONE      <-- get: a hit
  *             |                         |                      |
- *       last holder goes: dropped   last holder goes: dropped  last holder goes: idle, newest end of the LRU
- * list
+ *      last release: freed       last release: freed     last release: idle, newest end of the LRU list
  *
  * The bytes of all entries together are bounded; only idle ones are evicted, oldest first, so entries in use
  * may exceed the limit (then nothing is idle). Everything is O(1): a chained hash table under a secret seed,

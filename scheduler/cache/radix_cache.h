@@ -6,11 +6,13 @@
  * items are compared in full, hashes only find candidates. A node is a run of items at absolute positions
  * [start, end); children begin where it ends. One root per salt.
  *
- *   before: A [0,70)                         after a prompt that parts at 40:   A' [0,40) --> A  [40,70)
- *           full  |b0|b1|b2|                                                     |b0|b1|      |b1|b2| b1 is
- * held by both slide |s0|s1|s2|                                                     |s0|s1|  `-> B  [40,90)
- *                                                                                             |c1|c2| c1: own
- * copy of [32,40), then B's
+ *   before:  A [0,70)             full   |b0|b1|b2|
+ *                                 slide  |s0|s1|s2|
+ *
+ *   after a prompt that branches off at 40:
+ *            A' [0,40)            full   |b0|b1|         slide  |s0|s1|
+ *             +-> A [40,70)       full   |b1|b2|         b1 is held by A' and by A
+ *             `-> B [40,90)       full   |c1|c2|         c1: a copy of [32,40), then B's own tokens
  *
  * Blocks are aligned to absolute positions (block i = positions [i*BT, (i+1)*BT)). A node holds one block per
  * group for every index that its items touch; its first one also carries the items before `start` that share
@@ -18,15 +20,16 @@
  * never written again; the sequence that filled it may go on writing behind them.
  *
  * Full groups: a node in the tree has all its blocks. Sliding groups: blocks may be missing. A hit at p needs
- * the blocks of [p-w+1, p) of every sliding group, from two sources: body: what the node's own index range
- * still has (kept while memory lasts: hits are then possible anywhere); tail: blocks of [end-w+1, end), held
- * separately by nodes whose end is a place where hits end (prompt end, turn end, image end, branch point).
+ * the blocks of [p-w+1, p) of every sliding group. They come from two sources:
+ *   body: what the node's own index range still has; kept as long as there is memory, for hits anywhere
+ *   tail: blocks of [end-w+1, end), held separately by nodes at whose end hits are likely (prompt end, turn
+ *         end, image end, branch point)
  *
  * Eviction order when memory is short:
  *   1. bodies of sliding groups, least recently used node first, from the front;
  *   2. tails inside of a chain (one child: the conversation continued), least recently used first;
- *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte; ancestors
- * in which no hit can end are evicted with them;
+ *   3. leaves with all they hold, by recency weighted with the cost to compute them again per byte;
+ *      ancestors in which no hit can end are evicted with them;
  *   4. tails of branch points.
  * A sequence pins the node that its history ends in; blocks that running sequences hold stay theirs, whatever
  * the tree evicts. All choices cost O(log n): four indexed heaps. */

@@ -1,9 +1,9 @@
-/* Who goes when memory is short: four indexed binary heaps, see the retention policy in radix_cache.h. Every
- * operation is O(log nodes).
+/* Eviction when memory is short: four indexed binary heaps; the order is in radix_cache.h. Every operation is
+ * O(log nodes).
  *
- * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth, where worth is the cost to
- * compute again what would be lost, per unit of memory it holds, relative to plain text; inflation rises to
- * the rank of every leaf that goes. With equal worth this is LRU. */
+ * Leaves are ordered by GreedyDual: rank = inflation at the last use + worth. Worth is the cost to compute
+ * the lost data again, per unit of memory, relative to plain text. Inflation rises to the rank of every
+ * evicted leaf. With equal worth this is LRU. */
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"

@@ -1,5 +1,5 @@
-/* Dropping caches. Answered at once on the loop; the engine thread drops at its next
- * turn, before it looks at any request that comes after. What running requests hold stays. */
+/* Dropping caches. Answered at once on the loop; the engine thread drops at its next turn, before it looks at
+ * any later request. What running requests hold stays. */
 #include "server/media/alias.h"
 #include "server/http/request.h"
 #include "server/api/api.h"

@@ -1,5 +1,6 @@
-/* What can this template do? Small conversations with marked texts are rendered once at load, and the marks
- * looked for: more reliable than reading the template's source, and the same for every family. */
+/* Finds out what a template can do: at load, small conversations with marked texts are rendered and the marks
+ * are searched for in the output. This is more reliable than reading the template's source, and it is the
+ * same for every family. */
 #include "server/chat/template_internal.h"
 
 #include <string.h>

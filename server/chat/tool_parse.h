@@ -14,30 +14,32 @@
  * get the same content and the same calls. Pure: knows nothing of tokens, requests, JSON output. One parser
  * per answer, any one thread.
  *
- * Rules
- * - Content is the text outside of calls. Of it, one newline right in front of a call belongs to the call
- * (the templates write it back), and stretches of nothing but white space next to calls are dropped.
- * - A call begins when its name and the beginning of its arguments are known; then it is reported and can't
- * be taken back. A block that goes wrong before that (no JSON, no name, arguments that are no object) is
- * content, to the letter, tags and all.
- * - At the end of the text, arguments that are not complete stay as they are (tool_parse_open tells).
- * JSON
- * - Arguments that are an object are handed over as they were written, byte for byte, as they come. Where
- * they are not valid JSON they end at the brace that closes them or at the end tag, whichever is first: the
- * client gets what the model wrote, as the API's contract says.
+ * Both forms:
+ * - Content is the text outside of calls. One newline directly before a call belongs to the call (the
+ *   templates write it back), and pieces of white space alone next to calls are dropped.
+ * - A call begins when its name and the beginning of its arguments are known. Then it is reported and cannot
+ *   be taken back. A block that is wrong before that (no JSON, no name, arguments that are not an object) is
+ *   content, exactly as written, tags included.
+ * - At the end of the text, incomplete arguments stay as they are (tool_parse_open tells).
+ *
+ * JSON:
+ * - Arguments that are an object are passed on as written, byte for byte, as they come. Where they are not
+ *   valid JSON they end at the brace that closes them or at the end tag, whichever is first: the client gets
+ *   what the model wrote, as in OpenAI's API.
  * - Arguments that are a string holding an object are unpacked; missing or null arguments are "{}".
- * - The end tag may be missing; superfluous closing brackets in front of it are skipped. Unknown keys are
- * ignored. Tags
- * - The arguments are one object, its keys in the order of the tags (a name that comes twice stands in it
- * twice). A line break behind a parameter's tag and one before its end tag are the template's.
- * - The function's schema says what a value is (tool_types.h): where it may be nothing but text, or the
- * schema doesn't tell, the text to the letter, and it is handed over as it comes. Else JSON of such a type
- * stays as it stands (Python's True, False and None are read too, for the template writes them), and what
- * isn't is a string.
- * - A value ends at </parameter>; where that is missing, at the beginning of a line with the tag of another
- * of the function's parameters or with </function> and </tool_call>. Text between the parameters is dropped.
- * - <tool_call> may be missing before a function that was offered; one of </function> and </tool_call> is
- * enough behind it, and behind its parameters the beginning of another call. */
+ * - The end tag may be missing; superfluous closing brackets before it are skipped. Unknown keys are ignored.
+ *
+ * Tags:
+ * - The arguments are one object, its keys in the order of the tags (a name that comes twice is in it twice).
+ *   A line break after a parameter's tag and one before its end tag belong to the template.
+ * - The function's schema says what a value is (tool_types.h). If it can only be text, or if the schema does
+ *   not tell, the value is the text exactly as written, passed on as it comes. Else JSON of an allowed type
+ *   is kept (Python's True, False and None are read too, because the template writes them), and anything else
+ *   is a string.
+ * - A value ends at </parameter>; if that is missing, at the beginning of a line with the tag of another of
+ *   the function's parameters or with </function> and </tool_call>. Text between the parameters is dropped.
+ * - <tool_call> may be missing before a function that was offered. One of </function> and </tool_call> is
+ *   enough after it, and after its parameters the beginning of another call is. */
 #ifndef KVASIR_TOOL_PARSE_H
 #define KVASIR_TOOL_PARSE_H
 

@@ -1,5 +1,5 @@
-/* A request's body as JSON, what is kept of it, and the check of the model's name.
- * Worker thread; pure but for the request that it is given. */
+/* A request's body as JSON, what is kept of it, and the check of the model's name. Worker thread; changes
+ * only the request that it is given. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/json_in.h"

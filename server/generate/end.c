@@ -1,4 +1,4 @@
-/* Ways in which a generating request ends before its time. Event loop's thread. */
+/* Early ends of a generating request: cancel, error, limits. Event loop's thread. */
 #include "server/generate/generate.h"
 
 #include "config/base/log.h"

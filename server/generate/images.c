@@ -1,11 +1,12 @@
-/* Pictures that stand in a prompt by their content key alone, because their file came before: when the
- * scheduler finds neither their KV nor their features, the file is decoded and prepared on a worker and
- * handed over. Event loop's thread, but for fetch_run.
+/* Pictures that are in a prompt by their content key only, because their file is known from an earlier
+ * request. When the scheduler finds neither their KV nor their features, the file is decoded and prepared on
+ * a worker and supplied. Event loop's thread, except fetch_run.
  *
- * A video with timestamps is many pictures, which the scheduler asks for a few at a time: what a decode made
- * of the others is kept where decoded pictures have room. One fetch per picture at a time; sequences of the
- * same request that ask meanwhile wait for it. The request lives until its fetches are over, whoever left
- * before; a sequence that has ended is a stale id to the scheduler, which then frees the pixels. */
+ * A video with timestamps is many pictures, which the scheduler asks for a few at a time. The other pictures
+ * of a decode are kept while there is room for decoded pictures. There is one fetch per picture at a time;
+ * sequences of the same request that ask meanwhile wait for it. The request lives until its fetches are done,
+ * even if the client has gone; a sequence that has ended is a stale id to the scheduler, which then frees the
+ * pixels. */
 #include "server/generate/generate.h"
 #include "server/http/request.h"
 

@@ -1,5 +1,5 @@
-/* Tools and reasoning of a chat request. Worker thread. What the template makes of
- * them is template.c, what becomes of them in the answer chat/output.c. */
+/* Tools and reasoning of a chat request. Worker thread. template.c puts them into the prompt, chat/output.c
+ * finds them in the answer. */
 #include "server/http/fields.h"
 #include "server/generate/generate.h"
 #include "server/http/limits.h"

@@ -1,5 +1,5 @@
-/* What a generating request answers, whole or in chunks. Event loop's thread. Knows
- * nothing of sequences or sockets: it reads a gen and writes JSON into its request's `out`. */
+/* The answer of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences or
+ * sockets: it reads a gen and writes JSON into its request's `out`. */
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"

@@ -1,5 +1,5 @@
-/* The orientation of a picture from its metadata. Hostile input: every offset is checked; nothing is followed
- * twice. Any thread. */
+/* The orientation of a picture from its metadata. The input is untrusted: every offset is checked, and none
+ * is followed twice. Any thread. */
 #include "server/media/codec.h"
 
 #include <string.h>

@@ -1,6 +1,5 @@
-/* PNG and BMP pixels by stb_image (https://github.com/nothings/stb; 2.27 or later, Debian's libstb-dev). What
- * a file may cost and whether it is whole is for the callers to check: this reader takes much that is
- * damaged. Any thread. */
+/* PNG and BMP pixels by stb_image (https://github.com/nothings/stb; 2.27 or later, Debian's libstb-dev). The
+ * callers must check sizes and completeness first: this decoder accepts many damaged files. Any thread. */
 #include "server/media/codec.h"
 
 #include <stdlib.h>
