@@ -22,8 +22,9 @@ struct image_axis {
 };
 
 /* One image resampled along one axis. Rows of `channels` = 3 interleaved bytes per pixel.
- * horizontal: src [rows, a->in, 3] -> dst [rows, a->out, 3].   vertical: src [a->in, width, 3] -> dst
- * [a->out, width, 3], where src points at row `row0` of the image (only rows that a window touches exist). */
+ *   horizontal: src [rows, a->in, 3] -> dst [rows, a->out, 3]
+ *   vertical:   src [a->in, width, 3] -> dst [a->out, width, 3], where src points at row `row0` of the image
+ *               (only rows that a window touches exist) */
 struct image_resize_kernel {
     const char *name;
     void (*horizontal)(const struct image_axis *a, const uint8_t *src, uint32_t rows, uint8_t *dst);

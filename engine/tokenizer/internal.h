@@ -1,9 +1,8 @@
 /* Inside of the tokenizer; included by engine/tokenizer*.c only.
  *
- *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece -> pieces between
- * `normalized` added tokens
- *        -> words (pre-tokenizer) -> [cuts that no merge can cross] -> initial symbols -> merges -> ids ->
- * post-processor
+ *   runs -> one valid UTF-8 text -> pieces between added tokens -> normalised piece
+ *        -> pieces between `normalized` added tokens -> words (pre-tokenizer)
+ *        -> [cuts that no merge can cross] -> initial symbols -> merges -> ids -> post-processor
  *
  *   tokenizer/load.c   files -> struct tokenizer          tokenizer/split.c  pre-tokenizer
  *   tokenizer/vocab.c  strings, merges, token bytes       tokenizer/bpe.c    words -> ids

@@ -2,9 +2,10 @@
  * by token; 16 of them are a warp's tile of the tensor cores. bf16, per row:
  *
  *   - keys go by in tiles of one KV block (32 absolute positions), ascending, with an online softmax in
- * powers of two;
+ *     powers of two;
  *   - tiles form splits of attn_split_len(hi) positions, by absolute position: each split begins with an
- * empty state, and the splits' states are merged in ascending order. At most 32 splits, whatever the context.
+ *     empty state, and the splits' states are merged in ascending order. At most 32 splits, whatever the
+ *     context.
  *
  * What a row sees alone decides about both, so the bits are the same wherever the row is computed: in the
  * kernel that walks all keys (prefill, large batches; merging in shared memory), or in the one that gives

@@ -4,12 +4,14 @@
  * file and in hopper.cuh, beside its plain-C twin's declaration, so that a wrapper means the same in both
  * builds.
  *
- * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t, each 32-bit register holds the two elements of lower,
- * higher index in its low, high half: A 16x16 row-major: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 =
- * A[g][2t+8..], a3 = A[g+8][2t+8..] B 16x8 (k by n):   b0 = B[2t..][g], b1 = B[2t+8..][g]          (pairs run
- * along k: two rows of a matrix stored [n][k]) C, D 16x8 f32:     c0, c1 = C[g][2t], C[g][2t+1];  c2, c3 =
- * the same of row g+8 ldmatrix: lanes 8i..8i+7 give the addresses of the 8 rows (16 bytes each) of matrix i;
- * lane 4g+t receives elements [g][2t], [g][2t+1] of each, with _trans [2t][g], [2t+1][g]. */
+ * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t; each 32-bit register holds the two elements of lower,
+ * higher index in its low, high half:
+ *   A 16x16 row-major: a0 = A[g][2t..], a1 = A[g+8][2t..], a2 = A[g][2t+8..], a3 = A[g+8][2t+8..]
+ *   B 16x8 (k by n):   b0 = B[2t..][g], b1 = B[2t+8..][g]
+ *                      (pairs run along k: two rows of a matrix stored [n][k])
+ *   C, D 16x8 f32:     c0, c1 = C[g][2t], C[g][2t+1];  c2, c3 = the same of row g+8
+ *   ldmatrix:          lanes 8i..8i+7 give the addresses of the 8 rows (16 bytes each) of matrix i; lane 4g+t
+ *                      receives elements [g][2t], [g][2t+1] of each, with _trans [2t][g], [2t+1][g] */
 #ifndef KVASIR_CUDA_DEVICE_CUH
 #define KVASIR_CUDA_DEVICE_CUH
 

@@ -9,12 +9,14 @@
  * each eight columns: lane = 4 g + t holds d[4 j], d[4 j + 1] = row g, columns 8 j + 2 t, + 1; d[4 j + 2],
  * d[4 j + 3] = row g + 8. A in registers: as mma.m16n8k16.
  *
- * Operands in shared memory stand in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte pieces are
- * swizzled: piece c of row r lies at piece c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the first
- * atom: k along the rows (A, and B as [n][k]):  a row is one m or n, 64 values of k; the next eight m or n
- * are `far` bytes on. Steps of 16 k inside an atom advance the address by 32 bytes. n along the rows (B as
- * [k][n]):         a row is one k, 64 values of n; the next eight k are `far` bytes on, the next 64 n `wide`
- * bytes.
+ * Operands in shared memory are stored in atoms of 8 rows of 128 bytes, 1024-aligned, whose 16-byte pieces
+ * are swizzled: piece c of row r lies at piece c ^ r (address bits 4-6 ^= bits 7-9). A descriptor names the
+ * first atom:
+ *   k along the rows (A, and B as [n][k]):  a row is one m or n, 64 values of k; the next eight m or n are
+ *                                           `far` bytes on. Steps of 16 k inside an atom advance the address
+ *                                           by 32 bytes.
+ *   n along the rows (B as [k][n]):         a row is one k, 64 values of n; the next eight k are `far` bytes
+ *                                           on, the next 64 n `wide` bytes.
  *
  * Asynchrony: a wgmma reads shared memory and writes its registers between its issue and the wait for its
  * group. Every group begins with cu_wgmma_fence. A stage is handed back only after the wait. Ordinary stores

@@ -3,7 +3,7 @@
  *
  *   layer part = [kv head 0: K | V][kv head 1: K | V] ...
  *   K, V       = [slot][dpad]     dpad = D rounded up to 16 (bf16) or 4 (f32); elements D <= d < dpad are
- * zero
+ *              zero
  *
  * Slots that nobody has written yet hold zeros or another finite value: the writer of slot 0 clears what
  * follows the last row of its own call, and a copied block is cleared behind what was taken over (the same

@@ -2,8 +2,8 @@
  * tensors, no time.
  *
  * A block is held by sequences (KVB_LIVE) and by the prefix cache (KVB_CACHED), each any number of times, and
- * is free when nobody holds it: free + cached (held by the cache alone) + live (held by a sequence, and maybe
- * by the cache too) = total.
+ * is free when nobody holds it:
+ *   free + cached (held by the cache alone) + live (held by a sequence, and maybe by the cache too) = total.
  *
  * The arena is cut into slabs of equal size. A slab is free or belongs to one group and then holds `per_slab`
  * blocks of that group:

@@ -175,14 +175,20 @@ struct jn_nodes {
     uint32_t count;
 };
 /* One shape for all kinds; which field means what:
- *  CONST value | NAME sym | LIST TUPLE list | DICT list = key, value, key ... | COND a=test b=then c=else or
- * NULL | COMPARE a, list of OPERAND OPERAND op a | BINARY op a b | CONCAT list | ATTR a value=name | ITEM a b
- * | SLICE a b c (each may be NULL) | CALL a list=arguments FILTER a (NULL: the captured text of a block)
- * value=name func list=arguments | TEST a value=name func list, flag=negated KWARG value=name a | STAR DSTAR
- * a | NSREF sym value=attribute DATA value | PRINT list | IF list of BRANCH | BRANCH a (NULL: else) body |
- * FOR a=target b=iterable c=filter body orelse flag=recursive SET a b | SETBLOCK a=target b=filters or NULL,
- * body | MACRO sym list=parameters (NAME) defaults body flag=specials used CALLBLOCK a=call, else as MACRO |
- * FILTERBLOCK b=filters body | WITH list=targets defaults=values body | GENERATION body */
+ *   CONST value                     NAME sym                        LIST, TUPLE list
+ *   DICT list = key, value, ...     COND a=test b=then c=else|NULL  COMPARE a, list of OPERAND
+ *   OPERAND op a                    BINARY op a b                   CONCAT list
+ *   ATTR a value=name               ITEM a b                        SLICE a b c (each may be NULL)
+ *   CALL a list=arguments           KWARG value=name a              STAR, DSTAR a
+ *   FILTER a (NULL: the captured text of a block) value=name func list=arguments
+ *   TEST a value=name func list, flag=negated
+ *   NSREF sym value=attribute       DATA value                      PRINT list
+ *   IF list of BRANCH               BRANCH a (NULL: else) body
+ *   FOR a=target b=iterable c=filter body orelse flag=recursive
+ *   SET a b                         SETBLOCK a=target b=filters or NULL, body
+ *   MACRO sym list=parameters (NAME) defaults body flag=specials used
+ *   CALLBLOCK a=call, else as MACRO FILTERBLOCK b=filters body
+ *   WITH list=targets defaults=values body                          GENERATION body */
 struct jn_node {
     uint8_t kind, op, flag;
     uint32_t line;

@@ -10,12 +10,13 @@
  * Products run in the tile unit beside the vector units. The smallest piece of work that keeps both busy is a
  * unit: three things that don't wait for each other,
  *
- *   softmax of a block of step n   |   scores of the block behind it   |   some columns of the values of step
- * n - 1, over all its blocks
+ *   - softmax of a block of step n
+ *   - scores of the next block
+ *   - some columns of the values of step n - 1, over all its blocks
  *
- * the rows of the softmax strewn between the tile instructions. A step has as many blocks as makes its values
- * come out even over its units. Almost all units are alike (32 rows, no mask): they are compiled for the
- * usual head sizes as straight code; the others take the same operations in loops.
+ * The softmax works on some rows between two tile instructions. The number of blocks of a step is such that
+ * its values divide evenly among its units. Almost all units are alike (32 rows, no mask): they are compiled
+ * for the usual head sizes without loops; the others do the same operations in loops.
  *
  * Tile registers: 0..3 = sums of 2 x 16 rows by 2 x 16 columns, 4, 5 = rows, 6, 7 = keys or values. Sums are
  * stored while the next chain's products run (struct amx_pending): stores in a row would hold up the tile
@@ -26,9 +27,10 @@
  * Softmax. While tile instructions are in flight only one port multiplies, shifts or compares 512-bit
  * vectors, so the exponential works on 16-bit integers, 32 keys at once:
  *
- *   t = 512 (119 + x) as unsigned 16 bits          x = log2(e) * score - reference, up to 8; far below 0: t =
- * 0, probability 0 p = (t - curve[t's fraction, 6 of 9 bits]) / 4     2^(x - 8) in bf16 has t / 4 as its bits
- * but for the curve 1 + f - 2^f
+ *   x = log2(e) * score - reference, up to 8
+ *   t = 512 (119 + x) as unsigned 16 bits; far below 0: t = 0, probability 0
+ *   p = (t - curve[t's fraction, 6 of 9 bits]) / 4; 2^(x - 8) in bf16 has t / 4 as its bits, except for the
+ *       curve 1 + f - 2^f
  *
  * That is within 0.5 % where rounding to bf16 alone is within 0.4 %; in the mean of squares 0.18 % and 0.17
  * %. The reference is a whole number at or above the row's largest score at the time it was set. It is set

@@ -6,10 +6,12 @@
  *   vf_hmax(v), vf_hsum(v)      over the lanes, in a fixed order
  *   vf_keep(v, base, lo, hi)    lane i stays where lo <= base + i <= hi, else becomes -infinity
  *   vf_exp2(v, fine)            2^v; 0 for -infinity. fine: to f32 precision; else to about 3e-6, ample
- * before rounding to bf16 vf_tanh(v) vf_store_bf16(p, v)         VL values rounded to nearest even ATTN_WIDE
- * optional: the set multiplies f32, so in a piece queries and probabilities are f32 too, of bf16 values. Then
- * also vf_load_bf16(p), vf_round_bf16(v) attn__walk                  see the prototype below; attn/vec.h has
- * the plain one
+ *                               before rounding to bf16
+ *   vf_tanh(v)
+ *   vf_store_bf16(p, v)         VL values rounded to nearest even
+ *   ATTN_WIDE                   optional: the set multiplies f32, so in a piece queries and probabilities are
+ *                               f32 too, of bf16 values. Then also vf_load_bf16(p), vf_round_bf16(v)
+ *   attn__walk                  see the prototype below; attn/vec.h has the plain one
  *
  * The work is cut into pieces of up to ATTN_ROWS rows, a row being one (query, query head) of one kv head.
  * The keys are walked in tiles of ATTN_TILE blocks whose borders are absolute positions. Per tile and row:

@@ -2,18 +2,19 @@
  * ("slots"); slot = position mod 32.
  *
  *   layer part = [kv head 0: K | V][kv head 1: K | V] ...        every K and V is 32 * dpad elements, a
- * multiple of 64 bytes
+ *     multiple of 64 bytes
  *
  * bf16 (dpad = D rounded up to 32): both as the second operand of a pair dot product (AMX tile, vdpbf16ps):
- * the contracted index in pairs, the free index in lanes. K: [slot / 16][d / 2][slot % 16][d % 2]      q.k
- * contracts d; 16 keys in lanes: one AMX tile = 16 d-pairs x 16 keys = 1 KiB, contiguous
+ * the contracted index in pairs, the free index in lanes.
+ *   K: [slot / 16][d / 2][slot % 16][d % 2]      q.k contracts d; 16 keys in lanes: one AMX tile = 16 d-pairs
+ *                                                x 16 keys = 1 KiB, contiguous
  *
  *        group 0 (slots 0..15)                           group 1 (slots 16..31)
  *        d 0,1:  s0d0 s0d1 s1d0 s1d1 ... s15d0 s15d1     d 0,1:  s16d0 s16d1 ...
  *        d 2,3:  s0d2 s0d3 s1d2 s1d3 ...                 ...
  *
  *   V: [slot / 2][d][slot % 2]                    p.v contracts slots; d in lanes: a tile = 16 slot pairs x
- * 16 d, row stride 4 * dpad bytes
+ *                                                 16 d, row stride 4 * dpad bytes
  *
  *        slots 0,1:  d0s0 d0s1 d1s0 d1s1 ... d(dpad-1)s1
  *        slots 2,3:  ...

@@ -2,7 +2,7 @@
  * attn__vec_scores and attn__vec_values itself, one product serves both:
  *
  *   c[row][v] (+)= sum over step of a[row][step] * b[v][step]       a: 4 bytes per step (one f32, or a pair
- * of bf16), broadcast; b: VL lanes
+ *     of bf16), broadcast; b: VL lanes
  *
  * Included after VL, vf and  vf vf_mac_bf16(vf acc, uint32_t pair, const void *b)  are defined; f32 uses
  * vf_fmadd. Each sum runs over the steps in ascending order, whatever the number of rows. */

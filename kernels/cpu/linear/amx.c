@@ -2,9 +2,10 @@
  * in ascending order, whatever the blocking, because an accumulator that is parked in memory between
  * stretches of k comes back bit for bit.
  *
- *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs, 5..7 =
- * weights: memory-bound more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so
- * that every tile is 1 KB in one piece tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
+ *   rows <= 16:  tile 4 = the rows as they are (fewer tile rows), tiles 0..3 = sums of 2 pairs,
+ *                5..7 = weights: memory-bound
+ *   more rows:   rows rearranged into tiles [strip of 32][k / 32][2][16 rows][32 k], so that every tile is 1
+ *                KB in one piece; tiles 0..3 = sums of 32 rows x 32 columns, 4, 5 = rows, 6, 7 = weights
  *
  * For one stretch of k and one pair, all strips of rows pass: the weights come from the first-level cache,
  * the rows stream from the second, the next pair's weights are fetched meanwhile. The sums of a 32 x 32 block

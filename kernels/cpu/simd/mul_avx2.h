@@ -1,7 +1,7 @@
 /* The product that linear and attention of the avx2 set have in common: rows of f32 times columns in lanes,
  *
  *   c[row][column] = (add ? c : 0) + sum over k of a[row][k] * b[k][column]         k ascending, one fused
- * multiply-add each, whatever the number of rows
+ *     multiply-add each, whatever the number of rows
  *
  * b is f32 with a line of columns per k, or bf16 with a line of pairs (two neighbouring k of one column) per
  * two k: the pair's halves become f32 by a shift and a mask, for the bf16 is the upper half of the f32. */

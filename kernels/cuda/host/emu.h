@@ -2,76 +2,79 @@
  * compiled with a host C++17 compiler and -DCUEMU (the emulated build). Kernels include
  * kernels/cuda/device.cuh, never this file.
  *
- * ==== What a kernel author may write (the dialect)
- * ====================================================================================
+ * What a kernel author may write (the dialect):
  *
- * Includes       #include "kernels/cuda/device.cuh", backend.h, libc headers. No <cuda_*.h>, cooperative
- * groups, thrust/cub/CUTLASS, wmma, textures, dynamic parallelism, device-side new/malloc/printf, exceptions,
- * std:: in kernels. Launches CU_LAUNCH((kern<64, true>), grid, block, smem_bytes, stream, args...): kernel
- * name, and any other argument, in parentheses when it has template commas. Arguments by value, trivially
- * copyable, 4096 bytes in all. Always a stream of cudaStreamNonBlocking, never the null stream. Check with
- * cudaGetLastError(), as on the device. Indices        threadIdx blockIdx blockDim gridDim warpSize, as in
- * CUDA. Static shared  CU_SHARED(name, float[32]);  inside the kernel or a device function. Plain __shared__
- * does not compile here. Dynamic shared CU_DYN_SHARED(smem); struct cu_carve cv(smem); float *q =
- * cv.take<float>(n);  the host gets the size from the same sequence of takes on cu_carve cv(nullptr) and
- * passes cv.bytes(). Never compute it in another way: the emulator puts a poisoned gap behind every piece.
- * More than 48 KiB needs cudaFuncSetAttribute(kern, cudaFuncAttributeMaxDynamicSharedMemorySize, n), at most
- * 99 KiB if the kernel is to run on sm_86/89, 163 KiB on sm_80, 227 KiB on sm_90. Barriers __syncthreads,
- * __syncthreads_count/_and/_or, __syncwarp(mask), cu_bar_sync/cu_bar_arrive(id 1..15, threads). A barrier is
- * known by its file and line: all threads of a block must meet at the same line, and two barriers must not
- * share a line. if (block_uniform) return; before the first barrier is fine; a thread that leaves while
- * others still use barriers is an error. Warp ops       only *_sync forms: __shfl[_up|_down|_xor]_sync (any
- * trivially copyable type),
- * __ballot/any/all_sync, __match_any_sync,
- *                __reduce_add/max/min/or_sync. The mask must be exactly the lanes that come. No __activemask.
- * Shuffles order no memory: between a lane's shared write and another lane's read stands __syncwarp or
- * __syncthreads, even when a shuffle lies between. Tensor cores   only through device.cuh: cu_mma_bf16_16816,
- * cu_ldmatrix_x4/_x2(_trans), cu_cp_async16/8/4 + cu_cp_async_commit + cu_cp_async_wait<N>. All 32 lanes of
- * the warp must come. No inline PTX anywhere else. Copies must be waited for before exit. Atomics
- * atomicAdd/Sub/Exch/Min/Max/And/Or/Xor/Inc/Dec/CAS. Flags in memory are read by atomics (atomicAdd(p, 0)),
- * published with
- *                __threadfence(). No float atomics in reductions (THE RULE in backend.h). Spinning: cu_spin()
- * in the loop, CU_LAUNCH_COOP. bf16, f16      function forms only: __float2bfloat16 (round to nearest even),
- * __bfloat162float,
- * __floats2bfloat162_rn, __bfloat1622float2,
- *                __float2half, __half2float; no operators on these types. Vector access: reinterpret_cast to
- * uint4/uint2/float4 (checked for alignment), or cu_pack_bf16 / cu_lo_bf16 / cu_hi_bf16 on 32-bit words. Math
- * fmaf where fusion is meant; a * b + c stays two roundings here and must be compiled with -fmad=false on the
- * device (the Makefile does), so that both agree. expf tanhf erff logf sqrtf sinf cosf sincosf powf exp2f
- * log2f are the full-precision functions; __expf __logf __cosf ... and cu_ex2 are the fast ones (a few units
- * in the last place differ between device and host). rsqrtf, __frcp_rn, __fdividef,
- * __fadd_rn, __fmul_rn, __fmaf_rn, min, max, __popc, __clz, __ffs, __brev, __byte_perm, __umulhi. Integers no
- * shift by the width or more, no signed overflow: the emulated build runs under UBSan. Loops CU_UNROLL before
- * a loop instead of #pragma unroll. Large local arrays (over 16 KiB) overflow the emulated stack. Constants
- * static const / constexpr /
- * __constant__ tables with constant initialisers. No cudaMemcpyToSymbol. Reads ahead    a vector load may not
- * leave its allocation: pad allocations, or predicate. Hopper's instructions through the wrappers of
- * hopper.cuh, in kernels whose body stands under #if defined(CU_HOPPER_BODY), always with the portable sm_80
- * path beside it, chosen at run time (CUEMU_CC=90 makes the device one of compute capability 9.0). Barriers
- * and operands lie in dynamic shared memory.
+ * - Includes: #include "kernels/cuda/device.cuh", backend.h, libc headers. No <cuda_*.h>, cooperative groups,
+ *   thrust/cub/CUTLASS, wmma, textures, dynamic parallelism, device-side new/malloc/printf, exceptions, std::
+ *   in kernels.
+ * - Launches: CU_LAUNCH((kern<64, true>), grid, block, smem_bytes, stream, args...): kernel name, and any
+ *   other argument, in parentheses when it has template commas. Arguments by value, trivially copyable, 4096
+ *   bytes in all. Always a stream of cudaStreamNonBlocking, never the null stream. Check with
+ *   cudaGetLastError(), as on the device.
+ * - Indices: threadIdx blockIdx blockDim gridDim warpSize, as in CUDA.
+ * - Static shared: CU_SHARED(name, float[32]); inside the kernel or a device function. Plain __shared__ does
+ *   not compile here.
+ * - Dynamic shared: CU_DYN_SHARED(smem); struct cu_carve cv(smem); float *q = cv.take<float>(n); the host
+ *   gets the size from the same sequence of takes on cu_carve cv(nullptr) and passes cv.bytes(). Never
+ *   compute it in another way: the emulator puts a poisoned gap behind every piece. More than 48 KiB needs
+ *   cudaFuncSetAttribute(kern, cudaFuncAttributeMaxDynamicSharedMemorySize, n), at most 99 KiB if the kernel
+ *   is to run on sm_86/89, 163 KiB on sm_80, 227 KiB on sm_90.
+ * - Barriers: __syncthreads, __syncthreads_count/_and/_or, __syncwarp(mask), cu_bar_sync/cu_bar_arrive(id
+ *   1..15, threads). A barrier is known by its file and line: all threads of a block must meet at the same
+ *   line, and two barriers must not share a line. if (block_uniform) return; before the first barrier is
+ *   fine; a thread that leaves while others still use barriers is an error.
+ * - Warp ops: only *_sync forms: __shfl[_up|_down|_xor]_sync (any trivially copyable type),
+ *   __ballot/any/all_sync, __match_any_sync, __reduce_add/max/min/or_sync. The mask must be exactly the lanes
+ *   that come. No __activemask. Shuffles order no memory: between a lane's shared write and another lane's
+ *   read stands __syncwarp or __syncthreads, even when a shuffle lies between.
+ * - Tensor cores: only through device.cuh: cu_mma_bf16_16816, cu_ldmatrix_x4/_x2(_trans), cu_cp_async16/8/4 +
+ *   cu_cp_async_commit + cu_cp_async_wait<N>. All 32 lanes of the warp must come. No inline PTX anywhere
+ *   else. Copies must be waited for before exit.
+ * - Atomics: atomicAdd/Sub/Exch/Min/Max/And/Or/Xor/Inc/Dec/CAS. Flags in memory are read by atomics
+ *   (atomicAdd(p, 0)), published with __threadfence(). No float atomics in reductions (THE RULE in
+ *   backend.h). Spinning: cu_spin() in the loop, CU_LAUNCH_COOP.
+ * - bf16, f16: function forms only: __float2bfloat16 (round to nearest even), __bfloat162float,
+ *   __floats2bfloat162_rn, __bfloat1622float2, __float2half, __half2float; no operators on these types.
+ * - Vector access: reinterpret_cast to uint4/uint2/float4 (checked for alignment), or cu_pack_bf16 /
+ *   cu_lo_bf16 / cu_hi_bf16 on 32-bit words.
+ * - Math: fmaf where fusion is meant; a * b + c stays two roundings here and must be compiled with
+ *   -fmad=false on the device (the Makefile does), so that both agree. expf tanhf erff logf sqrtf sinf cosf
+ *   sincosf powf exp2f log2f are the full-precision functions; __expf __logf __cosf ... and cu_ex2 are the
+ *   fast ones (a few units in the last place differ between device and host). rsqrtf, __frcp_rn, __fdividef,
+ *   __fadd_rn, __fmul_rn, __fmaf_rn, min, max, __popc, __clz, __ffs, __brev, __byte_perm, __umulhi.
+ * - Integers: no shift by the width or more, no signed overflow: the emulated build runs under UBSan.
+ * - Loops: CU_UNROLL before a loop instead of #pragma unroll. Large local arrays (over 16 KiB) overflow the
+ *   emulated stack.
+ * - Constants: static const / constexpr / __constant__ tables with constant initialisers. No
+ *   cudaMemcpyToSymbol.
+ * - Reads ahead: a vector load may not leave its allocation: pad allocations, or predicate.
+ * - Hopper's instructions: through the wrappers of hopper.cuh, in kernels whose body stands under #if
+ *   defined(CU_HOPPER_BODY), always with the portable sm_80 path beside it, chosen at run time (CUEMU_CC=90
+ *   makes the device one of compute capability 9.0). Barriers and operands lie in dynamic shared memory.
+ * - Host side: cuda_backend.cu and the launchers may use the calls declared in emu_api.h, nothing else:
+ *   memory, streams, events, graphs (stream capture), attributes, cublasGemmEx, cublasGemmStridedBatchedEx,
+ *   cublasLtMatmul. Device pointers are never dereferenced by host code (CUEMU_GUARD=1 makes that a fault).
+ *   Anything that a C file calls is extern "C". The table: extern "C" const struct be_ops
+ *   *CU_BACKEND_ENTRY(void), a macro of device.cuh: be_cuda_ops in kvasir-cuda.so, be_cuda_host_ops in the
+ *   emulated build. be_params.kernels may be any string and is ignored there, be_params.threads too.
+ *   caps.host_memory is false in both.
  *
- * Host side      cuda_backend.cu and the launchers may use the calls declared in emu_api.h, nothing else:
- * memory, streams, events, graphs (stream capture), attributes, cublasGemmEx, cublasGemmStridedBatchedEx,
- * cublasLtMatmul. Device pointers are never dereferenced by host code (CUEMU_GUARD=1 makes that a fault).
- * Anything that a C file calls is extern "C". The table: extern "C" const struct be_ops
- * *CU_BACKEND_ENTRY(void), a macro of device.cuh: be_cuda_ops in kvasir-cuda.so, be_cuda_host_ops in the
- * emulated build. be_params.kernels may be any string and is ignored there, be_params.threads too.
- * caps.host_memory is false in both.
+ * What the builds check:
  *
- * ==== What the builds check
- * ===========================================================================================================
- * plain  fast; shared memory starts as NaN patterns (0xFF bytes); device memory too; guard page behind every
- * device allocation and canaries in gaps of shared memory; divergent barriers and warp operations, deadlocks,
- * livelocks; unwaited copies; launch limits. asan   the same under AddressSanitizer and UBSan: every
- * out-of-bounds access, misaligned vector access, host code too. race   every access of a kernel is checked
- * by an access checker: data races between threads of a block (happens-before over barriers) and between
- * blocks, bounds, reads of uninitialised shared memory, host pointers; independent of the schedule that ran.
- * Environment: CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a
- * random legal order), CUEMU_GUARD=1, CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised
- * device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB, CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of
- * warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
- * CUEMU_FAIL=WHAT:N[:ERROR[:sticky|hang|slow]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT.
- * Exit status 97: stopped by a report. 98: the access checker reported something. */
+ * - plain: fast; shared memory starts as NaN patterns (0xFF bytes); device memory too; guard page behind
+ *   every device allocation and canaries in gaps of shared memory; divergent barriers and warp operations,
+ *   deadlocks, livelocks; unwaited copies; launch limits.
+ * - asan: the same under AddressSanitizer and UBSan: every out-of-bounds access, misaligned vector access,
+ *   host code too.
+ * - race: every access of a kernel is checked by an access checker: data races between threads of a block
+ *   (happens-before over barriers) and between blocks, bounds, reads of uninitialised shared memory, host
+ *   pointers; independent of the schedule that ran.
+ * - Environment: CUEMU_SCHED=fwd|rev|fifo|rand, CUEMU_SEED=n (rand), CUEMU_LAZY=1 (streams run late, in a
+ *   random legal order), CUEMU_GUARD=1, CUEMU_RESIDENT, CUEMU_PREEMPT, CUEMU_UNINIT=1 (race: uninitialised
+ *   device memory too), CUEMU_MEM_MB, CUEMU_STACK_KB, CUEMU_CC=90, CUEMU_WGMMA_WRONG=1 (wrong products of
+ *   warpgroups), CUEMU_EXIT_OK, CUEMU_MMA=1 (tensor-core sums in double),
+ *   CUEMU_FAIL=WHAT:N[:ERROR[:sticky|hang|slow]] (fault injection, see emu_api.h), CUEMU_STATS, CUEMU_ABORT.
+ * - Exit status: 97: stopped by a report. 98: the access checker reported something. */
 #ifndef KVASIR_CUEMU_H
 #define KVASIR_CUEMU_H
 
