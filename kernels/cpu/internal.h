@@ -15,7 +15,7 @@
  *   - dispatch.c: the check of the machine, and the place in the order of cpu_find_kernels
  *   - its name in the lists: `cpu-kernels` in config/options.c, engine/inspect.c, docs/flags.md;
  *     tests/lib/backend_sets.c and TEST_SETS (every backend and engine test then runs it),
- *     tests/sim/test_fuzz_cache.c, tests/bench/bench_kernels.c
+ *     tests/sim/test_fuzz_cache.c, tests/unit/kernels/test_cuda_cpu.c, tests/bench/bench_kernels.c
  * The rules for results are in kernels/backend.h (THE RULE). For another architecture (NEON) the Makefile
  * must also leave out the x86 files: it compiles every file of this folder. */
 #ifndef KVASIR_CPU_INTERNAL_H
