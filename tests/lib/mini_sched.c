@@ -186,3 +186,22 @@ void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n)
     while (mini_step(m, seqs, n)) {
     }
 }
+
+void mini_run_parts(struct mini_sched *m, struct mini_seq *s, uint32_t rows, uint32_t *first, uint32_t *end)
+{
+    *first = 0;
+    while (engine_model(m->e)->image.rule == SPAN_PREFIX && s->prompt_count - *first > rows) {
+        struct mini_seq part = *s;
+        *end = *first + rows - 1;
+        part.generate = 1;
+        part.forced = NULL;
+        part.score_first = *first + 1;
+        part.score_end = *end + 1;
+        mini_run(m, (struct mini_seq *[]){&part}, 1);
+        mini_drop(m, &part);
+        *first = *end;
+    }
+    *end = UINT32_MAX;
+    s->score_first = *first + 1;
+    mini_run(m, (struct mini_seq *[]){s}, 1);
+}

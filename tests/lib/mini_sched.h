@@ -56,6 +56,9 @@ void mini_drop(struct mini_sched *m, struct mini_seq *s); /* its blocks are not 
 bool mini_step(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
 /* mini_add, steps until all are finished. */
 void mini_run(struct mini_sched *m, struct mini_seq **seqs, uint32_t n);
+/* mini_run of one. Where its prompt goes as a whole and has more than `rows` rows to score, first once for
+ * each part of them: rows [*first, *end) are what a run adds to those before. */
+void mini_run_parts(struct mini_sched *m, struct mini_seq *s, uint32_t rows, uint32_t *first, uint32_t *end);
 struct sampling_params mini_greedy(void); /* greedy, with the log-prob of every token */
 
 #endif

@@ -3,11 +3,13 @@
  * chunk size and batch mix, cancels, deadlines and resets; what every request gets must equal, bit for bit,
  * what it gets cold and alone. Where pictures have grids of their own (Qwen) they come in several shapes and
  * row counts, videos too, stand at any place of the prompt and are swapped for longer and shorter ones; hits
- * may end inside them. Counters show that the cache took part. Known bugs, put in on purpose, must each be
- * found. One thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
+ * may end inside them. Where a prompt goes as a whole (PaliGemma) its spans are made as a request's are, and
+ * nothing but a whole one may be taken over. Counters show that the cache took part. Known bugs, put in on
+ * purpose, must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the
+ * checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and the bugs
- *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen] [--kernels SET]
+ *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen|paligemma] [--kernels SET]
  * [--instance K]
  *                     [--no-cache] [--bug NAME]
  * A failing instance prints the line that runs it again. */
@@ -33,12 +35,14 @@ enum {
     LENGTH_MAX = 500, /* prompt tokens, pictures included */
     ANSWER_MAX = 48,
     IMAGES_MAX = 4,
-    CONTENTS = 8,       /* picture bytes; every one is read in two shapes: w x h and h x w */
-    CONTENTS_FIXED = 6, /* of which so many where all pictures have one size */
+    SPANS_MAX = 2 * IMAGES_MAX + 1, /* with the text between, where that has spans */
+    CONTENTS = 8,                   /* picture bytes; every one is read in two shapes: w x h and h x w */
+    CONTENTS_FIXED = 6,             /* of which so many where all pictures have one size */
     PICTURES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    MODELS_MAX = 64,
+    FAMILIES = 3,
+    MODELS_MAX = 96,
     STALL_TURNS = 4000,
 };
 
@@ -148,14 +152,14 @@ struct spec {
 struct request {
     const struct spec *spec;
     struct prompt prompt; /* tokens are the spec's; images below */
-    struct prompt_span images[IMAGES_MAX];
+    struct prompt_span images[SPANS_MAX];
     uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
     uint8_t salt;
     bool no_read, no_write;
     uint64_t deadline_us;
     uint32_t cancel_in; /* turns until it is cancelled; 0 = never */
     struct seq_id id;
-    uint64_t answer_at[IMAGES_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not
+    uint64_t answer_at[SPANS_MAX]; /* turn in which the pixels that were asked for are handed over; 0 = not
                                        asked for */
     bool refused, submitted, ended;
     struct answer got;
@@ -181,6 +185,7 @@ struct options {
     bool no_cache;
     const char *family;  /* only its checkpoints: "gemma3", "qwen"; NULL = all */
     bool drop_size;      /* bug: the image key leaves the size out */
+    bool drop_end;       /* bug: the identity of a whole prompt leaves its last token out */
     uint32_t mutation;   /* bug in the scheduler: SCHED_BUG_* */
     uint32_t engine_bug; /* bug in the engine: ENGINE_BUG_* */
 };
@@ -211,7 +216,7 @@ struct run {
 
 static bool has_bug(const struct options *o)
 {
-    return o->drop_size || o->mutation || o->engine_bug;
+    return o->drop_size || o->drop_end || o->mutation || o->engine_bug;
 }
 
 static uint32_t rows_of(const struct run *r, const struct span *s)
@@ -317,6 +322,12 @@ static void edit(const struct run *r, struct history *h, bool want_picture)
     if (!inside_picture(r, h, at)) h->tokens[at] = 4 + (h->tokens[at] + 1 + rnd(97)) % 300;
 }
 
+/* Does a prompt go as a whole? */
+static bool prefix(const struct run *r)
+{
+    return r->info->image.present && r->info->image.rule == SPAN_PREFIX;
+}
+
 /* The next prompt: out of nothing, or from what an earlier request asked and was answered. */
 static void next_history(const struct run *r, struct history *h)
 {
@@ -329,7 +340,8 @@ static void next_history(const struct run *r, struct history *h)
     uint32_t recent = min_u32(r->spec_count, chance(60) ? 6 : 40);
     const struct spec *from = r->specs[r->spec_count - 1 - rnd(recent)];
     *h = from->h;
-    if (way < 50) { /* the conversation goes on */
+    if (prefix(r) && chance(60)) return; /* the only thing that can be had of an earlier one */
+    if (way < 50) {                      /* the conversation goes on */
         for (uint32_t i = 0; i < from->cold.count && h->count < r->length_max; i++) {
             if (from->cold.tokens[i].id == r->info->image.soft_id) break; /* a client can't send that back */
             h->tokens[h->count++] = from->cold.tokens[i].id;
@@ -380,6 +392,26 @@ static void draw_sampling(const struct run *r, struct spec *p)
     for (uint32_t i = 0; i < 2; i++) p->stop_ids[i] = rnd(r->caps.vocab_size);
 }
 
+/* As prompt_build does. */
+static void make_whole(const struct run *r, struct request *q)
+{
+    uint32_t tokens[LENGTH_MAX], last = q->prompt.token_count - 1;
+    struct prompt p = {.tokens = tokens,
+                       .token_count = q->prompt.token_count,
+                       .spans = malloc((q->prompt.span_count + 1) * sizeof *p.spans),
+                       .span_count = q->prompt.span_count};
+    struct err err;
+    memcpy(tokens, q->prompt.tokens, p.token_count * sizeof *tokens);
+    memcpy(p.spans, q->images, p.span_count * sizeof *p.spans);
+    if (r->o->drop_end) tokens[last] = 0;
+    for (uint32_t i = 0; i < p.span_count; i++) p.spans[i].rule = SPAN_CAUSAL; /* it is set there */
+    if (prompt_whole(&p, &err)) fail_msg("%s", err.msg);
+    assert_true(p.span_count <= SPANS_MAX);
+    memcpy(q->images, p.spans, p.span_count * sizeof *p.spans);
+    q->prompt.span_count = p.span_count;
+    free(p.spans);
+}
+
 static void fill_prompt(const struct run *r, struct request *q)
 {
     const struct history *h = &q->spec->h;
@@ -396,6 +428,7 @@ static void fill_prompt(const struct run *r, struct request *q)
     } tokens = {.from = h->tokens};
     q->prompt = (struct prompt){
         .tokens = tokens.to, .token_count = h->count, .spans = q->images, .span_count = h->image_count};
+    if (prefix(r)) make_whole(r, q);
 }
 
 static struct sched_sequence sequence_of(struct request *q)
@@ -450,7 +483,7 @@ static void run_cold(struct run *r, struct spec *p)
     struct err err;
     struct request q = {.spec = p, .in_doubt = IMAGES_MAX};
     struct options right = *r->o; /* the reference has no bugs */
-    right.drop_size = false;
+    right.drop_size = right.drop_end = false;
     const struct options *o = r->o;
     r->o = &right;
     fill_prompt(r, &q);
@@ -549,16 +582,20 @@ static void count_end(struct run *r, const struct request *q)
     t->partial += q->cache.reused % r->caps.block_tokens != 0;
     t->stops[q->cache.stop]++;
     t->pictures += h->image_count;
-    for (uint32_t i = 0; i < h->image_count; i++) t->pictures_reused += q->images[i].end <= q->cache.reused;
     bool inside = false;
-    for (uint32_t i = 0; i < h->image_count; i++)
+    for (uint32_t i = 0; i < q->prompt.span_count; i++) {
+        if (!q->images[i].picture) continue;
+        t->pictures_reused += q->images[i].end <= q->cache.reused;
         inside |= q->cache.reused > q->images[i].begin && q->cache.reused < q->images[i].end;
+    }
     t->inside += inside;
     t->grids += r->grid && h->image_count;
     if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
-    if (inside && r->info->image.rule) differs(r, q, "the hit ends inside a picture");
+    if (inside && r->info->image.rule && !prefix(r)) differs(r, q, "the hit ends inside a picture");
+    if (prefix(r) && q->cache.reused && longest_equal(r, q) < h->count)
+        differs(r, q, "a hit in a prompt that was never there as a whole");
     if (q->cache.equal < q->cache.reused) differs(r, q, "more reused than equal");
     if (may && q->cache.equal > longest_equal(r, q))
         differs(r, q, "only %u tokens are equal to anything", longest_equal(r, q));
@@ -624,7 +661,9 @@ static void arrive(struct run *r)
 /* ---- the loop ---- */
 static void supply(struct run *r, struct request *q, uint32_t image)
 {
-    const struct image_u8 *from = &r->pool[q->spec->h.images[image].picture].pixels;
+    uint32_t k = 0; /* which picture */
+    for (uint32_t i = 0; i < image; i++) k += q->images[i].picture;
+    const struct image_u8 *from = &r->pool[q->spec->h.images[k].picture].pixels;
     struct image_u8 copy = *from;
     copy.rgb = malloc(image_u8_bytes(from));
     memcpy(copy.rgb, from->rgb, image_u8_bytes(from));
@@ -639,7 +678,8 @@ static void poll_events(struct run *r)
         r->last_event = r->turn;
         if (q->ended) fail_msg("instance %u: an event after the end", r->instance);
         if (ev.kind == EV_IMAGE) {
-            if (ev.index >= q->prompt.span_count || q->images[ev.index].pixels.rgb)
+            if (ev.index >= q->prompt.span_count || !q->images[ev.index].picture ||
+                q->images[ev.index].pixels.rgb)
                 fail_msg("instance %u: asks for picture %u", r->instance, ev.index);
             if (!q->answer_at[ev.index]) r->t.pictures_asked++;
             q->answer_at[ev.index] = r->turn + rnd(6) * rnd(4) + 1;
@@ -877,10 +917,10 @@ static bool there(const char *dir, const char *file)
  */
 static uint32_t list_family(const char *family, const char *demo, uint32_t first, uint32_t stride)
 {
-    char names[MODELS_MAX / 2][64], golden[600], *to = NULL;
+    char names[MODELS_MAX / FAMILIES][64], golden[600], *to = NULL;
     uint32_t n = 0;
     snprintf(golden, sizeof golden, "%s/tests/golden", golden_root());
-    uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / 2 - 1) : 0;
+    uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / FAMILIES - 1) : 0;
     for (uint32_t i = 0; i < count; i++)
         golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
     to = models[first + stride * n];
@@ -888,20 +928,23 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
     return there(to, "model.safetensors") ? n + 1 : n;
 }
 
-/* The families in turns, so that a short run meets both. */
+/* The families in turns, so that a short run meets all. */
 static uint32_t find_models(const struct options *o)
 {
-    static const char *const families[2] = {"gemma3", "qwen"}, *const demos[2] = {"demo", "demo-qwen3-vl"};
-    uint32_t n[2], all = 0;
+    static const char *const families[FAMILIES] = {"gemma3", "qwen", "paligemma"}, *const demos[FAMILIES] = {
+                                                                                       "demo",
+                                                                                       "demo-qwen3-vl",
+                                                                                       "none"};
+    uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
         return 1;
     }
-    for (uint32_t f = 0; f < 2; f++)
+    for (uint32_t f = 0; f < FAMILIES; f++)
         if (o->family && strcmp(o->family, families[f]) == 0) return list_family(families[f], demos[f], 0, 1);
-    for (uint32_t f = 0; f < 2; f++) n[f] = list_family(families[f], demos[f], f, 2);
+    for (uint32_t f = 0; f < FAMILIES; f++) n[f] = list_family(families[f], demos[f], f, FAMILIES);
     for (uint32_t i = 0; i < MODELS_MAX; i++) {
-        if (i / 2 >= n[i % 2]) continue;
+        if (i / FAMILIES >= n[i % FAMILIES]) continue;
         if (all != i) memcpy(models[all], models[i], sizeof models[0]);
         all++;
     }
@@ -1011,21 +1054,22 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
 /* ---- known bugs, put in on purpose ---- */
 static const struct bug {
     const char *name, *family; /* where it can show itself; NULL = anywhere */
-    bool drop_size;
+    bool drop_size, drop_end;
     uint32_t mutation, engine;
-} bugs[] = {{"image-key", "gemma3", true, 0, 0},
-            {"window", "gemma3", false, SCHED_BUG_WINDOW, 0},
-            {"partial-block", NULL, false, SCHED_BUG_NO_COPY, 0},
-            {"position", NULL, false, SCHED_BUG_POSITION, 0},
-            {"rope", "qwen", false, SCHED_BUG_ROPE, 0},
-            {"rope-delta", "qwen", false, SCHED_BUG_ROPE_DELTA, 0},
-            {"rope-anew", "qwen", false, SCHED_BUG_ROPE_ANEW, 0},
-            {"feature-rows", "qwen", false, 0, ENGINE_BUG_FEATURE_ROWS},
-            {"tap-rows", "qwen", false, 0, ENGINE_BUG_TAP_ROWS},
-            {"no-taps", "qwen", false, 0, ENGINE_BUG_NO_TAPS},
-            {"rope-chunk", "qwen", false, 0, ENGINE_BUG_ROPE_CHUNK},
-            {"rope-leak", "qwen", false, 0, ENGINE_BUG_ROPE_LEAK},
-            {"new-keys", NULL, false, 0, ENGINE_BUG_NEW_KEYS}};
+} bugs[] = {{"image-key", "gemma3", true, false, 0, 0},
+            {"window", "gemma3", false, false, SCHED_BUG_WINDOW, 0},
+            {"partial-block", NULL, false, false, SCHED_BUG_NO_COPY, 0},
+            {"position", NULL, false, false, SCHED_BUG_POSITION, 0},
+            {"rope", "qwen", false, false, SCHED_BUG_ROPE, 0},
+            {"rope-delta", "qwen", false, false, SCHED_BUG_ROPE_DELTA, 0},
+            {"rope-anew", "qwen", false, false, SCHED_BUG_ROPE_ANEW, 0},
+            {"feature-rows", "qwen", false, false, 0, ENGINE_BUG_FEATURE_ROWS},
+            {"tap-rows", "qwen", false, false, 0, ENGINE_BUG_TAP_ROWS},
+            {"no-taps", "qwen", false, false, 0, ENGINE_BUG_NO_TAPS},
+            {"rope-chunk", "qwen", false, false, 0, ENGINE_BUG_ROPE_CHUNK},
+            {"rope-leak", "qwen", false, false, 0, ENGINE_BUG_ROPE_LEAK},
+            {"new-keys", NULL, false, false, 0, ENGINE_BUG_NEW_KEYS},
+            {"whole-key", "paligemma", false, true, 0, 0}};
 
 static void put_in(struct options *o, const char *name)
 {
@@ -1034,6 +1078,7 @@ static void put_in(struct options *o, const char *name)
         if (k + 1 == sizeof bugs / sizeof bugs[0]) fail_msg("no bug \"%s\"", name);
     o->family = b->family;
     o->drop_size = b->drop_size;
+    o->drop_end = b->drop_end;
     o->mutation = b->mutation;
     o->engine_bug = b->engine;
 }
@@ -1080,7 +1125,7 @@ static void check_bug(const char *name)
     if (!died && !f.differences) fail_msg("the bug \"%s\" was not found in %u requests", name, o.requests);
     printf("bug \"%s\": %s in instance %u, after at most %u requests\n", name,
            died ? "killed the process" : "answers differ", f.instance, (f.instance + 1) * PER_INSTANCE);
-    o.drop_size = false;
+    o.drop_size = o.drop_end = false;
     o.mutation = o.engine_bug = 0;
     o.instance = f.instance;
     fuzz_apart(&o, &f, &status);
@@ -1143,6 +1188,12 @@ static void test_finds_new_keys_alone(void **state)
     check_bug("new-keys");
 }
 
+static void test_finds_whole_key_without_end(void **state)
+{
+    (void)state;
+    check_bug("whole-key");
+}
+
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
@@ -1200,6 +1251,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_finds_positions_anew_in_a_chunk),
         cmocka_unit_test(test_finds_a_neighbours_positions),
         cmocka_unit_test(test_finds_new_keys_alone),
+        cmocka_unit_test(test_finds_whole_key_without_end),
     };
     const struct CMUnitTest by_hand_only[] = {cmocka_unit_test(test_by_hand)};
     if (argc > 1 && !read_arguments(argc, argv, &by_hand)) return 2;

@@ -178,23 +178,6 @@ static bool run_case(struct engine *e, const struct golden_case *c, bool f32, co
     mini_init(&m, e);
     m.after_step = after_step;
     m.arg = &k;
-    /* A prompt that goes as a whole may have more rows than can be looked at: it is run once for each part.
-     */
-    while (e->net.desc.image.rule == SPAN_PREFIX && c->prompt_count - k.first > LOGIT_ROWS_MAX) {
-        k.end = k.first + LOGIT_ROWS_MAX - 1;
-        struct mini_seq part = {.prompt = c->prompt,
-                                .prompt_count = c->prompt_count,
-                                .generate = 1,
-                                .images = c->images,
-                                .image_count = c->image_count,
-                                .sampling = mini_greedy(),
-                                .score_first = k.first + 1,
-                                .score_end = k.end + 1};
-        mini_run(&m, (struct mini_seq *[]){&part}, 1);
-        mini_drop(&m, &part);
-        k.first = k.end;
-    }
-    k.end = UINT32_MAX;
     struct mini_seq s = {.prompt = c->prompt,
                          .prompt_count = c->prompt_count,
                          .generate = c->greedy_count + 1,
@@ -202,9 +185,8 @@ static bool run_case(struct engine *e, const struct golden_case *c, bool f32, co
                          .image_count = c->image_count,
                          .sampling = mini_greedy(),
                          .forced = c->greedy,
-                         .chunk = CHUNK,
-                         .score_first = k.first + 1};
-    mini_run(&m, (struct mini_seq *[]){&s}, 1);
+                         .chunk = CHUNK};
+    mini_run_parts(&m, &s, LOGIT_ROWS_MAX, &k.first, &k.end);
     bool ids = greedy_equal(c, &s, f32);
     if (c->bf16_delta) {
         k.low_max = (double)c->bf16_delta[0];

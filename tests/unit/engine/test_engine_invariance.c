@@ -259,6 +259,18 @@ static void test_qwen(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
+/* Their prompts go as a whole; chunks mean nothing. */
+static void test_paligemma(void **state)
+{
+    static const struct variant variants[] = {{"paligemma", "pg1_f32"},
+                                              {"paligemma", "pg1_bf16"},
+                                              {"paligemma", "pg2_f32"},
+                                              {"paligemma", "pg2_bf16"},
+                                              {"paligemma", "pg2_odd_f32"}};
+    (void)state;
+    check_variants(variants, sizeof variants / sizeof variants[0]);
+}
+
 /* The comparison can fail: other weights and another seed do change the result. */
 static void test_it_can_fail(void **state)
 {
@@ -276,6 +288,7 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
-                                       cmocka_unit_test(test_qwen), cmocka_unit_test(test_it_can_fail)};
+                                       cmocka_unit_test(test_qwen), cmocka_unit_test(test_paligemma),
+                                       cmocka_unit_test(test_it_can_fail)};
     return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
 }

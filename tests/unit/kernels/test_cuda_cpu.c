@@ -46,7 +46,7 @@ struct collect {
     const struct engine *e;
     const struct golden_case *c;
     float *lp;
-    uint32_t seen;
+    uint32_t seen, first, end; /* rows [first, end) are looked at */
 };
 
 static void after_step(void *arg, const struct engine_batch *b)
@@ -63,7 +63,7 @@ static void after_step(void *arg, const struct engine_batch *b)
     e->ops->download(e->be, stats, e->net.s.stats, n * sizeof *stats);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = e->wanted[i].next - 1;
-        if (row >= total) continue;
+        if (row >= total || row < k->first || row >= k->end) continue;
         for (uint32_t v = 0; v < vocab; v++)
             k->lp[(size_t)row * vocab + v] = logits[(size_t)i * vocab + v] - stats[i].lse;
         k->seen++;
@@ -90,7 +90,7 @@ static float *run_case(struct engine *e, const struct golden_case *c)
                          .sampling = mini_greedy(),
                          .forced = c->greedy,
                          .chunk = CHUNK};
-    mini_run(&m, (struct mini_seq *[]){&s}, 1);
+    mini_run_parts(&m, &s, LOGIT_ROWS_MAX, &k.first, &k.end);
     assert_int_equal(k.seen, total);
     mini_drop(&m, &s);
     mini_fini(&m);
@@ -263,9 +263,17 @@ static void test_qwen(void **state)
     check_family("qwen", quick, sizeof quick / sizeof *quick);
 }
 
+static void test_paligemma(void **state)
+{
+    static const char *const quick[] = {"pg1_f32", "pg2_bf16"};
+    (void)state;
+    check_family("paligemma", quick, sizeof quick / sizeof *quick);
+}
+
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
+                                       cmocka_unit_test(test_paligemma)};
     return cmocka_run_group_tests_name("CUDA beside CPU", tests, NULL, NULL);
 }
