@@ -254,6 +254,7 @@ struct be_patchify_args {
     uint32_t depth;        /* 0 counts as 1 */
     size_t frame_stride;   /* bytes */
     const uint32_t *order; /* [(h/ps)*(w/ps)] or NULL */
+    bool dense;            /* out is f32, without padding */
 };
 /* out[t] = sum over k = 0..3, in this order, of weights[t][k] * table[rows[t][k]]; f32, plain multiply and
  * add (no fused steps are required, but one kernel set always does the same). Bilinear look-up in a learnt
@@ -291,11 +292,14 @@ struct be_clamp_args {
     size_t out_stride;
     bool pad;
 };
-/* Mean over k x k cells of a [gh, gw, C] f32 grid -> f32 [(gh/k)*(gw/k), C], dense. */
+/* Mean over k x k cells of a [gh, gw, C] f32 grid -> f32 [(gh/k)*(gw/k), C], dense; then (mean * factor -
+ * bias) * scale. */
 struct be_pool_args {
     const float *x;
     uint32_t grid_h, grid_w, kernel, c;
     float *out;
+    float factor;              /* 0 counts as 1 */
+    const float *bias, *scale; /* f32 [C], or both NULL */
 };
 /* dst row i = src row rows[i]; row_bytes each. */
 struct be_gather_args {

@@ -290,6 +290,7 @@ static void cpu__patchify(struct backend *b, const struct be_patchify_args *a)
 static void cpu__pool_op(struct backend *b, const struct be_pool_args *a)
 {
     KN_ASSERT(a->kernel > 0 && a->grid_h % a->kernel == 0 && a->grid_w % a->kernel == 0);
+    KN_ASSERT(!a->bias == !a->scale);
     if (a->grid_h == 0 || a->grid_w == 0 || a->c == 0) return;
     b->kern->pool(b, a);
 }

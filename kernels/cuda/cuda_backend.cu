@@ -348,6 +348,7 @@ static void cuda__patchify(struct backend *b, const struct be_patchify_args *a)
 static void cuda__pool(struct backend *b, const struct be_pool_args *a)
 {
     CU_ASSERT(a->kernel > 0 && a->grid_h % a->kernel == 0 && a->grid_w % a->kernel == 0);
+    CU_ASSERT(!a->bias == !a->scale);
     if (a->grid_h && a->grid_w && a->c && !b->failed) cuda_pool(b, a);
 }
 

@@ -268,7 +268,8 @@ void cuda_patchify(struct backend *b, const struct be_patchify_args *a)
     uint32_t depth = a->depth ? a->depth : 1, cells = (a->width / a->patch) * (a->height / a->patch);
     uint32_t ld = (uint32_t)be_ld((size_t)3 * depth * a->patch * a->patch),
              blocks = rows__blocks((size_t)cells * ld);
-    if (b->act == BE_BF16)
+    if (a->dense) ld = 3 * depth * a->patch * a->patch;
+    if (b->act == BE_BF16 && !a->dense)
         CU_LAUNCH((patchify_k<true>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
     else CU_LAUNCH((patchify_k<false>), blocks, ROW_THREADS, 0, b->stream, *a, cells, depth, ld);
     cuda_launched(b, "patchify");
@@ -283,7 +284,8 @@ __global__ __launch_bounds__(256) void pool_k(be_pool_args a)
         float sum = 0;
         for (uint32_t cell = 0; cell < k * k; cell++)
             sum += a.x[((size_t)(p / cols * k + cell / k) * a.grid_w + p % cols * k + cell % k) * a.c + c];
-        a.out[i] = sum / (float)(k * k);
+        float mean = sum / (float)(k * k) * (a.factor != 0 ? a.factor : 1.0f);
+        a.out[i] = a.bias ? (mean - a.bias[c]) * a.scale[c] : mean;
     }
 }
 

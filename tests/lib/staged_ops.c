@@ -374,7 +374,8 @@ static void st_patchify(struct backend *b, const struct be_patchify_args *a)
     size_t depth = a->depth ? a->depth : 1, cells = (size_t)(a->height / a->patch) * (a->width / a->patch);
     IN(rgb, (size_t)a->width * a->height * 3 + (depth - 1) * a->frame_stride);
     IN(lut, 768 * 4);
-    OUT(out, cells * be_ld(3 * depth * a->patch * a->patch) * g.s->act_bytes);
+    size_t values = 3 * depth * a->patch * a->patch;
+    OUT(out, a->dense ? cells * values * 4 : cells * be_ld(values) * g.s->act_bytes);
     IN(order, cells * 4);
     g.s->ops->patchify(g.s->b, &d);
     stage_end(&g);
@@ -384,6 +385,8 @@ static void st_pool(struct backend *b, const struct be_pool_args *a)
     struct be_pool_args d = *a;
     struct stage g = {.s = of(b)};
     IN(x, (size_t)a->grid_h * a->grid_w * a->c * 4);
+    IN(bias, (size_t)a->c * 4);
+    IN(scale, (size_t)a->c * 4);
     OUT(out, (size_t)(a->grid_h / a->kernel) * (a->grid_w / a->kernel) * a->c * 4);
     g.s->ops->pool(g.s->b, &d);
     stage_end(&g);

@@ -198,7 +198,8 @@ static void ref__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     const struct ref_patchify *j = ctx;
     const struct be_patchify_args *a = j->a;
     uint32_t ps = a->patch, cols = a->width / ps, depth = u32_max(a->depth, 1), k = 3 * depth * ps * ps;
-    size_t ld = be_ld(k);
+    size_t ld = a->dense ? k : be_ld(k);
+    enum be_dtype type = a->dense ? BE_F32 : j->act;
     for (uint32_t p = begin; p < end; p++) {
         uint32_t q = a->order ? a->order[p] : p, y0 = q / cols * ps, x0 = q % cols * ps;
         for (uint32_t plane = 0; plane < 3 * depth; plane++) {
@@ -206,10 +207,10 @@ static void ref__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
             const uint8_t *rgb = a->rgb + plane % depth * a->frame_stride;
             for (uint32_t i = 0; i < ps * ps; i++) {
                 uint8_t level = rgb[((size_t)(y0 + i / ps) * a->width + x0 + i % ps) * 3 + c];
-                act_put(a->out, j->act, p * ld + plane * ps * ps + i, a->lut[c * 256 + level]);
+                act_put(a->out, type, p * ld + plane * ps * ps + i, a->lut[c * 256 + level]);
             }
         }
-        for (size_t i = k; i < ld; i++) act_put(a->out, j->act, p * ld + i, 0.0f);
+        for (size_t i = k; i < ld; i++) act_put(a->out, type, p * ld + i, 0.0f);
     }
 }
 
@@ -232,7 +233,8 @@ static void ref__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
                 uint32_t y = p / cols * k + cell / k, x = p % cols * k + cell % k;
                 sum += a->x[((size_t)y * a->grid_w + x) * a->c + i];
             }
-            a->out[(size_t)p * a->c + i] = sum / (float)(k * k);
+            float mean = sum / (float)(k * k) * (a->factor != 0 ? a->factor : 1.0f);
+            a->out[(size_t)p * a->c + i] = a->bias ? (mean - a->bias[i]) * a->scale[i] : mean;
         }
     }
 }

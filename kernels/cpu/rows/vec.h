@@ -357,7 +357,8 @@ static void vec__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
     const struct vec_patchify *j = ctx;
     const struct be_patchify_args *a = j->a;
     uint32_t ps = a->patch, cols = a->width / ps, depth = u32_max(a->depth, 1), k = 3 * depth * ps * ps;
-    size_t ld = be_ld(k);
+    size_t ld = a->dense ? k : be_ld(k);
+    bool f32 = a->dense || j->act == BE_F32;
     for (uint32_t p = begin; p < end; p++) {
         uint32_t q = a->order ? a->order[p] : p;
         const uint8_t *corner = a->rgb + ((size_t)(q / cols * ps) * a->width + q % cols * ps) * 3;
@@ -369,7 +370,7 @@ static void vec__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
             for (uint32_t c = 0; c < 3; c++) {
                 uint32_t at = ((c * depth + s) * ps + y) * ps;
                 for (uint32_t x = 0; x < ps; x++) {
-                    if (j->act == BE_F32) {
+                    if (f32) {
                         out32[at + x] = a->lut[c * 256 + px[3 * x + c]];
                     } else {
                         out16[at + x] = j->lut16[c * 256 + px[3 * x + c]];
@@ -377,7 +378,7 @@ static void vec__patchify_range(void *ctx, uint32_t begin, uint32_t end, uint32_
                 }
             }
         }
-        size_t size = be_dtype_bytes(j->act);
+        size_t size = f32 ? 4 : 2;
         memset((char *)a->out + (p * ld + k) * size, 0, (ld - k) * size);
     }
 }
@@ -404,7 +405,11 @@ static void vec__pool_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
             for (uint32_t y = 0; y < k; y++)
                 for (uint32_t x = 0; x < k; x++)
                     sum = vf_add(sum, vf_load_n(corner + ((size_t)y * a->grid_w + x) * a->c + i, a->c - i));
-            vf_store_n(a->out + (size_t)p * a->c + i, vf_div(sum, vf_set1((float)(k * k))), a->c - i);
+            sum = vf_mul(vf_div(sum, vf_set1((float)(k * k))), vf_set1(a->factor != 0 ? a->factor : 1.0f));
+            if (a->bias)
+                sum =
+                    vf_mul(vf_sub(sum, vf_load_n(a->bias + i, a->c - i)), vf_load_n(a->scale + i, a->c - i));
+            vf_store_n(a->out + (size_t)p * a->c + i, sum, a->c - i);
         }
     }
 }

@@ -534,11 +534,12 @@ static void test_qkv(void **state)
 struct patchify_case {
     uint32_t patch, width, height, depth,
         frames; /* frames: in the source; a still picture in a deep tower has one */
-    bool ordered;
+    bool ordered, dense;
 };
 static const struct patchify_case patchify_cases[] = {
-    {14, 42, 70, 0, 1, false}, {14, 56, 28, 1, 1, true}, {14, 56, 84, 2, 1, true},
-    {16, 64, 32, 2, 2, true},  {4, 24, 8, 3, 3, false},  {5, 5, 5, 2, 2, true},
+    {14, 42, 70, 0, 1, false, false}, {14, 56, 28, 1, 1, true, false}, {14, 56, 84, 2, 1, true, false},
+    {16, 64, 32, 2, 2, true, false},  {4, 24, 8, 3, 3, false, false},  {5, 5, 5, 2, 2, true, false},
+    {6, 36, 24, 1, 1, false, true},   {48, 96, 48, 1, 1, false, true},
 };
 
 /* Element i of the patch that covers cell q. */
@@ -574,7 +575,8 @@ static void test_patchify(void **state)
         }
         FOR_SETS(set, act)
         {
-            size_t ld = be_ld(k), bytes = cells * ld * be_dtype_bytes(act);
+            enum be_dtype type = c->dense ? BE_F32 : act;
+            size_t ld = c->dense ? k : be_ld(k), bytes = cells * ld * be_dtype_bytes(type);
             for (uint32_t threads = 1; threads <= 3; threads += 2) {
                 struct backend *b = open_set(set, act, threads);
                 unsigned char *out = guarded(bytes);
@@ -587,13 +589,14 @@ static void test_patchify(void **state)
                                              .depth = c->depth};
                 a.frame_stride = c->frames > 1 ? (size_t)c->width * c->height * 3 : 0;
                 a.order = c->ordered ? order : NULL;
+                a.dense = c->dense;
                 be_cpu_ops()->patchify(b, &a);
                 guarded_check(out, bytes);
                 for (uint32_t p = 0; p < cells; p++) {
                     for (uint32_t i = 0; i < ld; i++) {
                         float want = patchify_want(c, rgb, lut, c->ordered ? order[p] : p, i),
-                              got = get(out, act, p * ld + i);
-                        if (act == BE_BF16) want = from_bf16(to_bf16(want));
+                              got = get(out, type, p * ld + i);
+                        if (type == BE_BF16) want = from_bf16(to_bf16(want));
                         if (got != want)
                             fail_msg("%s: patch of %u, depth %u: [%u][%u] is %.9g, should be %.9g", set,
                                      c->patch, c->depth, p, i, (double)got, (double)want);
@@ -800,6 +803,18 @@ static void test_pool_gather(void **state)
                     sum += (double)grid[((o / C / 3 * KERNEL + y) * GW + o / C % 3 * KERNEL + x) * C + o % C];
             assert_true(fabs((double)get(pooled, BE_F32, (size_t)o) - sum / 16) <= 16 * 0x1p-24);
         }
+        pa.factor = 4.875f;
+        pa.bias = grid;
+        pa.scale = grid + C;
+        float *plain = must(malloc(2 * 3 * C * 4));
+        memcpy(plain, pooled, 2 * 3 * C * 4);
+        be_cpu_ops()->pool(b, &pa);
+        for (int o = 0; o < 2 * 3 * C; o++) {
+            double want =
+                ((double)plain[o] * (double)pa.factor - (double)grid[o % C]) * (double)grid[C + o % C];
+            assert_true(fabs((double)get(pooled, BE_F32, (size_t)o) - want) <= 16 * 0x1p-24);
+        }
+        free(plain);
         guarded_free(pooled);
 
         static const uint32_t rows[] = {3, 0, 7, 7, 1};
