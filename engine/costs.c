@@ -27,24 +27,25 @@ static double windowed_pairs(const struct desc_vision *v, uint32_t side)
 static double vision_flops(const struct model_desc *m, uint32_t pixels)
 {
     const struct desc_vision *v = &m->vision;
-    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = v->mlp == VISION_GLU_SILU ? 3 : 2,
-           pairs = 0;
+    bool glu = v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU;
+    double side = pixels / v->patch, s = side * side, c = v->hidden, mats = glu ? 3 : 2, pairs = 0;
     for (uint32_t n = 0; n < v->layers; n++)
         pairs += v->window && !(v->full_layers[n / 8] >> n % 8 & 1)
                      ? windowed_pairs(v, pixels / v->patch / v->merge)
                      : s * s;
     double flops = s * 2 * 3 * v->depth * v->patch * v->patch * c;
     flops += v->layers * s * 2 * (4 * c * c + mats * c * v->ff) + pairs * 4 * c;
-    if (v->end != VISION_MERGE) return flops + (double)v->tokens * 2 * c * m->hidden;
-    double wide = c * v->merge * v->merge, tokens = s / ((double)v->merge * v->merge);
+    double tokens = v->tokens ? v->tokens : s / ((double)v->merge * v->merge);
+    if (v->end != VISION_MERGE) return flops + tokens * 2 * c * m->hidden;
+    double wide = c * v->merge * v->merge;
     return flops + (1 + v->tap_count) * tokens * 2 * (wide * wide + wide * m->hidden);
 }
 
 static double layer_bytes(const struct engine *e, const struct layer_weights *w)
 {
-    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router};
+    const struct be_weight *all[] = {w->qkv, w->o, w->glu, w->down, w->router, w->token_gate, w->token_up};
     double n = 0;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 7; i++)
         if (all[i]) n += (double)e->ops->weight_bytes(all[i]);
     return n;
 }
@@ -59,8 +60,12 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
         const struct desc_layer *l = &d->layers[n];
         const struct layer_weights *w = &e->net.w.layers[n];
         double q = (double)l->heads * l->head_dim, kv = (double)l->kv_heads * l->head_dim;
-        double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff;
-        c.linear_flops_per_token += 2 * (double)d->hidden * (q + 2 * kv + q + mlp);
+        double mlp = l->experts ? (double)l->experts + 3.0 * l->experts_used * l->ff : 3.0 * l->ff,
+               own = l->kv_owner != n ? 0
+                     : l->keys_values ? 1
+                                      : 2;
+        mlp += 3.0 * l->beside_ff + 3.0 * d->token_input;
+        c.linear_flops_per_token += 2 * (double)d->hidden * (q + own * kv + q + mlp);
         c.weight_bytes += layer_bytes(e, w);
         for (uint32_t k = 0; k < l->experts; k++)
             c.expert_bytes +=
@@ -74,6 +79,7 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
     }
     c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
     c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.head);
+    if (d->token_input) c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.token_project);
     if (d->has_vision) {
         c.vision_side = picture_side(&d->vision);
         c.vision_flops = vision_flops(d, c.vision_side);

@@ -156,8 +156,10 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
     st = image_config_load(e->dir, e->model_type, &m->image.config, err);
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
-        if (!c->dynamic || c->patch != d->vision.patch || c->merge != d->vision.merge ||
-            c->depth != d->vision.depth)
+        bool patches = d->vision.end == VISION_EMBED
+                           ? c->patch * c->merge == d->vision.patch
+                           : c->patch == d->vision.patch && c->merge == d->vision.merge;
+        if (!c->dynamic || !patches || c->depth != d->vision.depth)
             st = err_set(err, ST_FORMAT,
                          "%s: the image processor makes patches of %u pixels, %u x %u to a token, %u frames "
                          "deep; the vision "

@@ -16,7 +16,7 @@ static bool same_layer(const struct desc_layer *a, const struct desc_layer *b)
 {
     return a->heads == b->heads && a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->rope == b->rope && a->ff == b->ff && a->experts == b->experts &&
-           a->experts_used == b->experts_used;
+           a->experts_used == b->experts_used && a->keys_values == b->keys_values;
 }
 
 static enum status say_layers(struct buf *b, const struct engine *e)
@@ -26,16 +26,27 @@ static enum status say_layers(struct buf *b, const struct engine *e)
     for (uint32_t n = 0; n < d->layer_count && !st;) {
         const struct desc_layer *l = &d->layers[n];
         uint32_t end = n + 1;
-        while (end < d->layer_count && same_layer(&d->layers[end], l)) end++;
+        while (end < d->layer_count && same_layer(&d->layers[end], l) &&
+               (d->layers[end].kv_owner == end) == (l->kv_owner == n) &&
+               (l->kv_owner == n || d->layers[end].kv_owner == l->kv_owner))
+            end++;
         char which[32], kind[48], mlp[80];
         snprintf(which, sizeof which, end - n > 1 ? "%u-%u" : "%u", n, end - 1);
         snprintf(kind, sizeof kind, l->window ? "sliding(%u)" : "full", l->window);
         if (l->experts)
             snprintf(mlp, sizeof mlp, "%u of %u experts of %u", l->experts_used, l->experts, l->ff);
-        else snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
-        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s\n",
+        if (l->beside_ff)
+            snprintf(mlp + strlen(mlp), sizeof mlp - strlen(mlp), " beside MLP %u", l->beside_ff);
+        if (!l->experts) snprintf(mlp, sizeof mlp, "MLP %u", l->ff);
+        st = buf_addf(b, "  %-8s %-16s %u heads, %u KV heads of %u, scale %.6g, RoPE theta %g / %g, %s",
                       which, kind, l->heads, l->kv_heads, l->head_dim, (double)l->scale,
                       d->ropes[l->rope].theta, d->ropes[l->rope].factor, mlp);
+        if (!st && d->ropes[l->rope].still)
+            st = buf_addf(b, ", %u of %u pairs turn", l->head_dim / 2 - d->ropes[l->rope].still,
+                          l->head_dim / 2);
+        if (!st && l->keys_values) st = buf_adds(b, ", values are keys");
+        if (!st && l->kv_owner != n) st = buf_addf(b, ", keys of layer %u", l->kv_owner);
+        if (!st) st = buf_adds(b, "\n");
         n = end;
     }
     for (uint32_t i = 0; i < d->rope_count && !st; i++) {
@@ -86,6 +97,7 @@ static enum status say_tower(struct buf *b, const struct engine *e)
                               "%u layers of %u, %u heads, MLP %u\n",
                               unit, (unsigned long long)c->area_min, (unsigned long long)c->area_max,
                               v->patch, v->layers, v->hidden, v->heads, v->ff);
+    if (!st && v->clip) st = buf_adds(b, "           inputs and outputs of its products are clipped\n");
     if (!st)
         st = buf_addf(b, "           %u x %u patches per token (soft id %u)", v->merge, v->merge,
                       e->info.image.soft_id);
@@ -104,7 +116,7 @@ static enum status say_vision(struct buf *b, const struct engine *e)
 {
     const struct desc_vision *v = &e->net.desc.vision;
     if (!e->net.desc.has_vision) return buf_adds(b, "vision     none\n");
-    if (v->end == VISION_MERGE) return say_tower(b, e);
+    if (!v->image_size) return say_tower(b, e);
     return buf_addf(b,
                     "vision     %u x %u pixels, patches of %u, %u layers of %u, %u heads, %u tokens per "
                     "picture (soft id %u)%s\n",
@@ -148,6 +160,8 @@ static enum status say_all(struct buf *b, const struct engine *e)
     if (!st && e->net.survey.ignored)
         st = buf_addf(b, "unused     %u tensors: %s%s\n", e->net.survey.ignored, e->net.survey.ignored_names,
                       e->net.survey.ignored > 3 ? ", ..." : "");
+    if (!st && d->token_input)
+        st = buf_addf(b, "by token   %u inputs of each layer, read from the file\n", d->token_input);
     if (!st) st = say_vision(b, e);
     if (!st) st = say_layers(b, e);
     if (!st) st = say_kv(b, e);

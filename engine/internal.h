@@ -95,10 +95,11 @@ struct net {
 struct vision_scratch {
     void *block;
     uint32_t rows;
-    float *qkv;     /* [R, 3 Cv] */
-    void *h, *attn; /* act [R, ld(Cv)]; while merging: act [R / merge^2, ld(merge^2 Cv)] */
-    void *mlp;      /* act [R, ld(ff)] */
-    float *dense;   /* [R, Cv] */
+    float *qkv;       /* [R, 3 Cv] */
+    void *h, *attn;   /* act [R, ld(Cv)]; while merging: act [R / merge^2, ld(merge^2 Cv)] */
+    void *mlp;        /* act [R, ld(ff)] */
+    float *dense;     /* [R, Cv] */
+    float *gate, *up; /* [R, ff], with clip */
     /* of all pictures, apart from the block */
     float *lut;         /* [3*256] */
     float *rope_freq;   /* [D/2] */
@@ -190,6 +191,7 @@ struct engine_features {
     /* The same memory, while no layer runs: */
     uint8_t *rgb;     /* one row of patches in time: [depth, height, width, 3] */
     void *patch_rows; /* act [S, ld(3 depth p p)] */
+    float *raw;       /* VISION_EMBED: [S, 3 p p] */
     float *dense,
         *pooled;      /* VISION_POOL: [S, Cv], [tokens, Cv]; VISION_MERGE with windows: pooled [tokens, C] */
     float *cos, *sin; /* [S, D/2]; NULL: no rotary */

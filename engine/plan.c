@@ -158,7 +158,9 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
     s->h = piece(c, rows * be_ld(v->hidden) * act);
     s->attn = piece(c, rows * be_ld(v->hidden) * act);
     s->mlp = piece(c, rows * be_ld(v->ff) * act);
-    s->dense = piece(c, v->end == VISION_MERGE ? rows * v->hidden * 4 : 0);
+    s->dense = piece(c, v->end == VISION_MERGE || v->names.post_attn ? rows * v->hidden * 4 : 0);
+    s->gate = piece(c, v->clip ? rows * v->ff * 4 : 0);
+    s->up = piece(c, v->clip ? rows * v->ff * 4 : 0);
 }
 
 /* ---- plan ---- */
@@ -205,6 +207,15 @@ static bool sees_prefix(const struct engine *e)
     return e->net.desc.has_vision && e->net.desc.image.rule == SPAN_PREFIX;
 }
 
+/* Tokens of the largest picture whose tokens go as a whole; 0 = none do. */
+static uint32_t whole_picture(const struct engine *e)
+{
+    const uint32_t *budget = e->info.image.config.budgets;
+    if (!e->net.desc.has_vision || !e->net.desc.image.rule) return 0;
+    while (budget && budget[0] && budget[1]) budget++;
+    return budget ? *budget : e->net.desc.vision.tokens;
+}
+
 static enum status plan_limits(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct engine_plan *p = &e->plan;
@@ -223,8 +234,8 @@ static enum status plan_limits(const struct engine_options *opt, struct engine *
     if (sees_prefix(e)) {
         uint32_t most = BATCH_TOKENS_MAX - p->sequences_max;
         p->span_tokens_max = p->context_max < most ? p->context_max : most;
-    } else if (e->net.desc.has_vision && e->net.desc.image.rule) {
-        p->span_tokens_max = e->net.desc.vision.tokens;
+    } else {
+        p->span_tokens_max = whole_picture(e);
     }
     if (p->span_tokens_max > BATCH_TOKENS_MAX - p->sequences_max)
         return err_set(err, ST_INVALID, "at most %u tokens per step", BATCH_TOKENS_MAX);
@@ -249,8 +260,7 @@ static uint32_t vision_rows(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t most = vision_patches_max(e), rows = most < VISION_ROWS_MAX ? most : VISION_ROWS_MAX;
-    uint32_t merge = d->end == VISION_MERGE ? d->merge : 1;
-    uint32_t least = d->end == VISION_POOL ? d->tokens : merge * merge;
+    uint32_t least = d->end == VISION_LINEAR ? 1 : d->tokens ? d->tokens : d->merge * d->merge;
     return rows < least ? least : rows;
 }
 
@@ -294,7 +304,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
     if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, &e->kv, err);
     if (st) return st;
-    if (e->net.desc.has_vision &&
+    if (e->net.desc.has_vision && e->net.desc.vision.layers &&
         e->ops->kv_layer_bytes(e->be, e->net.desc.vision.heads,
                                e->net.desc.vision.hidden / e->net.desc.vision.heads) == 0)
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
@@ -436,7 +446,8 @@ uint32_t engine__vision_tokens_max(const struct engine *e)
     return low == most ? 0 : low;
 }
 
-/* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D). */
+/* First half of the frequencies turns by the row, second half by the column, both theta^(-4k/D); with
+ * rope_halves the column's come first. */
 static enum status alloc_vision_rope(struct engine *e, struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;
@@ -446,7 +457,7 @@ static enum status alloc_vision_rope(struct engine *e, struct err *err)
     void *p = NULL, *q = NULL;
     ASSERT_CMP(half, <=, 1024);
     engine__rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
-    for (uint32_t k = 0; k < half; k++) axis[k] = k >= half / 2;
+    for (uint32_t k = 0; k < half; k++) axis[k] = (k >= half / 2) != d->rope_halves;
     for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
     enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
     e->v.rope_freq = p;
@@ -466,6 +477,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     e->v.lut = p;
     if (st) return st;
     image_lut(&e->info.image.config, lut);
+    for (int i = 0; i < 3 * 256 && e->net.desc.vision.centred; i++) lut[i] = 2 * (lut[i] - 0.5f);
     e->ops->upload(e->be, e->v.lut, lut, sizeof lut);
     if (e->net.desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
     struct carve c = {0};

@@ -3,8 +3,9 @@
  *
  * Visibility of a row at position p (both bounds inclusive, one interval per KV group): lo = 0 (full
  * attention) or max(0, p - window + 1), hi = p; in a span whose tokens see what goes as a whole with them
- * (enum span_rule) hi is its last position, and of a SPAN_PREFIX lo its first. That is transformers' rule for
- * pictures of SPAN_WITHIN: (j <= i or same picture) and, in sliding layers, i - j < window. */
+ * (enum span_rule) hi is its last position, and of a SPAN_PREFIX or SPAN_WHOLE lo at most its first. That is
+ * transformers' rule for pictures of SPAN_WITHIN: (j <= i or same picture) and, in sliding layers, i - j <
+ * window. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -149,7 +150,7 @@ static void see_span(const struct engine_span *u, uint32_t window, uint32_t *lo,
 {
     if (u->rule == SPAN_CAUSAL || (u->rule == SPAN_WITHIN_WINDOW && !window)) return;
     *hi = u->whole_end - 1;
-    if (u->rule == SPAN_PREFIX) *lo = u->whole_begin;
+    if ((u->rule == SPAN_PREFIX || u->rule == SPAN_WHOLE) && u->whole_begin < *lo) *lo = u->whole_begin;
 }
 
 /* First and last keys of one group, and places in its tables. */

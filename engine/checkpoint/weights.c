@@ -15,6 +15,7 @@
 #define READ_AHEAD_BYTES (UINT64_C(256) << 20)
 #define SAMPLE_BYTES     4096u
 #define NAMED_IGNORED    3u /* how many are named in the warning */
+#define SIZE_REORDER_MAX 32768u
 
 struct named {
     char name[DESC_NAME_MAX]; /* canonical */
@@ -79,7 +80,8 @@ static int by_canonical(const void *a, const void *b)
 }
 
 /* What checkpoints carry along and no version of the model reads: tables that can be computed, and the
- * pooling head that a tower was trained with. (A copy of the embedding as the tied head is no surprise
+ * pooling head that a tower was trained with. And towers for sound, of which the family says that they are
+ * not served. (A copy of the embedding as the tied head is no surprise
  * either.) */
 static bool carried_along(const char *name)
 {
@@ -90,7 +92,8 @@ static bool carried_along(const char *name)
         if (len >= n && strcmp(name + len - n, ends[i]) == 0 && (len == n || name[len - n - 1] == '.'))
             return true;
     }
-    return strstr(name, "vision_tower.vision_model.head.") != NULL;
+    return strstr(name, "vision_tower.vision_model.head.") != NULL || strstr(name, "audio_tower.") != NULL ||
+           strstr(name, "embed_audio.") != NULL;
 }
 
 static void note_ignored(struct weights_survey *s, const char *name)
@@ -283,18 +286,60 @@ static const float *vector1(struct loader *ld, const char *stem, uint32_t layer,
     return vector(ld, stem, layer, suffix, 1, shape, plus);
 }
 
+/* Another order of rows or columns than the file has; see reorder(). */
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_CHANNELS };
 struct part {
     const char *stem;
     uint32_t n;
+    enum order order;
 };
 struct linear_spec {
     uint32_t layer, expert, k, part_count;
     struct part part[3];
     bool glu, bias;
     bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
+    uint32_t head_dim;           /* ORDER_HALVES */
     uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
     uint64_t shape[STF_RANK_MAX];
 };
+
+/* Where element i of the wanted order stands in the file.
+ *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) turn; wanted: pairs (j, j + D/2),
+ *           those of the first half first
+ *   channels: columns (y, x, channel); wanted: (channel, y, x) */
+static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim)
+{
+    uint32_t d = head_dim, quarter = d / 4;
+    if (order == ORDER_CHANNELS) return i % (n / 3) * 3 + i / (n / 3);
+    if (order != ORDER_HALVES) return i;
+    uint32_t at = i % d, pair = at % (d / 2), half = at / (d / 2);
+    return i - at + pair / quarter * (d / 2) + half * quarter + pair % quarter;
+}
+
+/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of the channels.
+ */
+static void reorder(enum order order, uint32_t head_dim, const char *src, uint32_t n, uint32_t k, size_t size,
+                    char *dst)
+{
+    bool columns = order == ORDER_CHANNELS;
+    for (uint32_t r = 0; r < n; r++) {
+        const char *row = src + (size_t)(columns ? r : stored_at(order, r, n, head_dim)) * k * size;
+        char *to = dst + (size_t)r * k * size;
+        if (!columns) memcpy(to, row, k * size);
+        for (uint32_t c = 0; columns && c < k; c++)
+            memcpy(to + c * size, row + stored_at(order, c, k, 0) * size, size);
+    }
+}
+
+/* The same of a vector that was read into the slab. */
+static void reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n)
+{
+    if (ld->survey || ld->st || !v) return;
+    float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
+    ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
+    memcpy(copy, host, n * sizeof *copy);
+    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n)];
+}
 
 static void finish_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
                         uint32_t count, struct be_weight **out)
@@ -350,10 +395,16 @@ static void linear(struct loader *ld, const struct linear_spec *s, struct be_wei
     void *moved[3] = {NULL};
     for (uint32_t i = 0; i < s->part_count && !ld->st; i++) {
         /* The format does not align tensors; files almost always do. */
-        if ((uintptr_t)t[i]->data % be_dtype_bytes(d.src[i].dtype) == 0) continue;
+        enum order order = s->part[i].order;
+        size_t size = be_dtype_bytes(d.src[i].dtype);
+        if ((uintptr_t)t[i]->data % size == 0 && order == ORDER_KEPT) continue;
         moved[i] = malloc(t[i]->bytes ? (size_t)t[i]->bytes : 1);
         if (!moved[i]) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[i]->name);
-        else d.src[i].data = memcpy(moved[i], t[i]->data, (size_t)t[i]->bytes);
+        else if (order == ORDER_KEPT) d.src[i].data = memcpy(moved[i], t[i]->data, (size_t)t[i]->bytes);
+        else {
+            reorder(order, s->head_dim, t[i]->data, s->part[i].n, s->k, size, moved[i]);
+            d.src[i].data = moved[i];
+        }
     }
     if (!ld->st) finish_pack(ld, &d, t, count, out);
     for (uint32_t i = 0; i < 3; i++) free(moved[i]);
@@ -597,13 +648,122 @@ static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const c
            &m->fc2);
 }
 
-static void walk_vision(struct loader *ld, struct vision_weights *w)
+/* Bounds of one product's input and output: whole names beside the weight, whose stem may end in ".linear".
+ */
+static void walk_bounds(struct loader *ld, uint32_t n, const char *stem, const float *out[2])
+{
+    static const char *const ends[4] = {".input_min", ".input_max", ".output_min", ".output_max"};
+    static const char linear_end[] = ".linear";
+    char base[DESC_NAME_MAX];
+    size_t len = strlen(stem), tail = sizeof linear_end - 1;
+    if (len > tail && strcmp(stem + len - tail, linear_end) == 0) len -= tail;
+    snprintf(base, sizeof base, "%.*s", (int)len, stem);
+    for (int i = 0; i < 4; i++) {
+        const struct stf_tensor *t = take(ld, base, n, 0, ends[i], 0, NULL);
+        if (!t) return;
+        uint64_t at = ld->slab_used + (uint64_t)i % 2;
+        ld->slab_used += i % 2 ? 16 : 0; /* 64-byte alignment */
+        if (ld->survey) continue;
+        before_read(ld);
+        (void)stf_to_f32(t, ld->host + at);
+        after_read(ld, t);
+        if (i % 2 == 0) out[i / 2] = ld->slab + at;
+    }
+}
+
+/* Each product by itself, with its bounds. */
+static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
 {
     const struct desc_vision *v = &ld->desc->vision;
-    uint32_t c = v->hidden, side = v->position_side ? v->position_side : v->image_size / v->patch;
-    struct linear_spec patch = {.k = 3 * v->depth * v->patch * v->patch,
+    uint32_t c = v->hidden, ff = v->ff;
+    enum order order = v->rope_halves ? ORDER_HALVES : ORDER_KEPT;
+    const struct {
+        const char *stem;
+        uint32_t n, k;
+        enum order order;
+        struct be_weight **out;
+    } all[7] = {
+        [VISION_Q] = {v->names.q, c, c, order, &l->qkv},   [VISION_K] = {v->names.k, c, c, order, &l->k},
+        [VISION_V] = {v->names.v, c, c, 0, &l->v},         [VISION_O] = {v->names.o, c, c, 0, &l->o},
+        [VISION_GATE] = {v->names.fc1, ff, c, 0, &l->fc1}, [VISION_UP] = {v->names.up, ff, c, 0, &l->up},
+        [VISION_DOWN] = {v->names.fc2, c, ff, 0, &l->fc2}};
+    for (int i = 0; i < 7; i++) {
+        linear(ld,
+               &(struct linear_spec){.layer = n,
+                                     .k = all[i].k,
+                                     .part_count = 1,
+                                     .part = {{all[i].stem, all[i].n, all[i].order}},
+                                     .bias = !v->no_bias,
+                                     .head_dim = c / v->heads},
+               all[i].out);
+        walk_bounds(ld, n, all[i].stem, l->bounds[i]);
+    }
+}
+
+static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    bool bias = !v->no_bias;
+    enum order order = v->rope_halves ? ORDER_HALVES : ORDER_KEPT;
+    struct linear_spec qkv = {.layer = n,
+                              .k = c,
+                              .part_count = 3,
+                              .part = {{v->names.q, c, order}, {v->names.k, c, order}, {v->names.v, c, 0}},
+                              .bias = bias,
+                              .head_dim = c / v->heads};
+    if (v->qkv_fused) {
+        qkv.part_count = 1;
+        qkv.part[0].n = 3 * c;
+    }
+    linear(ld, &qkv, &l->qkv);
+    linear(ld,
+           &(struct linear_spec){
+               .layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c, 0}}, .bias = bias},
+           &l->o);
+    struct linear_spec fc1 = {
+        .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff, 0}}, .bias = bias};
+    if (v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU) {
+        fc1.part_count = 2;
+        fc1.part[1] = (struct part){v->names.up, v->ff, 0};
+        fc1.glu = true;
+    }
+    linear(ld, &fc1, &l->fc1);
+    linear(ld,
+           &(struct linear_spec){
+               .layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c, 0}}, .bias = bias},
+           &l->fc2);
+}
+
+static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, d = c / v->heads;
+    l->norm1 = vector1(ld, v->names.norm1, n, ".weight", c, 0);
+    l->norm1_bias = v->rms ? NULL : vector1(ld, v->names.norm1, n, ".bias", c, 0);
+    l->norm2 = vector1(ld, v->names.norm2, n, ".weight", c, 0);
+    l->norm2_bias = v->rms ? NULL : vector1(ld, v->names.norm2, n, ".bias", c, 0);
+    l->q_norm = vector1(ld, v->names.q_norm, n, ".weight", d, 0);
+    l->k_norm = vector1(ld, v->names.k_norm, n, ".weight", d, 0);
+    if (v->rope_halves) {
+        reorder_vector(ld, l->q_norm, ORDER_HALVES, d);
+        reorder_vector(ld, l->k_norm, ORDER_HALVES, d);
+    }
+    l->post_attn = vector1(ld, v->names.post_attn, n, ".weight", c, 0);
+    l->post_mlp = vector1(ld, v->names.post_mlp, n, ".weight", c, 0);
+    if (v->clip) walk_clipped(ld, n, l);
+    else walk_products(ld, n, l);
+}
+
+/* The patches' product and what stands around it, and the positions. */
+static void walk_patches(struct loader *ld, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, side = v->position_side ? v->position_side : v->image_size / v->patch,
+             k = 3 * v->depth * v->patch * v->patch;
+    struct linear_spec patch = {.k = k,
                                 .part_count = 1,
-                                .part = {{v->names.patch, c}},
+                                .part = {{v->names.patch, c, ORDER_KEPT}},
                                 .bias = v->patch_bias,
                                 .rank = 4,
                                 .shape = {c, 3, v->patch, v->patch}};
@@ -611,43 +771,47 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
         patch.rank = 5;
         memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
     }
+    if (v->channels_last) {
+        patch.rank = 2;
+        memcpy(patch.shape, (uint64_t[]){c, k}, 2 * sizeof(uint64_t));
+        patch.part[0].order = ORDER_CHANNELS;
+    }
+    w->patch_norm = vector1(ld, v->names.patch_norm, 0, ".weight", k, 0);
+    w->patch_norm_bias = vector1(ld, v->names.patch_norm, 0, ".bias", k, 0);
+    if (v->channels_last) {
+        reorder_vector(ld, w->patch_norm, ORDER_CHANNELS, k);
+        reorder_vector(ld, w->patch_norm_bias, ORDER_CHANNELS, k);
+    }
     linear(ld, &patch, &w->patch);
     if (v->position)
         w->position =
             vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
-    for (uint32_t n = 0; n < v->layers; n++) {
-        struct vision_layer_weights *l = &w->layers[n];
-        struct linear_spec qkv = {.layer = n,
-                                  .k = c,
-                                  .part_count = 3,
-                                  .part = {{v->names.q, c}, {v->names.k, c}, {v->names.v, c}},
-                                  .bias = true};
-        if (v->qkv_fused) {
-            qkv.part_count = 1;
-            qkv.part[0].n = 3 * c;
-        }
-        l->norm1 = vector1(ld, v->names.norm1, n, ".weight", c, 0);
-        l->norm1_bias = v->rms ? NULL : vector1(ld, v->names.norm1, n, ".bias", c, 0);
-        linear(ld, &qkv, &l->qkv);
-        linear(ld,
-               &(struct linear_spec){
-                   .layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c}}, .bias = true},
-               &l->o);
-        l->norm2 = vector1(ld, v->names.norm2, n, ".weight", c, 0);
-        l->norm2_bias = v->rms ? NULL : vector1(ld, v->names.norm2, n, ".bias", c, 0);
-        struct linear_spec fc1 = {
-            .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff}}, .bias = true};
-        if (v->mlp == VISION_GLU_SILU) {
-            fc1.part_count = 2;
-            fc1.part[1] = (struct part){v->names.up, v->ff};
-            fc1.glu = true;
-        }
-        linear(ld, &fc1, &l->fc1);
-        linear(ld,
-               &(struct linear_spec){
-                   .layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c}}, .bias = true},
-               &l->fc2);
+    if (v->position_axis) {
+        uint64_t n = v->position_axis;
+        w->position = vector(ld, v->names.position, 0, "", 3,
+                             v->position_pairs ? (uint64_t[]){n, 2, c} : (uint64_t[]){2, n, c}, 0);
     }
+    w->dense_norm = vector1(ld, v->names.dense_norm, 0, ".weight", c, 0);
+    w->dense_norm_bias = vector1(ld, v->names.dense_norm, 0, ".bias", c, 0);
+    w->position_norm = vector1(ld, v->names.position_norm, 0, ".weight", c, 0);
+    w->position_norm_bias = vector1(ld, v->names.position_norm, 0, ".bias", c, 0);
+}
+
+static const float *ones(struct loader *ld, uint32_t n)
+{
+    uint64_t at = ld->slab_used;
+    ld->slab_used += (n + 15ull) / 16 * 16;
+    if (ld->survey || ld->st) return NULL;
+    for (uint32_t i = 0; i < n; i++) ld->host[at + i] = 1;
+    return ld->slab + at;
+}
+
+static void walk_vision(struct loader *ld, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    walk_patches(ld, w);
+    for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
     if (v->end == VISION_MERGE) {
         walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
         for (uint32_t k = 0; k < v->tap_count; k++)
@@ -657,21 +821,27 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
     }
     w->post_norm = vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
     w->post_norm_bias = vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
+    w->std_bias = vector1(ld, v->names.std_bias, 0, "", c, 0);
+    w->std_scale = vector1(ld, v->names.std_scale, 0, "", c, 0);
     if (v->end == VISION_LINEAR) {
         linear(ld,
                &(struct linear_spec){
-                   .k = c, .part_count = 1, .part = {{v->names.projection, ld->desc->hidden}}, .bias = true},
+                   .k = c, .part_count = 1, .part = {{v->names.project, ld->desc->hidden, 0}}, .bias = true},
                &w->projection);
         return;
     }
-    w->soft_norm = vector1(ld, v->names.soft_norm, 0, ".weight", c, ld->desc->norm_plus_one ? 1.0f : 0.0f);
-    linear(ld,
-           &(struct linear_spec){.k = c,
-                                 .part_count = 1,
-                                 .part = {{v->names.projection, ld->desc->hidden}},
-                                 .whole_name = true,
-                                 .transposed = true},
-           &w->projection);
+    w->soft_norm = v->names.soft_norm ? vector1(ld, v->names.soft_norm, 0, ".weight", c,
+                                                ld->desc->norm_plus_one ? 1.0f : 0.0f)
+                                      : ones(ld, c);
+    bool whole = v->names.projection != NULL;
+    linear(
+        ld,
+        &(struct linear_spec){.k = c,
+                              .part_count = 1,
+                              .part = {{whole ? v->names.projection : v->names.project, ld->desc->hidden, 0}},
+                              .whole_name = whole,
+                              .transposed = whole},
+        &w->projection);
 }
 
 static void walk(struct loader *ld, struct weights *w)
@@ -709,7 +879,7 @@ static bool shared_away(const struct model_desc *d, const char *name)
 static enum status alloc_layers(const struct model_desc *d, struct weights *w, struct err *err)
 {
     w->layers = calloc(d->layer_count, sizeof *w->layers);
-    w->vision.layers = d->has_vision ? calloc(d->vision.layers, sizeof *w->vision.layers) : NULL;
+    w->vision.layers = d->has_vision ? calloc(d->vision.layers + 1ull, sizeof *w->vision.layers) : NULL;
     if (!w->layers || (d->has_vision && !w->vision.layers))
         return err_set(err, ST_NOMEM, "out of memory for the list of layers");
     return ST_OK;
@@ -832,9 +1002,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
         }
     }
     for (uint32_t n = 0; w->vision.layers && n < d->vision.layers; n++) {
-        struct be_weight *all[] = {w->vision.layers[n].qkv, w->vision.layers[n].o, w->vision.layers[n].fc1,
-                                   w->vision.layers[n].fc2};
-        for (int i = 0; i < 4; i++)
+        const struct vision_layer_weights *l = &w->vision.layers[n];
+        struct be_weight *all[] = {l->qkv, l->o, l->fc1, l->fc2, l->k, l->v, l->up};
+        for (int i = 0; i < 7; i++)
             if (all[i]) fn(arg, all[i]);
     }
     const struct vision_merger_weights *m[1 + DESC_TAPS_MAX] = {&w->vision.merger};

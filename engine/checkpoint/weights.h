@@ -34,7 +34,13 @@ struct row_table {
 struct vision_layer_weights {
     struct be_weight *qkv, *o, *fc1, *fc2;                /* with biases; fc1 of a GLU: gate and up */
     const float *norm1, *norm1_bias, *norm2, *norm2_bias; /* [Cv]; RMS: no biases */
+    const float *q_norm, *k_norm, *post_attn, *post_mlp;  /* [D], [Cv], or NULL */
+    /* With clip: each product by itself (qkv and fc1 are q and gate), and [2] bounds of its input and
+     * output. */
+    struct be_weight *k, *v, *up;
+    const float *bounds[7][2]; /* by enum vision_product */
 };
+enum vision_product { VISION_Q = 0, VISION_K, VISION_V, VISION_O, VISION_GATE, VISION_UP, VISION_DOWN };
 /* Patches merged into tokens: fc2(gelu_erf(fc1(norm(...)))). */
 struct vision_merger_weights {
     const float *norm, *norm_bias; /* [Cv], of a tap [merge merge Cv]; RMS: no bias */
@@ -46,7 +52,10 @@ struct vision_weights {
     struct vision_merger_weights merger, taps[DESC_TAPS_MAX];
     const float *position;                               /* [patches or table rows, Cv] */
     const float *post_norm, *post_norm_bias, *soft_norm; /* [Cv] */
-    struct vision_layer_weights *layers;                 /* [desc.vision.layers] */
+    const float *std_bias, *std_scale;                   /* [Cv] or NULL */
+    const float *patch_norm, *patch_norm_bias;           /* [3 p p], VISION_EMBED */
+    const float *dense_norm, *dense_norm_bias, *position_norm, *position_norm_bias; /* [Cv] */
+    struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
 };
 struct weights {
     struct be_weight *embed;         /* [V, C] */

@@ -1,6 +1,6 @@
-/* Gemma 4: text (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B), and the text of the
- * 12B. Formulas and names: transformers models/gemma4 and models/gemma4_unified. What is easy to get wrong
- * stands beside the line that gets it right. */
+/* Gemma 4: text and pictures (E2B, E4B with inputs of each layer by token; 26B-A4B with experts; 31B; the
+ * 12B, which has no tower). Sound is not served. Formulas and names: transformers models/gemma4 and
+ * models/gemma4_unified. What is easy to get wrong stands beside the line that gets it right. */
 #include "engine/families/families.h"
 
 #include "config/base/log.h"
@@ -43,9 +43,86 @@ static const struct hf_text UNIFIED_TEXT = {
     .activation = HF_GELU_TANH,
 };
 
+static const struct hf_vision TOWER = {
+    .hidden_size = 768,
+    .intermediate_size = 3072,
+    .num_hidden_layers = 16,
+    .num_attention_heads = 12,
+    .num_channels = 3,
+    .patch_size = 16,
+    .spatial_merge_size = 3,
+    .layer_norm_eps = 1e-6,
+    .rope_theta = 100,
+    .position_side = 10240, /* of an axis */
+};
+static const struct hf_vision UNIFIED_VISION = {
+    .hidden_size = 3840,
+    .num_channels = 3,
+    .patch_size = 16,
+    .spatial_merge_size = 3,
+    .layer_norm_eps = 1e-6,
+    .position_side = 1120,
+};
+
 static bool is_unified(const struct hf_config *c)
 {
     return family_after(c->model_type, "gemma4_unified") != NULL;
+}
+
+static void read_tower(struct hf_reader *r, struct hf_vision *v)
+{
+    uint32_t head = 64, kv_heads = v->num_attention_heads,
+             rope = json_get_live(r->d, r->vision, "rope_parameters"),
+             type = json_get_live(r->d, rope, "rope_type");
+    hf_u32(r, r->vision, "hidden_size", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+    hf_u32(r, r->vision, "intermediate_size", 1, SIZE_MAX_FF, &v->intermediate_size);
+    hf_u32(r, r->vision, "num_hidden_layers", 1, HF_LAYERS_MAX, &v->num_hidden_layers);
+    hf_u32(r, r->vision, "num_attention_heads", 1, SIZE_MAX_HEADS, &v->num_attention_heads);
+    hf_u32(r, r->vision, "num_key_value_heads", 1, SIZE_MAX_HEADS, &kv_heads);
+    hf_u32(r, r->vision, "head_dim", 2, SIZE_MAX_HEAD_DIM, &head);
+    hf_u32(r, r->vision, "position_embedding_size", 1, 1u << 16, &v->position_side);
+    hf_double(r, rope, "rope_theta", 1.0, 1e12, &v->rope_theta);
+    hf_activation(r, r->vision, "hidden_activation", HF_GELU_TANH);
+    bool bias = false;
+    hf_bool(r, r->vision, "attention_bias", &bias); /* the classes have none, whatever it says */
+    if (type != JSON_NONE && !json_str_eq(r->d, type, "axial") && !json_str_eq(r->d, type, "default"))
+        hf_fault(r, ST_UNSUPPORTED, "rope_type", "only axial is served");
+    if (r->st) return;
+    if (head % 4 || head * v->num_attention_heads != v->hidden_size || kv_heads != v->num_attention_heads)
+        hf_fault(r, ST_UNSUPPORTED, "head_dim",
+                 "only heads of a multiple of 4 that make up hidden_size are served, each with its own keys");
+}
+
+static void read_vision(struct hf_reader *r, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    r->scope = "vision_config.";
+    hf_u32(r, r->vision, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
+    hf_u32(r, r->vision, "pooling_kernel_size", 1, 64, &v->spatial_merge_size);
+    hf_double(r, r->vision, "rms_norm_eps", 0, 1, &v->layer_norm_eps);
+    if (is_unified(c)) {
+        uint32_t out = v->hidden_size;
+        hf_u32(r, r->vision, "mm_embed_dim", 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+        hf_u32(r, r->vision, "mm_posemb_size", 1, 1u << 16, &v->position_side);
+        hf_u32(r, r->vision, "output_proj_dims", 1, SIZE_MAX_HIDDEN, &out);
+        if (!r->st && out != v->hidden_size)
+            hf_fault(r, ST_UNSUPPORTED, "output_proj_dims", "only that of mm_embed_dim is served");
+        if (!r->st && v->patch_size * v->spatial_merge_size > SIZE_MAX_PATCH / 3)
+            hf_fault(r, ST_UNSUPPORTED, "patch_size", "is too large together with pooling_kernel_size");
+    } else {
+        read_tower(r, v);
+    }
+    r->scope = "";
+    c->boi_id = 255999;
+    c->eoi_id = 258882;
+    c->image_id = 258880;
+    c->video_id = 258884;
+    hf_u32(r, 0, "boi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->boi_id);
+    hf_u32(r, 0, "eoi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->eoi_id);
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+    hf_u32(r, 0, "video_token_id", 0, SIZE_MAX_VOCAB - 1, &c->video_id);
+    if (!r->st && json_kind(r->d, json_get_live(r->d, 0, "audio_config")) == JSON_OBJECT)
+        log_info("%s: the model can listen; sound is not served, and its tower is not loaded", r->file);
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
@@ -69,11 +146,13 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     if (seen != JSON_NONE && !json_str_eq(r->d, seen, "vision"))
         hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention",
                  "only null and vision are served: \"all\" is an encoder, not a generator");
+    if (c->has_vision) read_vision(r, c);
 }
 
 /* ---- description ---- */
 
 /* Spellings in files: model.language_model.X (with a tower), model.X (text alone), and both without `model.`.
+ * What embeds the 12B's patches is vision_embedder.Y in the release and embed_vision.Y when saved again.
  * First releases of the experts have `moe.` for `experts.`, with per_expert_scale in it. */
 static bool canonical(const char *name, char out[DESC_NAME_MAX])
 {
@@ -83,7 +162,9 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     const char *part = "text.";
     if ((x = family_after(s, "lm_head."))) part = "head.";
     else if ((x = family_after(s, "vision_tower."))) part = "vision.";
-    else if ((x = family_after(s, "embed_vision."))) part = "projector.";
+    else if ((x = family_after(s, "embed_vision.multimodal_embedder."))) part = "projector.";
+    else if ((x = family_after(s, "embed_vision.")))
+        part = family_after(x, "embedding_") ? "projector." : "embedder.";
     else if ((x = family_after(s, "vision_embedder."))) part = "embedder.";
     else if (!(x = family_after(s, "language_model.model.")) && !(x = family_after(s, "language_model.")))
         x = s;
@@ -238,6 +319,98 @@ static void describe_token_input(struct hf_reader *r, const struct hf_config *c,
     d->names.token_post_norm = "text.layers.#.post_per_layer_input_norm";
 }
 
+static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
+{
+    uint32_t s = seconds > 0 && seconds < 1e9 ? (uint32_t)seconds : 0;
+    return snprintf(out, MODEL_STAMP_BYTES, "%02u:%02u ", s / 60, s % 60);
+}
+
+static void describe_tower(struct hf_reader *r, const struct hf_config *c, struct desc_vision *v)
+{
+    bool standardize = false;
+    hf_bool(r, r->vision, "use_clipped_linears", &v->clip);
+    hf_bool(r, r->vision, "standardize", &standardize);
+    v->ff = c->vision.intermediate_size;
+    v->layers = c->vision.num_hidden_layers;
+    v->heads = c->vision.num_attention_heads;
+    v->rms = v->no_bias = v->v_norm = v->centred = v->rope_halves = true;
+    v->scale = 1;
+    v->mlp = VISION_GLU_GELU;
+    v->rope_theta = c->vision.rope_theta;
+    v->end = VISION_POOL;
+    v->pool = v->merge = c->vision.spatial_merge_size;
+    v->pool_factor = (float)sqrt((double)v->hidden);
+    v->names.patch = "vision.patch_embedder.input_proj";
+    v->names.position = "vision.patch_embedder.position_embedding_table";
+    v->names.norm1 = "vision.encoder.layers.#.input_layernorm";
+    v->names.post_attn = "vision.encoder.layers.#.post_attention_layernorm";
+    v->names.norm2 = "vision.encoder.layers.#.pre_feedforward_layernorm";
+    v->names.post_mlp = "vision.encoder.layers.#.post_feedforward_layernorm";
+    v->names.q = "vision.encoder.layers.#.self_attn.q_proj.linear";
+    v->names.k = "vision.encoder.layers.#.self_attn.k_proj.linear";
+    v->names.v = "vision.encoder.layers.#.self_attn.v_proj.linear";
+    v->names.o = "vision.encoder.layers.#.self_attn.o_proj.linear";
+    v->names.q_norm = "vision.encoder.layers.#.self_attn.q_norm";
+    v->names.k_norm = "vision.encoder.layers.#.self_attn.k_norm";
+    v->names.fc1 = "vision.encoder.layers.#.mlp.gate_proj.linear";
+    v->names.up = "vision.encoder.layers.#.mlp.up_proj.linear";
+    v->names.fc2 = "vision.encoder.layers.#.mlp.down_proj.linear";
+    if (standardize) {
+        v->names.std_bias = "vision.std_bias";
+        v->names.std_scale = "vision.std_scale";
+    }
+}
+
+static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+{
+    struct desc_vision *v = &d->vision;
+    d->has_vision = true;
+    *v = (struct desc_vision){.patch = c->vision.patch_size,
+                              .hidden = c->vision.hidden_size,
+                              .eps = (float)c->vision.layer_norm_eps,
+                              .depth = 1,
+                              .channels_last = true,
+                              .position_axis = c->vision.position_side,
+                              .names = {.project = "projector.embedding_projection"}};
+    if (is_unified(c)) {
+        v->end = VISION_EMBED;
+        v->patch *= c->vision.spatial_merge_size;
+        v->merge = v->heads = 1;
+        v->patch_bias = v->position_pairs = true;
+        v->names.patch = "embedder.patch_dense";
+        v->names.position = "embedder.pos_embedding";
+        v->names.patch_norm = "embedder.patch_ln1";
+        v->names.dense_norm = "embedder.patch_ln2";
+        v->names.position_norm = "embedder.pos_norm";
+    } else {
+        describe_tower(r, c, v);
+    }
+    uint32_t seen = json_get_live(r->d, r->text, "use_bidirectional_attention");
+    bool within = seen == JSON_NONE
+                      ? is_unified(c) && json_get(r->d, r->text, "use_bidirectional_attention") == JSON_NONE
+                      : true;
+    d->image = (struct model_image_rule){
+        .present = true,
+        .marker = "<|image|>",
+        .prefix = "<|image>",
+        .suffix = "<image|>",
+        .soft = "<|image|>",
+        .soft_id = c->image_id,
+        /* transformers 5.23, forward of the two classes: where there is no tower a picture's tokens see each
+         * other in all layers, and the window does not come between them. */
+        .rule = !within         ? SPAN_CAUSAL
+                : is_unified(c) ? SPAN_WHOLE
+                                : SPAN_WITHIN_WINDOW,
+        .video_marker = "<|video|>",
+        .video_prefix = "<|image>",
+        .video_suffix = "<image|>",
+        .video_soft = "<|video|>",
+        .video_between = " ",
+        .video_soft_id = c->video_id,
+        .video_stamp = stamp,
+    };
+}
+
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
@@ -268,16 +441,49 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!r->st && d->ropes[HF_SLIDING].dim) describe_rope(r, "sliding_attention", &d->ropes[HF_SLIDING]);
     if (d->ropes[HF_SLIDING].dim == 0) d->rope_count = 1;
     describe_sharing(r, c, d);
+    if (c->has_vision) describe_vision(r, c, d);
     if (is_unified(c)) return;
     describe_experts(r, d);
     describe_token_input(r, c, d);
 }
 
+/* ---- pictures ---- */
+
+static const uint32_t BUDGETS[] = {70, 140, 280, 560, 1120, 0};
+
+static const struct family_pictures PICTURES = {
+    .image = {.filter = IMAGE_BICUBIC,
+              .mode = IMAGE_TORCH_U8,
+              .do_resize = true,
+              .do_rescale = true,
+              .do_normalize = false,
+              .rescale_factor = 1.0 / 255.0,
+              .mean = {0, 0, 0},
+              .std = {1, 1, 1},
+              .dynamic = true,
+              .patch = 16,
+              .merge = 3,
+              .depth = 1,
+              .area_min = 1,
+              .area_max = 280 * 48 * 48,
+              .budgets = BUDGETS,
+              .video_uniform = true,
+              .video_area_min = 1,
+              .video_area_max = 70 * 48 * 48,
+              .video_fps = 24, /* of frames that come without a rate */
+              .video_frames_min = 1,
+              .video_frames_max = 32},
+    .video_mean = {0, 0, 0},
+    .video_std = {1, 1, 1},
+    .video_patch = 16,
+};
+
 const struct family family_gemma4 = {
-    .types = {{"gemma4", HF_NESTED, &GEMMA4_TEXT, NULL},
+    .types = {{"gemma4", HF_NESTED, &GEMMA4_TEXT, &TOWER},
               {"gemma4_text", HF_FLAT, &GEMMA4_TEXT, NULL},
-              {"gemma4_unified", HF_NESTED, &UNIFIED_TEXT, NULL},
+              {"gemma4_unified", HF_NESTED, &UNIFIED_TEXT, &UNIFIED_VISION},
               {"gemma4_unified_text", HF_FLAT, &UNIFIED_TEXT, NULL}},
     .read = read,
     .describe = describe,
+    .pictures = &PICTURES,
 };

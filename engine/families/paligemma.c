@@ -39,7 +39,7 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     d->vision = siglip_tower(c);
     d->vision.end = VISION_LINEAR;
     d->vision.tokens = side * side;
-    d->vision.names.projection = "projector.linear";
+    d->vision.names.project = "projector.linear";
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<image>",

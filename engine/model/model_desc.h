@@ -95,15 +95,18 @@ struct desc_names {
 
 /* A tower of pre-norm transformer layers over the patches of one picture:
  *   h = patch W (+ b) (+ position)
- *   each layer:  h += attn(N(h), 2-D rotary);  h += mlp(N(h))        N: LayerNorm with bias or RMS norm
- * then one of three ends:
+ *   each layer:  h += P(attn(N(h), 2-D rotary));  h += P(mlp(N(h)))
+ *        N: LayerNorm with bias or RMS norm;  P: RMS norm, or nothing
+ * then one of four ends:
  *   linear (fixed size):  h = LN(h); a token is a patch; projection with bias to the decoder's width
- *   pool   (fixed size):  h = LN(h); mean over pool x pool cells; RMS norm; projection to the decoder's width
+ *   pool   h = LN(h), if there is post_norm; mean over pool x pool cells (times pool_factor, less std_bias,
+ *          times std_scale); RMS norm; projection to the decoder's width
  *   merge  (any size; patches lie in runs of merge x merge that form a token):
  *          fc2(gelu_erf(fc1(N(h) of the run, concatenated))); the same, with a LayerNorm over the
- *          concatenation, after each layer in `taps` */
-enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_LINEAR };
-enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU };
+ *          concatenation, after each layer in `taps`
+ *   embed  (no layers): h = LN(LN(LN(patch) W + b) + position); RMS norm; projection */
+enum desc_vision_end { VISION_POOL = 0, VISION_MERGE, VISION_EMBED, VISION_LINEAR };
+enum desc_vision_mlp { VISION_GELU_TANH = 0, VISION_QUICK_GELU, VISION_GLU_SILU, VISION_GLU_GELU };
 struct desc_vision {
     uint32_t image_size; /* pixels per side; 0 = any (multiples of patch * merge) */
     uint32_t patch, hidden, ff, layers, heads;
@@ -111,9 +114,20 @@ struct desc_vision {
     bool rms; /* RMS norms without bias instead of LayerNorm */
     enum desc_vision_mlp mlp;
     bool patch_bias;
+    bool no_bias;           /* of the layers' products and the projection */
     bool qkv_fused;         /* one tensor for q, k, v (names.q) */
+    bool v_norm;            /* as desc_layer.v_norm */
+    bool clip;              /* inputs and outputs of the layers' products are kept within bounds */
+    float scale;            /* of attention scores; 0: by the head size */
     uint32_t depth;         /* frames per patch: a still picture is repeated that many times */
     double rope_theta;      /* 2-D rotary over (row, column); 0 = none */
+    bool rope_halves;       /* the head's first half turns by the column, the second by the row, each with
+                               pairs of its own (false: pairs over the whole head, the row's first) */
+    bool centred;           /* the tower brings values of [0, 1] to [-1, 1] */
+    bool channels_last;     /* the patch weight is [C, patch, patch, 3], flat (false: [C, 3, ...]) */
+    uint32_t position_axis; /* > 0: a table of so many columns and one of so many rows, whose entries are
+                               added: [2, axis, C], or with position_pairs [axis, 2, C] */
+    bool position_pairs;
     uint32_t position_side; /* > 0: the position table is side x side, looked up bilinearly (corners aligned);
                                0 with image_size: one row per patch */
     bool position;
@@ -121,16 +135,20 @@ struct desc_vision {
     uint8_t full_layers[64]; /* bit n%8 of [n/8]: layer n attends to the whole frame anyway */
     enum desc_vision_end end;
     uint32_t pool;                           /* VISION_POOL: cells per side that are averaged */
-    uint32_t tokens;                         /* VISION_POOL, VISION_LINEAR: rows that come out */
-    uint32_t merge;                          /* VISION_MERGE: patches per side of a token */
+    uint32_t tokens;                         /* rows that come out of a picture of fixed size */
+    uint32_t merge;                          /* of any size: patches per side of a token */
+    float pool_factor;                       /* 0 counts as 1 */
     uint32_t tap_count, taps[DESC_TAPS_MAX]; /* layers after whose output a tap is taken; tap k is added to
                                                 the decoder's stream after its layer k */
     struct {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
-        const char *soft_norm;  /* VISION_POOL */
-        const char *projection; /* VISION_POOL: a whole name, [in, out]; VISION_LINEAR: a stem */
+        const char *soft_norm;  /* before the projection; NULL: without a weight */
+        const char *projection; /* a whole name, [in, out]; NULL: project, a stem */
+        const char *project;
+        const char *q_norm, *k_norm, *post_attn, *post_mlp, *std_bias, *std_scale; /* std_: whole names */
+        const char *patch_norm, *dense_norm, *position_norm;                       /* VISION_EMBED */
         const char *merge_norm, *merge_fc1, *merge_fc2;
         const char *tap_norm, *tap_fc1, *tap_fc2; /* '#' = number of the tap */
     } names;

@@ -40,6 +40,7 @@ struct model_image_rule {
      * + soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
      * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */
     const char *video_marker, *video_prefix, *video_suffix, *video_soft;
+    const char *video_between; /* text between groups of frames, or NULL */
     uint32_t video_soft_id;
     /* Writes the time of a group as the family does; returns what snprintf returns. */
     int (*video_stamp)(char out[MODEL_STAMP_BYTES], double seconds);

@@ -41,9 +41,9 @@ static bool embed_positions(struct engine *e, struct engine_features *f)
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t frame = f->grid_h * f->grid_w;
     size_t stride = (size_t)frame * d->hidden;
-    if (!d->position) return false;
+    if (!d->position && !d->position_axis) return false;
     for (uint32_t i = 0; i < f->frames; i++) {
-        if (!d->position_side)
+        if (!d->position_side && !d->position_axis)
             e->ops->copy(e->be, f->resid + i * stride, e->net.w.vision.position, stride * sizeof(float));
         else if (i == 0)
             e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
@@ -57,29 +57,71 @@ static bool embed_positions(struct engine *e, struct engine_features *f)
     return true;
 }
 
+/* VISION_EMBED: resid = LN(LN(LN(patch) W + b) + position). */
+static void embed_raw(struct engine *e, struct engine_features *f)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    const struct vision_weights *w = &e->net.w.vision;
+    struct be_norm_args a = {.kind = BE_NORM_LAYER, .t = f->patches, .eps = 1e-5f};
+    a.c = 3 * d->patch * d->patch;
+    a.x = f->raw;
+    a.weight = w->patch_norm;
+    a.bias = w->patch_norm_bias;
+    a.out = f->patch_rows;
+    a.out_dtype = e->plan.act;
+    e->ops->norm(e->be, &a);
+    linear(e, w->patch, f->patch_rows, f->patches, BE_EPI_F32, f->resid);
+    a.c = d->hidden;
+    a.x = f->resid;
+    a.weight = w->dense_norm;
+    a.bias = w->dense_norm_bias;
+    a.out = f->dense; /* where the patches were */
+    a.out_dtype = BE_F32;
+    a.out_dense = true;
+    e->ops->norm(e->be, &a);
+    e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = w->position,
+                                                             .rows = f->table_rows,
+                                                             .weights = f->table_weights,
+                                                             .t = f->patches,
+                                                             .c = d->hidden,
+                                                             .out = f->pooled});
+    a.x = f->pooled;
+    a.residual = f->dense;
+    a.weight = w->position_norm;
+    a.bias = w->position_norm_bias;
+    a.out = f->resid;
+    e->ops->norm(e->be, &a);
+}
+
 /* resid = patches W (+ b) (+ position) */
 static void embed_patches(struct engine *e, struct engine_features *f)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     const struct image_u8 *p = &f->pixels;
+    bool raw = d->end == VISION_EMBED;
     uint32_t shown = p->frames ? d->depth : 1; /* frames that make one row of patches in time */
     size_t bytes = (size_t)p->width * p->height * 3;
     size_t stride = (size_t)f->grid_h * f->grid_w * be_ld(3ull * d->depth * d->patch * d->patch) *
                     be_dtype_bytes(e->plan.act);
     for (uint32_t i = 0; i < f->frames; i++) {
         e->ops->upload(e->be, f->rgb, p->rgb + i * shown * bytes, shown * bytes);
-        e->ops->patchify(e->be,
-                         &(struct be_patchify_args){.rgb = f->rgb,
-                                                    .width = p->width,
-                                                    .height = p->height,
-                                                    .patch = d->patch,
-                                                    .lut = e->v.lut,
-                                                    .out = (char *)f->patch_rows + i * stride,
-                                                    .depth = d->depth,
-                                                    .frame_stride = shown > 1 ? bytes : 0,
-                                                    .order = d->end == VISION_MERGE ? f->order : NULL});
+        e->ops->patchify(e->be, &(struct be_patchify_args){
+                                    .rgb = f->rgb,
+                                    .width = p->width,
+                                    .height = p->height,
+                                    .patch = d->patch,
+                                    .lut = e->v.lut,
+                                    .out = raw ? (char *)f->raw : (char *)f->patch_rows + i * stride,
+                                    .dense = raw,
+                                    .depth = d->depth,
+                                    .frame_stride = shown > 1 ? bytes : 0,
+                                    .order = d->end == VISION_MERGE ? f->order : NULL});
     }
     image_u8_free(&f->pixels);
+    if (raw) {
+        embed_raw(e, f);
+        return;
+    }
     bool add = embed_positions(e, f);
     linear(e, e->net.w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
 }
@@ -90,9 +132,24 @@ static enum be_epilogue mlp_epilogue(enum desc_vision_mlp m)
     case VISION_GELU_TANH: return BE_EPI_GELU_TANH;
     case VISION_QUICK_GELU: return BE_EPI_QUICK_GELU;
     case VISION_GLU_SILU: return BE_EPI_GLU_SILU;
+    case VISION_GLU_GELU: return BE_EPI_GLU_GELU_TANH;
     }
     UNREACHABLE();
     return BE_EPI_GELU_TANH;
+}
+
+static void clamp(struct engine *e, enum be_dtype type, const void *x, size_t x_stride, uint32_t t,
+                  uint32_t c, const float *bounds, void *out, size_t out_stride)
+{
+    e->ops->clamp(e->be, &(struct be_clamp_args){.dtype = type,
+                                                 .x = x,
+                                                 .x_stride = x_stride,
+                                                 .t = t,
+                                                 .c = c,
+                                                 .bounds = bounds,
+                                                 .out = out,
+                                                 .out_stride = out_stride,
+                                                 .pad = out_stride == be_ld(c)});
 }
 
 /* Rows [row, row + n) of all rows of a picture; n is f->piece, or what is left of it at the end. */
@@ -113,6 +170,70 @@ static bool sees_frame(const struct desc_vision *d, uint32_t layer)
     return !d->window || (d->full_layers[layer / 8 % sizeof d->full_layers] >> layer % 8 & 1);
 }
 
+/* A product of a layer onto the stream, by way of a norm where the tower has one behind each branch. */
+static void onto_stream(struct engine *e, const struct be_weight *w, const void *x, uint32_t t,
+                        const float *const *bounds, const float *post, float *resid)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    if (!post) {
+        linear(e, w, x, t, BE_EPI_ADD_F32, resid);
+        return;
+    }
+    linear(e, w, x, t, BE_EPI_F32, v->dense);
+    if (d->clip) clamp(e, BE_F32, v->dense, d->hidden, t, d->hidden, bounds[1], v->dense, d->hidden);
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                               .t = t,
+                                               .c = d->hidden,
+                                               .eps = d->eps,
+                                               .x = v->dense,
+                                               .post_weight = post,
+                                               .residual = resid});
+}
+
+/* out = product `p` of x, both within their bounds; x [t, ld(C)] act, out f32 with a stride. */
+static void clipped(struct engine *e, const struct vision_layer_weights *w, enum vision_product p,
+                    const struct be_weight *m, uint32_t t, uint32_t n, float *out, size_t stride)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    float *dense = stride == n ? out : v->dense;
+    clamp(e, e->plan.act, v->h, be_ld(d->hidden), t, d->hidden, w->bounds[p][0], v->attn, be_ld(d->hidden));
+    linear(e, m, v->attn, t, BE_EPI_F32, dense);
+    clamp(e, BE_F32, dense, n, t, n, w->bounds[p][1], out, stride);
+}
+
+/* v->qkv of v->h. */
+static void qkv_products(struct engine *e, const struct vision_layer_weights *w, uint32_t t)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    uint32_t c = d->hidden;
+    if (!d->clip) {
+        linear(e, w->qkv, e->v.h, t, BE_EPI_F32, e->v.qkv);
+        return;
+    }
+    clipped(e, w, VISION_Q, w->qkv, t, c, e->v.qkv, 3 * (size_t)c);
+    clipped(e, w, VISION_K, w->k, t, c, e->v.qkv + c, 3 * (size_t)c);
+    clipped(e, w, VISION_V, w->v, t, c, e->v.qkv + 2 * (size_t)c, 3 * (size_t)c);
+}
+
+/* v->mlp of v->h. */
+static void mlp_products(struct engine *e, const struct vision_layer_weights *w, uint32_t t)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    struct vision_scratch *v = &e->v;
+    if (!d->clip) {
+        linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
+        return;
+    }
+    clipped(e, w, VISION_GATE, w->fc1, t, d->ff, v->gate, d->ff);
+    clipped(e, w, VISION_UP, w->up, t, d->ff, v->up, d->ff);
+    e->ops->gelu_mul(e->be,
+                     &(struct be_gelu_mul_args){
+                         .x = v->gate, .y = v->up, .y_stride = d->ff, .t = t, .c = d->ff, .out = v->mlp});
+    clamp(e, e->plan.act, v->mlp, be_ld(d->ff), t, d->ff, w->bounds[VISION_DOWN][0], v->mlp, be_ld(d->ff));
+}
+
 /* One piece of a layer: first of all rows' queries, keys and values, then of the rest. What it costs, in the
  * unit of VISION_SLICE. */
 static uint64_t run_piece(struct engine *e, struct engine_features *f)
@@ -131,8 +252,12 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
     if (!f->attending) {
         size_t angles = (size_t)row * (head_dim / 2);
         norm(e, resid, t, d->hidden, w->norm1, w->norm1_bias, v->h, false);
-        linear(e, w->qkv, v->h, t, BE_EPI_F32, v->qkv);
+        qkv_products(e, w, t);
         e->ops->qkv(e->be, &(struct be_qkv_args){.rows = &rows,
+                                                 .v_norm = d->v_norm,
+                                                 .q_norm = w->q_norm,
+                                                 .k_norm = w->k_norm,
+                                                 .eps = d->eps,
                                                  .heads = d->heads,
                                                  .kv = kv,
                                                  .qkv = v->qkv,
@@ -141,16 +266,19 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
                                                  .q = q});
         cost = (uint64_t)t * (VISION_ROW_KEYS / 4);
     } else {
-        e->ops->attn(e->be, &(struct be_attn_args){.rows = &rows,
-                                                   .heads = d->heads,
-                                                   .kv = kv,
-                                                   .q = q,
-                                                   .scale = (float)(1.0 / sqrt((double)head_dim)),
-                                                   .out = v->attn});
-        linear(e, w->o, v->attn, t, BE_EPI_ADD_F32, resid);
+        e->ops->attn(e->be, &(struct be_attn_args){
+                                .rows = &rows,
+                                .heads = d->heads,
+                                .kv = kv,
+                                .q = q,
+                                .scale = d->scale > 0 ? d->scale : (float)(1.0 / sqrt((double)head_dim)),
+                                .out = v->attn});
+        size_t ld = be_ld(d->hidden);
+        if (d->clip) clamp(e, e->plan.act, v->attn, ld, t, d->hidden, w->bounds[VISION_O][0], v->attn, ld);
+        onto_stream(e, w->o, v->attn, t, w->bounds[VISION_O], w->post_attn, resid);
         norm(e, resid, t, d->hidden, w->norm2, w->norm2_bias, v->h, false);
-        linear(e, w->fc1, v->h, t, mlp_epilogue(d->mlp), v->mlp);
-        linear(e, w->fc2, v->mlp, t, BE_EPI_ADD_F32, resid);
+        mlp_products(e, w, t);
+        onto_stream(e, w->fc2, v->mlp, t, w->bounds[VISION_DOWN], w->post_mlp, resid);
         uint64_t side = (uint64_t)d->window * d->merge,
                  keys = whole ? (uint64_t)f->grid_h * f->grid_w : side * side;
         cost = (uint64_t)t * (VISION_ROW_KEYS - VISION_ROW_KEYS / 4 + keys);
@@ -164,24 +292,48 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
     return cost;
 }
 
-/* Norm, then pool, then norm, then projection: in this order. */
-static void finish_pool(struct engine *e, struct engine_features *f)
+/* f->rows from [tokens, Cv]: norm, then projection. */
+static void project(struct engine *e, struct engine_features *f, const float *x)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     struct vision_scratch *v = &e->v;
-    norm(e, f->resid, f->patches, d->hidden, e->net.w.vision.post_norm, e->net.w.vision.post_norm_bias,
-         f->dense, true);
-    e->ops->pool(e->be,
-                 &(struct be_pool_args){f->dense, f->grid_h, f->grid_w, d->pool, d->hidden, f->pooled});
-    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
-                                               .t = f->tokens,
-                                               .c = d->hidden,
-                                               .eps = d->eps,
-                                               .x = f->pooled,
-                                               .weight = e->net.w.vision.soft_norm,
-                                               .out = v->h,
-                                               .out_dtype = e->plan.act});
-    linear(e, e->net.w.vision.projection, v->h, f->tokens, BE_EPI_F32, f->rows);
+    for (uint32_t first = 0; first < f->tokens; first += v->rows) {
+        uint32_t left = f->tokens - first, t = left < v->rows ? left : v->rows;
+        e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                                   .t = t,
+                                                   .c = d->hidden,
+                                                   .eps = d->eps,
+                                                   .x = x + (size_t)first * d->hidden,
+                                                   .weight = e->net.w.vision.soft_norm,
+                                                   .out = v->h,
+                                                   .out_dtype = e->plan.act});
+        linear(e, e->net.w.vision.projection, v->h, t, BE_EPI_F32,
+               f->rows + (size_t)first * e->net.desc.hidden);
+    }
+}
+
+/* Norm, then pool, then norm, then projection: in this order. Frames one by one. */
+static void finish_pool(struct engine *e, struct engine_features *f)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    const struct vision_weights *w = &e->net.w.vision;
+    const float *x = f->resid;
+    if (w->post_norm) {
+        norm(e, f->resid, f->patches, d->hidden, w->post_norm, w->post_norm_bias, f->dense, true);
+        x = f->dense;
+    }
+    for (uint32_t i = 0; i < f->frames; i++)
+        e->ops->pool(
+            e->be, &(struct be_pool_args){.x = x + (size_t)i * f->grid_h * f->grid_w * d->hidden,
+                                          .grid_h = f->grid_h,
+                                          .grid_w = f->grid_w,
+                                          .kernel = d->pool,
+                                          .c = d->hidden,
+                                          .out = f->pooled + (size_t)i * (f->tokens / f->frames) * d->hidden,
+                                          .factor = d->pool_factor,
+                                          .bias = w->std_bias,
+                                          .scale = w->std_scale});
+    project(e, f, f->pooled);
 }
 
 /* Norm, then projection, as many rows at a time as there is scratch for. */
@@ -242,6 +394,7 @@ void vision_run(struct engine *e, struct engine_features *f, uint32_t layers)
     switch (d->end) {
     case VISION_POOL: finish_pool(e, f); break;
     case VISION_LINEAR: finish_linear(e, f); break;
+    case VISION_EMBED: project(e, f, f->resid); break;
     case VISION_MERGE: merge(e, f, 0); break;
     }
     f->done = true;

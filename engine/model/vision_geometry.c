@@ -21,6 +21,24 @@ static uint32_t merge_of(const struct desc_vision *d)
     return d->end == VISION_MERGE ? d->merge : 1;
 }
 
+/* Patches per side of a token, where pictures have any size. */
+static uint32_t side_of(const struct desc_vision *d)
+{
+    return d->merge ? d->merge : 1;
+}
+
+static bool has_table(const struct desc_vision *d)
+{
+    return d->position_side || d->position_axis;
+}
+
+/* Bytes of one layer's keys and values in a block. */
+static size_t layer_bytes(const struct engine *e)
+{
+    const struct desc_vision *d = &e->net.desc.vision;
+    return d->layers ? e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads) : 0;
+}
+
 uint32_t vision_patches_max(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
@@ -36,7 +54,7 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
                            struct err *err)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t unit = d->patch * merge_of(d), frames = pixels->frames ? pixels->frames : d->depth;
+    uint32_t unit = d->patch * side_of(d), frames = pixels->frames ? pixels->frames : d->depth;
     uint64_t size = d->image_size, context = e->plan.context_max;
     if (d->image_size && (pixels->width != size || pixels->height != size || pixels->frames))
         return err_set(err, ST_INVALID,
@@ -53,7 +71,10 @@ enum status vision_measure(const struct engine *e, const struct image_u8 *pixels
     f->grid_w = pixels->width / d->patch;
     size_t patches;
     bool ok = !mul_overflows((size_t)f->grid_h * f->grid_w, f->frames, &patches);
-    uint64_t tokens = d->end == VISION_MERGE ? patches / ((uint64_t)d->merge * d->merge) : d->tokens;
+    uint64_t tokens = d->tokens ? d->tokens : patches / ((uint64_t)d->merge * d->merge);
+    if (d->position_axis && (f->grid_h > d->position_axis || f->grid_w > d->position_axis))
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels is over the tower's %u positions a side",
+                       pixels->width, pixels->height, d->position_axis);
     if (!ok || tokens > context ||
         patches > UINT32_MAX / 64) /* row numbers and their multiples stay in 32 bits */
         return err_set(err, ST_TOO_LARGE,
@@ -104,7 +125,7 @@ struct layout {
     size_t resid, cos, sin, index, bytes;
     size_t words; /* of the index part */
     size_t area;  /* bytes from here on: q and kv, or what else needs room before and behind the layers */
-    size_t kv, patches, pooled; /* bytes within the area */
+    size_t kv, patches, raw, pooled; /* bytes within the area */
     size_t pos, lo, hi, wlo, whi, seq_row, seq_table, table, order, token_row, rope, table_rows,
         table_weights; /* words */
 };
@@ -132,8 +153,8 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.order = reserve(&l.words, frame);
     l.token_row = reserve(&l.words, d->window ? f->tokens : 0);
     l.rope = reserve(&l.words, d->rope_theta > 0 ? 3 * n : 0);
-    l.table_rows = reserve(&l.words, d->position_side ? 4 * frame : 0);
-    l.table_weights = reserve(&l.words, d->position_side ? 4 * frame : 0);
+    l.table_rows = reserve(&l.words, has_table(d) ? 4 * frame : 0);
+    l.table_weights = reserve(&l.words, has_table(d) ? 4 * frame : 0);
     size_t used = 0; /* words of the whole block */
     l.resid = reserve(&used, n * d->hidden);
     l.cos = reserve(&used, d->rope_theta > 0 ? n * half : 0);
@@ -141,19 +162,20 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
     l.index = reserve(&used, l.words);
     l.area = used * 4;
     /* Three uses of one stretch of memory, none of which outlives its part of the work. */
-    size_t act = be_dtype_bytes(e->plan.act),
-           layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    size_t act = be_dtype_bytes(e->plan.act), layer = layer_bytes(e),
+           values = (size_t)d->patch * d->patch * 3 * d->depth;
     l.kv = (n * d->hidden * act + 63) / 64 * 64; /* behind q */
     size_t most = l.kv + (n + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS *
                              ((layer + BE_KV_UNIT - 1) / BE_KV_UNIT * BE_KV_UNIT);
-    l.patches = (frame * d->patch * d->patch * 3 * d->depth + 63) / 64 * 64; /* behind rgb */
-    size_t end = l.patches + n * be_ld(3ull * d->depth * d->patch * d->patch) * act;
+    l.patches = (frame * values + 63) / 64 * 64; /* behind rgb */
+    l.raw = (l.patches + n * be_ld(values) * act + 63) / 64 * 64;
+    size_t end = l.raw + (d->end == VISION_EMBED ? n * values * 4 : 0);
     if (end > most) most = end;
-    l.pooled = d->end == VISION_POOL ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
+    l.pooled = d->end != VISION_MERGE ? (n * d->hidden * 4 + 63) / 64 * 64 : 0; /* behind dense */
     end = l.pooled + 4 * (size_t)f->tokens *
-                         (d->end == VISION_POOL ? d->hidden
-                          : d->window           ? e->net.desc.hidden
-                                                : 0);
+                         (d->end != VISION_MERGE ? d->hidden
+                          : d->window            ? e->net.desc.hidden
+                                                 : 0);
     if (end > most) most = end;
     l.bytes = l.area + most;
     return l;
@@ -162,7 +184,7 @@ static struct layout lay_out(const struct engine *e, const struct engine_feature
 uint64_t vision_picture_bytes(const struct engine *e, uint32_t patches)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    uint32_t tokens = d->end == VISION_MERGE ? patches / (d->merge * d->merge) : d->tokens;
+    uint32_t tokens = d->tokens ? d->tokens : patches / (d->merge * d->merge);
     struct engine_features f = {
         .frames = 1, .grid_h = 1, .grid_w = patches, .patches = patches, .tokens = tokens};
     return lay_out(e, &f).bytes + (uint64_t)(1 + d->tap_count) * tokens * e->net.desc.hidden * sizeof(float);
@@ -188,6 +210,13 @@ static void fill_frame(const struct engine *e, const struct engine_features *f, 
             uint32_t row = token[i] / across * m + k / m, column = token[i] % across * m + k % m,
                      n = i * m * m + k;
             w[l->order + n] = row * f->grid_w + column;
+            if (d->position_axis) {
+                uint32_t *to = &w[l->table_rows + 4 * (size_t)n], one;
+                to[0] = d->position_pairs ? 2 * column : column;
+                to[1] = d->position_pairs ? 2 * row + 1 : d->position_axis + row;
+                memcpy(&one, &(float){1}, sizeof one);
+                for (size_t j = 0; j < 2; j++) w[l->table_weights + 4 * (size_t)n + j] = one;
+            }
             if (!d->position_side) continue;
             uint32_t ty[2], tx[2];
             float wy[2], wx[2];
@@ -223,7 +252,7 @@ static void fill_rows(const struct engine *e, const struct engine_features *f, c
     }
     w[l->seq_row + 1] = f->piece;
     w[l->seq_row + 3] = f->patches % f->piece; /* of the last piece, where it is smaller */
-    size_t layer = e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads);
+    size_t layer = layer_bytes(e);
     uint32_t unit = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
     for (uint32_t b = 0; b < (f->patches + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS; b++)
         w[l->table + b] = b * unit;
@@ -271,6 +300,7 @@ enum status vision_prepare(struct engine *e, struct engine_features *f, struct e
     f->q = f->rgb = (uint8_t *)area;
     f->kv = area + l.kv;
     f->patch_rows = area + l.patches;
+    f->raw = (float *)(void *)(area + l.raw);
     f->dense = (float *)(void *)area;
     f->pooled = (float *)(void *)(area + l.pooled);
     f->order = dev + l.order;

@@ -56,12 +56,16 @@ struct image_config {
     bool dynamic;
     uint32_t patch, merge, depth; /* patch_size, merge_size, temporal_patch_size */
     uint64_t area_min, area_max;  /* pixels: min_pixels/max_pixels or size.shortest_edge/longest_edge */
+    /* NULL, or sides fill area_max as far as multiples can, small pictures too; area_max is that of so many
+     * tokens as one of these says (ascending, 0 ends them). */
+    const uint32_t *budgets;
     /* Transparent pixels are blended over white, as the family's own tools and processor do. false: the alpha
      * channel is dropped and the colours under it stay, as the reference's loader does. */
     bool on_white;
     /* Videos (video: the checkpoint's settings for them are usable). */
     bool video;
-    bool video_volume; /* areas are over all frames, which are chosen evenly from first to last */
+    bool video_uniform; /* video_frames_max frames, evenly, whatever their rate */
+    bool video_volume;  /* areas are over all frames, which are chosen evenly from first to last */
     uint64_t video_area_min, video_area_max; /* per frame, or over all frames (video_volume) */
     uint64_t video_cap_tokens;               /* max_video_tokens where cap_pixels_per_frame is on; 0 = off */
     double video_fps;                        /* frames per second that are used */

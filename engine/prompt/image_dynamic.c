@@ -45,6 +45,29 @@ static void smart_resize(double h, double w, double factor, const struct room *r
     *to_w = wb;
 }
 
+/* get_aspect_ratio_preserving_size of the processors with budgets, in its doubles. */
+static enum status fill_budget(uint64_t area, uint32_t factor, uint32_t width, uint32_t height,
+                               uint32_t *to_width, uint32_t *to_height, struct err *err)
+{
+    double h = (double)height, w = (double)width, side = (double)factor, scale = sqrt((double)area / (h * w)),
+           most = (double)(area / ((uint64_t)factor * factor)) * side;
+    double th = floor(scale * h / side) * side, tw = floor(scale * w / side) * side;
+    if (th == 0 && tw == 0) return err_set(err, ST_INVALID, "the picture would be resized to nothing");
+    if (th == 0) {
+        th = side;
+        tw = fmin(floor(w / h) * side, most);
+    } else if (tw == 0) {
+        tw = side;
+        th = fmin(floor(h / w) * side, most);
+    }
+    if (th * tw > (double)area || th > SIDE_MAX || tw > SIDE_MAX)
+        return err_set(err, ST_INVALID, "a picture of %u x %u pixels does not fit this model's size limits",
+                       width, height);
+    *to_width = (uint32_t)tw;
+    *to_height = (uint32_t)th;
+    return ST_OK;
+}
+
 /* Bounds for a video; cap_pixels_per_frame of the reference. */
 static struct room video_room(const struct image_config *cfg, uint32_t frames, uint64_t factor)
 {
@@ -95,6 +118,9 @@ enum status image_target(const struct image_config *cfg, uint32_t width, uint32_
         return ST_OK;
     }
     uint32_t factor = cfg->patch * cfg->merge;
+    if (cfg->budgets)
+        return fill_budget(frames ? cfg->video_area_max : cfg->area_max, factor, width, height, to_width,
+                           to_height, err);
     double f = (double)factor, h = (double)height, w = (double)width;
     struct room room = {.min = cfg->area_min, .max = cfg->area_max, .frames = 1, .depth = 1};
     if (frames) {
@@ -174,13 +200,17 @@ enum status image_video_sample(const struct image_config *cfg, uint32_t total, d
                                struct image_sample *out, struct err *err)
 {
     if (!total || !(fps > 0.0)) return err_set(err, ST_INVALID, "the video has no frames");
-    uint32_t n = cfg->video_volume ? even_count(cfg, total, fps) : strided_count(cfg, total, fps);
+    uint32_t n = cfg->video_uniform  ? (cfg->video_frames_max < total ? cfg->video_frames_max : total)
+                 : cfg->video_volume ? even_count(cfg, total, fps)
+                                     : strided_count(cfg, total, fps);
     if (n < cfg->depth || !n)
         return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth,
                        total);
     uint32_t *frames = malloc((size_t)n * sizeof *frames);
     if (!frames) return err_set(err, ST_NOMEM, "out of memory for the frames of a video");
-    (cfg->video_volume ? even_fill : strided_fill)(frames, n, total);
+    if (cfg->video_uniform)
+        for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)((uint64_t)i * total / n);
+    else (cfg->video_volume ? even_fill : strided_fill)(frames, n, total);
     *out = (struct image_sample){.frames = frames, .count = n, .fps = (double)n / (double)total * fps};
     return ST_OK;
 }

@@ -146,9 +146,23 @@ static enum status read_areas(const struct settings *s, struct image_config *out
     return st;
 }
 
+/* max_soft_tokens -> area_max, for pictures and videos alike. */
+static enum status read_budget(const struct settings *s, struct image_config *out)
+{
+    uint64_t unit = (uint64_t)out->patch * out->merge;
+    uint32_t tokens = (uint32_t)(out->area_max / (unit * unit)); /* the class default */
+    enum status st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
+    if (!st) st = read_count(s, "pooling_kernel_size", PATCH_MAX, &out->merge);
+    if (!st) st = read_count(s, "max_soft_tokens", 1u << 20, &tokens);
+    if (!st && !image_budget(out, tokens, &out->area_max))
+        st = wrong(s, "max_soft_tokens", "70, 140, 280, 560 or 1120");
+    return st;
+}
+
 /* What only the settings for videos have. */
 static enum status read_frames(const struct settings *s, struct image_config *out)
 {
+    if (out->video_uniform) return read_count(s, "num_frames", FRAMES_MAX, &out->video_frames_max);
     bool cap = false;
     uint32_t tokens = out->video_volume ? 768 : 128000;
     enum status st = read_positive(s, "fps", &out->video_fps);
@@ -183,7 +197,8 @@ static enum status read_settings(const struct settings *s, struct image_config *
         st = read_bool(s, never[i], &on);
         if (!st && on) st = err_set(s->err, ST_UNSUPPORTED, "%s: %s is not supported", s->path, never[i]);
     }
-    if (!st) st = out->dynamic ? read_areas(s, out) : read_size(s, out);
+    if (!st && out->budgets) st = read_budget(s, out);
+    else if (!st) st = out->dynamic ? read_areas(s, out) : read_size(s, out);
     if (!st) st = read_filter(s, &out->filter);
     if (!st) st = read_bool(s, "do_resize", &out->do_resize);
     if (!st) st = read_bool(s, "do_rescale", &out->do_rescale);
@@ -231,6 +246,14 @@ static enum status read_file(const char *dir, const char *file, const char *key,
     return st;
 }
 
+/* Normalized by 0 and 1: not at all. */
+static bool normalizes(const struct image_config *c)
+{
+    for (int i = 0; i < 3; i++)
+        if (c->mean[i] != 0 || c->std[i] != 1) return c->do_normalize;
+    return false;
+}
+
 /* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames
  * only: one tower takes both. */
 static enum status load_video(const char *dir, const struct family_pictures *family, struct image_config *cfg,
@@ -253,7 +276,7 @@ static enum status load_video(const char *dir, const struct family_pictures *fam
     if (st || !found) return st;
     bool same = v.patch == cfg->patch && v.merge == cfg->merge && v.depth == cfg->depth &&
                 v.filter == cfg->filter && v.do_resize && v.do_rescale == cfg->do_rescale &&
-                v.do_normalize == cfg->do_normalize && v.rescale_factor == cfg->rescale_factor &&
+                normalizes(&v) == normalizes(cfg) && v.rescale_factor == cfg->rescale_factor &&
                 memcmp(v.mean, cfg->mean, sizeof v.mean) == 0 && memcmp(v.std, cfg->std, sizeof v.std) == 0;
     cfg->video = same && v.video_frames_min <= v.video_frames_max;
     cfg->video_area_min = v.area_min;
@@ -263,6 +286,16 @@ static enum status load_video(const char *dir, const struct family_pictures *fam
     cfg->video_frames_min = v.video_frames_min;
     cfg->video_frames_max = v.video_frames_max;
     return ST_OK;
+}
+
+bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *area)
+{
+    for (const uint32_t *b = cfg->budgets; b && *b; b++)
+        if (*b == tokens) {
+            *area = tokens * cfg->patch * cfg->merge * cfg->patch * cfg->merge;
+            return true;
+        }
+    return false;
 }
 
 enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,

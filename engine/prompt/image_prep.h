@@ -22,6 +22,9 @@ enum status image_config_load(const char *dir, const char *model_type, struct im
 
 /* ---- sizes: families with dynamic resolution (image_dynamic.c) ---- */
 
+/* The area of a budget of so many tokens; false: not one of those that the family has. */
+bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *area);
+
 /* What a request asks of the size of still pictures, in pixels; 0 = as the checkpoint says. */
 struct image_bounds {
     uint64_t area_min, area_max;

@@ -211,6 +211,7 @@ static enum status add_picture(const struct model_image_rule *rule, struct expan
     enum status st = crops ? add_literal(x, rule->crops_before, err) : ST_OK;
     for (uint32_t i = 0; i < p->count && !st; i++) {
         if (crops && i) st = add_literal(x, i == 1 ? rule->crops_between : " ", err);
+        if (p->video && i && rule->video_between && !st) st = add_literal(x, rule->video_between, err);
         if (p->video && rule->video_stamp && !st) st = add_stamp(rule, x, p->stamps[i], err);
         if (prefix && !st) st = add_literal(x, prefix, err);
         if (!st)

@@ -33,7 +33,8 @@ enum span_rule {
     SPAN_CAUSAL = 0,    /* as text */
     SPAN_WITHIN,        /* each also attends to what follows it in [whole_begin, whole_end) */
     SPAN_WITHIN_WINDOW, /* the same in sliding layers, as text in full ones */
-    SPAN_PREFIX,        /* each attends to all of [whole_begin, whole_end), whatever the window */
+    SPAN_WHOLE, /* each attends to all of [whole_begin, whole_end) before and after it, whatever the window */
+    SPAN_PREFIX, /* the same of the whole prompt */
 };
 
 /* A run of tokens with its own mask and identity; it may stand for a picture (or a crop, a frame). */

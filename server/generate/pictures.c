@@ -7,7 +7,9 @@
 #include "server/media/picture.h"
 
 #include "engine/model/model_info.h"
+#include "engine/prompt/image_prep.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +44,32 @@ static enum status parse_area(struct gen *g, json_t *from, const char *name, con
     return ST_OK;
 }
 
+/* max_soft_tokens, of models whose pictures fill one of a few budgets. */
+static enum status parse_budget(struct gen *g, json_t *kwargs)
+{
+    static const char path[] = "mm_processor_kwargs.max_soft_tokens";
+    struct api_error *e = &g->r->answer.error;
+    const struct image_config *cfg = &g->r->srv->model->info->image.config;
+    char all[96] = "";
+    const char *key;
+    json_t *v;
+    int64_t n;
+    json_object_foreach(kwargs, key, v)
+    {
+        if (json_is_null(v) || strcmp(key, "max_soft_tokens") == 0) continue;
+        return api_fail(e, 400, "unsupported_parameter", "mm_processor_kwargs",
+                        "mm_processor_kwargs takes max_soft_tokens, not '%.60s'.", key);
+    }
+    if (!(v = field(kwargs, "max_soft_tokens"))) return ST_OK;
+    if (!json_to_int(v, &n)) return api_fail(e, 400, "invalid_type", path, "%s must be an integer.", path);
+    if (n > 0 && image_budget(cfg, (uint64_t)n, &g->p.image_bounds.area_max)) return ST_OK;
+    for (const uint32_t *b = cfg->budgets; *b; b++) {
+        size_t at = strlen(all);
+        snprintf(all + at, sizeof all - at, "%s%u", at ? ", " : "", *b);
+    }
+    return api_fail(e, 400, "invalid_value", path, "%s must be one of %s.", path, all);
+}
+
 enum status gen_parse_image_bounds(struct gen *g, json_t *root)
 {
     static const char all[] = "mm_processor_kwargs";
@@ -62,6 +90,7 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root)
                   "preprocessor_config.json says it."
                 : "mm_processor_kwargs is not supported: this model's images have no variable size.");
     }
+    if (cfg->budgets) return parse_budget(g, kwargs);
     if (size && !json_is_object(size))
         return api_fail(e, 400, "invalid_type", "mm_processor_kwargs.size",
                         "mm_processor_kwargs.size must be an object.");

@@ -41,6 +41,7 @@ struct image_bounds picture_bounds(const struct image_config *cfg, const struct 
     struct image_bounds b = *asked;
     uint64_t budget = (uint64_t)PICTURE_LOW_TOKENS * cfg->patch * cfg->merge * cfg->patch * cfg->merge;
     if (!cfg->dynamic) return (struct image_bounds){0};
+    if (cfg->budgets) budget = budget / PICTURE_LOW_TOKENS * cfg->budgets[0];
     if (low && budget < (b.area_max ? b.area_max : cfg->area_max)) b.area_max = budget;
     return b;
 }

@@ -15,8 +15,9 @@ uint32_t picture_unit(const struct model_info *m)
 static void measure(const struct model_info *m, struct test_picture *p)
 {
     const struct image_u8 *px = &p->pixels;
-    if (m->image.grid) p->grid = image_grid(&m->image.config, px->width, px->height, px->frames);
-    p->rows = m->image.grid ? p->grid.t * p->grid.h * p->grid.w : m->image.tokens;
+    struct prompt_grid grid = image_grid(&m->image.config, px->width, px->height, px->frames);
+    if (m->image.grid) p->grid = grid;
+    p->rows = m->image.config.dynamic ? grid.t * grid.h * grid.w : m->image.tokens;
 }
 
 struct test_picture picture_prepare(const struct model_info *m, uint32_t content, uint32_t width,
@@ -57,7 +58,7 @@ struct test_picture picture_make(const struct model_info *m, uint32_t content, u
         p.pixels.rgb[i] = (uint8_t)(s >> 56);
     }
     measure(m, &p);
-    if (p.pixels.frames) p.grid.seconds = seconds;
+    if (p.pixels.frames && m->image.grid) p.grid.seconds = seconds;
     return p;
 }
 

@@ -26,9 +26,7 @@
 
 #define F32_LIMIT  1e-4
 #define BF16_LIMIT 3e-2
-#define CHUNK                                                                                                \
-    40u /* a chunk and a picture together have at most LOGIT_ROWS_MAX rows, so that all logits of a step can \
-           be looked at */
+#define CHUNK      40u
 
 #define SETS backend_sets
 
@@ -84,20 +82,17 @@ static void *fetch(const struct engine *e, const void *p, size_t bytes)
     return host;
 }
 
-/* Reads the logits and the positions that the step left in the engine's scratch. */
-static void after_step(void *arg, const struct engine_batch *b)
+/* Logits of wanted rows [from, from + n), computed once more from what the step left in the scratch. */
+static void compare_logits(struct compare *k, uint32_t from, uint32_t n)
 {
-    struct compare *k = arg;
-    const struct engine *e = k->e;
+    struct engine *e = k->e;
     const struct golden_case *c = k->c;
-    uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
-    assert_int_equal(b->run_count, 1);
-    assert_true(e->step.wanted_count <= LOGIT_ROWS_MAX);
-    float *logits = fetch(e, e->net.s.logits, (size_t)e->step.wanted_count * c->vocab * sizeof *logits);
-    struct be_logit_stats *stats = fetch(e, e->net.s.stats, e->step.wanted_count * sizeof *stats);
-    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->net.rope_axes * e->step.t * sizeof *pos);
-    for (uint32_t i = 0; i < e->step.wanted_count; i++) {
-        uint32_t row = e->wanted[i].next - 1;
+    uint32_t total = c->prompt_count + c->greedy_count;
+    decoder_logits(e, &e->net, from, n);
+    float *logits = fetch(e, e->net.s.logits, (size_t)n * c->vocab * sizeof *logits);
+    struct be_logit_stats *stats = fetch(e, e->net.s.stats, n * sizeof *stats);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t row = e->wanted[from + i].next - 1;
         if (row >= total || row < k->first || row >= k->end) continue;
         uint32_t follows = row + 1 < c->prompt_count ? c->prompt[row + 1]
                            : row + 1 < total         ? c->greedy[row + 1 - c->prompt_count]
@@ -105,6 +100,23 @@ static void after_step(void *arg, const struct engine_batch *b)
         compare_row(k, logits + (size_t)i * c->vocab, (double)stats[i].lse, row, follows);
         k->rows++;
     }
+    free(logits);
+    free(stats);
+}
+
+/* Reads the logits and the positions of a step. */
+static void after_step(void *arg, const struct engine_batch *b)
+{
+    struct compare *k = arg;
+    const struct engine *e = k->e;
+    const struct golden_case *c = k->c;
+    uint32_t total = c->prompt_count + c->greedy_count, first = b->runs[0].position;
+    assert_int_equal(b->run_count, 1);
+    for (uint32_t from = 0; from < e->step.wanted_count; from += e->plan.logit_rows) {
+        uint32_t left = e->step.wanted_count - from;
+        compare_logits(k, from, left < e->plan.logit_rows ? left : e->plan.logit_rows);
+    }
+    int32_t *pos = fetch(e, e->step.rope_pos, (size_t)e->net.rope_axes * e->step.t * sizeof *pos);
     for (uint32_t i = 0; i < b->runs[0].count && c->positions; i++)
         for (uint32_t a = 0; a < 3 && first + i < total; a++) {
             int32_t got = pos[(e->net.rope_axes == 3 ? (size_t)a * e->step.t : 0) + i];
@@ -112,8 +124,6 @@ static void after_step(void *arg, const struct engine_batch *b)
             if (got != want)
                 fail_msg("%s: token %u has position %d on axis %u, not %d", c->name, first + i, got, a, want);
         }
-    free(logits);
-    free(stats);
     free(pos);
 }
 

@@ -239,11 +239,10 @@ static void test_gemma3(void **state)
 
 static void test_gemma4(void **state)
 {
-    static const struct variant variants[] = {{"gemma4", "e2b_f32"},
-                                              {"gemma4", "e2b_bf16"},
-                                              {"gemma4", "moe_f32"},
-                                              {"gemma4", "text_bf16"},
-                                              {"gemma4", "missing_keys_f32"}};
+    static const struct variant variants[] = {
+        {"gemma4", "e2b_f32"},        {"gemma4", "e2b_bf16"},        {"gemma4", "moe_f32"},
+        {"gemma4", "e2b_vision_f32"}, {"gemma4", "31b_vision_bf16"}, {"gemma4", "26b_vision_f32"},
+        {"gemma4", "12b_f32"},        {"gemma4", "text_bf16"},       {"gemma4", "missing_keys_f32"}};
     (void)state;
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
