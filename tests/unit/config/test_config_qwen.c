@@ -403,8 +403,8 @@ static void test_hostile(void **state)
         const char *says;
     } cases[] = {
         {"{\"model_type\":\"qwen3_5\"}", ST_UNSUPPORTED,
-         "(gemma, gemma2, gemma3, gemma3_text, paligemma, "
-         "qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe)"},
+         "(gemma, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gemma4_unified, gemma4_unified_text, "
+         "paligemma, qwen2, qwen3, qwen3_moe, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe)"},
         {"{\"model_type\":\"qwen2_5_omni\"}", ST_UNSUPPORTED, "\"qwen2_5_omni\" is not a family"},
         {"{\"model_type\":\"qwen3_vl_text\"}", ST_UNSUPPORTED, "not a family"},
         {"{\"model_type\":\"qwen3_vl\"}", ST_FORMAT, "text_config: is missing"},
