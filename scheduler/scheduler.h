@@ -113,6 +113,7 @@ enum cache_stop {
     CACHE_STOP_WINDOW,   /* equal further on, but the sliding-window KV before that place is gone */
     CACHE_STOP_EVICTED,  /* what follows was cached and has been evicted */
     CACHE_STOP_SALT,     /* nothing is cached under the request's salt (or at all) */
+    CACHE_STOP_PROMPT,   /* the prompt goes as a whole, and none that is cached is equal to it */
     CACHE_STOP_DISABLED, /* the cache is off, or the request computes its prompt (log-probs of the prompt) */
 };
 struct sched_cache_info {

@@ -147,10 +147,12 @@ static enum cache_stop why_stopped(const struct radix_cache *c, const struct rad
                                    const struct radix_view *v, uint32_t pos, uint64_t hash)
 {
     uint32_t m = radix__span_at(v, pos);
-    bool ours = m < v->span_count && v->spans[m].begin <= pos;
+    bool ours = m < v->span_count && v->spans[m].begin <= pos, whole = pos < whole_end(v);
+    if (pos < n->end && whole) return CACHE_STOP_PROMPT;
     if (pos < n->end) return ours || radix__in_span(n, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
     if (c->ghosts[hash % GHOST_COUNT] == hash) return CACHE_STOP_EVICTED;
     if (!n->child) return n->root ? CACHE_STOP_SALT : CACHE_STOP_END;
+    if (whole) return CACHE_STOP_PROMPT;
     return ours || radix__in_span(n->child, pos) ? CACHE_STOP_IMAGE : CACHE_STOP_TOKEN;
 }
 

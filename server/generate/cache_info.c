@@ -163,7 +163,8 @@ void cache_info_write(struct json_out *o, const struct sched_cache_info *info, u
                       uint32_t dropped, const struct cache_places *places)
 {
     /* Without anything to compare with there is no place where the prompts part. */
-    bool compared = info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_DISABLED;
+    bool compared =
+        info->stop != CACHE_STOP_SALT && info->stop != CACHE_STOP_PROMPT && info->stop != CACHE_STOP_DISABLED;
     key_uint(o, "{\"reused_tokens\":", info->reused);
     key_uint(o, ",\"equal_tokens\":", info->equal);
     key_uint(o, ",\"prompt_tokens\":", prompt_tokens);

@@ -370,12 +370,16 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
 
 const char *cache_stop_name(enum cache_stop stop)
 {
-    static const char *const names[] = {
-        [CACHE_STOP_NONE] = "none",           [CACHE_STOP_END] = "end_of_cached",
-        [CACHE_STOP_TOKEN] = "token_differs", [CACHE_STOP_IMAGE] = "image_differs",
-        [CACHE_STOP_SPAN] = "inside_image",   [CACHE_STOP_WINDOW] = "sliding_window_gone",
-        [CACHE_STOP_EVICTED] = "evicted",     [CACHE_STOP_SALT] = "salt",
-        [CACHE_STOP_DISABLED] = "disabled"};
+    static const char *const names[] = {[CACHE_STOP_NONE] = "none",
+                                        [CACHE_STOP_END] = "end_of_cached",
+                                        [CACHE_STOP_TOKEN] = "token_differs",
+                                        [CACHE_STOP_IMAGE] = "image_differs",
+                                        [CACHE_STOP_SPAN] = "inside_image",
+                                        [CACHE_STOP_WINDOW] = "sliding_window_gone",
+                                        [CACHE_STOP_EVICTED] = "evicted",
+                                        [CACHE_STOP_SALT] = "salt",
+                                        [CACHE_STOP_PROMPT] = "prompt_differs",
+                                        [CACHE_STOP_DISABLED] = "disabled"};
     return stop < sizeof names / sizeof *names ? names[stop] : "unknown";
 }
 

@@ -120,6 +120,9 @@ def test_whole_hits():
         answer, want = chat(server, parts, **top), chat(cold, parts, **top)
         check.equal(f"prompt {i}: nothing of another prompt", cached(answer), 0)
         check.equal(f"prompt {i}: bits of the answer", answer["choices"], want["choices"])
+    other = [picture, {"type": "text", "text": long + "four"}]
+    info = chat(server, other, return_cache_info=True)["cache_info"]
+    check.equal("why nothing was taken over", (info["stop"], info["differs_at"]), ("prompt_differs", None))
     for i, parts in enumerate(asked):
         answer, want = chat(server, parts, **top), chat(cold, parts, **top)
         rest = answer["usage"]["prompt_tokens"] - 1
