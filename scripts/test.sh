@@ -142,7 +142,7 @@ if [ "$quick" -eq 0 ]; then
     export TEST_JOBS=1
     suite_start "suites asan" make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_pictures test_tools; do
+    for t in test_api test_hostile test_connections test_cache test_pictures test_tools test_paligemma; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suites_end
