@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-/* Before the first guess, half of one is taken to have been right; older guesses fade so that about the last
+/* Before the first guess, 0.3 of one are taken to have been right; older guesses fade so that about the last
  * TRIED_MAX count. While none is worth it, one is tried every REST draws: texts change. */
 #define PRIOR_TRIED 1.0f
-#define PRIOR_RIGHT 0.5f
+#define PRIOR_RIGHT 0.3f
 enum { TRIED_MAX = 24, REST = 32, SLOTS_FIRST = 256 };
 
 void lookup_fini(struct lookup *l)

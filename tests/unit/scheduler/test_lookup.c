@@ -68,7 +68,7 @@ static void test_how_many_pay(void **state)
 {
     (void)state;
     struct lookup l = {0};
-    assert_int_equal(lookup_worth(&l, 0.2, 8), 2); /* before the first: 1/2, 1/4 */
+    assert_int_equal(lookup_worth(&l, 0.2, 8), 1); /* before the first: 0.3, 0.09 */
     for (int i = 0; i < 20; i++) lookup_learn(&l, 4, 4);
     assert_int_equal(lookup_worth(&l, 0.2, 8), 8);
     for (int i = 0; i < 60; i++) lookup_learn(&l, 4, 0);
