@@ -6,7 +6,8 @@
 void chat_output_init(struct chat_output *o, const struct chat_output_rules *rules, size_t text_max)
 {
     *o = (struct chat_output){.rules = *rules};
-    reasoning_parse_init(&o->reasoning_parse, rules->inside, rules->reasoning == REASONING_CONTENT);
+    reasoning_parse_init(&o->reasoning_parse, rules->form, rules->inside,
+                         rules->reasoning == REASONING_CONTENT);
     buf_init(&o->content, text_max);
     buf_init(&o->reasoning, text_max);
 }

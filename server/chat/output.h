@@ -20,6 +20,7 @@ enum reasoning_use {
 
 struct chat_output_rules {
     enum reasoning_use reasoning;
+    enum reasoning_form form;       /* its tags */
     bool inside;                    /* the prompt ends within the reasoning */
     enum tool_form calls;           /* calls of this form are looked for */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */

@@ -6,15 +6,12 @@
 
 #include <string.h>
 
-#define OPEN_LEN  (sizeof THINK_OPEN - 1)
-#define CLOSE_LEN (sizeof THINK_CLOSE - 1)
-
 typedef enum status sink_fn(void *user, const char *text, size_t len);
 
-void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim)
+void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_form form, bool inside, bool verbatim)
 {
     *p = (struct reasoning_parse){
-        .state = inside ? REASON_INSIDE : REASON_START, .verbatim = verbatim, .found = inside};
+        .state = inside ? REASON_INSIDE : REASON_START, .form = form, .verbatim = verbatim, .found = inside};
 }
 
 static void state_to(struct reasoning_parse *p, enum reasoning_state state)
@@ -36,12 +33,13 @@ static void start_run(struct reasoning_parse *p, const char *text, size_t len, b
     size_t i = p->search;
     while (i < len && (text[i] == ' ' || text[i] == '\n' || text[i] == '\t' || text[i] == '\r')) i++;
     p->search = i;
-    size_t n = len - i < OPEN_LEN ? len - i : OPEN_LEN;
-    bool fits = memcmp(text + i, THINK_OPEN, n) == 0;
-    if (fits && n == OPEN_LEN) {
+    const char *open = reasoning_open(p->form);
+    size_t open_len = strlen(open), n = len - i < open_len ? len - i : open_len;
+    bool fits = memcmp(text + i, open, n) == 0;
+    if (fits && n == open_len) {
         state_to(p, REASON_INSIDE);
         p->found = true;
-        p->search = i + OPEN_LEN;
+        p->search = i + open_len;
         if (!p->verbatim) p->at = p->solid = p->search;
     } else if (!fits || final) {
         state_to(p, REASON_AFTER);
@@ -60,11 +58,12 @@ static enum status emit(struct reasoning_parse *p, const char *text, size_t to, 
 static enum status inside_run(struct reasoning_parse *p, const char *text, size_t len, bool final,
                               sink_fn *sink, void *user)
 {
-    const char *hit =
-        len > p->search ? memmem(text + p->search, len - p->search, THINK_CLOSE, CLOSE_LEN) : NULL;
+    const char *close = reasoning_close(p->form);
+    size_t close_len = strlen(close);
+    const char *hit = len > p->search ? memmem(text + p->search, len - p->search, close, close_len) : NULL;
     size_t end = hit     ? (size_t)(hit - text)
                  : final ? len
-                         : len - tag_prefix(text + p->search, len - p->search, THINK_CLOSE);
+                         : len - tag_prefix(text + p->search, len - p->search, close);
     for (size_t i = p->search; i < end; i++) {
         if (text[i] != '\n') p->solid = i + 1;
     }
@@ -72,11 +71,11 @@ static enum status inside_run(struct reasoning_parse *p, const char *text, size_
         while (p->at < end && text[p->at] == '\n') p->at++;
     }
     p->search = end;
-    size_t to = !p->verbatim ? p->solid : hit ? end + CLOSE_LEN : end;
+    size_t to = !p->verbatim ? p->solid : hit ? end + close_len : end;
     enum status st = emit(p, text, to, sink, user);
     if (hit) {
         state_to(p, p->verbatim ? REASON_AFTER : REASON_CLOSED);
-        p->at = end + CLOSE_LEN;
+        p->at = end + close_len;
     } else if (final) {
         p->at = len; /* line breaks at the end */
     }

@@ -1,9 +1,9 @@
-/* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes." The text
- * grows, and the parser goes on where it stopped; the split depends on the text alone, never on how it was
- * cut. Pure, as tool_parse.h.
+/* Splits a model's text into its reasoning and what comes after it: "<think>\nhm\n</think>\n\nYes.", or with
+ * the tags of a channel, "<|channel>thought\nhm\n<channel|>Yes." The text grows, and the parser goes on where
+ * it stopped; the split depends on the text alone, never on how it was cut. Pure, as tool_parse.h.
  *
- * Rules: reasoning begins with <think> at the very beginning (white space may stand before it), or the prompt
- * has opened it already; it ends at the first
+ * Rules, for either pair of tags: reasoning begins with <think> at the very beginning (white space may stand
+ * before it), or the prompt has opened it already; it ends at the first
  * </think>, or with the text. Line breaks at both ends of the reasoning and behind </think> belong to the
  * tags, as the templates write them. Without reasoning all of the text is content. */
 #ifndef KVASIR_REASONING_PARSE_H
@@ -14,13 +14,24 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define THINK_OPEN  "<think>"
-#define THINK_CLOSE "</think>"
+enum reasoning_form { REASONING_THINK = 0, REASONING_CHANNEL };
+#define CHANNEL_OPEN  "<|channel>" /* a token; the channel's name follows */
+#define CHANNEL_CLOSE "<channel|>"
+
+static inline const char *reasoning_open(enum reasoning_form form)
+{
+    return form == REASONING_CHANNEL ? CHANNEL_OPEN "thought" : "<think>";
+}
+static inline const char *reasoning_close(enum reasoning_form form)
+{
+    return form == REASONING_CHANNEL ? CHANNEL_CLOSE : "</think>";
+}
 
 enum reasoning_state { REASON_START = 0, REASON_INSIDE, REASON_CLOSED, REASON_AFTER };
 
 struct reasoning_parse {
     enum reasoning_state state;
+    enum reasoning_form form;
     bool verbatim; /* the reasoning is handed over with its tags and line breaks */
     bool found;    /* there is reasoning, be it empty */
     bool any;      /* some of the reasoning was handed over */
@@ -30,7 +41,7 @@ struct reasoning_parse {
 };
 
 /* inside: the prompt ends within the reasoning. */
-void reasoning_parse_init(struct reasoning_parse *p, bool inside, bool verbatim);
+void reasoning_parse_init(struct reasoning_parse *p, enum reasoning_form form, bool inside, bool verbatim);
 /* Goes on in `text`, which begins with what earlier runs saw; final: nothing will follow. Hands pieces of the
  * reasoning to `sink` (len >= 1, borrowed) and fails with its status. */
 enum status reasoning_parse_run(struct reasoning_parse *p, const char *text, size_t len, bool final,

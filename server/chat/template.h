@@ -8,6 +8,7 @@
 #include "config/base/status.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/jinja/jinja.h"
+#include "server/chat/reasoning_parse.h"
 #include "server/chat/tool_parse.h"
 
 #include <jansson.h>
@@ -30,8 +31,9 @@ struct template_caps {
     bool tool_role;         /* results of tools appear as messages of role `tool` */
     bool tool_responses;    /* wants results folded into the assistant's message (`tool_responses`) */
     enum tool_form calls;   /* the form of calls that it teaches (tool_parse.h) */
-    bool think;             /* knows <think>...</think> (reasoning_parse.h) */
-    bool uses_time;         /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
+    bool think;             /* knows reasoning (reasoning_parse.h), between tags of this form: */
+    enum reasoning_form reasoning;
+    bool uses_time; /* calls strftime_now: prompts change over time, prefix-cache hits suffer */
 };
 
 struct template;

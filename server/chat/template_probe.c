@@ -117,6 +117,8 @@ void template_probe(const struct jinja_template *t, const struct jinja_limits *l
         caps->calls = !mentions(t, "<function=")   ? TOOL_FORM_JSON
                       : mentions(t, "<parameter=") ? TOOL_FORM_XML
                                                    : TOOL_FORM_NONE;
-    caps->think = mentions(t, "</think>");
+    if (caps->tools && mentions(t, TOOL_CALL_OPEN "call:")) caps->calls = TOOL_FORM_CALL;
+    caps->reasoning = mentions(t, reasoning_open(REASONING_CHANNEL)) ? REASONING_CHANNEL : REASONING_THINK;
+    caps->think = mentions(t, reasoning_close(caps->reasoning));
     jinja_output_free(&p.out);
 }

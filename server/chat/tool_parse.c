@@ -1,8 +1,6 @@
 /* See tool_parse.h. */
 #include "server/chat/tool_parse_internal.h"
 
-#include "config/base/assert.h"
-
 #include "server/http/fields.h"
 #include "server/http/json_in.h"
 
@@ -10,26 +8,6 @@
 #include <string.h>
 
 enum { FIELD_OTHER = 0, FIELD_NAME, FIELD_ARGUMENTS };
-
-bool tool__is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-size_t tag_prefix(const char *text, size_t len, const char *tag)
-{
-    size_t n = strlen(tag) - 1;
-    if (n > len) n = len;
-    while (n && memcmp(text + len - n, tag, n) != 0) n--;
-    return n;
-}
-
-int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool final)
-{
-    size_t tag_len = strlen(tag), n = len - i < tag_len ? len - i : tag_len;
-    if (memcmp(text + i, tag, n) != 0) return 0;
-    return n == tag_len ? 1 : final ? 0 : -1;
-}
 
 /* ---- content ---- */
 
@@ -49,23 +27,6 @@ static enum status content_emit(struct tool_parse *p, const char *text, size_t t
     return sink->content(sink->user, text + from, to - from);
 }
 
-void tool__to(struct tool_parse *p, enum tool_state state)
-{
-    static const unsigned next[] = {
-        [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK,
-        [TOOL_BLOCK] = 1u << TOOL_TEXT | 1u << TOOL_REST | 1u << TOOL_PARAMETERS | 1u << TOOL_END,
-        [TOOL_REST] = 1u << TOOL_LOOSE | 1u << TOOL_END,
-        [TOOL_LOOSE] = 1u << TOOL_END,
-        [TOOL_PARAMETERS] = 1u << TOOL_VALUE | 1u << TOOL_END,
-        [TOOL_VALUE] = 1u << TOOL_PARAMETERS,
-        [TOOL_END] = 1u << TOOL_TEXT | 1u << TOOL_DONE,
-        [TOOL_DONE] = 0,
-    };
-    (void)next;
-    ASSERT_SLOW(next[p->state] >> state & 1);
-    p->state = state;
-}
-
 /* Content begins anew at `from`. */
 static void text_start(struct tool_parse *p, size_t from)
 {
@@ -75,11 +36,13 @@ static void text_start(struct tool_parse *p, size_t from)
 }
 
 /* As tool__xml_find. */
-static const char *json_find(const char *text, size_t from, size_t len, size_t *keep)
+static const char *tag_find(const struct tool_parse *p, const char *text, size_t from, size_t len,
+                            size_t *keep)
 {
     size_t n = len > from ? len - from : 0;
-    *keep = tag_prefix(text + from, n, TOOL_OPEN);
-    return n ? memmem(text + from, n, TOOL_OPEN, OPEN_LEN) : NULL;
+    const char *open = tool__open(p);
+    *keep = tag_prefix(text + from, n, open);
+    return n ? memmem(text + from, n, open, strlen(open)) : NULL;
 }
 
 /* In TOOL_TEXT. *more: a block began. */
@@ -88,7 +51,7 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
 {
     size_t end = len, keep;
     const char *hit = p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep)
-                                               : json_find(text, p->search, len, &keep);
+                                               : tag_find(p, text, p->search, len, &keep);
     if (hit) {
         end = (size_t)(hit - text);
     } else if (!final) {
@@ -110,19 +73,13 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     if (st || !hit) return st;
     tool__to(p, TOOL_BLOCK);
     p->open = next;
-    p->scan = next + OPEN_LEN;
+    p->scan = next + strlen(tool__open(p));
     p->json = (struct tool_json){0};
     p->field = FIELD_OTHER;
     p->has_name = p->has_args = false;
     p->name_end = p->args_end = 0;
     *more = true;
     return ST_OK;
-}
-
-void tool__block_refuse(struct tool_parse *p)
-{
-    tool__to(p, TOOL_TEXT);
-    p->search = p->open + 1;
 }
 
 /* ---- calls ---- */
@@ -133,13 +90,6 @@ static json_t *unpack(const char *text, size_t from, size_t to)
     json_t *v = NULL;
     (void)json_from_text(text + from, to - from, &v);
     return v;
-}
-
-enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len, const struct tool_sink *sink)
-{
-    p->calls++;
-    p->arguments_open = true;
-    return sink->begin(sink->user, name, len);
 }
 
 static enum status call_begin(struct tool_parse *p, const char *text, const struct tool_sink *sink)
@@ -153,12 +103,6 @@ static enum status call_begin(struct tool_parse *p, const char *text, const stru
     enum status st = tool__call_begin(p, json_string_value(name), json_string_length(name), sink);
     json_decref(name);
     return st;
-}
-
-enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink)
-{
-    p->arguments_open = false;
-    return sink->end(sink->user);
 }
 
 /* The arguments are complete and not an object as it stands: begins and ends the call. `ok` false: they are
@@ -327,14 +271,14 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
 /* In TOOL_END: white space and superfluous brackets, then the end tag, or content. */
 static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
 {
-    bool json = p->form == TOOL_FORM_JSON;
+    bool json = p->form != TOOL_FORM_XML;
     while (p->scan < len &&
            (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
         p->scan++;
     if (p->scan == len) return;
-    int tag = tool__tag_at(text, len, p->scan, TOOL_CLOSE, final);
+    int tag = tool__tag_at(text, len, p->scan, tool__close(p), final);
     if (tag < 0) return;
-    text_start(p, p->scan + (tag ? CLOSE_LEN : 0));
+    text_start(p, p->scan + (tag ? strlen(tool__close(p)) : 0));
     *more = true;
 }
 
@@ -357,13 +301,20 @@ enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, b
         switch (p->state) {
         case TOOL_TEXT: st = text_run(p, text, len, final, sink, &more); break;
         case TOOL_BLOCK:
-            st = p->form == TOOL_FORM_XML ? tool__xml_block(p, text, len, final, sink, &more)
-                                          : block_run(p, text, len, final, sink, &more);
+            st = p->form == TOOL_FORM_XML    ? tool__xml_block(p, text, len, final, sink, &more)
+                 : p->form == TOOL_FORM_CALL ? tool__call_block(p, text, len, final, sink, &more)
+                                             : block_run(p, text, len, final, sink, &more);
             break;
         case TOOL_REST: st = rest_run(p, text, len, sink, &more); break;
         case TOOL_LOOSE: st = loose_run(p, text, len, final, sink, &more); break;
-        case TOOL_PARAMETERS: st = tool__xml_parameters(p, text, len, final, sink, &more); break;
-        case TOOL_VALUE: st = tool__xml_value(p, text, len, final, sink, &more); break;
+        case TOOL_PARAMETERS:
+            st = p->form == TOOL_FORM_CALL ? tool__call_parameters(p, text, len, final, sink, &more)
+                                           : tool__xml_parameters(p, text, len, final, sink, &more);
+            break;
+        case TOOL_VALUE:
+            st = p->form == TOOL_FORM_CALL ? tool__call_value(p, text, len, final, sink, &more)
+                                           : tool__xml_value(p, text, len, final, sink, &more);
+            break;
         case TOOL_END: end_run(p, text, len, final, &more); break;
         case TOOL_DONE: break;
         }

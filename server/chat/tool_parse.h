@@ -1,5 +1,5 @@
-/* Function calls in a model's text, in one of two forms: JSON, as many templates teach it (after Hermes), or
- * a tag for every parameter, as templates of coding models do:
+/* Function calls in a model's text, in one of three forms: JSON, as many templates teach it (after Hermes), a
+ * tag for every parameter, as templates of coding models do, or a notation with tokens for tags and quotes:
  *
  *     <tool_call>                                                    <tool_call>
  *     {"name": "get_weather", "arguments": {"city": "Paris"}}        <function=get_weather>
@@ -8,13 +8,14 @@
  *                                                                    </parameter>
  *                                                                    </function>
  *                                                                    </tool_call>
+ *     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:[1,2]}<tool_call|>
  *
  * The text grows; the parser is run over it again and again and goes on where it stopped. What comes out
  * depends on the text alone, never on how it was cut: a caller that streams and one that waits for the end
  * get the same content and the same calls. Pure: knows nothing of tokens, requests, JSON output. One parser
  * per answer, any one thread.
  *
- * Both forms:
+ * All forms:
  * - Content is the text outside of calls. One newline directly before a call belongs to the call (the
  *   templates write it back), and pieces of white space alone next to calls are dropped.
  * - A call begins when its name and the beginning of its arguments are known. Then it is reported and cannot
@@ -39,7 +40,13 @@
  * - A value ends at </parameter>; if that is missing, at the beginning of a line with the tag of another of
  *   the function's parameters or with </function> and </tool_call>. Text between the parameters is dropped.
  * - <tool_call> may be missing before a function that was offered. One of </function> and </tool_call> is
- *   enough after it, and after its parameters the beginning of another call is. */
+ *   enough after it, and after its parameters the beginning of another call is.
+ *
+ * Notation (call:NAME{...}):
+ * - The arguments go out as JSON: strings are exactly what is between the quotes; bare words that are
+ * numbers, true, false or null (none, nil) are that, others are strings. Keys may be quoted.
+ * - Commas and colons may be missing, white space may be between. Where the end tag comes too early it closes
+ *   what is open, a string too. */
 #ifndef KVASIR_TOOL_PARSE_H
 #define KVASIR_TOOL_PARSE_H
 
@@ -52,6 +59,10 @@
 
 #define TOOL_OPEN  "<tool_call>"
 #define TOOL_CLOSE "</tool_call>"
+/* TOOL_FORM_CALL */
+#define TOOL_CALL_OPEN  "<|tool_call>"
+#define TOOL_CALL_CLOSE "<tool_call|>"
+#define TOOL_QUOTE      "<|\"|>"
 
 /* Where the events go; a function that fails ends the run with its status. Texts are borrowed for the call
  * and cut at character borders. */
@@ -64,15 +75,15 @@ struct tool_sink {
     enum status (*end)(void *user);       /* its arguments are complete */
 };
 
-enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML };
+enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML, TOOL_FORM_CALL };
 
 enum tool_state {
     TOOL_TEXT = 0,
     TOOL_BLOCK,
     TOOL_REST,       /* JSON: behind the beginning of the arguments */
     TOOL_LOOSE,      /* JSON: the same, and it is none */
-    TOOL_PARAMETERS, /* tags: between parameters */
-    TOOL_VALUE,      /* tags: within one */
+    TOOL_PARAMETERS, /* tags: between parameters; notation: in the arguments */
+    TOOL_VALUE,      /* tags: within one; notation: in a string */
     TOOL_END,
     TOOL_DONE
 };
@@ -102,6 +113,10 @@ struct tool_parse {
     /* tags: args_at is where the value begins, args_out what was reported of it; has_args: a parameter was */
     uint8_t value_types; /* TYPE_* */
     bool value_begun;
+    /* notation: args_at is where a bare word begins */
+    uint8_t part;           /* what stands next */
+    uint32_t level;         /* of objects and arrays; 0: the arguments */
+    uint64_t arrays, items; /* bit n: level n is an array; something stands in it */
 };
 
 /* Content begins at offset `from` of the text. form: not TOOL_FORM_NONE. */

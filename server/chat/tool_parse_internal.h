@@ -1,5 +1,5 @@
-/* What the two forms of calls share; see tool_parse.h. Only tool_parse.c and tool_parse_xml.c may include
- * this. */
+/* What the forms of calls share; see tool_parse.h. Only the files tool_parse*.c may include this.
+ * What has no file named is in tool_parse_parts.c. */
 #ifndef KVASIR_TOOL_PARSE_INTERNAL_H
 #define KVASIR_TOOL_PARSE_INTERNAL_H
 
@@ -7,6 +7,16 @@
 
 #define OPEN_LEN  (sizeof TOOL_OPEN - 1)
 #define CLOSE_LEN (sizeof TOOL_CLOSE - 1)
+
+/* The tags around a call of the parser's form. */
+static inline const char *tool__open(const struct tool_parse *p)
+{
+    return p->form == TOOL_FORM_CALL ? TOOL_CALL_OPEN : TOOL_OPEN;
+}
+static inline const char *tool__close(const struct tool_parse *p)
+{
+    return p->form == TOOL_FORM_CALL ? TOOL_CALL_CLOSE : TOOL_CLOSE;
+}
 
 void tool__to(struct tool_parse *p, enum tool_state state);
 bool tool__is_space(char c);
@@ -18,6 +28,8 @@ void tool__block_refuse(struct tool_parse *p);
 enum status tool__call_begin(struct tool_parse *p, const char *name, size_t len,
                              const struct tool_sink *sink);
 enum status tool__call_end(struct tool_parse *p, const struct tool_sink *sink);
+/* s as the inside of a JSON string. */
+enum status tool__say_escaped(const struct tool_sink *sink, const char *s, size_t len);
 
 /* tool_parse_xml.c */
 
@@ -31,5 +43,13 @@ enum status tool__xml_parameters(struct tool_parse *p, const char *text, size_t 
                                  const struct tool_sink *sink, bool *more);
 enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, bool final,
                             const struct tool_sink *sink, bool *more);
+
+/* tool_parse_call.c: the same states. */
+enum status tool__call_block(struct tool_parse *p, const char *text, size_t len, bool final,
+                             const struct tool_sink *sink, bool *more);
+enum status tool__call_parameters(struct tool_parse *p, const char *text, size_t len, bool final,
+                                  const struct tool_sink *sink, bool *more);
+enum status tool__call_value(struct tool_parse *p, const char *text, size_t len, bool final,
+                             const struct tool_sink *sink, bool *more);
 
 #endif

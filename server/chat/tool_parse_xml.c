@@ -109,29 +109,6 @@ static enum status say(const struct tool_sink *sink, const char *s)
     return sink->arguments(sink->user, s, strlen(s));
 }
 
-/* s as the inside of a JSON string. */
-static enum status say_escaped(const struct tool_sink *sink, const char *s, size_t len)
-{
-    enum status st = ST_OK;
-    for (size_t i = 0, from = 0; i <= len && !st; i++) {
-        unsigned char c = i < len ? (unsigned char)s[i] : 0;
-        if (i < len && c >= 0x20 && c != '"' && c != '\\') continue;
-        if (i > from) st = sink->arguments(sink->user, s + from, i - from);
-        from = i + 1;
-        if (st || i == len) break;
-        static const char plain[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
-        const char *k = c ? strchr(plain, c) : NULL;
-        char escape[8];
-        if (k) {
-            snprintf(escape, sizeof escape, "\\%c", letters[k - plain]);
-        } else {
-            snprintf(escape, sizeof escape, "\\u%04x", c);
-        }
-        st = say(sink, escape);
-    }
-    return st;
-}
-
 /* The parameter's name is text[from, to). */
 static enum status parameter_begin(struct tool_parse *p, const char *text, size_t from, size_t to,
                                    const struct tool_sink *sink)
@@ -144,7 +121,7 @@ static enum status parameter_begin(struct tool_parse *p, const char *text, size_
     p->value_begun = false;
     enum status st = say(sink, p->has_args ? ", \"" : "{\"");
     p->has_args = true;
-    if (!st) st = say_escaped(sink, text + from, to - from);
+    if (!st) st = tool__say_escaped(sink, text + from, to - from);
     return st ? st : say(sink, !types || types == TYPE_STRING ? "\": \"" : "\": ");
 }
 
@@ -228,7 +205,7 @@ static enum status value_typed(const struct tool_parse *p, const char *s, size_t
         return json ? say(sink, json) : sink->arguments(sink->user, t, n);
     }
     enum status st = say(sink, "\"");
-    if (!st) st = say_escaped(sink, s, len);
+    if (!st) st = tool__say_escaped(sink, s, len);
     return st ? st : say(sink, "\"");
 }
 
@@ -269,7 +246,7 @@ enum status tool__xml_value(struct tool_parse *p, const char *text, size_t len, 
     if ((over || !final) && end > p->args_at && text[end - 1] == '\n') end--;
     enum status st = ST_OK;
     if (stream && end > p->args_out) {
-        st = say_escaped(sink, text + p->args_out, end - p->args_out);
+        st = tool__say_escaped(sink, text + p->args_out, end - p->args_out);
         p->args_out = end;
     }
     *more = over;

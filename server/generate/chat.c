@@ -154,17 +154,18 @@ static enum status chat_build(struct chat *c, json_t *root, const json_t *messag
 static bool inside_reasoning(const struct chat *c)
 {
     const struct template_result *r = &c->rendered;
-    size_t len = r->len, tag = strlen(THINK_OPEN);
+    const char *open_tag = reasoning_open(c->g->p.reasoning_form);
+    size_t len = r->len, tag = strlen(open_tag);
     if (c->g->p.reasoning == REASONING_NONE || !r->run_count) return false;
     while (len && strchr(" \t\r\n", r->text[len - 1])) len--;
     bool typed = r->runs[r->run_count - 1].control == TOK_CONTROL_UNGUARDED; /* by a client, and no tag */
-    if (len >= tag && memcmp(r->text + len - tag, THINK_OPEN, tag) == 0) return !typed;
+    if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
     char *text =
         message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
-    const char *open = text ? strstr(text, THINK_OPEN) : NULL;
-    bool inside = open && !strstr(open, THINK_CLOSE);
+    const char *open = text ? strstr(text, open_tag) : NULL;
+    bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_form));
     free(text);
     return inside;
 }

@@ -49,8 +49,9 @@ struct gen_params {
     uint8_t salt[32]; /* hash of cache_salt; all zero without one */
     bool return_cache_info;
     enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
-    struct tool_types *tool_types;    /* owned; NULL where the form needs none */
-    bool parallel_calls;              /* chat: more than one call may be returned */
+    struct tool_types *tool_types; /* owned; NULL where the form needs none */
+    bool parallel_calls;           /* chat: more than one call may be returned */
+    enum reasoning_form reasoning_form;
     enum reasoning_use reasoning;     /* chat: how reasoning is returned, if the template supports it */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
@@ -139,7 +140,7 @@ struct gen {
     struct stop_set *stops; /* NULL = none */
     char *answer_role;      /* chat: "assistant", or the last message's role */
     bool inside_reasoning;  /* chat: the prompt ends within the model's reasoning */
-    uint32_t tag_ids[4]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
+    uint32_t tag_ids[8]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
                             are not */
     uint32_t tag_id_count;
     struct gen_picture

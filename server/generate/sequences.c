@@ -370,11 +370,14 @@ static uint64_t choice_seed(uint64_t seed, uint32_t sample)
  * added tokens. */
 static void tags_find(struct gen *g)
 {
-    static const char *const tags[] = {TOOL_OPEN, TOOL_CLOSE, THINK_OPEN, THINK_CLOSE};
+    bool call = g->p.calls == TOOL_FORM_CALL, channel = g->p.reasoning_form == REASONING_CHANNEL;
+    const char *const tags[] = {
+        call ? TOOL_CALL_OPEN : TOOL_OPEN, call ? TOOL_CALL_CLOSE : TOOL_CLOSE, call ? TOOL_QUOTE : NULL,
+        channel ? CHANNEL_OPEN : reasoning_open(g->p.reasoning_form), reasoning_close(g->p.reasoning_form)};
     const struct tokenizer *tok = g->r->srv->model->tok;
-    for (size_t i = g->p.calls ? 0 : 2; i < (g->p.reasoning == REASONING_NONE ? 2u : 4u); i++) {
+    for (size_t i = g->p.calls ? 0 : 3; i < (g->p.reasoning == REASONING_NONE ? 3u : 5u); i++) {
         uint32_t id;
-        if (tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
+        if (tags[i] && tok_id_of(tok, tags[i], strlen(tags[i]), &id) && tok_is_special(tok, id))
             g->tag_ids[g->tag_id_count++] = id;
     }
 }
@@ -387,6 +390,7 @@ static bool output_create(struct choice *c)
     if (!c->out) return false;
     chat_output_init(c->out,
                      &(struct chat_output_rules){.reasoning = g->p.reasoning,
+                                                 .form = g->p.reasoning_form,
                                                  .inside = g->inside_reasoning,
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,

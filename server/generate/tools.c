@@ -230,6 +230,7 @@ enum status gen_parse_thinking(struct gen *g, json_t *root)
         return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     const struct template_caps *caps =
         m->tmpl ? template_caps(m->tmpl, json_array_size(field(root, "tools")) > 0) : NULL;
+    g->p.reasoning_form = caps ? caps->reasoning : REASONING_THINK;
     g->p.reasoning = !caps || !caps->think ? REASONING_NONE
                      : !include            ? REASONING_DROP
                      : separate            ? REASONING_FIELD

@@ -33,6 +33,15 @@ static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON},
 static struct chat_output_rules xml = {.calls = TOOL_FORM_XML},
                                 one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
                                 think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_XML};
+static const struct chat_output_rules call = {.calls = TOOL_FORM_CALL},
+                                      one_call = {.calls = TOOL_FORM_CALL, .single_call = true},
+                                      channel = {.reasoning = REASONING_FIELD,
+                                                 .form = REASONING_CHANNEL,
+                                                 .calls = TOOL_FORM_CALL},
+                                      channel_inside = {.reasoning = REASONING_FIELD,
+                                                        .form = REASONING_CHANNEL,
+                                                        .inside = true,
+                                                        .calls = TOOL_FORM_CALL};
 static const char *const schemas =
     "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"$defs\":{\"color\":{\"enum\":["
     "\"red\",3]},\"loop\":{\"$ref\":"
@@ -130,6 +139,9 @@ static void same(const char *what, const char *text, size_t len, char *got, cons
 #define F(name_, parameters_)   "<function=" name_ ">\n" parameters_ "</function>"
 #define XML(name_, parameters_) CALL(F(name_, parameters_))
 #define XPARIS                  XML("get_weather", P("city", "Paris"))
+#define Q(text_)                "<|\"|>" text_ "<|\"|>"
+#define NOTED(text_)            "<|tool_call>" text_ "<tool_call|>"
+#define NPARIS                  NOTED("call:get_weather{city:" Q("Paris") "}")
 
 static const struct {
     const struct chat_output_rules *rules;
@@ -384,6 +396,56 @@ static const struct {
     {&one_xml, "Hm\n" XPARIS "\n" XPARIS "x", "Hm" GOT_PARIS},
     {&one_xml, CALL(F("get_weather", P("city", "Paris")) "\n" F("bare", "")), GOT_PARIS},
     {&think_xml, "<think>\n" XPARIS "\n</think>\n\n" XPARIS, "(" XPARIS ")" GOT_PARIS},
+    /* a notation with tokens for tags and quotes */
+    {&call, NPARIS, GOT_PARIS},
+    {&call, "Let me see.\n" NPARIS NPARIS, "Let me see." GOT_PARIS GOT_PARIS},
+    {&call, NPARIS "\nand\n" NPARIS "\nthen", "\nand\nthen" GOT_PARIS GOT_PARIS},
+    {&one_call, "Hm\n" NPARIS NPARIS "x", "Hm" GOT_PARIS},
+    {&call, NOTED("call:f{}"), "[f {}]"},
+    {&call, NOTED("call:a.b-c_9{x:1,y:-2.5e3,z:true,n:null,m:None,w:yes it is}"),
+     "[a.b-c_9 {\"x\": 1, \"y\": -2.5e3, \"z\": true, \"n\": null, \"m\": null, \"w\": \"yes it is\"}]"},
+    {&call, NOTED("call:f{a:[1," Q("two") ",[],{}],o:{k:{l:false}," Q("q \"") ":" Q("") "}}"),
+     "[f {\"a\": [1, \"two\", [], {}], \"o\": {\"k\": {\"l\": false}, \"q \\\"\": \"\"}}]"},
+    {&call, NOTED("call:f{s:" Q("a{b}[c],d:e \\ \"q\" <b> <|\n\t") "}"),
+     "[f {\"s\": \"a{b}[c],d:e \\\\ \\\"q\\\" <b> <|\\n\\t\"}]"},
+    {&call, NOTED("call:f{ a : 1 , b : [ 1 , 2 ] } "), "[f {\"a\": 1, \"b\": [1, 2]}]"},
+    {&call, NOTED("call:f{a:007,b:1.,c:-,d:0,e:1e,f:.5}"),
+     "[f {\"a\": \"007\", \"b\": \"1.\", \"c\": \"-\", \"d\": 0, \"e\": \"1e\", \"f\": \".5\"}]"},
+    /* what is missing or too much */
+    {&call, NOTED("call:f{a:,b:}"), "[f {\"a\": null, \"b\": null}]"},
+    {&call, NOTED("call:f{a,b}"), "[f {}]"},
+    {&call, NOTED("call:f{a:" Q("x") "b:" Q("y") "}"), "[f {\"a\": \"x\", \"b\": \"y\"}]"},
+    {&call, NOTED("call:f{" Q("a") Q("x") "}"), "[f {\"a\": \"x\"}]"},
+    {&call, NOTED("call:f{a:1}}"), "[f {\"a\": 1}]"},
+    {&call, "<|tool_call>call:f{a:1}", "[f {\"a\": 1}]"},
+    {&call, "<|tool_call>call:f{a:1}x", "x[f {\"a\": 1}]"},
+    {&call, NOTED("call:f{a:[1,{b:2"), "[f {\"a\": [1, {\"b\": 2}]}]"},
+    {&call, NOTED("call:f{a:<|\"|>open"), "[f {\"a\": \"open\"}]"},
+    {&call, NOTED("call:f{" Q("a")), "[f {\"a\": null}]"},
+    {&call, NOTED("call:f{a:"), "[f {\"a\": null}]"},
+    {&call, NOTED("call:f{a:[1}2]}"), "[f {\"a\": [\"1}2\"]}]"},
+    {&call, NOTED("call:f{a:1]}"), "[f {\"a\": 1}]"},
+    {&call, NOTED("call:f{a:[,]}"), "[f {\"a\": []}]"},
+    /* the answer ends too early */
+    {&call, "<|tool_call>call:f{a:" Q("x") ",b:4", "[f {\"a\": \"x\", \"b\": "},
+    {&call, "<|tool_call>call:f{a:<|\"|>x<|\"", "[f {\"a\": \"x<|\\\""},
+    {&call, "<|tool_call>call:f", "<|tool_call>call:f"},
+    {&call, "<|tool_call", "<|tool_call"},
+    /* no calls */
+    {&call, NOTED("f{}"), NOTED("f{}")},
+    {&call, NOTED("call:{}"), NOTED("call:{}")},
+    {&call, NOTED("call:a b{}"), NOTED("call:a b{}")},
+    {&call, CALL(PARIS), CALL(PARIS)},
+    {&call, "<|tool_call>" NPARIS, "<|tool_call>" GOT_PARIS},
+    /* reasoning in a channel */
+    {&channel, "<|channel>thought\nhm\n<channel|>Yes.", "(hm)Yes."},
+    {&channel, "<|channel>thought\n<channel|>Yes.", "Yes."},
+    {&channel, "<|channel>thought\n" NPARIS "\n<channel|>" NPARIS, "(" NPARIS ")" GOT_PARIS},
+    {&channel, "<|channel>thought\nhm\n<chan", "(hm\n<chan)"},
+    {&channel, "<|channel>though", "<|channel>though"},
+    {&channel, "<think>hm</think>Yes.", "<think>hm</think>Yes."},
+    {&channel, "Yes.", "Yes."},
+    {&channel_inside, "hm\n<channel|>" NPARIS, "(hm)" GOT_PARIS},
 };
 
 static void test_table(void **state)

@@ -220,7 +220,10 @@ static void capabilities(void **state)
           .developer_role = true,
           .tools = true,
           .tool_calls = true,
-          .tool_role = true}},
+          .tool_role = true,
+          .calls = TOOL_FORM_CALL,
+          .think = true,
+          .reasoning = REASONING_CHANNEL}},
         {"plain", {.system_role = false}},
         {"thinking", {.system_role = true, .tool_role = true, .think = true}},
         {"qwen3",
@@ -251,8 +254,9 @@ static void capabilities(void **state)
             c->developer_role != w->developer_role || c->tools != w->tools ||
             c->tool_calls != w->tool_calls || c->arguments_as_text != w->arguments_as_text ||
             c->tool_role != w->tool_role || c->calls != w->calls || c->think != w->think ||
-            c->tool_responses != w->tool_responses || c->uses_time != w->uses_time ||
-            c->system_list != w->system_list || c->system_pictures != w->system_pictures)
+            c->reasoning != w->reasoning || c->tool_responses != w->tool_responses ||
+            c->uses_time != w->uses_time || c->system_list != w->system_list ||
+            c->system_pictures != w->system_pictures)
             fail_msg("%s: list %d system %d (list %d pictures %d) developer %d tools %d calls %d text %d "
                      "tool %d responses %d form %d think %d time %d",
                      t[i].name, c->content_list, c->system_role, c->system_list, c->system_pictures,
