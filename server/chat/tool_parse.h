@@ -43,8 +43,8 @@
  *   enough after it, and after its parameters the beginning of another call is.
  *
  * Notation (call:NAME{...}):
- * - The arguments go out as JSON: strings are exactly what is between the quotes; bare words that are
- * numbers, true, false or null (none, nil) are that, others are strings. Keys may be quoted.
+ * - The arguments go out as JSON. Strings are exactly what is between the quotes. Bare words that are
+ *   numbers, true, false or null (none, nil) are that; others are strings. Keys may be quoted.
  * - Commas and colons may be missing, white space may be between. Where the end tag comes too early it closes
  *   what is open, a string too. */
 #ifndef KVASIR_TOOL_PARSE_H
