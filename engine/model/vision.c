@@ -35,8 +35,8 @@ static void norm(struct engine *e, float *x, uint32_t t, uint32_t c, const float
                                                .out_dense = dense});
 }
 
-/* resid = position of every patch. False: the tower has none. */
-static bool embed_positions(struct engine *e, struct engine_features *f)
+/* out = position of every patch. False: the tower has none. */
+static bool embed_positions(struct engine *e, struct engine_features *f, float *out)
 {
     const struct desc_vision *d = &e->net.desc.vision;
     uint32_t frame = f->grid_h * f->grid_w;
@@ -44,15 +44,15 @@ static bool embed_positions(struct engine *e, struct engine_features *f)
     if (!d->position && !d->position_axis) return false;
     for (uint32_t i = 0; i < f->frames; i++) {
         if (!d->position_side && !d->position_axis)
-            e->ops->copy(e->be, f->resid + i * stride, e->net.w.vision.position, stride * sizeof(float));
+            e->ops->copy(e->be, out + i * stride, e->net.w.vision.position, stride * sizeof(float));
         else if (i == 0)
             e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = e->net.w.vision.position,
                                                                      .rows = f->table_rows,
                                                                      .weights = f->table_weights,
                                                                      .t = frame,
                                                                      .c = d->hidden,
-                                                                     .out = f->resid});
-        else e->ops->copy(e->be, f->resid + i * stride, f->resid, stride * sizeof(float));
+                                                                     .out = out});
+        else e->ops->copy(e->be, out + i * stride, out, stride * sizeof(float));
     }
     return true;
 }
@@ -79,12 +79,7 @@ static void embed_raw(struct engine *e, struct engine_features *f)
     a.out_dtype = BE_F32;
     a.out_dense = true;
     e->ops->norm(e->be, &a);
-    e->ops->interpolate(e->be, &(struct be_interpolate_args){.table = w->position,
-                                                             .rows = f->table_rows,
-                                                             .weights = f->table_weights,
-                                                             .t = f->patches,
-                                                             .c = d->hidden,
-                                                             .out = f->pooled});
+    (void)embed_positions(e, f, f->pooled);
     a.x = f->pooled;
     a.residual = f->dense;
     a.weight = w->position_norm;
@@ -99,30 +94,32 @@ static void embed_patches(struct engine *e, struct engine_features *f)
     const struct desc_vision *d = &e->net.desc.vision;
     const struct image_u8 *p = &f->pixels;
     bool raw = d->end == VISION_EMBED;
+    char *to = raw ? (char *)f->raw : (char *)f->patch_rows;
     uint32_t shown = p->frames ? d->depth : 1; /* frames that make one row of patches in time */
     size_t bytes = (size_t)p->width * p->height * 3;
-    size_t stride = (size_t)f->grid_h * f->grid_w * be_ld(3ull * d->depth * d->patch * d->patch) *
-                    be_dtype_bytes(e->plan.act);
+    size_t values = 3ull * d->depth * d->patch * d->patch,
+           row = raw ? values * sizeof(float) : be_ld(values) * be_dtype_bytes(e->plan.act),
+           stride = (size_t)f->grid_h * f->grid_w * row;
     for (uint32_t i = 0; i < f->frames; i++) {
         e->ops->upload(e->be, f->rgb, p->rgb + i * shown * bytes, shown * bytes);
-        e->ops->patchify(e->be, &(struct be_patchify_args){
-                                    .rgb = f->rgb,
-                                    .width = p->width,
-                                    .height = p->height,
-                                    .patch = d->patch,
-                                    .lut = e->v.lut,
-                                    .out = raw ? (char *)f->raw : (char *)f->patch_rows + i * stride,
-                                    .dense = raw,
-                                    .depth = d->depth,
-                                    .frame_stride = shown > 1 ? bytes : 0,
-                                    .order = d->end == VISION_MERGE ? f->order : NULL});
+        e->ops->patchify(e->be,
+                         &(struct be_patchify_args){.rgb = f->rgb,
+                                                    .width = p->width,
+                                                    .height = p->height,
+                                                    .patch = d->patch,
+                                                    .lut = e->v.lut,
+                                                    .out = to + i * stride,
+                                                    .dense = raw,
+                                                    .depth = d->depth,
+                                                    .frame_stride = shown > 1 ? bytes : 0,
+                                                    .order = d->end == VISION_MERGE ? f->order : NULL});
     }
     image_u8_free(&f->pixels);
     if (raw) {
         embed_raw(e, f);
         return;
     }
-    bool add = embed_positions(e, f);
+    bool add = embed_positions(e, f, f->resid);
     linear(e, e->net.w.vision.patch, f->patch_rows, f->patches, add ? BE_EPI_ADD_F32 : BE_EPI_F32, f->resid);
 }
 

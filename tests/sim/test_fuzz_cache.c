@@ -1,15 +1,15 @@
 /* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits,
  * branches, repeats, swapped pictures, several at once) run through the scheduler with small arenas, any
  * chunk size and batch mix, cancels, deadlines and resets; what every request gets must equal, bit for bit,
- * what it gets cold and alone. Where pictures have grids of their own (Qwen) they come in several shapes and
- * row counts, videos too, stand at any place of the prompt and are swapped for longer and shorter ones; hits
- * may end inside them. Where a prompt goes as a whole (PaliGemma) its spans are made as a request's are, and
- * nothing but a whole one may be taken over. Counters show that the cache took part. Known bugs, put in on
- * purpose, must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the
- * checkpoints.
+ * what it gets cold and alone. Where pictures have shapes of their own (Qwen, Gemma 4) they come in several
+ * and in several row counts, videos too, stand at any place of the prompt and are swapped for longer and
+ * shorter ones; hits may end inside them where their tokens see only what is before them. Where a prompt goes
+ * as a whole (PaliGemma) its spans are made as a request's are, and nothing but a whole one may be taken
+ * over. Counters show that the cache took part. Known bugs, put in on purpose, must each be found. One
+ * thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and the bugs
- *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family gemma3|qwen|paligemma] [--kernels SET]
+ *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family NAME] [--kernels SET]
  * [--instance K]
  *                     [--no-cache] [--bug NAME]
  * A failing instance prints the line that runs it again. */
@@ -41,8 +41,8 @@ enum {
     PICTURES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    FAMILIES = 3,
-    MODELS_MAX = 96,
+    FAMILIES = 4,
+    MODELS_MAX = 128,
     STALL_TURNS = 4000,
 };
 
@@ -183,7 +183,7 @@ struct options {
     const char *model, *kernels;
     int64_t instance; /* only this one; -1 = all */
     bool no_cache;
-    const char *family;  /* only its checkpoints: "gemma3", "qwen"; NULL = all */
+    const char *family;  /* only its checkpoints: "gemma3", "qwen", "gemma4"; NULL = all */
     bool drop_size;      /* bug: the image key leaves the size out */
     bool drop_end;       /* bug: the identity of a whole prompt leaves its last token out */
     uint32_t mutation;   /* bug in the scheduler: SCHED_BUG_* */
@@ -199,7 +199,7 @@ struct run {
     struct engine_caps caps;
     struct test_picture pool[PICTURES];
     uint32_t pictures; /* in the pool; 0 without a tower */
-    bool grid;         /* they have shapes of their own and may be cut */
+    bool cut;          /* they have shapes of their own and may be cut */
     uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
     bool cache;
     uint32_t guess_right; /* of 100 guesses */
@@ -298,7 +298,7 @@ static void add_turn(const struct run *r, struct history *h)
     if (chance(50)) add_text(r, h, 1 + rnd(6));
     for (uint32_t k = chance(15) ? 2 : 1; k > 0; k--)
         if (chance(r->picture_percent)) add_picture(r, h, rnd(r->pictures ? r->pictures : PICTURES));
-    if (r->grid && h->count && chance(35)) return; /* a picture ends the prompt, often */
+    if (r->cut && h->count && chance(35)) return; /* a picture ends the prompt, often */
     add_text(r, h, 1 + rnd(lengths[rnd(7)]));
 }
 
@@ -589,7 +589,7 @@ static void count_end(struct run *r, const struct request *q)
         inside |= q->cache.reused > q->images[i].begin && q->cache.reused < q->images[i].end;
     }
     t->inside += inside;
-    t->grids += r->grid && h->image_count;
+    t->grids += r->cut && h->image_count;
     if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
@@ -872,10 +872,11 @@ static void run_instance(const struct options *o, const char *model, const char 
     r->flight_max = 1 + rnd(FLIGHT_MAX);
     r->salts = chance(30) ? 3 : 1;
     r->talkative = talks[rnd(3)];
-    r->grid = r->info->image.present && r->info->image.grid;
+    bool shapes = r->info->image.config.dynamic;
+    r->cut = r->info->image.present && shapes && r->info->image.rule == SPAN_CAUSAL;
     if (r->info->image.present) {
-        (r->grid ? make_grid_pictures : make_fixed_pictures)(r->info, r->pool);
-        r->pictures = r->grid ? PICTURES : 2 * CONTENTS_FIXED;
+        (shapes ? make_grid_pictures : make_fixed_pictures)(r->info, r->pool);
+        r->pictures = shapes ? PICTURES : 2 * CONTENTS_FIXED;
     }
     open_warm(r);
     r->root_count = 1 + rnd(3);
@@ -923,6 +924,7 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
     uint32_t count = there(golden, family) ? golden_variants(family, names, MODELS_MAX / FAMILIES - 1) : 0;
     for (uint32_t i = 0; i < count; i++)
         golden_dir(models[first + stride * n++], sizeof models[0], family, names[i]);
+    if (!demo) return n;
     to = models[first + stride * n];
     snprintf(to, sizeof models[0], "%s/models/%s", golden_root(), demo);
     return there(to, "model.safetensors") ? n + 1 : n;
@@ -931,10 +933,8 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 /* The families in turns, so that a short run meets all. */
 static uint32_t find_models(const struct options *o)
 {
-    static const char *const families[FAMILIES] = {"gemma3", "qwen", "paligemma"}, *const demos[FAMILIES] = {
-                                                                                       "demo",
-                                                                                       "demo-qwen3-vl",
-                                                                                       "none"};
+    static const char *const families[FAMILIES] = {"gemma3", "qwen", "paligemma", "gemma4"};
+    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none"};
     uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
