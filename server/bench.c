@@ -27,6 +27,11 @@ struct bench_args {
     bool vision, json;
 };
 
+/* Four layers with a window and one without. */
+#define FOUR_AND_ONE                                                                                         \
+    "\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","               \
+    "\"full_attention\""
+
 /* Released sizes (config.json of the checkpoints); absent keys take the family's defaults. */
 static const struct {
     const char *name, *config;
@@ -50,6 +55,22 @@ static const struct {
      "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,"
      "\"patch_size\":14,"
      "\"vision_use_head\":false}}"},
+    {"gemma4-e2b",
+     "{\"model_type\":\"gemma4\",\"text_config\":{\"model_type\":\"gemma4_text\",\"hidden_size\":1536,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":35,\"num_attention_heads\":8,"
+     "\"num_key_value_heads\":1,\"num_kv_shared_layers\":20,\"use_double_wide_mlp\":true,"
+     "\"final_logit_softcapping\":30.0,\"layer_types\":[" FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE
+     "," FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE "]},"
+     "\"vision_config\":{\"model_type\":\"gemma4_vision\",\"use_clipped_linears\":true}}"},
+    {"gemma4-26b-a4b",
+     "{\"model_type\":\"gemma4\",\"text_config\":{\"model_type\":\"gemma4_text\",\"hidden_size\":2816,"
+     "\"intermediate_size\":2112,\"num_hidden_layers\":30,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":8,\"num_global_key_value_heads\":2,\"attention_k_eq_v\":true,"
+     "\"sliding_window\":1024,\"hidden_size_per_layer_input\":0,\"final_logit_softcapping\":30.0,"
+     "\"enable_moe_block\":true,\"num_experts\":128,\"top_k_experts\":8,\"moe_intermediate_size\":704,"
+     "\"use_bidirectional_attention\":\"vision\"},\"vision_config\":{\"hidden_size\":1152,"
+     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,"
+     "\"num_key_value_heads\":16,\"head_dim\":72,\"standardize\":true}}"},
     {"qwen2.5-0.5b",
      "{\"model_type\":\"qwen2\",\"hidden_size\":896,\"intermediate_size\":4864,\"num_hidden_layers\":24,"
      "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_theta\":1000000.0,\"tie_word_embeddings\":"
