@@ -44,6 +44,8 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         .present = true,
         .marker = "<image>",
         .soft = "<image>",
+        .behind_last = "<bos>", /* bos stands behind the pictures */
+        .end = "\n",
         .soft_id = c->image_id,
         .tokens = side * side,
         .rule = SPAN_PREFIX,
@@ -64,8 +66,8 @@ static const struct family_pictures PICTURES = {
               .std = {0.5f, 0.5f, 0.5f}},
 };
 
-/* PaliGemmaProcessor: a picture token for each picture, which becomes all of its tokens, bos, the text, a
- * newline. It takes one question about pictures; where in the message they stand makes no difference. */
+/* PaliGemmaProcessor takes one question about pictures: a token for each of them, then the text; where in the
+ * message they stand makes no difference. */
 static const char CHAT[] =
     "{%- if messages|length != 1 or messages[0].role != 'user' -%}"
     "{{- raise_exception('This model takes one user message: no system message, no earlier turns.') -}}"
@@ -75,11 +77,9 @@ static const char CHAT[] =
     "{{- raise_exception('This model needs a picture in the message.') -}}"
     "{%- endif -%}"
     "{%- for part in content if part.type == 'image' -%}{{- '<image>' -}}{%- endfor -%}"
-    "{{- bos_token -}}"
     "{%- for part in content if part.type == 'text' -%}"
     "{{- ' ' if not loop.first -}}{{- part.text -}}"
-    "{%- endfor -%}"
-    "{{- '\n' -}}";
+    "{%- endfor -%}";
 static const struct tok_extra TOKENS[] = {
     {.prefix = "<image>", .suffix = "", .count = 1, .special = true},
     {.prefix = "<loc", .suffix = ">", .digits = 4, .count = 1024},

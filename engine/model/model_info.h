@@ -36,6 +36,8 @@ struct model_image_rule {
     /* The processor's sentence around a picture and its crops, exactly: the checkpoints were trained with it.
      * Before the whole picture, and between that and the first crop. */
     const char *crops_before, *crops_between;
+    /* Of a prompt with pictures: behind the last one, and at the end. NULL: nothing. */
+    const char *behind_last, *end;
     /* Videos; NULL marker: none. With video_stamp the marker becomes, per group of frames, its text + prefix
      * + soft x tokens + suffix, each a picture of its own; else one run of soft tokens for all frames, whose
      * positions advance by `tokens_per_second` (0: by 1 a pair of frames). */

@@ -297,7 +297,10 @@ static enum status expand(const struct model_image_rule *rule, const struct prom
         if (!st) st = add_picture(rule, x, &pictures[k], err);
         at = m.at + m.len;
     }
-    return st ? st : add_text(x, at, x->j.len, &copy_run, err);
+    if (!st && picture_count && rule->behind_last) st = add_literal(x, rule->behind_last, err);
+    if (!st) st = add_text(x, at, x->j.len, &copy_run, err);
+    x->tag = 0;
+    return !st && picture_count && rule->end ? add_literal(x, rule->end, err) : st;
 }
 
 /* ---- spans ---- */

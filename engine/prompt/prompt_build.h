@@ -25,13 +25,13 @@ struct prompt_picture {
 };
 
 /* Replaces the k-th marker (of pictures and videos together) that stands wholly in TOK_CONTROL_ALL text by
- * picture k (model_image_rule; with crops, the family's sentence around them), tokenizes the whole, gives
- * each picture its span of soft tokens, and with rule.grid the rope offsets. Spans follow from how many
- * tokens each picture was given, so neighbours without text between them stay two. add_special: as for
- * tok_encode. ST_INVALID, with a message for the client: other markers than pictures; pictures for a text
- * model, videos for a model without; a placeholder token in the text; an empty prompt; a token that the model
- * has no row for. ST_TOO_LARGE: more than token_max tokens, told before anything is allocated for the
- * pictures. On error *out is untouched and the pictures stay with the caller. */
+ * picture k (model_image_rule; with crops, the family's sentence around them; what it writes behind them
+ * all), tokenizes the whole, gives each picture its span of soft tokens, and with rule.grid the rope offsets.
+ * Spans follow from how many tokens each picture was given, so neighbours without text between them stay two.
+ * add_special: as for tok_encode. ST_INVALID, with a message for the client: other markers than pictures;
+ * pictures for a text model, videos for a model without; a placeholder token in the text; an empty prompt; a
+ * token that the model has no row for. ST_TOO_LARGE: more than token_max tokens, told before anything is
+ * allocated for the pictures. On error *out is untouched and the pictures stay with the caller. */
 enum status prompt_build(const struct model_info *m, const struct tokenizer *t, const struct tok_run *runs,
                          size_t run_count, bool add_special, struct prompt_picture *pictures,
                          uint32_t picture_count, uint32_t token_max, struct prompt *out,

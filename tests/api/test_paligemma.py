@@ -252,6 +252,12 @@ def test_own_template():
     text = {"type": "text", "text": "detect"}
     one, two = [text, g.picture(0, 0), text], [text, g.picture(2, 1), text, g.picture(2, 0)]
     answers = [chat(server, content) for content in (one, one, two)]
+    ids = server.ok("/tokenize", {"messages": [{"role": "user", "content": two}]})["tokens"]
+    soft = [i for i, t in enumerate(ids) if t == 371]
+    newline = server.ok("/tokenize", {"prompt": "\n", "add_special_tokens": False})["tokens"]
+    check.equal("tokens of two pictures", len(soft), 2 * g.about["soft_tokens"])
+    check.equal("bos stands behind the last", [i for i, t in enumerate(ids) if t == 2], [soft[-1] + 1])
+    check.equal("a newline ends it", ids[-1:], newline)
     check.equal("text on both sides of a picture, warm", ids_of(answers[1]), ids_of(answers[0]))
     rest = answers[1]["usage"]["prompt_tokens"] - 1
     check.equal("taken over as a whole", cached(answers[1]), rest)
