@@ -119,7 +119,7 @@ fi
 export TEST_JOBS=1
 suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_ \
     make --no-print-directory WERROR=1 test
-[ "$quick" -eq 1 ] || suite_start "cuda emulated" make --no-print-directory WERROR=1 test-cuda-host
+[ "$quick" -eq 1 ] || suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
 timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
@@ -141,7 +141,7 @@ if [ "$quick" -eq 0 ]; then
     step "build asan" make -j"$jobs" CONFIG=asan all tests cuda-host
     export TEST_JOBS=1
     suite_start "suites asan" make --no-print-directory CONFIG=asan test
-    suite_start "asan cuda emulated" make --no-print-directory CONFIG=asan test-cuda-host
+    suite_start "asan cuda emulated" env TEST_JOBS=2 make --no-print-directory CONFIG=asan test-cuda-host
     for t in test_api test_hostile test_connections test_cache test_pictures test_tools test_paligemma; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done

@@ -114,8 +114,17 @@ def positions_by_formula(model, p, count):
 
 @contextlib.contextmanager
 def float_inputs_rounded():
-    """Inputs of every matrix product rounded to bf16, all else in float32: what hardware with bf16 products and f32 sums does."""
+    """Inputs of every matrix product rounded to bf16, all else in float32: what hardware with bf16 products and f32
+    sums does. Of Gemma 4 queries, keys and values too, as they leave their norms and rotations."""
+    import transformers.models.gemma4.modeling_gemma4 as g4
     linear, conv = F.linear, F.conv3d
+    rotate, norm = g4.apply_rotary_pos_emb, g4.Gemma4RMSNorm.forward
+
+    def bf16(x):
+        return x.to(torch.bfloat16).to(x.dtype)
+
+    g4.apply_rotary_pos_emb = lambda *a, **k: bf16(rotate(*a, **k))
+    g4.Gemma4RMSNorm.forward = lambda self, x: norm(self, x) if self.with_scale else bf16(norm(self, x))
 
     def rounded(fn):
         return lambda x, *a, **k: fn(x.to(torch.bfloat16).to(x.dtype), *a, **k)
@@ -125,6 +134,7 @@ def float_inputs_rounded():
         yield
     finally:
         F.linear, F.conv3d = linear, conv
+        g4.apply_rotary_pos_emb, g4.Gemma4RMSNorm.forward = rotate, norm
 
 
 def routers(model):
