@@ -119,7 +119,8 @@ fi
 export TEST_JOBS=1
 suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_ \
     make --no-print-directory WERROR=1 test
-[ "$quick" -eq 1 ] || suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
+[ "$quick" -eq 1 ] ||
+    suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
 timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
