@@ -57,7 +57,7 @@ seed jinja $golden/*/*/chat_template.jinja
 seed tokenizer $golden/{tokenizer,qwen}/*/tokenizer.json
 seed checkpoint tests/fuzz/seeds/checkpoint/* $golden/{qwen,gemma3}/*/config.json
 words chat server/generate/*.c server/chat/*.c
-words json server/generate/json_in.c
+words json server/http/json_in.c
 words messages server/chat/*.c
 words picture server/media/*.c
 words jinja server/jinja/*.c

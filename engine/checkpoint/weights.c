@@ -193,7 +193,7 @@ static const struct stf_tensor *take(struct loader *ld, const char *stem, uint32
         return NULL;
     }
     const struct stf_tensor *t = m->t;
-    if (t->rank != rank || memcmp(t->shape, shape, rank * sizeof *shape) != 0) {
+    if (t->rank != rank || (rank && memcmp(t->shape, shape, rank * sizeof *shape) != 0)) {
         char have[96], want[96];
         shape_text(t->shape, t->rank, have, sizeof have);
         shape_text(shape, rank, want, sizeof want);

@@ -1,7 +1,6 @@
 /* Files of a checkpoint: config.json if the input begins with a brace, else a safetensors file. */
-#include "config/hf_config.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/model/model_desc.h"
+#include "engine/families/families.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,11 +17,8 @@ static void config(const char *text, size_t len)
     struct err err = {""};
     memset(&cfg, 0, sizeof cfg);
     memset(&desc, 0, sizeof desc);
-    enum status st = hf_config_parse(text, len, "config.json", &cfg, &err);
-    if (!st) {
-        st = model_describe(&cfg, &desc, &err);
-        if (!st) model_desc_free(&desc);
-    }
+    enum status st = family_parse(text, len, "config.json", &cfg, &desc, &err);
+    if (!st) model_desc_free(&desc);
     if (st && !err.msg[0]) abort();
 }
 

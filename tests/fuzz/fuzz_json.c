@@ -1,5 +1,5 @@
 /* JSON of requests, lenient and strict. What was read, written and read again, is the same. */
-#include "server/generate/json_in.h"
+#include "server/http/json_in.h"
 
 #include <stdlib.h>
 #include <string.h>

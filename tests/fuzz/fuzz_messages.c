@@ -2,7 +2,7 @@
  * The first byte picks template and limits. */
 #include "server/chat/messages.h"
 #include "server/chat/template.h"
-#include "server/generate/fields.h"
+#include "server/http/fields.h"
 
 #include <stdlib.h>
 
