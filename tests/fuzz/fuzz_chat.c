@@ -42,6 +42,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     struct gen *g = calloc(1, sizeof *g);
     if (!r || !g) abort();
     *r = (struct request){.srv = server, .gen = g};
+    answer_open(&r->answer, &server->answer_bytes);
     *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
@@ -50,6 +51,7 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     request_body_trim(r, g->root, !r->answer.error.http);
     buf_fini(&r->http.body);
     gen_free(g);
+    answer_close(&r->answer);
     free(r);
 }
 
