@@ -122,7 +122,10 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                                        .top_p = g.top_p,
                                                        .min_p = g.min_p,
                                                        .repetition_penalty = g.repetition_penalty,
-                                                       .top_k = g.top_k};
+                                                       .top_k = g.top_k,
+                                                       .suppress_count = g.suppress_count};
+    _Static_assert(sizeof m->generation.suppress_ids == sizeof g.suppress_ids, "all of them fit");
+    memcpy(m->generation.suppress_ids, g.suppress_ids, sizeof g.suppress_ids);
     m->image = d->image;
     if (!d->has_vision) return ST_OK;
     if (opt->random_weights && !d->vision.image_size) {

@@ -155,10 +155,11 @@ if [ "$quick" -eq 0 ]; then
         test_sched_stats test_server_alias test_server_images test_template"
     threads=$(echo "$threads" | xargs)
     step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
-    suite "suites tsan" env KVASIR_TEST_SETS=best make --no-print-directory CONFIG=tsan ONLY="$threads" test
     for t in test_load test_cache; do suite_start "tsan api $t" api $t build/tsan/kvasir; done
+    suite_start "suites tsan" env TEST_JOBS=1 KVASIR_TEST_SETS=best \
+        make --no-print-directory CONFIG=tsan ONLY="$threads" test
+    suite_start "fuzzers" scripts/fuzz.sh 5s
     suites_end
-    suite "fuzzers" scripts/fuzz.sh 5s
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"
 echo "$passed passed, $failed failed"

@@ -11,11 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HF_LAYERS_MAX 512u
-#define HF_EOS_MAX    16u
-#define HF_NO_ID      UINT32_MAX
-#define HF_TAPS_MAX   8u
-#define HF_TOPK_MAX   64u /* experts per token */
+#define HF_LAYERS_MAX   512u
+#define HF_EOS_MAX      16u
+#define HF_SUPPRESS_MAX 64u
+#define HF_NO_ID        UINT32_MAX
+#define HF_TAPS_MAX     8u
+#define HF_TOPK_MAX     64u /* experts per token */
 
 enum hf_activation { HF_GELU_TANH = 0, HF_SILU, HF_QUICK_GELU };
 enum hf_layer_type { HF_FULL = 0, HF_SLIDING = 1 };
@@ -87,6 +88,8 @@ struct hf_generation {
     uint32_t top_k;
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count;
+    uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never drawn */
+    uint32_t suppress_count;
 };
 enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
 

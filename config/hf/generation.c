@@ -38,6 +38,8 @@ enum status hf_generation_load(const char *dir, struct hf_generation *out, struc
         hf_double(&r, 0, "min_p", 0, 1, &g.min_p);
         hf_double(&r, 0, "repetition_penalty", 1e-3, 1000, &g.repetition_penalty);
         hf_ids(&r, 0, "eos_token_id", g.eos_ids, &g.eos_count);
+        hf_list(&r, 0, "suppress_tokens", SIZE_MAX_VOCAB - 1, HF_SUPPRESS_MAX, g.suppress_ids,
+                &g.suppress_count);
         st = r.st;
         json_free(&d);
     }

@@ -9,8 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MODEL_EOS_MAX     16u
-#define MODEL_STAMP_BYTES 48u /* of the time of a group of frames, as text */
+#define MODEL_EOS_MAX      16u
+#define MODEL_SUPPRESS_MAX 64u
+#define MODEL_STAMP_BYTES  48u /* of the time of a group of frames, as text */
 
 /* Sampling defaults of generation_config.json; `has_*` tells what the file states. */
 struct model_generation_defaults {
@@ -19,6 +20,7 @@ struct model_generation_defaults {
     bool has_do_sample;
     double temperature, top_p, min_p, repetition_penalty;
     uint32_t top_k;
+    uint32_t suppress_ids[MODEL_SUPPRESS_MAX], suppress_count; /* never drawn */
 };
 
 /* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced

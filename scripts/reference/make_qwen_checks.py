@@ -114,8 +114,8 @@ def positions_by_formula(model, p, count):
 
 @contextlib.contextmanager
 def float_inputs_rounded():
-    """Inputs of every matrix product rounded to bf16, all else in float32: what hardware with bf16 products and f32
-    sums does. Of Gemma 4 queries, keys and values too, as they leave their norms and rotations."""
+    """Inputs of every matrix product rounded to bf16, all else in float32: what hardware with bf16 products
+    and f32 sums does. Of Gemma 4 queries, keys and values too, as they leave their norms and rotations."""
     import transformers.models.gemma4.modeling_gemma4 as g4
     linear, conv = F.linear, F.conv3d
     rotate, norm = g4.apply_rotary_pos_emb, g4.Gemma4RMSNorm.forward

@@ -106,18 +106,22 @@ static int bias_order(const void *a, const void *b)
 static enum status parse_bias(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
+    const struct model_generation_defaults *d = &g->r->srv->model->info->generation;
+    bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
+    uint32_t never = use ? d->suppress_count : 0;
     json_t *map = field(root, "logit_bias");
-    if (!map) return ST_OK;
-    if (!json_is_object(map))
+    if (map && !json_is_object(map))
         return api_fail(e, 400, "invalid_type", "logit_bias", "logit_bias must be an object.");
     size_t count = json_object_size(map);
     if (count > LIMIT_BIASES)
         return api_fail(e, 400, "invalid_value", "logit_bias", "logit_bias has more than %u entries.",
                         LIMIT_BIASES);
-    if (!count) return ST_OK;
-    struct sampling_bias *list = calloc(count, sizeof *list);
+    if (!(count + never)) return ST_OK;
+    struct sampling_bias *list = calloc(count + never, sizeof *list);
     if (!list) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     g->p.sampling.bias = list;
+    for (uint32_t i = 0; i < never; i++)
+        list[g->p.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
     const char *key;
     json_t *v;
     json_object_foreach(map, key, v)
@@ -135,7 +139,7 @@ static enum status parse_bias(struct gen *g, json_t *root)
         list[g->p.sampling.bias_count++] =
             (struct sampling_bias){.id = (uint32_t)id, .bias = (float)fmax(-100, fmin(100, b))};
     }
-    qsort(list, count, sizeof *list, bias_order);
+    qsort(list, g->p.sampling.bias_count, sizeof *list, bias_order);
     return ST_OK;
 }
 

@@ -470,6 +470,14 @@ static void engine_text(struct writer *w, const struct sched_stats *st)
            (double)st->proposed_tokens);
     single(w, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were accepted.",
            (double)st->accepted_tokens);
+    head(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+         "Accepted drafted tokens by place in their draft.");
+    for (int i = 0; i < (int)SCHED_GUESSES_MAX; i++) {
+        char place[32];
+        snprintf(place, sizeof place, ",position=\"%d\"", i);
+        sample(w, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "", place,
+               (double)st->accepted_at[i]);
+    }
     single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
            (double)st->step_us_total * 1e-6);

@@ -886,7 +886,9 @@ def test_start():
     check.true("unknown flag", run.returncode == 1 and "no-such-flag" in run.stderr)
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
     check.true("bad port", run.returncode == 1 and "port" in run.stderr)
-    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"), (["--model", BINARY], "not a directory"), (["--draft-tokens", "99"], "is not one of auto|0|1"),
+    for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"),
+                         (["--model", BINARY], "not a directory"),
+                         (["--draft-tokens", "99"], "is not one of auto|0|1"),
                          (["--model", MODEL, "--kv-memory", "10T"], "are asked for (--kv-memory)"), (["--threads", "999"], "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)
         check.true(f"{flags}: says what is wrong", run.returncode == 1 and words in run.stderr, run)
@@ -910,12 +912,50 @@ def test_start():
             s.stop()
 
 
+def test_suppressed():
+    """suppress_tokens of generation_config.json are never drawn, whatever the request's bias."""
+    import subprocess
+    ask = text("one two", max_tokens=3, temperature=0, logprobs=2, return_token_ids=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in os.listdir(MODEL):
+            if name != "generation_config.json":
+                os.symlink(os.path.join(os.path.abspath(MODEL), name), os.path.join(folder, name))
+        with open(os.path.join(MODEL, "generation_config.json")) as f:
+            settings = json.load(f)
+
+        def first(*flags, **more):
+            s = Server(BINARY, folder, *flags)
+            try:
+                c = s.ok(TEXT, {**ask, **more})["choices"][0]
+                return c["token_ids"][0], c["text"]
+            finally:
+                s.stop()
+
+        def suppress(ids):
+            with open(os.path.join(folder, "generation_config.json"), "w") as f:
+                json.dump({**settings, "suppress_tokens": ids}, f)
+
+        suppress([])
+        usual = first()
+        suppress([usual[0]])
+        other = first()
+        check.true("another token is drawn", other[0] != usual[0], (usual, other))
+        suppress([usual[0], other[0]])
+        check.true("whatever the bias", first(logit_bias={str(usual[0]): 100})[0] not in (usual[0], other[0]))
+        check.equal("--generation-config ignore", first("--generation-config", "ignore"), usual)
+        suppress([-1])
+        run = subprocess.run([BINARY, "serve", "--model", folder, "--port", "0"], capture_output=True, text=True,
+                             timeout=60)
+        check.true("a bad list is an error", run.returncode == 1 and "suppress_tokens" in run.stderr, run)
+
+
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, MODEL = args.binary, args.model
     shared = [test_chat, test_framing, test_many, test_budget, test_stops, test_logprobs, test_completions, test_refused, test_messages, test_images,
                test_tokenize, test_http, test_wire, test_metrics]
-    alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start]
+    alone = [test_disconnect, test_keys, test_small_arena, test_queue, test_drain, test_loading, test_answer_memory, test_overdue, test_start,
+             test_suppressed]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, MODEL)

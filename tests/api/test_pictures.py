@@ -95,7 +95,8 @@ def test_answers(model):
 def test_memory(model):
     """Decoded pictures have a bound together: beyond it a request gets 429, unless it is alone."""
     flags = ("--kv-memory", "64M", "--prefix-cache", "off", "--max-sequences", "3")
-    usual, few = Server(args.binary, model, *flags), Server(args.binary, model, *flags, "--picture-memory", "1")
+    usual = Server(args.binary, model, *flags)
+    few = Server(args.binary, model, *flags, "--picture-memory", "1")
     want, refused = {}, []
 
     def among_others(name):

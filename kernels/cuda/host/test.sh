@@ -83,7 +83,7 @@ for mode in "$@"; do
         run "plain graphs" "$t/test_cuda_graphs" $short
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
-        for test in ${full:+$tables} ops; do
+        for test in ${full:+experts linear ops} attn; do
             run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
                 CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done
