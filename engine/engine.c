@@ -189,6 +189,10 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     if (!st) st = pick_ops(opt, &e->ops, err);
     if (!st) st = family_load(e->dir, config, &e->net.desc, err);
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
+    if (!st && e->net.desc.drafts_for)
+        st = err_set(err, ST_UNSUPPORTED,
+                     "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
+                     e->dir, e->model_type);
     if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
     if (!st) model_desc_settle(&e->net.desc, *files);
     if (!st) {
@@ -197,6 +201,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
         if (st) (void)err_prefix(err, st, "%s", e->dir);
     }
     if (!st) st = open_backend(opt, e, err);
+    if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
     if (!st) st = fill_info(opt, e, err);
     if (!st) st = engine__plan(opt, e, err);
     free(config);
@@ -245,6 +250,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
     }
+    if (!st && e->draft.on)
+        st = drafter_load(e, (struct weights_progress){opt->progress, opt->progress_arg}, err);
     if (!st && e->ops->sync(e->be) != BE_OK) st = err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     if (!st) st = engine__graphs_open(e, err);
     weights_survey_free(&e->net.survey); /* its list points into the files, which are closed now */
@@ -279,7 +286,8 @@ void engine_caps(const struct engine *e, struct engine_caps *out)
                                 .sequences_max = e->plan.sequences_max,
                                 .images = e->net.desc.has_vision,
                                 .span_tokens_max = e->plan.span_tokens_max,
-                                .picture_tokens_max = engine__vision_tokens_max(e)};
+                                .picture_tokens_max = engine__vision_tokens_max(e),
+                                .drafts = e->draft.on};
     for (uint32_t g = 0; g < e->kv.group_count; g++) out->groups[g] = e->kv.groups[g];
     _Static_assert(sizeof out->eos_ids == sizeof e->info.eos_ids, "all stop ids fit");
     memcpy(out->eos_ids, e->info.eos_ids, sizeof out->eos_ids);

@@ -22,9 +22,10 @@ struct model_info; /* what the server needs to build prompts: engine/model/model
 
 struct engine_options {
     const char *model_dir;
-    const char *backend; /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
-    const char *kernels; /* NULL or "auto", or a kernel set of the CPU backend */
-    uint32_t threads;    /* 0 = all usable cores */
+    const char *draft_dir; /* a drafter's checkpoint; NULL: none */
+    const char *backend;   /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
+    const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
+    uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
     uint64_t kv_bytes; /* size of the KV arena; 0 = from free memory */
     uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
@@ -59,6 +60,7 @@ struct engine_caps {
                                     batch_tokens_max >= span_tokens_max + sequences_max */
     uint32_t picture_tokens_max; /* of pictures of any size: what the tower's scratch has memory for; 0 = all
                                     that the context holds */
+    bool drafts;                 /* there is a drafter: engine_draft */
     uint32_t eos_ids[16];        /* ids that end a generation */
     uint32_t eos_count;
 };
@@ -117,6 +119,8 @@ struct engine_run {
     uint32_t proposed;
     struct token_out
         *drawn; /* [proposed + 1], the caller's; may be NULL without drafts: the result is then in `out` */
+    uint32_t draft_slot; /* with a drafter and `sample`: below sequences_max, this sequence's alone; what
+                            guesses after the drawn token need is kept there */
     int32_t rope_offset; /* RoPE position minus position, of the text in this run before its first picture; 0
                             with 1-D positions */
     const struct sampling_params *sampling;
@@ -144,6 +148,22 @@ struct engine_batch {
  * ST_NOMEM: every run of the step is lost. */
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
+
+/* What the drafter guesses to follow a sequence's last token, which was drawn by the last step that had the
+ * sequence and is not yet in the cache. */
+struct engine_draft {
+    uint32_t slot;     /* engine_run.draft_slot of that step */
+    uint32_t position; /* of the token, above 0: keys and values of all before it are in the cache (sliding
+                          groups: `window` of them; what the table does not have is not looked at) */
+    uint32_t token;
+    const uint32_t *tables[ENGINE_GROUPS_MAX]; /* as engine_run.tables */
+    uint32_t count;                            /* of guesses, above 0 */
+    uint32_t *out;                             /* [count] */
+};
+/* Fills d[0..n).out, n <= sequences_max. Guesses of one do not depend on the others'. Not while a step is in
+ * flight. Without --draft-model: not called. */
+enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n,
+                         struct err *err) KV_MUST_CHECK;
 
 /* Copies the first `tokens` of one block of a group inside the arena (copy on write of a shared, partly
  * filled block). What the original holds after them belongs to another request and may be NaN: the copy has

@@ -38,6 +38,7 @@ struct engine_plan {
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
     uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
+    uint64_t draft_bytes;                                         /* weights and scratch of the drafter */
     uint64_t weight_bytes, scratch_bytes, vision_bytes, kv_bytes; /* backend memory */
     uint64_t kv_wanted;  /* what all sequences at full context would take */
     uint64_t available;  /* memory that the plan started from */
@@ -87,6 +88,26 @@ struct net {
     uint8_t *rope_axis[DESC_ROPES_MAX]; /* backend, [dim/2]; NULL: plain positions */
     uint32_t rope_axes;                 /* 1, or 3 with mRoPE */
     struct decoder_scratch s;
+};
+
+/* The model that guesses (engine_options.draft_dir), S = plan.sequences_max rows at most. */
+struct drafter {
+    bool on;
+    char *dir;
+    struct net net;
+    struct stf_files *files; /* open while the head's rows are read from them, else NULL */
+    void *block;             /* backend memory of what follows */
+    void *drawn; /* act [S, ld(B)] by engine_run.draft_slot: what the target's head read at the last draw */
+    float *wide; /* f32 [S, B] */
+    void *token; /* act [S, ld(B)] the tokens' embeddings */
+    void *state; /* act [S, ld(B)] */
+    void *both;  /* act [S, ld(2 B)] embedding and state of each row */
+    void *read;  /* act [S, ld(C)] what its head reads */
+    void *host_read;          /* act [S, ld(C)], as `read` */
+    float *host_rows;         /* [S, C] the same as f32 */
+    uint32_t *host_tops;      /* [S, max(1, centroids_used)] */
+    uint32_t *order;          /* [S] */
+    struct draft_pick *picks; /* [S] */
 };
 
 /* Scratch of the vision tower for R = `rows` rows of patches at a time: a layer processes a picture in pieces
@@ -149,6 +170,7 @@ struct engine {
     struct stf_files *files; /* open while a table is read from them, else NULL */
     char device[256], backend_name[64];
     struct net net; /* the one that is served */
+    struct drafter draft;
     struct kv_layout kv;
     void *arena;
     uint64_t arena_units;
@@ -216,11 +238,31 @@ enum {
     ENGINE_BUG_ROPE_DECODE = 256, /* a generated token's rope position is its index */
 };
 
+/* engine/draft.c */
+/* Reads the drafter's configuration and headers, and checks that it fits the target. */
+enum status drafter_prepare(struct engine *e, const char *dir, bool random_weights,
+                            struct err *err) KV_MUST_CHECK;
+enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err) KV_MUST_CHECK;
+void drafter_close(struct engine *e);
+/* Bytes of scratch, weights aside. */
+uint64_t drafter_scratch_bytes(const struct engine *e);
+
 /* engine/plan.c */
 enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
                            struct kv_layout *out, struct err *err) KV_MUST_CHECK;
 void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
+/* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are taken `rows` at a time. base
+ * NULL: only counts. Returns the bytes. */
+uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
+                           uint64_t vocab, void *base, struct decoder_scratch *s);
+/* Backend memory, or ST_NOMEM or ST_DEVICE. */
+enum status engine__take(struct engine *e, uint64_t bytes, void **out, const char *what,
+                         struct err *err) KV_MUST_CHECK;
+/* Rotary frequencies of a net. */
+enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *err) KV_MUST_CHECK;
+/* What a net holds in backend memory. */
+void engine__free_net(struct engine *e, struct net *net);
 enum status engine__alloc(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__release(struct engine *e);
 /* Tokens of the largest picture that the plan leaves room for; 0 = any that fits into the context. */
@@ -255,6 +297,11 @@ bool engine__graph_has_logits(const struct engine *e, const struct engine_graph 
 void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b);
 /* Logits and their statistics of wanted rows [first, first + count), count <= plan.logit_rows. */
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count);
+/* One guess more of each of t sequences, whose last ids are e->step.ids: leaves what the drafter's head
+ * reads, and the next state. first: of these sequences. */
+void decoder_draft(struct engine *e, uint32_t t, bool first);
+/* The k largest of the drafter's head, or of its centroids, for rows [first, first + count). */
+void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_t k);
 /* The k largest logits of `count` rows that decoder_logits has left, k > 0. */
 void decoder_top(struct engine *e, struct net *net, uint32_t count, uint32_t k);
 

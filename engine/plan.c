@@ -98,13 +98,14 @@ static void *piece(struct carve *c, uint64_t bytes)
     return p;
 }
 
-static void carve_decoder(const struct engine *e, struct carve *c, struct decoder_scratch *s)
+uint64_t engine__carve_net(const struct engine *e, const struct net *net, uint64_t t, uint64_t rows,
+                           uint64_t vocab, void *base, struct decoder_scratch *s)
 {
-    const struct model_desc *d = &e->net.desc;
-    uint64_t t = e->plan.batch_tokens_max, rows = e->plan.logit_rows, act = be_dtype_bytes(e->plan.act),
-             qkv = d->token_input, hd = 0, ff = d->token_input, experts = 0, used = 0, scratch = 0,
-             token = (uint64_t)d->layer_count * d->token_input;
-    bool beside = false, narrowed = e->net.narrow + 1 < d->layer_count;
+    struct carve all_pieces = {base, 0}, *c = &all_pieces;
+    const struct model_desc *d = &net->desc;
+    uint64_t act = be_dtype_bytes(e->plan.act), qkv = d->token_input, hd = 0, ff = d->token_input,
+             experts = 0, used = 0, scratch = 0, token = (uint64_t)d->layer_count * d->token_input;
+    bool beside = false, narrowed = net->narrow + 1 < d->layer_count;
     for (uint32_t n = 0; n < d->layer_count; n++) {
         const struct desc_layer *l = &d->layers[n];
         uint64_t h = (uint64_t)l->heads * l->head_dim, all = h + 2ull * l->kv_heads * l->head_dim;
@@ -144,10 +145,17 @@ static void carve_decoder(const struct engine *e, struct carve *c, struct decode
         s->tail_sin[i] = piece(c, narrowed ? t * (d->ropes[i].dim / 2) * 4 : 0);
     }
     s->head_in = piece(c, rows * be_ld(d->hidden) * act);
-    s->logits = piece(c, rows * d->vocab * 4);
+    s->logits = piece(c, rows * vocab * 4);
     s->stats = piece(c, rows * (sizeof *s->stats + BE_TOPK_MAX * 8));
     s->top = c->base ? (uint32_t *)(s->stats + rows) : NULL;
-    s->step = piece(c, e->step_words * 4);
+    s->step = piece(c, net == &e->net ? e->step_words * 4 : 0);
+    return c->used;
+}
+
+static uint64_t carve_decoder(struct engine *e, void *base, struct decoder_scratch *s)
+{
+    return engine__carve_net(e, &e->net, e->plan.batch_tokens_max, e->plan.logit_rows, e->net.desc.vocab,
+                             base, s);
 }
 
 static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c, struct vision_scratch *s)
@@ -266,11 +274,9 @@ static uint32_t vision_rows(const struct engine *e)
 
 static uint64_t decoder_scratch_bytes(struct engine *e)
 {
-    struct carve c = {0};
     struct decoder_scratch s;
     e->step_words = step_words(e);
-    carve_decoder(e, &c, &s);
-    return c.used;
+    return carve_decoder(e, NULL, &s);
 }
 
 /* What goes as a whole is never cut, and no decoding sequence waits for it. Whole prompts, which may be as
@@ -298,7 +304,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     struct engine_plan *p = &e->plan;
     enum status st = plan_limits(opt, e, err);
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++)
-        if (e->net.desc.layers[n].kv_owner == n) e->net.narrow = n;
+        if (desc_owns_keys(&e->net.desc, n)) e->net.narrow = n;
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
@@ -319,10 +325,11 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     p->available = e->becaps.memory_bytes;
     uint64_t host = e->becaps.host_memory ? host_available() : 0;
     if (host && host < p->available) p->available = host;
-    uint64_t fixed = p->weight_bytes + p->vision_bytes;
+    if (e->draft.on) p->draft_bytes = e->draft.net.survey.memory_bytes + drafter_scratch_bytes(e);
+    uint64_t fixed = p->weight_bytes + p->vision_bytes + p->draft_bytes;
     plan_step(e, p->batch_tokens_max, p->available > fixed ? p->available - fixed : 0);
     p->kv_wanted = kv_wanted(e);
-    uint64_t used = p->weight_bytes + p->scratch_bytes + p->vision_bytes;
+    uint64_t used = fixed + p->scratch_bytes;
     if (used >= p->available)
         return err_set(err, ST_NOMEM, "weights and scratch take %llu MiB, %llu MiB are free",
                        (unsigned long long)(used >> 20), (unsigned long long)(p->available >> 20));
@@ -350,7 +357,7 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
 
 /* ---- allocation ---- */
 
-static enum status take(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
+enum status engine__take(struct engine *e, uint64_t bytes, void **out, const char *what, struct err *err)
 {
     enum be_result r = e->ops->alloc(e->be, (size_t)bytes, out);
     if (r == BE_OK) return ST_OK;
@@ -401,24 +408,24 @@ static uint8_t rope_axis(const struct desc_rope *r, uint32_t i)
     return a && i < 3 * s[a] ? (uint8_t)a : 0;
 }
 
-static enum status alloc_ropes(struct engine *e, struct err *err)
+enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *err)
 {
-    for (uint32_t i = 0; i < e->net.desc.rope_count; i++) {
-        const struct desc_rope *r = &e->net.desc.ropes[i];
+    for (uint32_t i = 0; i < net->desc.rope_count; i++) {
+        const struct desc_rope *r = &net->desc.ropes[i];
         float freq[1024];
         uint8_t axis[1024];
         uint32_t half = r->dim / 2;
         ASSERT_CMP(half, <=, 1024);
         engine__rope_frequencies(r, freq);
         void *p;
-        enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
+        enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);
         if (st) return st;
-        e->net.inv_freq[i] = p;
+        net->inv_freq[i] = p;
         e->ops->upload(e->be, p, freq, half * sizeof(float));
         if (!r->sections[0]) continue;
-        if ((st = take(e, half, &p, "rotary axes", err))) return st;
+        if ((st = engine__take(e, half, &p, "rotary axes", err))) return st;
         for (uint32_t k = 0; k < half; k++) axis[k] = rope_axis(r, k);
-        e->net.rope_axis[i] = p;
+        net->rope_axis[i] = p;
         e->ops->upload(e->be, p, axis, half);
     }
     return ST_OK;
@@ -459,9 +466,9 @@ static enum status alloc_vision_rope(struct engine *e, struct err *err)
     engine__rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
     for (uint32_t k = 0; k < half; k++) axis[k] = (k >= half / 2) != d->rope_halves;
     for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
-    enum status st = take(e, half * sizeof(float), &p, "rotary frequencies", err);
+    enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);
     e->v.rope_freq = p;
-    if (!st) st = take(e, half, &q, "rotary axes", err);
+    if (!st) st = engine__take(e, half, &q, "rotary axes", err);
     e->v.rope_axis = q;
     if (st) return st;
     e->ops->upload(e->be, p, freq, half * sizeof(float));
@@ -473,7 +480,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 {
     float lut[3 * 256];
     void *p = NULL;
-    enum status st = take(e, sizeof lut, &p, "the vision tower's table", err);
+    enum status st = engine__take(e, sizeof lut, &p, "the vision tower's table", err);
     e->v.lut = p;
     if (st) return st;
     image_lut(&e->info.image.config, lut);
@@ -482,7 +489,7 @@ static enum status alloc_vision(struct engine *e, struct err *err)
     if (e->net.desc.vision.rope_theta > 0) st = alloc_vision_rope(e, err);
     struct carve c = {0};
     carve_vision(e, vision_rows(e), &c, &e->v);
-    if (!st) st = take(e, c.used, &e->v.block, "the vision tower's scratch", err);
+    if (!st) st = engine__take(e, c.used, &e->v.block, "the vision tower's scratch", err);
     if (st) return st;
     c = (struct carve){e->v.block, 0};
     carve_vision(e, vision_rows(e), &c, &e->v);
@@ -493,14 +500,15 @@ static enum status alloc_vision(struct engine *e, struct err *err)
 enum status engine__alloc(struct engine *e, struct err *err)
 {
     const struct engine_plan *p = &e->plan;
-    enum status st = take(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
+    enum status st = engine__take(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
     if (!st) {
-        struct carve c = {e->net.s.block, 0};
-        carve_decoder(e, &c, &e->net.s);
-        st = alloc_ropes(e, err);
+        void *block = e->net.s.block;
+        (void)carve_decoder(e, block, &e->net.s);
+        e->net.s.block = block;
+        st = engine__alloc_ropes(e, &e->net, err);
     }
     if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);
-    if (!st) st = take(e, p->kv_bytes, &e->arena, "keys and values", err);
+    if (!st) st = engine__take(e, p->kv_bytes, &e->arena, "keys and values", err);
     uint32_t samplers = !e->ops->host_each                        ? 1
                         : e->becaps.threads < ENGINE_SAMPLERS_MAX ? e->becaps.threads
                                                                   : ENGINE_SAMPLERS_MAX;
@@ -520,22 +528,27 @@ enum status engine__alloc(struct engine *e, struct err *err)
     return ST_OK;
 }
 
+void engine__free_net(struct engine *e, struct net *net)
+{
+    for (uint32_t i = 0; i < DESC_ROPES_MAX; i++) {
+        if (net->inv_freq[i]) e->ops->free(e->be, net->inv_freq[i]);
+        if (net->rope_axis[i]) e->ops->free(e->be, net->rope_axis[i]);
+    }
+    if (net->s.block) e->ops->free(e->be, net->s.block);
+    weights_free(&net->w, &net->desc, e->ops, e->be);
+}
+
 void engine__release(struct engine *e)
 {
     if (e->be) {
         engine__graphs_close(e);
-        for (uint32_t i = 0; i < DESC_ROPES_MAX; i++)
-            for (int k = 0; k < 2; k++) {
-                void *p = k ? (void *)e->net.rope_axis[i] : (void *)e->net.inv_freq[i];
-                if (p) e->ops->free(e->be, p);
-            }
         if (e->v.lut) e->ops->free(e->be, e->v.lut);
         if (e->v.rope_freq) e->ops->free(e->be, e->v.rope_freq);
         if (e->v.rope_axis) e->ops->free(e->be, e->v.rope_axis);
-        if (e->net.s.block) e->ops->free(e->be, e->net.s.block);
         if (e->v.block) e->ops->free(e->be, e->v.block);
         if (e->arena) e->ops->free(e->be, e->arena);
-        weights_free(&e->net.w, &e->net.desc, e->ops, e->be);
+        drafter_close(e);
+        engine__free_net(e, &e->net);
         e->ops->close(e->be);
     }
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);
@@ -546,8 +559,12 @@ void engine__release(struct engine *e)
     free(e->host_results);
     kv_layout_free(&e->kv);
     weights_survey_free(&e->net.survey);
+    weights_survey_free(&e->draft.net.survey);
     model_desc_free(&e->net.desc);
+    model_desc_free(&e->draft.net.desc);
     stf_close(e->files);
+    stf_close(e->draft.files);
+    free(e->draft.dir);
     free(e->dir);
     free(e->model_type);
 }

@@ -471,6 +471,20 @@ static bool finish_together(struct engine *e, struct engine_batch *b, uint32_t f
 }
 
 /* One download brings everything, and is the step's only wait, but for rows that are fetched whole. */
+/* What the head read at each sequence's last draw. A draw in a later chunk overwrites it. */
+static void keep_drawn(struct engine *e, const struct engine_batch *b, uint32_t first, uint32_t count)
+{
+    size_t row = be_ld(e->net.desc.hidden) * be_dtype_bytes(e->plan.act);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct wanted *w = &e->wanted[first + i];
+        const struct engine_run *r = &b->runs[w->run];
+        if (!w->sample || draw_index(r, w) + 1 != r->drawn_count) continue;
+        ASSERT_CMP(r->draft_slot, <, e->plan.sequences_max);
+        e->ops->copy(e->be, (char *)e->draft.drawn + r->draft_slot * row,
+                     (const char *)e->net.s.head_in + i * row, row);
+    }
+}
+
 static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32_t first, uint32_t count,
                                 struct err *err)
 {
@@ -485,10 +499,10 @@ static enum status finish_chunk(struct engine *e, struct engine_batch *b, uint32
     size_t stats = (k ? e->plan.logit_rows : count) * sizeof *e->net.s.stats;
     e->ops->download(e->be, e->host_results, e->net.s.stats, stats + (size_t)count * k * 8);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-    if (finish_together(e, b, first, count, k)) return ST_OK;
-    bool fetched = false;
-    for (uint32_t i = 0; i < count; i++)
+    bool fetched = false, together = finish_together(e, b, first, count, k);
+    for (uint32_t i = 0; i < count && !together; i++)
         fetched |= finish_row(e, b, i, count, k, &e->wanted[first + i], e->samplers[0]);
+    if (e->draft.on) keep_drawn(e, b, first, count);
     if (fetched && e->ops->sync(e->be) != BE_OK)
         return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
     return ST_OK;

@@ -524,14 +524,12 @@ static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
 
 /* The table is not read now but row by row, later: it counts as a parameter and part of the identity, and
  * takes no memory. */
-static void walk_table(struct loader *ld, struct row_table *out)
+static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struct row_table *out)
 {
     const struct model_desc *d = ld->desc;
-    uint64_t cols = (uint64_t)d->layer_count * d->token_input;
     struct weights_survey before = {0};
     if (ld->survey) before = *ld->survey;
-    const struct stf_tensor *t =
-        take(ld, d->names.token_table, 0, 0, ".weight", 2, (uint64_t[]){d->vocab, cols});
+    const struct stf_tensor *t = take(ld, stem, 0, 0, ".weight", 2, (uint64_t[]){d->vocab, cols});
     if (!t) return;
     if (ld->survey) {
         ld->survey->read_bytes = before.read_bytes;
@@ -571,7 +569,7 @@ static void walk_token_input(struct loader *ld, struct weights *w)
            &w->token_project);
     w->token_norm = scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->token_input}, 0,
                                   0.70710678118654752f);
-    walk_table(ld, &w->token_table);
+    walk_table(ld, d->names.token_table, (uint64_t)d->layer_count * d->token_input, &w->token_table);
 }
 
 static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -598,7 +596,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
     const struct desc_layer *l = &d->layers[n];
     uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim,
              ff = l->experts ? l->beside_ff : l->ff;
-    bool own = l->kv_owner == n;
+    bool own = desc_owns_keys(d, n);
     float plus = d->norm_plus_one ? 1.0f : 0.0f;
     w->input_norm = vector1(ld, a->input_norm, n, ".weight", c, plus);
     linear(ld,
@@ -844,16 +842,65 @@ static void walk_vision(struct loader *ld, struct vision_weights *w)
         &w->projection);
 }
 
+/* Which tokens a cluster has: numbers, not weights. Without files the tokens are in order. */
+static void walk_clusters(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    struct named key;
+    snprintf(key.name, sizeof key.name, "%s", d->names.clusters);
+    struct named *m =
+        ld->map_count ? bsearch(&key, ld->map, ld->map_count, sizeof *ld->map, by_canonical) : NULL;
+    if (ld->st) return;
+    if (ld->files && (!m || m->t->dtype != STF_I64 || m->t->rank != 1 || m->t->shape[0] != d->vocab)) {
+        ld->st = err_set(ld->err, ST_FORMAT, "the drafter has no tensor %s of %u numbers (I64)",
+                         d->names.clusters, d->vocab);
+        return;
+    }
+    if (m) m->used = true;
+    if (ld->survey) return;
+    w->clusters = malloc(d->vocab * sizeof *w->clusters);
+    if (!w->clusters) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for the clusters of the head");
+    for (uint32_t i = 0; i < d->vocab && !ld->st; i++) {
+        uint64_t id = i;
+        if (m) memcpy(&id, (const char *)m->t->data + i * sizeof id, sizeof id);
+        if (id >= d->vocab)
+            ld->st = err_set(ld->err, ST_FORMAT, "tensor %s has an id beyond the vocabulary", m->t->name);
+        w->clusters[i] = (uint32_t)id;
+    }
+}
+
+static void walk_drafter(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    const char *head = d->tied ? d->names.embed : d->names.head;
+    uint32_t c = d->hidden, wide = d->drafts_for;
+    linear(ld, &(struct linear_spec){.k = 2 * wide, .part_count = 1, .part = {{d->names.draft_in, c}}},
+           &w->draft_in);
+    linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.draft_out, wide}}},
+           &w->draft_out);
+    if (!d->centroids) {
+        linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{head, d->vocab}}}, &w->head);
+        return;
+    }
+    linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.centroids, d->centroids}}},
+           &w->centroids);
+    walk_table(ld, head, c, &w->head_rows);
+    walk_clusters(ld, w);
+}
+
 static void walk(struct loader *ld, struct weights *w)
 {
     const struct model_desc *d = ld->desc;
-    linear(ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
-           &w->embed);
+    if (d->drafts_for) walk_drafter(ld, w);
+    else
+        linear(ld,
+               &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
+               &w->embed);
     if (d->token_input) walk_token_input(ld, w);
     for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
     w->final_norm = vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
-    if (d->tied) w->head = w->embed;
-    else
+    if (d->tied && !d->drafts_for) w->head = w->embed;
+    else if (!d->drafts_for)
         linear(ld,
                &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
                &w->head);
@@ -865,7 +912,7 @@ static bool shared_away(const struct model_desc *d, const char *name)
 {
     const char *const stems[] = {d->names.k, d->names.v, d->names.k_norm};
     for (uint32_t n = 0; n < d->layer_count; n++)
-        for (int i = 0; i < 3 && d->layers[n].kv_owner != n; i++) {
+        for (int i = 0; i < 3 && !desc_owns_keys(d, n); i++) {
             char own[DESC_NAME_MAX];
             size_t len;
             if (!stems[i]) continue;
@@ -990,7 +1037,9 @@ static void each_weight(const struct weights *w, const struct model_desc *d,
 {
     if (w->embed) fn(arg, w->embed);
     if (w->head && w->head != w->embed) fn(arg, w->head);
-    if (w->token_project) fn(arg, w->token_project);
+    struct be_weight *own[] = {w->token_project, w->draft_in, w->draft_out, w->centroids};
+    for (int i = 0; i < 4; i++)
+        if (own[i]) fn(arg, own[i]);
     for (uint32_t n = 0; w->layers && n < d->layer_count; n++) {
         const struct layer_weights *l = &w->layers[n];
         struct be_weight *all[] = {l->qkv, l->o, l->glu, l->down, l->router, l->token_gate, l->token_up};
@@ -1047,6 +1096,8 @@ void weights_free(struct weights *w, const struct model_desc *desc, const struct
     free(w->layers);
     free(w->vision.layers);
     free(w->token_table.owned);
+    free(w->head_rows.owned);
+    free(w->clusters);
     if (w->slab) ops->free(be, w->slab);
     *w = (struct weights){0};
 }

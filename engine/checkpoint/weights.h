@@ -58,11 +58,14 @@ struct vision_weights {
     struct vision_layer_weights *layers;                                            /* [desc.vision.layers] */
 };
 struct weights {
-    struct be_weight *embed;         /* [V, C] */
-    struct be_weight *head;          /* [V, C]; == embed when tied */
-    const float *final_norm;         /* [C] */
-    struct layer_weights *layers;    /* [desc.layer_count] */
-    struct row_table token_table;    /* [V, layers P], with token_input */
+    struct be_weight *embed;                            /* [V, C]; NULL: a drafter's */
+    struct be_weight *head;                             /* [V, C]; == embed when tied */
+    const float *final_norm;                            /* [C] */
+    struct layer_weights *layers;                       /* [desc.layer_count] */
+    struct row_table token_table;                       /* [V, layers P], with token_input */
+    struct be_weight *draft_in, *draft_out, *centroids; /* of a drafter: [C, 2 B], [B, C], [centroids, C] */
+    struct row_table head_rows;                         /* [V, C] instead of head, with centroids */
+    uint32_t *clusters; /* [V] tokens of the first centroid's cluster, of the second's, ...; owned */
     struct be_weight *token_project; /* [layers P, C] */
     const float *token_norm;         /* [P], divided by sqrt(2) */
     struct vision_weights vision;

@@ -69,6 +69,11 @@ static bool is_unified(const struct hf_config *c)
     return family_after(c->model_type, "gemma4_unified") != NULL;
 }
 
+static bool is_drafter(const struct hf_config *c)
+{
+    return strstr(c->model_type, "_assistant") != NULL;
+}
+
 static void read_tower(struct hf_reader *r, struct hf_vision *v)
 {
     uint32_t head = 64, kv_heads = v->num_attention_heads,
@@ -411,6 +416,29 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
     };
 }
 
+/* The drafter (models/gemma4_assistant): a model of text whose layers all read the other model's keys. No cap
+ * of the other model counts here. */
+static void describe_drafter(struct hf_reader *r, struct model_desc *d)
+{
+    bool clusters = false;
+    uint32_t count = 2048, used = 32;
+    d->drafts_for = 1536;
+    hf_u32(r, 0, "backbone_hidden_size", 1, SIZE_MAX_HIDDEN, &d->drafts_for);
+    hf_bool(r, 0, "use_ordered_embeddings", &clusters);
+    hf_u32(r, 0, "num_centroids", 1, 1u << 20, &count);
+    hf_u32(r, 0, "centroid_intermediate_top_k", 1, DESC_CENTROIDS_USED_MAX, &used);
+    d->names.draft_in = "text.pre_projection";
+    d->names.draft_out = "text.post_projection";
+    if (r->st || !clusters) return;
+    if (used > count || d->vocab % count)
+        hf_fault(r, ST_FORMAT, "num_centroids",
+                 "must divide vocab_size and be at least centroid_intermediate_top_k");
+    d->centroids = count;
+    d->centroids_used = used;
+    d->names.centroids = "text.masked_embedding.centroids";
+    d->names.clusters = "text.masked_embedding.token_ordering";
+}
+
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
@@ -440,6 +468,10 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (!r->st && d->ropes[HF_FULL].dim) describe_rope(r, "full_attention", &d->ropes[HF_FULL]);
     if (!r->st && d->ropes[HF_SLIDING].dim) describe_rope(r, "sliding_attention", &d->ropes[HF_SLIDING]);
     if (d->ropes[HF_SLIDING].dim == 0) d->rope_count = 1;
+    if (is_drafter(c)) {
+        describe_drafter(r, d);
+        return;
+    }
     describe_sharing(r, c, d);
     if (c->has_vision) describe_vision(r, c, d);
     if (is_unified(c)) return;
@@ -482,7 +514,9 @@ const struct family family_gemma4 = {
     .types = {{"gemma4", HF_NESTED, &GEMMA4_TEXT, &TOWER},
               {"gemma4_text", HF_FLAT, &GEMMA4_TEXT, NULL},
               {"gemma4_unified", HF_NESTED, &UNIFIED_TEXT, &UNIFIED_VISION},
-              {"gemma4_unified_text", HF_FLAT, &UNIFIED_TEXT, NULL}},
+              {"gemma4_unified_text", HF_FLAT, &UNIFIED_TEXT, NULL},
+              {"gemma4_assistant", HF_NESTED, &GEMMA4_TEXT, NULL},
+              {"gemma4_unified_assistant", HF_NESTED, &UNIFIED_TEXT, NULL}},
     .read = read,
     .describe = describe,
     .pictures = &PICTURES,

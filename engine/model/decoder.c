@@ -278,25 +278,25 @@ static void add_token_input(struct engine *e, struct net *net, uint32_t n, uint3
     scale_and_norm(e, net, t, resid, s->proj, w->token_post_norm, w->layer_scale, next);
 }
 
-static enum be_qkv_parts qkv_parts(const struct desc_layer *l, uint32_t n)
+static enum be_qkv_parts qkv_parts(const struct model_desc *d, uint32_t n)
 {
-    return l->kv_owner != n ? BE_Q : l->keys_values ? BE_QK : BE_QKV;
+    return !desc_owns_keys(d, n) ? BE_Q : d->layers[n].keys_values ? BE_QK : BE_QKV;
 }
 
-void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
+static void embed(struct engine *e, const struct net *net, uint32_t t, float *out)
+{
+    e->ops->embed(e->be,
+                  &(struct be_embed_args){
+                      .w = net->w.embed, .ids = e->step.ids, .t = t, .scale = net->embed_scale, .out = out});
+}
+
+/* All layers, over the residuals of t rows. */
+static void layers(struct engine *e, struct net *net, const struct engine_batch *b, uint32_t t)
 {
     const struct model_desc *d = &net->desc;
     const struct step *st = &e->step;
     struct decoder_scratch *s = &net->s;
-    e->ops->embed(
-        e->be,
-        &(struct be_embed_args){
-            .w = net->w.embed, .ids = st->ids, .t = st->t, .scale = net->embed_scale, .out = s->resid});
-    copy_features(e, net, b);
-    if (d->token_input) token_input(e, net, st->t);
-    rope_tables(e, net);
-    add_and_norm(e, net, st->t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
-    uint32_t t = st->t;
+    add_and_norm(e, net, t, s->resid, NULL, NULL, net->w.layers[0].input_norm);
     float *resid = s->resid;
     bool narrowed = false, all = st->all_wanted;
     for (uint32_t n = 0; n < d->layer_count; n++) {
@@ -309,7 +309,7 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
         const void *q = s->q;
         linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
         e->ops->qkv(e->be, &(struct be_qkv_args){.rows = rows,
-                                                 .parts = qkv_parts(l, n),
+                                                 .parts = qkv_parts(d, n),
                                                  .v_norm = l->v_norm,
                                                  .heads = l->heads,
                                                  .kv = kv,
@@ -351,6 +351,56 @@ void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b
             scale_and_norm(e, net, t, resid, add, w->post_mlp_norm, w->layer_scale, next);
         }
     }
+}
+
+void decoder_run(struct engine *e, struct net *net, const struct engine_batch *b)
+{
+    uint32_t t = e->step.t;
+    embed(e, net, t, net->s.resid);
+    copy_features(e, net, b);
+    if (net->desc.token_input) token_input(e, net, t);
+    rope_tables(e, net);
+    layers(e, net, b, t);
+}
+
+void decoder_draft(struct engine *e, uint32_t t, bool first)
+{
+    struct drafter *f = &e->draft;
+    const struct model_desc *d = &f->net.desc;
+    struct decoder_scratch *s = &f->net.s;
+    size_t act = be_dtype_bytes(e->plan.act), wide = d->drafts_for * act, ld = be_ld(d->drafts_for) * act;
+    if (first) rope_tables(e, &f->net);
+    embed(e, &e->net, t, f->wide);
+    e->ops->pack(e->be, &(struct be_pack_args){f->wide, t, d->drafts_for, f->token});
+    for (uint32_t i = 0; i < t; i++) {
+        char *row = (char *)f->both + i * be_ld(2 * (size_t)d->drafts_for) * act;
+        e->ops->copy(e->be, row, (char *)f->token + i * ld, wide);
+        e->ops->copy(e->be, row + wide, (char *)f->state + i * ld, wide);
+    }
+    linear(e, f->net.w.draft_in, f->both, t, BE_EPI_F32, s->resid);
+    layers(e, &f->net, NULL, t); /* none has a picture */
+    e->ops->norm(e->be, &(struct be_norm_args){.kind = BE_NORM_RMS,
+                                               .t = t,
+                                               .c = d->hidden,
+                                               .eps = d->norm_eps,
+                                               .residual = s->resid,
+                                               .weight = f->net.w.final_norm,
+                                               .out = f->read,
+                                               .out_dtype = e->plan.act});
+    linear(e, f->net.w.draft_out, f->read, t, BE_EPI_F32, f->wide);
+    e->ops->pack(e->be, &(struct be_pack_args){f->wide, t, d->drafts_for, f->state});
+}
+
+void decoder_draft_top(struct engine *e, uint32_t first, uint32_t count, uint32_t k)
+{
+    const struct net *net = &e->draft.net;
+    const struct decoder_scratch *s = &net->s;
+    size_t row = be_ld(net->desc.hidden) * be_dtype_bytes(e->plan.act);
+    uint32_t v = net->desc.centroids ? net->desc.centroids : net->desc.vocab;
+    linear(e, net->desc.centroids ? net->w.centroids : net->w.head, (char *)e->draft.read + first * row,
+           count, BE_EPI_F32, s->logits);
+    e->ops->topk(e->be,
+                 &(struct be_topk_args){s->logits, count, v, k, s->top, (float *)(s->top + count * k)});
 }
 
 void decoder_logits(struct engine *e, struct net *net, uint32_t first, uint32_t count)

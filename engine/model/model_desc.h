@@ -18,7 +18,15 @@
  *        token_input: of each token E = table[id] * token_scale and F = x0 Wp / sqrt(C) (x0: the stream
  *        before the first layer), p = (E + rms(F, token_norm)) / sqrt(2), a norm for each layer's part
  *   x *= layer_scale
- *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack) */
+ *   x += tap n of the picture whose soft token the row is, for n < vision.tap_count (DeepStack)
+ *
+ * A drafter (drafts_for > 0) guesses what follows a token of another model, one guess after the other:
+ *   x = [E(token) | g] Wpre      E: the other model's scaled embedding; g: what its head read when the token
+ *                                was drawn, then y Wpost of the guess before
+ *   its layers have no keys: they read those of the other model's last layers with the same window, before
+ *   the first guess and all from its position
+ *   y = rms(x, final_norm); the guess is the largest of y Whead, with centroids only among the tokens of the
+ *   `centroids_used` clusters whose y Wcentroids are largest */
 #ifndef KVASIR_MODEL_DESC_H
 #define KVASIR_MODEL_DESC_H
 
@@ -30,9 +38,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DESC_ROPES_MAX 4u
-#define DESC_NAME_MAX  512u
-#define DESC_TAPS_MAX  8u
+#define DESC_ROPES_MAX          4u
+#define DESC_NAME_MAX           512u
+#define DESC_TAPS_MAX           8u
+#define DESC_CENTROIDS_USED_MAX 256u
 
 enum desc_gate { GATE_GELU_TANH = 0, GATE_SILU };
 
@@ -55,10 +64,10 @@ struct desc_rope {
 struct desc_layer {
     uint32_t heads, kv_heads, head_dim; /* query head h reads kv head h * kv_heads / heads */
     float scale, softcap;               /* of attention scores; softcap 0 = none */
-    uint32_t
-        kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same window */
-    uint32_t window; /* 0 = full attention; else a query at p sees keys > p - window */
-    uint32_t rope;   /* index into desc.ropes */
+    uint32_t kv_owner; /* the layer whose keys and values it reads: itself, or an earlier one of the same
+                          window; of a drafter: a layer of the other model, set once that is known */
+    uint32_t window;   /* 0 = full attention; else a query at p sees keys > p - window */
+    uint32_t rope;     /* index into desc.ropes */
     bool qkv_bias, o_bias;
     bool v_norm;        /* RMS norm of the values, without a weight */
     bool keys_values;   /* no Wv: the values are h Wk, before norm and rotation */
@@ -89,6 +98,8 @@ struct desc_names {
                                                                    the first two are whole names */
     const char *token_table, *token_project, *token_norm, *token_gate, *token_up, *token_post_norm;
     const char *layer_scale;                           /* a whole name */
+    const char *draft_in, *draft_out, *centroids;      /* of a drafter: Wpre, Wpost */
+    const char *clusters;                              /* [V] int64, a whole name: tokens by cluster */
     const char *expert_gate, *expert_up, *expert_down; /* EXPERTS_EACH: stems */
     const char *expert_gate_up, *expert_down_all;      /* else: whole names */
 };
@@ -170,6 +181,8 @@ struct model_desc {
     uint32_t pad_id;      /* row of the table that stands for a picture's tokens */
     struct desc_names names;
     enum desc_experts expert_layout;
+    uint32_t drafts_for;                /* > 0: a drafter, for a model of that width */
+    uint32_t centroids, centroids_used; /* of a drafter's head; 0: none */
     bool has_vision;
     struct desc_vision vision;
     struct model_image_rule image; /* all but .config */
@@ -179,6 +192,12 @@ struct model_desc {
 };
 
 void model_desc_free(struct model_desc *d);
+
+/* Whether layer n writes keys and values, and does not read another's. */
+static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
+{
+    return !d->drafts_for && d->layers[n].kv_owner == n;
+}
 
 /* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
  * the released one), and clears `tied` where the files hold a head that is not the embedding. files NULL:

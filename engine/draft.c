@@ -1,0 +1,334 @@
+/* The drafter: a small model whose layers read the target's keys and values, and guess the tokens that follow
+ * one that was drawn. What the target makes of the guesses is a verified run (engine/step.c): they decide how
+ * long an answer takes, never what it says. Formula: engine/model/model_desc.h; operations:
+ * engine/model/decoder.c. Engine thread. */
+#include "engine/internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "engine/families/families.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of a drafter; the released ones have 1,024. */
+#define WIDTH_MAX 8192u
+
+/* One row's choice among the tokens of its clusters. */
+struct draft_pick {
+    const struct drafter *f;
+    const float *read;        /* [C] */
+    const uint32_t *clusters; /* [centroids_used] */
+    uint32_t id;
+};
+
+/* ---- opening ---- */
+
+static void config_fault(const struct engine *e, struct err *err, enum status *st, const char *what,
+                         uint32_t own, uint32_t target)
+{
+    if (!*st && own != target)
+        *st = err_set(err, ST_UNSUPPORTED, "%s is no drafter for %s: its %s is %u, not %u", e->draft.dir,
+                      e->dir, what, own, target);
+}
+
+/* Every layer reads the last layer of the target with the same window that has keys of its own. */
+static enum status fit(struct engine *e, struct err *err)
+{
+    struct model_desc *d = &e->draft.net.desc;
+    const struct model_desc *t = &e->net.desc;
+    enum status st = d->hidden <= WIDTH_MAX ? ST_OK
+                                            : err_set(err, ST_UNSUPPORTED, "%s: hidden_size is above %u",
+                                                      e->draft.dir, WIDTH_MAX);
+    config_fault(e, err, &st, "backbone_hidden_size", d->drafts_for, t->hidden);
+    config_fault(e, err, &st, "vocab_size", d->vocab, t->vocab);
+    for (uint32_t n = 0; n < d->layer_count && !st; n++) {
+        struct desc_layer *l = &d->layers[n];
+        uint32_t owner = t->layer_count;
+        while (owner > 0 && !(desc_owns_keys(t, owner - 1) && t->layers[owner - 1].window == l->window))
+            owner--;
+        if (owner == 0)
+            return err_set(err, ST_UNSUPPORTED,
+                           "%s is no drafter for %s, which has no keys with a window of %u", e->draft.dir,
+                           e->dir, l->window);
+        const struct desc_layer *o = &t->layers[owner - 1];
+        config_fault(e, err, &st, "head_dim", l->head_dim, o->head_dim);
+        l->kv_owner = owner - 1;
+        l->kv_heads = o->kv_heads; /* whatever the drafter's file says */
+        if (!st && l->heads % l->kv_heads)
+            st = err_set(err, ST_UNSUPPORTED, "%s is no drafter for %s: %u heads for %u of keys",
+                         e->draft.dir, e->dir, l->heads, l->kv_heads);
+    }
+    return st;
+}
+
+enum status drafter_prepare(struct engine *e, const char *dir, bool random_weights, struct err *err)
+{
+    struct drafter *f = &e->draft;
+    struct hf_config *config = calloc(1, sizeof *config);
+    f->dir = strdup(dir);
+    enum status st = config && f->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
+    if (!st) st = family_load(dir, config, &f->net.desc, err);
+    if (!st && !f->net.desc.drafts_for)
+        st = err_set(err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not that of a drafter", dir,
+                     config->model_type);
+    free(config);
+    if (!st) st = fit(e, err);
+    if (!st && !random_weights) st = stf_open(dir, &f->files, err);
+    if (!st && f->files) model_desc_settle(&f->net.desc, f->files);
+    if (!st && (st = weights_survey(f->files, &f->net.desc, e->plan.act, &f->net.survey, err)))
+        (void)err_prefix(err, st, "%s", dir);
+    f->net.narrow = f->net.desc.layer_count; /* never: every row is wanted */
+    f->net.rope_axes = 1;
+    f->on = !st;
+    return st;
+}
+
+static uint32_t top_count(const struct drafter *f)
+{
+    return f->net.desc.centroids ? f->net.desc.centroids_used : 1;
+}
+
+static uint32_t logit_rows(const struct engine *e)
+{
+    return e->plan.sequences_max < LOGIT_ROWS_MAX ? e->plan.sequences_max : LOGIT_ROWS_MAX;
+}
+
+static uint64_t carve_scratch(const struct engine *e, void *base, struct decoder_scratch *s)
+{
+    const struct model_desc *d = &e->draft.net.desc;
+    return engine__carve_net(e, &e->draft.net, e->plan.sequences_max, logit_rows(e),
+                             d->centroids ? d->centroids : d->vocab, base, s);
+}
+
+/* Hands out the parts of f->block, or counts their bytes where it is NULL. */
+static uint64_t carve_rows(const struct engine *e, struct drafter *f)
+{
+    uint64_t s = e->plan.sequences_max, act = be_dtype_bytes(e->plan.act), used = 0;
+    uint32_t wide = f->net.desc.drafts_for;
+    const struct {
+        void **at;
+        uint64_t bytes;
+    } parts[] = {{&f->drawn, s * be_ld(wide) * act},
+                 {(void **)&f->wide, s * wide * sizeof(float)},
+                 {&f->token, s * be_ld(wide) * act},
+                 {&f->state, s * be_ld(wide) * act},
+                 {&f->both, s * be_ld(2 * (size_t)wide) * act},
+                 {&f->read, s * be_ld(f->net.desc.hidden) * act}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (f->block) *parts[i].at = (char *)f->block + used;
+        used += (parts[i].bytes + 63) / 64 * 64;
+    }
+    return used;
+}
+
+uint64_t drafter_scratch_bytes(const struct engine *e)
+{
+    struct decoder_scratch s;
+    struct drafter f = e->draft;
+    f.block = NULL;
+    return carve_scratch(e, NULL, &s) + carve_rows(e, &f);
+}
+
+enum status drafter_load(struct engine *e, struct weights_progress progress, struct err *err)
+{
+    struct drafter *f = &e->draft;
+    struct net *net = &f->net;
+    struct decoder_scratch none;
+    uint64_t identity; /* answers do not depend on it */
+    uint32_t s = e->plan.sequences_max;
+    void *block = NULL;
+    enum status st =
+        weights_load(f->files, &net->desc, &net->survey, e->ops, e->be, progress, &net->w, &identity, err);
+    if (st) return st;
+    log_info("event=drafter_loaded dir=\"%s\" parameters=%llu", f->dir,
+             (unsigned long long)net->survey.parameters);
+    weights_survey_free(&net->survey); /* its list points into the files */
+    if (!net->desc.centroids) {
+        stf_close(f->files);
+        f->files = NULL;
+    }
+    st = engine__take(e, carve_scratch(e, NULL, &none), &block, "the drafter's scratch", err);
+    if (st) return st;
+    (void)carve_scratch(e, block, &net->s);
+    net->s.block = block;
+    st = engine__alloc_ropes(e, net, err);
+    if (!st) st = engine__take(e, carve_rows(e, f), &f->block, "the drafter's rows", err);
+    if (st) return st;
+    (void)carve_rows(e, f);
+    f->host_read = malloc(s * be_ld(net->desc.hidden) * be_dtype_bytes(e->plan.act));
+    f->host_rows = malloc((size_t)s * net->desc.hidden * sizeof *f->host_rows);
+    f->host_tops = malloc(s * top_count(f) * sizeof *f->host_tops);
+    f->order = malloc(s * sizeof *f->order);
+    f->picks = malloc(s * sizeof *f->picks);
+    if (!f->host_read || !f->host_rows || !f->host_tops || !f->order || !f->picks)
+        return err_set(err, ST_NOMEM, "out of memory for the drafter's rows");
+    return ST_OK;
+}
+
+void drafter_close(struct engine *e)
+{
+    struct drafter *f = &e->draft;
+    engine__free_net(e, &f->net);
+    if (f->block) e->ops->free(e->be, f->block);
+    free(f->host_read);
+    free(f->host_rows);
+    free(f->host_tops);
+    free(f->order);
+    free(f->picks);
+}
+
+/* ---- guessing ---- */
+
+/* Next piece of the index arrays: as in engine/step.c, the same place in host and backend memory. */
+static uint32_t *array(struct engine *e, size_t *used, size_t words, const uint32_t **dev)
+{
+    size_t at = *used;
+    *used += (words + 15) / 16 * 16;
+    ASSERT(*used <= e->step_words);
+    *dev = e->net.s.step + at;
+    return e->host_step + at;
+}
+
+/* Fills e->step for one row of each of d[order[0..n)]: it sees what is in the cache, and stays where it is.
+ */
+static void pack(struct engine *e, const struct engine_draft *d, uint32_t n)
+{
+    struct step *st = &e->step;
+    const uint32_t *order = e->draft.order, *ids_dev, *pos_dev, *last_dev, *seq_dev, *table_dev;
+    size_t used = 0, entries = 0, at = 0;
+    *st = (struct step){.t = n, .seq_count = n, .all_wanted = true};
+    uint32_t *ids = array(e, &used, n, &ids_dev), *pos = array(e, &used, n, &pos_dev),
+             *last = array(e, &used, n, &last_dev), *seq = array(e, &used, n + 1u, &seq_dev);
+    st->ids = ids_dev;
+    st->rope_pos = (const int32_t *)pos_dev;
+    for (uint32_t i = 0; i <= n; i++) seq[i] = i;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct engine_draft *q = &d[order[i]];
+        ASSERT(q->position > 0 && q->position < e->plan.context_max && q->slot < e->plan.sequences_max);
+        ids[i] = q->token;
+        pos[i] = q->position + e->net.desc.rope_first;
+        last[i] = q->position - 1;
+        entries += (q->position + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+    }
+    uint32_t *lows[ENGINE_GROUPS_MAX], *starts[ENGINE_GROUPS_MAX];
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        struct be_rows *r = &st->rows[g];
+        *r = (struct be_rows){.t = n, .seq_count = n, .seq_row = seq_dev, .pos = last_dev, .hi = last_dev};
+        lows[g] = array(e, &used, n, &r->lo);
+        starts[g] = array(e, &used, n, &r->seq_table);
+    }
+    uint32_t *tables = array(e, &used, entries * e->kv.group_count, &table_dev);
+    for (uint32_t g = 0; g < e->kv.group_count; g++) {
+        uint32_t window = e->kv.groups[g].window;
+        st->rows[g].tables = table_dev;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct engine_draft *q = &d[order[i]];
+            uint32_t lo = window && q->position > window ? q->position - window : 0,
+                     blocks = (q->position + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS;
+            while (lo + 1 < q->position && q->tables[g][lo / BE_BLOCK_TOKENS] == BE_NO_BLOCK)
+                lo = (lo / BE_BLOCK_TOKENS + 1) * BE_BLOCK_TOKENS;
+            lows[g][i] = lo;
+            starts[g][i] = (uint32_t)at;
+            memcpy(tables + at, q->tables[g], blocks * sizeof *tables);
+            at += blocks;
+        }
+    }
+    e->ops->upload(e->be, e->net.s.step, e->host_step, used * sizeof *e->host_step);
+}
+
+static float dot(const float *a, const float *b, uint32_t n)
+{
+    float sum[8] = {0}, all = 0;
+    uint32_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (uint32_t k = 0; k < 8; k++) sum[k] += a[i + k] * b[i + k];
+    for (; i < n; i++) all += a[i] * b[i];
+    for (uint32_t k = 0; k < 8; k++) all += sum[k];
+    return all;
+}
+
+/* The largest logit among the tokens of the row's clusters. */
+static void pick(void *ctx, uint32_t i)
+{
+    struct draft_pick *p = (struct draft_pick *)ctx + i;
+    const struct model_desc *d = &p->f->net.desc;
+    const struct weights *w = &p->f->net.w;
+    uint32_t size = d->vocab / d->centroids;
+    float row[WIDTH_MAX], best = 0;
+    p->id = UINT32_MAX;
+    for (uint32_t k = 0; k < d->centroids_used; k++)
+        for (uint32_t j = 0; j < size; j++) {
+            uint32_t id = w->clusters[(size_t)p->clusters[k] * size + j];
+            weights_row(&w->head_rows, id, row);
+            float all = dot(row, p->read, d->hidden);
+            if (p->id == UINT32_MAX || all > best) {
+                best = all;
+                p->id = id;
+            }
+        }
+}
+
+/* act row i of the matrix as f32 */
+static void act_row(const struct engine *e, const void *rows, uint32_t i, uint32_t c, float *out)
+{
+    struct stf_tensor t = {.dtype = e->plan.act == BE_F32 ? STF_F32 : STF_BF16, .rank = 1, .shape = {c}};
+    size_t size = be_dtype_bytes(e->plan.act);
+    t.bytes = c * size;
+    t.data = (const char *)rows + i * be_ld(c) * size;
+    (void)stf_to_f32(&t, out);
+}
+
+/* What the drafter guesses for each of t rows -> f->host_tops[0..t). */
+static enum status choose(struct engine *e, uint32_t t, struct err *err)
+{
+    struct drafter *f = &e->draft;
+    const struct model_desc *d = &f->net.desc;
+    uint32_t k = top_count(f), step = logit_rows(e);
+    for (uint32_t first = 0; first < t; first += step) {
+        uint32_t n = t - first < step ? t - first : step;
+        decoder_draft_top(e, first, n, k);
+        e->ops->download(e->be, f->host_tops + first * k, f->net.s.top, (size_t)n * k * sizeof *f->host_tops);
+    }
+    size_t row = be_ld(d->hidden) * be_dtype_bytes(e->plan.act);
+    if (d->centroids) e->ops->download(e->be, f->host_read, f->read, t * row);
+    if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
+    for (uint32_t i = 0; i < t && d->centroids; i++) {
+        f->picks[i] = (struct draft_pick){
+            .f = f, .read = f->host_rows + (size_t)i * d->hidden, .clusters = f->host_tops + (size_t)i * k};
+        act_row(e, f->host_read, i, d->hidden, f->host_rows + (size_t)i * d->hidden);
+    }
+    if (!d->centroids) return ST_OK;
+    if (e->ops->host_each) e->ops->host_each(e->be, t, pick, f->picks);
+    else
+        for (uint32_t i = 0; i < t; i++) pick(f->picks, i);
+    for (uint32_t i = 0; i < t; i++) f->host_tops[i] = f->picks[i].id;
+    return ST_OK;
+}
+
+enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n, struct err *err)
+{
+    struct drafter *f = &e->draft;
+    size_t row = be_ld(f->net.desc.drafts_for) * be_dtype_bytes(e->plan.act);
+    uint32_t t = n;
+    ASSERT(f->on && !e->in_flight && n > 0 && n <= e->plan.sequences_max);
+    /* Those with most guesses first: rows that are done drop out at the end. */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = i;
+        for (; at > 0 && d[f->order[at - 1]].count < d[i].count; at--) f->order[at] = f->order[at - 1];
+        f->order[at] = i;
+    }
+    pack(e, d, n);
+    for (uint32_t i = 0; i < n; i++)
+        e->ops->copy(e->be, (char *)f->state + i * row, (char *)f->drawn + d[f->order[i]].slot * row, row);
+    for (uint32_t k = 0; k < d[f->order[0]].count; k++) {
+        while (d[f->order[t - 1]].count <= k) t--;
+        for (uint32_t g = 0; g < e->kv.group_count; g++) e->step.rows[g].t = e->step.rows[g].seq_count = t;
+        decoder_draft(e, t, k == 0);
+        enum status st = choose(e, t, err);
+        if (st) return st;
+        for (uint32_t i = 0; i < t; i++) d[f->order[i]].out[k] = f->host_tops[i];
+        e->ops->upload(e->be, e->net.s.step, f->host_tops, t * sizeof *f->host_tops); /* ids come first */
+    }
+    return ST_OK;
+}
