@@ -61,12 +61,14 @@ static const struct row rows[] = {
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
      "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
      "429"},
-    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR", NULL},
+    {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
+     "a drafter for the model (gemma-4-*-it-assistant): it guesses tokens that are verified in one step; "
+     "answers stay the same"},
     {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
      "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
-     "tokens that are guessed ahead and verified in one step, at most, as many as pay; answers stay the "
-     "same; 0 = none, "
-     "auto = 8 on the CPU"},
+     "tokens that are guessed ahead and verified in one step: with --draft-model always so many, else (by "
+     "prompt look-up) at most, as many as pay; answers stay the same; 0 = none, auto = as many as pay, up to "
+     "8, by look-up on the CPU alone"},
     {"dtype", K_CHOICE, AT(dtype), "auto", 0, 0, "auto|bf16|f32", NULL,
      "compute type; auto = the checkpoint's"},
     {"quantize", K_CHOICE, AT(quantize), "none", 0, 0, "none|int8", NULL, NULL},

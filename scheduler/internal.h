@@ -57,6 +57,8 @@ struct sequence {
     uint32_t proposed;               /* guesses behind tokens[count - 1], for the run of this step alone */
     uint32_t guesses, guesses_right; /* so far */
     struct lookup lookup;
+    uint32_t draft_slot;           /* while it runs: engine_run.draft_slot */
+    bool drew;                     /* since it runs: what its last draw left is in that slot */
     bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
@@ -133,8 +135,11 @@ struct scheduler {
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
     struct tenants *tenants;
-    double guess_price;         /* of this step: lookup_worth */
-    struct token_out *drawn;    /* [sequences_max * (propose_max + 1)] of the step's verified runs */
+    double guess_price;          /* of this step: lookup_worth */
+    double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
+    struct engine_draft *drafts; /* [sequences_max] */
+    uint32_t *draft_slots, draft_slots_free; /* [sequences_max] those that no sequence has */
+    struct token_out *drawn;    /* [sequences_max * (guess_max + 1)] of the step's verified runs */
     uint64_t freed;             /* grows when a sequence gives blocks back */
     struct engine_run *runs;    /* [sequences_max] */
     struct sequence **run_seqs; /* [sequences_max] */
@@ -197,6 +202,15 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
 void sched__cache_gauges(struct scheduler *s);
 void sched__cache_check(const struct scheduler *s);
+
+/* Of the list, with what only running ones have. */
+void sched__running_remove(struct scheduler *s, struct sequence *q);
+
+/* scheduler/guess.c: sets `proposed` of the decoding sequences, and writes the guesses behind their tokens.
+ */
+void sched__guess(struct scheduler *s);
+/* Whether its next run is the token that was drawn last. */
+bool sched__decodes(const struct sequence *q);
 
 /* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);

@@ -14,9 +14,15 @@
  * comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
 
-void sched__preempt(struct scheduler *s, struct sequence *q)
+void sched__running_remove(struct scheduler *s, struct sequence *q)
 {
     sched__list_remove(&s->running, q);
+    s->draft_slots[s->draft_slots_free++] = q->draft_slot;
+}
+
+void sched__preempt(struct scheduler *s, struct sequence *q)
+{
+    sched__running_remove(s, q);
     sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
     sched__cache_leave(s, q);
@@ -75,6 +81,9 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
         if (!q->admitted_us) q->admitted_us = now_us;
         tenants_charge(s->tenants, q->req.tenant, q->count - q->position);
         sched__list_insert(&s->running, q);
+        ASSERT_CMP(s->draft_slots_free, >, 0);
+        q->drew = false;
+        q->draft_slot = s->draft_slots[--s->draft_slots_free];
     }
 }
 
@@ -183,47 +192,14 @@ uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t to
     return n && add_run(s, q, n) ? n : 0;
 }
 
-/* Guesses at what q goes on with, where they take nothing from anybody: rows that no other decode needs,
- * blocks that are free. */
-static uint32_t propose(struct scheduler *s, struct sequence *q)
-{
-    uint32_t rows = s->caps.batch_tokens_max - s->step_tokens, others = s->running.count - s->run_count,
-             most = s->opt.propose_max, left = q->tokens_max - q->generated - 1, n = 0;
-    if (!most || q->guess_broke || rows <= others) return 0;
-    if (most > rows - others) most = rows - others;
-    if (most > left) most = left;
-    if (most > s->caps.context_max - q->count) most = s->caps.context_max - q->count;
-    if (!s->opt.propose) most = lookup_worth(&q->lookup, s->guess_price, most);
-    while (most && !sched__blocks_free(s, q, 1 + most)) most--;
-    if (!most || !sched__tokens_reserve(q, q->count + most)) return 0;
-    uint32_t *guess = q->tokens + q->count;
-    uint32_t count = s->opt.propose
-                         ? s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess)
-                         : lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
-    ASSERT_CMP(count, <=, most);
-    while (n < count && guess[n] < s->caps.vocab_size) n++;
-    return n;
-}
-
-/* The part of a decode step's time that grows with its rows: what a guess costs, where the time of a step is
- * worth as many tokens as it has rows. Where weights that are read once per step take most of it, guesses
- * cost next to nothing. */
-static double guess_price(const struct scheduler *s)
-{
-    struct step_load l = {{0}};
-    for (const struct sequence *q = s->running.head; q; q = q->next)
-        if (q->count - q->position == 1 && q->generated) step_load_add(&s->cost, &l, q->position, 1, true);
-    double all = step_cost_us(&s->cost, &l);
-    return all > 0 ? (all - s->cost.us[STEP_FIXED]) / all : 0;
-}
-
 static void plan_decodes(struct scheduler *s)
 {
-    if (s->opt.propose_max && !s->opt.propose) s->guess_price = guess_price(s);
+    sched__guess(s);
     for (struct sequence *q = s->running.head; q; q = q->next) {
         if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
-        if (q->count - q->position != 1 || !q->generated) continue;
-        q->proposed = propose(s, q);
+        if (!sched__decodes(q)) continue;
+        while (q->proposed && !sched__blocks_free(s, q, 1 + q->proposed))
+            q->proposed--;                           /* others took them */
         if (!add_run(s, q, 1 + q->proposed)) return; /* q was the youngest: nobody stands after it */
     }
 }

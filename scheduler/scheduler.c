@@ -27,7 +27,6 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
     if (!s->opt.queue_max) s->opt.queue_max = QUEUE_DEFAULT;
-    if (!s->opt.propose) s->opt.propose_max = s->opt.lookup_max;
     step_cost_init(&s->cost, &s->caps);
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t attr;
@@ -42,20 +41,26 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
     s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
     s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
-    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.propose_max + 1u), sizeof *s->drawn);
+    s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.guess_max + 1u), sizeof *s->drawn);
+    s->drafts = calloc(s->caps.sequences_max, sizeof *s->drafts);
+    s->draft_slots = calloc(s->caps.sequences_max, sizeof *s->draft_slots);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares ||
-                !s->drawn || eventq_init(&s->events)))
+                !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
         sched_destroy(s);
         return st;
     }
     for (uint32_t i = 0; i < s->slot_count; i++) s->free_slots[i] = s->slot_count - 1 - i;
+    while (s->draft_slots_free < s->caps.sequences_max) {
+        s->draft_slots[s->draft_slots_free] = s->draft_slots_free;
+        s->draft_slots_free++;
+    }
     s->now.arena_units = s->caps.arena_units;
     s->now.group_count = s->caps.group_count;
     for (uint32_t g = 0; g < s->caps.group_count; g++) s->now.groups[g].window = s->caps.groups[g].window;
@@ -103,6 +108,8 @@ void sched_destroy(struct scheduler *s)
     free(s->prefills);
     free(s->shares);
     free(s->drawn);
+    free(s->drafts);
+    free(s->draft_slots);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);
     free(s);
@@ -258,7 +265,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
                          const char *message, uint64_t now_us)
 {
     if (q->running) {
-        sched__list_remove(&s->running, q);
+        sched__running_remove(s, q);
     } else {
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
@@ -379,7 +386,8 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                              .prompt_count = p->token_count,
                              .sampling = q->req.sampling,
                              .proposed = q->proposed,
-                             .drawn = s->drawn + (r - s->runs) * (s->opt.propose_max + 1),
+                             .drawn = s->drawn + (r - s->runs) * (s->opt.guess_max + 1),
+                             .draft_slot = q->draft_slot,
                              .sample = end == count && q->tokens_max > 0,
                              .banned = q->banned,
                              .banned_count = q->banned_count,
@@ -459,6 +467,7 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
     }
     q->tokens[q->count++] = id;
     q->generated++;
+    q->drew = true;
     tenants_charge(s->tenants, q->req.tenant, 1);
     s->now.generated_tokens++;
     if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))

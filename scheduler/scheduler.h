@@ -40,13 +40,12 @@ struct sched_options {
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
     /* Speculative decoding: writes up to `most` draft tokens that may follow tokens[0..count) of the sequence
      * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_run), so they
-     * change the time and no answer. NULL: no drafts. */
+     * change the time and no answer. NULL: the engine's drafter, or else look-up (scheduler/lookup.h). */
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t propose_max; /* guesses for one sequence in one step at most */
-    uint32_t lookup_max; /* without `propose`: guesses by look-up (scheduler/lookup.h) for one sequence in one
-                            step at most, as many as pay; 0 = none */
+    uint32_t guess_max;      /* for one sequence in one step at most; 0 = none */
+    bool guess_all;          /* always so many, not as many as pay */
     void (*wake)(void *arg); /* events are waiting; may be NULL */
     void *wake_arg;
     uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:

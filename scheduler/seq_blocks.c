@@ -85,8 +85,8 @@ void sched__blocks_trim(struct scheduler *s, struct sequence *q)
         struct block_table *t = &q->tables[g];
         uint32_t w = s->caps.groups[g].window;
         if (w == 0 || q->position < w) continue;
-        /* The next query, at `position`, sees keys from position - w + 1 on. */
-        uint32_t keep = (q->position - w + 1) / s->caps.block_tokens;
+        /* The next query, at `position`, sees keys from position - w + 1 on; the drafter one more. */
+        uint32_t keep = (q->position - w + !s->caps.drafts) / s->caps.block_tokens;
         while (t->first < keep && t->first < t->end) {
             kvb_release(s->blocks, g, t->units[t->first], KVB_LIVE);
             s->freed++;

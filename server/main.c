@@ -84,7 +84,6 @@ static enum status settings_check(const struct options *o, struct err *err)
 {
     if (strcmp(o->quantize, "none") != 0)
         return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
-    if (o->draft_model) return err_set(err, ST_UNSUPPORTED, "--draft-model is not in this version");
     return ST_OK;
 }
 

@@ -314,7 +314,9 @@ static void load_progress(void *arg, uint64_t done, uint64_t total)
 
 struct engine_options server_engine_options(const struct options *o, const char *model_dir)
 {
+    bool drafts = o->draft_model && strcmp(o->draft_tokens, "0") != 0;
     return (struct engine_options){.model_dir = model_dir,
+                                   .draft_dir = drafts ? o->draft_model : NULL,
                                    .backend = o->backend,
                                    .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
                                    .threads = (uint32_t)o->threads,
@@ -325,10 +327,11 @@ struct engine_options server_engine_options(const struct options *o, const char 
                                    .sequences_max = (uint32_t)o->max_sequences};
 }
 
-/* On a GPU a step with guesses is none of the recorded ones: not measured to pay there. */
+/* On a GPU a step with guesses is none of the recorded ones: look-up is not measured to pay there. */
 static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
 {
-    if (strcmp(o->draft_tokens, "auto") == 0) return strncmp(m->backend, "cpu", 3) == 0 ? 8 : 0;
+    if (strcmp(o->draft_tokens, "auto") == 0)
+        return o->draft_model || strncmp(m->backend, "cpu", 3) == 0 ? 8 : 0;
     return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
 }
 
@@ -363,7 +366,8 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
                                .step_us = (uint32_t)o->step_ms * 1000u,
                                .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
                                .features_bytes = o->encoder_cache_memory,
-                               .lookup_max = draft_tokens(o, m->info),
+                               .guess_max = draft_tokens(o, m->info),
+                               .guess_all = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
                                .wake = wake_loop,
                                .wake_arg = s};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */

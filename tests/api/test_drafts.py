@@ -1,6 +1,10 @@
 """Tokens guessed ahead: python3 test_drafts.py [--binary B] [--model DIR]
 Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn,
-alone and in a crowd, with stop strings and several choices. And guesses were made, and some were right."""
+alone and in a crowd, with stop strings and several choices. And guesses were made, and some were right.
+The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted guesses are also those
+of transformers."""
+import http.client
+import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,8 +58,90 @@ def test_same_answers(plain, drafting):
     check.true("steps are saved", steps[1] < 2 * steps[0], steps)
 
 
+MTP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/gemma4-mtp")
+
+
+def test_drafter_golden(variant, binary):
+    """--draft-tokens N: the rounds of transformers, as far as usage tells of them."""
+    folder = os.path.join(MTP, variant)
+    with open(os.path.join(folder, "golden.json"), encoding="utf-8") as f:
+        golden = json.load(f)
+    s = Server(binary, folder, "--draft-model", folder + "/assistant", "--draft-tokens", str(golden["drafts"]),
+               "--kv-memory", "64M", "--prefix-cache", "off")
+    for case in golden["cases"]:
+        count = 1 + sum(len(r["emitted"]) for r in case["rounds"])
+        body = {"max_tokens": count, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        if case["kind"] == "raw":
+            got = s.ok("/v1/completions", {**body, "prompt": case["prompt"]})
+        else:
+            got = s.ok("/v1/chat/completions", {**body, "messages": case["messages"]})
+        details = got["usage"]["completion_tokens_details"]
+        accepted, drafted = case["measured"]["accepted"]
+        ids = got["choices"][0]["token_ids"]
+        check.equal(f"{variant}: tokens", ids[1:], [t for r in case["rounds"] for t in r["emitted"]])
+        check.equal(f"{variant}: accepted", details["accepted_prediction_tokens"], accepted)
+        check.equal(f"{variant}: rejected", details["rejected_prediction_tokens"], drafted - accepted)
+    s.stop()
+
+
+# What the drafters were fitted to (make_gemma4_mtp.py), and what they know nothing of.
+TEXTS = ["The gulls", "A woman in a yellow coat", "When the fog", "Nobody on deck", "Two and two", "What is",
+         "Why?", "Nobody on deck saw the fog come in. "]
+
+
+def drafter_requests():
+    for k, text in enumerate(TEXTS):
+        body = {"prompt": text, "max_tokens": 40, "logprobs": 3, "seed": k, "return_token_ids": True,
+                "ignore_eos": k % 2 == 0}
+        yield {**body, "temperature": 0}
+        yield {**body, "temperature": 0, "presence_penalty": 0.2, "min_tokens": 20}
+        yield {**body, "temperature": 1}
+        yield {**body, "temperature": 0.2, "top_p": 0.8, "n": 2}
+        yield {**body, "temperature": 0, "stop": ["e", "t"]}
+        yield {**body, "temperature": 0.1, "logit_bias": {str(100 + k): 4}}
+        yield {**body, "prompt": 30 * text, "max_tokens": 300, "temperature": k % 3 / 4, "ignore_eos": True}
+
+
+def cancel_between_rounds(s, body):
+    connection = http.client.HTTPConnection(s.host, s.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True, "max_tokens": 300,
+                                                              "ignore_eos": True, "n": 1, "stop": None}))
+    connection.getresponse().read(300)
+    connection.close()
+
+
+def test_drafter_same_answers(variant, binary):
+    """Alone, in a crowd, behind hits, with preemptions (the second server's memory is small) and cancels."""
+    folder = os.path.join(MTP, variant)
+    drafter = ["--draft-model", folder + "/assistant"]
+    plain = Server(binary, folder, "--draft-tokens", "0", "--kv-memory", "64M")
+    bodies = list(drafter_requests())
+    want = [answer(plain, b)[0] for b in bodies]
+    plain.stop()
+    for flags in (["--kv-memory", "64M"], ["--kv-memory", "64M", "--draft-tokens", "5"],
+                  ["--kv-memory", "1M", "--draft-tokens", "3"]):
+        s = Server(binary, folder, *drafter, *flags)
+        name = " ".join([variant, *flags])
+        check.equal(f"{name}: alone", [answer(s, b)[0] for b in bodies], want)
+        with ThreadPoolExecutor(16) as pool:
+            cancels = [pool.submit(cancel_between_rounds, s, b) for b in bodies[::4]]
+            check.equal(f"{name}: in a crowd, behind hits", list(pool.map(lambda b: answer(s, b)[0], bodies)),
+                        want)
+            for c in cancels:
+                c.result()
+        drafted = s.metric("vllm:spec_decode_num_draft_tokens_total")
+        counted = s.metric("vllm:spec_decode_num_accepted_tokens_total")
+        check.true(f"{name}: some guesses are right", drafted > counted > 20, (drafted, counted))
+        if "1M" in flags:
+            check.true(f"{name}: some are preempted", s.metric("vllm:num_preemptions_total") > 0)
+        s.stop()
+
+
 def main():
     a = arguments(__doc__)
+    for variant in sorted(os.listdir(MTP)):
+        check.run(test_drafter_golden, variant, a.binary)
+        check.run(test_drafter_same_answers, variant, a.binary)
     plain = Server(a.binary, a.model, "--draft-tokens", "0", "--kv-memory", "64M")
     drafting = Server(a.binary, a.model, "--draft-tokens", "8", "--kv-memory", "64M")
     check.run(test_same_answers, plain, drafting)

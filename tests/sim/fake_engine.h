@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAKE_UNIT_BYTES = 64, FAKE_FEATURE_BYTES = 1000 };
+enum { FAKE_UNIT_BYTES = 64, FAKE_FEATURE_BYTES = 1000, FAKE_GUESSES_MAX = 16 };
 /* Faults on the engine's side; the oracle must notice. */
 enum fake_fault {
     FAKE_WINDOW_MORE = 1, /* looks one position further back than its caps say */
@@ -55,6 +55,14 @@ struct engine {
     } takes;
     double clock_us;
     void (*on_run)(const struct engine_run *r); /* may be NULL */
+    /* With caps.drafts: of every slot the token that was drawn last, its index, and the seed; how many of 100
+     * guesses are right. */
+    struct fake_drawn {
+        uint32_t token, at;
+        uint64_t seed;
+    } * drawn; /* [sequences_max] */
+    uint32_t draft_right;
+    uint64_t drafts;
 };
 
 #define FAKE_CHECK(e, cond)                                                                                  \
@@ -91,6 +99,7 @@ static inline void fake_open(struct engine *e, bool contents)
         k->block_bytes = (uint64_t)k->block_units * FAKE_UNIT_BYTES;
         k->bytes_per_token = k->block_bytes / e->caps.block_tokens;
     }
+    if (e->caps.drafts) e->drawn = calloc(e->caps.sequences_max, sizeof *e->drawn);
     if (!contents) return;
     e->slots = calloc(e->caps.arena_units * e->caps.block_tokens, sizeof *e->slots);
     e->writer = calloc(e->caps.arena_units, sizeof *e->writer);
@@ -101,6 +110,7 @@ static inline void fake_close(struct engine *e)
     ASSERT_CMP(e->live_features, ==, 0);
     free(e->slots);
     free(e->writer);
+    free(e->drawn);
 }
 
 void engine_caps(const struct engine *e, struct engine_caps *out)
@@ -283,6 +293,7 @@ static void fake_sample(struct engine *e, struct engine_run *r)
         struct token_out *out = r->proposed ? &r->drawn[r->drawn_count] : &r->out;
         *out = (struct token_out){.id = id};
         r->drawn_count++;
+        if (e->drawn) e->drawn[r->draft_slot] = (struct fake_drawn){id, at, r->sampling->seed};
         if (r->drawn_count <= r->proposed && id != r->tokens[at]) return;
     }
 }
@@ -357,6 +368,47 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     (void)e;
     (void)b;
     (void)err;
+    return ST_OK;
+}
+
+/* The token behind index `at`, of which `mine` tells the values from index `first` on. */
+static uint32_t fake_foresee(struct engine *e, const struct engine_run *r, uint64_t seed, uint32_t first,
+                             uint32_t at, uint64_t mine[][FAKE_GUESSES_MAX])
+{
+    uint64_t h = seed;
+    for (uint32_t g = 0; g < e->caps.group_count; g++)
+        for (uint32_t p = fake_reach(e->caps.groups[g].window, at); p <= at; p++) {
+            const struct fake_slot *s = p < first ? fake_slot(e, g, r, p) : NULL;
+            if (s) FAKE_CHECK(e, s->written);
+            h = fake_mix(h ^ (s ? s->value : mine[g][p - first]));
+        }
+    return fake_derive(e, h);
+}
+/* Right guesses are those of a sequence alone; wrong ones are any ids. */
+enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n, struct err *err)
+{
+    uint64_t mine[ENGINE_GROUPS_MAX][FAKE_GUESSES_MAX];
+    ASSERT(e->drawn && n > 0 && n <= e->caps.sequences_max);
+    if (fake_once_in(e, e->step_fails_every)) return err_set(err, ST_NOMEM, "injected fault");
+    for (uint32_t i = 0; i < n; i++) {
+        const struct fake_drawn *w = &e->drawn[d[i].slot];
+        struct engine_run r = {.position = d[i].position};
+        FAKE_CHECK(e, w->token == d[i].token && w->at == d[i].position && d[i].position > 0);
+        for (uint32_t g = 0; g < e->caps.group_count; g++) r.tables[g] = d[i].tables[g];
+        uint32_t first = d[i].position, position = e->slots ? fake_position(e, &r, first) : 0;
+        for (uint32_t k = 0; k < d[i].count; k++, e->drafts++) {
+            for (uint32_t g = 0; g < e->caps.group_count && e->slots; g++) {
+                bool alone = e->caps.groups[g].window == 1;
+                const struct fake_slot *s = alone || k ? NULL : fake_slot(e, g, &r, first - 1);
+                uint64_t before = s ? s->value : alone || !k ? g : mine[g][k - 1];
+                mine[g][k] = fake_item_value(k ? d[i].out[k - 1] : d[i].token, position + k, before);
+            }
+            e->random = fake_mix(e->random);
+            bool right = e->slots && (e->random >> 20) % 100 < e->draft_right;
+            d[i].out[k] = right ? fake_foresee(e, &r, w->seed, first, first + k, mine)
+                                : (uint32_t)((e->random >> 40) % e->vocab);
+        }
+    }
     return ST_OK;
 }
 

@@ -510,9 +510,10 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     e->takes.pair = rnd(100) * 0.01;
     e->takes.layer = rnd(3000);
     e->takes.noise = rnd(80) * 0.01;
-    fake_open(e, true);
     m->guesses = rnd(2) ? 1 + rnd(8) : 0;
-    m->guess_right = rnd(101);
+    m->guess_right = e->draft_right = rnd(101);
+    c->drafts = m->guesses && rnd(2);
+    fake_open(e, true);
     run_guesses = m->guesses > 0;
     m->faults = !m->lenient && rnd(8) == 0;
     e->step_fails_every = m->faults ? 200 : 0;
@@ -526,9 +527,10 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
                                 .no_prefix_cache = !m->lenient && rnd(12) == 0,
                                 .features_bytes = (1 + rnd(8)) * (uint64_t)FAKE_FEATURE_BYTES,
                                 .hash_seed = seed,
-                                .propose = m->guesses ? guess : NULL,
+                                .propose = m->guesses && !c->drafts ? guess : NULL,
                                 .propose_arg = m,
-                                .propose_max = m->guesses,
+                                .guess_all = !c->drafts || rnd(2),
+                                .guess_max = m->guesses,
                                 .test_mutation = mutant->sched};
     struct err err = {{0}};
     enum status st = sched_create(e, &opt, &m->s, &err);
@@ -711,13 +713,14 @@ static void open_twin(struct sim *m, bool guesses, uint32_t kind, struct totals 
     for (uint32_t g = 0; g < m->e.caps.group_count; g++) m->e.caps.groups[g].block_units = 1;
     m->e.caps.arena_units = kind % 2 ? least_arena(&m->e.caps) : 80;
     m->guesses = 1 + (uint32_t)current_seed % 8;
-    m->guess_right = (uint32_t)(current_seed * 37 % 101);
+    m->guess_right = m->e.draft_right = (uint32_t)(current_seed * 37 % 101);
     m->late_pixels = 0;
     m->e.step_fails_every = m->e.feature_fails_every = 0;
     struct sched_options opt = {.hash_seed = 5,
-                                .propose = guesses ? guess : NULL,
+                                .propose = guesses && !m->e.caps.drafts ? guess : NULL,
                                 .propose_arg = m,
-                                .propose_max = guesses ? m->guesses : 0};
+                                .guess_all = true,
+                                .guess_max = guesses ? m->guesses : 0};
     struct err err;
     ASSERT(sched_create(&m->e, &opt, &m->s, &err) == ST_OK);
 }

@@ -825,7 +825,8 @@ static void open_warm(struct run *r)
     if (chance(50) && !has_bug(r->o)) {
         opt.propose = guess;
         opt.propose_arg = r;
-        opt.propose_max = 1 + rnd(7);
+        opt.guess_max = 1 + rnd(7);
+        opt.guess_all = true;
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =

@@ -81,6 +81,14 @@ void engine_features_free(struct engine *e, struct engine_features *f)
     e->live--;
     free(f);
 }
+enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_t n, struct err *err)
+{
+    (void)e;
+    (void)d;
+    (void)n;
+    return err_set(err, ST_UNSUPPORTED, "no drafter");
+}
+
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
 {
     (void)e;

@@ -1,0 +1,90 @@
+/* Guesses at what the decoding sequences of a step go on with, where they take nothing from anybody: rows
+ * that no other sequence needs, blocks that are free. From the engine's drafter if it has one, all sequences
+ * together, else by look-up in each one's own history. How many of them pay is learnt per sequence. See
+ * scheduler/internal.h. */
+#include "scheduler/internal.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+
+/* A draft step's time counts as this part of the last one's and the rest of what was known. */
+#define DRAFT_TIME_PART 0.1
+
+bool sched__decodes(const struct sequence *q)
+{
+    return q->count - q->position == 1 && q->generated;
+}
+
+/* What a guess costs, where the time of a step is worth as many tokens as it has rows: the part of a step's
+ * time that grows with its rows, and the drafter's own. Where weights that are read once per step take most
+ * of it, guesses cost next to nothing. */
+static double guess_price(const struct scheduler *s)
+{
+    struct step_load l = {{0}};
+    for (const struct sequence *q = s->running.head; q; q = q->next)
+        if (sched__decodes(q)) step_load_add(&s->cost, &l, q->position, 1, true);
+    double all = step_cost_us(&s->cost, &l);
+    return all > 0 ? (all - s->cost.us[STEP_FIXED] + s->draft_us) / all : 0;
+}
+
+/* Guesses that q may have at most within `rows`, with room for them behind its tokens. */
+static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
+{
+    uint32_t most = s->opt.guess_max, left = q->tokens_max - q->generated - 1;
+    if (q->guess_broke || (s->caps.drafts && !s->opt.propose && !q->drew)) return 0;
+    if (most > rows) most = rows;
+    if (most > left) most = left;
+    if (most > s->caps.context_max - q->count) most = s->caps.context_max - q->count;
+    if (!s->opt.guess_all) most = lookup_worth(&q->lookup, s->guess_price, most);
+    while (most && !sched__blocks_free(s, q, 1 + most)) most--;
+    return most && sched__tokens_reserve(q, q->count + most) ? most : 0;
+}
+
+/* The engine's, for all q->proposed that are above 0. */
+static void draft(struct scheduler *s)
+{
+    uint32_t n = 0, longest = 0;
+    struct err err = {{0}};
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        if (!q->proposed) continue;
+        struct engine_draft *d = &s->drafts[n++];
+        *d = (struct engine_draft){.slot = q->draft_slot,
+                                   .position = q->position,
+                                   .token = q->tokens[q->position],
+                                   .count = q->proposed,
+                                   .out = q->tokens + q->count};
+        for (uint32_t g = 0; g < s->caps.group_count; g++) d->tables[g] = q->tables[g].units;
+        if (q->proposed > longest) longest = q->proposed;
+    }
+    if (!n) return;
+    uint64_t start = sched__clock(s);
+    if (engine_draft(s->engine, s->drafts, n, &err)) {
+        log_error("event=draft_failed message=\"%s\"",
+                  err.msg); /* if the device is lost, the step will tell */
+        for (struct sequence *q = s->running.head; q; q = q->next) q->proposed = 0;
+        return;
+    }
+    double each = (double)(sched__clock(s) - start) / longest;
+    s->draft_us += s->draft_us > 0 ? DRAFT_TIME_PART * (each - s->draft_us) : each;
+}
+
+void sched__guess(struct scheduler *s)
+{
+    uint32_t others = s->running.count, rows = s->caps.batch_tokens_max, decodes = 0;
+    rows = rows > others ? rows - others : 0;
+    if (!s->opt.guess_max) return;
+    if (!s->opt.guess_all) s->guess_price = guess_price(s);
+    for (struct sequence *q = s->running.head; q; q = q->next) {
+        if (!sched__decodes(q)) continue;
+        if (++decodes > s->caps.sequences_max) break;
+        uint32_t most = wanted(s, q, rows), n = 0, *guess = q->tokens + q->count;
+        if (!most) continue;
+        if (s->opt.propose)
+            most = s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess);
+        else if (!s->caps.drafts) most = lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
+        while (n < most && (s->caps.drafts || guess[n] < s->caps.vocab_size)) n++;
+        q->proposed = n;
+        rows -= n;
+    }
+    if (s->caps.drafts && !s->opt.propose) draft(s);
+}
