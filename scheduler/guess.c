@@ -31,7 +31,7 @@ static double guess_price(const struct scheduler *s)
 static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
     uint32_t most = s->opt.guess_max, left = q->tokens_max - q->generated - 1;
-    if (q->guess_broke || (s->caps.drafts && !s->opt.propose && !q->drew)) return 0;
+    if (q->guess_broke || (s->caps.drafts && !q->drew)) return 0;
     if (most > rows) most = rows;
     if (most > left) most = left;
     if (most > s->caps.context_max - q->count) most = s->caps.context_max - q->count;
@@ -68,23 +68,28 @@ static void draft(struct scheduler *s)
     s->draft_us += s->draft_us > 0 ? DRAFT_TIME_PART * (each - s->draft_us) : each;
 }
 
+/* The hook's; where there is a drafter, instead of its own. */
+static uint32_t proposed(struct scheduler *s, struct sequence *q, uint32_t most)
+{
+    uint32_t *guess = q->tokens + q->count, n = 0;
+    if (!s->opt.propose) return lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
+    most = s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess);
+    while (n < most && guess[n] < s->caps.vocab_size) n++;
+    return n;
+}
+
 void sched__guess(struct scheduler *s)
 {
-    uint32_t others = s->running.count, rows = s->caps.batch_tokens_max, decodes = 0;
+    uint32_t others = s->running.count, rows = s->caps.batch_tokens_max;
     rows = rows > others ? rows - others : 0;
     if (!s->opt.guess_max) return;
     if (!s->opt.guess_all) s->guess_price = guess_price(s);
     for (struct sequence *q = s->running.head; q; q = q->next) {
         if (!sched__decodes(q)) continue;
-        if (++decodes > s->caps.sequences_max) break;
-        uint32_t most = wanted(s, q, rows), n = 0, *guess = q->tokens + q->count;
-        if (!most) continue;
-        if (s->opt.propose)
-            most = s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess);
-        else if (!s->caps.drafts) most = lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
-        while (n < most && (s->caps.drafts || guess[n] < s->caps.vocab_size)) n++;
-        q->proposed = n;
-        rows -= n;
+        q->proposed = wanted(s, q, rows);
+        rows -= q->proposed;
     }
-    if (s->caps.drafts && !s->opt.propose) draft(s);
+    if (s->caps.drafts) draft(s);
+    for (struct sequence *q = s->running.head; q && (s->opt.propose || !s->caps.drafts); q = q->next)
+        if (q->proposed) q->proposed = proposed(s, q, q->proposed);
 }

@@ -40,7 +40,8 @@ struct sched_options {
     uint64_t hash_seed;      /* of the tables' hash functions: random in a server, fixed in tests */
     /* Speculative decoding: writes up to `most` draft tokens that may follow tokens[0..count) of the sequence
      * with this `user`; returns how many. Engine thread. Drafts are verified (struct engine_run), so they
-     * change the time and no answer. NULL: the engine's drafter, or else look-up (scheduler/lookup.h). */
+     * change the time and no answer; with a drafter they take the place of its own. NULL: the engine's
+     * drafter, or else look-up (scheduler/lookup.h). */
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;

@@ -24,6 +24,8 @@ struct bench_args {
     uint32_t threads, repeats, context;
     uint32_t prefill[LIST_MAX], prefill_count;
     uint32_t decode[LIST_MAX], decode_count;
+    uint32_t right[LIST_MAX], right_count;
+    const char *drafter;
     bool vision, json;
 };
 
@@ -128,6 +130,17 @@ static const struct {
      "}"},
 };
 
+/* Their drafters (gemma-4-*-it-assistant). */
+static const struct {
+    const char *name;
+    uint32_t wide, hidden, ff, heads, window;
+    bool clusters;
+} drafters[] = {
+    {"gemma4-e2b", 1536, 256, 2048, 4, 512, true},     {"gemma4-e4b", 2560, 256, 2048, 4, 512, true},
+    {"gemma4-12b", 3840, 1024, 8192, 16, 1024, false}, {"gemma4-26b-a4b", 2816, 1024, 8192, 16, 1024, false},
+    {"gemma4-31b", 5376, 1024, 8192, 32, 1024, false},
+};
+
 static double now_s(void)
 {
     struct timespec ts;
@@ -137,17 +150,22 @@ static double now_s(void)
 
 static void usage(FILE *f)
 {
-    fprintf(f, "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
-               "[--kernels SET]\n"
-               "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] "
-               "[--context N] [--vision] [--repeats N] [--json]\n"
-               "  --context N   tokens already in the cache when decoding starts (default 128)\n"
-               "shapes:");
+    fprintf(f,
+            "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
+            "[--kernels SET]\n"
+            "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] "
+            "[--context N] [--vision] [--repeats N] [--json]\n"
+            "                    [--draft 0,70 [--draft-model DIR]]\n"
+            "  --context N   tokens already in the cache when decoding starts (default 128)\n"
+            "  --draft P     decoding with guesses of which P in 100 are right, against none (for each batch "
+            "of --decode);\n"
+            "                the drafter runs, too: --draft-model, or that of the shape\n"
+            "shapes:");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(f, " %s", shapes[i].name);
     fprintf(f, "\n");
 }
 
-static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t max)
+static bool parse_numbers(const char *s, uint32_t *out, uint32_t *count, uint32_t min, uint32_t max)
 {
     *count = 0;
     if (strcmp(s, "none") == 0) return true;
@@ -155,7 +173,7 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
         char *end;
         errno = 0;
         unsigned long v = strtoul(s, &end, 10);
-        if (end == s || errno || v == 0 || v > max) return false;
+        if (end == s || errno || v < min || v > max) return false;
         out[(*count)++] = (uint32_t)v;
         if (*end == '\0') return true;
         if (*end != ',') return false;
@@ -164,13 +182,18 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
     return false;
 }
 
+static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t max)
+{
+    return parse_numbers(s, out, count, 1, max);
+}
+
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},  {"shape", 1, 0, 's'},   {"threads", 1, 0, 't'},
-        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},  {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
-        {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'}, {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},
-        {"help", 0, 0, 'h'},    {NULL, 0, 0, 0}};
+        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},       {"shape", 1, 0, 's'},   {"threads", 1, 0, 't'},
+        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},       {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
+        {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'},      {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},
+        {"draft", 1, 0, 'g'},   {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},    {NULL, 0, 0, 0}};
     uint32_t n;
     uint32_t one[LIST_MAX];
     *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
@@ -189,6 +212,8 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
         case 'k': a->kernels = optarg; break;
         case 'd': a->dtype = optarg; break;
         case 'v': a->vision = true; break;
+        case 'g': ok = parse_numbers(optarg, a->right, &a->right_count, 0, 100); break;
+        case 'G': a->drafter = optarg; break;
         case 'j': a->json = true; break;
         case 'p': ok = parse_list(optarg, a->prefill, &a->prefill_count, 1u << 17); break;
         case 'D': ok = parse_list(optarg, a->decode, &a->decode_count, BATCH_MAX); break;
@@ -215,20 +240,42 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
     return optind == argc && (a->model != NULL) != (a->shape != NULL);
 }
 
-/* A directory with only the shape's config.json; the engine makes the weights up. */
+/* A directory with only a config.json; the engine makes the weights up. */
+static bool write_config(const char *config, char dir[64])
+{
+    char path[96];
+    strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
+    if (!mkdtemp(dir)) return false;
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    FILE *f = fopen(path, "w");
+    if (!f) return false;
+    bool ok = fputs(config, f) >= 0;
+    return fclose(f) == 0 && ok;
+}
+
+static bool write_drafter(const char *shape, char dir[64])
+{
+    for (size_t i = 0; i < sizeof drafters / sizeof *drafters; i++) {
+        char text[1024];
+        if (strcmp(drafters[i].name, shape) != 0) continue;
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"gemma4_assistant\",\"backbone_hidden_size\":%u,"
+                 "\"use_ordered_embeddings\":%s,\"text_config\":{\"model_type\":\"gemma4_text\","
+                 "\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":4,"
+                 "\"num_attention_heads\":%u,\"num_key_value_heads\":1,\"sliding_window\":%u,"
+                 "\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
+                 "\"full_attention\"]}}",
+                 drafters[i].wide, drafters[i].clusters ? "true" : "false", drafters[i].hidden,
+                 drafters[i].ff, drafters[i].heads, drafters[i].window);
+        return write_config(text, dir);
+    }
+    return true;
+}
+
 static bool write_shape(const char *shape, char dir[64])
 {
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (strcmp(shapes[i].name, shape) != 0) continue;
-        strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
-        if (!mkdtemp(dir)) return false;
-        char path[96];
-        snprintf(path, sizeof path, "%s/config.json", dir);
-        FILE *f = fopen(path, "w");
-        if (!f) return false;
-        bool ok = fputs(shapes[i].config, f) >= 0;
-        return fclose(f) == 0 && ok;
-    }
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (strcmp(shapes[i].name, shape) == 0) return write_config(shapes[i].config, dir);
     fprintf(stderr, "kvasir bench: unknown shape \"%s\"\n", shape);
     return false;
 }
@@ -456,6 +503,29 @@ static void print_result(const struct result *r, bool json, bool first)
     fflush(stdout);
 }
 
+static bool print_drafts(struct engine *e, const struct bench_args *a, const struct sampling_params *sp,
+                         bool first)
+{
+    for (uint32_t i = 0; i < a->right_count; i++)
+        for (uint32_t k = 0; k < a->decode_count; k++, first = false) {
+            struct bench_drafts r;
+            if (!bench_drafts(e, a->decode[k], a->context, a->right[i], a->repeats, sp, &r)) return false;
+            double ratio = r.tokens_s / r.plain_tokens_s;
+            if (a->json)
+                printf("%s{\"name\":\"draft %u batch %u\",\"per_s\":%.4g,\"undrafted_per_s\":%.4g,"
+                       "\"ratio\":%.4f,\"tokens_per_step\":%.3f}",
+                       first ? "" : ",", a->right[i], a->decode[k], r.tokens_s, r.plain_tokens_s, ratio,
+                       r.tokens_per_step);
+            else
+                printf(
+                    "draft %3u %%, batch %-3u %9.1f /s   %.3fx of %.1f /s undrafted   %.2f tokens a step and "
+                    "sequence\n",
+                    a->right[i], a->decode[k], r.tokens_s, ratio, r.plain_tokens_s, r.tokens_per_step);
+            fflush(stdout);
+        }
+    return true;
+}
+
 static int run(struct engine *e, const struct bench_args *a)
 {
     struct engine_caps caps;
@@ -492,6 +562,7 @@ static int run(struct engine *e, const struct bench_args *a)
         if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r))) print_result(&r, a->json, first);
     if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r)))
         print_result(&r, a->json, first);
+    if (ok) ok = print_drafts(e, a, &greedy, first);
     if (a->json) printf("]}\n");
     return ok ? 0 : 1;
 }
@@ -504,13 +575,16 @@ int bench_main(int argc, char **argv)
         return 2;
     }
     log_set_level(LOG_WARN);
-    char dir[64] = "";
+    char dir[64] = "", drafter[64] = "";
     if (a.shape && !write_shape(a.shape, dir)) return 1;
-    uint32_t longest = a.context + DECODE_STEPS + 32, batch = 1;
+    if (a.shape && a.right_count && !a.drafter && !write_drafter(a.shape, drafter)) return 1;
+    if (drafter[0]) a.drafter = drafter;
+    uint32_t longest = a.context + (a.right_count ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;
     for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
     for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
     if (a.vision && longest < PICTURE_TOKENS) longest = PICTURE_TOKENS;
     struct engine_options opt = {.model_dir = a.shape ? dir : a.model,
+                                 .draft_dir = a.right_count ? a.drafter : NULL,
                                  .backend = a.backend ? a.backend : "auto",
                                  .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
@@ -522,6 +596,7 @@ int bench_main(int argc, char **argv)
     struct err err = {{0}};
     enum status st = engine_open(&opt, &e, &err);
     if (dir[0]) remove_shape(dir);
+    if (drafter[0]) remove_shape(drafter);
     if (st) {
         fprintf(stderr, "kvasir bench: %s\n", err.msg);
         return 1;
