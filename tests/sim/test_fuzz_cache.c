@@ -15,6 +15,7 @@
  * A failing instance prints the line that runs it again. */
 #include "engine/internal.h" /* test_bugs */
 #include "kernels/backend.h"
+#include "scheduler/lookup.h"
 #include "scheduler/scheduler.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/pictures.h"
@@ -41,8 +42,8 @@ enum {
     PICTURES = 2 * CONTENTS,
     PER_INSTANCE = 150, /* requests of one scheduler */
     FLIGHT_MAX = 24,
-    FAMILIES = 4,
-    MODELS_MAX = 128,
+    FAMILIES = 6,
+    MODELS_MAX = 32 * FAMILIES,
     STALL_TURNS = 4000,
 };
 
@@ -164,13 +165,14 @@ struct request {
     bool refused, submitted, ended;
     struct answer got;
     struct sched_cache_info cache;
+    struct lookup lookup;
 };
 
 struct totals { /* counters first: add_totals goes over them */
     uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused,
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances,
-        inside, grids, guessed, guessed_right;
+        inside, grids, guessed, guessed_right, looked_up, whole;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -183,7 +185,7 @@ struct options {
     const char *model, *kernels;
     int64_t instance; /* only this one; -1 = all */
     bool no_cache;
-    const char *family;  /* only its checkpoints: "gemma3", "qwen", "gemma4"; NULL = all */
+    const char *family;  /* only its checkpoints: a folder of tests/golden; NULL = all */
     bool drop_size;      /* bug: the image key leaves the size out */
     bool drop_end;       /* bug: the identity of a whole prompt leaves its last token out */
     uint32_t mutation;   /* bug in the scheduler: SCHED_BUG_* */
@@ -202,7 +204,8 @@ struct run {
     bool cut;          /* they have shapes of their own and may be cut */
     uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
     bool cache;
-    uint32_t guess_right; /* of 100 guesses */
+    bool lookup;          /* guesses are those of look-up */
+    uint32_t guess_right; /* of 100 other guesses */
     uint64_t guesses;
     struct history roots[3];
     uint32_t root_count;
@@ -381,6 +384,11 @@ static void draw_sampling(const struct run *r, struct spec *p)
     if (chance(10)) {
         for (uint32_t i = 0; i < 2; i++)
             p->bias[i] = (struct sampling_bias){4 + rnd(200), 2.0f - 4.0f * (float)i};
+        p->sampling.bias = p->bias;
+        p->sampling.bias_count = 2;
+    }
+    if (r->lookup && chance(40)) { /* an answer of two tokens, in which look-up finds what to guess */
+        for (uint32_t i = 0; i < 2; i++) p->bias[i] = (struct sampling_bias){4 + rnd(200), 40.0f};
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
     }
@@ -590,6 +598,7 @@ static void count_end(struct run *r, const struct request *q)
     }
     t->inside += inside;
     t->grids += r->cut && h->image_count;
+    t->whole += prefix(r);
     if (has_bug(r->o)) return; /* there the answers must give the bug away */
     if (!may && q->cache.reused) differs(r, q, "a hit where none may be");
     if (q->cache.reused >= h->count) differs(r, q, "more reused than the prompt has");
@@ -753,6 +762,7 @@ static void close_requests(struct run *r)
     r->t.evictions += st.cache_evictions;
     r->t.preemptions += st.preemptions;
     r->t.guessed += st.proposed_tokens;
+    if (r->lookup) r->t.looked_up += st.proposed_tokens;
     r->t.guessed_right += st.accepted_tokens;
     r->t.feature_hits += st.feature_hits;
     r->t.instances++;
@@ -789,12 +799,15 @@ static uint64_t kv_bytes_of(const struct engine_caps *c, uint32_t tokens)
     return bytes;
 }
 
-/* Guesses at what a request is answered, some of them right. */
+/* Guesses at what a request is answered, some of them right: by look-up also where that does not pay, or from
+ * the cold answer. */
 static uint32_t guess(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                       uint32_t *out)
 {
     struct run *r = arg;
-    const struct spec *p = ((const struct request *)user)->spec;
+    struct request *q = user;
+    const struct spec *p = q->spec;
+    if (r->lookup) return lookup_propose(&q->lookup, tokens, count, most, out);
     uint64_t luck = mix(r->guesses++ + r->instance);
     uint32_t n = (uint32_t)(luck >> 8) % (most + 1), at = count - p->h.count;
     for (uint32_t i = 0; i < n; i++, luck = mix(luck))
@@ -827,6 +840,10 @@ static void open_warm(struct run *r)
         opt.propose_arg = r;
         opt.guess_max = 1 + rnd(7);
         opt.guess_all = true;
+        r->lookup = chance(50);
+    } else if (chance(30) && !has_bug(r->o)) {
+        opt.guess_max = 1 + rnd(7); /* as the server has it; the rest goes without guesses */
+        r->lookup = true;
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =
@@ -891,7 +908,10 @@ static void run_instance(const struct options *o, const char *model, const char 
     sched_destroy(r->s);
     engine_close(r->warm);
     engine_close(r->cold);
-    for (uint32_t i = 0; i < r->request_count; i++) free(r->requests[i].got.scores);
+    for (uint32_t i = 0; i < r->request_count; i++) {
+        free(r->requests[i].got.scores);
+        lookup_fini(&r->requests[i].lookup);
+    }
     for (uint32_t i = 0; i < r->spec_count; i++) {
         free(r->specs[i]->cold.scores);
         free(r->specs[i]);
@@ -934,8 +954,9 @@ static uint32_t list_family(const char *family, const char *demo, uint32_t first
 /* The families in turns, so that a short run meets all. */
 static uint32_t find_models(const struct options *o)
 {
-    static const char *const families[FAMILIES] = {"gemma3", "qwen", "paligemma", "gemma4"};
-    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none"};
+    static const char *const families[FAMILIES] = {"gemma3", "qwen",  "paligemma",
+                                                   "gemma4", "gemma", "gemma4-mtp"};
+    static const char *const demos[FAMILIES] = {"demo", "demo-qwen3-vl", "none", "none", "none", "none"};
     uint32_t n[FAMILIES], all = 0;
     if (o->model) {
         snprintf(models[0], sizeof models[0], "%s", o->model);
@@ -991,7 +1012,8 @@ static void print_row(const char *name, const struct totals *t)
 static void check_not_vacuous(const char *name, const struct totals *t)
 {
     if (t->requests < 1000) return;
-    if (t->hits * 100 < t->cacheable * 30)
+    uint32_t least = t->whole * 2 > t->requests ? 15 : 30; /* only an equal prompt hits there */
+    if (t->hits * 100 < t->cacheable * least)
         fail_msg("%s: only %llu of %llu requests hit", name, (unsigned long long)t->hits,
                  (unsigned long long)t->cacheable);
     if (t->hit_tokens * 100 < t->prompt_tokens * 15)
@@ -1001,7 +1023,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
         fail_msg("%s: no evictions, preemptions or cancels", name);
     if (!t->guessed_right || t->guessed == t->guessed_right) fail_msg("%s: no guesses of both kinds", name);
-    if (t->grids && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
+    if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
     if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
         fail_msg("%s: no picture was reused", name);
 }
@@ -1041,8 +1063,9 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf("\n%llu tokens guessed, %llu rightly\n%llu differences\n", (unsigned long long)all.guessed,
-               (unsigned long long)all.guessed_right, (unsigned long long)all.differences);
+        printf("\n%llu tokens guessed, %llu rightly; %llu of them by look-up\n%llu differences\n",
+               (unsigned long long)all.guessed, (unsigned long long)all.guessed_right,
+               (unsigned long long)all.looked_up, (unsigned long long)all.differences);
         fflush(stdout);
     }
     if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {
@@ -1110,8 +1133,9 @@ static void fuzz_apart(const struct options *o, struct finding *f, int *status)
     munmap(shared, sizeof *shared);
 }
 
-/* The bug shows itself within o.requests requests; the same requests without it are equal. */
-static void check_bug(const char *name)
+/* The bug shows itself within o.requests requests; the same requests without it are equal. family: NULL =
+ * where the table says. */
+static void check_bug_of(const char *name, const char *family)
 {
     struct finding f;
     int status = 0;
@@ -1119,6 +1143,7 @@ static void check_bug(const char *name)
     if (brief && strcmp(brief, "2") == 0) skip(); /* a sanitizer has nothing to say about planted bugs */
     struct options o = {.requests = 60 * PER_INSTANCE, .seed = 7, .instance = -1};
     put_in(&o, name);
+    if (family) o.family = family;
     fuzz_apart(&o, &f, &status);
     bool died = WIFSIGNALED(status);
     if (!died && (!WIFEXITED(status) || WEXITSTATUS(status)))
@@ -1134,15 +1159,22 @@ static void check_bug(const char *name)
     assert_int_equal(f.differences, 0);
 }
 
+static void check_bug(const char *name)
+{
+    check_bug_of(name, NULL);
+}
+
 static void test_finds_image_key_without_size(void **state)
 {
     (void)state;
     check_bug("image-key");
+    check_bug_of("image-key", "gemma4");
 }
 static void test_finds_window_off_by_one(void **state)
 {
     (void)state;
     check_bug("window");
+    check_bug_of("window", "gemma4");
 }
 static void test_finds_stale_partial_block(void **state)
 {
@@ -1166,6 +1198,7 @@ static void test_finds_rows_of_a_cut_picture(void **state)
 {
     (void)state;
     check_bug("feature-rows");
+    check_bug_of("feature-rows", "gemma4");
 }
 static void test_finds_taps_of_a_cut_picture(void **state)
 {
@@ -1198,7 +1231,7 @@ static void test_finds_whole_key_without_end(void **state)
 static void test_cold_equals_warm(void **state)
 {
     uint32_t last;
-    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? 4 * PER_INSTANCE : 60 * PER_INSTANCE,
+    struct options o = {.requests = getenv("KVASIR_TEST_SHORT") ? FAMILIES * PER_INSTANCE : 60 * PER_INSTANCE,
                         .seed = 1,
                         .instance = -1};
     (void)state;
