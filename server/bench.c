@@ -7,6 +7,7 @@
 #include "config/base/log.h"
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
+#include "server/bench_shapes.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -29,118 +30,6 @@ struct bench_args {
     bool vision, json;
 };
 
-/* Four layers with a window and one without. */
-#define FOUR_AND_ONE                                                                                         \
-    "\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","               \
-    "\"full_attention\""
-
-/* Released sizes (config.json of the checkpoints); absent keys take the family's defaults. */
-static const struct {
-    const char *name, *config;
-} shapes[] = {
-    {"gemma3-270m",
-     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":640,\"intermediate_size\":2048,"
-     "\"num_hidden_layers\":18,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,"
-     "\"sliding_window\":512,"
-     "\"max_position_embeddings\":32768}"},
-    {"gemma3-1b",
-     "{\"model_type\":\"gemma3_text\",\"vocab_size\":262144,\"hidden_size\":1152,\"intermediate_size\":6912,"
-     "\"num_hidden_layers\":26,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":256,"
-     "\"sliding_window\":512,"
-     "\"max_position_embeddings\":32768}"},
-    {"gemma3-4b",
-     "{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,"
-     "\"intermediate_size\":10240,\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"
-     "\"linear\"},"
-     "\"sliding_window\":1024},\"vision_config\":{\"model_type\":\"siglip_vision_model\",\"hidden_size\":"
-     "1152,"
-     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,\"image_size\":896,"
-     "\"patch_size\":14,"
-     "\"vision_use_head\":false}}"},
-    {"gemma4-e2b",
-     "{\"model_type\":\"gemma4\",\"text_config\":{\"model_type\":\"gemma4_text\",\"hidden_size\":1536,"
-     "\"intermediate_size\":6144,\"num_hidden_layers\":35,\"num_attention_heads\":8,"
-     "\"num_key_value_heads\":1,\"num_kv_shared_layers\":20,\"use_double_wide_mlp\":true,"
-     "\"final_logit_softcapping\":30.0,\"layer_types\":[" FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE
-     "," FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE "," FOUR_AND_ONE "]},"
-     "\"vision_config\":{\"model_type\":\"gemma4_vision\",\"use_clipped_linears\":true}}"},
-    {"gemma4-26b-a4b",
-     "{\"model_type\":\"gemma4\",\"text_config\":{\"model_type\":\"gemma4_text\",\"hidden_size\":2816,"
-     "\"intermediate_size\":2112,\"num_hidden_layers\":30,\"num_attention_heads\":16,"
-     "\"num_key_value_heads\":8,\"num_global_key_value_heads\":2,\"attention_k_eq_v\":true,"
-     "\"sliding_window\":1024,\"hidden_size_per_layer_input\":0,\"final_logit_softcapping\":30.0,"
-     "\"enable_moe_block\":true,\"num_experts\":128,\"top_k_experts\":8,\"moe_intermediate_size\":704,"
-     "\"use_bidirectional_attention\":\"vision\"},\"vision_config\":{\"hidden_size\":1152,"
-     "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,"
-     "\"num_key_value_heads\":16,\"head_dim\":72,\"standardize\":true}}"},
-    {"qwen2.5-0.5b",
-     "{\"model_type\":\"qwen2\",\"hidden_size\":896,\"intermediate_size\":4864,\"num_hidden_layers\":24,"
-     "\"num_attention_heads\":14,\"num_key_value_heads\":2,\"rope_theta\":1000000.0,\"tie_word_embeddings\":"
-     "true}"},
-    {"qwen3-0.6b",
-     "{\"model_type\":\"qwen3\",\"hidden_size\":1024,\"intermediate_size\":3072,\"num_hidden_layers\":28,"
-     "\"num_attention_heads\":16,\"num_key_value_heads\":8,\"max_position_embeddings\":40960,\"rope_theta\":"
-     "1000000,"
-     "\"tie_word_embeddings\":true}"},
-    {"qwen3-30b-a3b", "{\"model_type\":\"qwen3_moe\",\"num_hidden_layers\":48,\"head_dim\":128,\"max_"
-                      "position_embeddings\":40960,"
-                      "\"norm_topk_prob\":true,\"rope_theta\":1000000.0}"},
-    {"qwen2-vl-2b",
-     "{\"model_type\":\"qwen2_vl\",\"vocab_size\":151936,\"hidden_size\":1536,\"intermediate_size\":8960,"
-     "\"num_hidden_layers\":28,\"num_attention_heads\":12,\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,"
-     "\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},"
-     "\"vision_config\":{\"hidden_size\":1536,\"spatial_patch_size\":14}}"},
-    {"qwen2.5-vl-3b",
-     "{\"model_type\":\"qwen2_5_vl\",\"vocab_size\":151936,\"hidden_size\":2048,\"intermediate_size\":11008,"
-     "\"num_hidden_layers\":36,\"num_attention_heads\":16,\"num_key_value_heads\":2,\"max_position_"
-     "embeddings\":128000,"
-     "\"rms_norm_eps\":1e-06,\"tie_word_embeddings\":true,\"rope_scaling\":{\"type\":\"mrope\",\"mrope_"
-     "section\":[16,24,"
-     "24]},\"vision_config\":{\"hidden_size\":1280,\"out_hidden_size\":2048,\"tokens_per_second\":2}}"},
-    {"qwen3-vl-2b",
-     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2048,"
-     "\"intermediate_size\":6144,\"num_hidden_layers\":28,\"num_attention_heads\":16,\"num_key_value_heads\":"
-     "8,"
-     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_"
-     "size\":1024,"
-     "\"intermediate_size\":4096,\"out_hidden_size\":2048,\"deepstack_visual_indexes\":[5,11,17]}}"},
-    {"qwen3-vl-4b",
-     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":true,\"text_config\":{\"hidden_size\":2560,"
-     "\"intermediate_size\":9728,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_heads\":"
-     "8,"
-     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"depth\":24,\"hidden_"
-     "size\":1024,"
-     "\"intermediate_size\":4096,\"out_hidden_size\":2560,\"deepstack_visual_indexes\":[5,11,17]}}"},
-    {"qwen3-vl-8b",
-     "{\"model_type\":\"qwen3_vl\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":4096,"
-     "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,\"num_key_value_"
-     "heads\":8,"
-     "\"max_position_embeddings\":262144,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":4096}"
-     "}"},
-    {"qwen3-vl-30b-a3b",
-     "{\"model_type\":\"qwen3_vl_moe\",\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":2048,"
-     "\"intermediate_size\":6144,\"num_hidden_layers\":48,\"num_attention_heads\":32,\"num_key_value_heads\":"
-     "4,"
-     "\"max_position_embeddings\":262144,\"head_dim\":128,\"num_experts\":128,\"num_experts_per_tok\":8,"
-     "\"moe_intermediate_size\":768,\"rope_theta\":5000000,\"rope_scaling\":{\"rope_type\":\"default\","
-     "\"mrope_interleaved\":true,\"mrope_section\":[24,20,20]}},\"vision_config\":{\"out_hidden_size\":2048}"
-     "}"},
-};
-
-/* Their drafters (gemma-4-*-it-assistant). */
-static const struct {
-    const char *name;
-    uint32_t wide, hidden, ff, heads, window;
-    bool clusters;
-} drafters[] = {
-    {"gemma4-e2b", 1536, 256, 2048, 4, 512, true},     {"gemma4-e4b", 2560, 256, 2048, 4, 512, true},
-    {"gemma4-12b", 3840, 1024, 8192, 16, 1024, false}, {"gemma4-26b-a4b", 2816, 1024, 8192, 16, 1024, false},
-    {"gemma4-31b", 5376, 1024, 8192, 32, 1024, false},
-};
-
 static double now_s(void)
 {
     struct timespec ts;
@@ -161,8 +50,8 @@ static void usage(FILE *f)
             "of --decode);\n"
             "                the drafter runs, too: --draft-model, or that of the shape\n"
             "shapes:");
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(f, " %s", shapes[i].name);
-    fprintf(f, "\n");
+    for (size_t i = 0; bench_shape_name(i); i++) fprintf(f, " %s", bench_shape_name(i));
+    fprintf(f, "; NAME/N: its first N layers only\n");
 }
 
 static bool parse_numbers(const char *s, uint32_t *out, uint32_t *count, uint32_t min, uint32_t max)
@@ -240,52 +129,35 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
     return optind == argc && (a->model != NULL) != (a->shape != NULL);
 }
 
-/* A directory with only a config.json; the engine makes the weights up. */
-static bool write_config(const char *config, char dir[64])
-{
-    char path[96];
-    strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
-    if (!mkdtemp(dir)) return false;
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    FILE *f = fopen(path, "w");
-    if (!f) return false;
-    bool ok = fputs(config, f) >= 0;
-    return fclose(f) == 0 && ok;
-}
-
-static bool write_drafter(const char *shape, char dir[64])
-{
-    for (size_t i = 0; i < sizeof drafters / sizeof *drafters; i++) {
-        char text[1024];
-        if (strcmp(drafters[i].name, shape) != 0) continue;
-        snprintf(text, sizeof text,
-                 "{\"model_type\":\"gemma4_assistant\",\"backbone_hidden_size\":%u,"
-                 "\"use_ordered_embeddings\":%s,\"text_config\":{\"model_type\":\"gemma4_text\","
-                 "\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":4,"
-                 "\"num_attention_heads\":%u,\"num_key_value_heads\":1,\"sliding_window\":%u,"
-                 "\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
-                 "\"full_attention\"]}}",
-                 drafters[i].wide, drafters[i].clusters ? "true" : "false", drafters[i].hidden,
-                 drafters[i].ff, drafters[i].heads, drafters[i].window);
-        return write_config(text, dir);
-    }
-    return true;
-}
-
-static bool write_shape(const char *shape, char dir[64])
-{
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (strcmp(shapes[i].name, shape) == 0) return write_config(shapes[i].config, dir);
-    fprintf(stderr, "kvasir bench: unknown shape \"%s\"\n", shape);
-    return false;
-}
-
 static void remove_shape(const char *dir)
 {
     char path[96];
     snprintf(path, sizeof path, "%s/config.json", dir);
     unlink(path);
     rmdir(dir);
+}
+
+/* A directory with only a config.json; the engine makes the weights up. write false: there is none, and dir
+ * stays empty. */
+static bool write_config(const char *shape, bool (*write)(const char *, FILE *), char dir[64])
+{
+    char path[96];
+    strcpy(dir, "/tmp/kvasir-bench-XXXXXX");
+    if (!mkdtemp(dir)) return false;
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    FILE *f = fopen(path, "w");
+    bool known = f && write(shape, f), ok = f && fclose(f) == 0;
+    if (known && ok) return true;
+    remove_shape(dir);
+    dir[0] = '\0';
+    return false;
+}
+
+static bool write_shape(const char *shape, char dir[64])
+{
+    if (write_config(shape, bench_shape_write, dir)) return true;
+    fprintf(stderr, "kvasir bench: unknown shape \"%s\", or /tmp can't be written\n", shape);
+    return false;
 }
 
 /* Sequences with trivially assigned blocks: sequence i of `count` owns an equal share of the arena. */
@@ -577,8 +449,8 @@ int bench_main(int argc, char **argv)
     log_set_level(LOG_WARN);
     char dir[64] = "", drafter[64] = "";
     if (a.shape && !write_shape(a.shape, dir)) return 1;
-    if (a.shape && a.right_count && !a.drafter && !write_drafter(a.shape, drafter)) return 1;
-    if (drafter[0]) a.drafter = drafter;
+    if (a.shape && a.right_count && !a.drafter && write_config(a.shape, bench_drafter_write, drafter))
+        a.drafter = drafter;
     uint32_t longest = a.context + (a.right_count ? BENCH_DRAFT_TOKENS : DECODE_STEPS) + 32, batch = 1;
     for (uint32_t i = 0; i < a.decode_count; i++) batch = a.decode[i] > batch ? a.decode[i] : batch;
     for (uint32_t i = 0; i < a.prefill_count; i++) longest = a.prefill[i] > longest ? a.prefill[i] : longest;
