@@ -62,8 +62,8 @@ static const struct row rows[] = {
      "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
      "429"},
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
-     "a drafter for the model (gemma-4-*-it-assistant): it guesses tokens that are verified in one step; "
-     "answers stay the same"},
+     "checkpoint of a drafter for the model: it guesses tokens that are verified in one step; answers stay "
+     "the same"},
     {"draft-tokens", K_CHOICE, AT(draft_tokens), "auto", 0, 0,
      "auto|0|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16", NULL,
      "tokens that are guessed ahead and verified in one step: with --draft-model always so many, else (by "

@@ -1,6 +1,7 @@
 /* See bench_shapes.h. */
 #include "server/bench_shapes.h"
 
+#include <stdint.h>
 #include <string.h>
 
 /* Four layers with a window and one without. */

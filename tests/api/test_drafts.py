@@ -1,8 +1,8 @@
 """Tokens guessed ahead: python3 test_drafts.py [--binary B] [--model DIR]
 Answers with --draft-tokens are those without, token for token and log-prob for log-prob: greedy and drawn,
 alone and in a crowd, with stop strings and several choices. And guesses were made, and some were right.
-The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted guesses are also those
-of transformers."""
+The same with a drafter (the checkpoints of tests/golden/gemma4-mtp), where the accepted guesses are also
+those of transformers."""
 import http.client
 import json
 import os
@@ -66,8 +66,8 @@ def test_drafter_golden(variant, binary):
     folder = os.path.join(MTP, variant)
     with open(os.path.join(folder, "golden.json"), encoding="utf-8") as f:
         golden = json.load(f)
-    s = Server(binary, folder, "--draft-model", folder + "/assistant", "--draft-tokens", str(golden["drafts"]),
-               "--kv-memory", "64M", "--prefix-cache", "off")
+    s = Server(binary, folder, "--draft-model", folder + "/assistant", "--kv-memory", "64M",
+               "--draft-tokens", str(golden["drafts"]), "--prefix-cache", "off")
     for case in golden["cases"]:
         count = 1 + sum(len(r["emitted"]) for r in case["rounds"])
         body = {"max_tokens": count, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
