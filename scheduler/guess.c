@@ -7,24 +7,63 @@
 #include "config/base/assert.h"
 #include "config/base/log.h"
 
+#include <math.h>
+
 /* A draft step's time counts as this part of the last one's and the rest of what was known. */
 #define DRAFT_TIME_PART 0.1
+/* Before enough is known of what a guess costs: this many tokens. Known: that many steps, whose numbers of
+ * guesses have this variance. About the last GUESS_COST_STEPS count. */
+#define GUESS_PRICE       0.25
+#define GUESS_COST_KNOWN  4
+#define GUESS_COST_SPREAD 0.1
+#define GUESS_COST_STEPS  40
 
 bool sched__decodes(const struct sequence *q)
 {
     return q->count - q->position == 1 && q->generated;
 }
 
-/* What a guess costs, where the time of a step is worth as many tokens as it has rows: the part of a step's
- * time that grows with its rows, and the drafter's own. Where weights that are read once per step take most
- * of it, guesses cost next to nothing. */
-static double guess_price(const struct scheduler *s)
+/* Number of decoding sequences, roughly: what steps cost is learnt apart for each. */
+static struct guess_cost *cost_of(struct scheduler *s, uint32_t decodes)
 {
-    struct step_load l = {{0}};
-    for (const struct sequence *q = s->running.head; q; q = q->next)
-        if (sched__decodes(q)) step_load_add(&s->cost, &l, q->position, 1, true);
-    double all = step_cost_us(&s->cost, &l);
-    return all > 0 ? (all - s->cost.us[STEP_FIXED] + s->draft_us) / all : 0;
+    uint32_t k = 0;
+    while (k + 1 < GUESS_COSTS && decodes >> (k + 1)) k++;
+    return &s->guess_costs[k];
+}
+
+/* Steps of decodes alone take a + b x guesses: least squares over the last ones. Where weights that are read
+ * once per step take most of the time, b is next to nothing. */
+void sched__guess_learn(struct scheduler *s, uint32_t runs, double us)
+{
+    double n = 0, keep = 1 - 1.0 / GUESS_COST_STEPS;
+    for (uint32_t i = 0; i < runs; i++) {
+        const struct engine_run *r = &s->runs[i];
+        if (r->count != 1 + r->proposed || !r->sample) return;
+        n += r->proposed;
+    }
+    struct guess_cost *c = cost_of(s, runs);
+    c->steps = keep * c->steps + 1;
+    c->n = keep * c->n + n;
+    c->nn = keep * c->nn + n * n;
+    c->us = keep * c->us + us;
+    c->n_us = keep * c->n_us + n * us;
+}
+
+/* What a guess costs, where the time of a step without any is worth as many tokens as it has sequences: the
+ * rows of the step, and the drafter's time. */
+static double guess_price(struct scheduler *s)
+{
+    uint32_t decodes = 0;
+    for (const struct sequence *q = s->running.head; q; q = q->next) decodes += sched__decodes(q);
+    const struct guess_cost *c = cost_of(s, decodes);
+    double spread = c->steps * c->nn - c->n * c->n, price = GUESS_PRICE, plain = 0;
+    if (c->steps > GUESS_COST_KNOWN && spread > c->steps * GUESS_COST_SPREAD) {
+        double each = (c->steps * c->n_us - c->n * c->us) / spread;
+        plain = (c->us - each * c->n) / c->steps;
+        if (plain > 0) price = fmax(each, 0) * decodes / plain;
+    }
+    if (plain <= 0 && c->steps > 0) plain = c->us / c->steps;
+    return plain > 0 ? price + s->draft_us / plain : price;
 }
 
 /* Guesses that q may have at most within `rows`, with room for them behind its tokens. */

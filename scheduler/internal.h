@@ -110,6 +110,12 @@ struct slot {
     struct sequence *seq; /* NULL = free */
 };
 
+/* Sums over the last steps of decodes alone, older ones count less; n: guesses. See scheduler/guess.c. */
+#define GUESS_COSTS 8
+struct guess_cost {
+    double steps, n, nn, us, n_us;
+};
+
 struct scheduler {
     struct engine *engine;
     struct engine_caps caps;
@@ -135,7 +141,8 @@ struct scheduler {
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
     struct tenants *tenants;
-    double guess_price;          /* of this step: lookup_worth */
+    double guess_price;                         /* of this step: lookup_worth */
+    struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
     double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
     struct engine_draft *drafts; /* [sequences_max] */
     uint32_t *draft_slots, draft_slots_free; /* [sequences_max] those that no sequence has */
@@ -209,6 +216,8 @@ void sched__running_remove(struct scheduler *s, struct sequence *q);
 /* scheduler/guess.c: sets `proposed` of the decoding sequences, and writes the guesses behind their tokens.
  */
 void sched__guess(struct scheduler *s);
+/* After a step of so many runs: what guesses cost. */
+void sched__guess_learn(struct scheduler *s, uint32_t runs, double us);
 /* Whether its next run is the token that was drawn last. */
 bool sched__decodes(const struct sequence *q);
 

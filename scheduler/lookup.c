@@ -4,10 +4,11 @@
 #include <stdlib.h>
 
 /* Before the first guess, 0.3 of one are taken to have been right; older guesses fade so that about the last
- * TRIED_MAX count. While none is worth it, one is tried every REST draws: texts change. */
+ * TRIED_MAX count. While none is worth it, one is tried after REST draws, then twice as many and so on: texts
+ * change. */
 #define PRIOR_TRIED 1.0f
 #define PRIOR_RIGHT 0.3f
-enum { TRIED_MAX = 24, REST = 32, SLOTS_FIRST = 256 };
+enum { TRIED_MAX = 24, REST = 32, REST_MAX = 256, SLOTS_FIRST = 256 };
 
 void lookup_fini(struct lookup *l)
 {
@@ -60,8 +61,10 @@ uint32_t lookup_worth(struct lookup *l, double price, uint32_t most)
     /* The n-th guess is right when all before it are. */
     while (n < most && (all *= p) > price) n++;
     if (n) l->rested = 0;
-    else if (++l->rested >= REST && most) {
+    else if (++l->rested >= (l->rest ? l->rest : REST) && most) {
         l->rested = 0;
+        l->rest = l->rest ? 2 * l->rest : 2 * REST;
+        if (l->rest > REST_MAX) l->rest = REST_MAX;
         n = 1;
     }
     return n;
@@ -69,6 +72,7 @@ uint32_t lookup_worth(struct lookup *l, double price, uint32_t most)
 
 void lookup_learn(struct lookup *l, uint32_t proposed, uint32_t accepted)
 {
+    if (accepted) l->rest = REST;
     l->right += (float)accepted;
     l->tried += (float)accepted + (accepted < proposed);
     if (l->tried <= TRIED_MAX) return;

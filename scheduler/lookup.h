@@ -20,6 +20,7 @@ struct lookup {
     uint32_t known;  /* tokens below this index are in the table */
     float tried, right; /* guesses so far, older ones count less */
     uint32_t rested;    /* draws since none was worth it */
+    uint32_t rest;      /* so many until one is tried again; 0: the first time */
 };
 
 void lookup_fini(struct lookup *l);

@@ -567,7 +567,10 @@ static void run_step(struct scheduler *s, uint64_t now_us)
     if (!st) st = engine_wait(s->engine, &batch, &err);
     uint64_t spent = sched__clock(s) - start;
     /* Where a slice only began on the device, the step has waited for it, too. */
-    if (!st && s->slice_us <= 0) step_cost_learn(&s->cost, &load, (double)spent);
+    if (!st && s->slice_us <= 0) {
+        step_cost_learn(&s->cost, &load, (double)spent);
+        sched__guess_learn(s, n, (double)spent);
+    }
     now_us += spent;
     s->now.steps++;
     s->now.step_us_total += spent;

@@ -73,8 +73,12 @@ static void test_how_many_pay(void **state)
     assert_int_equal(lookup_worth(&l, 0.2, 8), 8);
     for (int i = 0; i < 60; i++) lookup_learn(&l, 4, 0);
     uint32_t tried = 0;
-    for (int i = 0; i < 320; i++) tried += lookup_worth(&l, 0.2, 8);
-    assert_int_equal(tried, 10); /* one in 32 draws, to see whether the text has changed */
+    for (int i = 0; i < 32 + 64 + 128 + 256 + 256; i++) tried += lookup_worth(&l, 0.2, 8);
+    assert_int_equal(tried, 5); /* ever more rarely, to see whether the text has changed */
+    lookup_learn(&l, 1, 1);
+    for (int i = 0; i < 60; i++) lookup_learn(&l, 4, 0);
+    for (int i = 0; i < 32; i++) tried += lookup_worth(&l, 0.2, 8);
+    assert_int_equal(tried, 6); /* it had: at once */
     assert_int_equal(lookup_worth(&l, 0.2, 0), 0);
     lookup_fini(&l);
 }
