@@ -23,6 +23,10 @@ CC       ?= gcc
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
 # header); zlib: PNG checksums, texts.
 PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib
+# Cache events (server/fleet) need two more; a build without them has no --kv-events.
+KV_PKGS   := libzmq msgpack
+KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
+PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
 # The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core
 # (tests/lib/cmocka); CMOCKA=none asks for that.
 CMOCKA    ?= $(if $(shell printf '\#include <%s.h>\n' setjmp stdarg stddef stdint cmocka | \
@@ -32,6 +36,7 @@ LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
 	-fno-math-errno $(if $(filter none,$(CMOCKA)),-isystem tests/lib/cmocka)
 CFLAGS   += $(if $(WERROR),-Werror)
+CPPFLAGS += $(if $(filter 1,$(KV_EVENTS)),-DKVASIR_KV_EVENTS)
 DEPS     := -I. -MMD -MP
 STAMP    := $(CC) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE)
 $(shell mkdir -p $(OUT)/tests; printf '%s\n' '$(STAMP)' | cmp -s - $(OUT)/flags || printf '%s\n' '$(STAMP)' \
@@ -42,7 +47,8 @@ CORE_SRC := $(wildcard config/*.c config/*/*.c kernels/*.c kernels/cpu/*.c kerne
 # The tokenizer normalises with utf8proc, so it is not part of the bare core.
 NEEDS_LIBS := $(wildcard engine/tokenizer/*.c engine/prompt/prompt*.c)
 CORE_SRC := $(filter-out $(NEEDS_LIBS),$(CORE_SRC))
-SRV_SRC  := $(filter-out server/main.c,$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
+SRV_SRC  := $(filter-out server/main.c $(if $(filter 1,$(KV_EVENTS)),,server/fleet/%), \
+	$(wildcard server/*.c server/*/*.c)) $(NEEDS_LIBS)
 CORE_OBJ := $(CORE_SRC:%=$(OUT)/%.o)
 SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 # Programs of tests stand by topic: tests/unit/FOLDER/ for that folder, tests/sim/, tests/bench/. What is not

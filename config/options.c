@@ -61,6 +61,14 @@ static const struct row rows[] = {
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
      "answers that are being made or read, with their log-probs; beyond it the request that holds most gets "
      "429"},
+#ifdef KVASIR_KV_EVENTS
+    {"kv-events", K_STRING, AT(kv_events), NULL, 0, 0, NULL, "tcp://ADDR:PORT",
+     "publish what the prefix cache stores and drops, for routers (ZeroMQ; connect:tcp://... connects)"},
+    {"kv-events-replay", K_STRING, AT(kv_events_replay), NULL, 0, 0, NULL, "tcp://ADDR:PORT",
+     "where they ask for published events again"},
+    {"kv-events-block", K_COUNT, AT(kv_events_block), "0", 0, 65536, NULL, "N",
+     "tokens of a block in events, which routers must agree on; 0 = 32, the cache's own"},
+#endif
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
      "checkpoint of a drafter for the model: it guesses tokens that are verified in one step; answers stay "
      "the same"},

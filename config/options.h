@@ -28,6 +28,8 @@ struct options {
     uint64_t encoder_cache_memory; /* bytes of encoded pictures kept */
     uint64_t picture_memory;       /* bytes of decoded pictures held by requests that wait or run */
     uint64_t answer_memory;        /* bytes of answers that are being made or read */
+    char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
+    uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
     char *draft_model;
     char *draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */

@@ -132,7 +132,7 @@ struct scheduler {
     uint32_t *free_slots;
     bool stopping, drain;
     bool poked; /* a cancel arrived, or something else to look after */
-    bool reset_cache;
+    bool reset_cache, announce_cache;
     uint64_t arrivals;
     struct sched_stats seen; /* `now`, as it was published last */
 

@@ -216,14 +216,23 @@ void sched_reset_prefix_cache(struct scheduler *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void sched_announce_cache(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->announce_cache = s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
 bool sched__cache_reset_wanted(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    bool wanted = s->reset_cache;
-    s->reset_cache = false;
+    bool wanted = s->reset_cache, announce = s->announce_cache;
+    s->reset_cache = s->announce_cache = false;
     pthread_mutex_unlock(&s->lock);
     if (wanted && s->cache) radix_reset(s->cache);
-    return wanted;
+    if (announce && !wanted && s->cache) radix_announce(s->cache);
+    return wanted || announce;
 }
 
 void sched__cache_gauges(struct scheduler *s)

@@ -46,6 +46,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->draft_slots = calloc(s->caps.sequences_max, sizeof *s->draft_slots);
     enum status st = kvb_create(&s->caps, &s->blocks, err);
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
+    if (!st && s->cache) radix_watch(s->cache, &opt->watch);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);

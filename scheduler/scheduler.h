@@ -23,6 +23,34 @@ struct seq_id {
     uint32_t slot, gen; /* a slot is reused under a new generation: a stale id never names another sequence */
 };
 
+/* Tells what the prefix cache holds to somebody who keeps a copy of it, as a router does: in blocks of
+ * `block_tokens` tokens, whatever the size of the cache's own. A block stands for all tokens from the
+ * beginning of the prompt to its own end: its hash is made of its parent's, its tokens and its pictures, so
+ * servers agree on it. Called on the engine thread; what is passed is valid for the call alone. */
+struct cache_picture {
+    uint32_t begin, end; /* positions in the prompt */
+    uint8_t key[32];
+};
+struct cache_stored {
+    uint32_t group, window; /* layers with one lifetime rule; 0 = they see everything before them */
+    uint32_t count;         /* of blocks, each the parent of the next */
+    uint32_t first;         /* position of the first one's first token; 0 = it has no parent */
+    uint64_t parent;
+    const uint64_t *hashes;               /* [count] */
+    const uint32_t *tokens;               /* [count * block_tokens] */
+    const struct cache_picture *pictures; /* that touch the blocks, in order; may reach beyond them */
+    uint32_t picture_count;
+    const uint8_t *salt; /* [32], as struct sched_sequence has it */
+};
+struct cache_watch {
+    uint32_t block_tokens; /* 0: nobody watches */
+    void *arg;
+    void (*stored)(void *arg, const struct cache_stored *what);
+    void (*removed)(void *arg, uint32_t group, const uint64_t *hashes, uint32_t count);
+    /* All that was told is void. What follows, up to the call with `done`, is everything there is. */
+    void (*anew)(void *arg, bool done);
+};
+
 struct sched_options {
     uint32_t queue_max;     /* sequences waiting; one more is ST_AGAIN. 0 = 1024 */
     uint32_t prefill_chunk; /* tokens of one sequence's prefill in one step at most; 0 = what the step's
@@ -45,9 +73,10 @@ struct sched_options {
     uint32_t (*propose)(void *arg, void *user, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
     void *propose_arg;
-    uint32_t guess_max;      /* for one sequence in one step at most; 0 = none */
-    bool guess_all;          /* always so many, not as many as pay */
-    void (*wake)(void *arg); /* events are waiting; may be NULL */
+    uint32_t guess_max;       /* for one sequence in one step at most; 0 = none */
+    bool guess_all;           /* always so many, not as many as pay */
+    struct cache_watch watch; /* of the prefix cache */
+    void (*wake)(void *arg);  /* events are waiting; may be NULL */
     void *wake_arg;
     uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
                                config/base/faults.h */
@@ -167,6 +196,9 @@ void sched_refuse_image(struct scheduler *s, struct seq_id id, uint32_t image, c
 /* Drops what is cached and not in use, at the next turn of the engine thread. Any thread. */
 void sched_reset_prefix_cache(struct scheduler *s);
 void sched_reset_features(struct scheduler *s);
+/* The watcher of the prefix cache is told everything anew, at the next turn of the engine thread. Any thread.
+ */
+void sched_announce_cache(struct scheduler *s);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0

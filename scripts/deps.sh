@@ -3,7 +3,8 @@
 # nothing when all are there. Uses sudo when it isn't root. usage: scripts/deps.sh [--test]
 set -eu
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev"
-need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev curl"
+need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
+need="$need libmsgpack-dev curl"
 [ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx clang-format"
 missing=""
 installed() {

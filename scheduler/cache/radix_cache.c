@@ -35,6 +35,7 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
 void radix_destroy(struct radix_cache *c)
 {
     if (!c) return;
+    c->quiet = true;
     while (c->top.child) {
         struct radix_node *n = c->top.child;
         while (n->child) n = n->child;
@@ -46,6 +47,9 @@ void radix_destroy(struct radix_cache *c)
         free(c->valid_to[g]);
     }
     for (int h = 0; h < HEAP_COUNT; h++) free(c->heaps[h].at);
+    free(c->told.tokens);
+    free(c->told.hashes);
+    free(c->told.pictures);
     free(c->buckets);
     free(c->ghosts);
     free(c);
@@ -291,6 +295,7 @@ static void ensure_tail(struct radix_cache *c, struct radix_node *n, const struc
     }
     if (!ok) return;
     n->has_tail = true;
+    radix__watch_tail(c, n, true);
     radix__classify(c, n);
 }
 
@@ -310,6 +315,7 @@ bool radix_pin_hit(struct radix_cache *c, const struct radix_view *v, const stru
     }
     pin_node(c, pin, n);
     radix__touch(c, n);
+    radix__watch_flush(c);
     return true;
 }
 
@@ -411,6 +417,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
     n->last_use = c->clock;
     n->base = c->inflation;
     radix__classify(c, n);
+    radix__watch_flush(c);
     return pos;
 }
 

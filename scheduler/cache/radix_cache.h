@@ -79,6 +79,10 @@ struct radix_hit {
 enum status radix_create(const struct engine_caps *caps, struct kv_blocks *blocks, uint64_t seed,
                          struct radix_cache **out, struct err *err) KV_MUST_CHECK;
 void radix_destroy(struct radix_cache *c); /* releases every block */
+/* From now on w is told what is stored and removed; once, while the cache is empty. Copies w. */
+void radix_watch(struct radix_cache *c, const struct cache_watch *w);
+/* Tells w everything anew. Without a watcher: nothing. */
+void radix_announce(struct radix_cache *c);
 
 /* The longest prefix of at most `limit` items (limit < count) that can be taken over; never ends inside an
  * atomic picture. Changes nothing. False: out of memory for the answer (hit is empty then). */
@@ -112,7 +116,7 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
 /* Evicts until `need[g]` more blocks of every group can be allocated together; false when that can't be had.
  */
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX]);
-/* Drops everything that is not pinned. */
+/* Drops everything that is not pinned; a watcher is told anew what is left. */
 void radix_reset(struct radix_cache *c);
 
 struct radix_stats {

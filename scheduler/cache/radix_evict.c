@@ -175,6 +175,7 @@ void radix__touch(struct radix_cache *c, struct radix_node *n)
 
 void radix__drop_tail(struct radix_cache *c, struct radix_node *n)
 {
+    radix__watch_tail(c, n, false);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = 0; i < n->tail_count[g]; i++) kvb_release(c->blocks, g, n->tail[g][i], KVB_CACHED);
         c->stats.evicted_blocks[g] += n->tail_count[g];
@@ -245,6 +246,7 @@ static bool cut_leaf(struct radix_cache *c, struct radix_node *n)
         for (uint32_t i = keep; i < blocks; i++) kvb_release(c->blocks, g, n->units[g][i], KVB_CACHED);
         c->stats.evicted_blocks[g] += blocks - keep;
     }
+    radix__marks_cut(c, n, end);
     c->stats.items -= n->end - end;
     n->end = end;
     while (n->span_count && n->spans[n->span_count - 1].begin >= end) n->span_count--;
@@ -272,16 +274,19 @@ static bool evict_one(struct radix_cache *c)
 bool radix_evict(struct radix_cache *c, const uint32_t need[ENGINE_GROUPS_MAX])
 {
     if (!kvb_can_reclaim(c->blocks, need)) return false; /* all of it would go for nothing */
-    while (!kvb_can_allocate(c->blocks, need))
-        if (!evict_one(c)) return false;
-    return true;
+    bool left = true;
+    while (left && !kvb_can_allocate(c->blocks, need)) left = evict_one(c);
+    radix__watch_flush(c);
+    return left;
 }
 
 void radix_reset(struct radix_cache *c)
 {
     struct radix_stats before = c->stats;
+    c->quiet = true;
     while (evict_one(c)) {
     }
+    radix_announce(c);
     /* Not news and not for want of memory: somebody asked for it. */
     c->stats.evicted_nodes = before.evicted_nodes;
     memcpy(c->stats.evicted_blocks, before.evicted_blocks, sizeof before.evicted_blocks);

@@ -1,6 +1,6 @@
 /* Shared by the files of the radix cache (radix_cache.c: match and publish; radix_node.c: nodes and items;
- * radix_evict.c: eviction; radix_check.c: invariants); nobody else includes it. See radix_cache.h for the
- * picture. */
+ * radix_evict.c: eviction; radix_watch.c: what a watcher is told; radix_check.c: invariants); nobody else
+ * includes it. See radix_cache.h for the picture. */
 #ifndef KVASIR_RADIX_INTERNAL_H
 #define KVASIR_RADIX_INTERNAL_H
 
@@ -17,6 +17,13 @@ struct radix_span {
     struct prompt_grid grid; /* the same pixels may have other positions: a video at another rate */
     int32_t rope_offset;     /* behind the picture, and so of all text up to the next one: nodes need none of
                                 their own, equal paths have equal offsets */
+};
+
+/* A block of the watcher's size; it belongs to the node that holds its last item. */
+struct radix_mark {
+    uint64_t hash;
+    uint32_t told;                     /* bit g: the watcher knows it as stored in group g */
+    uint32_t tails[ENGINE_GROUPS_MAX]; /* sliding groups: tails that hold all of it, of any node */
 };
 
 struct radix_node {
@@ -42,6 +49,10 @@ struct radix_node {
     uint64_t last_use;
     double base, rank;            /* leaves: `inflation` at the last use; base + worth (GreedyDual) */
     uint32_t heap_at[HEAP_COUNT]; /* index + 1; 0 = not in it */
+    struct radix_mark *marks;     /* [radix__marks(start, end)], mark_cap entries; NULL: nobody watches */
+    uint32_t mark_cap;
+    struct radix_node *dirty_prev, *dirty_next; /* in the list of those that the watcher hears of next */
+    uint32_t dirty_from, dirty_to;              /* positions; empty: not in it */
 };
 
 struct radix_cache {
@@ -64,6 +75,15 @@ struct radix_cache {
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
     uint32_t mutation; /* tests: SCHED_BUG_* */
+    struct cache_watch watch;
+    bool quiet;               /* the watcher will be told anew */
+    struct radix_node *dirty, *dirty_last;
+    struct {
+        uint32_t *tokens;
+        uint64_t *hashes;
+        struct cache_picture *pictures;
+        uint32_t token_cap, hash_cap, picture_cap;
+    } told;
     struct radix_stats stats;
 };
 
@@ -77,6 +97,28 @@ static inline uint32_t radix__blocks(const struct radix_cache *c, uint32_t start
 /* Block indices [*first, *first + count) that a hit at p needs of group g; the count is returned. Inside of a
  * prefix that ends at `whole` (0 = there is none) rows see its beginning, whatever the window. */
 uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint32_t whole, uint32_t *first);
+
+/* Blocks of the watcher's size whose last item lies in [start, end). */
+static inline uint32_t radix__marks(const struct radix_cache *c, uint32_t start, uint32_t end)
+{
+    uint32_t n = c->watch.block_tokens;
+    return n ? end / n - start / n : 0;
+}
+
+/* ---- radix_watch.c: without a watcher all of it does nothing ---- */
+bool radix__marks_reserve(const struct radix_cache *c, struct radix_node *n, uint32_t to);
+/* n was extended from `from` on, or made; v: its path. Room was reserved. */
+void radix__marks_add(struct radix_cache *c, struct radix_node *n, const struct radix_view *v, uint32_t from);
+/* Before n is cut at p: those before p go to u, which has room. */
+void radix__marks_split(struct radix_cache *c, struct radix_node *u, struct radix_node *n, uint32_t p);
+void radix__marks_cut(struct radix_cache *c, struct radix_node *n, uint32_t end); /* before n ends there */
+void radix__marks_drop(struct radix_cache *c, struct radix_node *n); /* before n and its tail are freed */
+/* n's tail was made, or is about to go. */
+void radix__watch_tail(struct radix_cache *c, struct radix_node *n, bool there);
+/* Sliding blocks of n in positions [from, to) came or went. */
+void radix__watch_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
+/* The watcher hears of all that has changed: at the end of every call that may change something. */
+void radix__watch_flush(struct radix_cache *c);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

@@ -172,6 +172,7 @@ static void node_free(struct radix_node *n)
         free(n->units[g]);
         free(n->tail[g]);
     }
+    free(n->marks);
     free(n->tokens);
     free(n->spans);
     free(n);
@@ -191,6 +192,7 @@ static struct radix_node *node_alloc(struct radix_cache *c, uint32_t start, uint
     if (spans) ok = ok && (n->spans = malloc(spans * sizeof *n->spans));
     for (uint32_t g = 0; g < c->caps.group_count && blocks; g++)
         ok = ok && (n->units[g] = malloc(blocks * sizeof *n->units[g]));
+    ok = ok && radix__marks_reserve(c, n, end);
     if (!ok) {
         node_free(n);
         return NULL;
@@ -262,6 +264,7 @@ void radix__set_unit(struct radix_cache *c, struct radix_node *n, uint32_t g, ui
     if (c->caps.groups[g].window && unit != ENGINE_NO_BLOCK) n->body[g]++;
     if (c->caps.groups[g].window && *at != ENGINE_NO_BLOCK) n->body[g]--;
     *at = unit;
+    if (c->caps.groups[g].window) radix__watch_units(c, n, index * c->bt, (index + 1) * c->bt);
 }
 
 static uint32_t spans_from(const struct radix_view *v, uint32_t pos, uint32_t to)
@@ -297,6 +300,7 @@ struct radix_node *radix__child_create(struct radix_cache *c, struct radix_node 
     table_grow(c);
     link_child(c, parent, n, view_hash(c, parent->id, v, from));
     take_units(c, n, from, to, tables);
+    radix__marks_add(c, n, v, from);
     /* The parent's last block, partly filled, has the same beginning: keeping one of the two is enough. */
     if (from % c->bt) {
         for (uint32_t g = 0; g < c->caps.group_count; g++)
@@ -331,6 +335,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
         }
         n->block_cap = cap;
     }
+    if (!radix__marks_reserve(c, n, to)) return false;
     if (more) {
         struct radix_span *s = realloc(n->spans, (n->span_count + more) * sizeof *s);
         if (!s) return false;
@@ -352,6 +357,7 @@ bool radix__extend(struct radix_cache *c, struct radix_node *n, const struct rad
     if (next < to) take_units(c, n, next, to, tables);
     c->stats.items += to - from;
     n->end = to;
+    radix__marks_add(c, n, v, from);
     radix__classify(c, n);
     return true;
 }
@@ -364,6 +370,7 @@ struct radix_node *radix__split(struct radix_cache *c, struct radix_node *n, uin
     while (gone < n->span_count && n->spans[gone].end <= p) gone++;
     struct radix_node *u = node_alloc(c, n->start, p, upper_spans);
     if (!u) return NULL;
+    radix__marks_split(c, u, n, p);
     uint32_t old_base = n->start / c->bt, base = p / c->bt, blocks = radix__blocks(c, p, n->end);
     memcpy(u->tokens, n->tokens, (p - n->start) * sizeof *u->tokens);
     memmove(n->tokens, n->tokens + (p - n->start), (n->end - p) * sizeof *n->tokens);
@@ -403,6 +410,7 @@ void radix__remove(struct radix_cache *c, struct radix_node *n)
 {
     ASSERT(!n->child_count && !n->pins);
     radix__unheap(c, n);
+    radix__marks_drop(c, n);
     uint32_t blocks = radix__blocks(c, n->start, n->end);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {
         for (uint32_t i = 0; i < blocks; i++)

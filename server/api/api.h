@@ -17,6 +17,7 @@ void api_detokenize_start(struct request *r);
 /* models.c */
 void api_models_start(struct request *r);
 void api_model_start(struct request *r);
+void api_server_info_start(struct request *r);
 /* ops.c */
 void api_health_start(struct request *r);
 void api_ready_start(struct request *r);

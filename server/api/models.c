@@ -1,4 +1,5 @@
-/* GET /v1/models and /v1/models/{id}. Works while the model loads. */
+/* GET /v1/models, /v1/models/{id}, /model_info and /server_info. Works while the model loads. */
+#include "engine/model/model_info.h"
 #include "server/http/json_out.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -33,6 +34,32 @@ void api_models_start(struct request *r)
         card(&o, r->srv, n);
     }
     jo_text(&o, "]}");
+    request_answer(r, o.st ? 500 : 200);
+}
+
+/* What SGLang's gateway asks its workers for; it names the model after it. One answer for both questions: the
+ * gateway merges them. */
+void api_server_info_start(struct request *r)
+{
+    const struct server *s = r->srv;
+    const struct model *m = s->model;
+    struct json_out o = {.buf = &r->answer.out};
+    jo_text(&o, "{\"model_path\":");
+    jo_cstring(&o, s->model_name);
+    jo_text(&o, ",\"served_model_name\":");
+    jo_cstring(&o, s->model_name);
+    jo_text(&o, ",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"" KVASIR_VERSION "\"");
+    if (m) {
+        jo_text(&o, ",\"model_type\":");
+        jo_cstring(&o, m->info->family);
+        jo_text(&o, ",\"has_image_understanding\":");
+        jo_text(&o, m->caps.images ? "true" : "false");
+        jo_text(&o, ",\"context_length\":");
+        jo_uint(&o, m->caps.context_max);
+        jo_text(&o, ",\"max_running_requests\":");
+        jo_uint(&o, m->caps.sequences_max);
+    }
+    jo_text(&o, "}");
     request_answer(r, o.st ? 500 : 200);
 }
 

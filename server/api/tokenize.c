@@ -6,9 +6,32 @@
 
 #include "engine/tokenizer/tokenizer.h"
 
+#include <stdio.h>
 #include <string.h>
 
-static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, size_t count)
+/* Where the prompt's pictures stand and what they are, as cache events name them. */
+static void pictures_write(struct json_out *o, const struct prompt *p)
+{
+    char key[65];
+    jo_text(o, ",\"pictures\":[");
+    for (uint32_t i = 0, n = 0; i < p->span_count; i++) {
+        const struct prompt_span *s = &p->spans[i];
+        if (!s->picture) continue;
+        for (int k = 0; k < 32; k++) snprintf(key + 2 * k, 3, "%02x", span_identity(s)[k]);
+        jo_text(o, n++ ? ",{\"offset\":" : "{\"offset\":");
+        jo_uint(o, s->begin);
+        jo_text(o, ",\"length\":");
+        jo_uint(o, s->end - s->begin);
+        jo_text(o, ",\"hash\":");
+        jo_cstring(o, key);
+        jo_text(o, "}");
+    }
+    jo_text(o, "]");
+}
+
+/* p: NULL for a text. */
+static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, size_t count,
+                         const struct prompt *p)
 {
     const struct model *m = r->srv->model;
     bool strs = false;
@@ -20,6 +43,7 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
     jo_uint(&o, m->caps.context_max);
     jo_text(&o, ",\"tokens\":");
     jo_ids(&o, ids, count);
+    if (p) pictures_write(&o, p);
     jo_text(&o, ",\"token_strs\":");
     if (strs) {
         for (size_t i = 0; i < count; i++) {
@@ -53,7 +77,7 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
         (void)api_fail_status(&r->answer.error, st, "prompt", &err);
         return;
     }
-    tokens_write(r, root, ids.ids, ids.count);
+    tokens_write(r, root, ids.ids, ids.count, NULL);
     tok_ids_free(&ids);
 }
 
@@ -64,8 +88,10 @@ static void tokenize(struct request *r)
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
     if (field(g->root, "messages")) {
-        if (!tokenize_chat(r, g->root, g))
-            tokens_write(r, g->root, g->prompts[0].prompt.tokens, g->prompts[0].prompt.token_count);
+        if (!tokenize_chat(r, g->root, g)) {
+            const struct prompt *p = &g->prompts[0].prompt;
+            tokens_write(r, g->root, p->tokens, p->token_count, p);
+        }
     } else if (prompt) {
         tokenize_text(r, g->root, prompt);
     } else {

@@ -24,6 +24,7 @@ struct model_info;
 struct metrics;
 struct auth;
 struct image_alias;
+struct kv_events;
 struct request;
 
 enum server_phase {
@@ -38,6 +39,7 @@ enum server_phase {
 struct model {
     struct engine *engine;
     struct scheduler *sched;
+    struct kv_events *events; /* NULL: nobody is told of the cache */
     struct tokenizer *tok;
     struct template *tmpl; /* NULL: the checkpoint has none */
     bool own_prompts;      /* tmpl is the rule of the family's processor: one message, no turns */

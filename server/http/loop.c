@@ -8,6 +8,7 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/http/conn.h"
+#include "server/fleet/kv_events.h"
 #include "server/media/alias.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
@@ -335,6 +336,32 @@ static uint32_t draft_tokens(const struct options *o, const struct model_info *m
     return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
 }
 
+static void announce(void *arg)
+{
+    sched_announce_cache(arg);
+}
+
+static enum status events_open(const struct options *o, struct model *m, struct sched_options *so,
+                               struct err *err)
+{
+    if (!o->kv_events && !o->kv_events_replay) return ST_OK;
+    if (!o->kv_events) return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
+    if (so->no_prefix_cache) return err_set(err, ST_INVALID, "--kv-events needs the prefix cache");
+    enum status st = kv_events_open(
+        &(struct kv_events_options){.publish = o->kv_events,
+                                    .replay = o->kv_events_replay,
+                                    .block_tokens = o->kv_events_block ? (uint32_t)o->kv_events_block
+                                                                       : m->caps.block_tokens,
+                                    .one_group = m->caps.group_count == 1},
+        &m->events, err);
+    if (!st) so->watch = kv_events_watch(m->events);
+    return st;
+}
+
+static enum status events_start(struct model *m, struct err *err)
+{
+    return m->events ? kv_events_start(m->events, announce, m->sched, err) : ST_OK;
+}
 static enum status model_load(struct server *s, struct model *m, struct err *err)
 {
     const struct options *o = s->opt;
@@ -374,7 +401,9 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
 #ifdef KVASIR_FAULTS
     st = test_mutation(&so.test_mutation, err);
 #endif
+    if (!st) st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
+    if (!st) st = events_start(m, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.
      */
     if (!st) {
@@ -389,7 +418,9 @@ static enum status model_load(struct server *s, struct model *m, struct err *err
 
 static void model_free(struct model *m)
 {
+    kv_events_stop(m->events);
     if (m->sched) sched_destroy(m->sched);
+    kv_events_close(m->events);
     engine_close(m->engine);
     template_free(m->tmpl);
     tok_free(m->tok);
