@@ -22,12 +22,12 @@ struct options {
     uint64_t kv_memory;      /* bytes; 0 = auto */
     uint64_t max_context;    /* tokens; 0 = the checkpoint's */
     uint64_t max_batch_tokens, max_sequences, max_queue;
-    uint64_t step_ms;              /* time budget of a step; 0 = none */
-    uint64_t prefill_chunk;        /* tokens of one sequence's prefill per step; 0 = the step's budget */
-    char *prefix_cache;            /* on | off */
-    uint64_t encoder_cache_memory; /* bytes of encoded pictures kept */
-    uint64_t picture_memory;       /* bytes of decoded pictures held by requests that wait or run */
-    uint64_t answer_memory;        /* bytes of answers that are being made or read */
+    uint64_t step_ms;                   /* time budget of a step; 0 = none */
+    uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */
+    char *prefix_cache;                 /* on | off */
+    uint64_t encoder_cache_memory;      /* bytes of encoded pictures kept */
+    uint64_t picture_memory;            /* bytes of decoded pictures held by requests that wait or run */
+    uint64_t answer_memory;             /* bytes of answers that are being made or read */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
     char *draft_model;

@@ -71,14 +71,16 @@ static void check_node(const struct radix_cache *c, const struct radix_node *n, 
 
 void radix_check(const struct radix_cache *c)
 {
-    uint64_t nodes = 0, items = 0;
+    uint64_t nodes = 0, items = 0, tails = 0;
     struct holds h = {.c = c, .count = calloc(c->caps.arena_units * c->caps.group_count, sizeof *h.count)};
     ASSERT(h.count);
     for (struct radix_node *n = c->top.child; n; n = next_node(c, n)) {
         check_node(c, n, &h);
+        radix__marks_check(c, n, &tails);
         nodes++;
         items += n->end - n->start;
     }
+    ASSERT_CMP(tails, ==, 0);
     ASSERT_CMP(nodes, ==, c->stats.nodes);
     ASSERT_CMP(items, ==, c->stats.items);
     for (uint32_t g = 0; g < c->caps.group_count; g++) {

@@ -76,7 +76,7 @@ struct radix_cache {
     uint32_t scratch_cap;
     uint32_t mutation; /* tests: SCHED_BUG_* */
     struct cache_watch watch;
-    bool quiet;               /* the watcher will be told anew */
+    bool quiet; /* the watcher will be told anew */
     struct radix_node *dirty, *dirty_last;
     struct {
         uint32_t *tokens;
@@ -119,6 +119,8 @@ void radix__watch_tail(struct radix_cache *c, struct radix_node *n, bool there);
 void radix__watch_units(struct radix_cache *c, struct radix_node *n, uint32_t from, uint32_t to);
 /* The watcher hears of all that has changed: at the end of every call that may change something. */
 void radix__watch_flush(struct radix_cache *c);
+/* Aborts unless the watcher knows of n what is there. Adds up the tails that its marks count. */
+void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails);
 
 /* ---- radix_node.c ---- */
 struct radix_node *radix__root(const struct radix_cache *c, const uint8_t salt[32]);

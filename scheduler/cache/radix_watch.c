@@ -195,16 +195,17 @@ static void tell_stored(struct radix_cache *c, struct radix_node *n, uint32_t g,
         c->told.hashes[i] = n->marks[k + i].hash;
         n->marks[k + i].told |= 1u << g;
     }
-    c->watch.stored(c->watch.arg, &(struct cache_stored){.group = g,
-                                                         .window = c->caps.groups[g].window,
-                                                         .count = count,
-                                                         .first = first,
-                                                         .parent = k ? n->marks[k - 1].hash : hash_before(c, n),
-                                                         .hashes = c->told.hashes,
-                                                         .tokens = c->told.tokens,
-                                                         .pictures = c->told.pictures,
-                                                         .picture_count = pictures,
-                                                         .salt = root->salt});
+    c->watch.stored(c->watch.arg,
+                    &(struct cache_stored){.group = g,
+                                           .window = c->caps.groups[g].window,
+                                           .count = count,
+                                           .first = first,
+                                           .parent = k ? n->marks[k - 1].hash : hash_before(c, n),
+                                           .hashes = c->told.hashes,
+                                           .tokens = c->told.tokens,
+                                           .pictures = c->told.pictures,
+                                           .picture_count = pictures,
+                                           .salt = root->salt});
 }
 
 static void tell_removed(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
@@ -237,28 +238,27 @@ static bool held(const struct radix_cache *c, const struct radix_node *n, uint32
     return true;
 }
 
-/* Full groups hold the same blocks: the first one speaks for all. */
-static bool speaks(const struct radix_cache *c, uint32_t g)
+static void tell_group(struct radix_cache *c, struct radix_node *n, uint32_t g, uint32_t k, uint32_t end)
 {
-    for (uint32_t i = 0; i < g && !c->caps.groups[g].window; i++)
-        if (!c->caps.groups[i].window) return false;
-    return true;
+    for (uint32_t i = k; i < end;) {
+        bool told = n->marks[i].told >> g & 1, now = held(c, n, g, i);
+        uint32_t j = i + 1;
+        while (j < end && (n->marks[j].told >> g & 1) == told && held(c, n, g, j) == now) j++;
+        if (now && !told) tell_stored(c, n, g, i, j - i);
+        if (!now && told) tell_removed(c, n, g, i, j);
+        i = j;
+    }
 }
 
-/* Looks at the marks [k, end) of n. */
+/* Looks at the marks [k, end) of n. Full groups hold the same blocks: one speaks for all, and before the
+ * sliding ones, so that a receiver knows every block's parent. */
 static void tell(struct radix_cache *c, struct radix_node *n, uint32_t k, uint32_t end)
 {
-    for (uint32_t g = 0; g < c->caps.group_count; g++) {
-        if (!speaks(c, g)) continue;
-        for (uint32_t i = k; i < end;) {
-            bool told = n->marks[i].told >> g & 1, now = held(c, n, g, i);
-            uint32_t j = i + 1;
-            while (j < end && (n->marks[j].told >> g & 1) == told && held(c, n, g, j) == now) j++;
-            if (now && !told) tell_stored(c, n, g, i, j - i);
-            if (!now && told) tell_removed(c, n, g, i, j);
-            i = j;
-        }
-    }
+    uint32_t count = c->caps.group_count, full = 0;
+    while (full < count && c->caps.groups[full].window) full++;
+    if (full < count) tell_group(c, n, full, k, end);
+    for (uint32_t g = 0; g < count; g++)
+        if (c->caps.groups[g].window) tell_group(c, n, g, k, end);
 }
 
 /* The block that begins in n and ends below it. */
@@ -274,8 +274,9 @@ void radix__watch_flush(struct radix_cache *c)
 {
     while (c->dirty) {
         struct radix_node *n = c->dirty;
-        uint32_t size = c->watch.block_tokens, count = radix__marks(c, n->start, n->end), own = n->start / size,
-                 from = n->dirty_from / size, to = n->dirty_to / size + 1, last = n->end / size * size;
+        uint32_t size = c->watch.block_tokens, count = radix__marks(c, n->start, n->end),
+                 own = n->start / size, from = n->dirty_from / size, to = n->dirty_to / size + 1,
+                 last = n->end / size * size;
         bool below = c->sliding && n->end > last && n->dirty_to > last;
         clean(c, n);
         from = from > own ? from - own : 0;
@@ -293,7 +294,8 @@ void radix__watch_tail(struct radix_cache *c, struct radix_node *n, bool there)
         if (!n->tail_count[g]) continue;
         uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size; /* whole blocks of it */
         for (struct radix_node *m = n; !m->root && a < b && m->end > a * size; m = m->parent) {
-            uint32_t own = m->start / size, k = a > own ? a - own : 0, end = radix__marks(c, m->start, m->end);
+            uint32_t own = m->start / size, k = a > own ? a - own : 0,
+                     end = radix__marks(c, m->start, m->end);
             if (k >= end) continue;
             dirty(c, m, (own + k) * size, m->end);
             for (; k < end; k++) {
@@ -315,6 +317,25 @@ void radix__marks_drop(struct radix_cache *c, struct radix_node *n)
     radix__watch_tail(c, n, false);
     radix__marks_cut(c, n, n->start);
     clean(c, n);
+}
+
+void radix__marks_check(const struct radix_cache *c, const struct radix_node *n, uint64_t *tails)
+{
+    uint32_t count = radix__marks(c, n->start, n->end), full = 0;
+    ASSERT_CMP(count, <=, n->mark_cap);
+    ASSERT(!n->dirty_to);
+    while (full < c->caps.group_count && c->caps.groups[full].window) full++;
+    for (uint32_t g = 0; g < c->caps.group_count; g++) {
+        for (uint32_t k = 0; k < count; k++) {
+            bool spoken = g == full || c->caps.groups[g].window;
+            ASSERT((n->marks[k].told >> g & 1) == (spoken && held(c, n, g, k)));
+            *tails += n->marks[k].tails[g];
+        }
+        uint32_t size = c->watch.block_tokens;
+        if (!size || !n->tail_count[g]) continue;
+        uint32_t a = (n->tail_first[g] * c->bt + size - 1) / size, b = n->end / size;
+        *tails -= b > a ? b - a : 0;
+    }
 }
 
 void radix_announce(struct radix_cache *c)

@@ -20,7 +20,7 @@ enum {
     QUEUE_KEEP = 1 << 20, /* memory that an empty queue keeps */
     BATCH_BYTES = 1 << 20,
     SEND_BATCHES = 4096, /* that wait for one subscriber; beyond it, it misses some and sees it */
-    ANEW_MS = 1000,       /* subscribers that come together are told together */
+    ANEW_MS = 1000,      /* subscribers that come together are told together */
     LINGER_MS = 200
 };
 
@@ -145,8 +145,7 @@ static void forget_oldest(struct kv_events *k)
 static void keep(struct kv_events *k, const msgpack_sbuffer *payload)
 {
     char *copy = k->replay ? malloc(payload->size) : NULL;
-    while (k->kept_count &&
-           (k->kept_count == REPLAY_BATCHES || k->kept_bytes + payload->size > REPLAY_BYTES))
+    while (k->kept_count && (k->kept_count == REPLAY_BATCHES || k->kept_bytes + payload->size > REPLAY_BYTES))
         forget_oldest(k);
     if (!copy) { /* a repeat must have no hole: it begins behind this one */
         while (k->kept_count) forget_oldest(k);

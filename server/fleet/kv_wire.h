@@ -23,8 +23,10 @@ struct kv_record {
 };
 
 /* ST_NOMEM, ST_TOO_LARGE: `to` is as it was. */
-enum status kv_put_stored(struct buf *to, uint32_t block_tokens, const struct cache_stored *what) KV_MUST_CHECK;
-enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashes, uint32_t count) KV_MUST_CHECK;
+enum status kv_put_stored(struct buf *to, uint32_t block_tokens,
+                          const struct cache_stored *what) KV_MUST_CHECK;
+enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashes,
+                           uint32_t count) KV_MUST_CHECK;
 enum status kv_put_cleared(struct buf *to) KV_MUST_CHECK;
 
 /* Packs records from data[0..len) on as one batch, at least one and up to about `most` bytes of them; how

@@ -3,13 +3,14 @@
  * sliding blocks and go. The model is a list of what was published, searched linearly. Every answer is
  * checked in both directions: never longer than what the model allows, never shorter than what it promises,
  * and every slot handed out holds the right value. Nobody may write where the tree claims or somebody else
- * reads.
+ * reads. An index that hears of the tree only what its watcher is told knows at any moment what it holds.
  *
  *     test_radix [--seed N] [--worlds COUNT] [--only TEST]        --seed: the random worlds only; a failing
  * run prints its seed */
 #include "config/base/assert.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
+#include "tests/lib/block_index.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -199,6 +200,9 @@ struct world {
     struct entry *log;
     uint32_t log_count, log_cap;
     struct owner owners[OWNERS];
+    struct block_index *index; /* in blocks of so many tokens: */
+    uint32_t index_tokens;
+    bool odd_keys;        /* one key, two sizes: events tell keys alone, so the index may find more */
     bool plenty;          /* nothing is ever evicted */
     bool prompt_publish;  /* sequences publish before they trim, so bodies are whole */
     uint32_t window_more; /* planted: the reader's window is that much larger than the cache was told */
@@ -235,6 +239,10 @@ static struct world *world_new(const struct shape *shape, uint32_t block_tokens,
     struct err err = {{0}};
     ASSERT(kvb_create(&w->caps, &w->blocks, &err) == ST_OK);
     ASSERT(radix_create(&w->caps, w->blocks, rng_state, &w->cache, &err) == ST_OK);
+    w->index_tokens = 1 + (uint32_t)(mix(rng_state) % (2 * block_tokens));
+    w->index = block_index_new(w->index_tokens, 1);
+    struct cache_watch watch = block_index_watch(w->index, 0);
+    radix_watch(w->cache, &watch);
     w->shadow = calloc((size_t)units * block_tokens, sizeof *w->shadow);
     w->claim = calloc((size_t)units * block_tokens, sizeof *w->claim);
     return w;
@@ -260,7 +268,9 @@ static void world_free(struct world *w)
     radix_reset(w->cache); /* nobody stands in the way: everything goes */
     radix_check(w->cache);
     CHECK(kvb_used_units(w->blocks) == 0);
+    CHECK(block_index_blocks(w->index, 0) == 0);
     radix_destroy(w->cache);
+    block_index_free(w->index);
     kvb_destroy(w->blocks);
     for (uint32_t i = 0; i < w->log_count; i++) {
         text_free(w->log[i].text);
@@ -372,6 +382,19 @@ static void check_stop(const struct text *t, const struct verdict *v, const stru
     if (stop == CACHE_STOP_NONE) CHECK(hit->length + 1 >= t->count);
 }
 
+/* The index finds as many blocks as there are, rounded down. */
+static void check_index(const struct world *w, const struct text *t, const struct radix_hit *hit)
+{
+    uint32_t n = w->index_tokens, count = t->count / n, full = 0;
+    uint64_t *keys = calloc(count + 1, sizeof *keys);
+    while (full < w->caps.group_count && w->caps.groups[full].window) full++;
+    block_index_keys(w->index, t->tokens, t->count, t->images, t->image_count, t->salt, keys);
+    uint32_t known = full < w->caps.group_count ? block_index_overlap(w->index, 0, full, keys, count) : 0;
+    uint32_t there_are = at_most(hit->info.equal / n, count);
+    if (full < w->caps.group_count) CHECK(w->odd_keys ? known >= there_are : known == there_are);
+    free(keys);
+}
+
 static struct radix_hit look_limited(struct world *w, const struct text *t, uint32_t limit)
 {
     struct radix_view v = view_of(t);
@@ -383,6 +406,7 @@ static struct radix_hit look_limited(struct world *w, const struct text *t, uint
     CHECK(hit.info.reused == hit.length);
     CHECK(hit.info.equal >= hit.length && hit.info.equal <= m.equal);
     check_content(w, t, &hit);
+    if (!planted) check_index(w, t, &hit);
     if (w->plenty && !planted) {
         CHECK(hit.length >= m.at_least);
         CHECK(hit.info.equal == m.equal);
@@ -1069,6 +1093,7 @@ static void test_T6_same_key_other_row_count(void **state)
             rng_state = 6;
             struct world *w = world_new(&gemma_like, 8, 6000, true);
             w->plenty = false; /* the model compares items only; content is what counts here */
+            w->odd_keys = true;
             uint8_t key[32];
             make_key(key, 1);
             for (int i = 0; i < 2; i++) {

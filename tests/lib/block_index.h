@@ -1,0 +1,27 @@
+/* What a router knows of its servers' prefix caches from their events alone, made anew from tokens and
+ * pictures as indexers do it: the events' hashes only name what was stored before. Aborts where a stream
+ * contradicts itself: a block that is stored twice, or removed without having been there. Not thread-safe. */
+#ifndef KVASIR_TEST_BLOCK_INDEX_H
+#define KVASIR_TEST_BLOCK_INDEX_H
+
+#include "engine/prompt/prompt.h"
+#include "scheduler/scheduler.h"
+
+struct block_index;
+
+struct block_index *block_index_new(uint32_t block_tokens, uint32_t servers);
+void block_index_free(struct block_index *x);
+/* For the scheduler of that server; x must outlive it. */
+struct cache_watch block_index_watch(struct block_index *x, uint32_t server);
+
+/* The keys of a prompt's whole blocks: count / block_tokens. */
+void block_index_keys(const struct block_index *x, const uint32_t *tokens, uint32_t count,
+                      const struct prompt_span *spans, uint32_t span_count, const uint8_t salt[32],
+                      uint64_t *keys);
+bool block_index_holds(const struct block_index *x, uint32_t server, uint32_t group, uint64_t key);
+/* How many of the first `count` keys, from the beginning on. */
+uint32_t block_index_overlap(const struct block_index *x, uint32_t server, uint32_t group,
+                             const uint64_t *keys, uint32_t count);
+uint64_t block_index_blocks(const struct block_index *x, uint32_t server); /* in all groups */
+
+#endif
