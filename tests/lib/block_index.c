@@ -49,7 +49,7 @@ struct server {
     struct block_index *index;
     struct map told[ENGINE_GROUPS_MAX]; /* by the event's hash: 1 while it is stored */
     struct map held[ENGINE_GROUPS_MAX]; /* by key: how many of that key are */
-    uint64_t blocks;
+    uint64_t blocks, stored;
 };
 struct block_index {
     uint32_t block_tokens, count;
@@ -99,6 +99,7 @@ static void on_stored(void *arg, const struct cache_stored *what)
         map_put(&s->told[what->group], what->hashes[i], 1);
         map_put(&x->names, what->hashes[i], key);
         s->blocks++;
+        s->stored += !what->window;
     }
 }
 
@@ -198,4 +199,9 @@ uint32_t block_index_overlap(const struct block_index *x, uint32_t server, uint3
 uint64_t block_index_blocks(const struct block_index *x, uint32_t server)
 {
     return x->servers[server].blocks;
+}
+
+uint64_t block_index_stored(const struct block_index *x, uint32_t server)
+{
+    return x->servers[server].stored;
 }
