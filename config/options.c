@@ -68,6 +68,8 @@ static const struct row rows[] = {
      "where they ask for published events again"},
     {"kv-events-block", K_COUNT, AT(kv_events_block), "0", 0, 65536, NULL, "N",
      "tokens of a block in events, which routers must agree on; 0 = 32, the cache's own"},
+    {"kv-events-layout", K_CHOICE, AT(kv_events_layout), "array", 0, 0, "array|map", NULL,
+     "how an event is written: its fields in order, or with their names, as newer vLLMs do"},
 #endif
     {"draft-model", K_STRING, AT(draft_model), NULL, 0, 0, NULL, "DIR",
      "checkpoint of a drafter for the model: it guesses tokens that are verified in one step; answers stay "

@@ -30,6 +30,7 @@ struct options {
     uint64_t answer_memory;             /* bytes of answers that are being made or read */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
+    char *kv_events_layout;             /* array | map */
     char *draft_model;
     char *draft_tokens;
     char *generation_config; /* auto | ignore: defaults for sampling from the checkpoint */

@@ -38,15 +38,13 @@ void api_models_start(struct request *r)
 }
 
 /* What SGLang's gateway asks its workers for; it names the model after it. One answer for both questions: the
- * gateway merges them. */
+ * gateway merges them. No model_path: it would look for a tokenizer there, on its own machine or the hub. */
 void api_server_info_start(struct request *r)
 {
     const struct server *s = r->srv;
     const struct model *m = s->model;
     struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, "{\"model_path\":");
-    jo_cstring(&o, s->model_name);
-    jo_text(&o, ",\"served_model_name\":");
+    jo_text(&o, "{\"served_model_name\":");
     jo_cstring(&o, s->model_name);
     jo_text(&o, ",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"" KVASIR_VERSION "\"");
     if (m) {

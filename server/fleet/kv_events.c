@@ -32,7 +32,7 @@ struct batch {
 
 struct kv_events {
     uint32_t block_tokens;
-    bool one_group;
+    struct kv_layout layout;
     void *context, *pub, *replay; /* replay: NULL without */
     int wake;                     /* eventfd: the queue is no longer empty, or stop */
     pthread_t thread;
@@ -167,7 +167,7 @@ static void publish(struct kv_events *k)
         uint8_t seq[8];
         msgpack_sbuffer_init(&payload);
         at += kv_pack_batch(&payload, k->taken.data + at, k->taken.len - at, BATCH_BYTES,
-                            (double)t.tv_sec + (double)t.tv_nsec * 1e-9, k->one_group);
+                            (double)t.tv_sec + (double)t.tv_nsec * 1e-9, k->layout);
         number(seq, k->seq);
         bool ok = zmq_send(k->pub, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
                   zmq_send(k->pub, seq, sizeof seq, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
@@ -310,7 +310,7 @@ enum status kv_events_open(const struct kv_events_options *o, struct kv_events *
     if (!k) return err_set(err, ST_NOMEM, "out of memory");
     pthread_mutex_init(&k->lock, NULL);
     k->block_tokens = o->block_tokens;
-    k->one_group = o->one_group;
+    k->layout = (struct kv_layout){.map = o->map, .one_group = o->one_group};
     k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     buf_init(&k->queue, SIZE_MAX / 2);
     buf_init(&k->taken, SIZE_MAX / 2);

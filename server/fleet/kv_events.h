@@ -25,6 +25,7 @@ struct kv_events_options {
     const char *publish; /* a ZeroMQ address to bind; "connect:ADDRESS" connects. Borrowed for the call */
     const char *replay;  /* NULL: nothing is repeated */
     uint32_t block_tokens;
+    bool map;       /* events with the names of their fields */
     bool one_group; /* the model's layers are all of one kind: events name no group */
 };
 

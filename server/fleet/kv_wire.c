@@ -1,5 +1,5 @@
-/* See kv_wire.h. The layout of a batch is that of vLLM's KVEventBatch in arrays: [time, [event ...], rank],
- * an event being its name and its fields in order. Numbers in a record are the machine's own. */
+/* See kv_wire.h. A batch is vLLM's KVEventBatch: [time, [event ...], rank]. vLLM has written events as arrays
+ * and, later, as maps. Numbers in a record are the machine's own. */
 #include "server/fleet/kv_wire.h"
 
 #include "config/base/checked.h"
@@ -119,42 +119,71 @@ static void pack_hashes(msgpack_packer *p, const uint64_t *hashes, uint32_t coun
 /* The tier that steps read from, whatever the backend: routers know no other word for it. */
 static const char MEDIUM[] = "GPU";
 
-static void pack_stored(msgpack_packer *p, const struct kv_record *r, bool one_group)
+/* An event of so many fields; then each field by its name. */
+static void begin(msgpack_packer *p, struct kv_layout layout, const char *name, size_t fields)
+{
+    if (layout.map) {
+        msgpack_pack_map(p, fields + 1);
+        text(p, "type");
+    } else {
+        msgpack_pack_array(p, fields + 1);
+    }
+    text(p, name);
+}
+static void field(msgpack_packer *p, struct kv_layout layout, const char *name)
+{
+    if (layout.map) text(p, name);
+}
+
+static void pack_stored(msgpack_packer *p, const struct kv_record *r, struct kv_layout layout)
 {
     const uint64_t *hashes = (const uint64_t *)(const void *)(r + 1);
     const struct cache_picture *pictures = (const struct cache_picture *)(const void *)(hashes + r->count);
     const uint32_t *tokens = (const uint32_t *)(const void *)(pictures + r->picture_count);
     uint32_t token_count = r->count * r->block_tokens;
-    msgpack_pack_array(p, one_group ? 9 : 12);
-    text(p, "BlockStored");
+    begin(p, layout, "BlockStored", layout.one_group ? 8 : 11);
+    field(p, layout, "block_hashes");
     pack_hashes(p, hashes, r->count);
+    field(p, layout, "parent_block_hash");
     if (r->first) msgpack_pack_uint64(p, r->parent);
     else msgpack_pack_nil(p);
+    field(p, layout, "token_ids");
     msgpack_pack_array(p, token_count);
     for (uint32_t i = 0; i < token_count; i++) msgpack_pack_uint32(p, tokens[i]);
+    field(p, layout, "block_size");
     msgpack_pack_uint32(p, r->block_tokens);
-    msgpack_pack_nil(p); /* lora_id */
+    field(p, layout, "lora_id");
+    msgpack_pack_nil(p);
+    field(p, layout, "medium");
     text(p, MEDIUM);
-    msgpack_pack_nil(p); /* lora_name */
+    field(p, layout, "lora_name");
+    msgpack_pack_nil(p);
+    field(p, layout, "extra_keys");
     extra_keys(p, r, pictures, (const uint8_t *)(tokens + token_count));
-    if (one_group) return;
+    if (layout.one_group) return;
+    field(p, layout, "group_idx");
     msgpack_pack_uint32(p, r->group);
+    field(p, layout, "kv_cache_spec_kind");
     text(p, r->window ? "sliding_window" : "full_attention");
+    field(p, layout, "kv_cache_spec_sliding_window");
     if (r->window) msgpack_pack_uint32(p, r->window);
     else msgpack_pack_nil(p);
 }
 
-static void pack_removed(msgpack_packer *p, const struct kv_record *r, bool one_group)
+static void pack_removed(msgpack_packer *p, const struct kv_record *r, struct kv_layout layout)
 {
-    msgpack_pack_array(p, one_group ? 3 : 4);
-    text(p, "BlockRemoved");
+    begin(p, layout, "BlockRemoved", layout.one_group ? 2 : 3);
+    field(p, layout, "block_hashes");
     pack_hashes(p, (const uint64_t *)(const void *)(r + 1), r->count);
+    field(p, layout, "medium");
     text(p, MEDIUM);
-    if (!one_group) msgpack_pack_uint32(p, r->group);
+    if (layout.one_group) return;
+    field(p, layout, "group_idx");
+    msgpack_pack_uint32(p, r->group);
 }
 
 size_t kv_pack_batch(msgpack_sbuffer *out, const char *data, size_t len, size_t most, double time,
-                     bool one_group)
+                     struct kv_layout layout)
 {
     size_t taken = 0, count = 0;
     while (taken < len && (!count || taken < most)) {
@@ -169,12 +198,11 @@ size_t kv_pack_batch(msgpack_sbuffer *out, const char *data, size_t len, size_t 
     for (size_t at = 0; at < taken;) {
         const struct kv_record *r = (const struct kv_record *)(const void *)(data + at);
         if (r->kind == KV_STORED) {
-            pack_stored(&p, r, one_group);
+            pack_stored(&p, r, layout);
         } else if (r->kind == KV_REMOVED) {
-            pack_removed(&p, r, one_group);
+            pack_removed(&p, r, layout);
         } else {
-            msgpack_pack_array(&p, 1);
-            text(&p, "AllBlocksCleared");
+            begin(&p, layout, "AllBlocksCleared", 0);
         }
         at += r->bytes;
     }

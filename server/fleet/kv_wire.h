@@ -29,9 +29,15 @@ enum status kv_put_removed(struct buf *to, uint32_t group, const uint64_t *hashe
                            uint32_t count) KV_MUST_CHECK;
 enum status kv_put_cleared(struct buf *to) KV_MUST_CHECK;
 
+/* How events are written. */
+struct kv_layout {
+    bool map;       /* {"type": name, field: value ...} instead of [name, value ...] */
+    bool one_group; /* no field names the group */
+};
+
 /* Packs records from data[0..len) on as one batch, at least one and up to about `most` bytes of them; how
  * many bytes were taken. */
 size_t kv_pack_batch(msgpack_sbuffer *out, const char *data, size_t len, size_t most, double time,
-                     bool one_group);
+                     struct kv_layout layout);
 
 #endif

@@ -352,6 +352,7 @@ static enum status events_open(const struct options *o, struct model *m, struct 
                                     .replay = o->kv_events_replay,
                                     .block_tokens = o->kv_events_block ? (uint32_t)o->kv_events_block
                                                                        : m->caps.block_tokens,
+                                    .map = strcmp(o->kv_events_layout, "map") == 0,
                                     .one_group = m->caps.group_count == 1},
         &m->events, err);
     if (!st) so->watch = kv_events_watch(m->events);
