@@ -89,8 +89,8 @@ api() {
     timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2"
 }
 venv() {
-    build/venv/bin/python -c "import openai, PIL" 2>/dev/null && return
-    python3 -m venv build/venv && build/venv/bin/pip install -q openai pillow
+    build/venv/bin/python -c "import openai, PIL, zmq, msgpack" 2>/dev/null && return
+    python3 -m venv build/venv && build/venv/bin/pip install -q openai pillow pyzmq msgpack
 }
 clang_format() {
     git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | grep -v '^tests/lib/cmocka/' |

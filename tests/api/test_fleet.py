@@ -3,6 +3,7 @@
 conversations with pictures, what each will reuse, and the server then reuses just that, rounded to blocks.
 With ai-dynamo-runtime installed (--dynamo 1: it must be) Dynamo's radix tree and hashes say the same.
 Without pyzmq and msgpack, or in a build without --kv-events, there is nothing to test."""
+
 import functools
 import json
 import os
@@ -38,8 +39,19 @@ class Index:
 
     def apply(self, event):
         if isinstance(event, dict):
-            names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-                     "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+            names = (
+                "block_hashes",
+                "parent_block_hash",
+                "token_ids",
+                "block_size",
+                "lora_id",
+                "medium",
+                "lora_name",
+                "extra_keys",
+                "group_idx",
+                "kv_cache_spec_kind",
+                "kv_cache_spec_sliding_window",
+            )
             removed = ("block_hashes", "medium", "group_idx")
             names = names if event["type"] == "BlockStored" else removed
             event = [event["type"]] + [event[n] for n in names if n in event]
@@ -60,7 +72,7 @@ class Index:
                 key = self.keys.get((group, parent)) or self.keys[0, parent]
             for i, h in enumerate(hashes):
                 more = tuple(map(tuple, extra[i])) if extra and extra[i] else ()
-                key = hash((key, tuple(tokens[i * size:(i + 1) * size]), more))
+                key = hash((key, tuple(tokens[i * size : (i + 1) * size]), more))
                 assert (group, h) not in self.keys, "stored twice"
                 self.keys[group, h] = key
                 self.held[group, key] = h
@@ -75,9 +87,12 @@ class Index:
 def keys_of(prompt):
     key, tokens = None, prompt["tokens"]
     for a in range(0, len(tokens) // BLOCK * BLOCK, BLOCK):
-        more = tuple((p["hash"], p["offset"] - a) for p in prompt["pictures"]
-                     if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a)
-        key = hash((key, tuple(tokens[a:a + BLOCK]), more))
+        more = tuple(
+            (p["hash"], p["offset"] - a)
+            for p in prompt["pictures"]
+            if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a
+        )
+        key = hash((key, tuple(tokens[a : a + BLOCK]), more))
         yield key
 
 
@@ -86,8 +101,19 @@ class Worker:
 
     def __init__(self, args, model, *flags):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        self.server = Server(args.binary, model, "--kv-events", self.events, "--kv-events-replay", self.replay,
-                             "--kv-events-block", str(BLOCK), "--threads", "1", *flags)
+        self.server = Server(
+            args.binary,
+            model,
+            "--kv-events",
+            self.events,
+            "--kv-events-replay",
+            self.replay,
+            "--kv-events-block",
+            str(BLOCK),
+            "--threads",
+            "1",
+            *flags,
+        )
         self.index, self.next, self.batches, self.listener = Index(), 0, {}, None
         self.ask = zmq.Context.instance().socket(zmq.DEALER)
         self.ask.connect(self.replay)
@@ -139,8 +165,10 @@ class Dynamo:
 
     def infos(self, keys_of_blocks):
         """A picture's hash there: the first 16 digits of the identifier."""
-        return [{"mm_objects": [{"mm_hash": int(k[:16], 16), "offsets": []} for k in keys]} if keys else None
-                for keys in keys_of_blocks]
+        return [
+            {"mm_objects": [{"mm_hash": int(k[:16], 16), "offsets": []} for k in keys]} if keys else None
+            for keys in keys_of_blocks
+        ]
 
     def apply(self, worker, event):
         kind, *f = event
@@ -154,14 +182,22 @@ class Dynamo:
             blocks = [{"block_hash": h, "tokens_hash": t} for h, t in zip(f[0], local)]
             data = {"stored": {"parent_hash": f[1], "blocks": blocks}}
         self.count += 1
-        self.tree.apply_event(worker, json.dumps({"event_id": self.count, "data": data, "dp_rank": 0}).encode())
+        self.tree.apply_event(
+            worker, json.dumps({"event_id": self.count, "data": data, "dp_rank": 0}).encode()
+        )
 
     def overlaps(self, prompt, count):
-        tokens = prompt["tokens"][:len(prompt["tokens"]) // BLOCK * BLOCK]
+        tokens = prompt["tokens"][: len(prompt["tokens"]) // BLOCK * BLOCK]
         if not tokens:
             return [0] * count
-        keys = [[p["hash"] for p in prompt["pictures"]
-                 if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a] for a in range(0, len(tokens), BLOCK)]
+        keys = [
+            [
+                p["hash"]
+                for p in prompt["pictures"]
+                if p["offset"] < a + BLOCK and p["offset"] + p["length"] > a
+            ]
+            for a in range(0, len(tokens), BLOCK)
+        ]
         scores = self.tree.find_matches(self.hashes(tokens, BLOCK, self.infos(keys))).scores
         return [scores.get((i, 0), 0) for i in range(count)]
 
@@ -174,11 +210,13 @@ def grow(rng, histories):
     else:
         messages = list(rng.choice(histories[-60:]))
         if kind > 0.8 and len(messages) > 3:
-            messages = messages[:1 + 2 * rng.randrange(1, len(messages) // 2)]
+            messages = messages[: 1 + 2 * rng.randrange(1, len(messages) // 2)]
     if len(messages) > 12:
         messages = messages[:1]
-    content = [{"type": "image_url", "image_url": {"url": rng.choice(PICTURES)}}
-               for _ in range(rng.choice((0, 0, 1, 1, 2)))]
+    content = [
+        {"type": "image_url", "image_url": {"url": rng.choice(PICTURES)}}
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    ]
     words = "red blue green circle square left right above below and the of".split()
     content.append({"type": "text", "text": " ".join(rng.choice(words) for _ in range(rng.randrange(2, 25)))})
     return messages + [{"role": "user", "content": content}]
@@ -187,8 +225,10 @@ def grow(rng, histories):
 def converse(checks, args, model, requests, exact, dynamo=None, layout="array"):
     """-> Checks each answer's cached tokens against what the index says of its server."""
     rng, histories = random.Random(args.seed), []
-    workers = [Worker(args, model, "--kv-memory", "1500K", "--max-context", "1024", "--kv-events-layout", layout)
-               for _ in range(2)]
+    workers = [
+        Worker(args, model, "--kv-memory", "1500K", "--max-context", "1024", "--kv-events-layout", layout)
+        for _ in range(2)
+    ]
     for i, w in enumerate(workers):
         if dynamo:
             w.listener = functools.partial(dynamo.apply, i)
@@ -206,13 +246,16 @@ def converse(checks, args, model, requests, exact, dynamo=None, layout="array"):
         if rng.random() < 0.15:
             best = rng.randrange(2)
         w = workers[best]
-        answer = w.server.ok("/v1/chat/completions", {"messages": messages, "max_tokens": rng.randrange(1, 40),
-                                                      "seed": n})
+        answer = w.server.ok(
+            "/v1/chat/completions", {"messages": messages, "max_tokens": rng.randrange(1, 40), "seed": n}
+        )
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"] // BLOCK
         blocks += cached
         wrong += cached != overlaps[best]
         over += cached > overlaps[best]
-        histories.append(messages + [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]}])
+        histories.append(
+            messages + [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]}]
+        )
         if n % 300 == 299:
             w.server.request("POST", "/reset_prefix_cache")
             w.server.ok("/v1/completions", {"prompt": "x", "max_tokens": 1})
@@ -220,8 +263,11 @@ def converse(checks, args, model, requests, exact, dynamo=None, layout="array"):
         if n % 300 == 299:
             checks.true("a reset forgets", len(w.index.keys) <= 2, len(w.index.keys))
     evicted = sum(w.server.metric("kvasir:kv_blocks_evicted_total") for w in workers)
-    print(f"{os.path.basename(model)}: {requests} requests, {blocks} blocks reused, {wrong} other than the index "
-          f"said, {over} more; {evicted:.0f} evictions", flush=True)
+    print(
+        f"{os.path.basename(model)}: {requests} requests, {blocks} blocks reused, {wrong} other than the "
+        f"index said, {over} more; {evicted:.0f} evictions",
+        flush=True,
+    )
     checks.equal("reused what the index said, or less where windows are gone", wrong if exact else over, 0)
     checks.true("something was reused", blocks > requests)
     checks.true("something was evicted", evicted > 10)
@@ -239,8 +285,11 @@ def check_streams(checks, workers):
             checks.equal("topic", topic, b"")
             seen[int.from_bytes(number, "big")] = payload
         w.catch_up()
-        checks.true("published what is repeated", seen and all(w.batches.get(k) == v for k, v in seen.items()),
-                    sorted(k for k, v in seen.items() if w.batches.get(k) != v))
+        checks.true(
+            "published what is repeated",
+            seen and all(w.batches.get(k) == v for k, v in seen.items()),
+            sorted(k for k, v in seen.items() if w.batches.get(k) != v),
+        )
         checks.equal("without a hole", len(seen), max(seen) - min(seen) + 1)
         late, index = w.subscribe(), Index()
         checks.true("a late subscriber is told", late.poll(20000))
@@ -270,19 +319,30 @@ def test_dynamo(checks, args):
 
 
 def test_flags(checks, args):
-    for flags, word in ((["--kv-events-replay", "tcp://127.0.0.1:1"], "needs --kv-events"),
-                        (["--kv-events", "nonsense"], "--kv-events nonsense"),
-                        (["--kv-events", "tcp://127.0.0.1:*", "--prefix-cache", "off"], "prefix cache")):
-        p = subprocess.run([args.binary, "serve", "--model", args.qwen, "--port", "0", *flags], capture_output=True,
-                           text=True, timeout=60)
+    for flags, word in (
+        (["--kv-events-replay", "tcp://127.0.0.1:1"], "needs --kv-events"),
+        (["--kv-events", "nonsense"], "--kv-events nonsense"),
+        (["--kv-events", "tcp://127.0.0.1:*", "--prefix-cache", "off"], "prefix cache"),
+    ):
+        p = subprocess.run(
+            [args.binary, "serve", "--model", args.qwen, "--port", "0", *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         checks.true("refused: " + " ".join(flags), p.returncode == 1 and word in p.stderr, p.stderr)
 
 
 def main():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    args = arguments(__doc__, qwen=os.path.join(root, "models/demo-qwen3-vl"), requests=1000, seed=1, dynamo=0)
+    args = arguments(
+        __doc__, qwen=os.path.join(root, "models/demo-qwen3-vl"), requests=1000, seed=1, dynamo=0
+    )
     checks = Checks()
-    has = "--kv-events" in subprocess.run([args.binary, "serve", "--help"], capture_output=True, text=True).stdout
+    has = (
+        "--kv-events"
+        in subprocess.run([args.binary, "serve", "--help"], capture_output=True, text=True).stdout
+    )
     if zmq and has:
         for test in (test_flags, test_full, test_sliding, test_dynamo):
             if not args.only or test.__name__ in args.only:
