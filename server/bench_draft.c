@@ -110,3 +110,45 @@ static bool play(struct speeches *p, bool guesses, bool note, struct outcome *ou
     *out = (struct outcome){.seconds = now_s() - start, .tokens = tokens};
     sched_stats(sc, &after);
     out->steps = after.steps - before.steps;
+    sched_stop(sc, false);
+    sched_destroy(sc);
+    return ok;
+}
+
+static bool fill(struct speeches *p, uint32_t context, const struct sampling_params *sampling)
+{
+    p->all = calloc(p->count, sizeof *p->all);
+    for (uint32_t i = 0; p->all && i < p->count; i++) {
+        struct speech *s = &p->all[i];
+        uint32_t *ids = malloc(context * sizeof *ids);
+        if (!ids) return false;
+        for (uint32_t k = 0; k < context; k++) ids[k] = draw(p, p->vocab < 250000 ? p->vocab : 250000);
+        s->prompt = (struct prompt){.tokens = ids, .token_count = context};
+        s->seq = (struct sched_sequence){
+            .prompt = &s->prompt, .sampling = sampling, .tokens_max = ANSWER, .ignore_eos = true, .user = s};
+    }
+    return p->all != NULL;
+}
+
+bool bench_drafts(struct engine *e, uint32_t batch, uint32_t context, uint32_t right, uint32_t repeats,
+                  const struct sampling_params *sampling, struct bench_drafts *out)
+{
+    struct engine_caps caps;
+    struct outcome plain = {.seconds = 1e30}, drafted = plain, now;
+    engine_caps(e, &caps);
+    struct speeches p = {.e = e, .count = batch, .right = right, .vocab = caps.vocab_size, .random = right};
+    bool ok = fill(&p, context, sampling) && play(&p, false, true, &now);
+    for (uint32_t i = 0; ok && i < repeats; i++) {
+        ok = play(&p, false, false, &now);
+        if (now.seconds < plain.seconds) plain = now;
+        if (ok) ok = play(&p, true, false, &now);
+        if (now.seconds < drafted.seconds) drafted = now;
+    }
+    *out = (struct bench_drafts){.tokens_s = (double)drafted.tokens / drafted.seconds,
+                                 .plain_tokens_s = (double)plain.tokens / plain.seconds,
+                                 .tokens_per_step = (double)drafted.tokens /
+                                                    (double)(drafted.steps ? drafted.steps : 1) / batch};
+    for (uint32_t i = 0; p.all && i < batch; i++) free(p.all[i].prompt.tokens);
+    free(p.all);
+    return ok;
+}
