@@ -135,8 +135,8 @@ class Server:
         assert code == expect, f"exit code {code}"
 
 
-def endless(model):
-    """The checkpoint with a context so long that no request comes to its end while a test looks on: a folder that is removed at exit."""
+def edited(model, **keys):
+    """The checkpoint with other keys of its text: a folder that is removed at exit."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, True)
     folder = os.path.join(folder, os.path.basename(os.path.abspath(model)))
@@ -146,10 +146,15 @@ def endless(model):
             os.symlink(os.path.abspath(os.path.join(model, name)), os.path.join(folder, name))
     with open(os.path.join(model, "config.json")) as f:
         config = json.load(f)
-    config.get("text_config", config)["max_position_embeddings"] = 2 * ENDLESS
+    config.get("text_config", config).update(keys)
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(config, f)
     return folder
+
+
+def endless(model):
+    """The checkpoint with a context so long that no request comes to its end while a test looks on."""
+    return edited(model, max_position_embeddings=2 * ENDLESS)
 
 
 ENDLESS = 500_000  # max_tokens of a request that only its client ends
