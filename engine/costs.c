@@ -66,6 +66,10 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
                                       : 2;
         mlp += 3.0 * l->beside_ff + 3.0 * d->token_input;
         c.linear_flops_per_token += 2 * (double)d->hidden * (q + own * kv + q + mlp);
+        if (n >= e->net.narrow) {
+            c.tail_flops_per_token += 2 * (double)d->hidden * (n > e->net.narrow ? q + q + mlp : q + mlp);
+            c.groups[e->kv.layer_group[n]].tail_flops_per_pair += 4 * q;
+        }
         c.weight_bytes += layer_bytes(e, w);
         for (uint32_t k = 0; k < l->experts; k++)
             c.expert_bytes +=

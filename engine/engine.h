@@ -174,6 +174,7 @@ void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32
  * Takes a second. */
 struct engine_costs {
     double linear_flops_per_token; /* all decoder linears, multiply and add counted as 2 */
+    double tail_flops_per_token;   /* of these what only rows whose logits are wanted go through */
     double head_flops_per_row;     /* logits of one row */
     double weight_bytes;           /* read by every decode step: decoder linears and head, without experts */
     double expert_bytes;           /* of all experts: a token reads experts_used / experts of them */
@@ -183,7 +184,8 @@ struct engine_costs {
         uint32_t window;
         double flops_per_pair; /* all layers and heads of the group: q.k and p.v of one visible (query, key)
                                   pair */
-        double bytes_per_key;  /* K and V bytes of one key, all layers of the group */
+        double tail_flops_per_pair; /* of these those of wanted rows */
+        double bytes_per_key;       /* K and V bytes of one key, all layers of the group */
     } groups[ENGINE_GROUPS_MAX];
     double vision_flops; /* one picture of vision_side x vision_side pixels: tower, mergers or projector; 0 =
                             no tower */

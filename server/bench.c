@@ -250,11 +250,13 @@ static double pairs(uint32_t from, uint32_t to, uint32_t window)
     return n;
 }
 
+/* Queries [from, to), of which the last is wanted. */
 static double attention_flops(const struct engine_costs *c, uint32_t from, uint32_t to)
 {
     double f = 0;
     for (uint32_t g = 0; g < c->group_count; g++)
-        f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window);
+        f += c->groups[g].flops_per_pair * pairs(from, to, c->groups[g].window) -
+             c->groups[g].tail_flops_per_pair * pairs(from, to - 1, c->groups[g].window);
     return f;
 }
 
@@ -295,7 +297,8 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
         if (t < best) best = t;
     }
     seqs_free(&q);
-    double flops = c->linear_flops_per_token * n + c->head_flops_per_row + attention_flops(c, 0, n);
+    double flops = c->linear_flops_per_token * n - c->tail_flops_per_token * (n - 1) + c->head_flops_per_row +
+                   attention_flops(c, 0, n);
     *r = (struct result){.tokens_s = n / best,
                          .seconds = best,
                          .flops_share = flops / best / c->matrix_flops,
