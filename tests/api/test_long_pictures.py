@@ -62,7 +62,7 @@ def picture(seed, width=900, height=700):
 
 
 A, B, C, D, E, F = (picture(k) for k in range(6))
-BIG, TALL = picture(7, 2100, 2000), picture(8, 300, 1400)
+BIG, TALL = picture(7, 2100, 2000), picture(8, 700, 1400)
 
 
 def words(text):
@@ -170,7 +170,7 @@ def run(setup, window, fields, heavy):
     prompts = list((whole_prompts if whole else conversations)(heavy))
     compare(name, warm, cold, prompts, fields, whole)
     soft = soft_tokens(ask(warm, prompts[0][1], fields)[3])
-    if window == 1024:
+    if window == 1024 and fields:
         check.true(f"{name}: the picture is longer than the window", soft[1] - soft[0] > 1024, soft)
     if not heavy:
         warm.stop()

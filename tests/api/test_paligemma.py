@@ -1,57 +1,17 @@
 """Models that see a prompt as a whole, over HTTP: their processor's rule for chats and for completions with
 parts, transformers' greedy ids, whole hits of the prefix cache and nothing less, and what is refused."""
-import base64
-import json
 import os
 import shutil
 import struct
 import tempfile
 
 import harness
+from golden import Golden
 
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 args = harness.arguments(__doc__, golden=os.path.join(root, "tests/golden/paligemma"))
 check = harness.Checks()
 COUNT = 16  # tokens that golden.json has of each answer
-
-
-class Golden:
-    """A golden folder: its cases as requests, with transformers' ids of the answers."""
-
-    def __init__(self, variant):
-        self.folder = os.path.join(args.golden, variant)
-        with open(os.path.join(self.folder, "golden.json")) as f:
-            self.about = json.load(f)
-        with open(os.path.join(self.folder, "golden.safetensors"), "rb") as f:
-            size = struct.unpack("<Q", f.read(8))[0]
-            self.head, self.data = json.loads(f.read(size)), f.read()
-        self.cases = self.about["cases"]
-
-    def bytes(self, name):
-        begin, end = self.head[name]["data_offsets"]
-        return self.data[begin:end]
-
-    def ids(self, name):
-        raw = self.bytes(name)
-        return list(struct.unpack(f"<{len(raw) // 4}i", raw))
-
-    def greedy(self, n):
-        return self.ids(f"case{n}.greedy_ids")
-
-    def picture(self, n, k):
-        height, width, _ = self.head[f"case{n}.image{k}.rgb"]["shape"]
-        rgb = self.bytes(f"case{n}.image{k}.rgb")
-
-        def pixel(x, y):
-            at = 3 * (y * width + x)
-            return tuple(rgb[at:at + 3])
-
-        data = base64.b64encode(harness.png(width, height, pixel)).decode()
-        return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
-
-    def parts(self, n):
-        return [self.picture(n, p["index"]) if p["type"] == "image" else p
-                for p in self.cases[n]["messages"][0]["content"]]
 
 
 def body(**more):
@@ -72,7 +32,7 @@ def cached(answer):
 
 def test_golden(variant):
     """Every case cold, then warm; all of them through chat, with pictures through completions, too."""
-    g = Golden(variant)
+    g = Golden(args.golden, variant)
     server = harness.Server(args.binary, g.folder)
     for n, case in enumerate(g.cases):
         what = f"{variant} case {n}"
@@ -108,7 +68,7 @@ def test_golden(variant):
 
 def test_whole_hits():
     """Another last word, one picture more: nothing may be taken over. Encoded pictures are."""
-    g = Golden("pg2_f32")
+    g = Golden(args.golden, "pg2_f32")
     server = harness.Server(args.binary, g.folder)
     cold = harness.Server(args.binary, g.folder, "--prefix-cache", "off")
     picture = g.picture(0, 0)
@@ -144,7 +104,7 @@ def test_whole_hits():
 
 def test_prompt_logprobs():
     """Log-probs of the prompt's own tokens are those of the mask in which they see each other."""
-    g = Golden("pg2_f32")
+    g = Golden(args.golden, "pg2_f32")
     server = harness.Server(args.binary, g.folder)
     n = 3
     raw = g.bytes(f"case{n}.follow")
@@ -162,7 +122,7 @@ def test_prompt_logprobs():
 def test_loc_tokens():
     """<loc> and <seg> are one token each where the client types them, and are seen in the answer."""
     for variant in ("pg1_f32", "pg2_f32"):
-        g = Golden(variant)
+        g = Golden(args.golden, variant)
         server = harness.Server(args.binary, g.folder)
         for text, count in (("<loc0003>", 1), ("<loc0003><seg001>", 2), ("<loc0011>", 1)):
             ask = {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
@@ -176,7 +136,7 @@ def test_loc_tokens():
 
 
 def test_refused():
-    g = Golden("pg1_f32")
+    g = Golden(args.golden, "pg1_f32")
     server = harness.Server(args.binary, g.folder)
     parts = g.parts(0)
     user = {"role": "user", "content": parts}
@@ -241,7 +201,7 @@ def test_without_rule():
 
 def test_own_template():
     """A checkpoint that brings a template is asked through that."""
-    g = Golden("pg1_f32")
+    g = Golden(args.golden, "pg1_f32")
     folder = tempfile.mkdtemp()
     model = os.path.join(folder, "model")
     shutil.copytree(g.folder, model)

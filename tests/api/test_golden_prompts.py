@@ -1,0 +1,52 @@
+"""The golden cases over HTTP: messages with pictures, videos and tools, and raw texts, give the token ids that
+transformers' processor makes of them, and where the checkpoint is f32 its greedy answer.
+
+python3 test_golden_prompts.py [--binary B] [family ...]"""
+import json
+import os
+
+import harness
+from golden import Golden
+
+root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+args = harness.arguments(__doc__)
+check = harness.Checks()
+FAMILIES = ("gemma", "gemma3", "gemma4", "gemma4-mtp")
+
+
+def message(g, n, m):
+    calls = [{**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
+             for c in m.get("tool_calls") or []]
+    return {**m, "content": g.content(n, m["content"]), **({"tool_calls": calls} if calls else {})}
+
+
+def test_variant(family, variant):
+    g = Golden(os.path.join(root, "tests/golden", family), variant)
+    server = harness.Server(args.binary, g.folder, "--kv-memory", "64M", "--generation-config", "ignore")
+    for n, case in enumerate(g.cases):
+        want, answer_ids = g.ids(f"case{n}.prompt_ids"), g.greedy(n)
+        body = {"temperature": 0, "max_tokens": len(answer_ids), "ignore_eos": True, "return_token_ids": True}
+        if case["kind"] == "raw":
+            answer = server.ok("/v1/completions", {**body, "prompt": case["prompt"]})
+            ids = answer["choices"][0]["prompt_token_ids"]
+        else:
+            kwargs = dict(case.get("template") or {})
+            body["tools"] = kwargs.pop("tools", None)
+            body["chat_template_kwargs"] = kwargs
+            body["messages"] = [message(g, n, m) for m in case["messages"]]
+            answer = server.ok("/v1/chat/completions", body)
+            ids = answer["prompt_token_ids"]
+        check.equal(f"{family}/{variant} case {n}: prompt", ids, want)
+        if g.about["weights"] == "float32":
+            check.equal(f"{family}/{variant} case {n}: answer", answer["choices"][0]["token_ids"], answer_ids)
+    server.stop()
+
+
+def main():
+    for family in args.only or FAMILIES:
+        for variant in sorted(os.listdir(os.path.join(root, "tests/golden", family))):
+            check.run(test_variant, family, variant)
+    check.end()
+
+
+main()
