@@ -35,6 +35,10 @@ for config in release asan; do
     run "emulated $config" env HOST_FULL=1 make --no-print-directory CONFIG=$config ALL_HOST=1 test-cuda-host
 done
 run "device-check emulated" env OUT=build/device-check-emulated scripts/device-check.sh --emulated all
+for t in test_load test_cache; do
+    run "tsan api $t" build/venv/bin/python "tests/api/$t.py" --binary build/tsan/kvasir
+done
+run "fleet, 1,000 conversations" build/venv/bin/python tests/api/test_fleet.py --binary build/release/kvasir
 run fuzzers scripts/fuzz.sh "${1:-10}"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -155,7 +155,9 @@ if [ "$quick" -eq 0 ]; then
         test_sched_stats test_server_alias test_server_images test_template"
     threads=$(echo "$threads" | xargs)
     step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
-    for t in test_load test_cache; do suite_start "tsan api $t" api $t build/tsan/kvasir; done
+    # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
+    suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
+        --binary build/tsan/kvasir --streams 16 --demo none
     suite_start "suites tsan" env TEST_JOBS=1 KVASIR_TEST_SETS=best \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
     suite_start "fuzzers" scripts/fuzz.sh 5s

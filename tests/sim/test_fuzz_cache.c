@@ -205,6 +205,7 @@ struct run {
     uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
     bool cache;
     bool lookup;          /* guesses are those of look-up */
+    bool drafter;         /* the warm engine has one */
     uint32_t guess_right; /* of 100 other guesses */
     uint64_t guesses;
     struct history roots[3];
@@ -781,6 +782,9 @@ static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32
                                  .kv_bytes = kv_bytes,
                                  .batch_tokens_max = batch_tokens,
                                  .sequences_max = sequences};
+    char drafter[600];
+    snprintf(drafter, sizeof drafter, "%s/assistant", r->model);
+    if (r->drafter) opt.draft_dir = drafter;
     if (engine_open(&opt, &e, &err)) fail_msg("%s: %s", r->model, err.msg);
     return e;
 }
@@ -844,6 +848,14 @@ static void open_warm(struct run *r)
     } else if (chance(30) && !has_bug(r->o)) {
         opt.guess_max = 1 + rnd(7); /* as the server has it; the rest goes without guesses */
         r->lookup = true;
+    }
+    r->drafter = strstr(r->model, "/gemma4-mtp/") && !has_bug(r->o) && chance(60);
+    if (r->drafter) {
+        opt.propose = chance(20) ? guess : NULL; /* in the drafter's place */
+        opt.propose_arg = r;
+        opt.guess_max = 1 + rnd(7);
+        opt.guess_all = chance(70);
+        r->lookup = false;
     }
     uint32_t sequences = chance(20) ? 2 : 3 + rnd(12), threads = 1 + chance(15);
     uint32_t rows =

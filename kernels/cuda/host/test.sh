@@ -81,13 +81,14 @@ for mode in "$@"; do
     if [ "$mode" = plain ]; then
         run "plain faults" "$t/test_cuda_faults" $short
         run "plain graphs" "$t/test_cuda_graphs" $short
+        run "plain drafter" "$t/test_engine_draft"
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
         for test in ${full:+experts linear ops} attn; do
             run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
                 CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done
-        for test in ${full:+ops} linear attn experts; do
+        for test in ${full:+ops attn experts} linear; do
             hopper "plain Hopper $test" "$t/test_backend_$test" KVASIR_TEST_SHORT=1
         done
         for variant in ${full:+vision_bf16 qwen2_bf16 qwen3_vl_bf16} text_bf16 qwen3_moe_bf16; do
