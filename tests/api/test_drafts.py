@@ -137,8 +137,19 @@ def test_drafter_same_answers(variant, binary):
         s.stop()
 
 
+def test_demo(binary, model):
+    """What docs/demo-models.md shows."""
+    s = Server(binary, model, "--kv-memory", "64M")
+    got = s.ok("/v1/completions", {"prompt": "one two three four one two three four one two three four one two",
+                                   "max_tokens": 40, "temperature": 0, "ignore_eos": True})
+    accepted = got["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    check.true("most tokens were guessed", 20 < accepted < 40, accepted)
+    s.stop()
+
+
 def main():
     a = arguments(__doc__)
+    check.run(test_demo, a.binary, a.demo)
     for variant in sorted(os.listdir(MTP)):
         check.run(test_drafter_golden, variant, a.binary)
         check.run(test_drafter_same_answers, variant, a.binary)
