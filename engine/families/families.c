@@ -46,6 +46,7 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     if (family && strlen(name) == len) return family;
     for (int f = 0; f < FAMILY_COUNT; f++)
         for (const struct family_type *t = families[f]->types; t->name; t++) {
+            if (t->drafter) continue;
             int n = snprintf(served + used, sizeof served - used, "%s%s", used ? ", " : "", t->name);
             if (n > 0 && (size_t)n < sizeof served - used) used += (size_t)n;
         }

@@ -29,6 +29,7 @@ struct family_type {
     enum hf_place place;
     const struct hf_text *text;     /* class defaults */
     const struct hf_vision *vision; /* NULL: no pictures */
+    bool drafter;                   /* of another model; not served by itself */
 };
 
 /* .video_area_min and so on of `image` are the defaults for videos; what else differs in their class stands
