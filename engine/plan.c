@@ -4,6 +4,7 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
+#include "config/base/cgroup.h"
 #include "config/base/checked.h"
 #include "config/base/log.h"
 
@@ -173,7 +174,8 @@ static void carve_vision(const struct engine *e, uint64_t rows, struct carve *c,
 
 /* ---- plan ---- */
 
-/* Memory that the operating system says is free for use; 0 when it doesn't say. */
+/* Memory that the operating system says is free for use, and no more than the control groups leave: beyond
+ * that the process is killed; 0 when nothing is said. */
 static uint64_t host_available(void)
 {
     FILE *f = fopen("/proc/meminfo", "re");
@@ -182,7 +184,9 @@ static uint64_t host_available(void)
     while (f && fgets(line, sizeof line, f))
         if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
     if (f) fclose(f);
-    return (uint64_t)kib * 1024;
+    uint64_t free = (uint64_t)kib * 1024, room = cgroup_memory_free("");
+    if (room == CGROUP_NO_LIMIT || (free && free < room)) return free;
+    return room ? room : 1;
 }
 
 /* Words of a step's index arrays, worst case: ids, pos, shifted pos, wanted, targets, pos of the tail, lo and

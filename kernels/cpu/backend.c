@@ -2,6 +2,8 @@
  * the kernel set in use. Called by the engine's thread. Must not know models or requests. */
 #include "kernels/cpu/internal.h"
 
+#include "config/base/cgroup.h"
+
 #include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -64,12 +66,13 @@ void cpu_mem_free(void *p)
 
 /* ---- open, close, caps */
 
+/* Cores that the process may run on, and no more than its control groups give it time for. */
 static uint32_t cpu__usable_cores(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int n = CPU_COUNT(&set);
-    return n < 1 ? 1 : u32_min((uint32_t)n, CPU_THREADS_MAX);
+    uint32_t n = CPU_COUNT(&set) < 1 ? 1 : (uint32_t)CPU_COUNT(&set), quota = cgroup_cpus("");
+    return u32_min(quota && quota < n ? quota : n, CPU_THREADS_MAX);
 }
 
 /* Physical memory, or the limit of the control group where that is lower. */
