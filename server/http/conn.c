@@ -550,11 +550,10 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
     else polls(n);
 }
 
-static void listen_event(uv_poll_t *p, int status, int events)
+/* Takes some of the connections that wait in the kernel's queue; false: none is left there, or none can be
+ * taken now. */
+static bool accept_some(struct server *s)
 {
-    struct server *s = p->data;
-    (void)status;
-    (void)events;
     for (int i = 0; i < 64 && s->conn_count < s->conn_max; i++) {
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
@@ -562,19 +561,27 @@ static void listen_event(uv_poll_t *p, int status, int events)
         if (fd >= 0) {
             conn_open(s, fd, (struct sockaddr *)&from, len);
         } else if (errno != ECONNABORTED && errno != EINTR) {
-            if (errno == EAGAIN) return;
+            if (errno == EAGAIN) return false;
             if (!s->accept_failed)
                 log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
             s->accept_failed = true;
-            uv_poll_stop(p); /* until the next tick */
+            uv_poll_stop(&s->listen_poll); /* until the next tick */
             s->listening = false;
-            return;
+            return false;
         }
     }
     s->accept_failed = false;
-    if (s->conn_count < s->conn_max) return;
-    uv_poll_stop(p); /* they wait in the kernel's queue until one is closed */
+    if (s->conn_count < s->conn_max) return true;
+    uv_poll_stop(&s->listen_poll); /* they wait in the kernel's queue until one is closed */
     s->listening = false;
+    return false;
+}
+
+static void listen_event(uv_poll_t *p, int status, int events)
+{
+    (void)status;
+    (void)events;
+    (void)accept_some(p->data);
 }
 
 static void listen_poll(struct server *s)
@@ -595,6 +602,9 @@ enum status conn_listen(struct server *s, struct err *err)
 void conn_listen_stop(struct server *s)
 {
     if (s->listen_fd < 0) return;
+    /* Who waits in the queue is connected, and would be reset: they get their 503, which can be sent again.
+     */
+    while (s->phase == SRV_DRAINING && accept_some(s)) continue;
     uv_close((uv_handle_t *)&s->listen_poll, NULL);
     close(s->listen_fd);
     s->listen_fd = -1;

@@ -566,6 +566,10 @@ static void failed_check(struct server *s, uint64_t now)
 }
 
 #define TICK_US 100000u
+/* Where a balancer is in front (--shutdown-delay): what was sent to a server that listened is read and
+ * refused, even if nothing else runs; a connection that breaks can't be told from an answer that was begun.
+ */
+#define DRAIN_LEAST_US 300000u
 
 /* libmicrohttpd is ready in each of so many ticks, and no byte comes or goes. */
 #define STUCK_TICKS 10u
@@ -588,9 +592,12 @@ static void tick_event(uv_timer_t *t)
     if (s->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
     uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
-    if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) phase_set(s, SRV_DRAINING);
+    if (s->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) {
+        phase_set(s, SRV_DRAINING);
+        in_phase = 0;
+    }
     if (s->phase == SRV_DRAINING) {
-        if (!s->request_count) {
+        if (!s->request_count && in_phase >= (s->opt->shutdown_delay ? DRAIN_LEAST_US : 0)) {
             phase_set(s, SRV_ENDING);
         } else if (in_phase >= drain_us) {
             for (struct request *r = s->requests; r; r = r->next) {
