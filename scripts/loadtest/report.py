@@ -1,9 +1,13 @@
-"""Figures of a run, the table that people read, and an SVG plot. Knows nothing of HTTP."""
+"""Figures of a run, and the tables that people read. Knows nothing of HTTP."""
 import collections
 import math
-from xml.sax.saxutils import escape
 
-COLD_SHARE, WARM_SHARE = 0.1, 0.5  # cached share of a prompt below which a request counts as cold (every chat begins with the same few tokens), and from which as warm
+from . import slo
+
+# Cached share of a prompt below which a request counts as cold (every chat begins with the same few tokens),
+# and from which as warm.
+COLD_SHARE, WARM_SHARE = 0.1, 0.5
+SECONDS_MOST = 240  # points of a series
 
 
 def percentile(values, q):
@@ -23,45 +27,63 @@ def spread(values):
     return {**out, **{f"p{q}": percentile(values, q / 100) * 1000 for q in (50, 90, 99)}}
 
 
-def cache_group(record):
-    share = record.share()
-    return None if share is None else "cold" if share < COLD_SHARE else "warm" if share >= WARM_SHARE else "partly"
+def cache_group(share):
+    if share is None:
+        return None
+    return "cold" if share < COLD_SHARE else "warm" if share >= WARM_SHARE else "partly"
 
 
 def group_figures(records):
     prompts = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
     cached = [r.cached_tokens for r in records if r.cached_tokens is not None]
     return {"requests": len(records), "prompt_tokens": sum(prompts) / len(prompts) if prompts else None,
-            "cached_tokens": sum(cached) / len(cached) if cached else None, "ttft_ms": spread([r.ttft for r in records])}
+            "cached_tokens": sum(cached) / len(cached) if cached else None,
+            "ttft_ms": spread([r.ttft for r in records])}
 
 
 def ratio(cold, warm, q="p50"):
-    return cold["ttft_ms"]["p50"] / warm["ttft_ms"][q] if cold and warm and warm["ttft_ms"][q] > 0 else None
+    if not cold or not warm or warm["ttft_ms"][q] <= 0:
+        return None
+    return cold["ttft_ms"]["p50"] / warm["ttft_ms"][q]
 
 
 def summarize(run):
-    done = [r for r in run.records if not r.error]
-    failed = [r for r in run.records if r.error and r.error != "aborted"]
+    """What began in the warm-up is in no figure, but for the part of it in the throughput that lies after."""
+    counted = [r for r in run.records if r.phase != "warm-up"]
+    done = [r for r in counted if not r.error]
+    failed = [r for r in counted if r.error and r.error != "aborted"]
+    parts = [(r, r.part_after(run.warm)) for r in run.records if not r.error]
     kinds = {}
     for r in failed:
         kind = kinds.setdefault(r.error, {"count": 0, "example": r.message})
         kind["count"] += 1
-    wall = max(1e-9, run.wall)
-    prompt = sum(r.prompt_tokens or 0 for r in done)
+    wall = max(1e-9, run.wall - run.warm)
     known = [r for r in done if r.cached_tokens is not None]
     known_prompt = sum(r.prompt_tokens or 0 for r in known)
-    output = sum(r.output_tokens for r in done)
-    out = {"load": run.load, "wall_s": wall, "sessions": run.sessions, "ok": len(done), "failed": len(failed),
-           "aborted": len(run.records) - len(done) - len(failed), "errors": kinds, "pictures": sum(r.pictures for r in done),
-           "requests_per_s": len(done) / wall, "output_tokens_per_s": output / wall, "prompt_tokens_per_s": prompt / wall,
-           "prompt_tokens": prompt, "output_tokens": output,
+    told = any(r.prompt_tokens is not None for r in done)
+    held = [r.held for r in done if r.held is not None]
+    out = {"load": run.load, "wall_s": wall, "warm_up_s": run.warm, "sessions": run.sessions,
+           "ok": len(done), "failed": len(failed), "aborted": len(counted) - len(done) - len(failed),
+           "warm_up_requests": len(run.records) - len(counted), "errors": kinds,
+           "pictures": sum(r.pictures for r in done), "requests_per_s": sum(w for _, w in parts) / wall,
+           "output_tokens_per_s": sum(w * r.output_tokens for r, w in parts) / wall,
+           "prompt_tokens_per_s": sum(w * (r.prompt_tokens or 0) for r, w in parts) / wall if told else None,
+           "prompt_tokens": sum(r.prompt_tokens or 0 for r in done),
+           "output_tokens": sum(r.output_tokens for r in done),
+           "output_tokens_counted_by": dict(collections.Counter(r.counted_by for r in done)),
            "cached_share": sum(r.cached_tokens for r in known) / known_prompt if known_prompt else None,
            "requests_with_a_hit": sum(1 for r in known if r.cached_tokens),
-           "ttft_ms": spread([r.ttft for r in done]), "inter_token_ms": spread([g for r in done for g in r.gaps()]),
-           "per_token_ms": spread([t for r in done if (t := r.per_token()) is not None]), "end_to_end_ms": spread([r.e2e for r in done]), "client": run.own}
+           "ttft_ms": spread([r.ttft for r in done]),
+           "inter_token_ms": spread([g for r in done for g in r.gaps()]),
+           "per_token_ms": spread([t for r in done if (t := r.per_token()) is not None]),
+           "end_to_end_ms": spread([r.e2e for r in done]), "held_back_ms": spread(held), "client": run.own,
+           "server": run.watch.figures(run.warm)}
+    if run.opts.slo:
+        past = [(r.public(), w) for r, w in parts]
+        out["slo"] = slo.figures([r.public() for r in counted], past, wall, run.opts.slo)
     by_cache, by_turn, by_phase = {}, {}, {}
     for r in done:
-        by_cache.setdefault(cache_group(r), []).append(r)
+        by_cache.setdefault(cache_group(r.share()), []).append(r)
         by_turn.setdefault(min(r.turn, 5), []).append(r)
         by_phase.setdefault(r.phase, []).append(r)
     out["by_cache"] = {k: group_figures(by_cache[k]) for k in ("cold", "partly", "warm") if k in by_cache}
@@ -76,131 +98,174 @@ def summarize(run):
     return out
 
 
+def series(run):
+    """The run in steps of a second (more if it is long), with its warm-up: what the plots over time show."""
+    width = max(1.0, math.ceil(run.wall / SECONDS_MOST))
+    count = max(1, math.ceil(run.wall / width - 0.01))
+    gaps, out = [[] for _ in range(count)], {"width_s": width}
+    for name in ("output_tokens", "answered", "good", "failed"):
+        out[name] = [0] * count
+
+    def place(t):
+        return min(count - 1, max(0, int(t / width)))
+
+    for r in run.records:
+        if r.error:
+            out["failed"][place(r.start)] += r.error != "aborted"
+            continue
+        out["answered"][place(r.start + r.e2e)] += 1
+        out["good"][place(r.start + r.e2e)] += slo.good(r.public(), run.opts.slo or {})
+        for t in r.stamps:
+            out["output_tokens"][place(t - run.begin)] += r.output_tokens / len(r.stamps)
+        for t, gap in zip(r.stamps[1:], r.gaps()):
+            gaps[place(t - run.begin)].append(gap)
+    found = [spread(g) for g in gaps]
+    for q in ("p50", "p90", "p99"):
+        out[f"inter_token_{q}_ms"] = [f[q] if f else None for f in found]
+    return out
+
+
+def whole(run, figures):
+    """Everything that is kept of a run: the JSON file and the report are made of this."""
+    return {**figures, "series": series(run), "metrics": run.watch.series(),
+            "records": [r.public() for r in run.records]}
+
+
 def show(value, digits=1):
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def row(name, figures):
-    return f"  {name:<22}" + "".join(f"{show(figures[k]):>11}" for k in ("p50", "p90", "p99", "max", "mean")) if figures else f"  {name:<22}          -"
+    if not figures:
+        return f"  {name:<22}          -"
+    return f"  {name:<22}" + "".join(f"{show(figures[k]):>11}" for k in ("p50", "p90", "p99", "max", "mean"))
 
 
 def group_row(name, group):
     t = group["ttft_ms"]
-    return f"  {name:<22}{group['requests']:>9}{show(group['prompt_tokens'], 0):>10}{show(group['cached_tokens'], 0):>10}" + "".join(f"{show(t[k]):>11}" for k in ("p50", "p90", "p99"))
+    prompt, cached = (show(group[k], 0) for k in ("prompt_tokens", "cached_tokens"))
+    times = "".join(f"{show(t[k]):>11}" for k in ("p50", "p90", "p99"))
+    return f"  {name:<22}{group['requests']:>9}{prompt:>10}{cached:>10}{times}"
 
 
-def table(title, s):
-    """-> the lines people read"""
-    lines = [title, f"  requests              {s['ok']} answered, {s['failed']} failed, {s['aborted']} aborted; {s['sessions']} sessions, {s['pictures']} pictures, {s['wall_s']:.1f} s",
-             f"  throughput            {show(s['requests_per_s'], 2)} requests/s, {show(s['output_tokens_per_s'])} output tokens/s, {show(s['prompt_tokens_per_s'])} prompt tokens/s"]
-    if s["cached_share"] is None:
-        lines.append("  cached share          not reported by the server (usage.prompt_tokens_details.cached_tokens)")
-    else:
-        lines.append(f"  cached share          {s['cached_share'] * 100:.1f} % of {s['prompt_tokens']:,} prompt tokens; {s['requests_with_a_hit']} of {s['ok']} requests had a hit")
-    if s["ok"]:
-        lines += ["", "  milliseconds          " + "".join(f"{k:>11}" for k in ("p50", "p90", "p99", "max", "mean")), row("time to first token", s["ttft_ms"]),
-                  row("between tokens", s["inter_token_ms"]), row("per token, a request", s["per_token_ms"]), row("end to end", s["end_to_end_ms"])]
-        lines += ["", f"  {'time to first token':<22}{'requests':>9}{'prompt':>10}{'cached':>10}" + "".join(f"{k + ' ms':>11}" for k in ("p50", "p90", "p99"))]
+def percent(value):
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def server_line(server):
+    """What /metrics said, as text."""
+    names = {"running": "running", "waiting": "waiting", "kv_use": "KV use"}
+    out = []
+    for key, name in names.items():
+        if key in server:
+            one = percent if key == "kv_use" else show
+            out.append(f"{name} {one(server[key]['mean'])} (at most {one(server[key]['max'])})")
+    shares = {"hit_rate": "prefix cache hits", "acceptance": "drafts accepted"}
+    out += [f"{name} {percent(server[key])}" for key, name in shares.items() if server.get(key) is not None]
+    return ", ".join(out)
+
+
+def slo_lines(s):
+    limits = ", ".join(f"{k} {v:g} ms ({percent(s['kept'].get(k))})" for k, v in s["bounds_ms"].items())
+    return [f"  goodput               {s['goodput_per_s']:.2f} requests/s: {s['good']} of {s['judged']} "
+            f"({percent(s['share'])}) kept all bounds", f"                        each bound: {limits}"]
+
+
+def groups(s):
+    """Time to first token by phase, or by cached share and turn."""
+    head = f"  {'time to first token':<22}{'requests':>9}{'prompt':>10}{'cached':>10}"
+    lines = ["", head + "".join(f"{k + ' ms':>11}" for k in ("p50", "p90", "p99"))]
     if "phases" in s:
         names = {"cold": "cold, alone", "warm": "warm, one by one", "at once": "warm, all at once"}
         lines += [group_row(names[k], g) for k, g in s["phases"].items()]
         if s["cold_over_warm"]:
-            lines += ["", f"  cold / warm = {s['cold_over_warm']:.1f} times (median of the warm; {s['cold_over_slowest_warm']:.1f} times for the slowest of them, "
+            lines += ["", f"  cold / warm = {s['cold_over_warm']:.1f} times (median of the warm; "
+                      f"{s['cold_over_slowest_warm']:.1f} times for the slowest of them, "
                       f"{show(s['cold_over_at_once'])} for the median of all at once)"]
             if not s["phases"]["warm"]["cached_tokens"]:
                 lines.append("  but the server reported no cached tokens for the warm requests")
-            if (s["phases"]["cold"]["cached_tokens"] or 0) >= COLD_SHARE * (s["phases"]["cold"]["prompt_tokens"] or math.inf):
-                lines.append("  but a part of the cold prompt was cached already: take another --seed or --salt auto")
-    elif s["ok"]:
-        names = {"cold": f"under {COLD_SHARE * 100:.0f} % cached", "partly": f"under {WARM_SHARE * 100:.0f} %", "warm": f"{WARM_SHARE * 100:.0f} % and more"}
-        lines += [group_row(names[k], g) for k, g in s["by_cache"].items()]
-        lines += [group_row(f"turn {k}" + (" and later" if k == "5" else ""), g) for k, g in s["by_turn"].items()]
-        if s["cold_over_warm"]:
-            lines += ["", f"  cold / warm = {s['cold_over_warm']:.1f} times (medians of under {COLD_SHARE * 100:.0f} % and of {WARM_SHARE * 100:.0f} % and more cached; their prompts' mean lengths: see above)"]
+            cold = s["phases"]["cold"]
+            if (cold["cached_tokens"] or 0) >= COLD_SHARE * (cold["prompt_tokens"] or math.inf):
+                lines.append("  but a part of the cold prompt was cached already: take another --seed or "
+                             "--salt auto")
+        return lines
+    names = {"cold": f"under {COLD_SHARE * 100:.0f} % cached", "partly": f"under {WARM_SHARE * 100:.0f} %",
+             "warm": f"{WARM_SHARE * 100:.0f} % and more"}
+    lines += [group_row(names.get(k, k), g) for k, g in s["by_cache"].items()]
+    lines += [group_row(f"turn {k}" + (" and later" if k == "5" else ""), g) for k, g in s["by_turn"].items()]
+    if s["cold_over_warm"]:
+        lines += ["", f"  cold / warm = {s['cold_over_warm']:.1f} times (medians of {names['cold']} and of "
+                  f"{names['warm']}; their prompts' mean lengths: see above)"]
+    return lines
+
+
+def table(title, s):
+    """-> the lines people read"""
+    left_out = f"; {s['warm_up_requests']} of the warm-up left out" if s["warm_up_requests"] else ""
+    rates = [show(s[k]) for k in ("output_tokens_per_s", "prompt_tokens_per_s")]
+    requests = f"{s['ok']} answered, {s['failed']} failed, {s['aborted']} aborted"
+    requests += f"; {s['sessions']} sessions, {s['pictures']} pictures"
+    lines = [title, f"  requests              {requests}, {s['wall_s']:.1f} s{left_out}",
+             f"  throughput            {show(s['requests_per_s'], 2)} requests/s, "
+             f"{rates[0]} output tokens/s, {rates[1]} prompt tokens/s"]
+    by_chunks = s["output_tokens_counted_by"].get("chunks")
+    if by_chunks:
+        lines.append(f"  {'':<22}{by_chunks} answers came without usage: a chunk counts as one token")
+    if "slo" in s:
+        lines += slo_lines(s["slo"])
+    if s["cached_share"] is None:
+        lines.append("  cached share          not reported by the server "
+                     "(usage.prompt_tokens_details.cached_tokens)")
+    else:
+        lines.append(f"  cached share          {percent(s['cached_share'])} of {s['prompt_tokens']:,} prompt "
+                     f"tokens; {s['requests_with_a_hit']} of {s['ok']} requests had a hit")
+    if s["server"]:
+        lines.append(f"  server's /metrics     {server_line(s['server'])}")
+    if s["ok"]:
+        names = {"ttft_ms": "time to first token", "inter_token_ms": "between tokens",
+                 "per_token_ms": "per token, a request", "end_to_end_ms": "end to end"}
+        if s["held_back_ms"]:
+            names["held_back_ms"] = "held back here"
+        heads = ("p50", "p90", "p99", "max", "mean")
+        lines += ["", "  milliseconds          " + "".join(f"{k:>11}" for k in heads)]
+        lines += [row(name, s[key]) for key, name in names.items()] + groups(s)
     if s["errors"]:
-        lines += ["", "  errors"] + [f"  {e['count']:>6}  {kind}{': ' + e['example'][:140] if e['example'] else ''}" for kind, e in sorted(s["errors"].items(), key=lambda x: -x[1]["count"])]
+        lines += ["", "  errors"]
+        for kind, e in sorted(s["errors"].items(), key=lambda x: -x[1]["count"]):
+            lines.append(f"  {e['count']:>6}  {kind}{': ' + e['example'][:140] if e['example'] else ''}")
     own = s["client"]
     late = f", arrivals at most {own['latest_arrival_ms']:.1f} ms late" if own["latest_arrival_ms"] else ""
-    lines += ["", f"  this client           busy {own['busy_share'] * 100:.1f} % of one core, at most {own['longest_busy_ms']:.1f} ms at a stretch, {own['connections']} connections{late}", ""]
+    lines += ["", f"  this client           busy {own['busy_share'] * 100:.1f} % of one core, at most "
+              f"{own['longest_busy_ms']:.1f} ms at a stretch, {own['connections']} connections{late}", ""]
     return "\n".join(lines)
 
 
-# ---- plot ----
-
-SERIES = ("#c0392b", "#2471a3", "#229954", "#b7950b", "#7d3c98")
+SWEEP = ("requests/s", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2e p50", "e2e p99")
 
 
-def ticks(high):
-    """Round numbers from 0 to beyond `high`."""
-    unit = 10 ** math.floor(math.log10(high / 4)) if high > 0 else 0.25
-    step = next(unit * k for k in (1, 2, 2.5, 5, 10) if unit * k * 4 >= high * 0.999)
-    return [step * i for i in range(math.ceil(high / step * 0.999) + 1)] if high > 0 else [0, 1]
+def sweep_rows(runs):
+    """-> head and rows, as numbers: one row a run"""
+    head = list(SWEEP) + (["goodput/s", "good %"] if all("slo" in s for s in runs) else [])
+    rows = []
+    for s in runs:
+        cells = [s["requests_per_s"], s["output_tokens_per_s"]]
+        for key in ("ttft_ms", "per_token_ms", "end_to_end_ms"):
+            cells += [s[key][q] if s[key] else None for q in ("p50", "p99")]
+        if len(head) > len(SWEEP):
+            share = s["slo"]["share"]
+            cells += [s["slo"]["goodput_per_s"], None if share is None else share * 100]
+        rows.append([s["load"], *cells])
+    return head, rows
 
 
-def chart(left, top, width, height, title, xlabel, ylabel, series):
-    """One panel. series: (name, [(x, y)], 'dots' or 'line')."""
-    points = [p for _, data, _ in series for p in data]
-    xs, ys = ticks(max((p[0] for p in points), default=1)), ticks(max((p[1] for p in points), default=1))
-    x_at, y_at = (lambda v: left + v / xs[-1] * width), (lambda v: top + height - v / ys[-1] * height)
-    out = [f'<text x="{left}" y="{top - 22}" class="t">{escape(title)}</text>', f'<text x="{left + width / 2:.0f}" y="{top + height + 34}" class="m">{escape(xlabel)}</text>',
-           f'<text x="{left}" y="{top - 7}">{escape(ylabel)}</text>']
-    for v in xs:
-        out.append(f'<text x="{x_at(v):.1f}" y="{top + height + 17}" class="m">{v:g}</text>')
-    for v in ys:
-        out.append(f'<path d="M{left} {y_at(v):.1f}h{width}" class="g"/><text x="{left - 6}" y="{y_at(v) + 4:.1f}" class="e">{v:g}</text>')
-    for k, (name, data, kind) in enumerate(series):
-        colour, key = SERIES[k % len(SERIES)], left + width - 120 * (len(series) - k)
-        out.append(f'<rect x="{key}" y="{top - 16}" width="10" height="10" fill="{colour}"/><text x="{key + 14}" y="{top - 7}">{escape(name)}</text>')
-        if kind == "dots":
-            every = max(1, len(data) // 4000)
-            out += [f'<circle cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="2" fill="{colour}" fill-opacity="0.6"/>' for x, y in data[::every]]
-        elif data:
-            out.append(f'<polyline points="{" ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in data)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            out += [f'<circle cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="3" fill="{colour}"/>' for x, y in data]
-    return out
-
-
-def over_time(runs):
-    """Requests and gaps of all runs, one run after the other on the time axis."""
-    groups, failed, gaps, offset = {"cold": [], "partly cached": [], "warm": []}, [], [], 0.0
-    arrived, names = [], {None: "cold", "cold": "cold", "partly": "partly cached", "warm": "warm"}
-    for run in runs:
-        for r in run.records:
-            if r.error:
-                failed.append((offset + r.start, 0.0))
-                continue
-            groups[names[cache_group(r)]].append((offset + r.start, r.ttft * 1000))
-            gaps += [(offset + b - run.begin, (b - a) * 1000) for a, b in zip(r.stamps, r.stamps[1:])]
-            arrived += [offset + t - run.begin for t in r.stamps]
-        offset += run.wall
-    width, windows = max(offset / 40, 1e-9), {}
-    tokens = collections.Counter(min(39, int(t / width)) for t in arrived)
-    for at, gap in gaps:
-        windows.setdefault(int(at / width), []).append(gap)
-    centre = [(width * (w + 0.5), sorted(v)) for w, v in sorted(windows.items())]
-    rate = [(width * (w + 0.5), tokens[w] / width) for w in range(min(40, max(tokens, default=-1) + 1))]
-    return groups, failed, [[(x, percentile(v, q)) for x, v in centre] for q in (0.5, 0.99)], rate
-
-
-def write_plot(path, title, runs, figures, axis):
-    groups, failed, (median, slow), tokens = over_time(runs)
-    first = [(name, data, "dots") for name, data in groups.items() if data] + ([("failed", failed, "dots")] if failed else [])
-    panels = [("Time to first token, each request", "seconds", "ms", first),
-              ("Between tokens", "seconds", "ms", [("p50", median, "line"), ("p99", slow, "line")]), ("Output", "seconds", "tokens/s", [("tokens/s", tokens, "line")])]
-    swept = [s for s in figures if s["ok"]]
-    if len(swept) > 1:
-        def line(key, q):
-            return (q, [(s["load"], s[key][q]) for s in swept if s[key]], "line")
-
-        panels += [(f"Time to first token over {axis}", axis, "ms", [line("ttft_ms", q) for q in ("p50", "p90", "p99")]),
-                   (f"Between tokens over {axis}", axis, "ms", [line("inter_token_ms", q) for q in ("p50", "p90", "p99")]),
-                   (f"Answered over {axis}", axis, "requests/s", [("requests/s", [(s["load"], s["requests_per_s"]) for s in swept], "line")])]
-    across, width, height = 3 if len(panels) > 3 else 1, 420 if len(panels) > 3 else 880, 220
-    down = math.ceil(len(panels) / across)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{across * (width + 90) + 20}" height="{down * (height + 90) + 50}" font-family="sans-serif" font-size="12">',
-           "<style>.t{font-size:15px;font-weight:bold}.m{text-anchor:middle}.e{text-anchor:end}.g{stroke:#ddd}</style>",
-           '<rect width="100%" height="100%" fill="white"/>', f'<text x="20" y="24" class="t">{escape(title)}</text>']
-    for k, panel in enumerate(panels):
-        out += chart(70 + k % across * (width + 90), 80 + k // across * (height + 90), width, height, *panel)
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join(out + ["</svg>", ""]))
+def sweep_table(axis, runs):
+    head, rows = sweep_rows(runs)
+    lines = [f"sweep over {axis}; times in ms", f"  {axis[:10]:<10}" + "".join(f"{h:>11}" for h in head)]
+    for load, *cells in rows:
+        texts = [show(c, 2 if "/s" in h else 1) for h, c in zip(head, cells)]
+        lines.append(f"  {load:<10g}" + "".join(f"{t:>11}" for t in texts))
+    if len(head) > len(SWEEP):
+        best = max(runs, key=lambda s: s["slo"]["goodput_per_s"])
+        rate = best["slo"]["goodput_per_s"]
+        lines.append(f"  most goodput: {rate:.2f} requests/s at {best['load']:g} {axis}")
+    return "\n".join(lines + [""])

@@ -18,7 +18,7 @@ args = harness.arguments(__doc__)
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 tool = os.path.join(root, "scripts/load_test.py")
 sys.path.insert(0, os.path.join(root, "scripts"))
-from loadtest import report, wire, work  # noqa: E402
+from loadtest import plot, report, wire, work  # noqa: E402
 
 check = harness.Checks()
 folder = tempfile.TemporaryDirectory()
@@ -120,7 +120,7 @@ def test_figures():
         check.true(f"p{q}", abs(got[f"p{q}"] - cuts[q - 1] * 1000) < 1e-6, (got[f"p{q}"], cuts[q - 1]))
     check.equal("nothing measured", report.spread([]), None)
     for high in (0, 1e-7, 0.3, 1, 7, 10, 99.9, 100, 12345):
-        t = report.ticks(high)
+        t = plot.ticks(high)
         check.true(f"axis to {high}", t[0] == 0 and t[-1] >= high and 2 <= len(t) <= 7 and t[-1] > 0, t)
     a, b = (work.draw_picture(random.Random(s), 40, 30) for s in (1, 1))
     check.equal("a picture follows from its seed", a, b)
