@@ -140,8 +140,8 @@ def test_drafter_same_answers(variant, binary):
 def test_demo(binary, model):
     """What docs/demo-models.md shows."""
     s = Server(binary, model, "--kv-memory", "64M")
-    got = s.ok("/v1/completions", {"prompt": "one two three four one two three four one two three four one two",
-                                   "max_tokens": 40, "temperature": 0, "ignore_eos": True})
+    text = "one two three four one two three four one two three four one two"
+    got = s.ok("/v1/completions", {"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": True})
     accepted = got["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
     check.true("most tokens were guessed", 20 < accepted < 40, accepted)
     s.stop()
