@@ -143,11 +143,12 @@ check-libs:
 PREFIX ?= /usr/local
 install: all
 	install -D -m 755 $(OUT)/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir
+	install -m 755 scripts/deploy/kvasir-ready $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	install -m 644 models/demo/* $(DESTDIR)$(PREFIX)/share/kvasir/models/demo
 	[ ! -e $(OUT)/kvasir-cuda.so ] || install -m 755 $(OUT)/kvasir-cuda.so $(DESTDIR)$(PREFIX)/bin
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/kvasir $(DESTDIR)$(PREFIX)/bin/kvasir-cuda.so
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,kvasir kvasir-cuda.so kvasir-ready)
 	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
 
 test: tests
