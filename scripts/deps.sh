@@ -5,7 +5,7 @@ set -eu
 need="gcc make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev libsodium-dev"
 need="$need libutf8proc-dev zlib1g-dev libgif-dev libstb-dev libcmocka-dev libzmq3-dev"
 need="$need libmsgpack-dev curl"
-[ "${1:-}" = "--test" ] && need="$need python3 python3-venv g++ haproxy nginx clang-format"
+[ "${1:-}" = "--test" ] && need="$need python3 python3-venv python3-yaml g++ haproxy nginx clang-format"
 missing=""
 installed() {
     dpkg-query -W -f='${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^ii'
