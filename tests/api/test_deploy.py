@@ -167,7 +167,7 @@ def dockerfiles(args):
     check.equal("both run the same commands", cuda, runs["Dockerfile"])
 
 
-def helpers(args):
+def small_scripts(args):
     code, text = run("sh", os.path.join(DEPLOY, "packages.sh"), args.binary)
     good = code == 0 and "libuv1" in text and "-dev" not in text
     check.true("the packages of the program's libraries", good, text)
@@ -183,7 +183,7 @@ def helpers(args):
 
 def main():
     args = arguments(__doc__)
-    for test in (yaml_files, compose_file, kubernetes, balancers, systemd, dockerfiles, helpers):
+    for test in (yaml_files, compose_file, kubernetes, balancers, systemd, dockerfiles, small_scripts):
         if not args.only or test.__name__ in args.only:
             check.run(test, args)
     check.end()
