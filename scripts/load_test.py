@@ -199,8 +199,11 @@ def main(arguments=None):
     loop = asyncio.SelectorEventLoop(clock)
     try:
         if opts.compare:
-            text, document = compare.compare(opts.compare, opts.slo)
+            text, document, panels = compare.compare(opts.compare, opts.slo)
             print(text)
+            if opts.plot:
+                a, b = map(os.path.basename, opts.compare)
+                plot.write_panels(opts.plot, f"A: {a}, B: {b}", panels, 3)
             if opts.html:
                 write(opts.html, document)
             return 0

@@ -43,23 +43,29 @@ def cut(run, limits):
     done = [r for r in run["records"] if "error" not in r]
     typical = percentile(sorted(r["e2e"] for r in done), 0.5) if done else wall
     count = max(FEWEST, min(WINDOWS, int(wall / max(typical, 1e-9))))
-    boxes = [{**{k: 0.0 for k in (*RATES, "goodput/s")}, **{k: [] for k in TIMES}} for _ in range(count)]
+    boxes = [{**{k: 0.0 for k in (*RATES, "good", "judged")}, **{k: [] for k in TIMES}} for _ in range(count)]
     for r in done:
         box = boxes[min(count - 1, max(0, int((r["start"] - warm) / wall * count)))]
         part = part_after(r, warm)
         for name, value in RATES.items():
             box[name] += part * value(r)
-        box["goodput/s"] += part * good(r, limits)
+        if r.get("phase") == "warm-up":
+            continue
+        box["judged"] += 1
+        box["good"] += good(r, limits)
         for name, key in TIMES.items():
-            if key in r and r.get("phase") != "warm-up":
+            if key in r:
                 box[name].append(r[key] * 1000)
     return boxes
 
 
 def figures(boxes, width, limits):
     """-> {name: value}; None where nothing was measured. width: seconds of a window"""
-    rates = [*RATES, "goodput/s"] if limits else RATES
-    out = {k: sum(b[k] for b in boxes) / (len(boxes) * width) for k in rates}
+    out = {k: sum(b[k] for b in boxes) / (len(boxes) * width) for k in RATES}
+    if limits:
+        judged = sum(b["judged"] for b in boxes)
+        share = sum(b["good"] for b in boxes) / judged if judged else 0.0
+        out["goodput/s"] = out["requests/s"] * share
     for name in TIMES:
         values = sorted(v for b in boxes for v in b[name])
         for q in QUANTILES:
@@ -118,8 +124,21 @@ NOTE = ("The interval holds 95 % of the ratios when windows of each run are draw
         "are those without 1 in it. Of twenty figures, one shows that by chance. Times in ms.")
 
 
+def over_load(found):
+    """Panels of what is in both, over the load."""
+    def line(name, side, value):
+        return name, [(p[side]["load"], value(p[side])) for p in found], "line"
+
+    out = []
+    for title, key in (("Time to first token", "ttft_ms"), ("Per token, a request", "per_token_ms")):
+        out.append((title, "load", "ms", [line(f"{n} {q}", i, lambda s: s[key] and s[key][q])
+                                          for i, n in enumerate("AB") for q in ("p50", "p99")]))
+    rates = [line(n, i, lambda s: s["output_tokens_per_s"]) for i, n in enumerate("AB")]
+    return [*out, ("Throughput", "load", "output tokens/s", rates)]
+
+
 def compare(paths, limits):
-    """-> (text, HTML)"""
+    """-> (text, HTML, panels of a plot)"""
     a, b = (load(p) for p in paths)
     limits = limits or a["settings"].get("slo") or {}
     marks = {k: v * 1000 for k, v in limits.items()}
@@ -130,14 +149,7 @@ def compare(paths, limits):
     parts += ["<h2>They differ in</h2>", page.cells(["setting", "A", "B"], other)] if other else []
     found = pairs(a, b)
     if len(found) > 1:
-        def line(name, side, key, q):
-            return name, [(p[side]["load"], p[side][key][q]) for p in found if p[side][key]], "line"
-
-        parts.append(page.grid([
-            plot.figure(title, "load", "ms", [line(f"{n} {q}", i, key, q) for i, n in enumerate("AB")
-                                              for q in ("p50", "p99")])
-            for title, key in (("Time to first token", "ttft_ms"), ("Per token, a request", "per_token_ms"),
-                               ("End to end", "end_to_end_ms"))]))
+        parts.append(page.grid([plot.figure(*panel) for panel in over_load(found)]))
     for x, y in found:
         name = f"load {x['load']:g}" + (f" and {y['load']:g}" if x["load"] != y["load"] else "")
         rows = pair(x, y, limits)
@@ -152,4 +164,5 @@ def compare(paths, limits):
         parts += [f"<h2>{html.escape(name)}</h2>",
                   page.cells(["figure", "A", "B", "B / A", "95 % interval", ""], texts),
                   page.grid(page.distributions([("A", x), ("B", y)], marks))]
-    return "\n".join([*lines, "", NOTE]), page.document("Two load tests", [*parts, f"<p>{NOTE}</p>"])
+    document = page.document("Two load tests", [*parts, f"<p>{NOTE}</p>"])
+    return "\n".join([*lines, "", NOTE]), document, over_load(found)

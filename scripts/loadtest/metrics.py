@@ -2,6 +2,7 @@
 The names of several servers are known; a figure that a server lacks is left out. They are of the whole
 server: requests of others are in them."""
 import asyncio
+import math
 import ssl
 import time
 
@@ -34,9 +35,11 @@ def parse(text):
             else:
                 name, _, rest = line.partition(" ")
             try:
-                out.setdefault(name, []).append(float(rest.split()[0]))
+                value = float(rest.split()[0])
             except (ValueError, IndexError):
-                pass
+                continue
+            if math.isfinite(value):
+                out.setdefault(name, []).append(value)
     return out
 
 

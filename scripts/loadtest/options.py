@@ -94,7 +94,7 @@ def make_parser(description):
     add("--stub-interval", type=number(float, 0.0001), default=0.02, metavar="S",
         help="with --calibrate: time between the events of a stream [%(default)g]")
     add("--compare", nargs=2, metavar=("A.json", "B.json"),
-        help="instead: two files of --json side by side, B / A with intervals; --html too")
+        help="instead: two files of --json side by side, B / A with intervals; --html and --plot too")
     add = parser.add_argument_group("conversations").add_argument
     add("--turns", type=span(int, 1), metavar="MIN:MAX", help="[1:4; of a data set: all]")
     add("--system-tokens", type=number(int, 0), default=200, metavar="N",

@@ -79,8 +79,7 @@ def summarize(run):
            "end_to_end_ms": spread([r.e2e for r in done]), "held_back_ms": spread(held), "client": run.own,
            "server": run.watch.figures(run.warm)}
     if run.opts.slo:
-        past = [(r.public(), w) for r, w in parts]
-        out["slo"] = slo.figures([r.public() for r in counted], past, wall, run.opts.slo)
+        out["slo"] = slo.figures([r.public() for r in counted], out["requests_per_s"], run.opts.slo)
     by_cache, by_turn, by_phase = {}, {}, {}
     for r in done:
         by_cache.setdefault(cache_group(r.share()), []).append(r)

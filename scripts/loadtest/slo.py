@@ -36,11 +36,13 @@ def good(record, limits):
     return "error" not in record and all(kept(record, limits).values())
 
 
-def figures(counted, weighted, wall, limits):
-    """counted: the requests that are judged; weighted: (request, part of it in the time that counts)"""
+def figures(counted, answered_per_s, limits):
+    """counted: the requests that are judged. Goodput is the share of the answered that is good, of their
+    rate."""
     judged = [r for r in counted if r.get("error") != "aborted"]
     count = sum(good(r, limits) for r in judged)
+    answered = sum("error" not in r for r in judged)
     share = {k: sum(kept(r, limits)[k] for r in judged) / len(judged) for k in limits} if judged else {}
     return {"bounds_ms": {k: v * 1000 for k, v in limits.items()}, "good": count, "judged": len(judged),
             "share": count / len(judged) if judged else None, "kept": share,
-            "goodput_per_s": sum(w for r, w in weighted if good(r, limits)) / wall}
+            "goodput_per_s": answered_per_s * count / answered if answered else 0.0}

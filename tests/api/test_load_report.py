@@ -306,7 +306,7 @@ def test_metrics():
             'vllm:num_requests_running{engine="1"} 1\nvllm:num_requests_waiting 2 1700000000\n'
             'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="1"} 0.1\n'
             'vllm:prefix_cache_hits_total{engine="0"} %d\n'
-            'vllm:prefix_cache_queries_total{engine="0"} %d\nbroken\n')
+            'vllm:prefix_cache_queries_total{engine="0"} %d\nbroken\nvllm:kv_cache_usage_perc NaN\n')
     counts = ((10, 100), (40, 150), (40, 150))
     first, second, third = (metrics.pick(metrics.parse(ours % pair)) for pair in counts)
     check.equal("gauges", [first[k] for k in ("running", "waiting", "kv_use")], [4.0, 2.0, 0.3])
@@ -470,11 +470,13 @@ def test_demo():
         run = seen["runs"][0]
         check.equal("jsonl with a picture", (status, run["ok"], run["pictures"]), (0, 4, 4))
         b = path("b.json", json.dumps(out))
-        status, text = tool("--compare", path("a.json"), b, "--html", path("ab.html"))
+        status, text = tool("--compare", path("a.json"), b, "--html", path("ab.html"),
+                            "--plot", path("ab.svg"))
         print(text)
         check.equal("compared: what both have", (status, re.findall(r"^load (\d+):", text, re.M)), (0, ["2"]))
         check.true("goodput by the bounds of A", "goodput/s" in text, text)
         check.true("what differs is named", "dataset" in text)
+        check.equal("and as SVG", xml.etree.ElementTree.parse(path("ab.svg")).getroot().tag[-3:], "svg")
         check.true("drawn", "Distribution: time to first token" in look(path("ab.html"))[1])
     finally:
         server.stop()
