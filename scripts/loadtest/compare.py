@@ -121,7 +121,8 @@ def differences(a, b):
 
 
 NOTE = ("The interval holds 95 % of the ratios when windows of each run are drawn again; better and worse "
-        "are those without 1 in it. Of twenty figures, one shows that by chance. Times in ms.")
+        "are those without 1 in it, one figure of twenty by chance. What changed between the runs, such as "
+        "other load on the machine, is not in it: repeat both. Times in ms.")
 
 
 def over_load(found):

@@ -72,7 +72,8 @@ def distributions(named, limits):
             values = sorted(r[key] * 1000 for r in run["records"]
                             if "error" not in r and key in r and r.get("phase") != "warm-up")
             at = sorted({round(i * (len(values) - 1) / 200) for i in range(201)}) if values else []
-            lines.append((name, [(values[i], (i + 1) / len(values) * 100) for i in at], "steps"))
+            points = [(values[i], (i + 1) / len(values) * 100) for i in at]
+            lines.append((name, [(points[0][0], 0), *points] if points else [], "steps"))
         mark = ("x", limits[bound]) if bound in limits else None
         title = f"Distribution: {NAMES[bound]}"
         out.append(figure(title, "ms", "% of the requests at most", lines, bound=mark))

@@ -199,4 +199,5 @@ class Run:
             if watching:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-                await self.watch.read(self.begin) if self.watch.readings else None
+                if self.watch.readings:
+                    await self.watch.read(self.begin)
