@@ -293,12 +293,12 @@ static enum status choose(struct engine *e, uint32_t t, struct err *err)
     size_t row = be_ld(d->hidden) * be_dtype_bytes(e->plan.act);
     if (d->centroids) e->ops->download(e->be, f->host_read, f->read, t * row);
     if (e->ops->sync(e->be) != BE_OK) return err_set(err, ST_DEVICE, "%s", e->ops->last_error(e->be));
-    for (uint32_t i = 0; i < t && d->centroids; i++) {
+    if (!d->centroids) return ST_OK;
+    for (uint32_t i = 0; i < t; i++) {
         f->picks[i] = (struct draft_pick){
             .f = f, .read = f->host_rows + (size_t)i * d->hidden, .clusters = f->host_tops + (size_t)i * k};
         act_row(e, f->host_read, i, d->hidden, f->host_rows + (size_t)i * d->hidden);
     }
-    if (!d->centroids) return ST_OK;
     if (e->ops->host_each) e->ops->host_each(e->be, t, pick, f->picks);
     else
         for (uint32_t i = 0; i < t; i++) pick(f->picks, i);

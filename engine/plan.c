@@ -506,9 +506,7 @@ enum status engine__alloc(struct engine *e, struct err *err)
     const struct engine_plan *p = &e->plan;
     enum status st = engine__take(e, p->scratch_bytes, &e->net.s.block, "scratch", err);
     if (!st) {
-        void *block = e->net.s.block;
-        (void)carve_decoder(e, block, &e->net.s);
-        e->net.s.block = block;
+        (void)carve_decoder(e, e->net.s.block, &e->net.s);
         st = engine__alloc_ropes(e, &e->net, err);
     }
     if (!st && e->net.desc.has_vision) st = alloc_vision(e, err);

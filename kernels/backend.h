@@ -326,7 +326,8 @@ struct be_logits_args {
     const uint32_t *targets;      /* [R] or NULL */
     struct be_logit_stats *stats; /* [R] */
 };
-/* The k largest of each row, descending, ties by lower id. */
+/* The k largest of each row, descending, ties by lower id. NaN ranks last: the ids are k different ones,
+ * whatever the row holds. */
 struct be_topk_args {
     const float *logits; /* f32 [R, V] */
     uint32_t r, v, k;    /* k <= min(V, BE_TOPK_MAX) */

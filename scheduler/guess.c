@@ -98,8 +98,8 @@ static void draft(struct scheduler *s)
     if (!n) return;
     uint64_t start = sched__clock(s);
     if (engine_draft(s->engine, s->drafts, n, &err)) {
-        log_error("event=draft_failed message=\"%s\"",
-                  err.msg); /* if the device is lost, the step will tell */
+        /* If the device is lost, the step will tell. */
+        log_error("event=draft_failed message=\"%s\"", err.msg);
         for (struct sequence *q = s->running.head; q; q = q->next) q->proposed = 0;
         return;
     }

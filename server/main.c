@@ -1,5 +1,6 @@
 /* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed
  * engine) that ends the process. */
+#include "config/base/cgroup.h"
 #include "config/base/log.h"
 #include "config/options.h"
 #include "engine/engine.h"
@@ -92,7 +93,8 @@ static enum status settings_check(const struct options *o, struct err *err)
 static void workers_set(void)
 {
     char text[16];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN), quota = (long)cgroup_cpus("");
+    if (quota && quota < cores) cores = quota;
     snprintf(text, sizeof text, "%ld", cores < 4 ? 4 : cores > 32 ? 32 : cores);
     setenv("UV_THREADPOOL_SIZE", text, 0);
 }

@@ -75,18 +75,11 @@ static uint32_t cpu__usable_cores(void)
     return u32_min(quota && quota < n ? quota : n, CPU_THREADS_MAX);
 }
 
-/* Physical memory, or the limit of the control group where that is lower. */
+/* Physical memory. What of it is free, and what control groups leave, the engine's plan asks for itself. */
 static size_t cpu__memory(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    size_t bytes = pages > 0 && size > 0 ? (size_t)pages * (size_t)size : (size_t)1 << 30;
-    FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
-    if (f) {
-        unsigned long long limit;
-        if (fscanf(f, "%llu", &limit) == 1 && limit > 0 && limit < bytes) bytes = (size_t)limit;
-        fclose(f);
-    }
-    return bytes;
+    return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : (size_t)1 << 30;
 }
 
 static void cpu__brand(char *out, size_t room)

@@ -363,6 +363,7 @@ static enum status events_start(struct model *m, struct err *err)
 {
     return m->events ? kv_events_start(m->events, announce, m->sched, err) : ST_OK;
 }
+
 static enum status model_load(struct server *s, struct model *m, struct err *err)
 {
     const struct options *o = s->opt;

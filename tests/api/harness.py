@@ -152,6 +152,17 @@ def edited(model, **keys):
     return folder
 
 
+def end_process(process):
+    """SIGTERM, and SIGKILL to one that does not end by it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def endless(model):
     """The checkpoint with a context so long that no request comes to its end while a test looks on."""
     return edited(model, max_position_embeddings=2 * ENDLESS)

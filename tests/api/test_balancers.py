@@ -27,7 +27,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from deploy_files import DEPLOY, compose, haproxy_env, nginx_text  # noqa: E402
-from harness import ENDLESS, Checks, Server, arguments, data_url, endless, picture, wait_until  # noqa: E402
+from harness import ENDLESS, Checks, Server, arguments, data_url, end_process, endless  # noqa: E402
+from harness import picture, wait_until  # noqa: E402
 
 check = Checks()
 
@@ -91,13 +92,7 @@ class Balancer:
         return answer.status, data
 
     def stop(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process)
 
 
 class Kvasir:

@@ -22,7 +22,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from framing_corpus import MARKER, REFUSED, corpus, render  # noqa: E402
-from harness import Checks, Server, arguments, wait_until  # noqa: E402
+from harness import Checks, Server, arguments, end_process, wait_until  # noqa: E402
 
 check = Checks()
 SILENCE = {"waits": 0.3}  # seconds without a byte after which one that waits for more is left;
@@ -147,13 +147,7 @@ class Proxy:
             return False
 
     def stop(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_process(self.process)
 
 
 class Log:

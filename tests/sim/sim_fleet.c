@@ -112,17 +112,11 @@ static uint32_t take_events(struct fleet *f, const struct trace *t, struct serve
     struct sched_event ev;
     uint32_t ended = 0;
     while (sched_poll(s->sched, &ev)) {
-        struct session *q = ev.user;
-        ASSERT(ev.kind != EV_IMAGE);
-        if (ev.kind == EV_TOKEN) {
-            q->tokens[q->prompt.token_count + ev.index] = ev.token.id;
-            continue;
-        }
-        ASSERT(ev.end == END_LENGTH);
+        const struct session *q = ev.user;
+        if (!take_event(t, &ev)) continue;
         f->hit += ev.cache.reused;
         s->left -= f->sent[q - f->sessions].blocks;
         s->running--;
-        end_turn(t, q);
         ended++;
     }
     return ended;

@@ -191,6 +191,19 @@ static void end_turn(const struct trace *t, struct session *q)
     q->turn_end[q->turns++] = q->prompt.token_count;
     q->busy = false;
 }
+/* Takes what a session's sequence says; true: its turn has ended. */
+static bool take_event(const struct trace *t, const struct sched_event *ev)
+{
+    struct session *q = ev->user;
+    ASSERT(ev->kind != EV_IMAGE);
+    if (ev->kind == EV_TOKEN) {
+        q->tokens[q->prompt.token_count + ev->index] = ev->token.id;
+        return false;
+    }
+    ASSERT(ev->end == END_LENGTH);
+    end_turn(t, q);
+    return true;
+}
 /* What is asked for at once by those that run: a chunk's sliding blocks each, and the window behind it; the
  * last window of every live session, and the full blocks of everything. */
 static uint64_t set_units(uint64_t full_blocks, uint32_t window, uint32_t live, uint32_t running)
