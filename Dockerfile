@@ -9,7 +9,7 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         gcc libc6-dev make pkg-config libmicrohttpd-dev libuv1-dev libjansson-dev libjpeg-dev libwebp-dev \
         libsodium-dev libutf8proc-dev zlib1g-dev libgif-dev libstb-dev \
-        libzmq3-dev libmsgpack-dev \
+        libzmq3-dev libmsgpack-dev libcurl4-openssl-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
@@ -22,7 +22,7 @@ RUN make -j"$(nproc)" all \
 FROM ${BASE}
 COPY --from=build /packages /usr/local/share/kvasir/packages
 RUN apt-get update \
-    && xargs apt-get install -y --no-install-recommends </usr/local/share/kvasir/packages \
+    && xargs apt-get install -y --no-install-recommends ca-certificates </usr/local/share/kvasir/packages \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
     && useradd --system --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin kvasir
 COPY --from=build /out/usr/local /usr/local

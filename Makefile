@@ -21,8 +21,9 @@ MODE     := $(or $(MODE_$(CONFIG)),$(error unknown CONFIG=$(CONFIG)))
 CC       ?= gcc
 
 # Required libraries; a missing one is named. Image decoders: libjpeg-turbo, libwebp, giflib, stb_image (a
-# header); zlib: PNG checksums, texts.
-PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib
+# header); zlib: PNG checksums, texts; libcurl: pictures from URLs.
+PKGS      := libmicrohttpd libuv jansson libjpeg libwebp libwebpdemux libgif libsodium libutf8proc zlib \
+	libcurl
 # Cache events (server/fleet) need two more; a build without them has no --kv-events.
 KV_PKGS   := libzmq msgpack
 KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),1,0)
@@ -55,13 +56,14 @@ SRV_OBJ  := $(SRV_SRC:%=$(OUT)/%.o)
 # the server's is linked with the core alone. Their names are unique: test_NAME, sim_NAME, bench_NAME.
 CORE_TEST_SRC := $(wildcard $(addprefix tests/,$(addsuffix /*.c,unit/config unit/kernels unit/engine \
 	unit/scheduler sim bench)))
-FULL_TEST_SRC := $(wildcard tests/unit/server/*.c)
+FULL_TEST_SRC := $(wildcard tests/unit/server/*.c tests/unit/server/*/*.c)
 # ONLY="test_NAME ..." leaves the others out; with a sanitizer nothing is measured.
 ifdef ONLY
 CORE_TEST_SRC := $(filter $(ONLY:%=\%/%.c),$(CORE_TEST_SRC))
 FULL_TEST_SRC := $(filter $(ONLY:%=\%/%.c),$(FULL_TEST_SRC))
 else ifneq ($(filter asan tsan,$(CONFIG)),)
 CORE_TEST_SRC := $(filter-out tests/bench/%,$(CORE_TEST_SRC))
+FULL_TEST_SRC := $(filter-out %/bench_grammar.c,$(FULL_TEST_SRC))
 endif
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
@@ -77,8 +79,8 @@ core: $(CORE_TESTS)
 tests: all $(CORE_TESTS) $(FULL_TESTS) $(OUT)/kvasir-faults
 
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma \
-	-mf16c
+$(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \
+	-mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl \
 	-mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
 
@@ -87,6 +89,8 @@ LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 
+$(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
+$(OUT)/server/api/openapi.c.o: server/api/openapi.json
 $(OUT)/%.c.o: %.c $(OUT)/flags
 	@mkdir -p $(@D)
 	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(EXTRA) $(MODE) $(ISA) -c $< -o $@
@@ -152,7 +156,7 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
 
 test: tests
-	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS)) $(FULL_TESTS)
+	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS))
 test-core: core
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS))
 

@@ -12,12 +12,14 @@
 
 struct options {
     /* model */
-    char *model;             /* checkpoint directory; NULL = the bundled demo model */
-    char *served_model_name; /* NULL = last component of the directory */
+    char *model;             /* checkpoint directory or GGUF file; NULL = the bundled demo model */
+    char *mmproj;            /* GGUF file of its vision tower, or NULL */
+    char *served_model_name; /* NULL = last component of the directory, the file's name without .gguf */
     char *backend;           /* auto | cpu | cuda */
     char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
     char *dtype;             /* auto | bf16 | f32 */
-    char *quantize;          /* none | int8 */
+    char *quantize;          /* none | int8 | int4 */
+    char *kv_dtype;          /* auto | bf16 | int8 | fp8 */
     uint64_t threads;        /* 0 = all usable cores */
     uint64_t kv_memory;      /* bytes; 0 = auto */
     uint64_t max_context;    /* tokens; 0 = the checkpoint's */
@@ -28,6 +30,7 @@ struct options {
     uint64_t encoder_cache_memory;      /* bytes of encoded pictures kept */
     uint64_t picture_memory;            /* bytes of decoded pictures held by requests that wait or run */
     uint64_t answer_memory;             /* bytes of answers that are being made or read */
+    uint64_t response_store;            /* bytes of responses kept for previous_response_id; 0 = none */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */
     uint64_t kv_events_block;           /* tokens; 0 = the cache's own blocks */
     char *kv_events_layout;             /* array | map */
@@ -39,8 +42,13 @@ struct options {
     uint64_t port;        /* 0 = the system picks one */
     char *api_key_file;   /* one key per line; NULL = open */
     char *control_tokens; /* text | parse */
+    char *tool_parser;    /* auto | strict */
     bool accept_any_model;
     uint64_t max_body_bytes, max_connections, max_n, max_images;
+    char *allow_remote_media;  /* hosts that pictures are fetched from; NULL = none */
+    char *allow_private_media; /* networks that are no public ones, for them; NULL = none */
+    uint64_t media_timeout;    /* seconds, of one URL */
+    char *allowed_media_dir;   /* of file: URLs; NULL = none */
     uint64_t keep_alive_timeout, shutdown_delay, drain_timeout; /* seconds */
     uint64_t watchdog;                                          /* seconds */
     uint64_t watchdog_exit;                                     /* seconds after that; 0 = never */

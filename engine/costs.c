@@ -79,7 +79,8 @@ enum status engine_costs(struct engine *e, struct engine_costs *out, struct err 
             c.experts_used = l->experts_used;
         }
         c.groups[e->kv.layer_group[n]].flops_per_pair += 4 * q;
-        c.groups[e->kv.layer_group[n]].bytes_per_key += 2 * kv * (double)be_dtype_bytes(e->plan.act);
+        c.groups[e->kv.layer_group[n]].bytes_per_key +=
+            (double)e->ops->kv_layer_bytes(e->be, e->kv.type, l->kv_heads, l->head_dim) / BE_BLOCK_TOKENS;
     }
     c.head_flops_per_row = 2 * (double)d->hidden * d->vocab;
     c.weight_bytes += (double)e->ops->weight_bytes(e->net.w.head);

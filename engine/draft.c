@@ -6,6 +6,7 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
+#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 
 #include <stdlib.h>
@@ -68,15 +69,16 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     struct hf_config *config = calloc(1, sizeof *config);
     f->dir = strdup(dir);
     enum status st = config && f->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
-    if (!st) st = family_load(dir, config, &f->net.desc, err);
+    if (!st) st = family_load(dir, NULL, config, &f->net.desc, err);
     if (!st && !f->net.desc.drafts_for)
         st = err_set(err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not that of a drafter", dir,
                      config->model_type);
     free(config);
     if (!st) st = fit(e, err);
-    if (!st && !random_weights) st = stf_open(dir, &f->files, err);
+    if (!st && !random_weights) st = checkpoint_open(dir, NULL, &f->files, err);
     if (!st && f->files) model_desc_settle(&f->net.desc, f->files);
-    if (!st && (st = weights_survey(f->files, &f->net.desc, e->plan.act, &f->net.survey, err)))
+    if (!st && (st = weights_survey(f->files, &f->net.desc, (struct weights_form){.act = e->plan.act},
+                                    &f->net.survey, err)))
         (void)err_prefix(err, st, "%s", dir);
     f->net.narrow = f->net.desc.layer_count; /* never: every row is wanted */
     f->net.rope_axes = 1;
@@ -139,7 +141,8 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     uint32_t s = e->plan.sequences_max;
     void *block = NULL;
     enum status st =
-        weights_load(f->files, &net->desc, &net->survey, e->ops, e->be, progress, &net->w, &identity, err);
+        weights_load(f->files, &net->desc, &net->survey, (struct weights_form){.act = e->plan.act}, e->ops,
+                     e->be, progress, &net->w, &identity, err);
     if (st) return st;
     log_info("event=drafter_loaded dir=\"%s\" parameters=%llu", f->dir,
              (unsigned long long)net->survey.parameters);

@@ -6,6 +6,8 @@
 #include "config/base/assert.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
+#include "config/hf/reader.h"
+#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "kernels/cuda_loader.h"
@@ -46,11 +48,46 @@ static enum status pick_dtype(const struct engine_options *opt, const struct mod
     else if (opt->random_weights) *out = BE_BF16;
     else {
         struct weights_survey s;
-        enum status st = weights_survey(files, d, BE_F32, &s, err);
+        enum status st = weights_survey(files, d, (struct weights_form){.act = BE_F32}, &s, err);
         if (st) return st;
         *out = s.stored == STF_F32 ? BE_F32 : BE_BF16;
         weights_survey_free(&s);
     }
+    return ST_OK;
+}
+
+struct weights_form engine__form(const struct engine *e)
+{
+    /* Before the backend is open only the CPU's is known to take codes. */
+    return (struct weights_form){.act = e->plan.act,
+                                 .codes = e->be ? e->becaps.codes : e->ops == be_cpu_ops(),
+                                 .quantize = e->plan.quantize};
+}
+
+static enum status pick_quantize(const struct engine_options *opt, enum weights_quantize *out,
+                                 struct err *err)
+{
+    const char *name = opt->quantize ? opt->quantize : "none";
+    *out = QUANTIZE_NONE;
+    if (strcmp(name, "int8") == 0) *out = QUANTIZE_INT8;
+    else if (strcmp(name, "int4") == 0) *out = QUANTIZE_INT4;
+    else if (strcmp(name, "none") != 0)
+        return err_set(err, ST_INVALID, "quantize %s: must be none, int8 or int4", name);
+    return ST_OK;
+}
+
+static enum status pick_kv_type(const struct engine_options *opt, enum be_dtype act, enum be_kv_type *out,
+                                struct err *err)
+{
+    const char *name = opt->kv_dtype ? opt->kv_dtype : "auto";
+    *out = strcmp(name, "int8") == 0 ? BE_KV_INT8 : BE_KV_ACT;
+    if (*out != BE_KV_ACT || strcmp(name, "auto") == 0) return ST_OK;
+    if (strcmp(name, "bf16") != 0)
+        return err_set(err, ST_INVALID, "kv-dtype %s: must be auto, bf16 or int8", name);
+    if (act != BE_BF16)
+        return err_set(err, ST_INVALID,
+                       "kv-dtype bf16: the model is computed in f32, so that keys and values are "
+                       "f32 (auto) or int8; or add --dtype bf16");
     return ST_OK;
 }
 
@@ -93,17 +130,47 @@ static void add_eos(struct model_info *m, uint32_t id)
     if (m->eos_count < MODEL_EOS_MAX) m->eos_ids[m->eos_count++] = id;
 }
 
+/* All absent when there is no such file. */
+static enum status load_generation(const char *dir, struct hf_generation *g, struct err *err)
+{
+    char *text = NULL, *where = checkpoint_where(dir, "generation_config.json");
+    size_t len;
+    enum status st = where
+                         ? checkpoint_text(dir, "generation_config.json", HF_FILE_BYTES_MAX, &text, &len, err)
+                         : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    if (st == ST_NOT_FOUND) {
+        *g = (struct hf_generation){0};
+        st = ST_OK;
+    } else if (!st) {
+        st = hf_generation_parse(text, len, where, g, err);
+    }
+    free(text);
+    free(where);
+    return st;
+}
+
+static const char *weights_name(const struct engine *e)
+{
+    static const char *const made[] = {"float", "int8", "int4"};
+    if (e->net.survey.stored_codes) return "stored";
+    return made[engine__form(e).codes ? e->plan.quantize : QUANTIZE_NONE];
+}
+
 /* Special ids and defaults: both files' stop ids count. */
 static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct hf_generation g;
-    enum status st = hf_generation_load(e->dir, &g, err);
+    enum status st = load_generation(e->dir, &g, err);
     if (st) return st;
     struct model_info *m = &e->info;
     const struct model_desc *d = &e->net.desc;
     *m = (struct model_info){.family = e->model_type,
                              .dir = e->dir,
                              .dtype = e->plan.act == BE_F32 ? "f32" : "bf16",
+                             .weights = weights_name(e),
+                             .kv_dtype = e->plan.kv_type == BE_KV_INT8 ? "int8"
+                                         : e->plan.act == BE_F32       ? "f32"
+                                                                       : "bf16",
                              .backend = e->backend_name,
                              .parameters = e->net.survey.parameters,
                              .weight_bytes = e->net.survey.memory_bytes,
@@ -156,7 +223,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                                 .std = {0.5f, 0.5f, 0.5f}};
         return ST_OK;
     }
-    st = image_config_load(e->dir, e->model_type, &m->image.config, err);
+    st = image_config_load(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
         bool patches = d->vision.end == VISION_EMBED
@@ -187,20 +254,26 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     e->dir = strdup(opt->model_dir ? opt->model_dir : "");
     enum status st = config && e->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
     if (!st) st = pick_ops(opt, &e->ops, err);
-    if (!st) st = family_load(e->dir, config, &e->net.desc, err);
+    if (!st) st = family_load(e->dir, opt->mmproj, config, &e->net.desc, err);
     if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
     if (!st && e->net.desc.drafts_for)
         st = err_set(err, ST_UNSUPPORTED,
                      "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
                      e->dir, e->model_type);
-    if (!st && !opt->random_weights) st = stf_open(e->dir, files, err);
+    if (!st && !opt->random_weights) st = checkpoint_open(e->dir, opt->mmproj, files, err);
     if (!st) model_desc_settle(&e->net.desc, *files);
+    if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
     if (!st) {
         st = pick_dtype(opt, &e->net.desc, *files, &e->plan.act, err);
-        if (!st) st = weights_survey(*files, &e->net.desc, e->plan.act, &e->net.survey, err);
+        if (!st) st = pick_kv_type(opt, e->plan.act, &e->plan.kv_type, err);
+        if (!st) st = weights_survey(*files, &e->net.desc, engine__form(e), &e->net.survey, err);
         if (st) (void)err_prefix(err, st, "%s", e->dir);
     }
     if (!st) st = open_backend(opt, e, err);
+    if (!st && opt->profile) st = profile_open(e, err);
+    if (!st && e->plan.quantize && !e->becaps.codes)
+        log_warn("--quantize %s: %s has no integer products: weights stay %s", opt->quantize, e->backend_name,
+                 e->plan.act == BE_F32 ? "f32" : "bf16");
     if (!st && opt->draft_dir) st = drafter_prepare(e, opt->draft_dir, opt->random_weights, err);
     if (!st) st = fill_info(opt, e, err);
     if (!st) st = engine__plan(opt, e, err);
@@ -219,8 +292,9 @@ static float rounded_scale(double scale, enum stf_dtype stored)
 static void set_fingerprint(struct engine *e, uint64_t identity)
 {
     char text[160];
-    snprintf(text, sizeof text, "%016llx %s %s %u", (unsigned long long)identity, e->info.dtype,
-             e->backend_name, NUMERICS_REVISION);
+    snprintf(text, sizeof text, "%016llx %s %s %u %u%s%s", (unsigned long long)identity, e->info.dtype,
+             e->backend_name, NUMERICS_REVISION, (unsigned)e->plan.quantize, e->plan.kv_type ? " kv-" : "",
+             e->plan.kv_type ? e->info.kv_dtype : "");
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *p = text; *p; p++) h = (h ^ (uint8_t)*p) * UINT64_C(0x100000001b3);
     h ^= h >> 32;
@@ -239,7 +313,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
         log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->net.survey.ignored,
                  e->net.survey.ignored_names, e->net.survey.ignored > 3 ? ", ..." : "");
     if (!st)
-        st = weights_load(files, &e->net.desc, &e->net.survey, e->ops, e->be,
+        st = weights_load(files, &e->net.desc, &e->net.survey, engine__form(e), e->ops, e->be,
                           (struct weights_progress){opt->progress, opt->progress_arg}, &e->net.w, &identity,
                           err);
     if (!st) {

@@ -21,18 +21,22 @@ struct engine;
 struct model_info; /* what the server needs to build prompts: engine/model/model_info.h */
 
 struct engine_options {
-    const char *model_dir;
+    const char *model_dir; /* or a GGUF file */
+    const char *mmproj;    /* the tower of a GGUF file, one too; NULL: none */
     const char *draft_dir; /* a drafter's checkpoint; NULL: none */
     const char *backend;   /* "auto" (the GPU when all that it needs is there, else the CPU), "cpu", "cuda" */
     const char *kernels;   /* NULL or "auto", or a kernel set of the CPU backend */
     uint32_t threads;      /* 0 = all usable cores */
     const char *dtype; /* "auto" (the checkpoint's: f32 stays f32, bf16 and f16 run as bf16), "bf16", "f32" */
-    uint64_t kv_bytes; /* size of the KV arena; 0 = from free memory */
-    uint32_t context_max;      /* 0 = the checkpoint's max_position_embeddings */
+    const char *quantize; /* NULL or "none", "int8", "int4": matrices of the text model that are floats */
+    const char *kv_dtype; /* NULL or "auto" (the compute type), "bf16", "int8", "fp8" */
+    uint64_t kv_bytes;    /* size of the KV arena; 0 = from free memory */
+    uint32_t context_max; /* 0 = the checkpoint's max_position_embeddings */
     uint32_t batch_tokens_max; /* rows of one step; 0 = 2048 */
     uint32_t sequences_max;    /* sequences of one step; 0 = 64 */
     bool random_weights; /* for measuring: model_dir holds only config.json; weights are made up (seeded),
                             bf16 unless dtype says f32 */
+    bool profile;        /* engine_profile_*; steps are slower on a GPU, and none comes from a graph */
     void (*progress)(void *arg, uint64_t done_bytes,
                      uint64_t total_bytes); /* may be NULL; called while loading */
     void *progress_arg;
@@ -194,6 +198,19 @@ struct engine_costs {
     uint32_t threads;
 };
 enum status engine_costs(struct engine *e, struct engine_costs *out, struct err *err) KV_MUST_CHECK;
+
+/* For `kvasir bench --profile`: time of the backend's operations by the part of the model that they belong
+ * to. Parts that were not called have 0 calls. */
+#define ENGINE_PROFILE_PARTS 17u
+struct engine_profile_part {
+    const char *name; /* static */
+    uint64_t calls;
+    double seconds;
+    double flops, bytes; /* arithmetic, and weights or keys and values read; 0 where they are not counted */
+};
+/* From 0 on. ST_UNSUPPORTED without engine_options.profile. */
+enum status engine_profile_start(struct engine *e, struct err *err) KV_MUST_CHECK;
+void engine_profile_read(const struct engine *e, struct engine_profile_part out[ENGINE_PROFILE_PARTS]);
 
 /* For `kvasir inspect --devices`: writes what this machine can compute on as text, the CPU and the GPUs, or
  * why there is none. */

@@ -75,8 +75,8 @@ static uint64_t active_parameters(const struct engine *e)
 
 static enum status say_kv(struct buf *b, const struct engine *e)
 {
-    enum status st =
-        buf_addf(b, "KV groups (blocks of %u tokens, units of %u bytes)\n", BE_BLOCK_TOKENS, BE_KV_UNIT);
+    enum status st = buf_addf(b, "KV groups (%s; blocks of %u tokens, units of %u bytes)\n", e->info.kv_dtype,
+                              BE_BLOCK_TOKENS, BE_KV_UNIT);
     for (uint32_t g = 0; g < e->kv.group_count && !st; g++) {
         const struct engine_kv_group *k = &e->kv.groups[g];
         char kind[48];

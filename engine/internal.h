@@ -26,6 +26,7 @@
  *
  * layer_offset[n] = where the part of layer n begins in a block. */
 struct kv_layout {
+    enum be_kv_type type;
     uint32_t group_count;
     struct engine_kv_group groups[ENGINE_GROUPS_MAX];
     uint32_t *layer_group; /* [layer_count], owned */
@@ -35,6 +36,8 @@ struct kv_layout {
 /* ---- memory plan ---- */
 struct engine_plan {
     enum be_dtype act;
+    enum weights_quantize quantize;
+    enum be_kv_type kv_type;
     uint32_t context_max, batch_tokens_max, sequences_max,
         blocks_max;                                               /* blocks_max: of one sequence, per group */
     uint32_t span_tokens_max;                                     /* most tokens that go as a whole */
@@ -166,6 +169,7 @@ struct engine {
     const struct be_ops *ops;
     struct backend *be;
     struct be_caps becaps;
+    struct profile *profile; /* NULL: none; else it owns `ops` */
     char *dir, *model_type;
     struct stf_files *files; /* open while a table is read from them, else NULL */
     char device[256], backend_name[64];
@@ -249,7 +253,7 @@ uint64_t drafter_scratch_bytes(const struct engine *e);
 
 /* engine/plan.c */
 enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
-                           struct kv_layout *out, struct err *err) KV_MUST_CHECK;
+                           enum be_kv_type type, struct kv_layout *out, struct err *err) KV_MUST_CHECK;
 void kv_layout_free(struct kv_layout *k);
 enum status engine__plan(const struct engine_options *opt, struct engine *e, struct err *err) KV_MUST_CHECK;
 /* Scratch of a net for steps of t rows, whose logits (of `vocab` tokens) are taken `rows` at a time. base
@@ -273,6 +277,8 @@ uint32_t engine__vision_tokens_max(const struct engine *e);
 bool engine__vision_room(const struct engine *e, uint32_t patches);
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void engine__rope_frequencies(const struct desc_rope *r, float *out);
+/* How the weights of the model are kept. */
+struct weights_form engine__form(const struct engine *e);
 /* engine.c: configuration, description, survey, backend, plan; nothing large is allocated or read. */
 enum status engine__prepare(const struct engine_options *opt, struct engine *e, struct stf_files **files,
                             struct err *err) KV_MUST_CHECK;
@@ -285,6 +291,9 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
 /* engine/graph.c: records steps of the sizes that decoding takes, where the backend can. A backend that
  * cannot record them runs every step without a graph (the log says so); ST_DEVICE when the device has failed.
  */
+/* The table of operations from then on; the backend must be open. */
+enum status profile_open(struct engine *e, struct err *err) KV_MUST_CHECK;
+void profile_close(struct engine *e); /* the backend's own again */
 enum status engine__graphs_open(struct engine *e, struct err *err) KV_MUST_CHECK;
 void engine__graphs_close(struct engine *e);
 /* The graph that does this batch's step; NULL: none does. */

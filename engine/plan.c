@@ -38,7 +38,7 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
         ASSERT(owner <= n && k->layer_group[owner] == group);
         k->layer_offset[n] = owner == n ? bytes : k->layer_offset[owner];
         if (owner != n) continue;
-        bytes += ops->kv_layer_bytes(be, d->layers[n].kv_heads, d->layers[n].head_dim);
+        bytes += ops->kv_layer_bytes(be, k->type, d->layers[n].kv_heads, d->layers[n].head_dim);
         g->layers++;
     }
     g->block_bytes = round_up(bytes, BE_KV_UNIT);
@@ -47,9 +47,9 @@ static void layout_group(struct kv_layout *k, const struct model_desc *d, uint32
 }
 
 enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops, struct backend *be,
-                           struct kv_layout *out, struct err *err)
+                           enum be_kv_type type, struct kv_layout *out, struct err *err)
 {
-    struct kv_layout k = {0};
+    struct kv_layout k = {.type = type};
     k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
     k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
     enum status st = k.layer_group && k.layer_offset
@@ -60,8 +60,12 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
             const struct desc_layer *l = &d->layers[n];
             if ((l->window > 0) != (pass == 1)) continue;
-            if (ops->kv_layer_bytes(be, l->kv_heads, l->head_dim) == 0)
+            if (ops->kv_layer_bytes(be, type, l->kv_heads, l->head_dim) == 0)
                 st = err_set(err, ST_UNSUPPORTED, "no attention kernel for head size %u", l->head_dim);
+            if (st && ops->kv_layer_bytes(be, BE_KV_ACT, l->kv_heads, l->head_dim))
+                st = err_set(err, ST_UNSUPPORTED,
+                             "this backend keeps no keys and values in 8 bits (--kv-dtype): "
+                             "--backend cpu does");
             uint32_t g = 0;
             while (g < k.group_count && k.groups[g].window != l->window) g++;
             if (g == ENGINE_GROUPS_MAX)
@@ -312,10 +316,10 @@ enum status engine__plan(const struct engine_options *opt, struct engine *e, str
     e->net.rope_axes = 1;
     for (uint32_t i = 0; i < e->net.desc.rope_count; i++)
         if (e->net.desc.ropes[i].sections[0]) e->net.rope_axes = 3;
-    if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, &e->kv, err);
+    if (!st) st = kv_layout_make(&e->net.desc, e->ops, e->be, p->kv_type, &e->kv, err);
     if (st) return st;
     if (e->net.desc.has_vision && e->net.desc.vision.layers &&
-        e->ops->kv_layer_bytes(e->be, e->net.desc.vision.heads,
+        e->ops->kv_layer_bytes(e->be, BE_KV_ACT, e->net.desc.vision.heads,
                                e->net.desc.vision.hidden / e->net.desc.vision.heads) == 0)
         return err_set(err, ST_UNSUPPORTED, "no attention kernel for the vision tower's head size %u",
                        e->net.desc.vision.hidden / e->net.desc.vision.heads);
@@ -551,6 +555,7 @@ void engine__release(struct engine *e)
         if (e->arena) e->ops->free(e->be, e->arena);
         drafter_close(e);
         engine__free_net(e, &e->net);
+        profile_close(e);
         e->ops->close(e->be);
     }
     for (uint32_t i = 0; i < e->sampler_count; i++) sampler_destroy(e->samplers[i]);

@@ -32,7 +32,7 @@
 #include <stdint.h>
 
 enum be_result { BE_OK = 0, BE_NOMEM, BE_UNSUPPORTED, BE_DEVICE };
-enum be_dtype { BE_F32 = 0, BE_BF16 = 1, BE_F16 = 2 /* only as a source of weight_pack */ };
+enum be_dtype { BE_F32 = 0, BE_BF16 = 1, /* only as sources of weight_pack: */ BE_F16 = 2, BE_CODES = 3 };
 
 #define BE_ROW_ALIGN     32u  /* elements */
 #define BE_BLOCK_TOKENS  32u  /* tokens in a KV block, all groups */
@@ -63,6 +63,7 @@ struct be_caps {
     const char *device; /* for people: CPU brand string and threads */
     uint32_t threads;
     bool host_memory;    /* device addresses can be read by the host after sync() */
+    bool codes;          /* weight_pack takes BE_CODES */
     size_t memory_bytes; /* that weights and KV may use at most (physical memory for the CPU) */
 };
 
@@ -72,11 +73,25 @@ struct be_graph;  /* recorded operations */
 
 /* ---- linear ---- */
 
+/* Integers with scales instead of floats. A weight is scale * (code - off), with minima scale * code + min;
+ * `group` numbers in a row of a row share them. The product then takes integers too: groups of 32 of an input
+ * row become integers in [-127, 127] and a scale (max |x| / 127), codes and those are multiplied and added
+ * exactly, and a group's sum enters the f32 sum of the output, groups in ascending order. */
+struct be_codes {
+    /* Row `row` of the part: code [k], scale [k / group], min the same. May be called by several threads. */
+    void (*row)(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min);
+    const void *arg;
+    uint32_t bits;  /* 4 or 8: code < 1 << bits */
+    uint32_t group; /* 16 or 32 */
+    uint32_t off;   /* without minima */
+    bool min;
+};
 struct be_weight_src {
     const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */
     enum be_dtype dtype; /* converted to the act type: round to nearest even */
     bool transposed;
-    uint32_t n; /* output features of this part */
+    uint32_t n;                   /* output features of this part */
+    const struct be_codes *codes; /* BE_CODES: instead of data; of all parts or none, k a multiple of 32 */
 };
 struct be_weight_desc {
     uint32_t k;         /* input features */
@@ -182,6 +197,10 @@ struct be_rope_args {
     float *cos, *sin; /* f32 [T, half] */
 };
 
+/* What keys and values are kept as. 8 bits: codes, and a scale for each 32 elements of a token's head, made
+ * from these alone; what attention computes with is code * scale, rounded to the act type, of the step's own
+ * tokens too. */
+enum be_kv_type { BE_KV_ACT = 0, BE_KV_INT8 };
 /* Where one layer's keys and values live: arena + table[p / BE_BLOCK_TOKENS] * BE_KV_UNIT + layer_offset is
  * the layer's part of the block that holds position p. Inside it the layout is private to the backend
  * (kv_layer_bytes says how much); a block may be copied whole as bytes. */
@@ -189,6 +208,7 @@ struct be_kv {
     void *arena;
     size_t layer_offset; /* bytes, a multiple of 64 */
     uint32_t kv_heads, head_dim;
+    enum be_kv_type type;
 };
 /* The rows of a ragged batch, for one KV group. Arrays are in backend memory. Rows of one sequence are
  * consecutive, in ascending position. On a backend with graphs a row may stand for nothing, so that a batch
@@ -207,7 +227,7 @@ struct be_rows {
 };
 
 /* From the fused projection, f32: per-head RMS norm of q and k (weights may be NULL), rotate-half RoPE with
- * cos/sin, q out as act, k and v written to the cache (rounded to the act type). */
+ * cos/sin, q out as act, k and v written to the cache (rounded to the act type, or to codes). */
 enum be_qkv_parts {
     BE_QKV = 0, /* [T, (H+2G)*D] */
     BE_QK,      /* [T, (H+G)*D]: the values are the keys, as they are before norm and rotation */
@@ -357,13 +377,15 @@ struct be_ops {
     void (*zero)(struct backend *b, void *dst, size_t bytes);
     enum be_result (*sync)(struct backend *b);
 
-    enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d,
-                                  struct be_weight **out); /* threaded; near memory speed */
+    /* Threaded; near memory speed. BE_UNSUPPORTED of codes: scales beyond f16, in which they are kept. */
+    enum be_result (*weight_pack)(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
     void (*weight_free)(struct backend *b, struct be_weight *w);
     size_t (*weight_bytes)(const struct be_weight *w);
 
-    /* Bytes that one layer's keys and values take in one block; a multiple of 64. 0 = shape not supported. */
-    size_t (*kv_layer_bytes)(const struct backend *b, uint32_t kv_heads, uint32_t head_dim);
+    /* Bytes that one layer's keys and values take in one block; a multiple of 64. 0 = shape or type not
+     * supported. */
+    size_t (*kv_layer_bytes)(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
+                             uint32_t head_dim);
     /* Zeroes what a layer keeps in the slots from `first` on of the block `unit`: behind what is taken over
      * of a copied block. */
     void (*kv_clear)(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first);

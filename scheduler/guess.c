@@ -11,12 +11,18 @@
 
 /* A draft step's time counts as this part of the last one's and the rest of what was known. */
 #define DRAFT_TIME_PART 0.1
-/* Before enough is known of what a guess costs: this many tokens. Known: that many steps, whose numbers of
- * guesses have this variance. About the last GUESS_COST_STEPS count. */
-#define GUESS_PRICE       0.25
+/* Known is what a guess costs after this many steps, whose numbers of guesses have this variance. About the
+ * last GUESS_COST_STEPS count. */
 #define GUESS_COST_KNOWN  4
 #define GUESS_COST_SPREAD 0.1
 #define GUESS_COST_STEPS  40
+/* Guesses that are not expected to pay are tried by all sequences in the same step, each so many: one row
+ * more costs a step nearly as much as a tile of them. */
+#define TRIES_APART 16
+/* Before its cost is known a guess is taken to cost so many tokens in a step of few sequences: reading the
+ * weights takes most of its time. */
+#define GUESS_PRICE 0.25
+#define FEW         8
 
 bool sched__decodes(const struct sequence *q)
 {
@@ -50,13 +56,15 @@ void sched__guess_learn(struct scheduler *s, uint32_t runs, double us)
 }
 
 /* What a guess costs, where the time of a step without any is worth as many tokens as it has sequences: the
- * rows of the step, and the drafter's time. */
+ * rows of the step, and the drafter's time. Before it is known, what a row costs. */
 static double guess_price(struct scheduler *s)
 {
     uint32_t decodes = 0;
     for (const struct sequence *q = s->running.head; q; q = q->next) decodes += sched__decodes(q);
     const struct guess_cost *c = cost_of(s, decodes);
-    double spread = c->steps * c->nn - c->n * c->n, price = GUESS_PRICE, plain = 0;
+    double spread = c->steps * c->nn - c->n * c->n, price, plain = 0;
+    double row = s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED];
+    price = decodes <= FEW ? GUESS_PRICE : row * decodes / fmax(s->cost.us[STEP_FIXED] + row * decodes, 1);
     if (c->steps > GUESS_COST_KNOWN && spread > c->steps * GUESS_COST_SPREAD) {
         double each = (c->steps * c->n_us - c->n * c->us) / spread;
         plain = (c->us - each * c->n) / c->steps;
@@ -66,26 +74,48 @@ static double guess_price(struct scheduler *s)
     return plain > 0 ? price + s->draft_us / plain : price;
 }
 
-/* Guesses that q may have at most within `rows`, with room for them behind its tokens. */
-static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
+/* Guesses that q may have at most within `rows`. */
+static uint32_t most_guesses(const struct scheduler *s, const struct sequence *q, uint32_t rows)
 {
     uint32_t most = s->opt.guess_max, left = q->tokens_max - q->generated - 1;
-    if (q->guess_broke || (s->caps.drafts && !q->drew)) return 0;
+    if (q->guess_broke) return 0;
     if (most > rows) most = rows;
     if (most > left) most = left;
-    if (most > s->caps.context_max - q->count) most = s->caps.context_max - q->count;
-    if (!s->opt.guess_all) most = lookup_worth(&q->lookup, s->guess_price, most);
+    return most > s->caps.context_max - q->count ? s->caps.context_max - q->count : most;
+}
+
+/* Of them those that there is room for, behind its tokens too. */
+static uint32_t room(struct scheduler *s, struct sequence *q, uint32_t most)
+{
     while (most && !sched__blocks_free(s, q, 1 + most)) most--;
     return most && sched__tokens_reserve(q, q->count + most) ? most : 0;
 }
 
-/* The engine's, for all q->proposed that are above 0. */
+/* Those that are likely to pay. */
+static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
+{
+    uint32_t most = s->caps.drafts && !q->drew ? 0 : most_guesses(s, q, rows);
+    if (!s->opt.guess_all)
+        most = lookup_worth(&q->lookup, s->guess_price, most, s->now.steps % TRIES_APART == 0);
+    return room(s, q, most);
+}
+
+/* Where the form of the answer leaves no choice: hardly ever wrong, so they always pay, and tell nothing of
+ * how well others do. */
+static uint32_t forced(struct scheduler *s, struct sequence *q, uint32_t rows)
+{
+    const struct sampling_constraint *c = q->req.sampling->constraint;
+    uint32_t prompt = q->req.prompt->token_count, most = c ? room(s, q, most_guesses(s, q, rows)) : 0;
+    return most ? c->forced(c->arg, q->tokens + prompt, q->count - prompt, most, q->tokens + q->count) : 0;
+}
+
+/* The engine's, for all q->proposed that are above 0 and not forced. */
 static void draft(struct scheduler *s)
 {
     uint32_t n = 0, longest = 0;
     struct err err = {{0}};
     for (struct sequence *q = s->running.head; q; q = q->next) {
-        if (!q->proposed) continue;
+        if (!q->proposed || q->forced) continue;
         struct engine_draft *d = &s->drafts[n++];
         *d = (struct engine_draft){.slot = q->draft_slot,
                                    .position = q->position,
@@ -100,19 +130,21 @@ static void draft(struct scheduler *s)
     if (engine_draft(s->engine, s->drafts, n, &err)) {
         /* If the device is lost, the step will tell. */
         log_error("event=draft_failed message=\"%s\"", err.msg);
-        for (struct sequence *q = s->running.head; q; q = q->next) q->proposed = 0;
+        for (struct sequence *q = s->running.head; q; q = q->next)
+            if (!q->forced) q->proposed = 0;
         return;
     }
     double each = (double)(sched__clock(s) - start) / longest;
     s->draft_us += s->draft_us > 0 ? DRAFT_TIME_PART * (each - s->draft_us) : each;
 }
 
-/* The hook's; where there is a drafter, instead of its own. */
+/* The hook's, where there is a drafter, instead of its own; or look-up's. Both may copy a picture's
+ * placeholders from the prompt, whose ids need not be in the vocabulary. */
 static uint32_t proposed(struct scheduler *s, struct sequence *q, uint32_t most)
 {
     uint32_t *guess = q->tokens + q->count, n = 0;
-    if (!s->opt.propose) return lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
-    most = s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess);
+    most = s->opt.propose ? s->opt.propose(s->opt.propose_arg, q->req.user, q->tokens, q->count, most, guess)
+                          : lookup_propose(&q->lookup, q->tokens, q->count, most, guess);
     while (n < most && guess[n] < s->caps.vocab_size) n++;
     return n;
 }
@@ -125,10 +157,12 @@ void sched__guess(struct scheduler *s)
     if (!s->opt.guess_all) s->guess_price = guess_price(s);
     for (struct sequence *q = s->running.head; q; q = q->next) {
         if (!sched__decodes(q)) continue;
-        q->proposed = wanted(s, q, rows);
+        q->proposed = forced(s, q, rows);
+        q->forced = q->proposed > 0;
+        if (!q->forced) q->proposed = wanted(s, q, rows);
         rows -= q->proposed;
     }
     if (s->caps.drafts) draft(s);
     for (struct sequence *q = s->running.head; q && (s->opt.propose || !s->caps.drafts); q = q->next)
-        if (q->proposed) q->proposed = proposed(s, q, q->proposed);
+        if (q->proposed && !q->forced) q->proposed = proposed(s, q, q->proposed);
 }

@@ -59,6 +59,7 @@ struct sequence {
     struct lookup lookup;
     uint32_t draft_slot;           /* while it runs: engine_run.draft_slot */
     bool drew;                     /* since it runs: what its last draw left is in that slot */
+    bool forced;                   /* the guesses are the constraint's */
     bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
@@ -133,6 +134,8 @@ struct scheduler {
     bool stopping, drain;
     bool poked; /* a cancel arrived, or something else to look after */
     bool reset_cache, announce_cache;
+    uint64_t outlines_asked, outline_made; /* tickets given; up to which `outline` answers them */
+    struct cache_outline outline;
     uint64_t arrivals;
     struct sched_stats seen; /* `now`, as it was published last */
 
@@ -140,6 +143,7 @@ struct scheduler {
     struct seq_list waiting, running;
     struct images *images;
     struct radix_cache *cache; /* NULL: off */
+    struct cache_outline outline_next;
     struct tenants *tenants;
     double guess_price;                         /* of this step: lookup_worth */
     struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
@@ -207,6 +211,7 @@ void sched__cache_defer(struct scheduler *s);
 /* Whether q should wait for the prefill of a running sequence; if so, q records it. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q);
 bool sched__cache_reset_wanted(struct scheduler *s);
+void sched__cache_outline(struct scheduler *s); /* if somebody has asked for one */
 void sched__cache_gauges(struct scheduler *s);
 void sched__cache_check(const struct scheduler *s);
 

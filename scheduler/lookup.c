@@ -54,14 +54,14 @@ uint32_t lookup_propose(struct lookup *l, const uint32_t *tokens, uint32_t count
     return n;
 }
 
-uint32_t lookup_worth(struct lookup *l, double price, uint32_t most)
+uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_try)
 {
     double p = (l->right + PRIOR_RIGHT) / (l->tried + PRIOR_TRIED), all = 1;
     uint32_t n = 0;
     /* The n-th guess is right when all before it are. */
     while (n < most && (all *= p) > price) n++;
     if (n) l->rested = 0;
-    else if (++l->rested >= (l->rest ? l->rest : REST) && most) {
+    else if (++l->rested >= (l->rest ? l->rest : REST) && most && may_try) {
         l->rested = 0;
         l->rest = l->rest ? 2 * l->rest : 2 * REST;
         if (l->rest > REST_MAX) l->rest = REST_MAX;

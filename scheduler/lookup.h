@@ -29,8 +29,8 @@ void lookup_fini(struct lookup *l);
 uint32_t lookup_propose(struct lookup *l, const uint32_t *tokens, uint32_t count, uint32_t most,
                         uint32_t *out);
 /* `price`: what a guess costs, in tokens that the same time makes otherwise. How many guesses pay, at most
- * `most`. */
-uint32_t lookup_worth(struct lookup *l, double price, uint32_t most);
+ * `most`; may_try: one, now and then, if none does. */
+uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_try);
 /* Of `proposed` guesses the first `accepted` were right. */
 void lookup_learn(struct lookup *l, uint32_t proposed, uint32_t accepted);
 

@@ -235,6 +235,40 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     return wanted || announce;
 }
 
+uint64_t sched_outline_ask(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t ticket = ++s->outlines_asked;
+    s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+    return ticket;
+}
+
+bool sched_outline(struct scheduler *s, uint64_t ticket, struct cache_outline *out)
+{
+    pthread_mutex_lock(&s->lock);
+    bool there = s->outline_made >= ticket;
+    if (there) *out = s->outline;
+    pthread_mutex_unlock(&s->lock);
+    return there;
+}
+
+void sched__cache_outline(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t asked = s->outlines_asked;
+    bool wanted = asked > s->outline_made;
+    pthread_mutex_unlock(&s->lock);
+    if (!wanted) return;
+    if (s->cache) radix_outline(s->cache, &s->outline_next);
+    pthread_mutex_lock(&s->lock);
+    s->outline = s->outline_next;
+    s->outline_made = asked;
+    pthread_mutex_unlock(&s->lock);
+    if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
+}
+
 void sched__cache_gauges(struct scheduler *s)
 {
     if (!s->cache) return;

@@ -500,7 +500,7 @@ static void take_verified(struct scheduler *s, struct sequence *q, const struct 
     for (uint32_t i = 0; i < accepted && i < SCHED_GUESSES_MAX; i++) s->now.accepted_at[i]++;
     q->guesses += r->proposed;
     q->guesses_right += accepted;
-    lookup_learn(&q->lookup, r->proposed, accepted);
+    if (!q->forced) lookup_learn(&q->lookup, r->proposed, accepted);
     q->proposed = 0;
     for (uint32_t i = 0; i < r->drawn_count; i++) {
         if (i > 0) advance(s, q, 1);
@@ -618,6 +618,7 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     take_inbox(s);
     bool worked = end_unwanted(s, now_us);
     if (sched__cache_reset_wanted(s)) worked = true;
+    sched__cache_outline(s);
     if (sched__images_take(s)) worked = true;
     if (s->image_failed) end_unwanted(s, now_us);
     if (atomic_load(&s->failed)) end_all(s, END_ERROR, "the engine has failed", now_us);

@@ -199,6 +199,27 @@ void sched_reset_features(struct scheduler *s);
 /* The watcher of the prefix cache is told everything anew, at the next turn of the engine thread. Any thread.
  */
 void sched_announce_cache(struct scheduler *s);
+/* The shape of the prefix cache: how long its pieces are and where they branch, nothing of what is in them.
+ * Of those pieces that requests without a salt use; a salt's are in the sums alone. The ones used last, in an
+ * order in which parents come first. */
+#define CACHE_OUTLINE_MAX  512u
+#define CACHE_OUTLINE_ROOT UINT32_MAX
+struct cache_outline {
+    uint64_t nodes, tokens; /* of the whole cache */
+    uint32_t count;
+    struct cache_outline_node {
+        uint32_t parent;     /* index; CACHE_OUTLINE_ROOT: prompts begin with it */
+        uint32_t start, end; /* positions in the prompt */
+        uint32_t children;   /* in the cache: may be more than are listed */
+        uint32_t running;    /* sequences whose computed part ends in it */
+        uint32_t pictures;   /* that touch it */
+        uint64_t uses_ago;   /* how often the cache was used since it was */
+    } at[CACHE_OUTLINE_MAX];
+};
+/* Asks the engine thread for one, made at its next turn; then it calls wake. Returns a ticket. Any thread. */
+uint64_t sched_outline_ask(struct scheduler *s);
+/* The last one; false if that was made before the ticket was given. Any thread. */
+bool sched_outline(struct scheduler *s, uint64_t ticket, struct cache_outline *out);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0

@@ -55,12 +55,14 @@ for file in $golden/images/files/{bmp_1.bmp,gif_gray.gif,bad_png_filter.png}; do
 done
 seed jinja $golden/*/*/chat_template.jinja
 seed tokenizer $golden/{tokenizer,qwen}/*/tokenizer.json
+seed grammar tests/fuzz/seeds/grammar/*
 seed checkpoint tests/fuzz/seeds/checkpoint/* $golden/{qwen,gemma3}/*/config.json
 words chat server/generate/*.c server/chat/*.c
 words json server/http/json_in.c
 words messages server/chat/*.c
 words picture server/media/*.c
 words jinja server/jinja/*.c
+words grammar server/grammar/*.c
 words tokenizer engine/tokenizer/*.c
 words checkpoint config/*.c engine/checkpoint/*.c engine/model/*.c
 

@@ -12,7 +12,11 @@ one() { # one OUT_DIR TEST: its report is printed in one piece
     began=$(date +%s)
     case $name in "${TEST_FULL:-none}"*) unset KVASIR_TEST_SHORT ;; esac
     if timeout "${TEST_TIMEOUT:-600}" "$2" >"$log" 2>&1; then
-        echo "ok   $name ($(($(date +%s) - began)) s)"
+        # of the program, user and system seconds on all cores
+        times >"$log.times"
+        cpu=$(tail -n 1 "$log.times" | sed 's/[ms]/ /g' | awk '{printf "%d", 60 * $1 + $2 + 60 * $3 + $4}')
+        rm -f "$log.times"
+        echo "ok   $name ($(($(date +%s) - began)) s, $cpu of CPU)"
     else
         report="FAIL $name (exit $?)
 $(tail -n 60 "$log")"

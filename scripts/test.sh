@@ -8,12 +8,19 @@
 #   the fuzzers of tests/fuzz, a few seconds each, where there is clang
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
 # Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores.
-# usage: scripts/test.sh [--quick]      --quick: the release build, its unit suites and the API tests that
-#   do not look at times, without the emulated GPU; under 3 minutes
+# usage: scripts/test.sh [--quick | --clients [DIR]]
+#   --quick: the release build, its unit suites and the API tests that do not look at times, without the
+#     emulated GPU; under 3 minutes
+#   --clients: nothing but tests/clients/run.py: SDKs and agents of PyPI on the release build, with the demo
+#     and, if given, with the checkpoint in DIR
 set -u
 cd "$(dirname "$0")/.."
 quick=0 most=
 [ "${1:-}" = "--quick" ] && quick=1
+if [ "${1:-}" = "--clients" ]; then
+    make -j"$(nproc)" WERROR=1 all >/dev/null || exit 1
+    exec python3 tests/clients/run.py ${2:+--model "$2"}
+fi
 passed=0
 failed=0
 failures=""
@@ -56,16 +63,20 @@ suite_start() {
     {
         begin=$SECONDS rc=0
         "$@" >"$log" 2>&1 || rc=$?
-        echo "$rc $((SECONDS - begin))" >"$log.end"
+        # of the processes that it waited for: user and system seconds, all cores
+        times >"$log.times"
+        cpu=$(tail -n 1 "$log.times" | sed 's/[ms]/ /g' | awk '{printf "%d", 60 * $1 + $2 + 60 * $3 + $4}')
+        rm -f "$log.times"
+        echo "$rc $((SECONDS - begin)) $cpu" >"$log.end"
     } &
 }
 suites_end() {
-    local name log line p f rc time
+    local name log line p f rc time cpu
     wait
     for name in "${started[@]}"; do
         log="build/logs/$(echo "$name" | tr ' /' '__').log"
-        rc=1 time="?"
-        [ -e "$log.end" ] && read -r rc time <"$log.end"
+        rc=1 time="?" cpu="?"
+        [ -e "$log.end" ] && read -r rc time cpu <"$log.end"
         rm -f "$log.end"
         line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
         p=$(echo "$line" | sed -n 's/^\([0-9]*\) passed.*/\1/p')
@@ -75,10 +86,10 @@ suites_end() {
         if [ "$rc" -ne 0 ] || [ -z "$line" ]; then
             [ "${f:-0}" -eq 0 ] && failed=$((failed + 1))
             failures="$failures\n  $name ($log)"
-            echo "FAIL $name ($time s): ${line:-no closing line, exit $rc}"
+            echo "FAIL $name ($time s, $cpu of CPU): ${line:-no closing line, exit $rc}"
             grep -vE '^ok ' "$log" | tail -n 80
         else
-            echo "ok   $name ($time s): $line"
+            echo "ok   $name ($time s, $cpu of CPU): $line"
         fi
     done
     started=()
@@ -86,11 +97,11 @@ suites_end() {
 
 # api NAME BINARY: one suite of tests/api.
 api() {
-    timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2"
+    timeout 900 build/venv/bin/python "tests/api/$1.py" --binary "$2" "${@:3}"
 }
 venv() {
-    build/venv/bin/python -c "import openai, PIL, zmq, msgpack" 2>/dev/null && return
-    python3 -m venv build/venv && build/venv/bin/pip install -q openai pillow pyzmq msgpack
+    build/venv/bin/python -c "import openai, anthropic, PIL, zmq, msgpack" 2>/dev/null && return
+    python3 -m venv build/venv && build/venv/bin/pip install -q openai anthropic pillow pyzmq msgpack
 }
 clang_format() {
     git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | grep -v '^tests/lib/cmocka/' |
@@ -117,7 +128,7 @@ if [ "$quick" -eq 0 ]; then
 fi
 # What calculates, one program at a time each, and the API tests beside it, which mostly wait.
 export TEST_JOBS=1
-suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_ \
+suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_linear \
     make --no-print-directory WERROR=1 test
 [ "$quick" -eq 1 ] ||
     suite_start "cuda emulated" env TEST_JOBS=2 make --no-print-directory WERROR=1 test-cuda-host
@@ -125,6 +136,7 @@ timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
+    test_second_picture) suite_start "api $t" api "$t" build/release/kvasir --pairs 200 --qwen_pairs 60 ;;
     test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) timed="$timed $t" ;;
     *) suite_start "api $t" api "$t" build/release/kvasir ;;
     esac
@@ -143,7 +155,8 @@ if [ "$quick" -eq 0 ]; then
     export TEST_JOBS=1
     suite_start "suites asan" make --no-print-directory CONFIG=asan test
     suite_start "asan cuda emulated" env TEST_JOBS=2 make --no-print-directory CONFIG=asan test-cuda-host
-    for t in test_api test_hostile test_connections test_cache test_pictures test_tools test_paligemma; do
+    for t in test_api test_hostile test_connections test_cache test_pictures test_tools test_paligemma \
+        test_structured; do
         suite_start "asan api $t" api $t build/asan/kvasir
     done
     suites_end
@@ -158,7 +171,7 @@ if [ "$quick" -eq 0 ]; then
     # One model, few streams: all of it, and test_cache, in scripts/soak.sh.
     suite_start "tsan api test_load" build/venv/bin/python tests/api/test_load.py \
         --binary build/tsan/kvasir --streams 16 --demo none
-    suite_start "suites tsan" env TEST_JOBS=1 KVASIR_TEST_SETS=best \
+    suite_start "suites tsan" env TEST_JOBS=1 KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
     suite_start "fuzzers" scripts/fuzz.sh 5s
     suites_end

@@ -7,6 +7,7 @@
 #include "config/base/log.h"
 #include "engine/engine.h"
 #include "engine/model/model_info.h"
+#include "server/bench_profile.h"
 #include "server/bench_shapes.h"
 
 #include <errno.h>
@@ -21,13 +22,13 @@
 enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, PICTURE_TOKENS = 4096 };
 
 struct bench_args {
-    const char *model, *shape, *backend, *kernels, *dtype;
+    const char *model, *shape, *backend, *kernels, *dtype, *quantize, *kv_dtype;
     uint32_t threads, repeats, context;
     uint32_t prefill[LIST_MAX], prefill_count;
     uint32_t decode[LIST_MAX], decode_count;
     uint32_t right[LIST_MAX], right_count;
     const char *drafter;
-    bool vision, json;
+    bool vision, json, profile;
 };
 
 static double now_s(void)
@@ -42,10 +43,12 @@ static void usage(FILE *f)
     fprintf(f,
             "usage: kvasir bench (--model DIR | --shape NAME) [--backend auto|cpu|cuda] [--threads N] "
             "[--kernels SET]\n"
-            "                    [--dtype auto|bf16|f32] [--prefill 512,2048] [--decode 1,8,32] "
-            "[--context N] [--vision] [--repeats N] [--json]\n"
+            "                    [--dtype auto|bf16|f32] [--quantize int8|int4] [--kv-dtype bf16|int8]\n"
+            "                    [--prefill 512,2048] [--decode 1,8,32] "
+            "[--context N] [--vision] [--repeats N] [--profile] [--json]\n"
             "                    [--draft 0,70 [--draft-model DIR]]\n"
             "  --context N   tokens already in the cache when decoding starts (default 128)\n"
+            "  --profile     where the time goes: by part of the model, with what each gets of the ceilings\n"
             "  --draft P     decoding with guesses of which P in 100 are right, against none (for each batch "
             "of --decode);\n"
             "                the drafter runs, too: --draft-model, or that of the shape\n"
@@ -79,10 +82,13 @@ static bool parse_list(const char *s, uint32_t *out, uint32_t *count, uint32_t m
 static bool parse_args(int argc, char **argv, struct bench_args *a)
 {
     static const struct option opts[] = {
-        {"backend", 1, 0, 'b'}, {"model", 1, 0, 'm'},       {"shape", 1, 0, 's'},   {"threads", 1, 0, 't'},
-        {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},       {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
-        {"context", 1, 0, 'c'}, {"vision", 0, 0, 'v'},      {"repeats", 1, 0, 'r'}, {"json", 0, 0, 'j'},
-        {"draft", 1, 0, 'g'},   {"draft-model", 1, 0, 'G'}, {"help", 0, 0, 'h'},    {NULL, 0, 0, 0}};
+        {"backend", 1, 0, 'b'},  {"model", 1, 0, 'm'},   {"shape", 1, 0, 's'},
+        {"threads", 1, 0, 't'},  {"kernels", 1, 0, 'k'}, {"dtype", 1, 0, 'd'},
+        {"quantize", 1, 0, 'q'}, {"prefill", 1, 0, 'p'}, {"decode", 1, 0, 'D'},
+        {"context", 1, 0, 'c'},  {"vision", 0, 0, 'v'},  {"repeats", 1, 0, 'r'},
+        {"json", 0, 0, 'j'},     {"draft", 1, 0, 'g'},   {"draft-model", 1, 0, 'G'},
+        {"help", 0, 0, 'h'},     {"profile", 0, 0, 'P'}, {"kv-dtype", 1, 0, 'K'},
+        {NULL, 0, 0, 0}};
     uint32_t n;
     uint32_t one[LIST_MAX];
     *a = (struct bench_args){.repeats = REPEATS_DEFAULT,
@@ -100,10 +106,13 @@ static bool parse_args(int argc, char **argv, struct bench_args *a)
         case 's': a->shape = optarg; break;
         case 'k': a->kernels = optarg; break;
         case 'd': a->dtype = optarg; break;
+        case 'q': a->quantize = optarg; break;
+        case 'K': a->kv_dtype = optarg; break;
         case 'v': a->vision = true; break;
         case 'g': ok = parse_numbers(optarg, a->right, &a->right_count, 0, 100); break;
         case 'G': a->drafter = optarg; break;
         case 'j': a->json = true; break;
+        case 'P': a->profile = true; break;
         case 'p': ok = parse_list(optarg, a->prefill, &a->prefill_count, 1u << 17); break;
         case 'D': ok = parse_list(optarg, a->decode, &a->decode_count, BATCH_MAX); break;
         case 't':
@@ -281,19 +290,30 @@ static double attention_bytes(const struct engine_costs *c, uint32_t from, uint3
 struct result {
     char name[32];
     double tokens_s, seconds, flops_share, read_share;
+    double wall; /* of all that was measured */
+    uint32_t passes;
 };
+
+static bool profile_start(struct engine *e, const struct bench_args *a)
+{
+    struct err err = {{0}};
+    if (!a->profile || !engine_profile_start(e, &err)) return true;
+    fprintf(stderr, "kvasir bench: %s\n", err.msg);
+    return false;
+}
 
 static bool bench_prefill(struct engine *e, const struct engine_caps *caps, const struct engine_costs *c,
                           const struct bench_args *a, uint32_t n, const struct sampling_params *sp,
                           struct result *r)
 {
     struct bench_seqs q;
-    bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n);
-    double best = 1e30;
+    bool ok = seqs_init(&q, caps, 1, n, sp) && feed(e, caps, &q, 0, n) && profile_start(e, a);
+    double best = 1e30, wall = 0;
     for (uint32_t i = 0; ok && i < a->repeats; i++) {
         double t = now_s();
         ok = feed(e, caps, &q, 0, n);
         t = now_s() - t;
+        wall += t;
         if (t < best) best = t;
     }
     seqs_free(&q);
@@ -301,6 +321,8 @@ static bool bench_prefill(struct engine *e, const struct engine_caps *caps, cons
                    attention_flops(c, 0, n);
     *r = (struct result){.tokens_s = n / best,
                          .seconds = best,
+                         .wall = wall,
+                         .passes = a->repeats,
                          .flops_share = flops / best / c->matrix_flops,
                          .read_share = weight_bytes(c, n) / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "prefill %u", n);
@@ -313,8 +335,8 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
 {
     struct bench_seqs q;
     uint32_t ctx = a->context, length = ctx + DECODE_STEPS + 1;
-    bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx);
-    double best = 1e30;
+    bool ok = seqs_init(&q, caps, batch, length, sp) && feed(e, caps, &q, 0, ctx) && profile_start(e, a);
+    double best = 1e30, wall = 0;
     for (uint32_t i = 0; ok && i < a->repeats; i++) {
         double t = now_s();
         for (uint32_t s = 0; ok && s < DECODE_STEPS; s++) {
@@ -325,7 +347,9 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
             }
             ok = step(e, &q);
         }
-        t = (now_s() - t) / DECODE_STEPS;
+        t = now_s() - t;
+        wall += t;
+        t /= DECODE_STEPS;
         if (t < best) best = t;
     }
     seqs_free(&q);
@@ -334,6 +358,8 @@ static bool bench_decode(struct engine *e, const struct engine_caps *caps, const
     double bytes = weight_bytes(c, batch) + batch * attention_bytes(c, ctx, ctx + 1);
     *r = (struct result){.tokens_s = batch / best,
                          .seconds = best,
+                         .wall = wall,
+                         .passes = a->repeats * DECODE_STEPS,
                          .flops_share = flops / best / c->matrix_flops,
                          .read_share = bytes / best / c->read_bytes_per_s};
     snprintf(r->name, sizeof r->name, "decode batch %u", batch);
@@ -345,8 +371,8 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
 {
     uint32_t side = c->vision_side;
     struct image_u8 img = {.width = side, .height = side, .rgb = calloc((size_t)side * side, 3)};
-    double best = 1e30;
-    bool ok = img.rgb != NULL;
+    double best = 1e30, wall = 0;
+    bool ok = img.rgb != NULL && profile_start(e, a);
     for (uint32_t i = 0; ok && i < a->repeats; i++) {
         struct engine_features *f;
         struct err err = {{0}};
@@ -356,25 +382,36 @@ static bool bench_vision(struct engine *e, const struct engine_costs *c, const s
         if (!ok) break;
         while (ok && !done) ok = engine_features_step(e, f, 0, &done, &err) == ST_OK;
         t = now_s() - t;
+        wall += t;
         engine_features_free(e, f);
         if (t < best) best = t;
     }
     free(img.rgb);
-    *r = (struct result){
-        .tokens_s = 1 / best, .seconds = best, .flops_share = c->vision_flops / best / c->matrix_flops};
+    *r = (struct result){.tokens_s = 1 / best,
+                         .seconds = best,
+                         .wall = wall,
+                         .passes = a->repeats,
+                         .flops_share = c->vision_flops / best / c->matrix_flops};
     snprintf(r->name, sizeof r->name, "images of %ux%u", side, side);
     return ok;
 }
 
-static void print_result(const struct result *r, bool json, bool first)
+static void print_result(const struct engine *e, const struct engine_costs *c, const struct result *r,
+                         const struct bench_args *a, bool first)
 {
+    bool json = a->json;
     if (json)
-        printf(
-            "%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f}",
-            first ? "" : ",", r->name, r->tokens_s, r->seconds, r->flops_share, r->read_share);
+        printf("%s{\"name\":\"%s\",\"per_s\":%.4g,\"seconds\":%.6g,\"matrix_share\":%.4f,\"read_share\":%.4f",
+               first ? "" : ",", r->name, r->tokens_s, r->seconds, r->flops_share, r->read_share);
     else
         printf("%-20s %10.1f /s   %9.3f ms   %5.1f %% of matrix peak   %5.1f %% of read bandwidth\n", r->name,
                r->tokens_s, r->seconds * 1e3, r->flops_share * 100, r->read_share * 100);
+    if (a->profile) {
+        struct engine_profile_part parts[ENGINE_PROFILE_PARTS];
+        engine_profile_read(e, parts);
+        bench_profile_print(parts, r->wall, r->passes, c, json);
+    }
+    if (json) printf("}");
     fflush(stdout);
 }
 
@@ -419,24 +456,28 @@ static int run(struct engine *e, const struct bench_args *a)
     char threads[32] = ""; /* a GPU has none to speak of */
     if (c.threads) snprintf(threads, sizeof threads, "%u threads, ", c.threads);
     if (a->json)
-        printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"matrix_tflops\":%.4f,"
+        printf("{\"model\":\"%s\",\"kernels\":\"%s\",\"threads\":%u,\"dtype\":\"%s\",\"weights\":\"%s\","
+               "\"kv\":\"%s\",\"matrix_tflops\":%.4f,"
                "\"read_gb_s\":%.3f,\"weight_bytes\":%.0f,\"results\":[",
-               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, c.matrix_flops * 1e-12,
-               c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
+               a->shape ? a->shape : a->model, m->backend, c.threads, m->dtype, m->weights, m->kv_dtype,
+               c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1));
     else
-        printf("%s, %s, %s%s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read for one token: "
+        printf("%s, %s, %s%s, weights %s, KV %s\nceilings: matrix %.3f TFLOP/s, read %.2f GB/s; weights read "
+               "for "
+               "one token: "
                "%.0f MB\n",
-               a->shape ? a->shape : a->model, m->backend, threads, m->dtype, c.matrix_flops * 1e-12,
-               c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
+               a->shape ? a->shape : a->model, m->backend, threads, m->dtype, m->weights, m->kv_dtype,
+               c.matrix_flops * 1e-12, c.read_bytes_per_s * 1e-9, weight_bytes(&c, 1) * 1e-6);
     bool ok = true, first = true;
     struct result r;
     for (uint32_t i = 0; ok && i < a->prefill_count; i++, first = false)
         if ((ok = bench_prefill(e, &caps, &c, a, a->prefill[i], &greedy, &r)))
-            print_result(&r, a->json, first);
+            print_result(e, &c, &r, a, first);
     for (uint32_t i = 0; ok && i < a->decode_count; i++, first = false)
-        if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r))) print_result(&r, a->json, first);
+        if ((ok = bench_decode(e, &caps, &c, a, a->decode[i], &greedy, &r)))
+            print_result(e, &c, &r, a, first);
     if (ok && a->vision && c.vision_flops > 0 && (ok = bench_vision(e, &c, a, &r)))
-        print_result(&r, a->json, first);
+        print_result(e, &c, &r, a, first);
     if (ok) ok = print_drafts(e, a, &greedy, first);
     if (a->json) printf("]}\n");
     return ok ? 0 : 1;
@@ -464,6 +505,9 @@ int bench_main(int argc, char **argv)
                                  .kernels = a.kernels ? a.kernels : env_get("KVASIR_CPU_KERNELS"),
                                  .threads = a.threads,
                                  .dtype = a.dtype ? a.dtype : "auto",
+                                 .quantize = a.quantize,
+                                 .kv_dtype = a.kv_dtype,
+                                 .profile = a.profile,
                                  .context_max = longest,
                                  .sequences_max = batch,
                                  .random_weights = a.shape != NULL};

@@ -2,6 +2,7 @@
  * engine) that ends the process. */
 #include "config/base/cgroup.h"
 #include "config/base/log.h"
+#include "config/gguf/gguf.h"
 #include "config/options.h"
 #include "engine/engine.h"
 #include "server/bench.h"
@@ -34,6 +35,7 @@ static bool is_checkpoint(const char *dir)
 {
     char path[PATH_MAX];
     struct stat st;
+    if (gguf_is(dir)) return true;
     return snprintf(path, sizeof path, "%s/config.json", dir) < (int)sizeof path && stat(path, &st) == 0;
 }
 
@@ -48,9 +50,14 @@ static char *model_find(const struct options *o, struct err *err)
         } else if (!is_checkpoint(o->model)) {
             (void)err_set(err, ST_INVALID,
                           "--model %.200s: %s; a checkpoint is a directory with config.json, tokenizer.json "
-                          "and safetensors files",
+                          "and safetensors files, or a GGUF file",
                           o->model,
-                          S_ISDIR(st.st_mode) ? "there is no config.json in it" : "not a directory");
+                          S_ISDIR(st.st_mode) ? "there is no config.json in it"
+                                              : "neither a directory nor a GGUF file");
+        } else if (o->mmproj && !gguf_is(o->mmproj)) {
+            (void)err_set(err, ST_INVALID, "--mmproj %.200s: not a GGUF file", o->mmproj);
+        } else if (o->mmproj && !gguf_is(o->model)) {
+            (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
         } else {
             char *dir = strdup(o->model);
             if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
@@ -79,13 +86,6 @@ static int fail(const struct err *err)
 {
     fprintf(stderr, "kvasir: %s\n", err->msg);
     return 1;
-}
-
-static enum status settings_check(const struct options *o, struct err *err)
-{
-    if (strcmp(o->quantize, "none") != 0)
-        return err_set(err, ST_UNSUPPORTED, "--quantize %s is not in this version", o->quantize);
-    return ST_OK;
 }
 
 /* The worker pool decodes pictures and tokenizes: as many workers as cores, so that one large picture holds
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later on */
     workers_set();
-    char *dir = settings_check(&opt, &err) ? NULL : model_find(&opt, &err);
+    char *dir = model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);
     options_fini(&opt);

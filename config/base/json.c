@@ -1,13 +1,12 @@
 /* See json.h. Iterative: nesting costs an entry of a fixed stack, never C stack. */
 #include "config/base/json.h"
 
+#include "config/base/file.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { DEPTH_MAX = 64, NUMBER_BYTES_MAX = 64 };
 
@@ -213,44 +212,17 @@ enum status json_parse(const char *text, size_t len, const char *name, struct js
     return ST_OK;
 }
 
-static enum status read_all(int fd, char *buf, size_t want, size_t *got, const char *path, struct err *err)
-{
-    *got = 0;
-    while (*got < want) {
-        ssize_t n = read(fd, buf + *got, want - *got);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return err_set(err, ST_IO, "%s: %s", path, strerror(errno));
-        if (n == 0) break;
-        *got += (size_t)n;
-    }
-    return ST_OK;
-}
-
 enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out, struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return err_set(err, errno == ENOENT ? ST_NOT_FOUND : ST_IO, "%s: %s", path, strerror(errno));
-    enum status st = ST_OK;
-    char *text = NULL;
-    struct stat sb;
-    size_t got = 0;
-    if (fstat(fd, &sb) != 0) {
-        st = err_set(err, ST_IO, "%s: %s", path, strerror(errno));
-    } else if (!S_ISREG(sb.st_mode)) {
-        st = err_set(err, ST_FORMAT, "%s: not a regular file", path);
-    } else if ((uint64_t)sb.st_size > max_bytes) {
-        st = err_set(err, ST_TOO_LARGE, "%s: %lld bytes, at most %zu are read", path, (long long)sb.st_size,
-                     max_bytes);
-    } else if (!(text = malloc((size_t)sb.st_size + 1))) {
-        st = err_set(err, ST_NOMEM, "%s: out of memory", path);
-    } else {
-        st = read_all(fd, text, (size_t)sb.st_size, &got, path, err);
-    }
-    close(fd);
-    if (!st) {
-        text[got] = '\0';
-        st = json_parse(text, got, path, out, err);
-    }
+    char *text;
+    size_t len;
+    enum status st = file_text(path, max_bytes, &text, &len, err);
+    return st ? st : json_parse_owned(text, len, path, out, err);
+}
+
+enum status json_parse_owned(char *text, size_t len, const char *name, struct json_doc *out, struct err *err)
+{
+    enum status st = json_parse(text, len, name, out, err);
     if (st) free(text);
     else out->owned = text;
     return st;

@@ -26,7 +26,7 @@ struct json_node {
 };
 
 struct json_doc {
-    const char *text; /* borrowed, or owned when json_doc_load made the document */
+    const char *text; /* borrowed, or owned */
     size_t len;
     struct json_node *nodes;
     uint32_t node_count;
@@ -42,6 +42,9 @@ enum status json_parse(const char *text, size_t len, const char *name, struct js
 /* Reads and parses a file of at most max_bytes. ST_NOT_FOUND when it doesn't exist. */
 enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *out,
                           struct err *err) KV_MUST_CHECK;
+/* The same of a text from malloc, which the document takes: json_free frees it, as does a fault here. */
+enum status json_parse_owned(char *text, size_t len, const char *name, struct json_doc *out,
+                             struct err *err) KV_MUST_CHECK;
 void json_free(struct json_doc *doc);
 
 /* Navigation. Node 0 is the root. Every function accepts JSON_NONE and answers "nothing". */

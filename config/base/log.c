@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 static atomic_int current_level = LOG_INFO;
+static atomic_bool status_shown;
 static const char *const names[] = {"error", "warn", "info", "debug"};
 
 void log_set_level(enum log_level level)
@@ -30,6 +31,25 @@ bool log_level_parse(const char *name, enum log_level *out)
         }
     }
     return false;
+}
+
+#define ERASE "\r\033[K" /* the line that the cursor stands in */
+
+static void put(const char *text, size_t len)
+{
+    ssize_t w = write(STDERR_FILENO, text, len);
+    (void)w;
+}
+
+bool log_status(const char *text)
+{
+    char line[256];
+    if (!log_enabled(LOG_INFO) || !isatty(STDERR_FILENO)) return false;
+    bool shown = atomic_exchange(&status_shown, text != NULL);
+    if (!shown && !text) return true;
+    int n = snprintf(line, sizeof line, ERASE "%s", text ? text : "");
+    put(line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    return true;
 }
 
 void log_msg(enum log_level level, const char *fmt, ...)
@@ -54,6 +74,6 @@ void log_msg(enum log_level level, const char *fmt, ...)
             line[i] = ' '; /* one event stays one line, whatever a client wrote */
     }
     line[n++] = '\n';
-    ssize_t w = write(STDERR_FILENO, line, n);
-    (void)w;
+    if (atomic_exchange(&status_shown, false)) put(ERASE, sizeof ERASE - 1);
+    put(line, n);
 }

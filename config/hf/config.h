@@ -80,7 +80,7 @@ struct hf_config {
     uint32_t eos_count; /* 0 = the file names none */
 };
 
-/* DIR/generation_config.json: `has_*` tells what it states. All absent when there is no such file. */
+/* generation_config.json: `has_*` tells what it states. */
 struct hf_generation {
     bool has_do_sample, has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
     bool do_sample;
@@ -91,6 +91,8 @@ struct hf_generation {
     uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never drawn */
     uint32_t suppress_count;
 };
-enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
+/* `name` is used in messages. */
+enum status hf_generation_parse(const char *text, size_t len, const char *name, struct hf_generation *out,
+                                struct err *err) KV_MUST_CHECK;
 
 #endif

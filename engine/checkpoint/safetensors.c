@@ -9,8 +9,12 @@
  * other exactly, and the last one ends where the file does. */
 #include "engine/checkpoint/safetensors.h"
 
+#include "engine/checkpoint/ggml.h"
+
 #include "config/base/checked.h"
 #include "config/base/json.h"
+#include "config/gguf/gguf.h"
+#include "engine/checkpoint/safetensors_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,19 +31,6 @@
 #define FILES_MAX        4096u
 #define DIM_MAX          (UINT64_C(1) << 48)
 
-struct mapped {
-    char *name; /* path as opened, owned */
-    void *map;
-    size_t len;
-};
-struct stf_files {
-    struct mapped *files;
-    uint32_t file_count;
-    struct stf_tensor *tensors; /* sorted by name */
-    size_t count, cap;
-    uint64_t bytes;
-};
-
 static const struct {
     const char *name;
     uint32_t bytes;
@@ -50,10 +41,11 @@ static const struct {
     [STF_U32] = {"U32", 4},   [STF_U16] = {"U16", 2},         [STF_U8] = {"U8", 1},
     [STF_BOOL] = {"BOOL", 1}, [STF_F8_E4M3] = {"F8_E4M3", 1}, [STF_F8_E5M2] = {"F8_E5M2", 1},
 };
+static const char *const GGML_NAME = "GGML"; /* no dtype of a safetensors file */
 
 const char *stf_dtype_name(enum stf_dtype d)
 {
-    return DTYPES[d].name;
+    return d == STF_GGML ? GGML_NAME : DTYPES[d].name;
 }
 
 size_t stf_count(const struct stf_files *f)
@@ -94,6 +86,7 @@ const struct stf_tensor *stf_find(const struct stf_files *f, const char *name)
 static void advise(const struct stf_files *f, const struct stf_tensor *t, int advice, bool inwards)
 {
     const struct mapped *m = &f->files[t->file];
+    if ((uintptr_t)t->data - (uintptr_t)m->map >= m->len) return; /* put together in memory */
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t begin = (size_t)((const char *)t->data - (const char *)m->map), end = begin + (size_t)t->bytes;
     begin = inwards ? (begin + page - 1) / page * page : begin / page * page;
@@ -111,7 +104,7 @@ void stf_done(const struct stf_files *f, const struct stf_tensor *t)
     advise(f, t, MADV_DONTNEED, true);
 }
 
-static enum status add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err)
+enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, struct err *err)
 {
     if (f->count == f->cap) {
         size_t cap = f->cap ? f->cap * 2 : 512;
@@ -166,7 +159,7 @@ static enum status parse_tensor(const struct json_doc *d, uint32_t node, const c
     return ST_OK;
 }
 
-static int by_address(const void *a, const void *b)
+int stf__by_address(const void *a, const void *b)
 {
     const struct stf_tensor *x = a, *y = b;
     if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
@@ -182,7 +175,7 @@ static int by_name(const void *a, const void *b)
 static enum status check_tiling(struct stf_files *f, size_t first, const char *file, const char *body,
                                 size_t body_len, struct err *err)
 {
-    if (f->count > first) qsort(f->tensors + first, f->count - first, sizeof *f->tensors, by_address);
+    if (f->count > first) qsort(f->tensors + first, f->count - first, sizeof *f->tensors, stf__by_address);
     size_t at = 0;
     for (size_t i = first; i < f->count; i++) {
         const struct stf_tensor *t = &f->tensors[i];
@@ -232,7 +225,7 @@ static enum status parse_header(struct stf_files *f, uint32_t file, struct err *
                 st = err_set(err, ST_FORMAT, "%s: a tensor's name is empty or holds a NUL", m->name);
             t.name = name;
             if (!st) st = parse_tensor(&d, value, m->name, body, body_len, &t, err);
-            if (!st) st = add_tensor(f, &t, err);
+            if (!st) st = stf__add_tensor(f, &t, err);
             if (st) free(name);
         }
         key = next;
@@ -248,7 +241,7 @@ static struct {
     const char *_Atomic name;
 } mappings[FILES_MAX];
 
-static void mapping_add(const struct mapped *m)
+void stf__mapping_add(const struct mapped *m)
 {
     for (uint32_t i = 0; i < FILES_MAX; i++) {
         uintptr_t none = 0;
@@ -307,7 +300,7 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
         } else {
             m->map = p;
             m->len = (size_t)sb.st_size;
-            mapping_add(m);
+            stf__mapping_add(m);
             (void)madvise(p, m->len, MADV_SEQUENTIAL);
         }
     }
@@ -316,7 +309,7 @@ static enum status add_file(struct stf_files *f, char *path, struct err *err)
 }
 
 /* Sorts all tensors by name; a name that stands twice is an error that names it and both files. */
-static enum status sort_names(struct stf_files *f, struct err *err)
+enum status stf__sort_names(struct stf_files *f, struct err *err)
 {
     if (f->count) qsort(f->tensors, f->count, sizeof *f->tensors, by_name);
     for (size_t i = 0; i < f->count; i++) {
@@ -411,7 +404,7 @@ static enum status open_shards(struct stf_files *f, const char *dir, const char 
         st = add_file(f, join(dir, names[i]), err);
         if (st == ST_NOT_FOUND) (void)err_prefix(err, st, "%s: a shard is missing", path);
     }
-    if (!st) st = sort_names(f, err);
+    if (!st) st = stf__sort_names(f, err);
     if (!st) st = check_index(f, &d, map, path, err);
     for (uint32_t i = 0; i < count; i++) free(names[i]);
     free(names);
@@ -429,7 +422,7 @@ enum status stf_open(const char *dir, struct stf_files **out, struct err *err)
     } else if (access(single, F_OK) == 0) {
         st = add_file(f, single, err);
         single = NULL;
-        if (!st) st = sort_names(f, err);
+        if (!st) st = stf__sort_names(f, err);
     } else {
         st = open_shards(f, dir, index, err);
     }
@@ -445,7 +438,7 @@ enum status stf_open_file(const char *path, struct stf_files **out, struct err *
     struct stf_files *f = calloc(1, sizeof *f);
     if (!f) return err_set(err, ST_NOMEM, "%s: out of memory", path);
     enum status st = add_file(f, strdup(path), err);
-    if (!st) st = sort_names(f, err);
+    if (!st) st = stf__sort_names(f, err);
     if (st) stf_close(f);
     else *out = f;
     return st;
@@ -459,12 +452,19 @@ void stf_close(struct stf_files *f)
     for (uint32_t i = 0; i < f->file_count; i++) {
         if (f->files[i].map) {
             mapping_remove(&f->files[i]);
-            munmap(f->files[i].map, f->files[i].len);
+            if (f->files[i].gguf) gguf_close(f->files[i].gguf);
+            else munmap(f->files[i].map, f->files[i].len);
         }
         free(f->files[i].name);
     }
     free(f->files);
+    free(f->made);
     free(f);
+}
+
+bool stf_norms_plus_one(const struct stf_files *f)
+{
+    return f->norms_plus_one;
 }
 
 /* ---- values ---- */
@@ -499,6 +499,11 @@ bool stf_to_f32(const struct stf_tensor *t, float *dst)
     if (t->dtype == STF_F32) {
         memcpy(dst, src, (size_t)t->bytes);
         return true;
+    }
+    if (t->dtype == STF_GGML) {
+        const struct ggml_type *type = ggml_type_of(t->ggml);
+        if (type) ggml_to_f32(type, src, (size_t)(t->bytes / type->bytes * type->block), dst);
+        return type != NULL;
     }
     if (t->dtype != STF_BF16 && t->dtype != STF_F16) return false;
     for (uint64_t i = 0; i < t->bytes / 2; i++) {

@@ -26,13 +26,15 @@ enum stf_dtype {
     STF_U8,
     STF_BOOL,
     STF_F8_E4M3,
-    STF_F8_E5M2
+    STF_F8_E5M2,
+    STF_GGML /* blocks of a GGUF file: stf_tensor.ggml */
 };
 #define STF_RANK_MAX 8u
 
 struct stf_tensor {
     const char *name; /* owned by the files */
     enum stf_dtype dtype;
+    uint32_t ggml;                /* STF_GGML: type (ggml.h) */
     uint32_t rank;                /* 0 = a scalar */
     uint64_t shape[STF_RANK_MAX]; /* row-major, outermost first */
     uint64_t bytes;               /* product of shape times the dtype's size */
@@ -48,7 +50,24 @@ struct stf_files;
 enum status stf_open(const char *dir, struct stf_files **out, struct err *err) KV_MUST_CHECK;
 /* One file by its path. */
 enum status stf_open_file(const char *path, struct stf_files **out, struct err *err) KV_MUST_CHECK;
+/* Tensors of GGUF files: with shapes outermost first, under the names that `name` gives them. It answers
+ * false for what is to be left out. A '*' in the name: the tensor holds as many as its outermost dimension
+ * says, each of which gets a name with its number for the '*' (experts). NAME and NAME.1 are the two frames
+ * of a patch weight: one tensor [out, channels, 2, rows, columns]. *g is taken, and empty afterwards.
+ * ST_FORMAT: a tensor lies outside of the file or over another; ST_UNSUPPORTED: of a type that nobody knows.
+ */
+#define STF_NAME_MAX 512u
+struct gguf_files;
+struct stf_naming {
+    bool (*name)(const void *arg, const char *from, bool tower, char out[STF_NAME_MAX]);
+    const void *arg;
+    bool norms_plus_one;
+};
+enum status stf_open_gguf(struct gguf_files *g, const struct stf_naming *naming, struct stf_files **out,
+                          struct err *err) KV_MUST_CHECK;
 void stf_close(struct stf_files *f); /* NULL is fine */
+/* Whether norms whose description says 1 + w are stored with the 1 added. */
+bool stf_norms_plus_one(const struct stf_files *f);
 
 size_t stf_count(const struct stf_files *f);
 const struct stf_tensor *stf_at(const struct stf_files *f, size_t idx);         /* in order of name */

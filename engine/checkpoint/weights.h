@@ -78,6 +78,7 @@ struct weights_survey {
     uint64_t parameters;   /* elements of all tensors that are used */
     uint64_t read_bytes;   /* in the files */
     uint64_t memory_bytes; /* estimate of what they take once loaded with the given compute type */
+    bool stored_codes;     /* some are kept as the codes that the files hold */
     uint64_t slab_floats;
     uint64_t tensor_bytes_max;       /* of the largest one */
     const struct stf_tensor **order; /* [count] in the order in which they are read; owned */
@@ -86,11 +87,20 @@ struct weights_survey {
         ignored; /* tensors of the files that nothing asks for, though they may have been meant to count */
     char ignored_names[400]; /* of the first few, with commas between them */
 };
+/* Integers of so many bits made of the floats of the text model's matrices. */
+enum weights_quantize { QUANTIZE_NONE = 0, QUANTIZE_INT8, QUANTIZE_INT4 };
+/* In which form weights are kept. */
+struct weights_form {
+    enum be_dtype act;
+    bool codes; /* the backend takes them; else what a file holds as blocks becomes floats */
+    enum weights_quantize quantize;
+};
 /* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
  * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT
  * names the tensor. */
-enum status weights_survey(const struct stf_files *files, const struct model_desc *desc, enum be_dtype act,
-                           struct weights_survey *out, struct err *err) KV_MUST_CHECK;
+enum status weights_survey(const struct stf_files *files, const struct model_desc *desc,
+                           struct weights_form form, struct weights_survey *out,
+                           struct err *err) KV_MUST_CHECK;
 void weights_survey_free(struct weights_survey *s);
 
 struct weights_progress {
@@ -99,9 +109,9 @@ struct weights_progress {
 };
 /* *identity is a 64-bit digest of names, shapes and samples of the contents. On error *out is released. */
 enum status weights_load(const struct stf_files *files, const struct model_desc *desc,
-                         const struct weights_survey *survey, const struct be_ops *ops, struct backend *be,
-                         struct weights_progress progress, struct weights *out, uint64_t *identity,
-                         struct err *err) KV_MUST_CHECK;
+                         const struct weights_survey *survey, struct weights_form form,
+                         const struct be_ops *ops, struct backend *be, struct weights_progress progress,
+                         struct weights *out, uint64_t *identity, struct err *err) KV_MUST_CHECK;
 /* Row `id` as f32; out [row.shape[0]]. */
 void weights_row(const struct row_table *t, uint32_t id, float *out);
 void weights_free(struct weights *w, const struct model_desc *desc, const struct be_ops *ops,

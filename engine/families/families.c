@@ -2,6 +2,7 @@
 #include "engine/families/families.h"
 
 #include "config/hf/reader.h"
+#include "engine/families/gguf_keys.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -33,6 +34,14 @@ const struct family *family_find(const char *model_type)
 {
     const struct family_type *type;
     return find(model_type, &type);
+}
+
+const struct family_gguf *family_gguf_at(size_t idx)
+{
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        for (const struct family_gguf *g = families[f]->gguf; g && g->arch; g++)
+            if (idx-- == 0) return g;
+    return NULL;
 }
 
 static const struct family *find_type(struct hf_reader *r, const struct family_type **type)
@@ -68,6 +77,29 @@ static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
     return JSON_NONE;
 }
 
+/* Tensors say how they are packed (engine/checkpoint/packed.h); which methods are theirs is said here. */
+static void check_quantization(struct hf_reader *r, uint32_t dict)
+{
+    static const char *const served[] = {"fp8", "compressed-tensors", "awq", "gptq"};
+    uint32_t method = json_get_live(r->d, dict, "quant_method"), bits = 4;
+    bool known = dict == JSON_NONE;
+    for (size_t i = 0; i < sizeof served / sizeof *served; i++)
+        known = known || json_str_eq(r->d, method, served[i]);
+    if (!known)
+        hf_fault(r, ST_UNSUPPORTED, "quantization_config",
+                 "quant_method must be fp8, compressed-tensors, awq or gptq");
+    if (dict == JSON_NONE || r->st) return;
+    if (json_str_eq(r->d, method, "awq") || json_str_eq(r->d, method, "gptq"))
+        hf_u32(r, dict, "bits", 4, 4, &bits);
+    /* Other packings of the same method have tensors that look alike. */
+    uint32_t format = json_get_live(r->d, dict, "checkpoint_format"),
+             version = json_get_live(r->d, dict, "version");
+    if ((format != JSON_NONE && !json_str_eq(r->d, format, "gptq")) ||
+        (json_str_eq(r->d, method, "awq") && version != JSON_NONE && !json_str_eq(r->d, version, "gemm")))
+        hf_fault(r, ST_UNSUPPORTED, "quantization_config",
+                 "only checkpoint_format gptq and AWQ's version gemm are served");
+}
+
 static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *out,
                              struct model_desc *d, struct err *err)
 {
@@ -76,9 +108,7 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     const struct family_type *type;
     const struct family *family = find_type(&r, &type);
     if (!family) return r.st;
-    /* Their tensors would be refused one by one for their types; this says why. */
-    if (json_get_live(doc, 0, "quantization_config") != JSON_NONE)
-        hf_fault(&r, ST_UNSUPPORTED, "quantization_config", "only float weights (bf16, f16, f32) are served");
+    check_quantization(&r, json_get_live(doc, 0, "quantization_config"));
     struct hf_config *c = calloc(1, sizeof *c);
     if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
@@ -112,41 +142,17 @@ enum status family_parse(const char *text, size_t len, const char *name, struct 
     return st;
 }
 
-static enum status load_doc(const char *dir, char **path, struct json_doc *doc, struct err *err)
+enum status family_parse_prompt(const char *text, size_t len, const char *name,
+                                const struct family_prompt **out, struct err *err)
 {
-    if (asprintf(path, "%s/config.json", dir) < 0) {
-        *path = NULL;
-        return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    }
-    return json_doc_load(*path, HF_FILE_BYTES_MAX, doc, err);
-}
-
-enum status family_load(const char *dir, struct hf_config *c, struct model_desc *d, struct err *err)
-{
-    char *path;
     struct json_doc doc = {0};
-    *d = (struct model_desc){0};
-    enum status st = load_doc(dir, &path, &doc, err);
-    if (!st) st = parse_doc(&doc, path, c, d, err);
-    json_free(&doc);
-    free(path);
-    return st;
-}
-
-enum status family_prompt_load(const char *dir, const struct family_prompt **out, struct err *err)
-{
-    char *path;
-    struct json_doc doc = {0};
-    enum status st = load_doc(dir, &path, &doc, err);
     *out = NULL;
-    if (!st) {
-        struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .vision = JSON_NONE};
-        const struct family_type *type;
-        const struct family *family = find_type(&r, &type);
-        if (family) *out = family->prompt;
-        st = r.st;
-    }
+    enum status st = json_parse(text, len, name, &doc, err);
+    if (st) return st;
+    struct hf_reader r = {.d = &doc, .file = name, .scope = "", .err = err, .vision = JSON_NONE};
+    const struct family_type *type;
+    const struct family *family = find_type(&r, &type);
+    if (family) *out = family->prompt;
     json_free(&doc);
-    free(path);
-    return st;
+    return r.st;
 }

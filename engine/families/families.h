@@ -8,6 +8,7 @@
  *             tower; in .image how a picture is written into a prompt and which rule its span has
  *   pictures  the defaults of its picture and video processor classes
  *   prompt    what its processor class does to text, where that stands in no file
+ *   gguf      what the same model is called in GGUF files (gguf_keys.h)
  *
  * docs/adding-a-family.md goes through it step by step. */
 #ifndef KVASIR_FAMILIES_H
@@ -18,6 +19,7 @@
 #include "engine/tokenizer/tokenizer.h"
 
 struct hf_reader;
+struct family_gguf;
 
 enum hf_place {
     HF_FLAT,   /* the text's keys stand at the top */
@@ -57,6 +59,7 @@ struct family {
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
     const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
     const struct family_prompt *prompt;     /* NULL: all that there is to say stands in the checkpoint */
+    const struct family_gguf *gguf; /* behind the last one without a name; NULL: there are no such files */
 };
 
 /* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
@@ -66,20 +69,24 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
 /* What stands behind `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 
-/* What DIR/config.json's family says about prompts; NULL in *out: nothing. */
-enum status family_prompt_load(const char *dir, const struct family_prompt **out,
+/* What the family of a checkpoint says about prompts; NULL in *out: nothing. */
+enum status family_prompt_load(const char *model, const struct family_prompt **out,
                                struct err *err) KV_MUST_CHECK;
 
 /* The family that answers to a model_type; NULL: none. */
 const struct family *family_find(const char *model_type);
+/* All kinds of GGUF files one after the other; NULL behind the last. */
+const struct family_gguf *family_gguf_at(size_t idx);
 
-/* DIR/config.json, and the description of what was read: *d is overwritten, its layers are the caller's
- * (model_desc_free); empty after a fault. ST_UNSUPPORTED: a family or an option that we don't have, in one
- * line; ST_FORMAT: a key of the wrong kind or range. */
-enum status family_load(const char *dir, struct hf_config *c, struct model_desc *d,
+/* config.json of a checkpoint (engine/checkpoint/files.h), and the description of what was read: *d is
+ * overwritten, its layers are the caller's (model_desc_free); empty after a fault. ST_UNSUPPORTED: a family
+ * or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
                         struct err *err) KV_MUST_CHECK;
 /* The same from text; `name` is used in messages. */
 enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *c,
                          struct model_desc *d, struct err *err) KV_MUST_CHECK;
+enum status family_parse_prompt(const char *text, size_t len, const char *name,
+                                const struct family_prompt **out, struct err *err) KV_MUST_CHECK;
 
 #endif

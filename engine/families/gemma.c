@@ -144,14 +144,51 @@ static void describe_second(struct hf_reader *r, const struct hf_config *c, stru
     (void)gemma_describe_text(r, c, &gemma2_text, d);
 }
 
+/* ---- GGUF files ---- */
+
+static void gguf_text_first(struct gguf_keys *k)
+{
+    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
+}
+
+/* The 27B alone scales by its width and not by the size of its heads, and files do not say so. */
+static void gguf_text_second(struct gguf_keys *k)
+{
+    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
+    gguf_copy_u32(k, "sliding_window", "attention.sliding_window", false);
+    gguf_copy_f64(k, "attn_logit_softcapping", "attn_logit_softcapping");
+    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
+    gemma_gguf_scale(k, 46);
+}
+
+static const struct family_gguf gguf_first[] = {
+    {.arch = "gemma",
+     .model_type = "gemma",
+     .norms_plus_one = true,
+     .text = gguf_text_first,
+     .stops = gemma_gguf_stops},
+    {NULL},
+};
+static const struct family_gguf gguf_second[] = {
+    {.arch = "gemma2",
+     .model_type = "gemma2",
+     .norms_plus_one = true,
+     .names = gemma_gguf_names,
+     .text = gguf_text_second,
+     .stops = gemma_gguf_stops},
+    {NULL},
+};
+
 const struct family family_gemma = {
     .types = {{"gemma", HF_FLAT, &gemma_text, NULL}},
     .read = read,
     .describe = describe_first,
+    .gguf = gguf_first,
 };
 
 const struct family family_gemma2 = {
     .types = {{"gemma2", HF_FLAT, &gemma2_text, NULL}},
     .read = read,
     .describe = describe_second,
+    .gguf = gguf_second,
 };

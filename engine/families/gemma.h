@@ -5,6 +5,7 @@
 
 #include "config/hf/reader.h"
 #include "engine/families/families.h"
+#include "engine/families/gguf_keys.h"
 
 /* Class defaults of SiglipVisionConfig. */
 extern const struct hf_vision siglip_defaults;
@@ -29,5 +30,11 @@ extern const struct hf_text gemma_text, gemma2_text;
 void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t);
 bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, const struct hf_text *defaults,
                          struct model_desc *d);
+
+/* GGUF files from Gemma 2 on: four norms to a layer. */
+extern const struct gguf_name gemma_gguf_names[];
+extern const char *const gemma_gguf_stops[];
+/* query_pre_attn_scalar: the head size, or the width by the heads in the model with so many layers. */
+void gemma_gguf_scale(struct gguf_keys *k, uint32_t layers);
 
 #endif

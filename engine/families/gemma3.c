@@ -217,10 +217,119 @@ static const struct family_pictures PICTURES = {
               .pan_min_ratio = 1.2},
 };
 
+/* ---- GGUF files ---- */
+
+/* A released file has the window and not which layers it is for; without a window all are full. */
+static void gguf_windows(struct gguf_keys *k)
+{
+    const struct gguf_value *pattern = gguf_key(k, "attention.sliding_window_pattern");
+    uint32_t step = 6, window = 0;
+    bool slides = gguf_key_u32(k, "attention.sliding_window", &window) && window > 0;
+    if (slides) gguf_put_u32(k, "sliding_window", window);
+    if (!slides) step = 1;
+    else if (pattern && pattern->kind != GGUF_ARRAY)
+        (void)gguf_key_u32(k, "attention.sliding_window_pattern", &step);
+    else if (pattern) {
+        gguf_put_layer_types(k, "attention.sliding_window_pattern");
+        return;
+    }
+    gguf_put_u32(k, "sliding_window_pattern", step);
+}
+
+static void gguf_text(struct gguf_keys *k)
+{
+    double local = 1e4;
+    (void)gguf_key_f64(k, "rope.freq_base_swa", &local);
+    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
+    gguf_put_f64(k, "rope_local_base_freq", local);
+    gguf_put_rope_scaling(k, "");
+    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
+    gguf_windows(k);
+    gemma_gguf_scale(k, 62);
+}
+
+static void gguf_tower(struct gguf_keys *k)
+{
+    uint32_t v = 0;
+    double eps = 1e-6;
+    (void)gguf_f64(gguf_tower_key(k, "vision.attention.layer_norm_epsilon"), &eps);
+    gguf_put_f64(k, "layer_norm_eps", eps);
+    if (gguf_tower_u32(k, "vision.embedding_length", true, &v)) gguf_put_u32(k, "hidden_size", v);
+    if (gguf_tower_u32(k, "vision.block_count", true, &v)) gguf_put_u32(k, "num_hidden_layers", v);
+    if (gguf_tower_u32(k, "vision.attention.head_count", true, &v)) gguf_put_u32(k, "num_attention_heads", v);
+    if (gguf_tower_u32(k, "vision.image_size", true, &v)) gguf_put_u32(k, "image_size", v);
+    if (gguf_tower_u32(k, "vision.patch_size", true, &v)) gguf_put_u32(k, "patch_size", v);
+    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
+}
+
+/* A vocabulary without the token that stands for a picture's rows, as the files of the first conversions
+ * have: another one that nobody writes. */
+static void gguf_top(struct gguf_keys *k)
+{
+    uint32_t size = 0, patch = 1, scale = 4, id, rows = gguf_rows(k, "token_embd.weight");
+    if (!gguf_tower_u32(k, "vision.image_size", true, &size) ||
+        !gguf_tower_u32(k, "vision.patch_size", true, &patch))
+        return;
+    (void)gguf_tower_u32(k, "vision.projector.scale_factor", false, &scale);
+    uint32_t side = patch && scale ? size / patch / scale : 0;
+    gguf_put_u32(k, "mm_tokens_per_image", side < 256 ? side * side : 0);
+    gguf_put_token(k, "boi_token_index", "<start_of_image>");
+    gguf_put_token(k, "eoi_token_index", "<end_of_image>");
+    if ((gguf_token(k, "<image_soft_token>", &id) && id < rows) || gguf_token(k, "<unused99>", &id))
+        gguf_put_u32(k, "image_token_index", id);
+}
+
+static void gguf_pictures(struct gguf_keys *k)
+{
+    uint32_t size = 0;
+    if (gguf_tower_u32(k, "vision.image_size", true, &size))
+        gguf_put(k, ",\"size\":{\"height\":%u,\"width\":%u}", size, size);
+}
+
+static const struct gguf_name TOWER_NAMES[] = {
+    {"v.patch_embd", "vision_tower.vision_model.embeddings.patch_embedding"},
+    {"v.position_embd", "vision_tower.vision_model.embeddings.position_embedding"},
+    {"v.blk.#.ln1", "vision_tower.vision_model.encoder.layers.#.layer_norm1"},
+    {"v.blk.#.ln2", "vision_tower.vision_model.encoder.layers.#.layer_norm2"},
+    {"v.blk.#.attn_q", "vision_tower.vision_model.encoder.layers.#.self_attn.q_proj"},
+    {"v.blk.#.attn_k", "vision_tower.vision_model.encoder.layers.#.self_attn.k_proj"},
+    {"v.blk.#.attn_v", "vision_tower.vision_model.encoder.layers.#.self_attn.v_proj"},
+    {"v.blk.#.attn_out", "vision_tower.vision_model.encoder.layers.#.self_attn.out_proj"},
+    {"v.blk.#.ffn_up", "vision_tower.vision_model.encoder.layers.#.mlp.fc1"},
+    {"v.blk.#.ffn_down", "vision_tower.vision_model.encoder.layers.#.mlp.fc2"},
+    {"v.post_ln", "vision_tower.vision_model.post_layernorm"},
+    {"mm.soft_emb_norm", "multi_modal_projector.mm_soft_emb_norm"},
+    {"mm.input_projection.weight", "multi_modal_projector.mm_input_projection_weight"},
+    {NULL, NULL},
+};
+
+static const struct family_gguf gguf_kinds[] = {
+    {.arch = "gemma3",
+     .model_type = "gemma3_text",
+     .norms_plus_one = true,
+     .names = gemma_gguf_names,
+     .text = gguf_text,
+     .stops = gemma_gguf_stops},
+    {.arch = "gemma3",
+     .projector = "gemma3",
+     .model_type = "gemma3",
+     .nested = true,
+     .norms_plus_one = true,
+     .names = gemma_gguf_names,
+     .tower_names = TOWER_NAMES,
+     .text = gguf_text,
+     .top = gguf_top,
+     .tower = gguf_tower,
+     .pictures = gguf_pictures,
+     .stops = gemma_gguf_stops},
+    {NULL},
+};
+
 const struct family family_gemma3 = {
     .types = {{"gemma3", HF_NESTED, &GEMMA3_TEXT, &siglip_defaults},
               {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL}},
     .read = read,
     .describe = describe,
     .pictures = &PICTURES,
+    .gguf = gguf_kinds,
 };

@@ -5,6 +5,7 @@
 
 #include "config/base/log.h"
 #include "config/hf/reader.h"
+#include "engine/families/gguf_keys.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -510,6 +511,115 @@ static const struct family_pictures PICTURES = {
     .video_patch = 16,
 };
 
+/* ---- GGUF files: text ---- */
+
+/* One layer of each type tells what its type has; a file without one has no use for it. */
+static uint32_t layer_of(struct gguf_keys *k, bool slides)
+{
+    const struct gguf_value *v = gguf_key(k, "attention.sliding_window_pattern");
+    uint32_t layers = gguf_layers(k);
+    bool list = v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING;
+    for (uint32_t n = 0; list && n < layers && n < v->count; n++)
+        if ((gguf_item(v, n) != 0) == slides) return n;
+    return 0;
+}
+
+/* Which share of a head's pairs turns in layers of full attention stands in a table of divisors: the others'
+ * are beyond all measure. */
+static double turning(struct gguf_keys *k)
+{
+    const struct gguf *in;
+    const struct gguf_tensor *t = gguf_files_find(k->f, "rope_freqs.weight", &in);
+    uint32_t pairs = t && t->rank == 1 && t->type == 0 ? gguf_columns(k, "rope_freqs.weight") : 0, turn = 0;
+    if (!pairs || (gguf_file_bytes(in) - t->offset) / sizeof(float) < pairs)
+        return 0.25; /* of every release */
+    for (uint32_t i = 0; i < pairs; i++) {
+        float x;
+        memcpy(&x, (const char *)gguf_map(in) + t->offset + i * sizeof x, sizeof x);
+        turn += x < 1e20f;
+    }
+    return (double)turn / pairs;
+}
+
+static void gguf_experts(struct gguf_keys *k)
+{
+    uint32_t experts = 0;
+    if (!gguf_key_u32(k, "expert_count", &experts) || experts == 0) return;
+    gguf_put(k, ",\"enable_moe_block\":true");
+    gguf_put_u32(k, "num_experts", experts);
+    gguf_copy_u32(k, "top_k_experts", "expert_used_count", true);
+    gguf_copy_u32(k, "moe_intermediate_size", "expert_feed_forward_length", true);
+}
+
+/* The general keys have the head size of full attention, and the heads of layer 0: written again, the last
+ * one of a name counts. */
+static void gguf_text(struct gguf_keys *k)
+{
+    uint32_t head = 256, whole = 512, local = layer_of(k, true), full = layer_of(k, false), v = 0,
+             ff[2] = {0}, layers = gguf_layers(k);
+    char name[64];
+    double theta[2] = {1e6, 1e4};
+    (void)gguf_key_u32(k, "attention.key_length", &whole);
+    (void)gguf_key_u32(k, "attention.key_length_swa", &head);
+    gguf_put_u32(k, "head_dim", head);
+    gguf_put_u32(k, "global_head_dim", whole);
+    if (gguf_key_layer(k, "attention.head_count_kv", local, &v)) gguf_put_u32(k, "num_key_value_heads", v);
+    if (gguf_key_layer(k, "attention.head_count_kv", full, &v))
+        gguf_put_u32(k, "num_global_key_value_heads", v);
+    snprintf(name, sizeof name, "blk.%u.attn_v.weight", full);
+    gguf_put(k, ",\"attention_k_eq_v\":%s", gguf_columns(k, name) ? "false" : "true");
+    gguf_copy_u32(k, "sliding_window", "attention.sliding_window", true);
+    gguf_put_layer_types(k, "attention.sliding_window_pattern");
+    gguf_copy_u32(k, "num_kv_shared_layers", "attention.shared_kv_layers", false);
+    if (layers && gguf_key_layer(k, "feed_forward_length", 0, &ff[0]) &&
+        gguf_key_layer(k, "feed_forward_length", layers - 1, &ff[1]))
+        gguf_put(k, ",\"use_double_wide_mlp\":%s", ff[1] > ff[0] ? "true" : "false");
+    v = 0;
+    (void)gguf_key_u32(k, "embedding_length_per_layer_input", &v);
+    gguf_put_u32(k, "hidden_size_per_layer_input", v);
+    gguf_put_u32(k, "vocab_size_per_layer_input", gguf_rows(k, "token_embd.weight"));
+    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
+    (void)gguf_key_f64(k, "rope.freq_base", &theta[0]);
+    (void)gguf_key_f64(k, "rope.freq_base_swa", &theta[1]);
+    gguf_put(k,
+             ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":%.9g,"
+             "\"partial_rotary_factor\":%.17g},\"sliding_attention\":{\"rope_type\":\"default\","
+             "\"rope_theta\":%.9g}}",
+             theta[0], turning(k), theta[1]);
+    gguf_experts(k);
+}
+
+static const struct gguf_name GGUF_NAMES[] = {
+    {"per_layer_token_embd", "model.embed_tokens_per_layer"},
+    {"per_layer_model_proj", "model.per_layer_model_projection"},
+    {"per_layer_proj_norm", "model.per_layer_projection_norm"},
+    {"blk.#.post_attention_norm", "model.layers.#.post_attention_layernorm"},
+    {"blk.#.ffn_norm", "model.layers.#.pre_feedforward_layernorm"},
+    {"blk.#.pre_ffw_norm_2", "model.layers.#.pre_feedforward_layernorm_2"},
+    {"blk.#.post_ffw_norm", "model.layers.#.post_feedforward_layernorm"},
+    {"blk.#.post_ffw_norm_1", "model.layers.#.post_feedforward_layernorm_1"},
+    {"blk.#.post_ffw_norm_2", "model.layers.#.post_feedforward_layernorm_2"},
+    {"blk.#.layer_output_scale.weight", "model.layers.#.layer_scalar"},
+    {"blk.#.inp_gate", "model.layers.#.per_layer_input_gate"},
+    {"blk.#.proj", "model.layers.#.per_layer_projection"},
+    {"blk.#.post_norm", "model.layers.#.post_per_layer_input_norm"},
+    {"blk.#.ffn_gate_inp.scale", "model.layers.#.router.scale"},
+    {"blk.#.ffn_gate_inp", "model.layers.#.router.proj"},
+    {"blk.#.ffn_down_exps.scale", "model.layers.#.router.per_expert_scale"},
+    {"blk.#.ffn_gate_up_exps.weight", "model.layers.#.experts.gate_up_proj"},
+    {"blk.#.ffn_down_exps.weight", "model.layers.#.experts.down_proj"},
+    {NULL, NULL},
+};
+static const char *const GGUF_STOPS[] = {"<turn|>", NULL};
+static const struct family_gguf gguf_kinds[] = {
+    {.arch = "gemma4",
+     .model_type = "gemma4_text",
+     .names = GGUF_NAMES,
+     .text = gguf_text,
+     .stops = GGUF_STOPS},
+    {NULL},
+};
+
 const struct family family_gemma4 = {
     .types = {{"gemma4", HF_NESTED, &GEMMA4_TEXT, &TOWER},
               {"gemma4_text", HF_FLAT, &GEMMA4_TEXT, NULL},
@@ -520,4 +630,5 @@ const struct family family_gemma4 = {
     .read = read,
     .describe = describe,
     .pictures = &PICTURES,
+    .gguf = gguf_kinds,
 };

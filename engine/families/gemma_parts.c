@@ -102,3 +102,23 @@ struct desc_vision siglip_tower(const struct hf_config *c)
                   .post_norm = "vision.post_layernorm"},
     };
 }
+
+/* ---- GGUF files ---- */
+
+const struct gguf_name gemma_gguf_names[] = {
+    {"blk.#.post_attention_norm", "model.layers.#.post_attention_layernorm"},
+    {"blk.#.ffn_norm", "model.layers.#.pre_feedforward_layernorm"},
+    {"blk.#.post_ffw_norm", "model.layers.#.post_feedforward_layernorm"},
+    {NULL, NULL},
+};
+const char *const gemma_gguf_stops[] = {"<end_of_turn>", NULL};
+
+void gemma_gguf_scale(struct gguf_keys *k, uint32_t layers)
+{
+    uint32_t width = 0, heads = 0, scalar = 256;
+    (void)gguf_key_u32(k, "attention.key_length", &scalar);
+    if (gguf_layers(k) == layers && gguf_key_u32(k, "embedding_length", &width) &&
+        gguf_key_layer(k, "attention.head_count", 0, &heads) && heads)
+        scalar = width / heads;
+    gguf_put_u32(k, "query_pre_attn_scalar", scalar);
+}

@@ -111,6 +111,9 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d)
                   .norm1 = "vision.blocks.#.norm1",
                   .norm2 = "vision.blocks.#.norm2",
                   .q = "vision.blocks.#.attn.qkv",
+                  .q_alone = "vision.blocks.#.attn.q",
+                  .k = "vision.blocks.#.attn.k",
+                  .v = "vision.blocks.#.attn.v",
                   .o = "vision.blocks.#.attn.proj"},
     };
 }

@@ -7,6 +7,7 @@
 
 #include "config/hf/reader.h"
 #include "engine/families/families.h"
+#include "engine/families/gguf_keys.h"
 
 #define QWEN_ROPE(base, ...)                                                                                 \
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = (base), .factor = 1, __VA_ARGS__}}
@@ -38,5 +39,23 @@ void qwen_describe_decoder(struct hf_reader *r, const struct hf_config *c, struc
 void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
 /* How a picture is written; videos as one run of soft tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
+
+/* GGUF files of all of them. */
+extern const struct gguf_name qwen_gguf_experts[];
+extern const char *const qwen_gguf_stops[];
+void qwen_gguf_text(struct gguf_keys *k);
+/* Of the towers: the keys that all have, and the names but those of the merger and the MLPs. */
+void qwen_gguf_tower(struct gguf_keys *k);
+void qwen_gguf_top(struct gguf_keys *k);
+void qwen_gguf_pictures(struct gguf_keys *k);
+void qwen2_vl_gguf_pictures(struct gguf_keys *k); /* of Qwen2-VL and Qwen2.5-VL */
+#define QWEN_GGUF_TOWER                                                                                      \
+    {"v.patch_embd", "visual.patch_embed.proj"}, {"v.blk.#.ln1", "visual.blocks.#.norm1"},                   \
+        {"v.blk.#.ln2", "visual.blocks.#.norm2"}, {"v.blk.#.attn_qkv", "visual.blocks.#.attn.qkv"},          \
+        {"v.blk.#.attn_q", "visual.blocks.#.attn.q"}, {"v.blk.#.attn_k", "visual.blocks.#.attn.k"},          \
+        {"v.blk.#.attn_v", "visual.blocks.#.attn.v"},                                                        \
+    {                                                                                                        \
+        "v.blk.#.attn_out", "visual.blocks.#.attn.proj"                                                      \
+    }
 
 #endif

@@ -43,9 +43,57 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     out->image.tokens_per_second = c->vision.tokens_per_second;
 }
 
+/* ---- GGUF files ---- */
+
+/* Every so many layers see the whole frame. Seconds stand in no file: 2 in every release. */
+static void gguf_tower(struct gguf_keys *k)
+{
+    uint32_t width = 0, window = 112, step = 0, layers = 0;
+    qwen_gguf_tower(k);
+    if (!gguf_tower_u32(k, "vision.embedding_length", true, &width) ||
+        !gguf_tower_u32(k, "vision.n_wa_pattern", true, &step) ||
+        !gguf_tower_u32(k, "vision.block_count", true, &layers))
+        return;
+    (void)gguf_tower_u32(k, "vision.window_size", false, &window);
+    gguf_put_u32(k, "hidden_size", width);
+    gguf_put_u32(k, "out_hidden_size", gguf_tower_rows(k, "mm.2.weight"));
+    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
+    gguf_put_u32(k, "window_size", window);
+    gguf_put(k, ",\"tokens_per_second\":2,\"fullatt_block_indexes\":[");
+    if (step == 0) step = 1;
+    for (uint32_t n = step; n <= layers && n <= HF_LAYERS_MAX; n += step)
+        gguf_put(k, n == step ? "%u" : ",%u", n - 1);
+    gguf_put(k, "]");
+}
+
+static const struct gguf_name TOWER_NAMES[] = {
+    QWEN_GGUF_TOWER,
+    {"v.blk.#.ffn_gate", "visual.blocks.#.mlp.gate_proj"},
+    {"v.blk.#.ffn_up", "visual.blocks.#.mlp.up_proj"},
+    {"v.blk.#.ffn_down", "visual.blocks.#.mlp.down_proj"},
+    {"v.post_ln", "visual.merger.ln_q"},
+    {"mm.0", "visual.merger.mlp.0"},
+    {"mm.2", "visual.merger.mlp.2"},
+    {NULL, NULL},
+};
+
+static const struct family_gguf gguf_kinds[] = {
+    {.arch = "qwen2vl",
+     .projector = "qwen2.5vl_merger",
+     .model_type = "qwen2_5_vl",
+     .tower_names = TOWER_NAMES,
+     .text = qwen_gguf_text,
+     .top = qwen_gguf_top,
+     .tower = gguf_tower,
+     .pictures = qwen2_vl_gguf_pictures,
+     .stops = qwen_gguf_stops},
+    {NULL},
+};
+
 const struct family family_qwen2_5_vl = {
     .types = {{"qwen2_5_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_5_VL_VISION}},
     .read = qwen_read,
     .describe = describe,
     .pictures = &qwen2_vl_pictures,
+    .gguf = gguf_kinds,
 };

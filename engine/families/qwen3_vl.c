@@ -103,10 +103,77 @@ static const struct family_pictures PICTURES = {
     .video_patch = 16,
 };
 
+/* ---- GGUF files ---- */
+
+static void gguf_tower(struct gguf_keys *k)
+{
+    const struct gguf_value *taps = gguf_tower_key(k, "vision.is_deepstack_layers");
+    uint32_t width = 0;
+    qwen_gguf_tower(k);
+    if (!gguf_tower_u32(k, "vision.embedding_length", true, &width)) return;
+    gguf_put_u32(k, "hidden_size", width);
+    gguf_put_u32(k, "out_hidden_size", gguf_tower_rows(k, "mm.2.weight"));
+    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
+    gguf_put_u32(k, "num_position_embeddings", gguf_tower_rows(k, "v.position_embd.weight"));
+    gguf_put(k, ",\"deepstack_visual_indexes\":[");
+    bool list = taps && taps->kind == GGUF_ARRAY && taps->item != GGUF_STRING, any = false;
+    for (uint32_t n = 0; list && n < taps->count && n < HF_LAYERS_MAX; n++) {
+        if (gguf_item(taps, n) == 0) continue;
+        gguf_put(k, any ? ",%u" : "%u", n);
+        any = true;
+    }
+    gguf_put(k, "]");
+}
+
+/* Areas of the released files. */
+static void gguf_pictures(struct gguf_keys *k)
+{
+    uint32_t least = 65536, most = 16777216;
+    (void)gguf_tower_u32(k, "vision.image_min_pixels", false, &least);
+    (void)gguf_tower_u32(k, "vision.image_max_pixels", false, &most);
+    gguf_put(k, ",\"size\":{\"shortest_edge\":%u,\"longest_edge\":%u}", least, most);
+    qwen_gguf_pictures(k);
+}
+
+static void gguf_videos(struct gguf_keys *k)
+{
+    gguf_put(k, ",\"size\":{\"shortest_edge\":4096,\"longest_edge\":25165824}");
+    qwen_gguf_pictures(k);
+}
+
+static const struct gguf_name TOWER_NAMES[] = {
+    QWEN_GGUF_TOWER,
+    {"v.position_embd", "visual.pos_embed"},
+    {"v.blk.#.ffn_up", "visual.blocks.#.mlp.linear_fc1"},
+    {"v.blk.#.ffn_down", "visual.blocks.#.mlp.linear_fc2"},
+    {"v.post_ln", "visual.merger.norm"},
+    {"mm.0", "visual.merger.linear_fc1"},
+    {"mm.2", "visual.merger.linear_fc2"},
+    {"v.deepstack.#.norm", "visual.deepstack_merger_list.@.norm"},
+    {"v.deepstack.#.fc1", "visual.deepstack_merger_list.@.linear_fc1"},
+    {"v.deepstack.#.fc2", "visual.deepstack_merger_list.@.linear_fc2"},
+    {NULL, NULL},
+};
+
+#define GGUF_KIND(a, t, e)                                                                                   \
+    .arch = (a), .model_type = (t), .nested = true, .names = (e), .text = qwen_gguf_text,                    \
+    .stops = qwen_gguf_stops
+#define GGUF_TOWER                                                                                           \
+    .projector = "qwen3vl_merger", .tower_names = TOWER_NAMES, .top = qwen_gguf_top, .tower = gguf_tower,    \
+    .pictures = gguf_pictures, .videos = gguf_videos
+static const struct family_gguf gguf_kinds[] = {
+    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL)},
+    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL), GGUF_TOWER},
+    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts)},
+    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts), GGUF_TOWER},
+    {NULL},
+};
+
 const struct family family_qwen3_vl = {
     .types = {{"qwen3_vl", HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION},
               {"qwen3_vl_moe", HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION}},
     .read = qwen_read,
     .describe = describe,
     .pictures = &PICTURES,
+    .gguf = gguf_kinds,
 };

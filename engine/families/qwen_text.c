@@ -48,14 +48,30 @@ static const struct hf_text QWEN3_MOE_TEXT = {
     QWEN_ROPE(1e4),
 };
 
+static const struct family_gguf gguf_second[] = {
+    {.arch = "qwen2", .model_type = "qwen2", .text = qwen_gguf_text, .stops = qwen_gguf_stops},
+    {NULL},
+};
+static const struct family_gguf gguf_third[] = {
+    {.arch = "qwen3", .model_type = "qwen3", .text = qwen_gguf_text, .stops = qwen_gguf_stops},
+    {.arch = "qwen3moe",
+     .model_type = "qwen3_moe",
+     .names = qwen_gguf_experts,
+     .text = qwen_gguf_text,
+     .stops = qwen_gguf_stops},
+    {NULL},
+};
+
 const struct family family_qwen2 = {
     .types = {{"qwen2", HF_FLAT, &QWEN2_TEXT, NULL}},
     .read = qwen_read,
     .describe = qwen_describe_decoder,
+    .gguf = gguf_second,
 };
 
 const struct family family_qwen3 = {
     .types = {{"qwen3", HF_FLAT, &QWEN3_TEXT, NULL}, {"qwen3_moe", HF_FLAT, &QWEN3_MOE_TEXT, NULL}},
     .read = qwen_read,
     .describe = qwen_describe_decoder,
+    .gguf = gguf_third,
 };

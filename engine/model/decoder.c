@@ -304,7 +304,7 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
         const struct layer_weights *w = &net->w.layers[n];
         uint32_t group = e->kv.layer_group[l->kv_owner];
         const struct be_rows *rows = narrowed ? &st->tail[group] : &st->rows[group];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim};
+        struct be_kv kv = {e->arena, e->kv.layer_offset[l->kv_owner], l->kv_heads, l->head_dim, e->kv.type};
         bool last = n + 1 == d->layer_count, tail_rope = narrowed && !all;
         const void *q = s->q;
         linear(e, w->qkv, s->h, t, BE_EPI_F32, s->qkv);
@@ -437,7 +437,7 @@ void decoder_kv_clear(struct engine *e, uint32_t group, uint32_t unit, uint32_t 
 {
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
         const struct desc_layer *l = &e->net.desc.layers[n];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
+        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim, e->kv.type};
         if (l->kv_owner == n && e->kv.layer_group[n] == group) e->ops->kv_clear(e->be, &kv, unit, first);
     }
 }

@@ -78,11 +78,20 @@ static void settle_tie(struct model_desc *d, const struct stf_files *files)
     d->tied = false;
 }
 
+static void settle_qkv(struct model_desc *d, const struct stf_files *files)
+{
+    struct desc_vision *v = &d->vision;
+    if (!v->qkv_fused || !v->names.q_alone || !find_weight(d, files, v->names.q_alone)) return;
+    v->qkv_fused = false;
+    v->names.q = v->names.q_alone;
+}
+
 void model_desc_settle(struct model_desc *d, const struct stf_files *files)
 {
     char name[DESC_NAME_MAX];
     enum desc_experts layout;
     if (files) settle_tie(d, files);
+    if (files && d->has_vision) settle_qkv(d, files);
     for (size_t i = 0; files && i < stf_count(files); i++) {
         const struct stf_tensor *t = stf_at(files, i);
         if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout))

@@ -155,6 +155,7 @@ struct desc_vision {
         const char *patch, *position, *norm1, *norm2, *q, *k, *v, *o, *fc1, *fc2,
             *post_norm; /* VISION_GLU_SILU: fc1 = gate, fc2 = down */
         const char *up;
+        const char *q_alone;    /* with qkv_fused: q's where files have it, k and v apart; NULL: none has */
         const char *soft_norm;  /* before the projection; NULL: without a weight */
         const char *projection; /* a whole name, [in, out]; NULL: project, a stem */
         const char *project;
@@ -200,8 +201,8 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 }
 
 /* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
- * the released one), and clears `tied` where the files hold a head that is not the embedding. files NULL:
- * nothing. Call it before weights_survey. */
+ * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
+ * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_survey. */
 struct stf_files;
 void model_desc_settle(struct model_desc *d, const struct stf_files *files);
 /* The layout that one tensor implies (canonical name); false: it implies none. One model can be released as

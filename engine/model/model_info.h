@@ -53,11 +53,13 @@ struct model_image_rule {
 };
 
 struct model_info {
-    const char *family;   /* model_type */
-    const char *dir;      /* checkpoint directory as given */
-    const char *dtype;    /* "bf16", "f32": the compute type */
+    const char *family;  /* model_type */
+    const char *dir;     /* checkpoint directory as given */
+    const char *dtype;   /* "bf16", "f32": the compute type */
+    const char *weights; /* the text model's matrices: "float", "int8", "int4" (--quantize), "stored" codes */
+    const char *kv_dtype; /* what keys and values are kept as: dtype or "int8" */
     const char *backend;  /* kernel set, e.g. "cpu-amx" */
-    char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, dtype, kernel set */
+    char fingerprint[16]; /* "fp_" + 10 hex: weights identity, version, types, kernel set */
     uint64_t parameters;  /* weights count */
     uint64_t weight_bytes;
     uint32_t vocab_size;

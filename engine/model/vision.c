@@ -241,7 +241,7 @@ static uint64_t run_piece(struct engine *e, struct engine_features *f)
     uint32_t head_dim = d->hidden / d->heads, row = f->row, left = f->patches - row,
              t = left < f->piece ? left : f->piece;
     bool whole = sees_frame(d, f->layers_done);
-    struct be_kv kv = {f->kv, 0, d->heads, head_dim};
+    struct be_kv kv = {f->kv, 0, d->heads, head_dim, BE_KV_ACT};
     struct be_rows rows = some_rows(f, whole ? &f->whole : &f->windowed, row, t);
     float *resid = f->resid + (size_t)row * d->hidden;
     void *q = (char *)f->q + (size_t)row * d->hidden * be_dtype_bytes(e->plan.act);

@@ -36,7 +36,7 @@ static bool has_table(const struct desc_vision *d)
 static size_t layer_bytes(const struct engine *e)
 {
     const struct desc_vision *d = &e->net.desc.vision;
-    return d->layers ? e->ops->kv_layer_bytes(e->be, d->heads, d->hidden / d->heads) : 0;
+    return d->layers ? e->ops->kv_layer_bytes(e->be, BE_KV_ACT, d->heads, d->hidden / d->heads) : 0;
 }
 
 uint32_t vision_patches_max(const struct engine *e)

@@ -2,6 +2,7 @@
 #include "engine/prompt/image_prep.h"
 
 #include "config/base/json.h"
+#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 
 #include <math.h>
@@ -222,19 +223,26 @@ static enum status read_video_settings(const struct settings *s, struct image_co
     return st ? st : read_frames(&v, out);
 }
 
-/* Reads dir/file, or the object under `key` in it. *found says whether there were settings. */
-static enum status read_file(const char *dir, const char *file, const char *key,
+/* A checkpoint. */
+struct source {
+    const char *model, *mmproj;
+};
+
+/* Reads a file of it, or the object under `key` in it. *found says whether there were settings. */
+static enum status read_file(const struct source *from, const char *file, const char *key,
                              enum status (*read)(const struct settings *, struct image_config *),
                              struct image_config *out, bool *found, struct err *err)
 {
-    char path[4096];
-    int n = snprintf(path, sizeof path, "%s/%s", dir, file);
-    if (n < 0 || (size_t)n >= sizeof path) return err_set(err, ST_INVALID, "path of %s is too long", file);
     struct json_doc doc = {0};
     *found = false;
-    enum status st = json_doc_load(path, CONFIG_BYTES_MAX, &doc, err);
+    enum status st = checkpoint_json(from->model, from->mmproj, file, CONFIG_BYTES_MAX, &doc, err);
     if (st == ST_NOT_FOUND) return ST_OK;
-    if (st) return st;
+    char *path = st ? NULL : checkpoint_where(from->model, file);
+    if (!st && !path) st = err_set(err, ST_NOMEM, "%s: out of memory", from->model);
+    if (st) {
+        json_free(&doc);
+        return st;
+    }
     uint32_t node = key ? json_get_live(&doc, 0, key) : 0;
     if (node != JSON_NONE) {
         struct settings s = {.doc = &doc, .node = node, .path = path, .err = err};
@@ -243,6 +251,7 @@ static enum status read_file(const char *dir, const char *file, const char *key,
                                                   : wrong(&s, key ? key : "the file", "an object");
     }
     json_free(&doc);
+    free(path);
     return st;
 }
 
@@ -256,8 +265,8 @@ static bool normalizes(const struct image_config *c)
 
 /* The settings for videos into cfg, which has those for pictures. They may differ in the areas and frames
  * only: one tower takes both. */
-static enum status load_video(const char *dir, const struct family_pictures *family, struct image_config *cfg,
-                              struct err *err)
+static enum status load_video(const struct source *from, const struct family_pictures *family,
+                              struct image_config *cfg, struct err *err)
 {
     struct image_config v = family->image;
     bool found;
@@ -267,11 +276,11 @@ static enum status load_video(const char *dir, const struct family_pictures *fam
     memcpy(v.std, family->video_std, sizeof v.std);
     v.patch = family->video_patch;
     enum status st =
-        read_file(dir, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
+        read_file(from, "processor_config.json", "video_processor", read_video_settings, &v, &found, err);
     if (!st && !found)
-        st = read_file(dir, "video_preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+        st = read_file(from, "video_preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
     if (!st && !found)
-        st = read_file(dir, "preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
+        st = read_file(from, "preprocessor_config.json", NULL, read_video_settings, &v, &found, err);
     if (st == ST_UNSUPPORTED) return ST_OK;
     if (st || !found) return st;
     bool same = v.patch == cfg->patch && v.merge == cfg->merge && v.depth == cfg->depth &&
@@ -298,8 +307,8 @@ bool image_budget(const struct image_config *cfg, uint64_t tokens, uint64_t *are
     return false;
 }
 
-enum status image_config_load(const char *dir, const char *model_type, struct image_config *out,
-                              struct err *err)
+enum status image_config_load(const char *dir, const char *mmproj, const char *model_type,
+                              struct image_config *out, struct err *err)
 {
     const struct family *known = family_find(model_type);
     const struct family_pictures *family = known ? known->pictures : NULL;
@@ -307,17 +316,18 @@ enum status image_config_load(const char *dir, const char *model_type, struct im
         return err_set(err, ST_UNSUPPORTED, "no picture settings are known for model type \"%s\"",
                        model_type);
     struct image_config cfg = family->image;
+    struct source from = {dir, mmproj};
     bool found;
     enum status st =
-        read_file(dir, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
+        read_file(&from, "processor_config.json", "image_processor", read_settings, &cfg, &found, err);
     if (!st && !found)
-        st = read_file(dir, "preprocessor_config.json", NULL, read_settings, &cfg, &found, err);
+        st = read_file(&from, "preprocessor_config.json", NULL, read_settings, &cfg, &found, err);
     if (st) return st;
     if (!found)
         return err_set(err, ST_NOT_FOUND,
                        "%s: neither processor_config.json nor preprocessor_config.json has picture settings",
                        dir);
-    if (cfg.dynamic && family->video_patch) st = load_video(dir, family, &cfg, err);
+    if (cfg.dynamic && family->video_patch) st = load_video(&from, family, &cfg, err);
     if (st) return st;
     *out = cfg;
     return ST_OK;

@@ -17,8 +17,10 @@ struct sampler {
     uint32_t *counts; /* [V] all zero between calls: SEEN = stands in the history, CHANGED = by bias or ban,
                          the rest = times generated */
     uint32_t *bucket_count; /* [BUCKETS] logits by size */
-    double *block_sums;     /* [ceil(V / BLOCK)] of the weights of a whole row */
-    double *bucket_sum;     /* [BUCKETS] and the sum of their weights */
+    uint32_t *allowed;      /* [words] bits of what the constraint allows */
+    uint32_t words;
+    double *block_sums; /* [ceil(V / BLOCK)] of the weights of a whole row */
+    double *bucket_sum; /* [BUCKETS] and the sum of their weights */
 };
 #define BUCKETS (1u << 14)
 #define BLOCK   SAMPLER__BLOCK
@@ -43,9 +45,11 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
         s->block_sums = malloc((vocab / BLOCK + 1) * sizeof *s->block_sums);
         s->bucket_count = malloc(BUCKETS * sizeof *s->bucket_count);
         s->bucket_sum = malloc(BUCKETS * sizeof *s->bucket_sum);
+        s->words = vocab / 32 + (vocab % 32 != 0);
+        s->allowed = malloc(s->words * sizeof *s->allowed);
     }
     if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->block_sums || !s->bucket_count ||
-        !s->bucket_sum) {
+        !s->bucket_sum || !s->allowed) {
         sampler_destroy(s);
         return err_set(err, ST_NOMEM, "out of memory for a sampler of %u ids", vocab);
     }
@@ -63,6 +67,7 @@ void sampler_destroy(struct sampler *s)
     free(s->block_sums);
     free(s->bucket_count);
     free(s->bucket_sum);
+    free(s->allowed);
     free(s);
 }
 
@@ -102,7 +107,7 @@ static bool penalises_repetition(const struct sampling_params *p)
 static bool modifies(const struct sampling_params *p, uint32_t banned_count)
 {
     return penalises_repetition(p) || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f ||
-           p->bias_count > 0 || banned_count > 0;
+           p->bias_count > 0 || banned_count > 0 || p->constraint;
 }
 
 /* Ids whose logits this request changes, into s->order, and what becomes of them, into s->weights at the id.
@@ -152,6 +157,39 @@ static const float *modified_row(struct sampler *s, const struct sampler_row *ro
     memcpy(s->logits, row->raw, s->vocab * sizeof *s->logits);
     for (uint32_t i = 0; i < changed; i++) s->logits[s->order[i]] = s->weights[s->order[i]];
     return s->logits;
+}
+
+static bool allows(const struct sampler *s, uint32_t id)
+{
+    return s->allowed[id >> 5] >> (id & 31) & 1;
+}
+
+/* After change(): the whole row, without what the constraint does not allow. */
+static const float *constrained_row(struct sampler *s, const struct sampler_row *row, uint32_t changed)
+{
+    for (uint32_t w = 0; w < s->words; w++) {
+        uint32_t id = 32 * w, end = id + 32 < s->vocab ? id + 32 : s->vocab, bits = s->allowed[w];
+        float *to = s->logits + id;
+        if (bits == UINT32_MAX) memcpy(to, row->raw + id, (end - id) * sizeof *to);
+        else
+            for (uint32_t i = 0; i < end - id; i++) to[i] = -INFINITY;
+        for (; bits && bits != UINT32_MAX; bits &= bits - 1) {
+            uint32_t i = (uint32_t)__builtin_ctz(bits);
+            if (id + i < s->vocab) to[i] = row->raw[id + i];
+        }
+    }
+    for (uint32_t i = 0; i < changed; i++)
+        if (allows(s, s->order[i])) s->logits[s->order[i]] = s->weights[s->order[i]];
+    return s->logits;
+}
+
+/* The largest raw logit that the constraint allows. */
+static uint32_t best_allowed(const struct sampler *s, const float *raw)
+{
+    uint32_t best = UINT32_MAX;
+    for (uint32_t id = 0; id < s->vocab; id++)
+        if (allows(s, id) && (best == UINT32_MAX || raw[id] > raw[best])) best = id;
+    return best == UINT32_MAX ? 0 : best;
 }
 
 static uint32_t argmax(const float *l, uint32_t n)
@@ -430,16 +468,21 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
 static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
                              const struct sampler_row *row, uint32_t n)
 {
-    uint32_t ids[LIST_MAX], idx = 0, changed = change(s, p, row), m = best_of(s, row, n, changed, ids);
+    uint32_t ids[LIST_MAX], idx = 0, changed = change(s, p, row), all = best_of(s, row, n, changed, ids);
+    uint32_t m = p->constraint ? 0 : all;
     unmark(s, changed);
+    for (uint32_t i = 0; i < all && p->constraint; i++)
+        if (allows(s, ids[i]) && isfinite(s->weights[ids[i]])) ids[m++] = ids[i];
     if (m) {
         float values[LIST_MAX];
         for (uint32_t i = 0; i < m; i++) values[i] = s->weights[ids[i]];
-        if (p->temperature <= 0.0f || draw_from_list(p, values, m, m == s->vocab, row->position, &idx))
+        if (p->temperature <= 0.0f || draw_from_list(p, values, m, all == s->vocab, row->position, &idx))
             return ids[idx];
     }
-    const float *l = modified_row(s, row, changed);
-    return draw_from_row(s, p, l, m ? ids[0] : argmax(l, s->vocab), ids, m, row->position);
+    const float *l = p->constraint ? constrained_row(s, row, changed) : modified_row(s, row, changed);
+    uint32_t top = m ? ids[0] : argmax(l, s->vocab);
+    if (p->constraint && !isfinite(l[top])) return best_allowed(s, row->raw);
+    return draw_from_row(s, p, l, top, ids, m, row->position);
 }
 
 uint32_t sampler_top_wanted(const struct sampling_params *p, uint32_t banned_count)
@@ -503,6 +546,9 @@ bool sampler_draw(struct sampler *s, const struct sampling_params *p, const stru
         } else if (!row->raw) {
             return false;
         } else if (modified) {
+            if (p->constraint)
+                p->constraint->mask(p->constraint->arg, row->history + row->prompt_count,
+                                    row->history_count - row->prompt_count, s->allowed, s->words);
             d.id = draw_changed(s, p, row, n);
         } else {
             d.id = draw_from_row(s, p, row->raw, d.id, row->top_ids, n, row->position);

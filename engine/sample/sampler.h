@@ -5,7 +5,8 @@
  * Order of what changes a distribution:
  *   1. repetition penalty over prompt and generated ids (l > 0 ? l / r : l * r), then frequency * count +
  *      presence over generated ids
- *   2. logit bias (-100 and below = never), banned ids (never)
+ *   2. logit bias (-100 and below = never), banned ids (never), what the constraint does not allow (never).
+ *      Where that leaves nothing the constraint alone counts: the largest raw logit that it allows
  *   3. temperature (0 = the largest, ties by lower id; nothing below applies)
  *   4. top_k
  *   5. top_p: the smallest set of largest probabilities whose sum reaches top_p, of what top_k left

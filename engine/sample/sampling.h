@@ -23,6 +23,17 @@ struct sampling_bias {
     float bias; /* added to the logit; -100 and below = never */
 };
 
+/* What the form of an answer allows next: constrained decoding. Called on the engine's threads, one at a time
+ * for one constraint; tokens[0..count) is the answer so far. The results depend on the tokens alone. */
+struct sampling_constraint {
+    void *arg;
+    /* Fills bits[0..words): bit id & 31 of bits[id >> 5] is on where the token may follow. At least one is.
+     */
+    void (*mask)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
+    /* A guess, `most` tokens at most, at what follows because there is no choice; returns how many. */
+    uint32_t (*forced)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out);
+};
+
 struct sampling_params {
     float temperature;                         /* 0 = greedy: largest logit, ties by lower id */
     float top_p;                               /* (0, 1]; 1 = off */
@@ -33,6 +44,7 @@ struct sampling_params {
     uint64_t seed;                             /* already mixed with the choice index by the caller */
     const struct sampling_bias *bias;          /* borrowed until the sequence ends */
     uint32_t bias_count;
+    const struct sampling_constraint *constraint; /* NULL = none; borrowed until the sequence ends */
     uint32_t logprobs; /* alternatives to report per sampled token, 0..20; UINT32_MAX = none, not even the
                           token's own */
     uint32_t prompt_logprobs; /* the same for prompt positions */

@@ -1,6 +1,7 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't
  * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
  */
+#include "engine/checkpoint/files.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -606,18 +607,15 @@ static enum status read_side_doc(struct loader *l)
 static enum status read_side_file(struct tokenizer *t, const char *dir, const char *name, bool *overrides,
                                   struct err *err)
 {
-    char path[4096];
     struct json_doc doc = {0};
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, name) >= sizeof path)
-        return err_set(err, ST_INVALID, "%s: the path is too long", dir);
-    enum status st = json_doc_load(path, SIDE_FILE_BYTES_MAX, &doc, err);
+    enum status st = checkpoint_json(dir, NULL, name, SIDE_FILE_BYTES_MAX, &doc, err);
     if (st == ST_NOT_FOUND) return ST_OK;
     if (st) return st;
     struct loader l = {&doc, t, err};
     st = read_side_doc(&l);
     *overrides = json_get(&doc, 0, "added_tokens_decoder") != JSON_NONE;
     json_free(&doc);
-    return st ? err_prefix(err, st, "%s", path) : ST_OK;
+    return st ? err_prefix(err, st, "%s/%s", dir, name) : ST_OK;
 }
 
 /* ---- all of it ---- */
@@ -650,22 +648,20 @@ enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
 enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
                            struct tokenizer **out, struct err *err)
 {
-    char path[4096];
-    if ((size_t)snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= sizeof path)
-        return err_set(err, ST_INVALID, "%s: the path is too long", dir);
+    static const char name[] = "tokenizer.json";
     struct json_doc doc = {0};
-    enum status st = json_doc_load(path, FILE_BYTES_MAX, &doc, err);
+    enum status st = checkpoint_json(dir, NULL, name, FILE_BYTES_MAX, &doc, err);
     if (st) return st;
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t) {
         json_free(&doc);
-        return err_set(err, ST_NOMEM, "%s: out of memory", path);
+        return err_set(err, ST_NOMEM, "%s: out of memory", dir);
     }
     struct loader l = {&doc, t, err};
     st = read_tokenizer(&l);
     json_free(&doc);
     bool overrides = false, unused;
-    if (st) err_prefix(err, st, "%s", path);
+    if (st) err_prefix(err, st, "%s/%s", dir, name);
     else st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
     /* AutoTokenizer reads the older file only beside a tokenizer_config.json without added_tokens_decoder,
      * and then prefers it.
@@ -673,9 +669,9 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
     if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
     l.d = NULL;
     for (size_t i = 0; i < extra_count && !st; i++)
-        if ((st = add_extra(&l, &extra[i]))) err_prefix(err, st, "%s", path);
-    if (!st && (st = finish_added(&l))) err_prefix(err, st, "%s", path);
-    if (!st && (st = tok__finish_vocab(t, err))) err_prefix(err, st, "%s", path);
+        if ((st = add_extra(&l, &extra[i]))) err_prefix(err, st, "%s/%s", dir, name);
+    if (!st && (st = finish_added(&l))) err_prefix(err, st, "%s/%s", dir, name);
+    if (!st && (st = tok__finish_vocab(t, err))) err_prefix(err, st, "%s/%s", dir, name);
     if (st) {
         tok_free(t);
         return st;

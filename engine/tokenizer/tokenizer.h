@@ -14,8 +14,9 @@
 
 struct tokenizer;
 
-/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
- * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never guesses. */
+/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist; of a
+ * GGUF file in the place of DIR what its metadata says of them. ST_UNSUPPORTED names a component type, a
+ * pattern or an option that we don't have; never guesses. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */

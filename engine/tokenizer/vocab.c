@@ -181,10 +181,16 @@ enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint3
 
 /* ---- merges ---- */
 
+/* Where a pair's slot is looked for first. */
+static uint32_t merge_home(const struct tok_merges *m, uint64_t key)
+{
+    return (uint32_t)((key * 0x9E3779B97F4A7C15u) >> m->shift);
+}
+
 static void put_merge(struct tok_merges *m, uint32_t left, uint32_t right, uint32_t rank)
 {
     uint64_t key = (uint64_t)left << TOK_ID_BITS | right;
-    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> m->shift);
+    uint32_t at = merge_home(m, key);
     while (m->slots[at & m->mask] != UINT64_MAX && m->slots[at & m->mask] >> TOK_RANK_BITS != key) at++;
     m->slots[at & m->mask] = key << TOK_RANK_BITS | rank; /* of equal pairs the last one counts */
 }
@@ -220,24 +226,84 @@ static enum status merge_parts(const struct json_doc *d, uint32_t node, struct s
     return get_string(d, json_next(d, first), &tmp[1], &s[1], &len[1]);
 }
 
-static enum status add_merge(struct tokenizer *t, const char *s[2], const size_t len[2],
-                             struct scratch *joined)
+/* Merges are looked up in batches: what all of them will touch is asked for before any of them waits for it.
+ */
+#define MERGE_BATCH 16u
+
+struct merge_batch {
+    struct scratch text; /* left and right of each, one behind the other */
+    size_t used;
+    size_t at[MERGE_BATCH], len[MERGE_BATCH][2];
+    uint32_t count;
+};
+
+static enum status batch_add(struct merge_batch *b, const char *s[2], const size_t len[2])
 {
     size_t n = len[0] + len[1];
     if (len[0] == 0 || len[1] == 0) return ST_FORMAT;
-    if (n > joined->cap) {
-        char *p = realloc(joined->p, 2 * n);
+    if (n > b->text.cap - b->used) {
+        char *p = realloc(b->text.p, 2 * (b->used + n));
         if (!p) return ST_NOMEM;
-        joined->p = p;
-        joined->cap = 2 * n;
+        b->text.p = p;
+        b->text.cap = 2 * (b->used + n);
     }
-    memcpy(joined->p, s[0], len[0]);
-    memcpy(joined->p + len[0], s[1], len[1]);
-    uint32_t left = model_id(t, s[0], len[0]), right = model_id(t, s[1], len[1]),
-             both = model_id(t, joined->p, n);
-    if (left == TOK_NO_ID || right == TOK_NO_ID || both == TOK_NO_ID) return ST_FORMAT;
-    put_merge(&t->merges, left, right, t->merges.count);
-    t->merges.merged[t->merges.count++] = both;
+    memcpy(b->text.p + b->used, s[0], len[0]);
+    memcpy(b->text.p + b->used + len[0], s[1], len[1]);
+    b->at[b->count] = b->used;
+    memcpy(b->len[b->count], len, sizeof b->len[0]);
+    b->used += n;
+    b->count++;
+    return ST_OK;
+}
+
+/* Part 0 and 1 of a merge, 2: both. */
+static const char *batch_string(const struct merge_batch *b, uint32_t i, int part, size_t *len)
+{
+    *len = part == 2 ? b->len[i][0] + b->len[i][1] : b->len[i][part];
+    return b->text.p + b->at[i] + (part == 1 ? b->len[i][0] : 0);
+}
+
+static void batch_prefetch(const struct tokenizer *t, const struct merge_batch *b)
+{
+    const struct tok_index *x = &t->by_literal;
+    const uint64_t *slot[MERGE_BATCH][3];
+    size_t len;
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++) {
+            const char *s = batch_string(b, i, part, &len);
+            slot[i][part] = &x->slots[(uint32_t)tok__hash(s, len) & x->mask];
+            __builtin_prefetch(slot[i][part]);
+        }
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++)
+            if (*slot[i][part]) __builtin_prefetch(&t->literal[(uint32_t)*slot[i][part] - 1]);
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++)
+            if (*slot[i][part]) __builtin_prefetch(t->literals + t->literal[(uint32_t)*slot[i][part] - 1].at);
+}
+
+/* Empties the batch. *failed: which of it is none. */
+static enum status batch_flush(struct tokenizer *t, struct merge_batch *b, uint32_t *failed)
+{
+    struct tok_merges *m = &t->merges;
+    uint32_t id[MERGE_BATCH][3];
+    batch_prefetch(t, b);
+    for (uint32_t i = 0; i < b->count; i++) {
+        for (int part = 0; part < 3; part++) {
+            size_t len;
+            const char *s = batch_string(b, i, part, &len);
+            id[i][part] = model_id(t, s, len);
+            *failed = i;
+            if (id[i][part] == TOK_NO_ID) return ST_FORMAT;
+        }
+        __builtin_prefetch(&m->slots[merge_home(m, (uint64_t)id[i][0] << TOK_ID_BITS | id[i][1]) & m->mask]);
+    }
+    for (uint32_t i = 0; i < b->count; i++) {
+        put_merge(m, id[i][0], id[i][1], m->count);
+        m->merged[m->count++] = id[i][2];
+    }
+    b->count = 0;
+    b->used = 0;
     return ST_OK;
 }
 
@@ -259,7 +325,9 @@ enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint
     m->mask = (uint32_t)(slots - 1);
     m->shift = 64 - bits;
 
-    struct scratch tmp[3] = {{NULL, 0}, {NULL, 0}, {NULL, 0}};
+    struct scratch tmp[2] = {{NULL, 0}, {NULL, 0}};
+    struct merge_batch b = {.count = 0};
+    uint32_t entry[MERGE_BATCH], wrong = 0, failed;
     enum status st = ST_OK;
     enum json_kind kind = json_kind(d, json_first(d, merges));
     uint32_t node = json_first(d, merges);
@@ -268,12 +336,19 @@ enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint
         size_t len[2];
         bool skip = false;
         st = json_kind(d, node) == kind ? merge_parts(d, node, tmp, s, len, &skip) : ST_FORMAT;
-        if (!st && !skip) st = add_merge(t, s, len, &tmp[2]);
-        if (st)
-            err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", i,
-                    status_name(st));
+        entry[b.count] = wrong = i;
+        if (!st && !skip) st = batch_add(&b, s, len);
+        if (!st && b.count < MERGE_BATCH && i + 1 < count) continue;
+        enum status before = batch_flush(t, &b, &failed);
+        if (!before) continue;
+        st = before; /* an earlier entry than one that can't be read */
+        wrong = entry[failed];
     }
-    for (int i = 0; i < 3; i++) free(tmp[i].p);
+    if (st)
+        err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", wrong,
+                status_name(st));
+    for (int i = 0; i < 2; i++) free(tmp[i].p);
+    free(b.text.p);
     return st;
 }
 

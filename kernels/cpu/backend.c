@@ -142,6 +142,7 @@ static void cpu__caps(const struct backend *b, struct be_caps *out)
                             .device = b->device,
                             .threads = b->threads,
                             .host_memory = true,
+                            .codes = true,
                             .memory_bytes = b->memory_bytes};
 }
 
@@ -196,19 +197,19 @@ static size_t cpu__weight_bytes(const struct be_weight *w)
     return w->bytes;
 }
 
-static size_t cpu__kv_layer_bytes(const struct backend *b, uint32_t kv_heads, uint32_t head_dim)
+static size_t cpu__kv_layer_bytes(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
+                                  uint32_t head_dim)
 {
     if (kv_heads == 0 || head_dim == 0 || head_dim > 1024 || head_dim % 2 || kv_heads > 4096) return 0;
-    return kv_heads * kv_head_bytes(b->act, head_dim);
+    return kv_heads *
+           (type == BE_KV_ACT ? kv_head_bytes(b->act, head_dim) : kv_codes_bytes(b->act, head_dim));
 }
 
 static void cpu__kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit, uint32_t first)
 {
     uint32_t d = kv->head_dim;
     void *layer = kv_layer(kv, unit);
-    for (uint32_t g = 0; g < kv->kv_heads; g++)
-        kv_clear_head(kv_k(layer, b->act, d, g), kv_v(layer, b->act, d, g), b->act, kv_dpad(b->act, d),
-                      first);
+    for (uint32_t g = 0; g < kv->kv_heads; g++) kv_clear(layer, kv->type, b->act, d, g, first);
 }
 
 /* ---- launchers */
@@ -225,14 +226,15 @@ static void cpu__linear(struct backend *b, const struct be_linear_args *a)
     KN_ASSERT(glu == a->w->glu);
     if (a->t == 0) return;
     KN_ASSERT(a->x && a->out && cpu__aligned(a->x) && cpu__aligned(a->out));
-    (b->act == BE_BF16 ? b->kern->linear_bf16 : b->kern->linear_f32)(b, a);
+    const struct cpu_kernels *k = b->kern;
+    (a->w->bits ? k->linear_codes : b->act == BE_BF16 ? k->linear_bf16 : k->linear_f32)(b, a);
 }
 
 static void cpu__embed(struct backend *b, const struct be_embed_args *a)
 {
     KN_ASSERT(a->w && a->w->type == b->act && !a->w->glu);
     if (a->t == 0) return;
-    b->kern->embed(b, a);
+    (a->w->bits ? cpu_embed_codes : b->kern->embed)(b, a);
 }
 
 static void cpu__norm(struct backend *b, const struct be_norm_args *a)
@@ -257,7 +259,7 @@ static void cpu__check_rows(const struct backend *b, const struct be_rows *r, co
                             uint32_t heads)
 {
     KN_ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
-    KN_ASSERT(cpu__kv_layer_bytes(b, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
+    KN_ASSERT(cpu__kv_layer_bytes(b, kv->type, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
     KN_ASSERT(r->t == 0 || (r->seq_count > 0 && r->seq_row[0] == 0 && r->seq_row[r->seq_count] == r->t));
 }
 
@@ -335,6 +337,7 @@ static void cpu__experts(struct backend *b, const struct be_experts_args *a)
         const struct be_weight *glu = a->glu[a->ids[i]], *down = a->down[a->ids[i]];
         KN_ASSERT(glu && glu->glu && glu->type == b->act && glu->k == a->c && glu->n == 2 * a->ff);
         KN_ASSERT(down && !down->glu && down->type == b->act && down->k == a->ff && down->n == a->c);
+        KN_ASSERT(!glu->bits == !a->glu[a->ids[0]]->bits && !down->bits == !glu->bits);
     }
     if (b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32) {
         cpu_experts(b, a);

@@ -37,7 +37,7 @@ static bool dispatch__avx512(void)
     if (!dispatch__avx2() || (dispatch__xcr0() & XCR0_AVX512) != XCR0_AVX512) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     uint32_t need = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
-    if ((b & need) != need) return false;
+    if ((b & need) != need || !(c & 1u << 11)) return false;         /* AVX512_VNNI */
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5); /* AVX512_BF16 */
 }
 

@@ -63,15 +63,15 @@ static size_t experts__part(size_t *at, size_t n, size_t size)
     return from;
 }
 
-static const struct linear_set *experts__set(const struct backend *b)
+static const struct linear_set *experts__set(const struct backend *b, bool codes)
 {
-    return b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32;
+    return codes ? b->kern->set_codes : b->act == BE_BF16 ? b->kern->set_bf16 : b->kern->set_f32;
 }
 
-static struct experts_layout experts__layout(const struct backend *b, uint32_t t, uint32_t k, uint32_t c,
-                                             uint32_t ff, uint32_t experts)
+static struct experts_layout experts__layout(const struct backend *b, const struct linear_set *set,
+                                             uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
+                                             uint32_t experts)
 {
-    const struct linear_set *set = experts__set(b);
     struct experts_layout l = {0};
     size_t pairs = (size_t)t * k, elem = be_dtype_bytes(b->act),
            row_elem = u32_max(set->pack_elem, (uint32_t)elem), at = 0;
@@ -95,7 +95,12 @@ static struct experts_layout experts__layout(const struct backend *b, uint32_t t
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts)
 {
-    if (experts__set(b)) return experts__layout(b, t, k, c, ff, experts).all;
+    const struct linear_set *set = experts__set(b, false), *codes = experts__set(b, true);
+    if (set) {
+        size_t all = experts__layout(b, set, t, k, c, ff, experts).all,
+               of_codes = experts__layout(b, codes, t, k, c, ff, experts).all;
+        return all > of_codes ? all : of_codes;
+    }
     return be_ld(ff) * be_dtype_bytes(b->act) + (size_t)c * sizeof(float); /* ref_experts */
 }
 
@@ -279,11 +284,12 @@ static uint32_t experts__move_grain(const struct experts_job *j, size_t bytes)
 void cpu_experts(struct backend *b, const struct be_experts_args *a)
 {
     KN_ASSERT((uint64_t)a->t * a->k <= UINT32_MAX);
-    struct experts_layout l = experts__layout(b, a->t, a->k, a->c, a->ff, a->experts);
+    const struct linear_set *set = experts__set(b, a->glu[a->ids[0]]->bits > 0);
+    struct experts_layout l = experts__layout(b, set, a->t, a->k, a->c, a->ff, a->experts);
     KN_ASSERT(l.all != SIZE_MAX && a->scratch);
     char *s = a->scratch;
     struct experts_job j = {
-        .a = a, .b = b, .set = experts__set(b), .act = b->act, .rows = s + l.rows, .hidden = s + l.hidden};
+        .a = a, .b = b, .set = set, .act = b->act, .rows = s + l.rows, .hidden = s + l.hidden};
     j.row = (uint32_t *)(void *)(s + l.row);
     j.blocks = (struct experts_block *)(void *)(s + l.blocks);
     j.weight = (float *)(void *)(s + l.weight);

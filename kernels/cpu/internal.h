@@ -22,6 +22,7 @@
 #define KVASIR_CPU_INTERNAL_H
 
 #include "kernels/backend.h"
+#include "kernels/cpu/attn/kv_codes.h"
 #include "kernels/cpu/attn/kv_layout.h"
 #include "kernels/cpu/pool.h"
 
@@ -54,6 +55,9 @@ struct be_weight {
     uint32_t n;       /* outputs in all; with glu gate and up together */
     uint32_t pairs;
     bool glu;
+    /* Of codes (linear/codes.h draws them), with bits > 0: */
+    uint32_t bits, group, off;
+    bool min;
     float *bias; /* [pairs * 32] in packed order, or NULL */
     void *data;
     size_t panel_bytes;    /* bytes from one panel to the next */
@@ -68,6 +72,7 @@ struct cpu_kernels {
     const char *name;
     void (*linear_bf16)(struct backend *b, const struct be_linear_args *a);
     void (*linear_f32)(struct backend *b, const struct be_linear_args *a);
+    void (*linear_codes)(struct backend *b, const struct be_linear_args *a);
     void (*embed)(struct backend *b, const struct be_embed_args *a);
     void (*norm)(struct backend *b, const struct be_norm_args *a);
     void (*rope)(struct backend *b, const struct be_rope_args *a);
@@ -81,7 +86,8 @@ struct cpu_kernels {
     void (*gelu_mul)(struct backend *b, const struct be_gelu_mul_args *a);
     void (*clamp)(struct backend *b, const struct be_clamp_args *a);
     void (*route)(struct backend *b, const struct be_route_args *a);
-    const struct linear_set *set_bf16, *set_f32; /* what experts computes with (linear.h); NULL: plain C */
+    const struct linear_set *set_bf16, *set_f32,
+        *set_codes; /* what experts computes with (linear.h); NULL: plain C */
     void (*logit_stats)(struct backend *b, const struct be_logits_args *a);
     void (*topk)(struct backend *b, const struct be_topk_args *a);
     /* A loop of `steps` rounds of the set's own multiply-add on registers; returns the operations done (2 per
@@ -115,9 +121,9 @@ struct backend {
     char error[256];
 };
 
-/* Bytes of one thread's working memory. Linear keeps f32 sums of CPU_M_BLOCK rows there; attention its scores
- * and outputs. */
-#define CPU_THREAD_SCRATCH ((size_t)2 << 20)
+/* Bytes of one thread's working memory. Linear keeps f32 sums of CPU_M_BLOCK rows there; attention its
+ * scores, outputs and unpacked blocks. */
+#define CPU_THREAD_SCRATCH ((size_t)3 << 20)
 /* Rows that linear works on at once: a weight is read from memory once per this many rows. */
 #define CPU_M_BLOCK 512u
 
@@ -130,8 +136,8 @@ extern const struct cpu_kernels cpu_kernels_reference;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
-extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx512_linear_set_bf16,
-    avx512_linear_set_f32, amx_linear_set_bf16;
+extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_codes,
+    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
@@ -140,6 +146,33 @@ const struct cpu_kernels *cpu_find_kernels(const char *name);
 size_t cpu_experts_scratch(const struct backend *b, uint32_t t, uint32_t k, uint32_t c, uint32_t ff,
                            uint32_t experts);
 void cpu_experts(struct backend *b, const struct be_experts_args *a);
+
+/* linear/codes.c: what lies at w->data of a weight of codes. rows: cpu_codes_row_bytes for each thread.
+ * false: a scale is beyond f16. */
+void cpu_codes_shape(const struct be_weight_desc *d, struct be_weight *w);
+size_t cpu_codes_row_bytes(const struct be_weight *w);
+bool cpu_codes_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight *w, void *rows);
+
+/* Source part and row of packed column (pair, 0..31); false = padding. */
+static inline bool cpu_pack_column(const struct be_weight_desc *d, uint32_t pair, uint32_t col,
+                                   uint32_t *part, uint32_t *row)
+{
+    if (d->glu) {
+        *part = col / 16;
+        *row = pair * 16 + col % 16;
+        return *row < d->src[0].n;
+    }
+    uint32_t out = pair * 32 + col;
+    for (uint32_t s = 0; s < d->src_count; s++) {
+        if (out < d->src[s].n) {
+            *part = s;
+            *row = out;
+            return true;
+        }
+        out -= d->src[s].n;
+    }
+    return false;
+}
 
 /* cpu/pack.c */
 enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out);
@@ -152,6 +185,8 @@ void cpu_mem_free(void *p);
 /* ---- the plain C functions (…_ref.c), which every set may use */
 void ref_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void ref_linear_f32(struct backend *b, const struct be_linear_args *a);
+void ref_linear_codes(struct backend *b, const struct be_linear_args *a);
+void cpu_embed_codes(struct backend *b, const struct be_embed_args *a); /* of every set */
 void ref_embed(struct backend *b, const struct be_embed_args *a);
 void ref_norm(struct backend *b, const struct be_norm_args *a);
 void ref_rope(struct backend *b, const struct be_rope_args *a);
@@ -180,12 +215,14 @@ void amx_linear_bf16(struct backend *b, const struct be_linear_args *a);
 double amx_peak_bf16(uint64_t steps);
 void avx512_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void avx512_linear_f32(struct backend *b, const struct be_linear_args *a);
+void avx512_linear_codes(struct backend *b, const struct be_linear_args *a);
 double avx512_peak_bf16(uint64_t steps);
 double avx512_peak_f32(uint64_t steps);
 uint64_t avx512_read(const void *p, size_t bytes);
 void avx512_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);
 void avx2_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void avx2_linear_f32(struct backend *b, const struct be_linear_args *a);
+void avx2_linear_codes(struct backend *b, const struct be_linear_args *a);
 double avx2_peak(uint64_t steps);
 uint64_t avx2_read(const void *p, size_t bytes);
 void avx2_transpose16(const uint32_t *const src[16], size_t words, uint32_t *dst);

@@ -12,26 +12,6 @@ struct pack_job {
     void (*transpose16)(const uint32_t *const src[16], size_t words, uint32_t *dst);
 };
 
-/* Source part and row of packed column (pair, 0..31); false = padding. */
-static bool pack__column(const struct pack_job *j, uint32_t pair, uint32_t col, uint32_t *part, uint32_t *row)
-{
-    if (j->w->glu) {
-        *part = col / 16;
-        *row = pair * 16 + col % 16;
-        return *row < j->d->src[0].n;
-    }
-    uint32_t out = pair * 32 + col;
-    for (uint32_t s = 0; s < j->d->src_count; s++) {
-        if (out < j->d->src[s].n) {
-            *part = s;
-            *row = out;
-            return true;
-        }
-        out -= j->d->src[s].n;
-    }
-    return false;
-}
-
 static float pack__f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h >> 15) << 31, exp = h >> 10 & 31, man = h & 1023, u;
@@ -110,7 +90,7 @@ static void pack__panel(const struct pack_job *j, uint32_t panel)
         size_t words = w->type == BE_F32 ? slots : slots / 2;
         for (uint32_t c = 0; c < 16; c++) {
             uint32_t part = 0, row = 0;
-            bool real = pack__column(j, panel / 2, panel % 2 * 16 + c, &part, &row);
+            bool real = cpu_pack_column(j->d, panel / 2, panel % 2 * 16 + c, &part, &row);
             if (!real || count < slots) memset(buf[c], 0, words * 4);
             if (real && count) pack__row(j, &j->d->src[part], row, k0, count, buf[c]);
         }
@@ -132,7 +112,10 @@ static bool pack__valid(const struct backend *b, const struct be_weight_desc *d,
     if (d->glu && (d->src_count != 2 || d->src[0].n != d->src[1].n)) return false;
     *n = 0;
     for (uint32_t s = 0; s < d->src_count; s++) {
-        if (!d->src[s].data || d->src[s].n == 0) return false;
+        bool codes = d->src[s].dtype == BE_CODES;
+        if ((codes ? !d->src[s].codes || d->k % 32 : !d->src[s].data) || d->src[s].n == 0 ||
+            codes != (d->src[0].dtype == BE_CODES))
+            return false;
         *n += d->src[s].n;
     }
     return *n < UINT32_MAX - 64 && d->k < UINT32_MAX - 64 && (b->act == BE_F32 || b->act == BE_BF16);
@@ -196,6 +179,15 @@ static enum be_result pack__grow_scratch(struct backend *b, uint32_t kpad)
     return BE_OK;
 }
 
+/* false: no memory for a row, or a scale is beyond f16. */
+static bool pack__codes(struct backend *b, const struct be_weight_desc *d, struct be_weight *w)
+{
+    void *rows = cpu_mem_alloc(cpu_codes_row_bytes(w) * b->threads);
+    bool ok = rows && cpu_codes_pack(b, d, w, rows);
+    cpu_mem_free(rows);
+    return ok;
+}
+
 enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight **out)
 {
     uint64_t n;
@@ -213,6 +205,8 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
     w->glu = d->glu;
     w->pairs = (uint32_t)(d->glu ? be_ld(n / 2) / 16 : be_ld(n) / 32);
     w->panel_bytes = w->type == BE_F32 ? (size_t)w->k * 64 : (size_t)w->kpad * 32;
+    bool codes = d->src[0].dtype == BE_CODES;
+    if (codes) cpu_codes_shape(d, w);
     size_t data = w->panel_bytes * 2 * w->pairs, bias = d->bias ? (size_t)w->pairs * 32 * sizeof(float) : 0;
     w->bytes = data + bias;
     w->bias = bias ? cpu_mem_alloc(bias) : NULL;
@@ -226,12 +220,17 @@ enum be_result cpu_weight_pack(struct backend *b, const struct be_weight_desc *d
     for (uint32_t p = 0; w->bias && p < w->pairs; p++) {
         for (uint32_t c = 0; c < 32; c++) {
             uint32_t part = 0, row = 0;
-            if (!pack__column(&j, p, c, &part, &row)) continue;
+            if (!cpu_pack_column(d, p, c, &part, &row)) continue;
             for (uint32_t s = 0; s < part; s++) row += d->src[s].n;
             w->bias[p * 32 + c] = d->bias[row];
         }
     }
-    cpu_pool_run(b->pool, w->pairs, 1, pack__range, &j);
+    if (!codes) cpu_pool_run(b->pool, w->pairs, 1, pack__range, &j);
+    else if (!pack__codes(b, d, w)) {
+        snprintf(b->error, sizeof b->error, "a scale is not a finite f16");
+        cpu_weight_free(b, w);
+        return BE_UNSUPPORTED;
+    }
     *out = w;
     return BE_OK;
 }

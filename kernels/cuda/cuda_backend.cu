@@ -273,8 +273,10 @@ static size_t cuda__weight_bytes(const struct be_weight *w)
     return w->bytes;
 }
 
-static size_t cuda__kv_layer_bytes(const struct backend *b, uint32_t kv_heads, uint32_t head_dim)
+static size_t cuda__kv_layer_bytes(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
+                                   uint32_t head_dim)
 {
+    if (type != BE_KV_ACT) return 0;
     if (kv_heads == 0 || kv_heads > 4096 || head_dim == 0 || head_dim % 2 || !cuda_attn_supports(b, head_dim))
         return 0;
     return kv_heads * cuda_kv_head_bytes(b->act, head_dim);
@@ -317,7 +319,8 @@ static void cuda__check_rows(const struct backend *b, const struct be_rows *r, c
                              uint32_t heads)
 {
     CU_ASSERT(kv->kv_heads > 0 && heads % kv->kv_heads == 0);
-    CU_ASSERT(cuda__kv_layer_bytes(b, kv->kv_heads, kv->head_dim) > 0 && kv->layer_offset % 64 == 0);
+    CU_ASSERT(cuda__kv_layer_bytes(b, kv->type, kv->kv_heads, kv->head_dim) > 0);
+    CU_ASSERT(kv->layer_offset % 64 == 0);
     CU_ASSERT(r->t == 0 || r->seq_count > 0);
 }
 

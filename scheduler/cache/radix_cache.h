@@ -125,6 +125,8 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
+void radix_outline(const struct radix_cache *c, struct cache_outline *out); /* in bounded time */
+
 /* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
 void radix_check(const struct radix_cache *c);
 /* Calls fn for every (group, unit, position range [from, to) of items) that a node claims, for tests that

@@ -7,6 +7,7 @@ The first --tokens tokens of mixed.txt are scored in one sequence: the log-prob 
 from transformers in bf16, and (with --url) from the server's /v1/completions with echo, whose prompt is the token ids. Prints mean
 |difference| to float32 of both, and their ratio. The two transformers runs take minutes and are kept in --cache, outside the repository
 (default ~/.cache/kvasir-reference/), keyed by the checkpoint's files and the tokens.
+    compare_real.py MODEL_DIR --url URL --against URL     two servers, without transformers
 """
 import argparse
 import hashlib
@@ -101,7 +102,8 @@ def line(label, got, want):
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("folder", type=Path, metavar="MODEL_DIR")
-    args.add_argument("--url", help="a running server; without it only the two transformers runs are compared")
+    args.add_argument("--url", help="a running server (else only transformers' two runs are compared)")
+    args.add_argument("--against", metavar="URL", help="a second server, to compare the first with")
     args.add_argument("--model", help="model name to send (default: the first of /v1/models)")
     args.add_argument("--tokens", type=int, default=2000)
     args.add_argument("--limit", type=float, default=1.25, help="exit 1 when server / bf16 is above this")
@@ -110,8 +112,14 @@ def main():
     folder = args.folder.resolve()
     cache = args.cache or Path.home() / ".cache/kvasir-reference" / f"{folder.name}-{args.tokens}.npz"
     ids = token_ids(folder, args.tokens)
+    if args.url and args.against:
+        base = run_server(args.against.rstrip("/"), args.model, ids)
+        print(f"{folder.name}, {len(ids)} tokens; mean log-prob of the second server {base.mean():.4f}")
+        line("server - second server", run_server(args.url.rstrip("/"), args.model, ids), base)
+        return
     f32, bf16 = reference(folder, ids, cache)
-    print(f"{folder.name}, {len(ids)} tokens; float32 mean log-prob {f32.mean():.4f} (perplexity {np.exp(-f32.mean()):.2f})")
+    print(f"{folder.name}, {len(ids)} tokens; float32 mean log-prob {f32.mean():.4f} "
+          f"(perplexity {np.exp(-f32.mean()):.2f})")
     own = line("transformers bf16 - float32", bf16, f32)
     if args.url:
         server = line("server - float32", run_server(args.url.rstrip("/"), args.model, ids), f32)

@@ -2,7 +2,7 @@
  * request_fail or request_work (http/request.h). Event loop's thread.
  *
  * To add one: a function, declared here and defined in the file of its group; a line in the table of
- * server/http/routes.c; a line in docs/http.md. */
+ * server/http/routes.c; a line in docs/http.md; its path in openapi.json. */
 #ifndef KVASIR_API_H
 #define KVASIR_API_H
 
@@ -11,9 +11,15 @@ struct request;
 /* generate.c */
 void api_chat_start(struct request *r);
 void api_completions_start(struct request *r);
+void api_messages_start(struct request *r);
+void api_responses_start(struct request *r);
+/* responses.c */
+void api_response_start(struct request *r);
 /* tokenize.c */
 void api_tokenize_start(struct request *r);
 void api_detokenize_start(struct request *r);
+void api_count_tokens_start(struct request *r);
+void api_input_tokens_start(struct request *r);
 /* models.c */
 void api_models_start(struct request *r);
 void api_model_start(struct request *r);
@@ -26,6 +32,10 @@ void api_version_start(struct request *r);
 void api_load_start(struct request *r);
 void api_metrics_start(struct request *r);
 void api_root_start(struct request *r);
+/* cache_tree.c */
+void api_cache_tree_start(struct request *r);
+/* openapi.c */
+void api_openapi_start(struct request *r);
 /* admin.c */
 void api_reset_prefix_cache_start(struct request *r);
 void api_reset_mm_cache_start(struct request *r);

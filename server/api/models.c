@@ -1,15 +1,44 @@
-/* GET /v1/models, /v1/models/{id}, /model_info and /server_info. Works while the model loads. */
+/* GET /v1/models, /v1/models/{id} (of OpenAI's API and Anthropic's), /model_info and /server_info. Works
+ * while the model loads. */
 #include "engine/model/model_info.h"
 #include "server/http/json_out.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-static void card(struct json_out *o, const struct server *s, const char *name)
+/* As Anthropic's API describes models. */
+static void anthropic_card(struct json_out *o, const struct server *s, const char *name)
 {
+    char created[32] = "";
+    struct tm tm;
+    time_t started = (time_t)s->started;
+    if (gmtime_r(&started, &tm)) strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    jo_text(o, "{\"type\":\"model\",\"id\":");
+    jo_cstring(o, name);
+    jo_text(o, ",\"display_name\":");
+    jo_cstring(o, name);
+    jo_text(o, ",\"created_at\":");
+    jo_cstring(o, created);
+    jo_text(o, ",\"lifecycle\":\"active\"");
+    if (s->model) {
+        jo_text(o, ",\"max_input_tokens\":");
+        jo_uint(o, s->model->caps.context_max);
+        jo_text(o, ",\"max_tokens\":");
+        jo_uint(o, s->model->caps.context_max);
+    }
+    jo_text(o, "}");
+}
+
+static void card(struct json_out *o, const struct request *r, const char *name)
+{
+    const struct server *s = r->srv;
+    if (r->answer.shape == ERROR_ANTHROPIC) {
+        anthropic_card(o, s, name);
+        return;
+    }
     jo_text(o, "{\"id\":");
     jo_cstring(o, name);
     jo_text(o, ",\"object\":\"model\",\"created\":");
@@ -28,12 +57,23 @@ static void card(struct json_out *o, const struct server *s, const char *name)
 void api_models_start(struct request *r)
 {
     struct json_out o = {.buf = &r->answer.out};
-    jo_text(&o, "{\"object\":\"list\",\"data\":[");
+    bool anthropic = r->answer.shape == ERROR_ANTHROPIC;
+    const char *last = r->srv->model_name;
+    jo_text(&o, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
     for (const char *n = r->srv->model_name; n < r->srv->model_names_end; n += strlen(n) + 1) {
         if (n != r->srv->model_name) jo_text(&o, ",");
-        card(&o, r->srv, n);
+        card(&o, r, n);
+        last = n;
     }
-    jo_text(&o, "]}");
+    if (anthropic) {
+        jo_text(&o, "],\"has_more\":false,\"first_id\":");
+        jo_cstring(&o, r->srv->model_name);
+        jo_text(&o, ",\"last_id\":");
+        jo_cstring(&o, last);
+        jo_text(&o, "}");
+    } else {
+        jo_text(&o, "]}");
+    }
     request_answer(r, o.st ? 500 : 200);
 }
 
@@ -61,33 +101,18 @@ void api_server_info_start(struct request *r)
     request_answer(r, o.st ? 500 : 200);
 }
 
-static int hex(char c)
-{
-    return isdigit((unsigned char)c)    ? c - '0'
-           : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
-                                        : -1;
-}
-
 void api_model_start(struct request *r)
 {
-    char *id = strdup(r->http.path + strlen(r->route->path)), *to = id;
+    char *id = strdup(r->http.path + strlen(r->route->path));
     if (!id) {
         request_fail(r);
         return;
     }
-    for (const char *p = id; *p; p++) {
-        if (*p == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
-            *to++ = (char)(hex(p[1]) * 16 + hex(p[2]));
-            p += 2;
-        } else {
-            *to++ = *p;
-        }
-    }
-    *to = '\0';
-    const char *name = model_name_find(r->srv, id, (size_t)(to - id));
+    size_t len = percent_decode(id);
+    const char *name = model_name_find(r->srv, id, len);
     if (name) {
         struct json_out o = {.buf = &r->answer.out};
-        card(&o, r->srv, name);
+        card(&o, r, name);
         request_answer(r, o.st ? 500 : 200);
     } else {
         (void)api_fail(&r->answer.error, 404, "model_not_found", "model",

@@ -1,9 +1,10 @@
-/* Probes, version, load, metrics, the root: answered at once on the loop, without a round trip to the engine.
+/* Probes, version, load, metrics, the page: answered at once on the loop, without a round trip to the engine.
  */
 #include "server/http/json_out.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
+#include "server/page/page.h"
 
 static void answer_text(struct request *r, int status, const char *text)
 {
@@ -63,7 +64,15 @@ void api_load_start(struct request *r)
 
 void api_root_start(struct request *r)
 {
-    answer_text(r, 200, "{\"status\":\"ok\"}");
+    size_t len;
+    const char *html = page_html(&len), *policy = page_policy();
+    if (!policy || !page_wanted(exchange_header(&r->http, "Accept"))) {
+        answer_text(r, 200, "{\"status\":\"ok\"}");
+        return;
+    }
+    r->answer.content_type = "text/html; charset=utf-8";
+    r->answer.policy = policy;
+    request_answer(r, buf_add(&r->answer.out, html, len) ? 500 : 200);
 }
 
 void api_metrics_start(struct request *r)

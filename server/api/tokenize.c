@@ -1,5 +1,6 @@
-/* POST /tokenize and /detokenize, on a worker. */
+/* POST /tokenize, /detokenize, /v1/messages/count_tokens and /v1/responses/input_tokens, on a worker. */
 #include "server/http/fields.h"
+#include "server/dialect/dialect.h"
 #include "server/generate/generate.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -144,6 +145,31 @@ static void detokenize(struct request *r)
     buf_fini(&text);
 }
 
+static void count_tokens(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
+        g->dialect->translate(g, &g->root))
+        return;
+    if (tokenize_chat(r, g->root, g)) {
+        g->dialect->fault(g);
+        return;
+    }
+    struct json_out o = {.buf = &r->answer.out};
+    jo_text(&o, g->dialect == &dialect_input_tokens
+                    ? "{\"object\":\"response.input_tokens\",\"input_tokens\":"
+                    : "{\"input_tokens\":");
+    jo_uint(&o, g->prompts[0].prompt.token_count);
+    jo_text(&o, "}");
+    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+static void count_tokens_job(struct request *r)
+{
+    count_tokens(r);
+    request_body_trim(r, r->gen->root, false);
+}
+
 static void tokenize_job(struct request *r)
 {
     tokenize(r);
@@ -168,10 +194,20 @@ static void job_end(struct request *r)
 /* The gen carries the body's JSON and the prompt; no sequence is made of it. */
 void api_tokenize_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, tokenize_job, job_end);
+    gen_start(r, GEN_CHAT, NULL, tokenize_job, job_end);
 }
 
 void api_detokenize_start(struct request *r)
 {
-    gen_start(r, GEN_CHAT, detokenize_job, job_end);
+    gen_start(r, GEN_CHAT, NULL, detokenize_job, job_end);
+}
+
+void api_count_tokens_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, &dialect_count_tokens, count_tokens_job, job_end);
+}
+
+void api_input_tokens_start(struct request *r)
+{
+    gen_start(r, GEN_CHAT, &dialect_input_tokens, count_tokens_job, job_end);
 }

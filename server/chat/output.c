@@ -50,7 +50,7 @@ static enum status on_begin(void *user, const char *name, size_t len)
         o->call_cap = cap;
     }
     struct chat_call *c = &o->calls[o->call_count++];
-    *c = (struct chat_call){0};
+    *c = (struct chat_call){.content_at = o->content.len};
     buf_init(&c->name, o->content.max);
     buf_init(&c->arguments, o->content.max);
     return buf_add(&c->name, name, len);
@@ -80,7 +80,11 @@ enum status chat_output_run(struct chat_output *o, const char *text, size_t len,
         from = o->reasoning_parse.at;
     }
     if (!o->content_begun) {
-        tool_parse_init(&o->tool_parse, from, o->rules.calls, o->rules.types, o->rules.single_call);
+        const struct tool_rules rules = {.form = o->rules.calls,
+                                         .types = o->rules.types,
+                                         .bare = o->rules.calls ? o->rules.bare : NULL,
+                                         .single = o->rules.single_call};
+        tool_parse_init(&o->tool_parse, from, &rules);
         o->content_begun = true;
     }
     if (o->rules.calls) {

@@ -24,14 +24,16 @@ struct chat_output_rules {
     bool inside;                    /* the prompt ends within the reasoning */
     enum tool_form calls;           /* calls of this form are looked for */
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
+    const json_t *bare;             /* functions (tool_parse.h); borrowed, may be NULL */
     bool single_call;               /* one at most */
 };
 
 struct chat_call {
     struct buf name, arguments;
-    char id[32];      /* empty until somebody names it */
-    bool begun_shown; /* STREAM: its id and name went out */
-    size_t shown;     /* STREAM: bytes of its arguments that went out */
+    size_t content_at; /* bytes of the content before it */
+    char id[32];       /* empty until somebody names it */
+    bool begun_shown;  /* STREAM: its id and name went out */
+    size_t shown;      /* STREAM: bytes of its arguments that went out */
 };
 
 struct chat_output {

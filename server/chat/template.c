@@ -1,7 +1,8 @@
 /* See template.h: loading, and the render itself. */
 #include "server/chat/template_internal.h"
 
-#include <errno.h>
+#include "engine/checkpoint/files.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,41 +14,6 @@
 #define CONTINUE_TAG "CONTINUE_FINAL_MESSAGE_TAG "
 
 /* ---- loading ---- */
-
-static enum status read_file(const char *path, size_t max, char **out, size_t *len, struct err *err)
-{
-    FILE *f = fopen(path, "rb");
-    if (!f)
-        return err_set(err, errno == ENOENT || errno == ENOTDIR ? ST_NOT_FOUND : ST_IO, "%s: %s", path,
-                       strerror(errno));
-    char *buf = NULL;
-    size_t n = 0, cap = 0;
-    enum status st = ST_OK;
-    while (!st) {
-        if (n == cap) {
-            cap = cap ? cap * 2 : 16384;
-            char *more = realloc(buf, cap);
-            if (!more) {
-                st = err_set(err, ST_NOMEM, "out of memory");
-                break;
-            }
-            buf = more;
-        }
-        size_t got = fread(buf + n, 1, cap - n, f);
-        if (!got) break;
-        n += got;
-        if (n > max) st = err_set(err, ST_TOO_LARGE, "%s: more than %zu bytes", path, max);
-    }
-    if (!st && ferror(f)) st = err_set(err, ST_IO, "%s: read error", path);
-    fclose(f);
-    if (st) {
-        free(buf);
-        return st;
-    }
-    *out = buf;
-    *len = n;
-    return ST_OK;
-}
 
 static enum status make_variant(struct template_variant *v, const char *src, size_t len,
                                 const struct jinja_limits *limits, struct err *err)
@@ -97,8 +63,8 @@ void template_guard(const struct template *t, struct tokenizer *tok)
 
 /* chat_template of a JSON file: a string, or a list of {name, template}. Borrowed from root. ST_NOT_FOUND if
  * there is none. */
-static enum status pick_templates(const json_t *root, const char *path, const json_t **plain,
-                                  const json_t **tools, struct err *err)
+static enum status pick_templates(const json_t *root, const json_t **plain, const json_t **tools,
+                                  struct err *err)
 {
     const json_t *v = json_object_get(root, "chat_template");
     *plain = *tools = NULL;
@@ -107,50 +73,50 @@ static enum status pick_templates(const json_t *root, const char *path, const js
         const json_t *item = json_array_get(v, i), *source = json_object_get(item, "template");
         const char *name = json_string_value(json_object_get(item, "name"));
         if (!name || !json_is_string(source))
-            return err_set(err, ST_FORMAT, "%s: chat_template[%zu] is not {name, template}", path, i);
+            return err_set(err, ST_FORMAT, "chat_template[%zu] is not {name, template}", i);
         if (strcmp(name, "default") == 0) *plain = source;
         if (strcmp(name, "tool_use") == 0) *tools = source;
     }
     if (v && !json_is_string(v) && !json_is_array(v) && !json_is_null(v))
-        return err_set(err, ST_FORMAT, "%s: chat_template has a wrong type", path);
-    if (!*plain) return err_set(err, ST_NOT_FOUND, "%s: no chat template", path);
+        return err_set(err, ST_FORMAT, "chat_template has a wrong type");
+    if (!*plain) return err_set(err, ST_NOT_FOUND, "no chat template");
     return ST_OK;
 }
 
-static enum status load_json(const char *path, struct template **out, struct err *err)
+static enum status load_json(const char *dir, const char *name, struct template **out, struct err *err)
 {
     char *text = NULL;
     size_t len = 0;
     json_error_t je;
     const json_t *plain, *tools;
-    enum status st = read_file(path, CONFIG_BYTES_MAX, &text, &len, err);
+    enum status st = checkpoint_text(dir, name, CONFIG_BYTES_MAX, &text, &len, err);
     if (st) return st;
     /* Integers as reals: "model_max_length" of a release is 10^30, which jansson refuses as an integer. */
     json_t *root = json_loadb(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
     free(text);
-    if (!root) return err_set(err, ST_FORMAT, "%s:%d: %s", path, je.line, je.text);
-    st = pick_templates(root, path, &plain, &tools, err);
+    if (!root) return err_set(err, ST_FORMAT, "%s/%s:%d: %s", dir, name, je.line, je.text);
+    st = pick_templates(root, &plain, &tools, err);
     if (!st) {
         st = template_create(json_string_value(plain), json_string_length(plain), json_string_value(tools),
                              json_string_length(tools), NULL, out, err);
-        if (st) err_prefix(err, st, "%s", path);
     }
     json_decref(root);
-    return st;
+    return st ? err_prefix(err, st, "%s/%s", dir, name) : ST_OK;
 }
 
-static enum status load_source(const char *path, const char *tool_path, struct template **out,
-                               struct err *err)
+static enum status load_source(const char *dir, struct template **out, struct err *err)
 {
+    static const char name[] = "chat_template.jinja",
+                      tool_name[] = "additional_chat_templates/tool_use.jinja";
     char *text = NULL, *tool = NULL;
     size_t len = 0, tool_len = 0;
-    enum status st = read_file(path, TEMPLATE_BYTES_MAX, &text, &len, err);
+    enum status st = checkpoint_text(dir, name, TEMPLATE_BYTES_MAX, &text, &len, err);
     if (st) return st;
-    st = read_file(tool_path, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
+    st = checkpoint_text(dir, tool_name, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
     if (st == ST_NOT_FOUND) st = ST_OK;
     if (!st) {
         st = template_create(text, len, tool, tool_len, NULL, out, err);
-        if (st) err_prefix(err, st, "%s", path);
+        if (st) err_prefix(err, st, "%s/%s", dir, name);
     }
     free(text);
     free(tool);
@@ -160,16 +126,8 @@ static enum status load_source(const char *path, const char *tool_path, struct t
 enum status template_load(const char *dir, struct template **out, struct err *err)
 {
     static const char *const files[] = {"chat_template.json", "tokenizer_config.json"};
-    char path[4096], tool_path[4096];
-    if (strlen(dir) > sizeof path - 64)
-        return err_set(err, ST_INVALID, "the path of the checkpoint is too long");
-    snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
-    snprintf(tool_path, sizeof tool_path, "%s/additional_chat_templates/tool_use.jinja", dir);
-    enum status st = load_source(path, tool_path, out, err);
-    for (size_t i = 0; st == ST_NOT_FOUND && i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        st = load_json(path, out, err);
-    }
+    enum status st = load_source(dir, out, err);
+    for (size_t i = 0; st == ST_NOT_FOUND && i < 2; i++) st = load_json(dir, files[i], out, err);
     return st == ST_NOT_FOUND ? err_set(err, st, "%s: the checkpoint has no chat template", dir) : st;
 }
 

@@ -40,8 +40,9 @@ struct template;
 
 /* Reads DIR/chat_template.jinja, else DIR/chat_template.json, else the chat_template of
  * DIR/tokenizer_config.json (a string, or a list of {name, template}: `default`, and `tool_use` for requests
- * with tools). ST_NOT_FOUND when the checkpoint has none (a route answers 400 chat_template_error then),
- * ST_FORMAT names file and template line. */
+ * with tools); of a GGUF file in the place of DIR its tokenizer.chat_template. ST_NOT_FOUND when the
+ * checkpoint has none (a route answers 400 chat_template_error then), ST_FORMAT names file and template
+ * line. */
 enum status template_load(const char *dir, struct template **out, struct err *err) KV_MUST_CHECK;
 /* From source text; tool_source may be NULL. limits may be NULL. */
 enum status template_create(const char *source, size_t len, const char *tool_source, size_t tool_len,

@@ -27,10 +27,9 @@ static enum status content_emit(struct tool_parse *p, const char *text, size_t t
     return sink->content(sink->user, text + from, to - from);
 }
 
-/* Content begins anew at `from`. */
-static void text_start(struct tool_parse *p, size_t from)
+void tool__text_start(struct tool_parse *p, size_t from)
 {
-    tool__to(p, p->single && p->calls ? TOOL_DONE : TOOL_TEXT);
+    tool__to(p, p->rules.single && p->calls ? TOOL_DONE : TOOL_TEXT);
     p->at = p->search = p->blank_to = from;
     p->blank = true;
 }
@@ -50,8 +49,8 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
                             const struct tool_sink *sink, bool *more)
 {
     size_t end = len, keep;
-    const char *hit = p->form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep)
-                                               : tag_find(p, text, p->search, len, &keep);
+    const char *hit = p->rules.form == TOOL_FORM_XML ? tool__xml_find(text, p->search, len, &keep)
+                                                     : tag_find(p, text, p->search, len, &keep);
     if (hit) {
         end = (size_t)(hit - text);
     } else if (!final) {
@@ -72,6 +71,7 @@ static enum status text_run(struct tool_parse *p, const char *text, size_t len, 
     p->search = next;
     if (st || !hit) return st;
     tool__to(p, TOOL_BLOCK);
+    p->bare = false;
     p->open = next;
     p->scan = next + strlen(tool__open(p));
     p->json = (struct tool_json){0};
@@ -271,24 +271,24 @@ static enum status loose_run(struct tool_parse *p, const char *text, size_t len,
 /* In TOOL_END: white space and superfluous brackets, then the end tag, or content. */
 static void end_run(struct tool_parse *p, const char *text, size_t len, bool final, bool *more)
 {
-    bool json = p->form != TOOL_FORM_XML;
+    bool json = p->rules.form != TOOL_FORM_XML;
     while (p->scan < len &&
            (tool__is_space(text[p->scan]) || (json && strchr("}],", text[p->scan] ? text[p->scan] : ' '))))
         p->scan++;
     if (p->scan == len) return;
     int tag = tool__tag_at(text, len, p->scan, tool__close(p), final);
     if (tag < 0) return;
-    text_start(p, p->scan + (tag ? strlen(tool__close(p)) : 0));
+    tool__text_start(p, p->scan + (tag ? strlen(tool__close(p)) : 0));
     *more = true;
 }
 
 /* ---- the whole ---- */
 
-void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types,
-                     bool single)
+void tool_parse_init(struct tool_parse *p, size_t from, const struct tool_rules *rules)
 {
-    *p = (struct tool_parse){.form = form, .types = types, .single = single};
-    text_start(p, from);
+    *p = (struct tool_parse){.rules = *rules};
+    tool__text_start(p, from);
+    if (rules->bare) tool__to(p, TOOL_BARE);
 }
 
 enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final,
@@ -300,22 +300,23 @@ enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, b
         more = false;
         switch (p->state) {
         case TOOL_TEXT: st = text_run(p, text, len, final, sink, &more); break;
+        case TOOL_BARE: st = tool__bare_head(p, text, len, final, sink, &more); break;
         case TOOL_BLOCK:
-            st = p->form == TOOL_FORM_XML    ? tool__xml_block(p, text, len, final, sink, &more)
-                 : p->form == TOOL_FORM_CALL ? tool__call_block(p, text, len, final, sink, &more)
-                                             : block_run(p, text, len, final, sink, &more);
+            st = p->rules.form == TOOL_FORM_XML    ? tool__xml_block(p, text, len, final, sink, &more)
+                 : p->rules.form == TOOL_FORM_CALL ? tool__call_block(p, text, len, final, sink, &more)
+                                                   : block_run(p, text, len, final, sink, &more);
             break;
         case TOOL_REST: st = rest_run(p, text, len, sink, &more); break;
         case TOOL_LOOSE: st = loose_run(p, text, len, final, sink, &more); break;
         case TOOL_PARAMETERS:
-            st = p->form == TOOL_FORM_CALL ? tool__call_parameters(p, text, len, final, sink, &more)
-                                           : tool__xml_parameters(p, text, len, final, sink, &more);
+            st = p->rules.form == TOOL_FORM_CALL ? tool__call_parameters(p, text, len, final, sink, &more)
+                                                 : tool__xml_parameters(p, text, len, final, sink, &more);
             break;
         case TOOL_VALUE:
-            st = p->form == TOOL_FORM_CALL ? tool__call_value(p, text, len, final, sink, &more)
-                                           : tool__xml_value(p, text, len, final, sink, &more);
+            st = p->rules.form == TOOL_FORM_CALL ? tool__call_value(p, text, len, final, sink, &more)
+                                                 : tool__xml_value(p, text, len, final, sink, &more);
             break;
-        case TOOL_END: end_run(p, text, len, final, &more); break;
+        case TOOL_END: (p->bare ? tool__bare_end : end_run)(p, text, len, final, &more); break;
         case TOOL_DONE: break;
         }
     }

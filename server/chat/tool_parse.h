@@ -42,6 +42,14 @@
  * - <tool_call> may be missing before a function that was offered. One of </function> and </tool_call> is
  *   enough after it, and after its parameters the beginning of another call is.
  *
+ * Plain JSON (struct tool_rules, bare): small models leave the tags out.
+ * - Where the answer begins, behind white space, with an object, a list or a code fence, and what follows is
+ * an object that names one of the given functions and has an object of arguments (or "parameters"), it is a
+ *   call. So are further objects behind it, each as strictly. The name comes before the arguments, without
+ *   escapes, and beside it there may be a type and an id.
+ * - Brackets, commas and fences around such calls are dropped. What is no call is content, exactly as
+ * written.
+ *
  * Notation (call:NAME{...}):
  * - The arguments go out as JSON. Strings are exactly what is between the quotes. Bare words that are
  *   numbers, true, false or null (none, nil) are that; others are strings. Keys may be quoted.
@@ -53,6 +61,7 @@
 #include "config/base/status.h"
 #include "server/chat/tool_json.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -79,6 +88,7 @@ enum tool_form { TOOL_FORM_NONE = 0, TOOL_FORM_JSON, TOOL_FORM_XML, TOOL_FORM_CA
 
 enum tool_state {
     TOOL_TEXT = 0,
+    TOOL_BARE, /* where a call as plain JSON may begin */
     TOOL_BLOCK,
     TOOL_REST,       /* JSON: behind the beginning of the arguments */
     TOOL_LOOSE,      /* JSON: the same, and it is none */
@@ -90,10 +100,16 @@ enum tool_state {
 
 struct tool_types;
 
-struct tool_parse {
+struct tool_rules {
     enum tool_form form;
     const struct tool_types *types; /* TOOL_FORM_XML; borrowed, may be NULL */
-    bool single;                    /* only the first call counts: all that follows is dropped */
+    const json_t *bare; /* its keys are functions that may be called as plain JSON; borrowed, may be
+                           NULL */
+    bool single;        /* only the first call counts: all that follows is dropped */
+};
+
+struct tool_parse {
+    struct tool_rules rules;
     enum tool_state state;
     uint32_t calls; /* begun */
     bool arguments_open;
@@ -110,6 +126,7 @@ struct tool_parse {
     bool has_name, has_args;
     size_t args_out; /* arguments before it were reported */
     bool loose_string, loose_escape;
+    bool bare, fenced; /* the block is plain JSON; a fence is open around it */
     /* tags: args_at is where the value begins, args_out what was reported of it; has_args: a parameter was */
     uint8_t value_types; /* TYPE_* */
     bool value_begun;
@@ -119,9 +136,8 @@ struct tool_parse {
     uint64_t arrays, items; /* bit n: level n is an array; something stands in it */
 };
 
-/* Content begins at offset `from` of the text. form: not TOOL_FORM_NONE. */
-void tool_parse_init(struct tool_parse *p, size_t from, enum tool_form form, const struct tool_types *types,
-                     bool single);
+/* Content begins at offset `from` of the text. The form is not TOOL_FORM_NONE. */
+void tool_parse_init(struct tool_parse *p, size_t from, const struct tool_rules *rules);
 /* Goes on in `text`, which begins with what earlier runs saw. final: nothing will follow. ST_NOMEM, or what a
  * sink said. */
 enum status tool_parse_run(struct tool_parse *p, const char *text, size_t len, bool final,

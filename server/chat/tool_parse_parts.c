@@ -30,7 +30,8 @@ int tool__tag_at(const char *text, size_t len, size_t i, const char *tag, bool f
 void tool__to(struct tool_parse *p, enum tool_state state)
 {
     static const unsigned next[] = {
-        [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK,
+        [TOOL_TEXT] = 1u << TOOL_TEXT | 1u << TOOL_BLOCK | 1u << TOOL_BARE,
+        [TOOL_BARE] = 1u << TOOL_TEXT | 1u << TOOL_REST,
         [TOOL_BLOCK] = 1u << TOOL_TEXT | 1u << TOOL_REST | 1u << TOOL_PARAMETERS | 1u << TOOL_END,
         [TOOL_REST] = 1u << TOOL_LOOSE | 1u << TOOL_END,
         [TOOL_LOOSE] = 1u << TOOL_END,

@@ -62,8 +62,8 @@ static int parameter_at(const struct tool_parse *p, const char *text, size_t len
         found = name_at(text, len, from, true, final, end);
     }
     if (found <= 0 || !known) return found;
-    return tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, *end - from) !=
-           0;
+    return tool_types_of(p->rules.types, text + p->name_at, p->name_end - p->name_at, text + from,
+                         *end - from) != 0;
 }
 
 /* 1: a call, its name is noted; 0: none; -1: the text is too short to tell. */
@@ -78,7 +78,7 @@ static int head_read(struct tool_parse *p, const char *text, size_t len, bool fi
     found = name_at(text, len, p->name_at, false, final, &p->name_end);
     if (found <= 0) return found;
     /* Some models forget <tool_call>: fine for a function that there is. */
-    if (bare && !tool_types_knows(p->types, text + p->name_at, p->name_end - p->name_at)) return 0;
+    if (bare && !tool_types_knows(p->rules.types, text + p->name_at, p->name_end - p->name_at)) return 0;
     static const char *const next[] = {PARAMETER_OPEN, FUNCTION_CLOSE, TOOL_CLOSE};
     int most = 0;
     p->scan = p->name_end + 1;
@@ -114,7 +114,7 @@ static enum status parameter_begin(struct tool_parse *p, const char *text, size_
                                    const struct tool_sink *sink)
 {
     uint8_t types =
-        tool_types_of(p->types, text + p->name_at, p->name_end - p->name_at, text + from, to - from);
+        tool_types_of(p->rules.types, text + p->name_at, p->name_end - p->name_at, text + from, to - from);
     p->value_types = types;
     tool__to(p, TOOL_VALUE);
     p->scan = p->args_at = p->args_out = to + 1;

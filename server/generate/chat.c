@@ -4,6 +4,7 @@
 #include "server/generate/pictures.h"
 #include "server/http/fields.h"
 #include "server/generate/prompt.h"
+#include "server/generate/remote.h"
 #include "server/http/limits.h"
 #include "server/chat/template.h"
 
@@ -143,6 +144,7 @@ static enum status chat_build(struct chat *c, json_t *root, const json_t *messag
     if (m->info->image.video_marker && m->info->image.config.video)
         limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
     enum status st = chat_messages_parse(messages, &limits, &c->messages, &c->r->answer.error);
+    if (!st) st = gen_remote(c->g, &c->messages);
     if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
     if (!st) st = render(c, root);
     if (!st) st = build(c, messages);

@@ -2,6 +2,7 @@
 #include "server/generate/generate.h"
 
 #include "config/base/log.h"
+#include "server/fetch/fetch.h"
 #include "server/http/conn.h"
 #include "server/http/request.h"
 
@@ -33,10 +34,20 @@ void gen_cancel(struct request *r)
 {
     const struct gen *g = r->gen;
     if (!g || !r->srv->model || r->working) return;
+    if (g->remote) fetch_cancel(g->remote);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         struct choice *c = &g->choices[i];
         if (c->submitted && !c->seq_ended) sched_cancel(r->srv->model->sched, c->seq);
     }
+}
+
+static void stream_error(struct request *r)
+{
+    struct json_out o = {.buf = &r->answer.out};
+    sse_begin(&o);
+    error_json(&r->answer.error, r->answer.shape, &r->answer.out);
+    sse_end(&o);
+    sse_done(&o);
 }
 
 void gen_abort(struct request *r, int http, const char *code, const char *message)
@@ -51,10 +62,7 @@ void gen_abort(struct request *r, int http, const char *code, const char *messag
     }
     (void)api_fail(&r->answer.error, http, code, NULL, "%s", message);
     if (r->state == RQ_STREAM) {
-        struct json_out o = {.buf = &r->answer.out};
-        jo_text(&o, "data: ");
-        error_json(&r->answer.error, &r->answer.out);
-        jo_text(&o, "\n\ndata: [DONE]\n\n");
+        (r->gen && r->gen->dialect ? r->gen->dialect->stream_error : stream_error)(r);
         r->stream.end = true;
         request_stream_more(r);
     } else if (!conn_answer_early(r)) {

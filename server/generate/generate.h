@@ -1,12 +1,15 @@
 /* A generating request, of chat completions or completions. Internal to server/.
  *
  *   on a worker   body.c -> parse.c, tools.c: what is asked -> prompt.c or chat.c, pictures.c: the prompts
+ *                 remote.c: files of pictures; where some are to be fetched first, all of it runs twice
  *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
- *                 write.c: the answer; end.c: what ends it early
+ *                 write.c: the answer, of what pieces.c says is new; end.c: what ends it early
+ *
+ * Other dialects than OpenAI's are read and written by server/dialect/: struct dialect.
  *
  * To add a request parameter: a field of struct gen_params; parse.c reads it (tools.c: tools and reasoning);
- * the list in note_unknown of parse.c names it; docs/http.md lists it. To add a sampling parameter (top_p and
- * the like): see engine/sample/sampling.h. */
+ * the list in note_unknown of parse.c names it; docs/http.md and server/api/openapi.json list it. To add a
+ * sampling parameter (top_p and the like): see engine/sample/sampling.h. */
 #ifndef KVASIR_GEN_H
 #define KVASIR_GEN_H
 
@@ -22,11 +25,38 @@
 
 enum gen_kind { GEN_CHAT = 0, GEN_COMPLETION };
 
+/* The form that the answer is to have (generate/format.c). */
+enum form_kind {
+    FORM_FREE = 0,
+    FORM_ANY,    /* any JSON value */
+    FORM_OBJECT, /* any JSON object */
+    FORM_SCHEMA, /* value: a JSON schema */
+    FORM_REGEX,  /* value: a string, as in the next */
+    FORM_TEXT,   /* a grammar */
+    FORM_CHOICE  /* value: a list of strings */
+};
+struct answer_form {
+    enum form_kind kind;
+    json_t *value;     /* borrowed from the body or form_root */
+    const char *param; /* static: the field that asked for it */
+    bool compact;      /* JSON without white space of the model's own */
+    bool any_order;    /* of properties; else that of the schema */
+};
+/* Which calls the answer is to have (generate/tools.c). */
+struct call_form {
+    bool required;
+    const char *named; /* the one function that is called; borrowed from the body */
+    json_t *allowed;   /* [{"function": {"name"}}]: only these may be called; borrowed; NULL = all */
+    bool strict;       /* a function that may be called is strict */
+};
+
 struct gen_params {
     bool stream, include_usage, continuous_usage;
     uint32_t n;
     bool has_max;
     uint64_t max_tokens, min_tokens;
+    bool max_tokens_fit;     /* max_tokens is a bound: where the context holds less, that is the bound */
+    uint64_t max_tokens_cut; /* by that */
     struct sampling_params sampling; /* without seed; bias owned by the gen */
     bool has_seed;
     int64_t seed;
@@ -50,10 +80,36 @@ struct gen_params {
     bool return_cache_info;
     enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
     struct tool_types *tool_types; /* owned; NULL where the form needs none */
+    json_t *bare_calls;            /* an object: functions whose calls may be plain JSON, or NULL; owned */
     bool parallel_calls;           /* chat: more than one call may be returned */
     enum reasoning_form reasoning_form;
-    enum reasoning_use reasoning;     /* chat: how reasoning is returned, if the template supports it */
+    enum reasoning_use reasoning; /* chat: how reasoning is returned, if the template supports it */
+    struct answer_form form;
+    struct call_form call_form;
+    bool named_call;                  /* its finish_reason is "stop" */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
+};
+
+struct gen;
+struct choice;
+/* What a dialect does otherwise than OpenAI's chat completions and completions. Its answers are those of a
+ * chat; choice->out is there always. */
+struct dialect {
+    /* Worker: puts a body of chat completions in the place of *root; r->answer.error on failure, which leaves
+     * *root alone. */
+    enum status (*translate)(struct gen *g, json_t **root);
+    /* Worker: what came after it has failed: r->answer.error gets the names of the client's own fields. */
+    void (*fault)(struct gen *g);
+    /* Loop: as gen_write_answer, gen_stream_token, gen_stream_write; and r->answer.error as the last event,
+     * into r->answer.out. */
+    void (*answer)(struct gen *g);
+    void (*stream_token)(struct choice *c);
+    void (*stream)(struct gen *g);
+    void (*stream_error)(struct request *r);
+    /* Loop, each may be NULL: after it took a token, streaming or not; before g and its dialect_state are
+     * freed. */
+    void (*token)(struct choice *c);
+    void (*end)(struct gen *g);
 };
 
 /* One prompt of the request (completions may have many). */
@@ -92,6 +148,8 @@ struct choice {
     uint32_t index;
     struct seq_id seq;
     struct sampling_params sampling;
+    struct matcher *matcher; /* NULL: the form is free; owned */
+    struct sampling_constraint constraint;
     bool submitted, seq_ended;
     bool prompt_logged; /* legacy log-probs of the echoed prompt are in `logprobs` */
     struct choice_shown shown;
@@ -115,6 +173,7 @@ struct choice {
 };
 
 struct image_fetch;
+struct fetch_job;
 /* A picture of a chat. Where its content is known from an earlier request the pixels are not held; bytes
  * NULL: they are in the prompt. */
 struct gen_picture {
@@ -131,7 +190,12 @@ struct gen_picture {
 struct gen {
     struct request *r;
     enum gen_kind kind;
-    json_t *root; /* the body: kept because stops borrow from it */
+    const struct dialect *dialect; /* NULL: OpenAI's */
+    void *dialect_state;           /* the dialect's own; one block of malloc, owned */
+    size_t dialect_kept;           /* bytes of the body, or made of it, that it keeps until the end */
+    json_t *root;                  /* the body: kept because stops borrow from it */
+    json_t *form_root;             /* a schema that came as a text; owned, until the body is trimmed */
+    struct grammar *grammar;       /* what constrains the answers; NULL: nothing. Owned */
     struct gen_params p;
     struct gen_prompt *prompts;
     uint32_t prompt_count;
@@ -146,7 +210,10 @@ struct gen {
     struct gen_picture
         *pictures; /* chat: [picture_count], owned; read-only once the sequences run, but for `fetch` */
     uint32_t picture_count;
-    size_t pixel_bytes; /* of decoded pictures in the prompt: its share of the server's */
+    struct fetch_job *remote;        /* the http(s) URLs of pictures, or NULL; owned (generate/remote.h) */
+    bool fetched;                    /* their files are there */
+    void (*done)(struct request *r); /* loop: what comes after the job */
+    size_t pixel_bytes;              /* of decoded pictures in the prompt: its share of the server's */
     struct gen_shown shown;
     bool failed;
     bool touched; /* events of this wake-up changed it */
@@ -156,11 +223,13 @@ struct gen {
     uint32_t image_count;
 };
 
-/* loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
- * memory */
-void gen_free(struct gen *g); /* all that it owns, when none of its sequences is alive */
-void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r),
-               void (*done)(struct request *r));
+/* all that it owns, when none of its sequences is alive */
+void gen_free(struct gen *g);
+/* Loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
+ * memory. dialect: NULL = OpenAI's. The job runs a second time, with a new gen, where pictures had to be
+ * fetched (generate/remote.h): all that it needs it must find in the request's body. */
+void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
+               void (*job)(struct request *r), void (*done)(struct request *r));
 
 /* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
@@ -176,8 +245,18 @@ enum status gen_parse(struct gen *g, json_t *root);
 /* Only cache_salt: the name space of everything cached, also of what /tokenize caches about pictures.
  */
 enum status gen_parse_salt(struct gen *g, json_t *root);
+/* The hash of one: gen.p.salt. */
+void gen_salt(const char *text, size_t len, uint8_t out[32]);
 /* Only mm_processor_kwargs. */
 enum status gen_parse_image_bounds(struct gen *g, json_t *root);
+
+/* generate/format.c (worker) */
+enum status gen_parse_format(struct gen *g, json_t *root);
+/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar. After
+ * the prompt is built. */
+enum status gen_constraint_make(struct gen *g, json_t *root);
+/* Loop: the matcher of a choice. False: no memory. */
+bool gen_constraint_start(struct choice *c);
 
 /* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the
  * template (chat_template_kwargs of root) and in the answer. */
@@ -193,7 +272,8 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
 /* generate/sequences.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */
 
-void gen_events(struct server *s); /* takes those of the scheduler */
+void gen_events(struct server *s);      /* takes those of the scheduler */
+void gen_remote_done(struct server *s); /* goes on with requests whose pictures have been fetched */
 
 /* generate/end.c (loop) */
 /* Frees the data of the answer, once it is written or can no longer be written. */
@@ -215,6 +295,11 @@ bool gen_pixels_book(struct gen *g, const struct image_prepared *p);
 enum status gen_prompt_logprobs(struct choice *c)
     KV_MUST_CHECK; /* completions with echo: puts the prompt's entries in front, once */
 void gen_write_answer(struct gen *g);
+/* Tokens so far, of all prompts and choices. */
+struct gen_usage {
+    uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
+};
+struct gen_usage gen_usage(const struct gen *g);
 void gen_stream_token(struct choice *c); /* before it takes a token: chunks show one step each */
 void gen_stream_write(struct gen *g);    /* chunks of all that is new, and the end */
 

@@ -154,6 +154,13 @@ void logprobs_take(struct logprobs_acc *a, struct json_out *o)
     a->count = 0;
 }
 
+void logprobs_take_entries(struct logprobs_acc *a, struct json_out *o)
+{
+    if (o) jo_bytes(o, a->part[0].data, a->part[0].len);
+    a->part[0].len = 0;
+    a->count = 0;
+}
+
 static void prompt_one(struct json_out *o, const struct tokenizer *tok, uint32_t id, float logprob,
                        uint32_t rank, bool first)
 {

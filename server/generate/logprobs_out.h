@@ -27,6 +27,8 @@ enum status logprobs_add(struct logprobs_acc *a, const struct token_out *t, size
 enum status logprobs_add_null(struct logprobs_acc *a, uint32_t id, size_t offset) KV_MUST_CHECK;
 /* Writes the object and starts anew. */
 void logprobs_take(struct logprobs_acc *a, struct json_out *o);
+/* Chat: the entries alone, with commas between them; o NULL: drops them. */
+void logprobs_take_entries(struct logprobs_acc *a, struct json_out *o);
 
 /* One element of `prompt_logprobs`: {"<id>":{"logprob":..,"rank":..,"decoded_token":..},..} */
 void logprobs_prompt_entry(struct json_out *o, const struct tokenizer *tok, const struct token_out *t,

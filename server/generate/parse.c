@@ -315,9 +315,18 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
     crypto_hash_sha256_update(h, data, len);
 }
 
-enum status gen_parse_salt(struct gen *g, json_t *root)
+void gen_salt(const char *text, size_t len, uint8_t out[32])
 {
     static const char purpose[] = "kvasir cache salt";
+    crypto_hash_sha256_state h;
+    crypto_hash_sha256_init(&h);
+    hash_part(&h, purpose, sizeof purpose);
+    hash_part(&h, text, len);
+    crypto_hash_sha256_final(&h, out);
+}
+
+enum status gen_parse_salt(struct gen *g, json_t *root)
+{
     struct api_error *e = &g->r->answer.error;
     json_t *salt = field(root, "cache_salt");
     if (!salt) return ST_OK;
@@ -326,11 +335,7 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
     if (!json_string_length(salt) || json_string_length(salt) > 1024) {
         return api_fail(e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
-    crypto_hash_sha256_state h;
-    crypto_hash_sha256_init(&h);
-    hash_part(&h, purpose, sizeof purpose);
-    hash_part(&h, json_string_value(salt), json_string_length(salt));
-    crypto_hash_sha256_final(&h, g->p.salt);
+    gen_salt(json_string_value(salt), json_string_length(salt), g->p.salt);
     return ST_OK;
 }
 
@@ -354,57 +359,7 @@ static void find_tenant(struct gen *g, json_t *root)
     if (!g->p.tenant) g->p.tenant = 1;
 }
 
-/* ---- structured output: none in this version, but told apart from mistakes ---- */
-
-static enum status parse_format(struct gen *g, json_t *root)
-{
-    struct api_error *e = &g->r->answer.error;
-    static const char *const names[] = {"structured_outputs",
-                                        "guided_json",
-                                        "guided_regex",
-                                        "guided_choice",
-                                        "guided_grammar",
-                                        "regex",
-                                        "ebnf",
-                                        "json_schema",
-                                        "grammar"};
-    json_t *f = field(root, "response_format");
-    if (f) {
-        if (!json_is_object(f))
-            return api_fail(e, 400, "invalid_type", "response_format", "response_format must be an object.");
-        json_t *type = field(f, "type");
-        if (!type)
-            return api_fail(e, 400, "missing_required_parameter", "response_format.type",
-                            "response_format.type is missing.");
-        if (!json_is_string(type))
-            return api_fail(e, 400, "invalid_type", "response_format.type",
-                            "response_format.type must be a string.");
-        if (json_is(type, "json_schema")) {
-            if (!json_is_object(field(f, "json_schema"))) {
-                return api_fail(e, 400, "missing_required_parameter", "response_format",
-                                "response_format.json_schema is missing.");
-            }
-            return api_fail(e, 400, "unsupported_schema", "response_format",
-                            "Output constrained to a schema is not supported by this server.");
-        }
-        if (json_is(type, "json_object")) {
-            return api_fail(e, 400, "unsupported_schema", "response_format",
-                            "Output constrained to JSON is not supported by this server.");
-        }
-        if (json_is(type, "structural_tag")) {
-            return api_fail(e, 400, "unsupported_value", "response_format",
-                            "structural_tag is not supported.");
-        }
-        if (!json_is(type, "text"))
-            return api_fail(e, 400, "invalid_value", "response_format.type",
-                            "'%.60s' is not a response format.", json_string_value(type));
-    }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (refuse_if(g, root, names[i], "unsupported_schema", "this server does not constrain its output"))
-            return ST_INVALID;
-    }
-    return ST_OK;
-}
+/* ---- what is refused ---- */
 
 static enum status parse_refused(struct gen *g, json_t *root)
 {
@@ -450,10 +405,6 @@ static enum status parse_refused(struct gen *g, json_t *root)
     if (field_int(e, root, "best_of", 0, INT64_MAX, &best, &has)) return ST_INVALID;
     if (has && best > 1 && best != (int64_t)g->p.n)
         return api_fail(e, 400, "unsupported_parameter", "best_of", "best_of is not supported.");
-    json_t *suffix = field(root, "suffix");
-    if (g->kind == GEN_COMPLETION && suffix && !(json_is_string(suffix) && !json_string_length(suffix))) {
-        return api_fail(e, 400, "unsupported_parameter", "suffix", "suffix is not supported.");
-    }
     return ST_OK;
 }
 
@@ -499,7 +450,7 @@ enum status gen_parse(struct gen *g, json_t *root)
     find_tenant(g, root);
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
         parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) || parse_bias(g, root) ||
-        parse_logprobs(g, root) || parse_stop_ids(g, root) || parse_format(g, root) ||
+        parse_logprobs(g, root) || parse_stop_ids(g, root) || gen_parse_format(g, root) ||
         parse_refused(g, root)) {
         return ST_INVALID;
     }

@@ -1,6 +1,7 @@
 /* See pictures.h. */
 #include "server/generate/pictures.h"
 
+#include "server/generate/remote.h"
 #include "server/http/fields.h"
 #include "server/media/alias.h"
 #include "server/media/image_in.h"
@@ -146,10 +147,12 @@ static enum status no_memory(struct gen *g)
     return api_fail(&g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
-static enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,
-                                const struct err *err)
+enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,
+                         const struct err *err)
 {
     if (fault == IMAGE_NOMEM) return no_memory(g);
+    if (fault == IMAGE_BUSY)
+        return api_fail(&g->r->answer.error, 429, image_fault_code(fault), NULL, "%s", err->msg);
     /* A container that we don't read is no broken picture. */
     const char *code = fault == IMAGE_BAD_TYPE && ref->video && !ref->frames ? "unsupported_content_part"
                                                                              : image_fault_code(fault);
@@ -158,18 +161,18 @@ static enum status picture_fail(struct gen *g, enum image_fault fault, const str
 
 /* The bytes that the reference's URL or URLs hold -> file->bytes, and whether they are a list -> ask->list.
  */
-static enum image_fault fetch(const struct image_ref *ref, struct gen_picture *file, struct err *err)
+static enum image_fault fetch(const struct gen *g, const struct image_ref *ref, struct gen_picture *file,
+                              struct err *err)
 {
     const struct image_limits limits = IMAGE_LIMITS_DEFAULT;
     enum image_fault f = IMAGE_OK;
-    if (!ref->frames)
-        return image_in_data_uri(ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
+    if (!ref->frames) return gen_file(g, ref->url, ref->url_len, &limits, &file->bytes, &file->len, err);
     file->ask.list = true;
     for (size_t i = 0; i < json_array_size(ref->frames) && !f; i++) {
         const json_t *url = json_array_get(ref->frames, i);
         uint8_t *bytes = NULL;
         size_t n = 0;
-        f = image_in_data_uri(json_string_value(url), json_string_length(url), &limits, &bytes, &n, err);
+        f = gen_file(g, json_string_value(url), json_string_length(url), &limits, &bytes, &n, err);
         if (!f) f = picture_pack(&file->bytes, &file->len, bytes, n, &limits, err);
         free(bytes);
     }
@@ -201,7 +204,7 @@ static enum status make_one(struct gen *g, const struct image_ref *ref, struct g
     file->ask = (struct picture_ask){.video = ref->video, .fps = ref->fps};
     if (!ref->video)
         file->ask.bounds = picture_bounds(cfg, &g->p.image_bounds, ref->detail == IMAGE_DETAIL_LOW);
-    enum image_fault fault = fetch(ref, file, &err);
+    enum image_fault fault = fetch(g, ref, file, &err);
     if (fault) return picture_fail(g, fault, ref, &err);
     image_alias_id(aliases, g->p.salt, &file->ask, file->bytes, file->len, file->alias);
     /* Where nothing of one request is kept for another the pixels are needed anyway. */
@@ -269,5 +272,6 @@ enum status chat_pictures_make(struct gen *g, const struct chat_messages *messag
         g->pictures[i].count = parts->count;
         first += parts->count;
     }
+    gen_remote_end(g);
     return ST_OK;
 }

@@ -1,5 +1,5 @@
-/* Prompts of /v1/completions (strings and token ids), the context check, and truncation. Worker thread. Chats
- * are generate/chat.c. */
+/* Prompts of /v1/completions (strings, with what is to follow the answer, and token ids), the context check,
+ * and truncation. Worker thread. Chats are generate/chat.c. */
 #include "server/generate/prompt.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
@@ -37,6 +37,10 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
     const char *param = g->kind == GEN_CHAT ? "messages" : "prompt";
+    if (g->p.max_tokens_fit && g->p.has_max && count < m && g->p.max_tokens > m - count) {
+        g->p.max_tokens_cut = g->p.max_tokens - (m - count);
+        g->p.max_tokens = m - count;
+    }
     bool scoring = g->p.has_max && g->p.max_tokens == 0;
     if (g->p.has_max && (g->p.max_tokens > m || count + g->p.max_tokens > m || (count >= m && !scoring))) {
         unsigned long long r = g->p.max_tokens; /* at most 2^63 - 1 */
@@ -84,14 +88,79 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p)
     return st ? no_memory(g) : ST_OK;
 }
 
-static enum status text_prompt(struct gen *g, json_t *s, const char *path, struct gen_prompt *p)
+/* ---- suffix: the model fills in what stands between the prompt and it ---- */
+
+/* Checkpoints that were taught this know it by these tokens: "prefix" PROMPT "suffix" SUFFIX "middle" ANSWER.
+ */
+static const char *const infill_marks[] = {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"};
+
+static bool added_token(const struct tokenizer *tok, const char *text, uint32_t *id)
+{
+    return tok_id_of(tok, text, strlen(text), id) && tok_is_added(tok, *id);
+}
+
+/* Where the middle ends they go on with a file, or end the text; both are its end. Not all checkpoints list
+ * these tokens among their end tokens. */
+static enum status infill_ends(struct gen *g)
+{
+    static const char *const more[] = {"<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+                                       "<|file_separator|>"};
+    enum { MARKS = sizeof infill_marks / sizeof *infill_marks, MORE = sizeof more / sizeof *more };
+    struct gen_params *p = &g->p;
+    if (p->ignore_eos) return ST_OK;
+    uint32_t *ids = realloc(p->stop_ids, (p->stop_id_count + MARKS + MORE) * sizeof *ids);
+    if (!ids) return no_memory(g);
+    p->stop_ids = ids;
+    for (size_t i = 0; i < MARKS + MORE && p->stop_id_count < LIMIT_STOP_IDS; i++) {
+        uint32_t id;
+        const char *text = i < MARKS ? infill_marks[i] : more[i - MARKS];
+        bool known = !added_token(g->r->srv->model->tok, text, &id);
+        for (uint32_t k = 0; k < p->stop_id_count && !known; k++) known = ids[k] == id;
+        if (!known) ids[p->stop_id_count++] = id;
+    }
+    return ST_OK;
+}
+
+static enum status infill_check(struct gen *g, json_t *suffix, json_t *prompt)
+{
+    struct api_error *e = &g->r->answer.error;
+    if (!suffix) return ST_OK;
+    if (!json_is_string(suffix))
+        return api_fail(e, 400, "invalid_type", "suffix", "suffix must be a string.");
+    if (!json_string_length(suffix)) return ST_OK;
+    for (size_t i = 0; i < 3; i++) {
+        uint32_t id;
+        if (!added_token(g->r->srv->model->tok, infill_marks[i], &id))
+            return api_fail(e, 400, "unsupported_parameter", "suffix",
+                            "suffix is not supported: this model's vocabulary has no %s.", infill_marks[i]);
+    }
+    if (g->p.echo) return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with suffix.");
+    if (g->p.has_truncate)
+        return api_fail(e, 400, "invalid_value", "truncate_prompt_tokens",
+                        "truncate_prompt_tokens can't be combined with suffix.");
+    bool texts = json_is_string(prompt) || json_is_array(prompt);
+    for (size_t i = 0; i < json_array_size(prompt); i++)
+        texts = texts && json_is_string(json_array_get(prompt, i));
+    if (!texts) return api_fail(e, 400, "invalid_value", "suffix", "suffix needs prompts that are strings.");
+    return infill_ends(g);
+}
+
+static enum status text_prompt(struct gen *g, json_t *s, json_t *suffix, const char *path,
+                               struct gen_prompt *p)
 {
     const struct tokenizer *tok = g->r->srv->model->tok;
     struct tok_run run = {
         .text = json_string_value(s), .len = json_string_length(s), .control = TOK_CONTROL_ALL};
+    struct tok_run all[] = {{.text = infill_marks[0], .len = strlen(infill_marks[0])},
+                            run,
+                            {.text = infill_marks[1], .len = strlen(infill_marks[1])},
+                            {.text = json_string_value(suffix), .len = json_string_length(suffix)},
+                            {.text = infill_marks[2], .len = strlen(infill_marks[2])}};
+    bool infill = json_string_length(suffix) > 0;
     struct tok_ids ids = {0};
     struct err err = {0};
-    enum status st = tok_encode(tok, &run, 1, g->p.add_special_tokens, gen_ids_max(g), &ids, &err);
+    enum status st = tok_encode(tok, infill ? all : &run, infill ? 5 : 1, g->p.add_special_tokens,
+                                gen_ids_max(g), &ids, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
     if (st) return api_fail_status(&g->r->answer.error, st, path, &err);
     if (!ids.count) {
@@ -146,10 +215,10 @@ static enum status ids_prompt(struct gen *g, json_t *list, const char *path, str
     return ST_OK;
 }
 
-static enum status one_prompt(struct gen *g, json_t *v, const char *path)
+static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const char *path)
 {
     struct gen_prompt *p = &g->prompts[g->prompt_count++];
-    enum status st = json_is_string(v)  ? text_prompt(g, v, path, p)
+    enum status st = json_is_string(v)  ? text_prompt(g, v, suffix, path, p)
                      : json_is_array(v) ? ids_prompt(g, v, path, p)
                                         : api_fail(&g->r->answer.error, 400, "invalid_type", path,
                                                    "A prompt must be a string or an array of token ids.");
@@ -172,6 +241,8 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "prompt",
                         "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
+    json_t *suffix = field(root, "suffix");
+    if (infill_check(g, suffix, v)) return ST_INVALID;
     if (json_is_object(json_array_get(v, 0))) return gen_prompt_parts(g, v);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
@@ -186,7 +257,7 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
     for (size_t i = 0; i < count; i++) {
         char path[40];
         snprintf(path, sizeof path, many ? "prompt[%zu]" : "prompt", i);
-        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, path);
+        enum status st = one_prompt(g, many ? json_array_get(v, i) : v, suffix, path);
         if (st) return st;
     }
     return ST_OK;

@@ -1,7 +1,10 @@
-/* Sequences of a generating request: submitting them, taking their events, ending them. Event loop's thread.
- * What an answer looks like is generate/write.c; what was asked is generate/parse.c. */
+/* Sequences of a generating request: what comes before them, submitting them, taking their events, ending
+ * them. Event loop's thread. What an answer looks like is generate/write.c; what was asked is
+ * generate/parse.c. */
 #include "server/http/request.h"
 #include "server/generate/generate.h"
+#include "server/generate/remote.h"
+#include "server/fetch/fetch.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
@@ -11,6 +14,7 @@
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 #include "server/chat/tool_types.h"
+#include "server/grammar/grammar.h"
 
 #include <sodium.h>
 #include <stdlib.h>
@@ -29,14 +33,20 @@ static void book_choice(struct choice *c)
 void gen_free(struct gen *g)
 {
     g->r->srv->load--;
+    if (g->dialect && g->dialect->end) g->dialect->end(g);
     gen_shed(g);
-    for (uint32_t i = 0; i < g->choice_count; i++) free(g->choices[i].detok);
+    for (uint32_t i = 0; i < g->choice_count; i++) {
+        free(g->choices[i].detok);
+        matcher_free(g->choices[i].matcher);
+    }
+    grammar_unref(g->grammar);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
         cache_places_free(&g->prompts[i].places);
     }
     gen_images_free(g);
+    gen_remote_end(g);
     free(g->choices);
     free(g->prompts);
     free(g->answer_role);
@@ -44,28 +54,80 @@ void gen_free(struct gen *g)
     free(g->p.stops);
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
+    json_decref(g->p.bare_calls);
     free((void *)(uintptr_t)g->p.sampling.bias); /* ours: generate/parse.c made it */
     json_decref(g->root);
+    free(g->dialect_state);
+    json_decref(g->form_root);
     free(g);
 }
 
-void gen_start(struct request *r, enum gen_kind kind, void (*job)(struct request *r),
-               void (*done)(struct request *r))
+/* The request's gen, as its job finds it; false: out of memory, and answered so. */
+static bool gen_new(struct request *r, enum gen_kind kind, const struct dialect *dialect,
+                    void (*done)(struct request *r))
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
         (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
         request_fail(r);
-        return;
+        return false;
     }
     g->r = r;
     g->kind = kind;
+    g->dialect = dialect;
     g->p.n = 1;
+    g->done = done;
     r->gen = g;
     r->gen_cancel = gen_cancel;
     r->gen_free = gen_free;
     r->srv->load++;
-    request_work(r, job, done);
+    return true;
+}
+
+/* ---- pictures that are fetched before there is a prompt ---- */
+
+/* After a job: true if it waits for files. */
+static bool remote_start(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (!g->remote || g->fetched || r->answer.error.http) return false;
+    r->fetches++;
+    fetch_start(g->remote, r);
+    return true;
+}
+
+/* The files have come: the job begins anew. */
+static void go_on(struct request *r)
+{
+    struct gen *old = r->gen;
+    r->fetches--;
+    if (r->cancelled || !r->http.mhd || r->state != RQ_WORKING) { /* answered meanwhile, or nobody is there */
+        request_release(r);
+        return;
+    }
+    if (!gen_new(r, old->kind, old->dialect, old->done)) return;
+    r->gen->remote = old->remote;
+    r->gen->fetched = true;
+    old->remote = NULL;
+    gen_free(old);
+    request_work(r, r->job_run, r->job_done);
+}
+
+void gen_remote_done(struct server *s)
+{
+    void *r;
+    while (s->fetcher && fetch_take(s->fetcher, &r)) go_on(r);
+}
+
+static void job_ended(struct request *r)
+{
+    if (!remote_start(r)) r->gen->done(r);
+}
+
+void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
+               void (*job)(struct request *r), void (*done)(struct request *r))
+{
+    if (gen_new(r, kind, dialect, done)) request_work(r, job, job_ended);
 }
 
 static void touch(struct gen *g, struct gen **list)
@@ -212,11 +274,12 @@ static void on_token(struct choice *c, const struct sched_event *ev, struct gen 
     c->last_us = now;
     c->proposed = ev->proposed;
     c->accepted = ev->accepted;
-    if (g->p.stream) gen_stream_token(c);
+    if (g->p.stream) (g->dialect ? g->dialect->stream_token : gen_stream_token)(c);
     if (token_take(c, &ev->token)) {
         gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         return;
     }
+    if (g->dialect && g->dialect->token) g->dialect->token(c);
     book_choice(c);
     touch(g, touched);
     if (c->finish != FIN_NONE) sched_cancel(r->srv->model->sched, c->seq);
@@ -268,6 +331,11 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             c->stop_is_id = true;
             c->stop_id = ev->stop_id;
         }
+        if (c->finish == FIN_NONE && ev->end != END_LENGTH && c->matcher &&
+            matcher_gave_up(c->matcher, c->ids, c->id_count, ev->stop_id))
+            gen_abort(r, 400, "unsupported_schema",
+                      "The form of the answer could not be kept to: too much may follow in one place, or no "
+                      "token fits there.");
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
         if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         touch(g, touched);
@@ -300,11 +368,11 @@ static void gen_flush(struct gen *g)
     if (r->cancelled || g->failed || !r->http.mhd) return;
     if (!g->p.stream) {
         if (g->choices_open || r->state != RQ_RUNNING) return;
-        gen_write_answer(g);
+        (g->dialect ? g->dialect->answer : gen_write_answer)(g);
         gen_shed(g);
         return;
     }
-    gen_stream_write(g);
+    (g->dialect ? g->dialect->stream : gen_stream_write)(g);
     if (r->stream.end) gen_shed(g);
     request_stream_more(r);
 }
@@ -385,7 +453,7 @@ static void tags_find(struct gen *g)
 static bool output_create(struct choice *c)
 {
     const struct gen *g = c->gen;
-    if (g->kind != GEN_CHAT || (!g->p.calls && g->p.reasoning == REASONING_NONE)) return true;
+    if (g->kind != GEN_CHAT || (!g->p.calls && g->p.reasoning == REASONING_NONE && !g->dialect)) return true;
     c->out = malloc(sizeof *c->out);
     if (!c->out) return false;
     chat_output_init(c->out,
@@ -394,6 +462,7 @@ static bool output_create(struct choice *c)
                                                  .inside = g->inside_reasoning,
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,
+                                                 .bare = g->p.bare_calls,
                                                  .single_call = !g->p.parallel_calls},
                      TEXT_MAX);
     return true;
@@ -422,7 +491,7 @@ static bool choices_create(struct gen *g)
         c->detok = malloc(sizeof *c->detok);
         if (!c->detok) return false;
         detok_init(c->detok, tok, g->p.skip_special);
-        if (!output_create(c)) return false;
+        if (!output_create(c) || !gen_constraint_start(c)) return false;
     }
     tags_find(g);
     return true;

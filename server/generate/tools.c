@@ -35,7 +35,6 @@ static enum status function_check(struct api_error *e, json_t *f, const char *pa
     }
     if (description && !json_is_string(description))
         return api_fail(e, 400, "invalid_type", path, "A function's description must be a string.");
-    /* strict is accepted and changes nothing: arguments are as the model writes them. */
     return strict && !json_is_boolean(strict)
                ? api_fail(e, 400, "invalid_type", path, "A function's strict must be a boolean.")
                : ST_OK;
@@ -70,9 +69,39 @@ static enum status tools_check(struct api_error *e, json_t *tools)
     return ST_OK;
 }
 
-enum tool_choice { CHOICE_NONE, CHOICE_AUTO, CHOICE_FORCED };
+static bool offered(json_t *tools, const json_t *name)
+{
+    for (size_t i = 0; i < json_array_size(tools); i++)
+        if (json_equal(name, tool_name(tools, i))) return true;
+    return false;
+}
 
-static enum status choice_object(struct api_error *e, json_t *choice, json_t *tools, enum tool_choice *out)
+/* {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}, as Chat Completions and (without the inner
+ * object) Responses have it. */
+static enum status allowed_parse(struct api_error *e, json_t *choice, json_t *tools, struct call_form *out)
+{
+    json_t *in = field(choice, "allowed_tools"), *mode, *list;
+    if (!json_is_object(in)) in = choice;
+    mode = field(in, "mode");
+    list = field(in, "tools");
+    if (mode && !json_is(mode, "auto") && !json_is(mode, "required"))
+        return api_fail(e, 400, "invalid_value", "tool_choice",
+                        "The mode of allowed_tools must be \"auto\" "
+                        "or \"required\".");
+    if (!json_array_size(list))
+        return api_fail(e, 400, "invalid_value", "tool_choice", "allowed_tools needs a list of tools.");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        json_t *name = tool_name(list, i);
+        if (!json_is_string(name) || !offered(tools, name))
+            return api_fail(e, 400, "invalid_value", "tool_choice",
+                            "allowed_tools has a tool that is not in tools.");
+    }
+    out->allowed = list;
+    out->required = json_is(mode, "required");
+    return ST_OK;
+}
+
+static enum status choice_object(struct api_error *e, json_t *choice, json_t *tools, struct call_form *out)
 {
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
     const char *t = json_is_string(type) ? json_string_value(type) : NULL;
@@ -80,13 +109,7 @@ static enum status choice_object(struct api_error *e, json_t *choice, json_t *to
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
     if (type && !t)
         return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
-    *out = CHOICE_FORCED;
-    if (json_is(type, "allowed_tools")) {
-        return api_fail(e, 400, "unsupported_value", "tool_choice",
-                        "A tool_choice of type 'allowed_tools' needs constrained decoding, which this server "
-                        "does not offer yet; leave out of tools "
-                        "what may not be called, with tool_choice \"auto\".");
-    }
+    if (json_is(type, "allowed_tools")) return allowed_parse(e, choice, tools, out);
     if (json_is(type, "custom")) {
         return api_fail(e, 400, "unsupported_value", "tool_choice",
                         "Tools of type 'custom' are not supported.");
@@ -95,17 +118,20 @@ static enum status choice_object(struct api_error *e, json_t *choice, json_t *to
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", t);
     if (!json_is_string(name))
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        if (json_equal(name, tool_name(tools, i))) return ST_OK;
-    }
-    return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice names an unknown function '%.64s'.",
-                    json_string_value(name));
+    if (!offered(tools, name))
+        return api_fail(e, 400, "invalid_value", "tool_choice",
+                        "tool_choice names an unknown function '%.64s'.", json_string_value(name));
+    out->required = true;
+    out->named = json_string_value(name);
+    return ST_OK;
 }
 
-static enum status choice_parse(struct api_error *e, json_t *choice, json_t *tools, enum tool_choice *out)
+/* *calls: calls may be made. */
+static enum status choice_parse(struct api_error *e, json_t *choice, json_t *tools, bool *calls,
+                                struct call_form *out)
 {
     bool some = json_array_size(tools) > 0;
-    *out = some ? CHOICE_AUTO : CHOICE_NONE;
+    *calls = some;
     if (!choice) return ST_OK;
     if (json_is_object(choice)) return choice_object(e, choice, tools, out);
     if (!json_is_string(choice))
@@ -116,7 +142,8 @@ static enum status choice_parse(struct api_error *e, json_t *choice, json_t *too
         return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", how);
     if (required && !tools)
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    *out = none || !some ? CHOICE_NONE : required ? CHOICE_FORCED : CHOICE_AUTO;
+    *calls = !none && some;
+    out->required = required && some;
     return ST_OK;
 }
 
@@ -125,19 +152,20 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
     struct api_error *e = &g->r->answer.error;
     const struct model *m = g->r->srv->model;
     json_t *tools = field(root, "tools");
-    enum tool_choice how;
+    bool calls = false;
     g->p.parallel_calls = true;
     if (tools && !json_is_array(tools))
         return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (tools_check(e, tools) || choice_parse(e, field(root, "tool_choice"), tools, &how) ||
+    if (tools_check(e, tools) ||
+        choice_parse(e, field(root, "tool_choice"), tools, &calls, &g->p.call_form) ||
         field_bool(e, root, "parallel_tool_calls", &g->p.parallel_calls)) {
         return ST_INVALID;
     }
     /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is
      * parsed. */
-    if (how == CHOICE_NONE) return ST_OK;
+    if (!calls) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
         return api_fail(
@@ -150,15 +178,8 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
                         "This server can't read the tool calls of this model (%s); use tool_choice \"none\".",
                         m->info->family);
     }
-    if (how == CHOICE_FORCED) {
-        return api_fail(e, 400, "unsupported_value", "tool_choice",
-                        "%s can't be kept: making the model call a tool needs constrained decoding, which "
-                        "this server does not offer yet. Use "
-                        "\"auto\" (the model decides) or \"none\".",
-                        json_is_string(field(root, "tool_choice")) ? "tool_choice \"required\""
-                                                                   : "A tool_choice that names a function");
-    }
     g->p.calls = caps->calls;
+    g->p.named_call = g->p.call_form.named != NULL;
     if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools)))
         return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_OK;

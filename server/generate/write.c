@@ -4,10 +4,10 @@
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "server/generate/pieces.h"
 #include "server/http/request.h"
 #include "server/http/stream.h"
 
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,13 +31,9 @@ static void preamble(struct json_out *o, const struct gen *g, bool chunk)
     jo_text(o, ",\"choices\":[");
 }
 
-struct usage {
-    uint64_t prompt, completion, cached, image, reasoning, accepted, rejected;
-};
-
-static struct usage usage_of(const struct gen *g)
+struct gen_usage gen_usage(const struct gen *g)
 {
-    struct usage u = {0};
+    struct gen_usage u = {0};
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         u.prompt += g->prompts[i].prompt.token_count;
         u.cached += g->prompts[i].cached_tokens;
@@ -52,7 +48,7 @@ static struct usage usage_of(const struct gen *g)
     return u;
 }
 
-static void usage_short(struct json_out *o, const struct usage *u)
+static void usage_short(struct json_out *o, const struct gen_usage *u)
 {
     jo_text(o, "{\"prompt_tokens\":");
     jo_uint(o, u->prompt);
@@ -64,7 +60,7 @@ static void usage_short(struct json_out *o, const struct usage *u)
 
 static void usage_full(struct json_out *o, const struct gen *g)
 {
-    struct usage u = usage_of(g);
+    struct gen_usage u = gen_usage(g);
     usage_short(o, &u);
     jo_text(o, ",\"prompt_tokens_details\":{\"cached_tokens\":");
     jo_uint(o, u.cached);
@@ -101,7 +97,9 @@ static void reasons(struct json_out *o, const struct choice *c)
     /* "tool_calls" says that the calls can be made: an answer that was stopped within one is not that. */
     bool called = c->finish != FIN_LENGTH && c->out && chat_output_called(c->out);
     jo_text(o, ",\"finish_reason\":");
-    jo_cstring(o, c->finish == FIN_LENGTH ? "length" : called ? "tool_calls" : "stop");
+    jo_cstring(o, c->finish == FIN_LENGTH           ? "length"
+                  : called && !c->gen->p.named_call ? "tool_calls"
+                                                    : "stop");
     jo_text(o, ",\"stop_reason\":");
     if (c->stop_string >= 0) {
         const struct stop_string *s = &c->gen->p.stops[c->stop_string];
@@ -187,21 +185,10 @@ static void whole_text(struct json_out *o, const struct choice *c)
     buf_fini(&both);
 }
 
-/* "call_" and 24 letters or digits. */
-static void call_id_make(struct chat_call *call)
-{
-    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    unsigned char random[24];
-    randombytes_buf(random, sizeof random);
-    memcpy(call->id, "call_", 5);
-    for (size_t i = 0; i < sizeof random; i++) call->id[5 + i] = alphabet[random[i] % 62];
-    call->id[29] = '\0';
-}
-
 /* "id":..,"type":"function","function":{"name":..,"arguments":<text>} without the opening brace */
 static void call_write(struct json_out *o, struct chat_call *call, const char *arguments, size_t len)
 {
-    call_id_make(call);
+    call_id_make(call, "call_");
     jo_text(o, "\"id\":");
     jo_cstring(o, call->id);
     jo_text(o, ",\"type\":\"function\",\"function\":{\"name\":");
@@ -297,7 +284,7 @@ static void chunk_end(struct json_out *o, struct gen *g, bool counted, bool fini
 {
     jo_text(o, "]");
     if (g->p.continuous_usage) {
-        struct usage u = usage_of(g);
+        struct gen_usage u = gen_usage(g);
         if (!counted) u.completion = 0;
         jo_text(o, ",\"usage\":");
         usage_short(o, &u);
@@ -335,60 +322,6 @@ static void head_chunks(struct gen *g)
 }
 
 /* ---- chunks of an answer that was taken apart ---- */
-
-enum piece_kind { PIECE_NONE = 0, PIECE_ECHO, PIECE_REASONING, PIECE_CONTENT, PIECE_CALL, PIECE_ARGUMENTS };
-struct piece {
-    enum piece_kind kind;
-    uint32_t call;
-    const char *text; /* borrowed */
-    size_t len;
-};
-
-/* The first thing that no chunk showed yet. */
-static struct piece piece_next(const struct choice *c)
-{
-    enum { ARGUMENTS_MAX = 16384 }; /* some clients read lines of limited length */
-    const struct chat_output *out = c->out;
-    const struct gen_prompt *p = c->prompt;
-    if (!c->shown.any && c->gen->p.echo && p->text)
-        return (struct piece){PIECE_ECHO, 0, p->text, p->text_len};
-    if (out->reasoning.len > out->reasoning_shown) {
-        return (struct piece){PIECE_REASONING, 0, out->reasoning.data + out->reasoning_shown,
-                              out->reasoning.len - out->reasoning_shown};
-    }
-    if (out->content.len > out->content_shown) {
-        return (struct piece){PIECE_CONTENT, 0, out->content.data + out->content_shown,
-                              out->content.len - out->content_shown};
-    }
-    for (uint32_t i = out->calls_shown; i < out->call_count; i++) {
-        const struct chat_call *call = &out->calls[i];
-        if (!call->begun_shown) return (struct piece){PIECE_CALL, i, "", 0};
-        size_t len = call->arguments.len - call->shown;
-        const char *text = call->arguments.data ? call->arguments.data + call->shown : "";
-        if (len > ARGUMENTS_MAX) {
-            len = ARGUMENTS_MAX;
-            while (((unsigned char)text[len] & 0xC0) == 0x80) len--;
-        }
-        if (len) return (struct piece){PIECE_ARGUMENTS, i, text, len};
-    }
-    return (struct piece){0};
-}
-
-static void piece_shown(struct choice *c, const struct piece *piece)
-{
-    struct chat_output *out = c->out;
-    c->shown.any = true;
-    switch (piece->kind) {
-    case PIECE_REASONING: out->reasoning_shown += piece->len; break;
-    case PIECE_CONTENT: out->content_shown += piece->len; break;
-    case PIECE_CALL:
-        out->calls[piece->call].begun_shown = true;
-        out->calls_shown = piece->call; /* those before it are complete */
-        break;
-    case PIECE_ARGUMENTS: out->calls[piece->call].shown += piece->len; break;
-    default: break;
-    }
-}
 
 /* A role chunk that said null, and nothing came: the answer is the empty text, as it is without a stream. */
 static bool content_missing(const struct choice *c)

@@ -9,10 +9,12 @@
 
 struct answer {
     struct api_error error; /* http != 0: this is the answer */
+    enum error_shape shape; /* in which it is written: of which API the request is */
     unsigned retry_after;   /* seconds, for an error of status 429 or 503; 0 = 1 */
     int status;
     const char *content_type; /* static; NULL = application/json */
     const char *allow;        /* value of the Allow header, or NULL */
+    const char *policy;       /* it is a page with this Content-Security-Policy; else NULL */
     struct buf out;           /* body of the answer, or, streaming, the events that wait */
     size_t bytes;             /* what the answer holds in memory: its share of *all */
     size_t *all;

@@ -214,18 +214,21 @@ static void pump_down(struct conn *n)
 /* ---- answers of our own ---- */
 
 /* The gate's answer, and the end of the connection. A lack of memory ends it without. */
-static void refuse(struct conn *n, const struct api_error *e, const char *id, bool cors)
+static void refuse(struct conn *n, const struct api_error *e, enum error_shape shape, const char *id,
+                   bool cors)
 {
     struct buf text;
     buf_init(&text, PIECE);
     buf_init(&n->last, PIECE);
-    error_json(e, &text);
-    bool ok = !buf_addf(&n->last,
-                        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: "
-                        "kvasir/" KVASIR_VERSION "\r\nX-Request-Id: %s\r\n%s%sContent-Length: %zu\r\n\r\n",
-                        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id,
-                        cors ? "Access-Control-Allow-Origin: *\r\n" : "",
-                        e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
+    bool anthropic = shape == ERROR_ANTHROPIC;
+    error_json(e, shape, &text);
+    bool ok = !buf_addf(
+        &n->last,
+        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: "
+        "kvasir/" KVASIR_VERSION "\r\nX-Request-Id: %s\r\n%s%s%s%s%sContent-Length: %zu\r\n\r\n",
+        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id, anthropic ? "Request-Id: " : "",
+        anthropic ? id : "", anthropic ? "\r\n" : "", cors ? "Access-Control-Allow-Origin: *\r\n" : "",
+        e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
     ok = ok && text.len && !buf_add(&n->last, text.data, text.len);
     buf_fini(&text);
     n->refused = true;
@@ -249,7 +252,7 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     request_id_make(id, n->in.id);
     metrics_rejected(n->srv->metrics, e->http);
     log_info("req=%s path= status=%d %s", id, e->http, e->message);
-    refuse(n, e, id, false);
+    refuse(n, e, ERROR_OPENAI, id, false);
 }
 
 bool conn_answer_early(struct request *r)
@@ -260,7 +263,7 @@ bool conn_answer_early(struct request *r)
     r->answer.status = r->answer.error.http;
     request_to(r, RQ_ANSWER);
     r->http.queued = true;
-    refuse(n, &r->answer.error, r->http.id, r->http.has_origin);
+    refuse(n, &r->answer.error, r->answer.shape, r->http.id, r->http.has_origin);
     server_kick(n->srv);
     return true;
 }

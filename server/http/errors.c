@@ -67,9 +67,34 @@ enum status api_fail_status(struct api_error *e, enum status st, const char *par
     return api_fail(e, 500, "internal_error", NULL, "%s", err->msg[0] ? err->msg : status_name(st));
 }
 
-void error_json(const struct api_error *e, struct buf *out)
+static const char *anthropic_type(int http)
+{
+    switch (http) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return http >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+void error_json(const struct api_error *e, enum error_shape shape, struct buf *out)
 {
     struct json_out o = {.buf = out};
+    if (shape ==
+        ERROR_ANTHROPIC) { /* no fields for the parameter and the code: the message names the former */
+        char message[sizeof e->param + sizeof e->message + 2];
+        snprintf(message, sizeof message, "%s%s%s", e->param, e->param[0] ? ": " : "", e->message);
+        jo_text(&o, "{\"type\":\"error\",\"error\":{\"type\":");
+        jo_cstring(&o, anthropic_type(e->http));
+        jo_text(&o, ",\"message\":");
+        jo_cstring(&o, message);
+        jo_text(&o, "}}");
+        return;
+    }
     jo_text(&o, "{\"error\":{\"message\":");
     jo_cstring(&o, e->message);
     jo_text(&o, ",\"type\":");

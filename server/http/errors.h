@@ -31,6 +31,8 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
  * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
  * internal_error. */
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err);
-void error_json(const struct api_error *e, struct buf *out); /* the error object */
+/* OpenAI's {"error":{...}}, or Anthropic's {"type":"error","error":{...}}, whose types follow from http. */
+enum error_shape { ERROR_OPENAI = 0, ERROR_ANTHROPIC };
+void error_json(const struct api_error *e, enum error_shape shape, struct buf *out);
 
 #endif

@@ -3,11 +3,34 @@
 
 #include "server/http/http.h"
 
+#include <ctype.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
+
+static int hex(char c)
+{
+    return isdigit((unsigned char)c)    ? c - '0'
+           : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
+                                        : -1;
+}
+
+size_t percent_decode(char *text)
+{
+    char *to = text;
+    for (const char *p = text; *p; p++) {
+        if (*p == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
+            *to++ = (char)(hex(p[1]) * 16 + hex(p[2]));
+            p += 2;
+        } else {
+            *to++ = *p;
+        }
+    }
+    *to = '\0';
+    return (size_t)(to - text);
+}
 
 bool request_id_ok(const char *s)
 {
@@ -48,13 +71,22 @@ static void path_normalise(char *path)
     *to = '\0';
 }
 
+static const struct {
+    const char *name;
+    enum method method;
+} methods[] = {
+    {"GET", M_GET}, {"HEAD", M_HEAD}, {"POST", M_POST}, {"OPTIONS", M_OPTIONS}, {"DELETE", M_DELETE}};
+
+const char *method_name(enum method method)
+{
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        if (methods[i].method == method) return methods[i].name;
+    return "?";
+}
+
 bool exchange_open(struct exchange *x, struct MHD_Connection *c, const char *method, const char *target,
                    size_t body_max)
 {
-    static const struct {
-        const char *name;
-        enum method method;
-    } methods[] = {{"GET", M_GET}, {"HEAD", M_HEAD}, {"POST", M_POST}, {"OPTIONS", M_OPTIONS}};
     *x = (struct exchange){.mhd = c,
                            .method = M_OTHER,
                            .arrived_us = now_us(),

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_OTHER = 16 };
+enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_DELETE = 16, M_OTHER = 32 };
 
 #define REQUEST_ID_BYTES 132u
 
@@ -35,7 +35,10 @@ struct exchange {
     int64_t created;       /* Unix seconds */
 };
 
-bool request_id_ok(const char *s); /* fit to be one */
+/* "%41" -> "A", in place; returns the length. What is no such sequence stays. */
+size_t percent_decode(char *text);
+const char *method_name(enum method method); /* "?": another one */
+bool request_id_ok(const char *s);           /* fit to be one */
 void request_id_make(char id[REQUEST_ID_BYTES],
                      const char *given); /* the client's (may be NULL) if it is fit, else a new one */
 /* From the request line and the headers. False: out of memory; to be closed all the same. */

@@ -8,14 +8,18 @@
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/http/conn.h"
+#include "server/fetch/fetch.h"
+#include "server/fetch/local.h"
 #include "server/fleet/kv_events.h"
 #include "server/media/alias.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
+#include "server/dialect/store.h"
 #include "server/http/request.h"
 #include "server/http/routes.h"
 #include "server/chat/template.h"
 #include "server/generate/generate.h"
+#include "server/generate/grammars.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -243,10 +247,11 @@ static enum status connections_max(struct server *s, struct err *err)
         rl.rlim_cur = rl.rlim_max;
         setrlimit(RLIMIT_NOFILE, &rl);
     }
-    if (rl.rlim_cur < FILES_KEPT + 6)
+    unsigned kept = FILES_KEPT + (s->opt->allow_remote_media ? FETCH_FILES : 0);
+    if (rl.rlim_cur < kept + 6)
         return err_set(err, ST_INVALID, "%llu open files are too few (ulimit -n): %u are needed",
-                       (unsigned long long)rl.rlim_cur, FILES_KEPT + 6);
-    uint64_t most = (rl.rlim_cur - FILES_KEPT) / 3;
+                       (unsigned long long)rl.rlim_cur, kept + 6);
+    uint64_t most = (rl.rlim_cur - kept) / 3;
     if (most < s->conn_max) {
         log_warn("%llu connections at once, not %u: each takes three open files of %llu (ulimit -n)",
                  (unsigned long long)most, s->conn_max, (unsigned long long)rl.rlim_cur);
@@ -305,11 +310,30 @@ static enum status test_mutation(uint32_t *out, struct err *err)
 }
 #endif
 
+/* A bar on a terminal, else a line per second; small checkpoints load in silence. */
+#define BAR_CELLS    40u
+#define BAR_US       50000u
+#define BAR_FIRST_US 300000u
+#define LINE_US      1000000u
+
+struct load_clock {
+    uint64_t started_us, bar_us, line_us; /* the last of each */
+};
+
 static void load_progress(void *arg, uint64_t done, uint64_t total)
 {
-    uint64_t *last_us = arg, now = now_us(); /* one line per second: small checkpoints load in silence */
-    if (now - *last_us < 1000000u) return;
-    *last_us = now;
+    struct load_clock *c = arg;
+    uint64_t now = now_us();
+    if (now - c->started_us < BAR_FIRST_US || now - c->bar_us < BAR_US) return;
+    c->bar_us = now;
+    char bar[BAR_CELLS + 1] = "", text[128];
+    double part = total && done < total ? (double)done / (double)total : 1;
+    memset(bar, '.', BAR_CELLS);
+    memset(bar, '#', (size_t)(part * BAR_CELLS));
+    snprintf(text, sizeof text, "loading [%s] %3.0f %% of %llu MiB", bar, 100 * part,
+             (unsigned long long)(total >> 20));
+    if (log_status(text) || now - c->line_us < LINE_US) return;
+    c->line_us = now;
     log_info("loading %llu of %llu MiB", (unsigned long long)(done >> 20), (unsigned long long)(total >> 20));
 }
 
@@ -317,11 +341,14 @@ struct engine_options server_engine_options(const struct options *o, const char 
 {
     bool drafts = o->draft_model && strcmp(o->draft_tokens, "0") != 0;
     return (struct engine_options){.model_dir = model_dir,
+                                   .mmproj = o->mmproj,
                                    .draft_dir = drafts ? o->draft_model : NULL,
                                    .backend = o->backend,
                                    .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
                                    .threads = (uint32_t)o->threads,
                                    .dtype = o->dtype,
+                                   .quantize = o->quantize,
+                                   .kv_dtype = o->kv_dtype,
                                    .kv_bytes = o->kv_memory,
                                    .context_max = (uint32_t)o->max_context,
                                    .batch_tokens_max = (uint32_t)o->max_batch_tokens,
@@ -364,29 +391,59 @@ static enum status events_start(struct model *m, struct err *err)
     return m->events ? kv_events_start(m->events, announce, m->sched, err) : ST_OK;
 }
 
-static enum status model_load(struct server *s, struct model *m, struct err *err)
+/* Tokenizer and chat template, which load beside the weights. */
+struct text_load {
+    const char *dir;
+    struct model *m;
+    enum status st;
+    struct err err;
+};
+
+static void text_load(void *arg)
 {
-    const struct options *o = s->opt;
-    uint64_t last_us = now_us();
-    struct engine_options eo = server_engine_options(o, s->model_dir);
-    eo.progress = load_progress;
-    eo.progress_arg = &last_us;
+    struct text_load *t = arg;
+    struct model *m = t->m;
     const struct family_prompt *rule;
-    enum status st = family_prompt_load(s->model_dir, &rule, err);
+    enum status st = family_prompt_load(t->dir, &rule, &t->err);
     if (!st)
-        st = tok_load_extra(s->model_dir, rule ? rule->tokens : NULL, rule ? rule->token_count : 0, &m->tok,
-                            err);
+        st = tok_load_extra(t->dir, rule ? rule->tokens : NULL, rule ? rule->token_count : 0, &m->tok,
+                            &t->err);
     if (!st) {
-        st = template_load(s->model_dir, &m->tmpl, err);
+        st = template_load(t->dir, &m->tmpl, &t->err);
         if (st == ST_NOT_FOUND && rule) {
             st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
-                                 err);
+                                 &t->err);
             m->own_prompts = !st;
         }
         if (!st) template_guard(m->tmpl, m->tok);
         if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
     }
-    if (!st) st = engine_open(&eo, &m->engine, err);
+    t->st = st;
+}
+
+static enum status engine_and_text_load(struct server *s, struct model *m, struct err *err)
+{
+    struct load_clock clock = {.started_us = now_us()};
+    struct engine_options eo = server_engine_options(s->opt, s->model_dir);
+    struct text_load text = {.dir = s->model_dir, .m = m};
+    uv_thread_t thread;
+    clock.line_us = clock.started_us;
+    eo.progress = load_progress;
+    eo.progress_arg = &clock;
+    bool beside = uv_thread_create(&thread, text_load, &text) == 0;
+    if (!beside) text_load(&text);
+    enum status st = text.st && !beside ? text.st : engine_open(&eo, &m->engine, err);
+    if (beside) uv_thread_join(&thread);
+    (void)log_status(NULL);
+    if (!text.st) return st;
+    *err = text.err;
+    return text.st;
+}
+
+static enum status model_load(struct server *s, struct model *m, struct err *err)
+{
+    const struct options *o = s->opt;
+    enum status st = engine_and_text_load(s, m, err);
     if (st) return st;
     m->info = engine_model(m->engine);
     engine_caps(m->engine, &m->caps);
@@ -470,8 +527,9 @@ static void loaded_event(uv_async_t *a)
     s->model = &s->loading;
     metrics_model(s->metrics, s->model_name, s->model->caps.context_max);
     const struct model_info *mi = s->model->info;
-    log_info("model=%s family=%s dtype=%s backend=%s context=%u fingerprint=%s", s->model_name, mi->family,
-             mi->dtype, mi->backend, s->model->caps.context_max, mi->fingerprint);
+    log_info("model=%s family=%s dtype=%s weights=%s kv=%s backend=%s context=%u fingerprint=%s",
+             s->model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
+             s->model->caps.context_max, mi->fingerprint);
     log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
              (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20),
              (unsigned long long)(s->opt->encoder_cache_memory >> 20));
@@ -486,6 +544,8 @@ static void wake_event(uv_async_t *a)
     struct server *s = a->data;
     if (!s->model) return;
     gen_events(s);
+    gen_remote_done(s);
+    requests_poll(s);
     mhd_pump(s);
 }
 
@@ -590,6 +650,7 @@ static void tick_event(uv_timer_t *t)
         conn_unstick(s);
     }
     failed_check(s, now);
+    requests_poll(s);
     if (s->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
     uint64_t in_phase = now > s->phase_us ? now - s->phase_us : 0;
@@ -612,6 +673,24 @@ static void tick_event(uv_timer_t *t)
     if (s->phase == SRV_ENDING &&
         ((!s->request_count && !conn_pending(s)) || now_us() - s->phase_us > 2000000u))
         uv_stop(&s->loop);
+}
+
+/* Where pictures may come from besides the requests. */
+static enum status media_open(struct server *s, struct err *err)
+{
+    const struct options *o = s->opt;
+    if (o->allow_private_media && !o->allow_remote_media)
+        return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
+    enum status st = ST_OK;
+    if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->media_dir, err);
+    if (st || !o->allow_remote_media) return st;
+    return fetcher_create(&(struct fetch_options){.hosts = o->allow_remote_media,
+                                                  .networks = o->allow_private_media,
+                                                  .seconds = o->media_timeout,
+                                                  .bytes_max = IMAGE_LIMITS_DEFAULT.encoded_bytes_max,
+                                                  .wake = wake_loop,
+                                                  .wake_arg = s},
+                          &s->fetcher, err);
 }
 
 static void handle_close(uv_handle_t *h, void *arg)
@@ -686,6 +765,8 @@ static void server_end(struct server *s)
         uv_poll_stop(&s->mhd_poll);
         MHD_stop_daemon(s->mhd);
     }
+    fetcher_destroy(s->fetcher);
+    local_dir_close(s->media_dir);
     uv_walk(&s->loop, handle_close, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
@@ -698,6 +779,8 @@ static char *last_component(const char *dir)
     const char *from = real ? real : dir;
     const char *slash = strrchr(from, '/');
     char *name = strdup(slash && slash[1] ? slash + 1 : from);
+    size_t len = name ? strlen(name) : 0, tail = strlen(".gguf");
+    if (len > tail && strcmp(name + len - tail, ".gguf") == 0) name[len - tail] = '\0';
     free(real);
     return name;
 }
@@ -716,9 +799,11 @@ int server_run(const struct options *opt, char *model_dir)
     if (s->model_name) s->model_names_end = model_names_split(s->model_name, opt->served_model_name != NULL);
     s->metrics = metrics_create();
     s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
+    s->responses = response_store_create(opt->response_store);
     signal(SIGPIPE, SIG_IGN);
     enum status st = ST_OK;
-    if (!s->model_name || !s->metrics || !s->aliases) st = err_set(&err, ST_NOMEM, "out of memory");
+    if (!s->model_name || !s->metrics || !s->aliases || !s->responses || grammars_create(&s->grammars))
+        st = err_set(&err, ST_NOMEM, "out of memory");
     if (!st && opt->api_key_file) {
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
@@ -726,6 +811,7 @@ int server_run(const struct options *opt, char *model_dir)
     if (!st) st = connections_max(s, &err);
     if (!st && loop_open(s)) st = err_set(&err, ST_IO, "can't make the event loop");
     if (!st) st = pool_start(s, &err);
+    if (!st) st = media_open(s, &err);
     if (!st) st = listen_open(s, &err);
     if (!st) st = mhd_open(s, &err);
     if (st) {
@@ -742,6 +828,8 @@ int server_run(const struct options *opt, char *model_dir)
     server_end(s);
     metrics_destroy(s->metrics);
     image_alias_destroy(s->aliases);
+    grammars_free(s->grammars);
+    response_store_destroy(s->responses);
     auth_free(s->auth);
     free(s->model_name);
     log_info("end");

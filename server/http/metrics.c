@@ -2,6 +2,7 @@
 #include "server/http/metrics.h"
 
 #include "engine/model/model_info.h"
+#include "server/fetch/fetch.h"
 #include "server/media/alias.h"
 #include "server/http/json_out.h"
 #include "server/http/http.h"
@@ -363,7 +364,7 @@ static void kv_text(struct writer *w, const struct sched_stats *st, const struct
     W(w,
       "vllm:cache_config_info{block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\",engine=\"0\","
       "model_name=\"%s\",num_gpu_blocks=\"%llu\"} 1.0\n",
-      caps->block_tokens, s->model ? s->model->info->dtype : "",
+      caps->block_tokens, s->model ? s->model->info->kv_dtype : "",
       strcmp(s->opt->prefix_cache, "on") == 0 ? "True" : "False", w->m->model_label,
       (unsigned long long)(units ? st->arena_units / units : 0));
 }
@@ -452,6 +453,21 @@ static void images_text(struct writer *w, const struct sched_stats *st, const st
            (double)st->feature_bytes);
     single(w, "kvasir:encoder_cache_evictions_total", "counter",
            "Encoded pictures dropped for want of memory.", (double)st->feature_evictions);
+}
+
+static void fetch_text(struct writer *w, const struct server *s)
+{
+    struct fetch_stats f;
+    if (!s->fetcher) return;
+    fetch_stats(s->fetcher, &f);
+    single(w, "kvasir:urls_fetched_total", "counter", "URLs of pictures fetched.", (double)f.fetched);
+    single(w, "kvasir:urls_failed_total", "counter", "URLs of pictures that were refused or failed.",
+           (double)f.failed);
+    single(w, "kvasir:fetched_bytes_total", "counter", "Bytes of pictures fetched.", (double)f.bytes);
+    single(w, "kvasir:urls_waiting", "gauge", "URLs of pictures being fetched or waiting for that.",
+           (double)f.queued);
+    single(w, "kvasir:fetched_bytes_held", "gauge", "Fetched files not yet taken by their requests.",
+           (double)f.held);
 }
 
 static void engine_text(struct writer *w, const struct sched_stats *st)
@@ -606,6 +622,7 @@ enum status metrics_text(const struct server *s, struct buf *out)
     engine_text(&w, &st);
     prefix_cache_text(&w, &st);
     images_text(&w, &st, s);
+    fetch_text(&w, s);
     kv_text(&w, &st, &caps, s);
     requests_text(&w);
     http_text(&w);

@@ -12,9 +12,9 @@
 void request_to(struct request *r, enum request_state state)
 {
     static const unsigned next[] = {
-        [RQ_BODY] = 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_ANSWER,
+        [RQ_BODY] = 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER,
         [RQ_SWALLOW] = 1u << RQ_SWALLOW | 1u << RQ_ANSWER,
-        [RQ_WORKING] = 1u << RQ_RUNNING | 1u << RQ_ANSWER,
+        [RQ_WORKING] = 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER,
         [RQ_RUNNING] = 1u << RQ_STREAM | 1u << RQ_ANSWER,
         [RQ_ANSWER] = 1u << RQ_SWALLOW | 1u << RQ_ANSWER, /* another one, while nobody has read the first */
         [RQ_STREAM] = 0,
@@ -51,6 +51,7 @@ void request_release(struct request *r)
     else s->requests = r->next;
     if (r->next) r->next->prev = r->prev;
     s->request_count--;
+    if (r->poll) s->polls--;
     if (r->gen) r->gen_free(r->gen);
     s->body_bytes -= r->http.body.len + r->http.body_kept;
     answer_close(&r->answer);
@@ -84,8 +85,8 @@ void request_fail(struct request *r)
     if (!r->answer.error.http)
         api_fail(&r->answer.error, 500, "internal_error", NULL, "The server failed to handle the request.");
     buf_fini(&r->answer.out);
-    r->answer.content_type = NULL;
-    error_json(&r->answer.error, &r->answer.out);
+    r->answer.content_type = r->answer.policy = NULL;
+    error_json(&r->answer.error, r->answer.shape, &r->answer.out);
     metrics_rejected(r->srv->metrics, r->answer.error.http);
     if (r->answer.error.http >= 500)
         log_warn("req=%s status=%d code=%s %s", r->http.id, r->answer.error.http,
@@ -117,6 +118,20 @@ struct request *requests_largest(const struct server *s)
         if (r->answer.bytes && (!most || r->answer.bytes > most->answer.bytes)) most = r;
     }
     return held > s->opt->answer_memory ? most : NULL;
+}
+
+void request_wait(struct request *r, void (*poll)(struct request *r))
+{
+    request_to(r, RQ_RUNNING);
+    r->poll = poll;
+    r->srv->polls++;
+}
+
+void requests_poll(struct server *s)
+{
+    if (!s->polls) return;
+    for (struct request *r = s->requests; r; r = r->next)
+        if (r->poll && r->state == RQ_RUNNING && r->http.mhd && !r->cancelled) r->poll(r);
 }
 
 /* ---- worker pool ---- */
@@ -208,9 +223,9 @@ static void headers_cors(struct request *r, struct MHD_Response *resp)
 {
     if (!r->http.has_origin) return;
     header(resp, "Access-Control-Allow-Origin", "*");
-    header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
     if (r->http.cors) {
-        header(resp, "Access-Control-Allow-Methods", "GET, POST, OPTIONS, HEAD");
+        header(resp, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS, HEAD");
         if (*r->http.cors) header(resp, "Access-Control-Allow-Headers", r->http.cors);
         header(resp, "Access-Control-Max-Age", "600");
     }
@@ -237,8 +252,16 @@ struct MHD_Response *request_response(struct request *r)
         header(resp, "Content-Type", r->answer.content_type ? r->answer.content_type : "application/json");
     }
     header(resp, "X-Request-Id", r->http.id);
+    if (r->answer.shape == ERROR_ANTHROPIC) header(resp, "Request-Id", r->http.id);
     header(resp, "Server", "kvasir/" KVASIR_VERSION);
     if (r->answer.allow) header(resp, "Allow", r->answer.allow);
+    if (r->answer.policy) {
+        header(resp, "Content-Security-Policy", r->answer.policy);
+        header(resp, "X-Content-Type-Options", "nosniff");
+        header(resp, "Referrer-Policy", "no-referrer");
+        header(resp, "Cache-Control", "no-cache");
+        header(resp, "Vary", "Accept");
+    }
     if (r->answer.status == 401) header(resp, "WWW-Authenticate", "Bearer");
     if (r->answer.status == 415) {
         bool coded = exchange_header(&r->http, "Content-Encoding") != NULL;

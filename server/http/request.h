@@ -2,12 +2,14 @@
  *
  *   BODY -> WORKING -> RUNNING -> ANSWER   (whole: libmicrohttpd's connection sleeps until it is there)
  *                             \-> STREAM   (events: it sleeps whenever none waits)
+ *           WORKING -> WORKING             (once more, when the files that it names were fetched)
  *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is read away)
+ *   BODY -> RUNNING -> ANSWER              (waits for the engine: request_wait)
  *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
  *
  * It is freed by request_release when libmicrohttpd is done with it, no worker holds it and every sequence
  * has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further workers
- * (generate/images.c), counted in `fetches`.
+ * (generate/images.c), and those with a URL fetched before (generate/remote.c), counted in `fetches`.
  *
  * Event loop's thread, but while `working`: then a worker of uv_queue_work owns body, answer and gen, and the
  * loop touches none of them. */
@@ -47,7 +49,11 @@ struct request {
     void (*gen_free)(struct gen *g);
     const char *model_name;   /* by which it was asked for; NULL = none, or one that we don't have */
     uint32_t sequences_alive; /* submitted, EV_END not yet taken */
-    uint32_t fetches;         /* pictures being decoded for them */
+    uint32_t fetches;         /* pictures being decoded for them, or files being fetched */
+
+    /* waiting for the engine */
+    void (*poll)(struct request *r);
+    uint64_t ticket; /* what for */
 };
 
 void request_to(struct request *r, enum request_state state);
@@ -65,6 +71,9 @@ void request_stream_open(struct request *r);        /* first bytes are in r->ans
 void request_stream_more(struct request *r);        /* r->answer.out grew, or r->stream.end was set */
 /* Runs job on a worker, then done on the loop (done decides by r->answer.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
+/* poll is called whenever the engine has something to tell, and at every tick, until it answers. */
+void request_wait(struct request *r, void (*poll)(struct request *r));
+void requests_poll(struct server *s);
 /* For loop.c: response object for the state, headers and all; NULL = out of memory */
 struct MHD_Response *request_response(struct request *r);
 

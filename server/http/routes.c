@@ -17,6 +17,22 @@ static const struct route routes[] = {
     {"/chat/completions", "/v1/chat/completions", M_POST, true, true, true, false, api_chat_start},
     {"/v1/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
     {"/completions", "/v1/completions", M_POST, true, true, true, false, api_completions_start},
+    {"/v1/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
+    {"/messages", "/v1/messages", M_POST, true, true, true, false, api_messages_start},
+    {"/v1/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
+     api_count_tokens_start},
+    {"/messages/count_tokens", "/v1/messages/count_tokens", M_POST, true, true, true, false,
+     api_count_tokens_start},
+    {"/v1/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
+    {"/responses", "/v1/responses", M_POST, true, true, true, false, api_responses_start},
+    {"/v1/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
+     api_input_tokens_start},
+    {"/responses/input_tokens", "/v1/responses/input_tokens", M_POST, true, true, true, false,
+     api_input_tokens_start},
+    {"/v1/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
+     api_response_start},
+    {"/responses/", "/v1/responses/{id}", M_GET | M_POST | M_DELETE, true, false, false, true,
+     api_response_start},
     {"/v1/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
     {"/models", "/v1/models", M_GET | M_HEAD, true, false, false, false, api_models_start},
     {"/v1/models/", "/v1/models/{id}", M_GET | M_HEAD, true, false, false, true, api_model_start},
@@ -38,7 +54,9 @@ static const struct route routes[] = {
     {"/health/live", NULL, M_GET | M_HEAD, false, false, false, false, api_live_start},
     {"/version", NULL, M_GET | M_HEAD, false, false, false, false, api_version_start},
     {"/load", NULL, M_GET | M_HEAD, false, false, false, false, api_load_start},
+    {"/openapi.json", NULL, M_GET | M_HEAD, false, false, false, false, api_openapi_start},
     {"/metrics", NULL, M_GET | M_HEAD, false, false, false, false, api_metrics_start},
+    {"/cache_tree", NULL, M_GET | M_HEAD, true, true, false, false, api_cache_tree_start},
     {"/reset_prefix_cache", "/reset_prefix_cache", M_POST, true, false, false, false,
      api_reset_prefix_cache_start},
     {"/reset_mm_cache", "/reset_mm_cache", M_POST, true, false, false, false, api_reset_mm_cache_start},
@@ -145,6 +163,21 @@ static bool authorised(struct request *r)
 
 /* ---- headers ---- */
 
+static bool path_under(const char *path, const char *top)
+{
+    size_t n = strlen(top);
+    return strncmp(path, top, n) == 0 && (!path[n] || path[n] == '/');
+}
+
+/* Clients of Anthropic's API read errors in its shape only, those of unknown paths and wrong keys as well. */
+static enum error_shape error_shape(const struct request *r)
+{
+    const char *path = strncmp(r->http.path, "/v1/", 4) == 0 ? r->http.path + 3 : r->http.path;
+    bool ours = path_under(path, "/messages") ||
+                (path_under(path, "/models") && exchange_header(&r->http, "anthropic-version"));
+    return ours ? ERROR_ANTHROPIC : ERROR_OPENAI;
+}
+
 static bool gate_ok(struct request *r)
 {
     struct server *s = r->srv;
@@ -162,7 +195,9 @@ static bool gate_ok(struct request *r)
 static bool queue_ok(struct request *r)
 {
     struct server *s = r->srv;
-    if (r->route->start != api_chat_start && r->route->start != api_completions_start) return true;
+    if (r->route->start != api_chat_start && r->route->start != api_completions_start &&
+        r->route->start != api_messages_start && r->route->start != api_responses_start)
+        return true;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
     if (st.waiting < s->opt->max_queue) return true;
@@ -220,6 +255,7 @@ static const char *allow_text(unsigned methods)
     switch (methods) {
     case M_POST: return "POST, OPTIONS";
     case M_GET | M_HEAD: return "GET, HEAD, OPTIONS";
+    case M_GET | M_POST | M_DELETE: return "GET, POST, DELETE, OPTIONS";
     default: return "GET, HEAD, POST, OPTIONS";
     }
 }
@@ -248,6 +284,7 @@ static bool options_admit(struct request *r)
 
 bool routes_admit(struct request *r)
 {
+    r->answer.shape = error_shape(r);
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* A wrong key learns nothing about which paths exist. */
@@ -256,10 +293,7 @@ bool routes_admit(struct request *r)
         return false;
     }
     if (!route) {
-        const char *name = r->http.method == M_GET    ? "GET"
-                           : r->http.method == M_POST ? "POST"
-                           : r->http.method == M_HEAD ? "HEAD"
-                                                      : "?";
+        const char *name = method_name(r->http.method);
         if (strcmp(r->http.path, "/v1/embeddings") == 0) {
             (void)api_fail(&r->answer.error, 404, "unsupported_endpoint", NULL,
                            "This model does not support embeddings.");

@@ -8,6 +8,14 @@ void sse_begin(struct json_out *o)
     jo_text(o, "data: ");
 }
 
+void sse_begin_named(struct json_out *o, const char *name)
+{
+    jo_text(o, "event: ");
+    jo_text(o, name);
+    jo_text(o, "\n");
+    sse_begin(o);
+}
+
 void sse_end(struct json_out *o)
 {
     jo_text(o, "\n\n");

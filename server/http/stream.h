@@ -1,5 +1,6 @@
-/* Server-sent events: "data: " + one line of JSON + "\n\n", nothing else; and how much of them libmicrohttpd
- * has taken. `out`: the events, of struct answer. No state of its own. */
+/* Server-sent events: "data: " + one line of JSON + "\n\n", with an "event: " line in front where a dialect
+ * has named events; and how much of them libmicrohttpd has taken. `out`: the events, of struct answer. No
+ * state of its own. */
 #ifndef KVASIR_STREAM_H
 #define KVASIR_STREAM_H
 
@@ -18,9 +19,10 @@ size_t stream_take(struct stream *s, struct buf *out, char *to,
  * event, or everything, was handed over already. */
 bool stream_drop(struct stream *s, struct buf *out);
 
-void sse_begin(struct json_out *o); /* "data: " */
-void sse_end(struct json_out *o);   /* "\n\n" */
-void sse_done(struct json_out *o);  /* the last event */
+void sse_begin(struct json_out *o);                         /* "data: " */
+void sse_begin_named(struct json_out *o, const char *name); /* "event: NAME", "data: " */
+void sse_end(struct json_out *o);                           /* "\n\n" */
+void sse_done(struct json_out *o);                          /* the last event */
 /* Bytes of `text` to hand over when at most max fit: its first event, for each makes an HTTP chunk of its
  * own; max where it doesn't fit. */
 size_t sse_first_event(const char *text, size_t len, size_t max);

@@ -22,6 +22,9 @@ const char *image_fault_code(enum image_fault f)
     case IMAGE_TOO_MANY_BYTES: return "image_file_too_large";
     case IMAGE_TOO_MANY_PIXELS: return "image_too_large";
     case IMAGE_REMOTE: return "invalid_image_url";
+    case IMAGE_DOWNLOAD: return "failed_to_download_image";
+    case IMAGE_NO_FILE: return "image_file_not_found";
+    case IMAGE_BUSY: return "rate_limit_exceeded";
     case IMAGE_BAD_SHAPE: return "invalid_value";
     case IMAGE_NOMEM: return "server_error";
     }

@@ -37,6 +37,9 @@ enum image_fault {
     IMAGE_TOO_MANY_BYTES,
     IMAGE_TOO_MANY_PIXELS,
     IMAGE_REMOTE,    /* http(s)/file URL: not fetched */
+    IMAGE_DOWNLOAD,  /* http(s) URL: fetching it failed */
+    IMAGE_NO_FILE,   /* file URL: none there */
+    IMAGE_BUSY,      /* the server fetches too much already: nothing is wrong with the picture */
     IMAGE_BAD_SHAPE, /* a size or number of frames that the model does not take */
     IMAGE_NOMEM,
 };

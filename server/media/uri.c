@@ -148,9 +148,12 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
     static const char base64[] = ";base64";
     enum { BASE64 = sizeof base64 - 1 };
     if (starts_with(url, url_len, "http:") || starts_with(url, url_len, "https:"))
-        return image__fail(err, IMAGE_REMOTE, "http(s) URLs are not fetched: send a data: URL");
+        return image__fail(
+            err, IMAGE_REMOTE,
+            "http(s) URLs are not fetched (the server's --allow-remote-media): send a data: URL");
     if (starts_with(url, url_len, "file:"))
-        return image__fail(err, IMAGE_REMOTE, "file: URLs are not read: send a data: URL");
+        return image__fail(err, IMAGE_REMOTE,
+                           "file: URLs are not read (the server's --allowed-media-dir): send a data: URL");
     if (!starts_with(url, url_len, "data:"))
         return image__fail(err, IMAGE_BAD_URL, "the URL must be a data: URL");
     const char *comma = memchr(url, ',', url_len);

@@ -271,15 +271,18 @@ def test_completions(s):
 
 
 def test_refused(s):
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     table = [
         ({"response_format": schema}, "unsupported_schema", "response_format"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_schema", "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {"uniqueItems": True}}}, "unsupported_schema",
+         "response_format"),
         ({"response_format": {"type": "json_schema"}}, None, "response_format"),
         ({"response_format": {"type": "poem"}}, "invalid_value", "response_format.type"),
-        ({"guided_choice": ["yes"]}, "unsupported_schema", "guided_choice"),
-        ({"structured_outputs": {"regex": "a"}}, "unsupported_schema", "structured_outputs"),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"structured_outputs": {"regex": "a("}}, "unsupported_schema", "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "guided_choice": ["b"]}, "invalid_value", "guided_choice"),
         ({"tools": [tool]}, "tools_unsupported", "tools"),
         ({"tools": [tool, tool], "tool_choice": "none"}, "invalid_value", "tools[1]"),
         ({"tools": [{"type": "custom"}]}, "unsupported_value", "tools[0]"),
@@ -887,7 +890,7 @@ def test_start():
     run = subprocess.run([BINARY, "serve", "--port", "70000"], capture_output=True, text=True, timeout=60)
     check.true("bad port", run.returncode == 1 and "port" in run.stderr)
     for flags, words in ((["--model", "/nonexistent"], "--model /nonexistent: No such file"),
-                         (["--model", BINARY], "not a directory"),
+                         (["--model", BINARY], "neither a directory nor a GGUF file"),
                          (["--draft-tokens", "99"], "is not one of auto|0|1"),
                          (["--model", MODEL, "--kv-memory", "10T"], "are asked for (--kv-memory)"), (["--threads", "999"], "999 is outside 0..256")):
         run = subprocess.run([BINARY, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60)

@@ -17,7 +17,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import Checks, Server, arguments, data_url, picture  # noqa: E402
 
 check = Checks()
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(os.path.dirname(HERE), "golden")
 
@@ -75,7 +76,8 @@ class Starved:
 
 def sense(answer):
     """Of an answer what must not depend on luck."""
-    return {k: v for k, v in answer.items() if k not in ("id", "created", "model", "cache_info", "timings")}
+    luck = ("id", "created", "created_at", "completed_at", "model", "cache_info", "timings", "store")
+    return {k: [sense(i) for i in v] if k == "output" else v for k, v in answer.items() if k not in luck}
 
 
 def sweep(s, name, path, body):
@@ -92,7 +94,8 @@ def sweep(s, name, path, body):
                 status == 200
                 and sense(answer) == want
                 or status == 503
-                and answer["error"]["code"] == "out_of_memory"
+                and answer["error"].get("code", "out_of_memory") == "out_of_memory"
+                and answer["error"]["type"] in ("server_error", "overloaded_error")
             )
             counts[status] = counts.get(status, 0) + 1
             if not fine:
@@ -171,6 +174,86 @@ REQUESTS = {
         },
     ),
 }
+BLOCKS = {
+    "max_tokens": 1,
+    "temperature": 0,
+    "stop_sequences": ["zz"],
+    "metadata": {"user_id": "u"},
+    "output_config": {"effort": "low"},
+    "thinking": {"type": "enabled", "budget_tokens": 5},
+    "system": [{"type": "text", "text": "S"}, {"type": "text", "text": "T"}],
+}
+REQUESTS["messages"] = (
+    MESSAGES,
+    {
+        **BLOCKS,
+        "messages": [
+            {"role": "user", "content": "red"},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "image",
+                        "source": {
+                            "type": "base64",
+                            "media_type": "image/png",
+                            "data": base64.b64encode(picture()).decode(),
+                        },
+                    }
+                ],
+            },
+        ],
+    },
+)
+REQUESTS["count_tokens"] = (MESSAGES + "/count_tokens", REQUESTS["messages"][1])
+CALLED = [
+    {"role": "user", "content": "red"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "h", "signature": ""},
+            {"type": "thinking", "thinking": "m", "signature": ""},
+            {"type": "text", "text": "yes"},
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 123456789012345678901234567890}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "[1]"}]},
+            {"type": "tool_result", "tool_use_id": "1", "is_error": True},
+        ],
+    },
+]
+ITEMS = [
+    {"role": "user", "content": "red"},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "y"}, {"type": "refusal", "refusal": "n"}],
+    },
+    {
+        "type": "function_call",
+        "call_id": "1",
+        "name": "f",
+        "arguments": '{"a": 123456789012345678901234567890}',
+    },
+    {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "[1]"}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "and?"}]},
+]
+ASKED = {
+    "max_output_tokens": 1,
+    "temperature": 0,
+    "instructions": "S",
+    "metadata": {"a": "b"},
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "top_logprobs": 1,
+    "stop": ["zz"],
+}
+SEEN = [{"type": "input_image", "image_url": data_url(picture())}, {"type": "input_text", "text": "red"}]
+REQUESTS["responses"] = (RESPONSES, {**ASKED, "input": [{"role": "user", "content": SEEN}]})
+REQUESTS["input_tokens"] = (RESPONSES + "/input_tokens", REQUESTS["responses"][1])
 PICTURES = {
     "png": file("files/png_pal4_adam7.png"),
     "png with a packed text": file("files/png_raw_profile5.png"),
@@ -202,6 +285,18 @@ def test_no_memory():
         "temperature": 0,
     }
     sweep(s, "tools", CHAT, {**tools, "return_token_ids": True})
+    blocks = {
+        **BLOCKS,
+        "messages": CALLED,
+        "tools": [{"name": "f", "description": "d", "input_schema": TOOL["function"]["parameters"]}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    }
+    sweep(s, "messages with tools", MESSAGES, blocks)
+    function = {"type": "function", **TOOL["function"]}
+    items = {**ASKED, "input": ITEMS, "tools": [function], "tool_choice": "auto"}
+    sweep(s, "responses with tools", RESPONSES, items)
+    first = s.post(RESPONSES, items)[1]["id"]
+    sweep(s, "responses that follow", RESPONSES, {**ASKED, "input": "so?", "previous_response_id": first})
     for name in ("delta.gif", "lossy.webp"):
         sweep(
             s,
@@ -263,6 +358,9 @@ def scans(side, count):
 
 HEAD = b'{"prompt":"red","max_tokens":1,"x":'
 TURN = b'{"max_tokens":1,"messages":[{"role":"user","content":'
+ASSISTANT = TURN + b'"x"},{"role":"assistant","content":'
+REASONING = b'{"type":"reasoning","content":[{"type":"reasoning_text","text":"' + b"a" * 400 + b'"}]}'
+THOUGHT = b'{"type":"thinking","signature":"","thinking":"' + b"a" * 400 + b'"}'
 BIG = many(1_900_000, HEAD + b"[", b"{}", b"]}")
 SCANS = json.dumps(chat(image(scans(5000, 400)))).encode()
 CPU = ("--backend", "cpu")  # looking for a GPU loads libraries of 150 MB
@@ -279,6 +377,28 @@ COSTLY = {  # name: (path, body, status, most MB at the peak, most seconds)
         2,
     ),
     "members": (TEXT, HEAD + b"{" + b",".join(b'"k%d":1' % i for i in range(65_000)) + b"}}", 200, 100, 2),
+    "many blocks": (
+        MESSAGES,
+        many(990_000, TURN + b"[", b'{"type":"text","text":"x"}', b"]}]}"),
+        400,
+        600,
+        6,
+    ),
+    "many thoughts": (MESSAGES, many(60_000, ASSISTANT + b"[", THOUGHT, b"]}]}"), 400, 250, 2),
+    "many items": (
+        RESPONSES,
+        many(990_000, b'{"max_output_tokens":1,"input":[', b'{"role":"user","content":"x"}', b"]}"),
+        400,
+        600,
+        6,
+    ),
+    "much reasoning": (
+        RESPONSES,
+        many(30_000, b'{"max_output_tokens":1,"input":[', REASONING, b"]}"),
+        400,
+        250,
+        2,
+    ),
     "many parts": (CHAT, many(990_000, TURN + b"[", b'{"text":"x"}', b"]}]}"), 400, 600, 6),
     "many calls": (
         CHAT,

@@ -14,7 +14,7 @@ check = Checks()
 CHAT = "/v1/chat/completions"
 
 # Key order, numbers and characters as here reach the prompt.
-WEATHER = {"type": "function", "function": {"description": "Wetter für <Ort> & \"Tage\"", "name": "get_weather", "strict": True, "parameters": {
+WEATHER = {"type": "function", "function": {"description": "Wetter für <Ort> & \"Tage\"", "name": "get_weather", "strict": False, "parameters": {
     "type": "object", "required": ["city"], "properties": {"days": {"type": "integer", "maximum": 1e2, "minimum": -1, "default": 1.0}, "city": {"type": "string"}},
     "additionalProperties": False}}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
@@ -25,6 +25,8 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s"}}\n</too
 def made(text="", calls=(), reasoning=None):
     return {"text": text, "calls": list(calls), "reasoning": reasoning}
 
+
+OTHER_JSON = '\n```json\n{"name": "get_wetter", "arguments": {"city": "Graz"}}\n```\n'
 
 # name: (text of the model, what is made of it)
 SCRIPTS = {
@@ -44,7 +46,17 @@ SCRIPTS = {
     "empty": ("<think>\n\n</think>\n\nNo thought.", made("No thought.")),
     "long": ('<tool_call>\n{"name": "write_file", "arguments": {"body": "' + " ".join(f"w{k}" for k in range(150)) + '"}}\n</tool_call>',
              made(calls=[("write_file", '{"body": "' + " ".join(f"w{k}" for k in range(150)) + '"}')])),
+    # Calls as plain JSON, and JSON that is none.
+    "json": ('{"name": "get_weather", "arguments": {"city": "Kiel"}}',
+             made(calls=[("get_weather", '{"city": "Kiel"}')])),
+    "json_fence": ('<think>\nCall.\n</think>\n\n```json\n[{"name": "clock", "parameters": {}},\n'
+                   ' {"name": "get_weather", "arguments": {"city": "Köln"}}]\n```',
+                   made(calls=[("clock", "{}"), ("get_weather", '{"city": "Köln"}')], reasoning="Call.")),
+    "json_hour": ('{"name": "clock", "arguments": {"hour": 12}}',
+                  made(calls=[("clock", '{"hour": 12}')])),
+    "json_other": (OTHER_JSON, made(OTHER_JSON)),
 }
+JSON_SCRIPTS = [name for name in SCRIPTS if name.startswith("json")]
 
 
 # A call whose arguments are known at once, and are longer than a line should be.
@@ -129,7 +141,7 @@ def test_answers(s):
 
 def test_every_length(s):
     """max_tokens at every token: streamed = whole, the calls so far are kept, and finish_reason tells."""
-    for name in ("tag", "two", "both", "inside", "broken", "packed"):
+    for name in ("tag", "two", "both", "inside", "broken", "packed", *JSON_SCRIPTS):
         total = s.ok(CHAT, ask(name))["usage"]["completion_tokens"]
         for n in range(1, total):
             a = s.ok(CHAT, ask(name, max_tokens=n, return_token_ids=True, logprobs=True))
@@ -200,7 +212,7 @@ def test_rules(s):
     # A message that is continued within its reasoning, behind it, without any. What comes is noise.
     for text, where in (("<think>\nhalf a tho", "reasoning"), ("<think>a</think>\n\nand ", "text"), ("and ", "text")):
         body = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}], "continue_final_message": True, "max_tokens": 2, "temperature": 0,
-                "ignore_eos": True}
+                "ignore_eos": True, "skip_special_tokens": False}
         got = shape(s.ok(CHAT, body)["choices"][0]["message"])
         check.true(f"continued {text!r}", bool(got[where]) and not got["text" if where == "reasoning" else "reasoning"], got)
     a = s.ok(CHAT, ask("plain", n=3, temperature=0))
@@ -211,6 +223,44 @@ def test_rules(s):
     check.true("ids differ", one != two)
     a = s.ok(CHAT, ask("tag", skip_special_tokens=False))["choices"][0]
     check.equal("special tokens shown", shape(a["message"]), wanted(SCRIPTS["tag"][1]))
+
+
+def test_plain_json(s, binary, folder):
+    """What may be a call as plain JSON, and what is one, by the request and by the flag."""
+    def both(s, script, *tools, **fields):
+        body = ask(script, tools or (WEATHER, CLOCK), **fields)
+        choice = s.ok(CHAT, body)["choices"][0]
+        message, finish, _ = accumulate(s.stream(CHAT, body))
+        whole = shape(choice["message"]), choice["finish_reason"]
+        check.equal(f"{script}, {fields}: streamed", (shape(message), finish), whole)
+        return whole
+
+    text, calls = made(text_of("json")), made(text=None, calls=SCRIPTS["json"][1]["calls"])
+    clock = {"type": "function", "function": {"name": "clock"}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [clock]}}
+    check.equal("auto", both(s, "json", tool_choice="auto"), (calls, "tool_calls"))
+    check.equal("none", both(s, "json", tool_choice="none"), (text, "stop"))
+    check.equal("another function is offered", both(s, "json", CLOCK), (text, "stop"))
+    check.equal("another function is allowed", both(s, "json", tool_choice=some), (text, "stop"))
+    cut = made(text=None, calls=[("get_weather", '{"city": "')])
+    check.equal("with a stop string", both(s, "json", stop=["Ki"]), (cut, "stop"))
+    check.equal("with one in the name", both(s, "json", stop=["weath"]), (made('{"name": "get_'), "stop"))
+    one = both(s, "json_fence", parallel_tool_calls=False)
+    check.equal("one call", one[0]["calls"], [("clock", "{}")])
+    whole, chunks = s.ok(CHAT, ask("json", n=2))["choices"], s.stream(CHAT, ask("json", n=2))
+    check.equal("n = 2", [shape(c["message"]) for c in whole], [calls] * 2)
+    check.equal("n = 2, streamed", [shape(accumulate(chunks, i)[0]) for i in (0, 1)], [calls] * 2)
+    deltas = [c["choices"][0]["delta"].get("content") for c in s.stream(CHAT, ask("json_other"))]
+    check.true("other JSON is streamed", len([d for d in deltas if d]) > 5, deltas)
+    exact = [{**t, "function": {**t["function"], "strict": True}} for t in (WEATHER, CLOCK)]
+    check.equal("strict functions", both(s, "json", *exact), (calls, "tool_calls"))
+    other, _ = both(s, "json_other", *exact)
+    check.equal("strict functions, other JSON", other, made(OTHER_JSON))
+    kept, _ = both(s, "json_hour", *exact, max_tokens=60)
+    check.true("a strict function's arguments", "hour" not in str(kept), kept)
+    strict = Server(binary, folder, "--tool-parser", "strict")
+    check.equal("--tool-parser strict", both(strict, "json"), (text, "stop"))
+    strict.stop()
 
 
 def test_merged(s):
@@ -294,8 +344,8 @@ def test_refused(s, bare):
         ({"tools": [tool(name="f", parameters=[])]}, "invalid_type", "tools[0]"), ({"tools": [tool(name="f", description=5)]}, "invalid_type", "tools[0]"),
         ({"tools": [tool(name="f", strict="yes")]}, "invalid_type", "tools[0]"), ({"tools": [CLOCK, CLOCK]}, "invalid_value", "tools[1]"),
         ({"tools": [tool(name=f"f{k}") for k in range(129)]}, "invalid_value", "tools"),
-        ({"tool_choice": "required"}, "unsupported_value", "tool_choice"), ({"tool_choice": named}, "unsupported_value", "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}}, "unsupported_value", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "some", "tools": [named]}}}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "unsupported_value", "tool_choice"), ({"tool_choice": {"type": "poem"}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "invalid_value", "tool_choice"), ({"tool_choice": {"type": "function"}}, "invalid_value", "tool_choice"),
         ({"tool_choice": "maybe"}, "invalid_value", "tool_choice"), ({"tool_choice": 5}, "invalid_type", "tool_choice"), ({"tools": None, "tool_choice": "required"}, "invalid_value", "tool_choice"),
@@ -347,6 +397,7 @@ TAGS = {
               made(calls=[("forecast", '{"where": {"at": [1.5, {"b": null}]}, "hourly": null, "city": "5"}')])),
     "tag": ("{TAG}\n<function=clock>\n</function>\n</tool_call>", made(calls=[("clock", "{}")])),
     "bare": ("I look.\n<function=clock>\n</function>\n</tool_call>", made("I look.", [("clock", "{}")])),
+    "json": ('{"name": "clock", "arguments": {}}', made(calls=[("clock", "{}")])),
     "prose": ("Write <function=NAME> within <tool_call>.", made("Write <function=NAME> within <tool_call>.")),
     "long": ("<tool_call>\n<function=forecast>\n<parameter=city>\n" + " ".join(f"w{k}" for k in range(150)) + "\n</parameter>\n</function>\n</tool_call>",
              made(calls=[("forecast", '{"city": "' + " ".join(f"w{k}" for k in range(150)) + '"}')])),
@@ -364,7 +415,7 @@ def test_tags(binary, folder):
         message, finish, _ = accumulate(s.stream(CHAT, ask(name, tools)))
         check.equal(name + ", streamed", (shape(message), finish), (wanted(made_of), choice["finish_reason"]))
         check.equal(name + " without tools", shape(s.ok(CHAT, ask(name, None))["choices"][0]["message"]), made(text.replace("{TAG}", "<tool_call>")))
-        if name == "bare":
+        if name in ("bare", "json"):
             continue
         body = ask(name, tools, return_token_ids=True)
         a = s.ok(CHAT, body)
@@ -381,6 +432,9 @@ def test_tags(binary, folder):
                 break
         else:
             check.true(name, True)
+    exact = {**CLOCK, "function": {"name": "clock", "strict": True}}
+    kept = shape(s.ok(CHAT, ask("json", [exact]))["choices"][0]["message"])
+    check.equal("a strict function is called in the template's form only", kept, made(TAGS["json"][0]))
     pieces = [d for d in (c["choices"][0]["delta"] for c in s.stream(CHAT, ask("long", tools))) if d.get("tool_calls") and "name" not in d["tool_calls"][0]["function"]]
     check.true("a text comes as it is written", len(pieces) > 50, len(pieces))
     check.equal("one call", shape(s.ok(CHAT, ask("two", tools, parallel_tool_calls=False))["choices"][0]["message"]), made("Both.", TAGS["two"][1]["calls"][:1]))
@@ -424,6 +478,7 @@ if __name__ == "__main__":
         scripted.write(bare_folder, {"plain": SCRIPTS["plain"][0]}, template=plain_template)
         server, bare_server, merged = Server(args.binary, main), Server(args.binary, bare_folder), Server(args.binary, main, "--stream-finish", "merged")
         for name, function in {"answers": (test_answers, server), "every_length": (test_every_length, server), "tokens": (test_tokens, server), "rules": (test_rules, server), "merged": (test_merged, merged),
+                               "plain_json": (test_plain_json, server, args.binary, main),
                                "prompt": (test_prompt, server, token_ids), "round_trip": (test_round_trip, server), "refused": (test_refused, server, bare_server),
                                "special_tags": (test_special_tags, args.binary, other), "other_form": (test_other_form, args.binary, form),
                                "tags": (test_tags, args.binary, tags), "sdk": (test_sdk, server)}.items():

@@ -172,8 +172,8 @@ static void bench_linear(struct bench *k, const struct model *m, const char *wha
     uint16_t *src = must(malloc(elems * 2));
     fill_host(src, elems * 2, false);
     struct be_weight_desc d = {.k = in, .src_count = glu ? 2 : 1, .glu = glu};
-    d.src[0] = (struct be_weight_src){src, BE_BF16, false, out};
-    d.src[1] = (struct be_weight_src){src + (glu ? elems / 2 : 0), BE_BF16, false, out};
+    d.src[0] = (struct be_weight_src){src, BE_BF16, false, out, NULL};
+    d.src[1] = (struct be_weight_src){src + (glu ? elems / 2 : 0), BE_BF16, false, out, NULL};
     l.copies = (uint32_t)(k->cold / (elems * 2)) + 1;
     if (l.copies > COPIES_MAX) l.copies = COPIES_MAX;
     for (uint32_t i = 0; i < l.copies; i++)
@@ -224,7 +224,7 @@ static void qkv_call(struct bench *k, void *arg, uint32_t n)
 static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint32_t kv_heads, uint32_t dim,
                       uint32_t seqs, uint32_t context, uint32_t rows, uint32_t window, bool causal)
 {
-    size_t part = k->ops->kv_layer_bytes(k->b, kv_heads, dim);
+    size_t part = k->ops->kv_layer_bytes(k->b, BE_KV_ACT, kv_heads, dim);
     uint32_t per_seq = (context + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, blocks = per_seq * seqs,
              t = rows * seqs;
     *w = (struct attn_work){.layer_bytes = part};
@@ -259,7 +259,7 @@ static void attn_open(struct bench *k, struct attn_work *w, uint32_t heads, uint
     w->out = take(k, t * be_ld(width) * 2);
     w->table = take_random(k, t * (size_t)dim * 4, true);
     w->norm = take_random(k, dim * 4, true);
-    struct be_kv kv = {w->arena, 0, kv_heads, dim};
+    struct be_kv kv = {.arena = w->arena, .kv_heads = kv_heads, .head_dim = dim};
     w->a = (struct be_attn_args){
         .rows = &w->rows, .heads = heads, .kv = kv, .q = w->qout, .scale = 0.1f, .out = w->out};
     w->q = (struct be_qkv_args){.rows = &w->rows,

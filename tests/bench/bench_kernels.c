@@ -80,8 +80,8 @@ static void bench_shape(struct backend *b, enum be_dtype act, const struct shape
         src[i] = (uint16_t)(0x3c00 + (rng >> 33 & 0x83ff)); /* small, both signs */
     }
     struct be_weight_desc d = {.k = s->k, .src_count = s->glu ? 2 : 1, .glu = s->glu};
-    d.src[0] = (struct be_weight_src){src, BE_BF16, false, s->n};
-    d.src[1] = (struct be_weight_src){src + (s->glu ? elems / 2 : 0), BE_BF16, false, s->n};
+    d.src[0] = (struct be_weight_src){src, BE_BF16, false, s->n, NULL};
+    d.src[1] = (struct be_weight_src){src + (s->glu ? elems / 2 : 0), BE_BF16, false, s->n, NULL};
     struct be_weight *w[BENCH_COPIES];
     uint32_t copies = (uint32_t)(BENCH_BYTES / (elems * be_dtype_bytes(act))) + 1;
     if (copies > BENCH_COPIES) copies = BENCH_COPIES;
@@ -169,7 +169,8 @@ static void bench_attention(struct backend *b, enum be_dtype act, const struct a
                             const struct be_ceiling *ceil)
 {
     const struct be_ops *ops = be_cpu_ops();
-    size_t layer = ops->kv_layer_bytes(b, s->kv_heads, s->dim), unit = (layer + BE_KV_UNIT - 1) / BE_KV_UNIT;
+    size_t layer = ops->kv_layer_bytes(b, BE_KV_ACT, s->kv_heads, s->dim),
+           unit = (layer + BE_KV_UNIT - 1) / BE_KV_UNIT;
     uint32_t blocks = (s->keys + BE_BLOCK_TOKENS - 1) / BE_BLOCK_TOKENS, all = s->heads + 2 * s->kv_heads,
              most = s->keys > s->seqs ? s->keys : s->seqs;
     uint32_t copies = (uint32_t)(BENCH_BYTES / 4 / (layer * blocks * s->seqs)) +

@@ -1,4 +1,6 @@
-/* Files of a checkpoint: config.json if the input begins with a brace, else a safetensors file. */
+/* Files of a checkpoint: config.json if the input begins with a brace, a GGUF file by its first bytes, else a
+ * safetensors file. */
+#include "engine/checkpoint/files.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/families/families.h"
 
@@ -22,6 +24,20 @@ static void config(const char *text, size_t len)
     if (st && !err.msg[0]) abort();
 }
 
+/* What a GGUF file has in the place of a directory's files. */
+static void from_metadata(const char *path)
+{
+    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "chat_template.jinja"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct err err = {""};
+        char *text;
+        size_t len;
+        if (!checkpoint_text(path, names[i], 1u << 24, &text, &len, &err)) free(text);
+        else if (!err.msg[0]) abort();
+    }
+}
+
 static void tensors(const uint8_t *data, size_t size)
 {
     struct err err = {""};
@@ -30,7 +46,9 @@ static void tensors(const uint8_t *data, size_t size)
     int fd = memfd_create("fuzz", 0);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (fd < 0 || write(fd, data, size) != (ssize_t)size) abort();
-    if (stf_open_file(path, &f, &err)) {
+    bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
+    if (gguf) from_metadata(path);
+    if (gguf ? checkpoint_open(path, NULL, &f, &err) : stf_open_file(path, &f, &err)) {
         if (!err.msg[0]) abort();
     } else {
         uint64_t sum = 0;

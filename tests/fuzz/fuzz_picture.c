@@ -37,7 +37,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct image_config cfg;
     struct err err = {""};
-    if (!cfg.depth && image_config_load("tests/golden/qwen/qwen3_vl_f32", "qwen3_vl", &cfg, &err)) abort();
+    if (!cfg.depth && image_config_load("tests/golden/qwen/qwen3_vl_f32", NULL, "qwen3_vl", &cfg, &err))
+        abort();
     uint8_t *bytes = NULL;
     size_t len = 0;
     if (size > 5 && memcmp(data, "data:", 5) == 0) {

@@ -200,9 +200,9 @@ static void st_kv_clear(struct backend *b, const struct be_kv *kv, uint32_t unit
 {
     struct stage g = {.s = of(b)};
     size_t at = (size_t)unit * BE_KV_UNIT + kv->layer_offset,
-           layer = g.s->ops->kv_layer_bytes(g.s->b, kv->kv_heads, kv->head_dim);
+           layer = g.s->ops->kv_layer_bytes(g.s->b, kv->type, kv->kv_heads, kv->head_dim);
     struct be_kv d = {stage(&g, (char *)kv->arena + at, layer, STAGE_IN | STAGE_OUT), 0, kv->kv_heads,
-                      kv->head_dim};
+                      kv->head_dim, kv->type};
     g.s->ops->kv_clear(g.s->b, &d, 0, first);
     stage_end(&g);
 }
@@ -245,10 +245,11 @@ static size_t st_weight_bytes(const struct be_weight *w)
 {
     return weight_of(w)->ops->weight_bytes(weight_of(w)->w);
 }
-static size_t st_kv_layer_bytes(const struct backend *b, uint32_t kv_heads, uint32_t head_dim)
+static size_t st_kv_layer_bytes(const struct backend *b, enum be_kv_type type, uint32_t kv_heads,
+                                uint32_t head_dim)
 {
     const struct staged *s = (const struct staged *)b;
-    return s->ops->kv_layer_bytes(s->b, kv_heads, head_dim);
+    return s->ops->kv_layer_bytes(s->b, type, kv_heads, head_dim);
 }
 
 /* ---- operations */
@@ -312,7 +313,8 @@ static void st_rope(struct backend *b, const struct be_rope_args *a)
 static void stage_rows(struct stage *g, const struct be_rows *a, struct be_rows *d, const struct be_kv *kv,
                        struct be_kv *dkv, bool written)
 {
-    size_t table = 0, arena = 0, layer = g->s->ops->kv_layer_bytes(g->s->b, kv->kv_heads, kv->head_dim);
+    size_t table = 0, arena = 0,
+           layer = g->s->ops->kv_layer_bytes(g->s->b, kv->type, kv->kv_heads, kv->head_dim);
     for (uint32_t s = 0; s < a->seq_count; s++) {
         uint32_t first = a->seq_row[s], count = a->seq_row[s + 1] - first,
                  most = max_of(a->pos + first, count);

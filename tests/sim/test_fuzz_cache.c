@@ -10,8 +10,7 @@
  *
  *     test_fuzz_cache                                        the short version for CI, and the bugs
  *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family NAME] [--kernels SET]
- * [--instance K]
- *                     [--no-cache] [--bug NAME]
+ *         [--quantize none|int8|int4] [--kv-dtype auto|int8] [--instance K] [--no-cache] [--bug NAME]
  * A failing instance prints the line that runs it again. */
 #include "engine/internal.h" /* test_bugs */
 #include "kernels/backend.h"
@@ -182,8 +181,9 @@ struct totals { /* counters first: add_totals goes over them */
 struct options {
     uint32_t requests;
     uint64_t seed;
-    const char *model, *kernels;
-    int64_t instance; /* only this one; -1 = all */
+    const char *model, *kernels, *quantize; /* quantize NULL: every third instance int8, every third int4 */
+    const char *kv_dtype;                   /* NULL: every second three instances int8 */
+    int64_t instance;                       /* only this one; -1 = all */
     bool no_cache;
     const char *family;  /* only its checkpoints: a folder of tests/golden; NULL = all */
     bool drop_size;      /* bug: the image key leaves the size out */
@@ -193,7 +193,7 @@ struct options {
 };
 struct run {
     const struct options *o;
-    const char *model, *kernels, *dtype;
+    const char *model, *kernels, *dtype, *quantize, *kv_dtype;
     uint32_t instance;
     struct engine *cold, *warm;
     struct scheduler *s;
@@ -237,12 +237,13 @@ static void differs(struct run *r, const struct request *q, const char *fmt, ...
     va_start(args, fmt);
     vprintf(fmt, args);
     va_end(args);
-    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s\n  test_fuzz_cache "
+    printf("\n  prompt of %u tokens, %u pictures, %u reused, %u equal, stop %u; %s %s %s %s KV %s\n  "
+           "test_fuzz_cache "
            "--seed %llu "
            "--instance %u%s%s%s%s\n",
            q->spec->h.count, q->spec->h.image_count, q->cache.reused, q->cache.equal, q->cache.stop, r->model,
-           r->kernels, r->dtype, (unsigned long long)r->o->seed, r->instance, r->o->model ? " --model " : "",
-           r->o->model ? r->o->model : "", r->o->family ? " --family " : "",
+           r->kernels, r->dtype, r->quantize, r->kv_dtype, (unsigned long long)r->o->seed, r->instance,
+           r->o->model ? " --model " : "", r->o->model ? r->o->model : "", r->o->family ? " --family " : "",
            r->o->family ? r->o->family : "");
     fflush(stdout);
 }
@@ -778,6 +779,8 @@ static struct engine *open_engine(const struct run *r, uint64_t kv_bytes, uint32
     struct engine_options opt = {.model_dir = r->model,
                                  .kernels = r->kernels,
                                  .dtype = r->dtype,
+                                 .quantize = r->quantize,
+                                 .kv_dtype = r->kv_dtype,
                                  .threads = threads,
                                  .kv_bytes = kv_bytes,
                                  .batch_tokens_max = batch_tokens,
@@ -847,6 +850,7 @@ static void open_warm(struct run *r)
         r->lookup = chance(50);
     } else if (chance(30) && !has_bug(r->o)) {
         opt.guess_max = 1 + rnd(7); /* as the server has it; the rest goes without guesses */
+        opt.guess_all = r->instance % 2 == 0;
         r->lookup = true;
     }
     r->drafter = strstr(r->model, "/gemma4-mtp/") && !has_bug(r->o) && chance(60);
@@ -893,6 +897,10 @@ static void run_instance(const struct options *o, const char *model, const char 
     *r = (struct run){.o = o, .model = model, .kernels = kernels, .instance = instance};
     rng_state = mix(o->seed * 1000003u + instance);
     r->dtype = chance(75) ? "auto" : chance(50) ? "f32" : "bf16";
+    static const char *const quantized[] = {"none", "int8", "int4"};
+    static const char *const kept[] = {"auto", "int8"};
+    r->quantize = o->quantize ? o->quantize : quantized[instance % 3];
+    r->kv_dtype = o->kv_dtype ? o->kv_dtype : kept[instance / 3 % 2];
     r->cold = open_engine(r, 16u << 20, 512, 1, 1);
     engine_caps(r->cold, &r->caps);
     r->info = engine_model(r->cold);
@@ -1272,6 +1280,8 @@ static bool read_arguments(int argc, char **argv, struct options *o)
         else if (strcmp(a, "--seed") == 0) o->seed = strtoull(v, NULL, 10);
         else if (strcmp(a, "--model") == 0) o->model = v;
         else if (strcmp(a, "--kernels") == 0) o->kernels = v;
+        else if (strcmp(a, "--quantize") == 0) o->quantize = v;
+        else if (strcmp(a, "--kv-dtype") == 0) o->kv_dtype = v;
         else if (strcmp(a, "--instance") == 0) o->instance = (int64_t)strtoul(v, NULL, 10);
         else if (strcmp(a, "--family") == 0) o->family = v;
         else if (strcmp(a, "--bug") == 0) put_in(o, v);

@@ -51,6 +51,7 @@
 #define AMX_STRETCH_BYTES ((size_t)256 << 10) /* keys and values of a stretch */
 #define AMX_PIECE_BYTES   ((size_t)840 << 10) /* queries and outputs of a piece */
 #define AMX_STRETCH       64u                 /* blocks of a stretch at most */
+#define AMX_UNPACKED      3u /* stretches of codes: three steps are under way, each maybe in its own */
 #define AMX_GROUPS        (ATTN_ROWS / ATTN_GROUP)
 
 /* Scores of a block for a group: [half of the block][row][16] f32, that is [2][2] tiles of 1 KiB;
@@ -97,7 +98,9 @@ struct amx_walk {
     uint32_t groups;
     /* the next step's place */
     uint32_t stretch, stretch_end, end, at_group, at, parity; /* blocks */
-    uint32_t turn;                                            /* half of the scores that the softmax reads */
+    char *unpacked;                                           /* the stretch's blocks, of codes */
+    uint32_t stretches;
+    uint32_t turn; /* half of the scores that the softmax reads */
     struct amx_pending pending;
     struct amx_ahead ahead;
     uint32_t raised; /* rows of the stage's group whose reference changed */
@@ -143,15 +146,58 @@ ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
 
 /* ---- steps */
 
+/* Blocks of a stretch: a multiple of those of a step. There are several unpacked ones, and what one group
+ * unpacks is not used twice. */
+ATTN_INLINE uint32_t amx__stretch_blocks(const struct attn_job *j, uint32_t tile, bool one_group)
+{
+    size_t head = kv_head_bytes(BE_BF16, j->a->kv.head_dim), bytes = j->a->kv.type == BE_KV_ACT
+                                                                         ? AMX_STRETCH_BYTES
+                                                                     : one_group ? 0
+                                                                                 : AMX_STRETCH_BYTES / 2;
+    return u32_max(1, u32_min(AMX_STRETCH, (uint32_t)(bytes / head)) / tile) * tile;
+}
+ATTN_INLINE size_t attn__unpacked(const struct attn_job *j)
+{
+    uint32_t blocks = u32_max(amx__stretch_blocks(j, 1, false), ATTN_TILE);
+    return AMX_UNPACKED * blocks * kv_head_bytes(BE_BF16, j->a->kv.head_dim);
+}
+
+/* Where a head of a block lies as it is kept. */
+ATTN_INLINE char *amx__kept(const struct be_kv *kv, uint32_t unit, uint32_t head)
+{
+    void *layer = kv_layer(kv, unit);
+    return kv->type == BE_KV_ACT ? kv_k(layer, BE_BF16, kv->head_dim, head)
+                                 : (char *)kv_codes(layer, BE_BF16, kv->head_dim, head).k;
+}
+
+/* A stretch of codes, but for what no row of the piece sees of it. */
+static void amx__unpack(struct amx_walk *x, uint32_t blocks)
+{
+    const struct attn_piece *w = x->w;
+    const struct be_attn_args *a = w->j->a;
+    uint32_t d = a->kv.head_dim;
+    x->unpacked = w->unpacked + x->stretches++ % AMX_UNPACKED * blocks * kv_head_bytes(BE_BF16, d);
+    for (uint32_t b = u32_max(x->stretch, w->lo_min / KV_SLOTS); b < x->stretch_end; b++) {
+        KN_ASSERT(x->table[b] != BE_NO_BLOCK);
+        struct kv_codes c = kv_codes(kv_layer(&a->kv, x->table[b]), BE_BF16, d, w->kv_head);
+        const void *next =
+            x->groups == 1 && b + 1 < x->end ? amx__kept(&a->kv, x->table[b + 1], w->kv_head) : NULL;
+        kv_unpack(kv_k(x->unpacked, BE_BF16, d, b - x->stretch),
+                  kv_v(x->unpacked, BE_BF16, d, b - x->stretch), &c, BE_BF16, d, next);
+    }
+}
+
 /* Sets out the stretch that begins at block `first`, and what to ask for during it: the stretch behind. */
 static void amx__stretch(struct amx_walk *x, uint32_t first)
 {
     const struct attn_piece *w = x->w;
     const struct be_attn_args *a = w->j->a;
     struct amx_ahead *h = &x->ahead;
-    h->lines = (uint32_t)(kv_head_bytes(BE_BF16, a->kv.head_dim) / 64);
-    uint32_t blocks =
-        u32_max(1, u32_min(AMX_STRETCH, (uint32_t)(AMX_STRETCH_BYTES / 64 / h->lines)) / x->tile) * x->tile;
+    bool codes = a->kv.type != BE_KV_ACT;
+    h->lines = (uint32_t)((codes ? kv_codes_bytes(BE_BF16, a->kv.head_dim)
+                                 : kv_head_bytes(BE_BF16, a->kv.head_dim)) /
+                          64);
+    uint32_t blocks = amx__stretch_blocks(w->j, x->tile, x->groups == 1);
     x->stretch = first;
     x->stretch_end = u32_min(first + blocks, x->end);
     x->at_group = 0;
@@ -160,9 +206,10 @@ static void amx__stretch(struct amx_walk *x, uint32_t first)
     if (x->groups > 1) { /* one group uses nothing twice: asking ahead only costs time then */
         for (uint32_t b = x->stretch_end; b < u32_min(x->stretch_end + blocks, x->end); b++) {
             KN_ASSERT(x->table[b] != BE_NO_BLOCK);
-            h->block[h->blocks++] = kv_k(kv_layer(&a->kv, x->table[b]), BE_BF16, a->kv.head_dim, w->kv_head);
+            h->block[h->blocks++] = amx__kept(&a->kv, x->table[b], w->kv_head);
         }
     }
+    if (codes) amx__unpack(x, blocks);
     uint32_t units = x->groups * (x->stretch_end - first);
     h->per_unit = (h->blocks * h->lines + units - 1) / units;
 }
@@ -194,9 +241,11 @@ static bool amx__next(struct amx_walk *x, struct amx_step *t)
         for (uint32_t i = 0; i < t->blocks; i++) {
             uint32_t b = b0 + i;
             KN_ASSERT(x->table[b] != BE_NO_BLOCK);
-            void *layer = kv_layer(&a->kv, x->table[b]);
-            t->k[i] = kv_k(layer, BE_BF16, a->kv.head_dim, w->kv_head);
-            t->v[i] = kv_v(layer, BE_BF16, a->kv.head_dim, w->kv_head);
+            bool codes = a->kv.type != BE_KV_ACT;
+            void *layer = codes ? x->unpacked : kv_layer(&a->kv, x->table[b]);
+            uint32_t head = codes ? b - x->stretch : w->kv_head;
+            t->k[i] = kv_k(layer, BE_BF16, a->kv.head_dim, head);
+            t->v[i] = kv_v(layer, BE_BF16, a->kv.head_dim, head);
             if (a->softcap <= 0 && x->group[g].lo_max <= b * KV_SLOTS &&
                 x->group[g].hi_min >= b * KV_SLOTS + KV_SLOTS - 1)
                 t->plain |= 1u << i;

@@ -1,5 +1,7 @@
 /* Attention for AVX2 + FMA: keys and values widened by shifts (mul_avx2.h), queries and probabilities once
  * for all. See attn/driver.h. */
+#include "kernels/backend.h"
+
 #include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
@@ -107,6 +109,43 @@ static inline __m256 vf_load_bf16(const uint16_t *p)
 {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+
+/* Lines of attn/unpack.h; e4m3 has the bits of an f16 that is 2^8 too small. */
+#define KV_OWN_LINES
+struct kv_scales {
+    __m256 even[2], odd[2]; /* of the halves of words 0..7 and 8..15 */
+};
+static inline struct kv_scales kv_scales_k(const uint16_t *s)
+{
+    __m256 a = vf_load_bf16(s), b = vf_load_bf16(s + 8);
+    return (struct kv_scales){{a, b}, {a, b}};
+}
+static inline struct kv_scales kv_scales_v(const uint16_t *s)
+{
+    __m256 a = _mm256_castsi256_ps(_mm256_set1_epi32((int)((uint32_t)s[0] << 16))),
+           b = _mm256_castsi256_ps(_mm256_set1_epi32((int)((uint32_t)s[1] << 16)));
+    return (struct kv_scales){{a, a}, {b, b}};
+}
+/* As rounding to nearest even leaves it: the upper halves of lanes. */
+static inline __m256i kv__round(__m256 v)
+{
+    __m256i u = _mm256_castps_si256(v),
+            lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+}
+static inline __attribute__((always_inline)) void kv_line(uint16_t *dst, const int8_t *code,
+                                                          const struct kv_scales *s)
+{
+    for (int i = 0; i < 2; i++) {
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(code + 16 * i));
+        __m256i words = _mm256_cvtepi16_epi32(c);
+        __m256 even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 24), 24)),
+               odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 8));
+        __m256i low = _mm256_srli_epi32(kv__round(_mm256_mul_ps(even, s->even[i])), 16),
+                high = kv__round(_mm256_mul_ps(odd, s->odd[i]));
+        _mm256_storeu_si256((__m256i *)(void *)(dst + 16 * i), _mm256_blend_epi16(low, high, 0xaa));
+    }
 }
 
 #define ATTN_WIDE 1

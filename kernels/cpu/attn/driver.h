@@ -22,6 +22,7 @@
 #ifndef KVASIR_CPU_ATTN_DRIVER_H
 #define KVASIR_CPU_ATTN_DRIVER_H
 
+#include "kernels/cpu/attn/unpack.h"
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -69,6 +70,7 @@ struct attn_piece {
                  ahead */
     char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o; /* f32 [ATTN_ROWS][o_stride] */
+    char *unpacked; /* attn__unpacked bytes, of a cache of codes */
 };
 
 /* Bytes of an element of q and p. */
@@ -81,6 +83,8 @@ static void attn__walk(struct attn_piece *w, const uint32_t *table);
 /* The sum of a row's probabilities after the walk; floats of a row of o. */
 ATTN_INLINE float attn__row_sum(const struct attn_piece *w, uint32_t r);
 ATTN_INLINE uint32_t attn__o_stride(uint32_t dpad, uint32_t d);
+/* Bytes that the walk wants for blocks that were unpacked from codes. */
+ATTN_INLINE size_t attn__unpacked(const struct attn_job *j);
 /* Rows of a large piece, at most ATTN_ROWS. */
 ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j);
 
@@ -200,7 +204,10 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     w.q = w.p + 2 * e * ATTN_GROUP * ATTN_STRIDE;
     w.o = (float *)(void *)(w.q + e * rows * j->dpad);
     w.sum = w.o + (size_t)rows * j->o_stride;
-    KN_ASSERT((char *)(w.sum + (size_t)rows * VL) <= scratch + b->thread_scratch_bytes);
+    size_t used = ((size_t)((char *)(w.sum + (size_t)rows * VL) - scratch) + 63) / 64 * 64;
+    w.unpacked = scratch + used;
+    if (a->kv.type != BE_KV_ACT) used += attn__unpacked(j);
+    KN_ASSERT(used <= b->thread_scratch_bytes);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t seq = 0, left = item;
         for (uint32_t n; left >= (n = attn__pieces(j, seq) * a->kv.kv_heads); seq++) left -= n;

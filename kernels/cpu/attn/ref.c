@@ -1,6 +1,7 @@
 /* Attention in plain C: the oracle of the vector files. One piece of work is one row; a row walks the keys
  * that it sees in tiles of one KV block (32 absolute positions), lowest first, with an online softmax. Which
  * tiles a row walks follows from its own lo and hi only. */
+#include "kernels/cpu/attn/unpack.h"
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 
 struct ref_attn {
     const struct be_attn_args *a;
-    enum be_dtype act;
+    struct backend *b;
 };
 
 /* State of one (row, head): sum of exp(s - max), and the same weights times the values. */
@@ -21,13 +22,14 @@ static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *
                            uint32_t first, uint32_t lo, uint32_t hi, struct ref_softmax *s)
 {
     const struct be_attn_args *a = j->a;
-    uint32_t d = a->kv.head_dim, dpad = kv_dpad(j->act, d);
+    uint32_t d = a->kv.head_dim, dpad = kv_dpad(j->b->act, d);
     float score[KV_SLOTS], tile_max = -INFINITY;
     for (uint32_t slot = 0; slot < KV_SLOTS; slot++) {
         score[slot] = -INFINITY;
         if (first + slot < lo || first + slot > hi) continue;
         float dot = 0;
-        for (uint32_t i = 0; i < d; i++) dot += q[i] * act_get(k, j->act, kv_k_idx(j->act, dpad, slot, i));
+        for (uint32_t i = 0; i < d; i++)
+            dot += q[i] * act_get(k, j->b->act, kv_k_idx(j->b->act, dpad, slot, i));
         dot *= a->scale;
         score[slot] = a->softcap > 0 ? a->softcap * tanhf(dot / a->softcap) : dot;
         if (score[slot] > tile_max) tile_max = score[slot];
@@ -41,38 +43,46 @@ static void ref__attn_tile(const struct ref_attn *j, const void *k, const void *
         if (first + slot < lo || first + slot > hi) continue;
         float p = expf(score[slot] - new_max);
         s->sum += p;
-        for (uint32_t i = 0; i < d; i++) s->out[i] += p * act_get(v, j->act, kv_v_idx(j->act, dpad, slot, i));
+        for (uint32_t i = 0; i < d; i++)
+            s->out[i] += p * act_get(v, j->b->act, kv_v_idx(j->b->act, dpad, slot, i));
     }
 }
 
 static void ref__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
-    (void)worker;
     const struct ref_attn *j = ctx;
     const struct be_attn_args *a = j->a;
     const struct be_rows *r = a->rows;
+    char *unpacked = cpu_thread_scratch(j->b, worker);
     uint32_t d = a->kv.head_dim, per_kv = a->heads / a->kv.kv_heads;
     size_t ld = be_ld((size_t)a->heads * d);
     for (uint32_t t = begin; t < end; t++) {
         const uint32_t *table = r->tables + r->seq_table[rows_seq(r, t)];
         for (uint32_t h = 0; h < a->heads; h++) {
             float q[REF_HEAD_MAX];
-            for (uint32_t i = 0; i < d; i++) q[i] = act_get(a->q, j->act, ((size_t)t * a->heads + h) * d + i);
+            for (uint32_t i = 0; i < d; i++)
+                q[i] = act_get(a->q, j->b->act, ((size_t)t * a->heads + h) * d + i);
             struct ref_softmax s = {.max = -INFINITY};
             for (uint32_t block = r->lo[t] / KV_SLOTS; block <= r->hi[t] / KV_SLOTS; block++) {
                 KN_ASSERT(table[block] != BE_NO_BLOCK);
                 void *layer = kv_layer(&a->kv, table[block]);
-                ref__attn_tile(j, kv_k(layer, j->act, d, h / per_kv), kv_v(layer, j->act, d, h / per_kv), q,
-                               block * KV_SLOTS, r->lo[t], r->hi[t], &s);
+                void *k = kv_k(layer, j->b->act, d, h / per_kv), *v = kv_v(layer, j->b->act, d, h / per_kv);
+                if (a->kv.type != BE_KV_ACT) {
+                    struct kv_codes c = kv_codes(layer, j->b->act, d, h / per_kv);
+                    k = kv_k(unpacked, j->b->act, d, 0);
+                    v = kv_v(unpacked, j->b->act, d, 0);
+                    kv_unpack(k, v, &c, j->b->act, d, NULL);
+                }
+                ref__attn_tile(j, k, v, q, block * KV_SLOTS, r->lo[t], r->hi[t], &s);
             }
-            for (uint32_t i = 0; i < d; i++) act_put(a->out, j->act, t * ld + h * d + i, s.out[i] / s.sum);
+            for (uint32_t i = 0; i < d; i++) act_put(a->out, j->b->act, t * ld + h * d + i, s.out[i] / s.sum);
         }
-        for (size_t i = (size_t)a->heads * d; i < ld; i++) act_put(a->out, j->act, t * ld + i, 0.0f);
+        for (size_t i = (size_t)a->heads * d; i < ld; i++) act_put(a->out, j->b->act, t * ld + i, 0.0f);
     }
 }
 
 void ref_attn(struct backend *b, const struct be_attn_args *a)
 {
-    struct ref_attn job = {a, b->act};
+    struct ref_attn job = {a, b};
     cpu_pool_run(b->pool, a->rows->t, 1, ref__attn_range, &job);
 }

@@ -2,6 +2,7 @@
 #ifndef KVASIR_CPU_ATTN_V16_H
 #define KVASIR_CPU_ATTN_V16_H
 
+#include "kernels/backend.h"
 #include "kernels/cpu/simd/vmath_avx512.h"
 
 #include <math.h>
@@ -64,6 +65,36 @@ static inline void vf_store_bf16(uint16_t *p, __m512 v)
 static inline __m512 vf_mac_bf16(__m512 acc, uint32_t pair, const void *b)
 {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)_mm512_loadu_si512(b));
+}
+
+/* Lines of attn/unpack.h; e4m3 has the bits of an f16 that is 2^8 too small. */
+#define KV_OWN_LINES
+struct kv_scales {
+    __m512 lower, upper; /* of elements 0..15 and 16..31 */
+};
+static inline struct kv_scales kv_scales_k(const uint16_t *s)
+{
+    __m512i all =
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)s)), 16);
+    __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return (struct kv_scales){
+        _mm512_castsi512_ps(_mm512_permutexvar_epi32(twice, all)),
+        _mm512_castsi512_ps(_mm512_permutexvar_epi32(_mm512_add_epi32(twice, _mm512_set1_epi32(8)), all))};
+}
+static inline struct kv_scales kv_scales_v(const uint16_t *s)
+{
+    uint64_t two = (uint64_t)s[0] << 16 | (uint64_t)s[1] << 48;
+    __m512 v = _mm512_castsi512_ps(_mm512_set1_epi64((long long)two));
+    return (struct kv_scales){v, v};
+}
+static inline __attribute__((always_inline)) void kv_line(uint16_t *dst, const int8_t *code,
+                                                          const struct kv_scales *s)
+{
+    const __m128i *from = (const __m128i *)(const void *)code;
+    __m512 lower = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from))),
+           upper = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1)));
+    __m512bh both = _mm512_cvtne2ps_pbh(_mm512_mul_ps(upper, s->upper), _mm512_mul_ps(lower, s->lower));
+    _mm512_storeu_si512(dst, (__m512i)both);
 }
 
 #endif

@@ -26,6 +26,12 @@ ATTN_INLINE uint32_t attn__piece_rows(const struct attn_job *j)
     return ATTN_ROWS;
 }
 
+/* The keys of a block, the values of a tile. */
+ATTN_INLINE size_t attn__unpacked(const struct attn_job *j)
+{
+    return (1 + ATTN_TILE) * kv_part_elems(j->act, j->a->kv.head_dim) * be_dtype_bytes(j->act);
+}
+
 #ifndef ATTN_OWN_PRODUCTS
 struct attn_mul {
     const char *a; /* row stride a_stride bytes */
@@ -187,18 +193,36 @@ ATTN_INLINE void attn__softmax_row(struct attn_piece *w, uint32_t r, uint32_t ba
     vf_store(w->sum + r * VL, sum);
 }
 
+/* Codes of a block's successor. */
+ATTN_INLINE const int8_t *attn__next(const struct attn_piece *w, const uint32_t *table, uint32_t block)
+{
+    const struct be_kv *kv = &w->j->a->kv;
+    if (block >= w->hi_max / KV_SLOTS) return NULL;
+    return kv_codes(kv_layer(kv, table[block + 1]), w->j->act, kv->head_dim, w->kv_head).k;
+}
+
 ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_t tile, const bool bf16)
 {
     const struct be_attn_args *a = w->j->a;
     uint32_t first = tile * ATTN_TILE, d = a->kv.head_dim;
     uint32_t b0 = u32_max(w->lo_min / KV_SLOTS, first) - first,
              b1 = u32_min(w->hi_max / KV_SLOTS + 1, first + ATTN_TILE) - first;
+    size_t part = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
     const void *v[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) {
         KN_ASSERT(table[first + b] != BE_NO_BLOCK);
-        void *layer = kv_layer(&a->kv, table[first + b]);
-        v[b] = kv_v(layer, w->j->act, d, w->kv_head);
-        attn__vec_scores(w, kv_k(layer, w->j->act, d, w->kv_head), w->s + b * KV_SLOTS, bf16);
+        void *layer = kv_layer(&a->kv, table[first + b]), *k, *values;
+        if (a->kv.type == BE_KV_ACT) {
+            k = kv_k(layer, w->j->act, d, w->kv_head);
+            values = kv_v(layer, w->j->act, d, w->kv_head);
+        } else {
+            struct kv_codes c = kv_codes(layer, w->j->act, d, w->kv_head);
+            k = w->unpacked;
+            values = w->unpacked + (1 + b) * part;
+            kv_unpack(k, values, &c, w->j->act, d, attn__next(w, table, first + b));
+        }
+        v[b] = values;
+        attn__vec_scores(w, k, w->s + b * KV_SLOTS, bf16);
     }
     for (uint32_t r = 0; r < w->rows; r++) attn__softmax_row(w, r, first * KV_SLOTS, b0, b1, !bf16);
     attn__vec_values(w, v, b0, b1, bf16);

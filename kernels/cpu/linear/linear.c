@@ -20,6 +20,9 @@ static void linear__pairs_range(void *ctx, uint32_t begin, uint32_t end, uint32_
  * arrived. */
 #define LINEAR_PIECE_BYTES ((size_t)1 << 20)
 
+/* Rows of fewer bytes are rearranged by the calling thread: waking the others takes longer. */
+#define LINEAR_PACK_ALONE ((size_t)32 << 10)
+
 /* Pairs in a piece: few enough that the threads end together, enough bytes that claiming a piece costs
  * nothing. */
 static uint32_t linear__grain(const struct backend *b, const struct linear_set *set,
@@ -111,7 +114,8 @@ void cpu_linear(struct backend *b, const struct be_linear_args *a, const struct 
         j.packed = NULL;
         if (set->pack && j.m >= set->pack_min) {
             j.packed = b->rows_scratch;
-            cpu_pool_run(b->pool, (j.m - 1) / set->pack_rows + 1, 2, linear__pack_range, &j);
+            if (j.m * row_bytes < LINEAR_PACK_ALONE) set->pack(&j, 0, j.m);
+            else cpu_pool_run(b->pool, (j.m - 1) / set->pack_rows + 1, 2, linear__pack_range, &j);
         }
         cpu_pool_run(b->pool, a->w->pairs, linear__grain(b, set, a->w, j.m), linear__pairs_range, &j);
     }

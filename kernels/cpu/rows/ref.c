@@ -132,6 +132,10 @@ static void ref__clear_rest(const struct ref_qkv *j, void *layer, uint32_t last)
 {
     uint32_t d = j->a->kv.head_dim, dpad = kv_dpad(j->act, d);
     for (uint32_t g = 0; g < j->a->kv.kv_heads; g++) {
+        if (j->a->kv.type != BE_KV_ACT) {
+            kv_clear(layer, j->a->kv.type, j->act, d, g, last + 1);
+            continue;
+        }
         void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
         for (uint32_t s = last + 1; s < KV_SLOTS; s++) {
             for (uint32_t i = 0; i < dpad; i++) {
@@ -156,6 +160,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         float head[1024];
         for (uint32_t h = 0; h < a->heads; h++) {
             ref__head(a, t, x + h * d, a->q_norm, head);
+            if (a->kv.type != BE_KV_ACT) kv_spread(head, d, true);
             for (uint32_t i = 0; i < d; i++)
                 act_put(a->q, j->act, ((size_t)t * a->heads + h) * d + i, head[i]);
         }
@@ -166,6 +171,14 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
             ref__head(a, t, x + (a->heads + g) * d, a->k_norm, head);
             const float *value = x + (a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
             float scale = a->v_norm ? ref__rms_scale(value, d, a->eps) : 1.0f;
+            if (a->kv.type != BE_KV_ACT) {
+                float plain[1024];
+                struct kv_codes c = kv_codes(layer, j->act, d, g);
+                for (uint32_t i = 0; i < d; i++) plain[i] = value[i] * scale;
+                kv_spread(head, d, false);
+                kv_codes_put(&c, j->act, d, slot, head, plain);
+                continue;
+            }
             void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
             for (uint32_t i = 0; i < dpad; i++) {
                 act_put(k, j->act, kv_k_idx(j->act, dpad, slot, i), i < d ? head[i] : 0.0f);

@@ -236,9 +236,8 @@ static void vec__put_f32(float *k, float *v, uint32_t dpad, uint32_t slot, const
 /* Clears the slots after `last` of a block that begins with this call (kv_layout.h tells why). */
 static void vec__clear_rest(const struct vec_qkv *j, void *layer, uint32_t last)
 {
-    uint32_t d = j->a->kv.head_dim, dpad = kv_dpad(j->act, d);
-    for (uint32_t g = 0; g < j->a->kv.kv_heads; g++)
-        kv_clear_head(kv_k(layer, j->act, d, g), kv_v(layer, j->act, d, g), j->act, dpad, last + 1);
+    const struct be_kv *kv = &j->a->kv;
+    for (uint32_t g = 0; g < kv->kv_heads; g++) kv_clear(layer, kv->type, j->act, kv->head_dim, g, last + 1);
 }
 
 static void vec__to_bf16(uint16_t *dst, const float *src, uint32_t n)
@@ -257,12 +256,10 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     float head[VEC_HEAD_MAX], value[VEC_HEAD_MAX];
     for (uint32_t h = 0; h < a->heads; h++) {
         size_t at = ((size_t)t * a->heads + h) * d;
-        if (j->act == BE_F32) {
-            vec__head(a, t, x + (size_t)h * d, a->q_norm, (float *)a->q + at);
-        } else {
-            vec__head(a, t, x + (size_t)h * d, a->q_norm, head);
-            vec__to_bf16((uint16_t *)a->q + at, head, d);
-        }
+        float *q = j->act == BE_F32 ? (float *)a->q + at : head;
+        vec__head(a, t, x + (size_t)h * d, a->q_norm, q);
+        if (a->kv.type != BE_KV_ACT) kv_spread(q, d, true);
+        if (j->act != BE_F32) vec__to_bf16((uint16_t *)a->q + at, head, d);
     }
     if (a->parts == BE_Q) return;
     KN_ASSERT(unit != BE_NO_BLOCK);
@@ -271,11 +268,17 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     memset(value + d, 0, (dpad - d) * sizeof(float));
     if (kv_v_ones(j->act, d)) value[d] = 1.0f;
     for (uint32_t g = 0; g < groups; g++) {
-        void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
         vec__head(a, t, x + (size_t)(a->heads + g) * d, a->k_norm, head);
         const float *from = x + (size_t)(a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
         if (a->v_norm) vec__head_plain(a, from, value);
         else memcpy(value, from, d * sizeof(float));
+        if (a->kv.type != BE_KV_ACT) {
+            struct kv_codes c = kv_codes(layer, j->act, d, g);
+            kv_spread(head, d, false);
+            kv_codes_put(&c, j->act, d, slot, head, value);
+            continue;
+        }
+        void *k = kv_k(layer, j->act, d, g), *v = kv_v(layer, j->act, d, g);
         if (j->act == BE_F32) {
             vec__put_f32(k, v, dpad, slot, head, value);
             continue;

@@ -20,7 +20,7 @@ start() { # start COMMAND...: when there is room for it; what it prints is a res
 }
 # one NAME PATTERN PROGRAM ENVIRONMENT...: passes, and says PATTERN ("!PATTERN": does not; "": whatever)
 one() {
-    local name=$1 pattern=$2 program=$3 log rc=0 began=$SECONDS why=""
+    local name=$1 pattern=$2 program=$3 log rc=0 began=$SECONDS why="" cpu
     shift 3
     log=$(mktemp "$dir/run.XXXXXX")
     env "$@" timeout "${TEST_TIMEOUT:-600}" "$program" >"$log" 2>&1 || rc=$?
@@ -31,7 +31,9 @@ one() {
     *) [ -z "$why" ] && ! grep -q "$pattern" "$log" && why="it does not say: $pattern" ;;
     esac
     if [ -z "$why" ]; then
-        echo "ok   $name ($((SECONDS - began)) s)"
+        times >"$log"
+        cpu=$(tail -n 1 "$log" | sed 's/[ms]/ /g' | awk '{printf "%d", 60 * $1 + $2 + 60 * $3 + $4}')
+        echo "ok   $name ($((SECONDS - began)) s, $cpu of CPU)"
     else
         printf 'FAIL %s (%s) with %s\n%s\n' "$name" "$why" "$*" "$(tail -n 40 "$log")"
     fi
@@ -84,7 +86,7 @@ for mode in "$@"; do
         run "plain drafter" "$t/test_engine_draft"
         run "plain beside the CPU" "$t/test_cuda_cpu" $short
         # Blocks and threads in reverse, streams late; host code that touches device memory faults.
-        for test in ${full:+experts linear ops} attn; do
+        for test in ${full:+experts linear ops attn}; do
             run "plain backend $test, reversed" "$t/test_backend_$test" KVASIR_TEST_SHORT=1 \
                 CUEMU_SCHED=rev CUEMU_LAZY=1 CUEMU_GUARD=1
         done

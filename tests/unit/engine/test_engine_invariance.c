@@ -22,6 +22,7 @@ enum { PROMPT = 430, GENERATE = 24, OTHERS = 16, VOCAB_TEXT = 300 };
 struct variant {
     const char *family, *name;
 };
+static const char *kv_dtype = "auto"; /* of the engines */
 
 #define SETS backend_sets
 
@@ -116,6 +117,7 @@ static struct engine *open_engine(const struct variant *v, const char *set, uint
                                  .backend = test_engine_backend(set),
                                  .kernels = test_engine_kernels(set),
                                  .threads = threads,
+                                 .kv_dtype = kv_dtype,
                                  .kv_bytes = 64u << 20,
                                  .batch_tokens_max = 2048,
                                  .sequences_max = OTHERS + 1};
@@ -224,7 +226,7 @@ static void check_variants(const struct variant *variants, size_t count)
             if (getenv("KVASIR_TEST_SHORT") && !test_briefly() && !name && i % 4 != k)
                 continue; /* each on one set */
             check_set(&variants[i], SETS[k]);
-            printf("  %s %s: bit-equal\n", SETS[k], variants[i].name);
+            printf("  %s %s, KV %s: bit-equal\n", SETS[k], variants[i].name, kv_dtype);
         }
     }
 }
@@ -270,7 +272,22 @@ static void test_paligemma(void **state)
     check_variants(variants, sizeof variants / sizeof variants[0]);
 }
 
-/* The comparison can fail: other weights and another seed do change the result. */
+/* In 8 bits: windows and pictures whose tokens see each other, layers that read another's keys, values that
+ * are keys, prompts that go as a whole. */
+static void test_kv_codes(void **state)
+{
+    static const struct variant int8[] = {{"gemma3", "vision_bf16"},      {"gemma4", "e2b_bf16"},
+                                          {"qwen", "qwen2_5_vl_bf16"},    {"paligemma", "pg2_bf16"},
+                                          {"gemma3", "window_small_f32"}, {"gemma4", "31b_vision_bf16"},
+                                          {"qwen", "qwen3_vl_f32"}};
+    (void)state;
+    if (!BACKEND_ON_CPU) skip();
+    kv_dtype = "int8";
+    check_variants(int8, sizeof int8 / sizeof int8[0]);
+    kv_dtype = "auto";
+}
+
+/* The comparison can fail: other weights, another seed and codes for keys and values do change the result. */
 static void test_it_can_fail(void **state)
 {
     static const struct variant f32 = {"gemma3", "vision_f32"}, bf16 = {"gemma3", "vision_bf16"};
@@ -279,6 +296,12 @@ static void test_it_can_fail(void **state)
     run_one(&f32, SETS[0], 1, 0, 0, false, 0, &a);
     run_one(&bf16, SETS[0], 1, 0, 0, false, 0, &b);
     assert_memory_not_equal(a.out, b.out, sizeof a.out);
+    if (BACKEND_ON_CPU) {
+        kv_dtype = "int8";
+        run_one(&f32, SETS[0], 1, 0, 0, false, 0, &b);
+        kv_dtype = "auto";
+    }
+    assert_memory_not_equal(a.out, b.out, sizeof a.out);
     run_one(&f32, SETS[0], 1, 0, 0, true, 0, &b);
     assert_memory_not_equal(a.tokens, b.tokens, sizeof a.tokens);
 }
@@ -286,8 +309,8 @@ static void test_it_can_fail(void **state)
 int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_gemma4),
-                                       cmocka_unit_test(test_qwen), cmocka_unit_test(test_paligemma),
-                                       cmocka_unit_test(test_it_can_fail)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3),   cmocka_unit_test(test_gemma4),
+                                       cmocka_unit_test(test_qwen),     cmocka_unit_test(test_paligemma),
+                                       cmocka_unit_test(test_kv_codes), cmocka_unit_test(test_it_can_fail)};
     return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
 }

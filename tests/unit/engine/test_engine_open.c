@@ -111,7 +111,7 @@ static void test_refusals(void **state)
     refused(o, ST_FORMAT, "has shape [1,2], config.json implies [2,1]");
     write_header("{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[2,1],\"data_offsets\":[0,2]}}",
                  2);
-    refused(o, ST_UNSUPPORTED, "stored as I8");
+    refused(o, ST_FORMAT, "there is no weight_scale");
 }
 
 /* A tied head whose values differ from the embedding's is a head of its own; an equal copy changes nothing.
@@ -223,7 +223,8 @@ static void test_unused(void **state)
         strcat(header, "}");
         write_header(header, bytes);
         if (family_parse(config, sizeof config - 1, "config.json", &c, &d, &err) ||
-            stf_open(scratch, &files, &err) || weights_survey(files, &d, BE_F32, &s, &err))
+            stf_open(scratch, &files, &err) ||
+            weights_survey(files, &d, (struct weights_form){.act = BE_F32}, &s, &err))
             fail_msg("case %zu: %s", i, err.msg);
         assert_int_equal(s.ignored, cases[i].count);
         assert_string_equal(s.ignored_names, cases[i].names);
@@ -318,7 +319,7 @@ static void spoil(struct engine *e, uint32_t group, uint32_t unit, uint32_t fill
     assert_true(e->becaps.host_memory && filled > 0 && filled < KV_SLOTS);
     for (uint32_t n = 0; n < e->net.desc.layer_count; n++) {
         const struct desc_layer *l = &e->net.desc.layers[n];
-        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim};
+        struct be_kv kv = {e->arena, e->kv.layer_offset[n], l->kv_heads, l->head_dim, e->kv.type};
         uint32_t d = l->head_dim, dpad = kv_dpad(e->plan.act, d);
         for (uint32_t h = 0; h < l->kv_heads && e->kv.layer_group[n] == group; h++)
             for (uint32_t slot = filled; slot < KV_SLOTS; slot++)

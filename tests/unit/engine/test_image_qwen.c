@@ -80,7 +80,7 @@ static enum status settings(const char *family, const char *processor, const cha
     write_settings("processor_config.json", processor, processor ? strlen(processor) : 0);
     write_settings("preprocessor_config.json", picture, picture ? strlen(picture) : 0);
     write_settings("video_preprocessor_config.json", video, video ? strlen(video) : 0);
-    return image_config_load(dir_path, family, cfg, err);
+    return image_config_load(dir_path, NULL, family, cfg, err);
 }
 
 static void test_sizes(void **state)

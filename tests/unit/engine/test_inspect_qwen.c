@@ -102,6 +102,85 @@ static void test_experts(void **state)
     assert_true(c.vision_flops == 0 && c.vision_side == 0);
 }
 
+/* One step of 20 tokens and one of 1 on a made-up model of EXPERTS; the last draw. */
+static struct token_out two_steps(struct engine *e)
+{
+    static const struct sampling_params greedy = {.top_p = 1,
+                                                  .repetition_penalty = 1,
+                                                  .logprobs = SAMPLING_NO_LOGPROBS,
+                                                  .prompt_logprobs = SAMPLING_NO_LOGPROBS};
+    struct err err = {""};
+    struct engine_caps caps;
+    engine_caps(e, &caps);
+    uint32_t tokens[21] = {7}, blocks[1] = {0};
+    struct engine_run r = {.tokens = tokens,
+                           .token_count = 21,
+                           .prompt_count = 21,
+                           .count = 20,
+                           .tables = {blocks},
+                           .sampling = &greedy,
+                           .score_first = UINT32_MAX};
+    struct engine_batch b = {.runs = &r, .run_count = 1};
+    assert_int_equal(caps.group_count, 1);
+    for (uint32_t i = 1; i < 21; i++) tokens[i] = tokens[i - 1] * 5 % 64;
+    assert_int_equal(engine_submit(e, &b, &err), ST_OK);
+    assert_int_equal(engine_wait(e, &b, &err), ST_OK);
+    r.position = 20;
+    r.count = 1;
+    r.sample = true;
+    assert_int_equal(engine_submit(e, &b, &err), ST_OK);
+    assert_int_equal(engine_wait(e, &b, &err), ST_OK);
+    return r.out;
+}
+
+static const struct engine_profile_part *part(const struct engine_profile_part *p, const char *name)
+{
+    for (uint32_t i = 0; i < ENGINE_PROFILE_PARTS; i++)
+        if (strcmp(p[i].name, name) == 0) return &p[i];
+    fail_msg("no part %s", name);
+    return NULL;
+}
+
+/* In the first step nothing is drawn, so its last layer ends with the write of keys and values. */
+static void test_profile(void **state)
+{
+    (void)state;
+    struct engine_options opt = shape("{\"model_type\":\"qwen3_moe\"," EXPERTS "}");
+    struct engine_profile_part p[ENGINE_PROFILE_PARTS];
+    struct err err = {""};
+    struct engine *e, *other;
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    assert_int_equal(engine_profile_start(e, &err), ST_UNSUPPORTED);
+    struct token_out plain = two_steps(e), out;
+    engine_close(e);
+    opt.profile = true;
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    assert_int_equal(engine_open(&opt, &other, &err), ST_UNSUPPORTED);
+    assert_int_equal(engine_profile_start(e, &err), ST_OK);
+    out = two_steps(e);
+    assert_int_equal(out.id, plain.id);
+    assert_memory_equal(&out.logprob, &plain.logprob, sizeof out.logprob);
+    engine_profile_read(e, p);
+    const struct engine_profile_part *qkv = part(p, "q, k, v"), *attn = part(p, "attention"),
+                                     *down = part(p, "down"), *experts = part(p, "experts, router"),
+                                     *head = part(p, "head");
+    assert_true(qkv->calls == 6 && qkv->flops == 2.0 * 64 * 32 * 3 * 21 && qkv->seconds > 0);
+    assert_true(attn->calls == 5 && attn->flops == 4.0 * 2 * 16 * (2 * 20 * 21 / 2 + 3 * 21));
+    assert_true(attn->bytes == 2.0 * 32 * 2 * (2 * 20 + 3 * 21)); /* bf16, one KV head, padded to 32 */
+    assert_true(down->calls == 3 && down->flops == 2.0 * 40 * 32 * (2 * 1 + 20));
+    /* router, choice and experts of two steps */
+    assert_true(experts->calls == 6 && experts->flops == 21 * (2.0 * 4 * 32 + 6.0 * 2 * 32 * 24));
+    assert_true(head->calls == 1 && head->flops == 2.0 * 64 * 32 && head->bytes >= 2.0 * 64 * 32);
+    assert_int_equal(part(p, "drafter")->calls, 0);
+    assert_int_equal(engine_profile_start(e, &err), ST_OK);
+    engine_profile_read(e, p);
+    assert_int_equal(head->calls, 0);
+    engine_close(e);
+    opt.profile = true; /* the next one may have it again */
+    assert_int_equal(engine_open(&opt, &e, &err), ST_OK);
+    engine_close(e);
+}
+
 static void test_yarn_and_windows(void **state)
 {
     static char text[8192];
@@ -170,7 +249,7 @@ static void test_taps(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_experts), cmocka_unit_test(test_profile),
                                        cmocka_unit_test(test_yarn_and_windows),
                                        cmocka_unit_test(test_window_tower), cmocka_unit_test(test_taps)};
     return cmocka_run_group_tests_name("inspect_qwen", tests, make_scratch, drop_scratch);

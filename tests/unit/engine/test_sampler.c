@@ -60,6 +60,22 @@ static void describe(struct row *w)
         .max = w->l[w->order[0]], .argmax = w->order[0], .lse = w->l[w->order[0]] + (float)log(sum)};
 }
 
+/* A constraint: id is allowed where hash(id, history) falls below `part`. */
+struct some {
+    uint32_t part, salt;
+};
+static bool some_allows(const struct some *c, uint32_t id, uint32_t count)
+{
+    uint32_t h = (id + 1) * 2654435761u ^ (count + c->salt) * 0x9E3779B9u;
+    return (h >> 16) % 1000 < c->part || id == c->salt % V;
+}
+static void some_mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+{
+    (void)tokens;
+    memset(bits, 0, words * sizeof *bits);
+    for (uint32_t id = 0; id < V; id++) bits[id >> 5] |= (uint32_t)some_allows(arg, id, count) << (id & 31);
+}
+
 /* The rules, one after the other, in double; *close = the draw fell within rounding of a border. */
 static uint32_t naive(const struct row *w, const struct sampling_params *p, bool *near_border)
 {
@@ -81,6 +97,14 @@ static uint32_t naive(const struct row *w, const struct sampling_params *p, bool
     for (uint32_t i = 0; i < p->bias_count; i++)
         l[p->bias[i].id] = p->bias[i].bias <= -100 ? -INFINITY : l[p->bias[i].id] + p->bias[i].bias;
     for (uint32_t i = 0; i < r->banned_count; i++) l[r->banned[i]] = -INFINITY;
+    uint32_t left = 0, largest = V;
+    for (uint32_t i = 0; i < V && p->constraint; i++) {
+        bool on = some_allows(p->constraint->arg, i, r->history_count - r->prompt_count);
+        if (on && (largest == V || w->l[i] > w->l[largest])) largest = i;
+        if (!on) l[i] = -INFINITY;
+        left += isfinite(l[i]) != 0;
+    }
+    if (p->constraint && !left) return largest;
     for (uint32_t i = 0; i < V; i++) order[i] = i;
     sort_row = l;
     qsort(order, V, sizeof order[0], descending);
@@ -153,15 +177,18 @@ static void test_against_naive(void **state)
     uint32_t compared = 0, borders = 0, asked_for_row = 0;
     (void)state;
     assert_int_equal(sampler_create(V, &s, &err), ST_OK);
-    for (uint32_t round = 0; round < 1200; round++) {
+    for (uint32_t round = 0; round < 2400; round++) {
         struct sampling_bias bias[4];
         struct sampling_params p = random_params(bias);
+        struct some some = {(const uint32_t[]){0, 3, 500, 999}[rnd(4)], rnd(100000)};
+        struct sampling_constraint constraint = {.arg = &some, .mask = some_mask};
+        if (round % 2) p.constraint = &constraint;
         uint32_t history[400], length = round % 4 ? 50 : 400, banned[3] = {rnd(V), rnd(V), 0};
         random_row(w.l, round % 3 == 0 ? 2.0f : 8.0f);
         describe(&w);
         for (uint32_t i = 0; i < length; i++)
             history[i] = rnd(2) ? w.order[rnd(length == 50 ? 30 : 100)] : rnd(V);
-        banned[2] = w.order[0];
+        banned[2] = p.constraint && rnd(2) ? some.salt % V : w.order[0];
         w.r.history = history;
         w.r.history_count = length;
         w.r.prompt_count = 20;
@@ -195,7 +222,7 @@ static void test_against_naive(void **state)
         assert_true(sampler_draw(s, &p, &w.r, &b));
         assert_true(a.id == b.id && a.rank == b.rank && memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0);
     }
-    assert_true(compared > 1000 && borders < 100 && asked_for_row > 100);
+    assert_true(compared > 2000 && borders < 200 && asked_for_row > 200);
     sampler_destroy(s);
 }
 

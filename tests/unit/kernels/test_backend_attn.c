@@ -1,6 +1,6 @@
 /* Attention of every kernel set that the CPU has against the plain C one, over head counts and sizes,
- * windows, groups, pictures and ragged batches; and bit-equality inside a set: rows alone, cut into chunks,
- * beside other sequences, with any number of threads.
+ * windows, groups, pictures, ragged batches and what keys and values are kept as; and bit-equality inside a
+ * set: rows alone, cut into chunks, beside other sequences, with any number of threads.
  *
  *     test_backend_attn [--bench [set]]      --bench prints processor times of real shapes on one thread
  * instead */
@@ -90,8 +90,8 @@ static void fill_rows(const struct world *w, uint32_t seq, uint32_t from, uint32
 
 /* Writes all keys and values of all sequences into the cache, from seeded noise, and leaves the queries in
  * w->q. */
-static void world_open(struct world *w, const struct shape *sh, enum be_dtype act, const char *set,
-                       uint32_t threads)
+static void world_open(struct world *w, const struct shape *sh, enum be_dtype act, enum be_kv_type type,
+                       const char *set, uint32_t threads)
 {
     memset(w, 0, sizeof *w);
     w->ops = be_cpu_ops();
@@ -99,7 +99,7 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     w->act = act;
     const struct be_params p = {.act = act, .threads = threads, .kernels = set};
     assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
-    size_t layer = w->ops->kv_layer_bytes(w->b, sh->kv_heads, sh->dim);
+    size_t layer = w->ops->kv_layer_bytes(w->b, type, sh->kv_heads, sh->dim);
     assert_true(layer > 0);
     w->units = (uint32_t)((layer + BE_KV_UNIT - 1) / BE_KV_UNIT);
     uint32_t blocks = 0;
@@ -115,7 +115,7 @@ static void world_open(struct world *w, const struct shape *sh, enum be_dtype ac
     size_t arena = (size_t)blocks * w->units * BE_KV_UNIT;
     assert_int_equal(w->ops->alloc(w->b, arena, &w->arena), BE_OK);
     memset(w->arena, act == BE_F32 ? 0x3f : 0x3f, arena); /* a used arena: finite rubbish */
-    w->kv = (struct be_kv){.arena = w->arena, .kv_heads = sh->kv_heads, .head_dim = sh->dim};
+    w->kv = (struct be_kv){.arena = w->arena, .kv_heads = sh->kv_heads, .head_dim = sh->dim, .type = type};
     uint32_t width = (sh->heads + 2 * sh->kv_heads) * sh->dim, seed = 7;
     float *qkv = malloc((size_t)tokens * width * sizeof *qkv);
     for (size_t i = 0; i < (size_t)tokens * width; i++) qkv[i] = noise(&seed) * 1.7f;
@@ -204,15 +204,15 @@ static float value(const void *p, enum be_dtype act, size_t i)
     return f;
 }
 
-static void check_shape(const struct shape *sh, enum be_dtype act, const char *set)
+static void check_shape(const struct shape *sh, enum be_dtype act, enum be_kv_type type, const char *set)
 {
     size_t ld = be_ld((size_t)sh->heads * sh->dim), bytes = (size_t)TOKENS * ld * be_dtype_bytes(act);
     void *want = calloc(1, bytes), *whole = calloc(1, bytes), *part = calloc(1, bytes);
     struct world w;
-    world_open(&w, sh, act, "reference", 2);
+    world_open(&w, sh, act, type, "reference", 2);
     attend(&w, 0, SEQS, 0, 1000, want);
     world_close(&w);
-    world_open(&w, sh, act, set, 1);
+    world_open(&w, sh, act, type, set, 1);
     attend(&w, 0, SEQS, 0, 1000, whole);
     /* Values are within +-1.7. f32: order of sums and the exponential, 1e-5; bf16: probabilities are rounded
      * to 8 bits before they meet the values, and the result once more (2^-9 each, on averages of such
@@ -224,13 +224,14 @@ static void check_shape(const struct shape *sh, enum be_dtype act, const char *s
         if (i % ld >= (size_t)sh->heads * sh->dim) assert_true(value(whole, act, i) == 0.0f);
     }
     if (!(worst <= bound))
-        print_message("%s %u/%u heads of %u, window %u, groups of %u, gain %g: off by %g\n", set, sh->heads,
-                      sh->kv_heads, sh->dim, sh->window, sh->group, (double)sh->gain, worst);
+        print_message("%s type %d, %u/%u heads of %u, window %u, groups of %u, gain %g: off by %g\n", set,
+                      (int)type, sh->heads, sh->kv_heads, sh->dim, sh->window, sh->group, (double)sh->gain,
+                      worst);
     assert_true(worst <= bound);
     world_close(&w);
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
     for (uint32_t threads = 1; threads <= (!BACKEND_ON_CPU ? 1u : brief ? 2u : 3u); threads++) {
-        world_open(&w, sh, act, set, threads);
+        world_open(&w, sh, act, type, set, threads);
         static const uint32_t chunks[] = {1, 7, 64, 1000};
         for (uint32_t c = threads == 1 ? brief : 2; c < 4; c++) {
             if (c == 2 && on_emulator_in_brief()) continue;
@@ -270,8 +271,11 @@ static void test_sets(void **state)
         for (uint32_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             bool rest = shapes[i].dim > 24;
             if (getenv("KVASIR_TEST_SHORT") && rest && (BACKEND_ON_CPU || !brief_too(&shapes[i]))) continue;
-            if (!rest || !on_emulator_in_brief()) check_shape(&shapes[i], BE_F32, sets[k]);
-            check_shape(&shapes[i], BE_BF16, sets[k]);
+            if (!rest || !on_emulator_in_brief()) check_shape(&shapes[i], BE_F32, BE_KV_ACT, sets[k]);
+            check_shape(&shapes[i], BE_BF16, BE_KV_ACT, sets[k]);
+            if (!BACKEND_ON_CPU || (getenv("KVASIR_TEST_SHORT") && i % 2)) continue;
+            if (!rest) check_shape(&shapes[i], BE_F32, BE_KV_INT8, sets[k]);
+            check_shape(&shapes[i], BE_BF16, BE_KV_INT8, sets[k]);
         }
     }
     assert_true(be_cpu_has("reference"));
@@ -304,7 +308,8 @@ static void long_open(struct long_world *w, const char *set)
     w->ops = be_cpu_ops();
     const struct be_params p = {.act = BE_BF16, .threads = 2, .kernels = set};
     assert_int_equal(w->ops->open(&p, &w->b), BE_OK);
-    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, 1, LONG_DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT),
+    uint32_t units = (uint32_t)((w->ops->kv_layer_bytes(w->b, BE_KV_ACT, 1, LONG_DIM) + BE_KV_UNIT - 1) /
+                                BE_KV_UNIT),
              seed = 11, zero = 0;
     void *arena = NULL;
     assert_int_equal(w->ops->alloc(w->b, (size_t)BLOCKS * units * BE_KV_UNIT, &arena), BE_OK);
@@ -403,7 +408,8 @@ static void bench_one(const char *set, uint32_t heads, uint32_t kv_heads, uint32
     struct backend *b;
     if (ops->open(&p, &b) != BE_OK) return;
     uint32_t all = from + t, blocks = (all + 31) / 32,
-             units = (uint32_t)((ops->kv_layer_bytes(b, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
+             units =
+                 (uint32_t)((ops->kv_layer_bytes(b, BE_KV_ACT, kv_heads, dim) + BE_KV_UNIT - 1) / BE_KV_UNIT);
     void *arena, *q, *out;
     uint32_t *table = malloc(blocks * 4), *pos = malloc(t * 4), *lo = malloc(t * 4), *hi = malloc(t * 4),
              starts[2] = {0, t}, at = 0;

@@ -145,7 +145,7 @@ static struct be_weight *pack(struct backend *b, const struct fixture *f)
     struct be_weight_desc d = {
         .k = f->c->k, .src_count = f->c->parts, .glu = is_glu(f->c->epilogue), .bias = f->bias};
     for (uint32_t p = 0; p < f->c->parts; p++)
-        d.src[p] = (struct be_weight_src){f->src[p], f->c->src, f->c->transposed, f->c->n};
+        d.src[p] = (struct be_weight_src){f->src[p], f->c->src, f->c->transposed, f->c->n, NULL};
     struct be_weight *w = NULL;
     assert_int_equal(be_cpu_ops()->weight_pack(b, &d, &w), BE_OK);
     assert_true(be_cpu_ops()->weight_bytes(w) >= (size_t)f->n_all * f->c->k * be_dtype_bytes(f->act));

@@ -4,7 +4,7 @@
  * have their own files. */
 #include "kernels/backend.h"
 #include "tests/lib/backend_sets.h"
-#include "kernels/cpu/attn/kv_layout.h"
+#include "kernels/cpu/attn/kv_codes.h"
 #include "kernels/cuda/kv.h"
 
 #include <math.h>
@@ -309,6 +309,23 @@ static size_t t_v_idx(enum be_dtype act, uint32_t dpad, uint32_t slot, uint32_t 
     return BACKEND_ON_CPU ? kv_v_idx(act, dpad, slot, d) : (size_t)slot * dpad + d;
 }
 
+/* Element i of a key or a value, and how far it may be from what was written. */
+struct element {
+    double value, step;
+};
+static struct element element(const struct be_kv *kv, enum be_dtype act, void *layer, uint32_t head,
+                              bool is_value, uint32_t slot, uint32_t i)
+{
+    uint32_t d = kv->head_dim, dpad = t_dpad(act, d);
+    size_t at = is_value ? t_v_idx(act, dpad, slot, i) : t_k_idx(act, dpad, slot, i);
+    if (kv->type == BE_KV_ACT)
+        return (struct element){
+            (double)get(is_value ? t_v(layer, act, d, head) : t_k(layer, act, d, head), act, at), 0};
+    struct kv_codes c = kv_codes(layer, act, d, head);
+    double scale = (double)from_bf16((is_value ? c.v_scale : c.k_scale)[i / KV_RUN * KV_SLOTS + slot]);
+    return (struct element){(is_value ? c.v : c.k)[at] * scale, scale * 0.501};
+}
+
 struct qkv_shape {
     uint32_t heads, groups, d;
     bool norm, rotate;
@@ -390,12 +407,26 @@ static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, ui
     }
 }
 
-static void near(double got, double want, enum be_dtype act, const char *what, const char *set, uint32_t d)
+/* As kv_spread in kv_codes.h, each element from its sum. */
+static void spread_want(double *x, uint32_t d, bool query)
 {
-    /* As the norm: 2^-20 of the terms (below 8), then a rounding to the act type. */
-    double bound = 8 * 0x1p-20 + fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8);
-    if (!(fabs(got - want) <= bound))
-        fail_msg("%s: %s with D=%u is %.9g, should be %.9g", set, what, d, got, want);
+    uint32_t n = d & (0u - d);
+    double out[512] = {0};
+    for (uint32_t i = 0; i < d; i++)
+        for (uint32_t k = 0; k < n; k++)
+            out[i] += (__builtin_popcount(i % n & k) % 2 ? -1 : 1) * x[i / n * n + k] / (query ? n : 1);
+    memcpy(x, out, d * sizeof *x);
+}
+
+static void near(struct element got, double want, enum be_dtype act, const char *what, const char *set,
+                 uint32_t d)
+{
+    /* As the norm: 2^-20 of the terms (below 8), then a rounding to the act type; codes are of sums of them.
+     */
+    double bound = got.step > 0 ? 8 * 0x1p-20 * (d & (0u - d)) + got.step
+                                : 8 * 0x1p-20 + fabs(want) * (act == BE_F32 ? 0x1p-20 : 0x1.02p-8);
+    if (!(fabs(got.value - want) <= bound))
+        fail_msg("%s: %s with D=%u is %.9g, should be %.9g", set, what, d, got.value, want);
 }
 
 static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum be_dtype act,
@@ -407,14 +438,16 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
             double want[512];
             for (uint32_t h = 0; h < s->heads; h++) {
                 qkv_head_want(io, s, t, h, s->norm ? io->qn : NULL, want);
+                if (kv->type != BE_KV_ACT) spread_want(want, s->d, true);
                 for (uint32_t i = 0; i < s->d; i++)
-                    near((double)get(q, act, ((size_t)t * s->heads + h) * s->d + i), want[i], act, "q", set,
-                         s->d);
+                    near((struct element){(double)get(q, act, ((size_t)t * s->heads + h) * s->d + i), 0},
+                         want[i], act, "q", set, s->d);
             }
             uint32_t slot = io->pos[t] % 32;
             void *layer = kv_layer(kv, io->tables[q_seq_table[seq] + io->pos[t] / 32]);
             for (uint32_t g = 0; g < s->groups && s->parts != BE_Q; g++) {
                 qkv_head_want(io, s, t, s->heads + g, s->norm ? io->kn : NULL, want);
+                if (kv->type != BE_KV_ACT) spread_want(want, s->d, false);
                 const float *value =
                     io->qkv +
                     ((size_t)t * qkv_all(s) + s->heads + (s->parts == BE_QK ? 0 : s->groups) + g) * s->d;
@@ -422,11 +455,12 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
                 for (uint32_t i = 0; i < s->d; i++) sq += (double)value[i] * (double)value[i] / s->d;
                 if (s->v_norm) rms = 1 / sqrt(sq + 1e-6);
                 for (uint32_t i = 0; i < dpad; i++) {
-                    near((double)get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i)),
-                         i < s->d ? want[i] : 0, act, "k", set, s->d);
-                    near((double)get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i)),
-                         i < s->d ? (double)value[i] * rms
-                                  : BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d),
+                    near(element(kv, act, layer, g, false, slot, i), i < s->d ? want[i] : 0, act, "k", set,
+                         s->d);
+                    near(element(kv, act, layer, g, true, slot, i),
+                         i < s->d
+                             ? (double)value[i] * rms
+                             : kv->type == BE_KV_ACT && BACKEND_ON_CPU && i == s->d && kv_v_ones(act, s->d),
                          act, "v", set, s->d);
                 }
             }
@@ -440,15 +474,14 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
         for (uint32_t g = 0; g < s->groups; g++)
             for (uint32_t slot = begun[n][1]; slot < 32; slot++)
                 for (uint32_t i = 0; i < dpad; i++) {
-                    assert_true(isfinite(get(t_k(layer, act, s->d, g), act, t_k_idx(act, dpad, slot, i))));
-                    assert_true(isfinite(get(t_v(layer, act, s->d, g), act, t_v_idx(act, dpad, slot, i))));
+                    assert_true(isfinite(element(kv, act, layer, g, false, slot, i).value));
+                    assert_true(isfinite(element(kv, act, layer, g, true, slot, i).value));
                 }
     }
 }
 
-static void test_qkv(void **state)
+static void check_qkv(enum be_kv_type type)
 {
-    (void)state;
     for (size_t n = 0; n < sizeof qkv_shapes / sizeof *qkv_shapes; n++) {
         const struct qkv_shape *s = &qkv_shapes[n];
         FOR_SETS(set, act)
@@ -456,7 +489,7 @@ static void test_qkv(void **state)
             struct qkv_io io;
             rng_state = 99 + n;
             struct backend *b = open_set(set, act, 1);
-            size_t layer = be_cpu_ops()->kv_layer_bytes(b, s->groups, s->d),
+            size_t layer = be_cpu_ops()->kv_layer_bytes(b, type, s->groups, s->d),
                    units = (2 * layer + BE_KV_UNIT - 1) / BE_KV_UNIT, arena = QBLOCKS * units * BE_KV_UNIT;
             assert_true(layer > 0 && layer % 64 == 0);
             be_cpu_ops()->close(b);
@@ -467,8 +500,11 @@ static void test_qkv(void **state)
             for (uint32_t threads = 1; threads <= 3; threads++) {
                 b = open_set(set, act, threads);
                 memset(mem, 0xff, arena); /* NaN in both types */
-                struct be_kv kv = {
-                    .arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
+                struct be_kv kv = {.arena = mem,
+                                   .layer_offset = layer,
+                                   .kv_heads = s->groups,
+                                   .head_dim = s->d,
+                                   .type = type};
                 struct be_qkv_args a = {
                     .rows = &io.rows, .heads = s->heads, .kv = kv, .qkv = io.qkv, .eps = 1e-6f, .q = q};
                 a.parts = s->parts;
@@ -497,8 +533,11 @@ static void test_qkv(void **state)
             b = open_set(set, act, 1);
             for (uint32_t from = 32; from > 0; from--) { /* what stands behind the first slots of a block is
                                                             cleared, and nothing else is touched */
-                struct be_kv kv = {
-                    .arena = mem, .layer_offset = layer, .kv_heads = s->groups, .head_dim = s->d};
+                struct be_kv kv = {.arena = mem,
+                                   .layer_offset = layer,
+                                   .kv_heads = s->groups,
+                                   .head_dim = s->d,
+                                   .type = type};
                 uint32_t unit = (uint32_t)units * q_block[0], dpad = t_dpad(act, s->d);
                 memcpy(mem, first, arena);
                 memset((char *)kv_layer(&kv, unit), 0xff, layer);
@@ -506,11 +545,9 @@ static void test_qkv(void **state)
                 for (uint32_t g = 0; g < s->groups; g++)
                     for (uint32_t slot = 0; slot < 32; slot++)
                         for (uint32_t i = 0; i < dpad; i++) {
-                            float k =
-                                get(t_k(kv_layer(&kv, unit), act, s->d, g), act, t_k_idx(act, dpad, slot, i));
-                            float v =
-                                get(t_v(kv_layer(&kv, unit), act, s->d, g), act, t_v_idx(act, dpad, slot, i));
-                            assert_true(slot < from ? isnan(k) && isnan(v) : k == 0.0f && v == 0.0f);
+                            double k = element(&kv, act, kv_layer(&kv, unit), g, false, slot, i).value,
+                                   v = element(&kv, act, kv_layer(&kv, unit), g, true, slot, i).value;
+                            assert_true(slot < from ? isnan(k) && isnan(v) : k == 0 && v == 0);
                         }
                 memset((char *)kv_layer(&kv, unit), 0xff, layer);
                 memset(first + ((char *)kv_layer(&kv, unit) - (char *)mem), 0xff, layer);
@@ -526,6 +563,41 @@ static void test_qkv(void **state)
             free(io.cos);
             free(io.sin);
         }
+    }
+}
+
+static void test_qkv(void **state)
+{
+    (void)state;
+    check_qkv(BE_KV_ACT);
+    if (BACKEND_ON_CPU) check_qkv(BE_KV_INT8);
+}
+
+/* Runs of elements: every code comes back, a run of zeros, of tiny and of huge numbers, and one with a number
+ * that is none. */
+static void test_kv_codes(void **state)
+{
+    (void)state;
+    float x[KV_RUN];
+    int8_t code[KV_RUN];
+    for (int first = -127; first <= 127; first += (int)KV_RUN - 1) {
+        x[0] = 127;
+        for (int i = 1; i < (int)KV_RUN; i++) x[i] = (float)(first + i > 128 ? 0 : first + i - 1);
+        assert_int_equal(kv_encode(x, KV_RUN, code), 0x3f80);
+        for (uint32_t i = 0; i < KV_RUN; i++) assert_true((float)code[i] == x[i]);
+    }
+    static const float tops[] = {0, 1e-45f, 1e-30f, 1e-29f, 1, 3e38f};
+    for (uint32_t i = 0; i < sizeof tops / sizeof *tops; i++) {
+        for (uint32_t k = 0; k < KV_RUN; k++) x[k] = rnd() * tops[i];
+        x[3] = -tops[i];
+        float scale = from_bf16(kv_encode(x, KV_RUN, code));
+        for (uint32_t k = 0; k < KV_RUN; k++)
+            assert_true(fabs((double)code[k] * (double)scale - (double)x[k]) <=
+                        (double)tops[i] / 252 + 0x1p-90);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        x[7] = i ? NAN : -INFINITY;
+        assert_true(isnan(from_bf16(kv_encode(x, KV_RUN, code))));
     }
 }
 
@@ -865,7 +937,8 @@ static void test_memory(void **state)
     assert_true(caps.memory_bytes > 0);
     if (BACKEND_ON_CPU) assert_true(caps.threads == 2 && caps.host_memory && !strncmp(caps.name, "cpu-", 4));
     assert_int_equal(ops->sync(b), BE_OK);
-    assert_int_equal(ops->kv_layer_bytes(b, 1, 7), 0); /* heads of odd size have no rotation pairs */
+    assert_int_equal(ops->kv_layer_bytes(b, BE_KV_ACT, 1, 7),
+                     0); /* heads of odd size have no rotation pairs */
     ops->close(b);
 }
 
@@ -1072,6 +1145,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_qkv),
+        cmocka_unit_test(test_kv_codes),
         cmocka_unit_test(test_patchify),
         cmocka_unit_test(test_interpolate_pack),
         cmocka_unit_test(test_gelu_clamp),

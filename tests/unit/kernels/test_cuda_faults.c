@@ -50,7 +50,7 @@ static bool layer_open(struct layer *l, enum be_dtype act)
                                  .glu = true,
                                  .src = {{ones, BE_F32, false, C}, {ones, BE_F32, true, C}},
                                  .bias = ones};
-    size_t layer = l->ops->kv_layer_bytes(l->b, GROUPS, DIM);
+    size_t layer = l->ops->kv_layer_bytes(l->b, BE_KV_ACT, GROUPS, DIM);
     return l->ops->weight_pack(l->b, &qkv, &l->qkv_w) == BE_OK &&
            l->ops->weight_pack(l->b, &glu, &l->glu_w) == BE_OK &&
            l->ops->alloc(l->b, T * C * 4, (void **)&l->x) == BE_OK &&
@@ -79,7 +79,8 @@ static void layer_run(const struct layer *l, enum be_dtype act)
 {
     static uint32_t words[1024];
     static float x[T * C], norm[C];
-    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, GROUPS, DIM) + BE_KV_UNIT - 1) / BE_KV_UNIT),
+    uint32_t units = (uint32_t)((l->ops->kv_layer_bytes(l->b, BE_KV_ACT, GROUPS, DIM) + BE_KV_UNIT - 1) /
+                                BE_KV_UNIT),
              *dev = l->index;
     words[1] = T; /* seq_row 0..1; seq_table 32; tables 64..; pos and hi 128..; lo 256.. */
     words[65] = units;

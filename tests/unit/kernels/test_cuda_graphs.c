@@ -198,6 +198,7 @@ static void compare(const char *family, const char *variant)
 static void test_large(void **state)
 {
     (void)state;
+    if (quick()) skip();
     compare_plan("qwen", "qwen2_bf16", &large);
 }
 

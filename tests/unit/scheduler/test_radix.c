@@ -735,6 +735,27 @@ struct plant {
     bool skip_copy;
 };
 
+/* Pieces follow their parents, and no more of them and their tokens are shown than there are. */
+static void check_outline(const struct world *w)
+{
+    static struct cache_outline o;
+    static uint32_t children[CACHE_OUTLINE_MAX];
+    uint64_t tokens = 0;
+    radix_outline(w->cache, &o);
+    memset(children, 0, sizeof children);
+    for (uint32_t i = 0; i < o.count; i++) {
+        const struct cache_outline_node *n = &o.at[i];
+        bool top = n->parent == CACHE_OUTLINE_ROOT;
+        ASSERT(top || n->parent < i);
+        ASSERT_CMP(n->start, ==, top ? 0 : o.at[n->parent].end);
+        ASSERT_CMP(n->end, >, n->start);
+        if (!top) ASSERT_CMP(++children[n->parent], <=, o.at[n->parent].children);
+        tokens += n->end - n->start;
+    }
+    ASSERT_CMP(o.count, <=, o.nodes);
+    ASSERT_CMP(tokens, <=, o.tokens);
+}
+
 static uint64_t current_seed;
 static void random_world(uint64_t seed, uint32_t ops, const struct plant *plant, struct totals *sum)
 {
@@ -758,6 +779,7 @@ static void random_world(uint64_t seed, uint32_t ops, const struct plant *plant,
         random_op(w, &m);
         radix_check(w->cache);
         kvb_check(w->blocks);
+        if (i % 16 == 0) check_outline(w);
     }
     struct radix_stats st;
     radix_stats(w->cache, &st);
@@ -1079,8 +1101,45 @@ static void test_many_children(void **state)
             }
         }
         radix_check(w->cache);
+        struct cache_outline *o = malloc(sizeof *o);
+        radix_outline(w->cache, o);
+        assert_int_equal(o->count, CACHE_OUTLINE_MAX);
+        assert_int_equal(o->at[0].children, children);
+        for (uint32_t i = 1; i < o->count; i++) assert_true(o->at[i].parent == 0 && o->at[i].start == 3);
+        free(o);
         world_free(w);
     }
+}
+
+/* What is shown of the tree: lengths and branches, the last used first; of salted requests the sums alone. */
+static void test_outline(void **state)
+{
+    (void)state;
+    rng_state = 14;
+    struct world *w = world_new(&gemma_like, 8, 2000, true);
+    struct cache_outline *o = malloc(sizeof *o);
+    radix_outline(w->cache, o);
+    assert_int_equal(o->count + o->nodes + o->tokens, 0);
+    struct text *a = tokens_text(1, 40), *b = tokens_text(1, 30), *salted = tokens_text(1, 20);
+    static const uint8_t key[32] = {7};
+    add_image(b, key, 16, true);
+    salted->salt[0] = 1;
+    struct text *all[] = {a, b, salted};
+    for (int i = 0; i < 3; i++) {
+        text_seal(all[i]);
+        put(w, all[i], 100, true);
+    }
+    radix_outline(w->cache, o);
+    assert_int_equal(o->count, 3);
+    assert_int_equal(o->tokens, 30 + 10 + 16 + 20);
+    const struct cache_outline_node *n = o->at;
+    assert_true(n[0].parent == CACHE_OUTLINE_ROOT && n[0].start == 0 && n[0].end == 30);
+    assert_true(n[0].children == 2 && n[0].pictures == 0);
+    assert_true(n[1].parent == 0 && n[1].start == 30 && n[1].end == 46 && n[1].pictures == 1);
+    assert_true(n[2].parent == 0 && n[2].start == 30 && n[2].end == 40 && n[2].pictures == 0);
+    assert_true(n[2].uses_ago > n[1].uses_ago && n[0].running + n[1].running + n[2].running == 0);
+    free(o);
+    world_free(w);
 }
 
 /* T6: the same key over another number of rows is another picture, even if the caller's key forgot the shape.
@@ -1250,6 +1309,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_salts_share_nothing),
         cmocka_unit_test(test_stop_reasons),
         cmocka_unit_test(test_many_children),
+        cmocka_unit_test(test_outline),
         cmocka_unit_test(test_bodies_go_first),
         cmocka_unit_test(test_pin_holds),
         cmocka_unit_test(test_random_worlds),

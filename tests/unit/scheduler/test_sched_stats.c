@@ -49,7 +49,9 @@ static void test_readings(void **state)
     for (uint32_t i = 0; i < 20; i++) tokens[i] = 2 + i;
     assert_int_equal(sched_create(&e, &(struct sched_options){.queue_max = 100}, &s, &err), ST_OK);
     assert_int_equal(pthread_create(&runner, NULL, run_thread, s), 0);
-    uint32_t sent = 0, gone = 0, told = 0, busy = 0;
+    uint32_t sent = 0, gone = 0, told = 0, busy = 0, outlines = 0;
+    uint64_t ticket = sched_outline_ask(s);
+    static struct cache_outline tree;
     while (gone < REQUESTS) {
         for (; sent < REQUESTS && sent - gone < AT_ONCE; sent++) {
             /* A free place: one whose sequence has ended. */
@@ -81,10 +83,22 @@ static void test_readings(void **state)
         ASSERT_CMP(st.generated_tokens, >=, told);
         ASSERT_CMP(ended(&st), >=, gone);
         ASSERT_CMP(ended(&st) + st.running + st.waiting, ==, sent);
+        if (sched_outline(s, ticket, &tree)) {
+            outlines++;
+            ticket = sched_outline_ask(s);
+            ASSERT(!sched_outline(s, ticket + 1, &tree));
+            for (uint32_t i = 0; i < tree.count; i++) {
+                const struct cache_outline_node *n = &tree.at[i];
+                ASSERT(n->start < n->end && n->end <= 20 + TOKENS_MAX);
+                if (n->parent == CACHE_OUTLINE_ROOT) ASSERT_CMP(n->start, ==, 0);
+                else ASSERT(n->parent < i && tree.at[n->parent].end == n->start);
+            }
+        }
         if (gone == sent) ASSERT_CMP(st.running + st.waiting + st.groups[0].blocks_live, ==, 0);
         ASSERT(st.running > 0 || st.groups[0].blocks_live == 0);
         ASSERT_CMP(st.groups[0].blocks_used, ==, st.groups[0].blocks_live + st.groups[0].blocks_cached);
     }
+    assert_true(outlines > 0 && tree.count > 0);
     sched_stop(s, true);
     pthread_join(runner, NULL);
     sched_destroy(s);

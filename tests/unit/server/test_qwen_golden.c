@@ -34,12 +34,12 @@ static void open_fixture(struct fixture *f, const char *variant)
     struct err err = {""};
     golden_dir(dir, sizeof dir, "qwen", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (family_load(dir, f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
+    if (family_load(dir, NULL, f->config, &f->desc, &err) || tok_load(dir, &f->t, &err) ||
         template_load(dir, &f->chat, &err))
         fail_msg("%s: %s", variant, err.msg);
     f->m = (struct model_info){
         .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
-    if (f->m.image.present && image_config_load(dir, f->m.family, &f->m.image.config, &err))
+    if (f->m.image.present && image_config_load(dir, NULL, f->m.family, &f->m.image.config, &err))
         fail_msg("%s: %s", variant, err.msg);
     template_guard(f->chat, f->t);
     golden_open(&f->g, "qwen", variant, f->m.image.present ? &f->m.image.config : NULL);

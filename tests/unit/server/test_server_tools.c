@@ -2,6 +2,7 @@
  * of cutting it, and no crash and nothing lost on random ones. */
 #include "server/chat/output.h"
 #include "server/chat/tool_types.h"
+#include "tests/lib/backend_sets.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -33,6 +34,11 @@ static const struct chat_output_rules tools = {.calls = TOOL_FORM_JSON},
 static struct chat_output_rules xml = {.calls = TOOL_FORM_XML},
                                 one_xml = {.calls = TOOL_FORM_XML, .single_call = true},
                                 think_xml = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_XML};
+/* Calls of get_weather and f as plain JSON; .bare is set by main. */
+static struct chat_output_rules bare = {.calls = TOOL_FORM_JSON},
+                                one_bare = {.calls = TOOL_FORM_JSON, .single_call = true},
+                                bare_xml = {.calls = TOOL_FORM_XML},
+                                think_bare = {.reasoning = REASONING_FIELD, .calls = TOOL_FORM_JSON};
 static const struct chat_output_rules call = {.calls = TOOL_FORM_CALL},
                                       one_call = {.calls = TOOL_FORM_CALL, .single_call = true},
                                       channel = {.reasoning = REASONING_FIELD,
@@ -437,6 +443,55 @@ static const struct {
     {&call, NOTED("call:a b{}"), NOTED("call:a b{}")},
     {&call, CALL(PARIS), CALL(PARIS)},
     {&call, "<|tool_call>" NPARIS, "<|tool_call>" GOT_PARIS},
+    /* plain JSON */
+    {&bare, PARIS, GOT_PARIS},
+    {&bare, "\n " PARIS "\n", GOT_PARIS},
+    {&bare, "{\"name\":\"f\",\"parameters\":{ }}", "[f { }]"},
+    {&bare, "{\"type\": \"function\", \"name\": \"f\", \"id\": \"7\", \"arguments\": {}, \"x\": [1]}",
+     "[f {}]"},
+    {&bare, "```json\n" PARIS "\n```", GOT_PARIS},
+    {&bare, "```\n" PARIS "\n```\nDone.", "Done." GOT_PARIS},
+    {&bare, "```tool_call\n" PARIS "\n```\n```json\n" PARIS "```", GOT_PARIS GOT_PARIS},
+    {&bare, "```json\n[" PARIS ",\n " PARIS "]\n```", GOT_PARIS GOT_PARIS},
+    {&bare, "[ " PARIS ", " PARIS " ]", GOT_PARIS GOT_PARIS},
+    {&bare, PARIS PARIS "\n" PARIS "; " PARIS, GOT_PARIS GOT_PARIS GOT_PARIS GOT_PARIS},
+    {&bare, PARIS "\n</tool_call>", GOT_PARIS},
+    {&bare, PARIS "\n" CALL(PARIS), GOT_PARIS GOT_PARIS},
+    {&bare, CALL(PARIS) "\n" PARIS, "\n" PARIS GOT_PARIS},
+    {&bare, PARIS "\nThe weather is {\"name\": 1}.", "The weather is {\"name\": 1}." GOT_PARIS},
+    {&bare, PARIS "\n{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"g\", \"arguments\": {}}" GOT_PARIS},
+    {&bare, PARIS "\n```python\nprint()\n```", "```python\nprint()\n```" GOT_PARIS},
+    {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": True}}", "[f {\"a\": True}]"},
+    {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": {}", "[f {\"a\": {}"},
+    {&bare, "{\"name\": \"f\", \"arguments\": {\"a\": {}}", "[f {\"a\": {}}]"},
+    {&one_bare, "[" PARIS ", " PARIS "]x", GOT_PARIS},
+    {&one_bare, PARIS CALL(PARIS), GOT_PARIS},
+    {&bare_xml, PARIS, GOT_PARIS},
+    {&bare_xml, XML("f", P("s", "x")) PARIS, PARIS "[f {\"s\": \"x\"}]"},
+    {&think_bare, "<think>\n" PARIS "</think>\n\n" PARIS, "(" PARIS ")" GOT_PARIS},
+    /* no calls, though they are JSON */
+    {&tools, PARIS, PARIS},
+    {&bare, "", ""},
+    {&bare, " \n", " \n"},
+    {&bare, "So: " PARIS, "So: " PARIS},
+    {&bare, "`` `" PARIS, "`` `" PARIS},
+    {&bare, "```json", "```json"},
+    {&bare, "```c++\n" PARIS "\n```", "```c++\n" PARIS "\n```"},
+    {&bare, "```json\n{\"a\": 1}\n```\n", "```json\n{\"a\": 1}\n```\n"},
+    {&bare, " [[" PARIS "]]", " [[" PARIS "]]"},
+    {&bare, "[]", "[]"},
+    {&bare, "{}", "{}"},
+    {&bare, "{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"g\", \"arguments\": {}}"},
+    {&bare, "{\"name\": \"f\"}", "{\"name\": \"f\"}"},
+    {&bare, "{\"name\": \"f\", \"arguments\": \"{}\"}", "{\"name\": \"f\", \"arguments\": \"{}\"}"},
+    {&bare, "{\"name\": \"f\", \"arguments\": [{}]}", "{\"name\": \"f\", \"arguments\": [{}]}"},
+    {&bare, "{\"name\": \"f\", \"age\": {}}", "{\"name\": \"f\", \"age\": {}}"},
+    {&bare, "{\"arguments\": {}, \"name\": \"f\"}", "{\"arguments\": {}, \"name\": \"f\"}"},
+    {&bare, "{\"name\": \"f\", \"name\": \"f\", \"arguments\": {}}",
+     "{\"name\": \"f\", \"name\": \"f\", \"arguments\": {}}"},
+    {&bare, "{\"name\": \"\\u0066\", \"arguments\": {}}", "{\"name\": \"\\u0066\", \"arguments\": {}}"},
+    {&bare, "{\"name\": \"f\", \"arguments\": ", "{\"name\": \"f\", \"arguments\": "},
+    {&bare, "{\"name\": {\"a\": 1}, \"x\": 2}\n" CALL(PARIS), "{\"name\": {\"a\": 1}, \"x\": 2}" GOT_PARIS},
     /* reasoning in a channel */
     {&channel, "<|channel>thought\nhm\n<channel|>Yes.", "(hm)Yes."},
     {&channel, "<|channel>thought\n<channel|>Yes.", "Yes."},
@@ -464,7 +519,7 @@ static void test_all_cuts(void **state)
         const char *text = table[i].text;
         size_t len = strlen(text);
         same("bytes", text, len, run_bytes(table[i].rules, text, len), table[i].want);
-        for (size_t a = 0; a <= len; a++) {
+        for (size_t a = 0; a <= len; a += test_briefly() ? 5 : 1) {
             same("two", text, len, run_cut(table[i].rules, text, len, &a, 1, a & 1), table[i].want);
             for (size_t b = a; b <= len; b++) {
                 size_t cuts[2] = {a, b};
@@ -472,6 +527,30 @@ static void test_all_cuts(void **state)
             }
         }
     }
+}
+
+/* A call as plain JSON begins within 1024 bytes, however it is cut, and no text waits longer. */
+static void test_bare_bound(void **state)
+{
+    (void)state;
+    char text[2048];
+    for (size_t blanks = 900; blanks < 1100; blanks++) {
+        memset(text, ' ', blanks);
+        int n = snprintf(text + blanks, sizeof text - blanks, "%s", PARIS);
+        size_t len = blanks + (size_t)n;
+        bool in = blanks + (size_t)(strstr(PARIS, "{\"city") - PARIS) < 1024;
+        same("bound", text, len, run_whole(&bare, text, len), in ? GOT_PARIS : text);
+        same("bound, bytes", text, len, run_bytes(&bare, text, len), in ? GOT_PARIS : text);
+    }
+    struct chat_output o;
+    chat_output_init(&o, &bare, MAX);
+    memset(text, ' ', 1024);
+    text[0] = '{';
+    assert_int_equal(chat_output_run(&o, text, 1023, false), ST_OK);
+    assert_int_equal(o.content.len, 0);
+    assert_int_equal(chat_output_run(&o, text, 1024, false), ST_OK);
+    assert_int_equal(o.content.len, 1024);
+    chat_output_fini(&o);
 }
 
 /* ---- what a stream sees ---- */
@@ -842,16 +921,21 @@ static void test_random_pieces(void **state)
                                          "<tool_call>\n<function=f>\n<parameter=si>\n",
                                          "<parameter=two words>",
                                          ">",
-                                         "True"};
-    static const struct chat_output_rules *const all[] = {&tools,  &one_tool, &plain, &think,
-                                                          &inside, &drop,     &keep,  &keep_inside,
-                                                          &xml,    &one_xml,  &xml,   &think_xml};
+                                         "True",
+                                         "```json\n",
+                                         "[",
+                                         "{\"name\": \"f\", \"arguments\": {",
+                                         "}}",
+                                         PARIS};
+    static const struct chat_output_rules *const all[] = {
+        &tools, &one_tool, &plain, &think,     &inside, &drop,     &keep,     &keep_inside,
+        &xml,   &one_xml,  &xml,   &think_xml, &bare,   &one_bare, &bare_xml, &think_bare};
     for (int round = 0; round < 60000; round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)
             assert_int_equal(buf_adds(&text, pieces[rnd(sizeof pieces / sizeof *pieces)]), ST_OK);
-        const struct chat_output_rules *rules = all[rnd(12)];
+        const struct chat_output_rules *rules = all[rnd(16)];
         char *want = run_whole(rules, text.data, text.len);
         if (rules->reasoning == REASONING_NONE) {
             struct chat_output o;
@@ -886,16 +970,19 @@ static void test_linear(void **state)
                                         "<tool_call>{",
                                         "<tool_call>\n<function=f>\n",
                                         "<tool_call>\n<function=f>\n<parameter=s>",
-                                        "<tool_call>\n<function=f>\n<parameter=i>"};
+                                        "<tool_call>\n<function=f>\n<parameter=i>",
+                                        "{",
+                                        PARIS,
+                                        "{\"name\": \"f\", \"arguments\": {\"a\": \""};
     char *text = malloc(LEN + 64);
     assert_non_null(text);
-    for (size_t h = 0; h < 8; h++) {
+    for (size_t h = 0; h < 11; h++) {
         for (size_t f = 0; f < 5; f++) {
             size_t len = strlen(heads[h]), n = strlen(fills[f]);
             memcpy(text, heads[h], len);
             for (; len < LEN; len += n) memcpy(text + len, fills[f], n);
             struct chat_output o;
-            chat_output_init(&o, h < 5 ? &think : &think_xml, MAX);
+            chat_output_init(&o, h < 5 ? &think : h < 8 ? &think_xml : &think_bare, MAX);
             for (size_t at = 0; at < len; at++) assert_int_equal(chat_output_run(&o, text, at, false), ST_OK);
             assert_int_equal(chat_output_run(&o, text, len, true), ST_OK);
             chat_output_fini(&o);
@@ -909,11 +996,13 @@ int main(void)
     json_t *json = json_loads(schemas, 0, NULL);
     struct tool_types *types = tool_types_create(json);
     json_decref(json);
-    if (!types) return 1;
+    json_t *names = json_pack("{s:b,s:b}", "get_weather", 1, "f", 1);
+    if (!types || !names) return 1;
     xml.types = one_xml.types = think_xml.types = types;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_all_cuts),
+        cmocka_unit_test(test_bare_bound),
         cmocka_unit_test(test_streaming_order),
         cmocka_unit_test(test_arguments_come_early),
         cmocka_unit_test(test_done),
@@ -925,7 +1014,9 @@ int main(void)
         cmocka_unit_test(test_random_pieces),
         cmocka_unit_test(test_linear),
     };
+    bare.bare = one_bare.bare = bare_xml.bare = think_bare.bare = names;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tool_types_destroy(types);
+    json_decref(names);
     return failed;
 }

@@ -77,6 +77,7 @@ static enum status load_parts(const struct parts *p, struct tokenizer **t, struc
     return tok_load(dir, t, err);
 }
 
+#define FOUR_MERGES "\"a b\",\"a b\",\"a b\",\"a b\","
 #define VOCAB       "\"vocab\":{\"a\":1,\"b\":2,\"ab\":3,\"<unk>\":0}"
 #define MODEL(more) "{\"type\":\"BPE\",\"unk_token\":\"<unk>\"," more "}"
 #define BYTE_LEVEL  "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}"
@@ -156,6 +157,12 @@ static void test_refusals(void **state)
          "continuing_subword_prefix"},
         {{.model = MODEL(VOCAB ",\"merges\":[\"a c\"]")}, ST_FORMAT, "entry 0"},
         {{.model = MODEL(VOCAB ",\"merges\":[\"a b\",\"b a\"]")}, ST_FORMAT, "entry 1"},
+        {{.model = MODEL(VOCAB ",\"merges\":[\"a b\",\"b a\",\"a b c\"]")}, ST_FORMAT, "entry 1"},
+        {{.model = MODEL(VOCAB ",\"merges\":[\"#version: 0.2\",\"a b\",\"b a\"]")}, ST_FORMAT, "entry 2"},
+        {{.model = MODEL(VOCAB ",\"merges\":[" FOUR_MERGES FOUR_MERGES FOUR_MERGES FOUR_MERGES
+                               "\"a b\",\"b a\",\"a b\"]")},
+         ST_FORMAT,
+         "entry 17"},
         {{.model = MODEL(VOCAB ",\"merges\":[\"a b c\"]")}, ST_FORMAT, "entry 0"},
         {{.model = MODEL(VOCAB ",\"merges\":[\"ab\"]")}, ST_FORMAT, "entry 0"},
         {{.model = MODEL(VOCAB ",\"merges\":[\" ab\"]")}, ST_FORMAT, "entry 0"},

@@ -1,0 +1,13 @@
+/* A whole file as text. */
+#ifndef KVASIR_FILE_H
+#define KVASIR_FILE_H
+
+#include "config/base/status.h"
+
+#include <stddef.h>
+
+/* *text is the caller's, with a zero behind it. ST_NOT_FOUND, ST_TOO_LARGE (over max bytes), ST_FORMAT (not a
+ * regular file), ST_IO, ST_NOMEM. */
+enum status file_text(const char *path, size_t max, char **text, size_t *len, struct err *err) KV_MUST_CHECK;
+
+#endif

@@ -1,0 +1,133 @@
+/* Inside of weights_*.c. One walk over the description serves both passes: the survey (names, shapes and
+ * sizes from the headers; records the reading order) and the load (packs, in that order, with read-ahead in
+ * front and released pages behind).
+ *
+ *   weights.c          both passes, release, counting
+ *   weights_text.c     the walk: decoder, drafter, experts;  weights_vision.c: the tower
+ *   weights_linear.c   one weight of it
+ *   weights_codes.c    codes and floats that it is packed from
+ *   weights_tensors.c  the tensors that those come from, and vectors
+ */
+#ifndef KVASIR_WEIGHTS_INTERNAL_H
+#define KVASIR_WEIGHTS_INTERNAL_H
+
+#include "engine/checkpoint/packed.h"
+#include "engine/checkpoint/weights.h"
+
+struct named {
+    char name[DESC_NAME_MAX]; /* canonical */
+    const struct stf_tensor *t;
+    bool used;
+};
+struct loader {
+    const struct stf_files *files;
+    const struct model_desc *desc;
+    struct named *map; /* sorted by name */
+    size_t map_count;
+    struct weights_survey *survey; /* survey pass only; NULL while loading */
+    struct weights_form form;
+    bool floats;    /* what is read now is not kept as codes */
+    bool fine;      /* nor as codes of 4 bits */
+    bool alike;     /* what becomes codes must: the matrices beside it do */
+    enum status st; /* first fault; everything after it does nothing */
+    struct err *err;
+    /* load pass */
+    const struct be_ops *ops;
+    struct backend *be;
+    const struct weights_survey *plan;
+    struct weights_progress progress;
+    size_t ahead, at; /* next tensor of the plan to ask for; next to be read */
+    uint64_t ahead_bytes, done_bytes, digest;
+    uint16_t
+        *made_up; /* [made_up_count] bf16 values that every tensor is taken from when there are no files */
+    struct stf_tensor made[6]; /* the tensors of one weight */
+    uint32_t made_count;
+    float *host;        /* [slab_floats] image of the slab */
+    float *slab;        /* backend address */
+    uint64_t slab_used; /* floats, both passes */
+};
+
+/* Another order of rows or columns than the file has; see reorder(). */
+enum order { ORDER_KEPT = 0, ORDER_HALVES, ORDER_CHANNELS };
+struct part {
+    const char *stem;
+    uint32_t n;
+    enum order order;
+};
+struct linear_spec {
+    uint32_t layer, expert, k, part_count;
+    struct part part[3];
+    bool glu, bias;
+    bool whole_name, transposed; /* stem is the whole name; stored as [k, n] */
+    uint32_t head_dim;           /* ORDER_HALVES */
+    uint32_t rank;               /* of the stored shape when it isn't [n, k]: shape[0..rank) */
+    uint64_t shape[STF_RANK_MAX];
+};
+
+/* Rows of a tensor [n, k]: of a file that has codes, or made of its floats. */
+struct code_rows {
+    const struct stf_tensor *t;
+    const struct packed *packed;  /* or NULL */
+    const struct ggml_type *type; /* both NULL: made */
+    bool int4;
+    uint32_t k;
+    const char *data; /* the tensor's first row */
+    uint32_t first;   /* row of the tensor that is the matrix's first */
+};
+
+#define MADE_SPAN 32u /* numbers that share a scale */
+
+/* Whose tensors load_find_packed looks for. */
+struct packed_at {
+    struct loader *ld;
+    const char *stem;
+    uint32_t layer, expert;
+};
+
+static inline enum be_dtype load_be_type(enum stf_dtype d)
+{
+    return d == STF_F32 ? BE_F32 : d == STF_BF16 ? BE_BF16 : BE_F16;
+}
+
+/* weights_tensors.c. After a fault (ld->st) what takes a tensor returns NULL or false. */
+void load_note_ignored(struct weights_survey *s, const char *name);
+enum status load_map(struct loader *ld);
+void load_expand(const char *stem, uint32_t layer, uint32_t expert, const char *suffix,
+                 char out[DESC_NAME_MAX]);
+uint64_t load_elements(const struct stf_tensor *t);
+struct named *load_find(const struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
+                        const char *suffix, struct named *key);
+const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
+                                   const char *suffix, uint32_t rank, const uint64_t *shape);
+const struct stf_tensor *load_find_packed(void *arg, const char *suffix);
+bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, uint32_t n,
+                      uint32_t k, struct packed *p);
+void load_before_read(struct loader *ld);
+void load_digest(struct loader *ld, const struct stf_tensor *t);
+void load_after_read(struct loader *ld, const struct stf_tensor *t);
+const float *load_scaled_vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                                uint32_t rank, const uint64_t *shape, float plus, float times);
+const float *load_vector(struct loader *ld, const char *stem, uint32_t layer, const char *suffix,
+                         uint32_t rank, const uint64_t *shape, float plus);
+const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, const char *suffix, uint32_t n,
+                          float plus);
+
+/* weights_codes.c */
+bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
+                   uint32_t k, struct code_rows *rows, struct be_codes *out);
+uint64_t load_kept_bytes(const struct loader *ld, const struct be_codes *codes, uint64_t n, uint32_t k);
+void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
+
+/* weights_linear.c */
+void load_reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n);
+void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
+               uint32_t count, struct be_weight **out);
+void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out);
+
+/* weights_text.c */
+void load_walk(struct loader *ld, struct weights *w);
+
+/* weights_vision.c */
+void load_vision(struct loader *ld, struct vision_weights *w);
+
+#endif

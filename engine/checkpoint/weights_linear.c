@@ -1,0 +1,168 @@
+/* One weight: of one tensor or several, as codes or floats, in the order that the kernels want. See
+ * weights_internal.h. */
+#include "engine/checkpoint/weights_internal.h"
+
+#include "config/base/assert.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SIZE_REORDER_MAX 32768u
+
+/* Where element i of the wanted order stands in the file.
+ *   halves: heads of D rows, in each of whose halves the pairs (j, j + D/4) turn; wanted: pairs (j, j + D/2),
+ *           those of the first half first
+ *   channels: columns (y, x, channel); wanted: (channel, y, x) */
+static uint32_t stored_at(enum order order, uint32_t i, uint32_t n, uint32_t head_dim)
+{
+    uint32_t d = head_dim, quarter = d / 4;
+    if (order == ORDER_CHANNELS) return i % (n / 3) * 3 + i / (n / 3);
+    if (order != ORDER_HALVES) return i;
+    uint32_t at = i % d, pair = at % (d / 2), half = at / (d / 2);
+    return i - at + pair / quarter * (d / 2) + half * quarter + pair % quarter;
+}
+
+/* [n, k] from src to dst, elements of `size` bytes: rows in order, or columns where that is of the channels.
+ */
+static void reorder(enum order order, uint32_t head_dim, const char *src, uint32_t n, uint32_t k, size_t size,
+                    char *dst)
+{
+    bool columns = order == ORDER_CHANNELS;
+    for (uint32_t r = 0; r < n; r++) {
+        const char *row = src + (size_t)(columns ? r : stored_at(order, r, n, head_dim)) * k * size;
+        char *to = dst + (size_t)r * k * size;
+        if (!columns) memcpy(to, row, k * size);
+        for (uint32_t c = 0; columns && c < k; c++)
+            memcpy(to + c * size, row + stored_at(order, c, k, 0) * size, size);
+    }
+}
+
+/* The same of a vector that was read into the slab. */
+void load_reorder_vector(struct loader *ld, const float *v, enum order order, uint32_t n)
+{
+    if (ld->survey || ld->st || !v) return;
+    float copy[SIZE_REORDER_MAX], *host = ld->host + (v - ld->slab);
+    ASSERT_CMP(n, <=, SIZE_REORDER_MAX);
+    memcpy(copy, host, n * sizeof *copy);
+    for (uint32_t i = 0; i < n; i++) host[i] = copy[stored_at(order, i, n, n)];
+}
+
+static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)
+{
+    if (r == BE_NOMEM) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+    else if (r == BE_UNSUPPORTED)
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: no kernel for its shape", t[0]->name);
+    else if (r != BE_OK)
+        ld->st = err_set(ld->err, ST_DEVICE, "tensor %s: %s", t[0]->name, ld->ops->last_error(ld->be));
+    for (uint32_t i = 0; i < count && !ld->st; i++) load_after_read(ld, t[i]);
+}
+
+void load_pack(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
+               uint32_t count, struct be_weight **out)
+{
+    packed(ld, ld->ops->weight_pack(ld->be, d, out), t, count);
+}
+
+/* false: not as codes (their scales are beyond the backend's). */
+static bool pack_codes(struct loader *ld, const struct be_weight_desc *d, const struct stf_tensor *const *t,
+                       uint32_t count, struct be_weight **out)
+{
+    enum be_result r = ld->ops->weight_pack(ld->be, d, out);
+    if (r == BE_UNSUPPORTED) return false;
+    packed(ld, r, t, count);
+    return true;
+}
+
+/* Where part i of `s` stands as the backend wants to read it. *moved: the caller's to free. */
+static const void *part_data(struct loader *ld, const struct linear_spec *s, uint32_t i,
+                             const struct stf_tensor *t, const struct packed *packed, enum be_dtype *type,
+                             void **moved)
+{
+    enum order order = s->part[i].order;
+    const void *data = t->data;
+    if (packed || t->dtype == STF_GGML) {
+        *type = ld->form.act;
+        data = *moved = load_floats(ld, t, packed);
+    } else {
+        *type = load_be_type(t->dtype);
+    }
+    size_t size = be_dtype_bytes(*type),
+           bytes = (packed ? (size_t)packed->n * packed->k : (size_t)load_elements(t)) * size;
+    /* The format does not align tensors; files almost always do. */
+    if (ld->st || ((uintptr_t)data % size == 0 && order == ORDER_KEPT)) return data;
+    void *copy = malloc(bytes ? bytes : 1);
+    if (!copy) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t->name);
+    else if (order == ORDER_KEPT) memcpy(copy, data, bytes);
+    else reorder(order, s->head_dim, data, s->part[i].n, s->k, size, copy);
+    free(*moved);
+    return *moved = copy;
+}
+
+void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weight **out)
+{
+    const struct stf_tensor *t[3], *biases[3], *all[3 * PACKED_TENSORS + 3];
+    uint32_t total = 0, count = 0, parts = s->part_count;
+    struct packed packed[3];
+    bool in_parts[3];
+    struct be_weight_desc d = {.k = s->k, .src_count = parts, .glu = s->glu};
+    struct code_rows rows[3];
+    struct be_codes kinds[3];
+    bool codes = !s->transposed;
+    for (uint32_t i = 0; i < parts; i++) {
+        uint64_t plain[2] = {s->transposed ? s->k : s->part[i].n, s->transposed ? s->part[i].n : s->k};
+        in_parts[i] =
+            !s->whole_name && !s->rank &&
+            load_take_packed(ld, s->part[i].stem, s->layer, s->expert, s->part[i].n, s->k, &packed[i]);
+        t[i] = in_parts[i]
+                   ? packed[i].t[0]
+                   : load_take(ld, s->part[i].stem, s->layer, s->expert, s->whole_name ? "" : ".weight",
+                               s->rank ? s->rank : 2, s->rank ? s->shape : plain);
+        if (!t[i]) return;
+        for (uint32_t q = 0; q < PACKED_TENSORS; q++)
+            if (in_parts[i] ? packed[i].t[q] != NULL : q == 0)
+                all[count++] = in_parts[i] ? packed[i].t[q] : t[i];
+        codes = codes && s->part[i].order == ORDER_KEPT &&
+                load_codes_of(ld, t[i], in_parts[i] ? &packed[i] : NULL, s->k, &rows[i], &kinds[i]);
+        d.src[i] = (struct be_weight_src){.transposed = s->transposed, .n = s->part[i].n};
+        total += s->part[i].n;
+    }
+    for (uint32_t i = 0; i < parts && s->bias; i++) {
+        uint64_t shape[1] = {s->part[i].n};
+        biases[i] = load_take(ld, s->part[i].stem, s->layer, s->expert, ".bias", 1, shape);
+        if (!biases[i]) return;
+        all[count++] = biases[i];
+    }
+    if (ld->survey) {
+        for (uint32_t i = 0; i < parts; i++)
+            ld->survey->memory_bytes += load_kept_bytes(ld, codes ? &kinds[i] : NULL, s->part[i].n, s->k);
+        if (codes && (rows[0].type || rows[0].packed)) ld->survey->stored_codes = true;
+        ld->survey->memory_bytes += s->bias ? 4ull * total : 0;
+        return;
+    }
+    float *bias = NULL;
+    if (s->bias) {
+        bias = malloc(total * sizeof *bias);
+        if (!bias) {
+            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+            return;
+        }
+        uint32_t at = 0;
+        for (uint32_t i = 0; i < parts; at += s->part[i].n, i++) (void)stf_to_f32(biases[i], bias + at);
+    }
+    d.bias = bias;
+    load_before_read(ld);
+    for (uint32_t i = 0; i < parts && codes; i++) {
+        d.src[i].dtype = BE_CODES;
+        d.src[i].codes = &kinds[i];
+    }
+    if (codes) codes = pack_codes(ld, &d, all, count, out);
+    if (d.src[0].dtype == BE_CODES && !codes && ld->alike && !ld->st)
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: a scale is beyond f16", t[0]->name);
+    void *moved[3] = {NULL};
+    for (uint32_t i = 0; i < parts && !ld->st && !codes; i++)
+        d.src[i].data =
+            part_data(ld, s, i, t[i], in_parts[i] ? &packed[i] : NULL, &d.src[i].dtype, &moved[i]);
+    if (!ld->st && !codes) load_pack(ld, &d, all, count, out);
+    for (uint32_t i = 0; i < 3; i++) free(moved[i]);
+    free(bias);
+}

@@ -1,0 +1,348 @@
+/* The walk over a decoder, a drafter, and their experts. See weights_internal.h. */
+#include "engine/checkpoint/weights_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- experts ---- */
+
+/* One expert's matrix out of a tensor that holds all of them. `part` of a [k, n0 + n1] slice (stored inputs
+ * first) is a stretch of every row, which weight_pack can't step over: it is copied out. */
+struct fused {
+    const struct stf_tensor *t;
+    const char *slice; /* of the expert */
+    uint32_t k, width; /* columns of a stored row when inputs come first */
+    size_t elem;
+    bool in_out;
+};
+
+static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t first, uint32_t n,
+                              void **copy)
+{
+    size_t row = (size_t)n * f->elem;
+    const char *from = f->slice + (f->in_out ? (size_t)first * f->elem : (size_t)first * f->k * f->elem);
+    *copy = NULL;
+    if ((!f->in_out || n == f->width) && (uintptr_t)from % f->elem == 0) return from;
+    size_t bytes = row * f->k;
+    if (!(*copy = malloc(bytes ? bytes : 1))) {
+        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", f->t->name);
+        return NULL;
+    }
+    if (!f->in_out) memcpy(*copy, from, bytes);
+    else
+        for (uint32_t r = 0; r < f->k; r++)
+            memcpy((char *)*copy + r * row, from + (size_t)r * f->width * f->elem, row);
+    return *copy;
+}
+
+/* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
+static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k,
+                       uint32_t parts, uint32_t n, struct be_weight **out)
+{
+    bool in_out = ld->desc->expert_layout == EXPERTS_IN_OUT;
+    uint64_t wide = (uint64_t)parts * n, shape[3] = {experts, in_out ? k : wide, in_out ? wide : k};
+    const struct stf_tensor *t = load_take(ld, name, layer, 0, "", 3, shape);
+    if (!t) return;
+    if (ld->survey) {
+        struct code_rows rows;
+        struct be_codes kind;
+        bool as_codes = !in_out && load_codes_of(ld, t, NULL, k, &rows, &kind);
+        if (as_codes && rows.type) ld->survey->stored_codes = true;
+        ld->survey->memory_bytes += load_kept_bytes(ld, as_codes ? &kind : NULL, experts * wide, k);
+        return;
+    }
+    load_before_read(ld);
+    struct code_rows rows[2];
+    struct be_codes kinds[2];
+    bool codes = !in_out && load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
+                 load_codes_of(ld, t, NULL, k, &rows[1], &kinds[1]);
+    bool blocks = t->dtype == STF_GGML;
+    enum be_dtype type = blocks ? ld->form.act : load_be_type(t->dtype);
+    size_t elem = be_dtype_bytes(type);
+    char *floats = blocks && !codes ? load_floats(ld, t, NULL) : NULL;
+    const char *data = floats ? floats : t->data;
+    for (uint32_t e = 0; e < experts && !ld->st; e++) {
+        struct fused f = {t, data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
+        struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
+        void *copies[2] = {NULL};
+        for (uint32_t p = 0; p < parts && !ld->st; p++) {
+            d.src[p] = (struct be_weight_src){.dtype = type, .transposed = in_out, .n = n};
+            if (codes) {
+                d.src[p].dtype = BE_CODES;
+                d.src[p].codes = &kinds[p];
+                rows[p].first = (e * parts + p) * n;
+            } else {
+                d.src[p].data = fused_part(ld, &f, p * n, n, &copies[p]);
+            }
+        }
+        if (!ld->st) load_pack(ld, &d, &t, 0, &out[e]);
+        free(copies[0]);
+        free(copies[1]);
+    }
+    free(floats);
+    if (!ld->st) load_after_read(ld, t);
+}
+
+/* Whether the matrix becomes codes. */
+static bool becomes_codes(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
+                          const char *suffix, uint32_t n, uint32_t k)
+{
+    struct packed p;
+    struct code_rows rows;
+    struct be_codes kind;
+    struct err ignored;
+    struct packed_at at = {ld, stem, layer, expert};
+    struct named key, *m = load_find(ld, stem, layer, expert, suffix, &key);
+    bool packed = packed_open(load_find_packed, &at, n, k, &p, &ignored) == ST_OK;
+    if (!packed && !m) return ld->files == NULL;
+    return load_codes_of(ld, packed ? p.t[0] : m->t, packed ? &p : NULL, k, &rows, &kind);
+}
+
+/* All matrices of a layer's experts are of one kind: codes if they all can be. */
+static bool experts_as_codes(struct loader *ld, uint32_t n)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden, ff = l->ff;
+    if (c % MADE_SPAN || ff % MADE_SPAN) return false;
+    if (ld->desc->expert_layout == EXPERTS_IN_OUT) return false;
+    if (ld->desc->expert_layout != EXPERTS_EACH)
+        return becomes_codes(ld, a->expert_gate_up, n, 0, "", 2 * ff, c) &&
+               becomes_codes(ld, a->expert_down_all, n, 0, "", c, ff);
+    bool all = true;
+    for (uint32_t e = 0; e < l->experts && all; e++)
+        all = becomes_codes(ld, a->expert_gate, n, e, ".weight", ff, c) &&
+              becomes_codes(ld, a->expert_up, n, e, ".weight", ff, c) &&
+              becomes_codes(ld, a->expert_down, n, e, ".weight", c, ff);
+    return all;
+}
+
+static void walk_experts(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden;
+    ld->floats = true; /* a choice hangs on it */
+    load_linear(ld,
+                &(struct linear_spec){.layer = n, .k = c, .part_count = 1, .part = {{a->router, l->experts}}},
+                &w->router);
+    ld->floats = false;
+    if (!ld->survey && !ld->st) {
+        w->expert_glu = calloc(l->experts, sizeof *w->expert_glu);
+        w->expert_down = calloc(l->experts, sizeof *w->expert_down);
+        if (!w->expert_glu || !w->expert_down)
+            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for %u experts", l->experts);
+    }
+    ld->floats = !experts_as_codes(ld, n);
+    ld->alike = true;
+    if (ld->desc->expert_layout != EXPERTS_EACH) {
+        walk_fused(ld, n, a->expert_gate_up, l->experts, c, 2, l->ff, w->expert_glu);
+        walk_fused(ld, n, a->expert_down_all, l->experts, l->ff, 1, c, w->expert_down);
+        ld->floats = ld->alike = false;
+        return;
+    }
+    for (uint32_t e = 0; e < l->experts && !ld->st; e++) {
+        struct be_weight *none = NULL;
+        load_linear(ld,
+                    &(struct linear_spec){.layer = n,
+                                          .expert = e,
+                                          .k = c,
+                                          .part_count = 2,
+                                          .part = {{a->expert_gate, l->ff}, {a->expert_up, l->ff}},
+                                          .glu = true},
+                    ld->survey ? &none : &w->expert_glu[e]);
+        load_linear(ld,
+                    &(struct linear_spec){
+                        .layer = n, .expert = e, .k = l->ff, .part_count = 1, .part = {{a->expert_down, c}}},
+                    ld->survey ? &none : &w->expert_down[e]);
+    }
+    ld->floats = ld->alike = false;
+}
+
+/* What an MLP beside the experts brings along. */
+static void walk_beside(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct desc_names *a = &ld->desc->names;
+    const struct desc_layer *l = &ld->desc->layers[n];
+    uint32_t c = ld->desc->hidden;
+    w->router_norm =
+        load_scaled_vector(ld, a->router_norm, n, "", 1, (uint64_t[]){c}, 0, (float)(1 / sqrt((double)c)));
+    w->router_scale = load_vector1(ld, a->router_scale, n, "", l->experts, 0);
+    w->expert_norm = load_vector1(ld, a->expert_norm, n, ".weight", c, 0);
+    w->experts_norm = load_vector1(ld, a->experts_norm, n, ".weight", c, 0);
+    w->beside_norm = load_vector1(ld, a->beside_norm, n, ".weight", c, 0);
+}
+
+/* ---- what each layer gets of every token by itself ---- */
+
+/* The table is not read now but row by row, later: it counts as a parameter and part of the identity, and
+ * takes no memory. */
+static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struct row_table *out)
+{
+    const struct model_desc *d = ld->desc;
+    struct weights_survey before = {0};
+    if (ld->survey) before = *ld->survey;
+    const struct stf_tensor *t = load_take(ld, stem, 0, 0, ".weight", 2, (uint64_t[]){d->vocab, cols});
+    if (!t) return;
+    if (ld->survey) {
+        ld->survey->read_bytes = before.read_bytes;
+        ld->survey->tensor_bytes_max = before.tensor_bytes_max;
+        ld->survey->count = before.count;
+        return;
+    }
+    out->row = *t;
+    out->row.rank = 1;
+    out->row.shape[0] = cols;
+    out->row.bytes = t->bytes / d->vocab;
+    out->stride = (size_t)out->row.bytes;
+    if (ld->files) {
+        load_digest(ld, t);
+        return;
+    }
+    out->stride = 0;
+    out->owned = malloc((size_t)out->row.bytes);
+    if (!out->owned) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for made-up weights");
+    else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
+}
+
+static void walk_token_input(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    load_linear(ld,
+                &(struct linear_spec){.k = d->hidden,
+                                      .part_count = 1,
+                                      .part = {{d->names.token_project, d->layer_count * d->token_input}}},
+                &w->token_project);
+    w->token_norm = load_scaled_vector(ld, d->names.token_norm, 0, ".weight", 1, (uint64_t[]){d->token_input},
+                                       0, 0.70710678118654752f);
+    walk_table(ld, d->names.token_table, (uint64_t)d->layer_count * d->token_input, &w->token_table);
+}
+
+static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    uint32_t p = d->token_input;
+    load_linear(ld,
+                &(struct linear_spec){
+                    .layer = n, .k = d->hidden, .part_count = 1, .part = {{d->names.token_gate, p}}},
+                &w->token_gate);
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n, .k = p, .part_count = 1, .part = {{d->names.token_up, d->hidden}}},
+        &w->token_up);
+    w->token_post_norm = load_vector1(ld, d->names.token_post_norm, n, ".weight", d->hidden, 0);
+}
+
+/* ---- the walk ---- */
+
+static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    const struct desc_names *a = &d->names;
+    const struct desc_layer *l = &d->layers[n];
+    uint32_t c = d->hidden, q = l->heads * l->head_dim, kv = l->kv_heads * l->head_dim,
+             ff = l->experts ? l->beside_ff : l->ff;
+    bool own = desc_owns_keys(d, n);
+    float plus = d->norm_plus_one ? 1.0f : 0.0f;
+    w->input_norm = load_vector1(ld, a->input_norm, n, ".weight", c, plus);
+    load_linear(ld,
+                &(struct linear_spec){.layer = n,
+                                      .k = c,
+                                      .part_count = !own             ? 1
+                                                    : l->keys_values ? 2
+                                                                     : 3,
+                                      .part = {{a->q, q}, {a->k, kv}, {a->v, kv}},
+                                      .bias = l->qkv_bias},
+                &w->qkv);
+    w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
+    if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias},
+        &w->o);
+    w->post_attn_norm = load_vector1(ld, a->post_attn_norm, n, ".weight", c, plus);
+    w->pre_mlp_norm = load_vector1(ld, a->pre_mlp_norm, n, ".weight", c, plus);
+    if (l->experts) walk_experts(ld, n, w);
+    if (l->beside_ff) walk_beside(ld, n, w);
+    if (ff) {
+        load_linear(
+            ld,
+            &(struct linear_spec){
+                .layer = n, .k = c, .part_count = 2, .part = {{a->gate, ff}, {a->up, ff}}, .glu = true},
+            &w->glu);
+        load_linear(ld, &(struct linear_spec){.layer = n, .k = ff, .part_count = 1, .part = {{a->down, c}}},
+                    &w->down);
+    }
+    w->post_mlp_norm = load_vector1(ld, a->post_mlp_norm, n, ".weight", c, plus);
+    if (d->token_input) walk_token_layer(ld, n, w);
+    w->layer_scale = load_vector1(ld, a->layer_scale, n, "", 1, 0);
+}
+
+/* Which tokens a cluster has: numbers, not weights. Without files the tokens are in order. */
+static void walk_clusters(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    struct named key, *m = load_find(ld, d->names.clusters, 0, 0, "", &key);
+    if (ld->st) return;
+    if (ld->files && (!m || m->t->dtype != STF_I64 || m->t->rank != 1 || m->t->shape[0] != d->vocab)) {
+        ld->st = err_set(ld->err, ST_FORMAT, "the drafter has no tensor %s of %u numbers (I64)",
+                         d->names.clusters, d->vocab);
+        return;
+    }
+    if (m) m->used = true;
+    if (ld->survey) return;
+    w->clusters = malloc(d->vocab * sizeof *w->clusters);
+    if (!w->clusters) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for the clusters of the head");
+    for (uint32_t i = 0; i < d->vocab && !ld->st; i++) {
+        uint64_t id = i;
+        if (m) memcpy(&id, (const char *)m->t->data + i * sizeof id, sizeof id);
+        if (id >= d->vocab)
+            ld->st = err_set(ld->err, ST_FORMAT, "tensor %s has an id beyond the vocabulary", m->t->name);
+        w->clusters[i] = (uint32_t)id;
+    }
+}
+
+static void walk_drafter(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    const char *head = d->tied ? d->names.embed : d->names.head;
+    uint32_t c = d->hidden, wide = d->drafts_for;
+    load_linear(ld, &(struct linear_spec){.k = 2 * wide, .part_count = 1, .part = {{d->names.draft_in, c}}},
+                &w->draft_in);
+    load_linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.draft_out, wide}}},
+                &w->draft_out);
+    if (!d->centroids) {
+        load_linear(ld, &(struct linear_spec){.k = c, .part_count = 1, .part = {{head, d->vocab}}}, &w->head);
+        return;
+    }
+    load_linear(ld,
+                &(struct linear_spec){.k = c, .part_count = 1, .part = {{d->names.centroids, d->centroids}}},
+                &w->centroids);
+    walk_table(ld, head, c, &w->head_rows);
+    walk_clusters(ld, w);
+}
+
+void load_walk(struct loader *ld, struct weights *w)
+{
+    const struct model_desc *d = ld->desc;
+    ld->fine = true;
+    if (d->drafts_for) walk_drafter(ld, w);
+    else
+        load_linear(
+            ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.embed, d->vocab}}},
+            &w->embed);
+    ld->fine = false;
+    if (d->token_input) walk_token_input(ld, w);
+    for (uint32_t n = 0; n < d->layer_count && !ld->st; n++) walk_layer(ld, n, &w->layers[n]);
+    w->final_norm =
+        load_vector1(ld, d->names.final_norm, 0, ".weight", d->hidden, d->norm_plus_one ? 1.0f : 0.0f);
+    ld->fine = true;
+    if (d->tied && !d->drafts_for) w->head = w->embed;
+    else if (!d->drafts_for)
+        load_linear(
+            ld, &(struct linear_spec){.k = d->hidden, .part_count = 1, .part = {{d->names.head, d->vocab}}},
+            &w->head);
+    ld->floats = true; /* pictures are worth it, and what is read once per picture is not what takes time */
+    if (d->has_vision) load_vision(ld, &w->vision);
+}

@@ -1,0 +1,219 @@
+/* The walk over a vision tower. See weights_internal.h. */
+#include "engine/checkpoint/weights_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void walk_merger(struct loader *ld, uint32_t n, const char *norm, const char *fc1, const char *fc2,
+                        uint32_t norm_width, struct vision_merger_weights *m)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t wide = v->hidden * v->merge * v->merge;
+    m->norm = load_vector1(ld, norm, n, ".weight", norm_width, 0);
+    m->norm_bias = v->rms ? NULL : load_vector1(ld, norm, n, ".bias", norm_width, 0);
+    load_linear(
+        ld,
+        &(struct linear_spec){.layer = n, .k = wide, .part_count = 1, .part = {{fc1, wide}}, .bias = true},
+        &m->fc1);
+    load_linear(ld,
+                &(struct linear_spec){
+                    .layer = n, .k = wide, .part_count = 1, .part = {{fc2, ld->desc->hidden}}, .bias = true},
+                &m->fc2);
+}
+
+/* Bounds of one product's input and output: whole names beside the weight, whose stem may end in ".linear".
+ */
+static void walk_bounds(struct loader *ld, uint32_t n, const char *stem, const float *out[2])
+{
+    static const char *const ends[4] = {".input_min", ".input_max", ".output_min", ".output_max"};
+    static const char linear_end[] = ".linear";
+    char base[DESC_NAME_MAX];
+    size_t len = strlen(stem), tail = sizeof linear_end - 1;
+    if (len > tail && strcmp(stem + len - tail, linear_end) == 0) len -= tail;
+    snprintf(base, sizeof base, "%.*s", (int)len, stem);
+    for (int i = 0; i < 4; i++) {
+        const struct stf_tensor *t = load_take(ld, base, n, 0, ends[i], 0, NULL);
+        if (!t) return;
+        uint64_t at = ld->slab_used + (uint64_t)i % 2;
+        ld->slab_used += i % 2 ? 16 : 0; /* 64-byte alignment */
+        if (ld->survey) continue;
+        load_before_read(ld);
+        (void)stf_to_f32(t, ld->host + at);
+        load_after_read(ld, t);
+        if (i % 2 == 0) out[i / 2] = ld->slab + at;
+    }
+}
+
+/* Each product by itself, with its bounds. */
+static void walk_clipped(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, ff = v->ff;
+    enum order order = v->rope_halves ? ORDER_HALVES : ORDER_KEPT;
+    const struct {
+        const char *stem;
+        uint32_t n, k;
+        enum order order;
+        struct be_weight **out;
+    } all[7] = {
+        [VISION_Q] = {v->names.q, c, c, order, &l->qkv},   [VISION_K] = {v->names.k, c, c, order, &l->k},
+        [VISION_V] = {v->names.v, c, c, 0, &l->v},         [VISION_O] = {v->names.o, c, c, 0, &l->o},
+        [VISION_GATE] = {v->names.fc1, ff, c, 0, &l->fc1}, [VISION_UP] = {v->names.up, ff, c, 0, &l->up},
+        [VISION_DOWN] = {v->names.fc2, c, ff, 0, &l->fc2}};
+    for (int i = 0; i < 7; i++) {
+        load_linear(ld,
+                    &(struct linear_spec){.layer = n,
+                                          .k = all[i].k,
+                                          .part_count = 1,
+                                          .part = {{all[i].stem, all[i].n, all[i].order}},
+                                          .bias = !v->no_bias,
+                                          .head_dim = c / v->heads},
+                    all[i].out);
+        walk_bounds(ld, n, all[i].stem, l->bounds[i]);
+    }
+}
+
+static void walk_products(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    bool bias = !v->no_bias;
+    enum order order = v->rope_halves ? ORDER_HALVES : ORDER_KEPT;
+    struct linear_spec qkv = {.layer = n,
+                              .k = c,
+                              .part_count = 3,
+                              .part = {{v->names.q, c, order}, {v->names.k, c, order}, {v->names.v, c, 0}},
+                              .bias = bias,
+                              .head_dim = c / v->heads};
+    if (v->qkv_fused) {
+        qkv.part_count = 1;
+        qkv.part[0].n = 3 * c;
+    }
+    load_linear(ld, &qkv, &l->qkv);
+    load_linear(ld,
+                &(struct linear_spec){
+                    .layer = n, .k = c, .part_count = 1, .part = {{v->names.o, c, 0}}, .bias = bias},
+                &l->o);
+    struct linear_spec fc1 = {
+        .layer = n, .k = c, .part_count = 1, .part = {{v->names.fc1, v->ff, 0}}, .bias = bias};
+    if (v->mlp == VISION_GLU_SILU || v->mlp == VISION_GLU_GELU) {
+        fc1.part_count = 2;
+        fc1.part[1] = (struct part){v->names.up, v->ff, 0};
+        fc1.glu = true;
+    }
+    load_linear(ld, &fc1, &l->fc1);
+    load_linear(ld,
+                &(struct linear_spec){
+                    .layer = n, .k = v->ff, .part_count = 1, .part = {{v->names.fc2, c, 0}}, .bias = bias},
+                &l->fc2);
+}
+
+static void walk_vision_layer(struct loader *ld, uint32_t n, struct vision_layer_weights *l)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, d = c / v->heads;
+    l->norm1 = load_vector1(ld, v->names.norm1, n, ".weight", c, 0);
+    l->norm1_bias = v->rms ? NULL : load_vector1(ld, v->names.norm1, n, ".bias", c, 0);
+    l->norm2 = load_vector1(ld, v->names.norm2, n, ".weight", c, 0);
+    l->norm2_bias = v->rms ? NULL : load_vector1(ld, v->names.norm2, n, ".bias", c, 0);
+    l->q_norm = load_vector1(ld, v->names.q_norm, n, ".weight", d, 0);
+    l->k_norm = load_vector1(ld, v->names.k_norm, n, ".weight", d, 0);
+    if (v->rope_halves) {
+        load_reorder_vector(ld, l->q_norm, ORDER_HALVES, d);
+        load_reorder_vector(ld, l->k_norm, ORDER_HALVES, d);
+    }
+    l->post_attn = load_vector1(ld, v->names.post_attn, n, ".weight", c, 0);
+    l->post_mlp = load_vector1(ld, v->names.post_mlp, n, ".weight", c, 0);
+    if (v->clip) walk_clipped(ld, n, l);
+    else walk_products(ld, n, l);
+}
+
+/* The patches' product and what stands around it, and the positions. */
+static void walk_patches(struct loader *ld, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden, side = v->position_side ? v->position_side : v->image_size / v->patch,
+             k = 3 * v->depth * v->patch * v->patch;
+    struct linear_spec patch = {.k = k,
+                                .part_count = 1,
+                                .part = {{v->names.patch, c, ORDER_KEPT}},
+                                .bias = v->patch_bias,
+                                .rank = 4,
+                                .shape = {c, 3, v->patch, v->patch}};
+    if (v->depth > 1 || v->end == VISION_MERGE) {
+        patch.rank = 5;
+        memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
+    }
+    if (v->channels_last) {
+        patch.rank = 2;
+        memcpy(patch.shape, (uint64_t[]){c, k}, 2 * sizeof(uint64_t));
+        patch.part[0].order = ORDER_CHANNELS;
+    }
+    w->patch_norm = load_vector1(ld, v->names.patch_norm, 0, ".weight", k, 0);
+    w->patch_norm_bias = load_vector1(ld, v->names.patch_norm, 0, ".bias", k, 0);
+    if (v->channels_last) {
+        load_reorder_vector(ld, w->patch_norm, ORDER_CHANNELS, k);
+        load_reorder_vector(ld, w->patch_norm_bias, ORDER_CHANNELS, k);
+    }
+    load_linear(ld, &patch, &w->patch);
+    if (v->position)
+        w->position =
+            load_vector(ld, v->names.position, 0, ".weight", 2, (uint64_t[]){(uint64_t)side * side, c}, 0);
+    if (v->position_axis) {
+        uint64_t n = v->position_axis;
+        w->position = load_vector(ld, v->names.position, 0, "", 3,
+                                  v->position_pairs ? (uint64_t[]){n, 2, c} : (uint64_t[]){2, n, c}, 0);
+    }
+    w->dense_norm = load_vector1(ld, v->names.dense_norm, 0, ".weight", c, 0);
+    w->dense_norm_bias = load_vector1(ld, v->names.dense_norm, 0, ".bias", c, 0);
+    w->position_norm = load_vector1(ld, v->names.position_norm, 0, ".weight", c, 0);
+    w->position_norm_bias = load_vector1(ld, v->names.position_norm, 0, ".bias", c, 0);
+}
+
+static const float *ones(struct loader *ld, uint32_t n)
+{
+    uint64_t at = ld->slab_used;
+    ld->slab_used += (n + 15ull) / 16 * 16;
+    if (ld->survey || ld->st) return NULL;
+    for (uint32_t i = 0; i < n; i++) ld->host[at + i] = 1;
+    return ld->slab + at;
+}
+
+void load_vision(struct loader *ld, struct vision_weights *w)
+{
+    const struct desc_vision *v = &ld->desc->vision;
+    uint32_t c = v->hidden;
+    walk_patches(ld, w);
+    for (uint32_t n = 0; n < v->layers; n++) walk_vision_layer(ld, n, &w->layers[n]);
+    if (v->end == VISION_MERGE) {
+        walk_merger(ld, 0, v->names.merge_norm, v->names.merge_fc1, v->names.merge_fc2, c, &w->merger);
+        for (uint32_t k = 0; k < v->tap_count; k++)
+            walk_merger(ld, k, v->names.tap_norm, v->names.tap_fc1, v->names.tap_fc2, c * v->merge * v->merge,
+                        &w->taps[k]);
+        return;
+    }
+    w->post_norm = load_vector1(ld, v->names.post_norm, 0, ".weight", c, 0);
+    w->post_norm_bias = load_vector1(ld, v->names.post_norm, 0, ".bias", c, 0);
+    w->std_bias = load_vector1(ld, v->names.std_bias, 0, "", c, 0);
+    w->std_scale = load_vector1(ld, v->names.std_scale, 0, "", c, 0);
+    if (v->end == VISION_LINEAR) {
+        load_linear(
+            ld,
+            &(struct linear_spec){
+                .k = c, .part_count = 1, .part = {{v->names.project, ld->desc->hidden, 0}}, .bias = true},
+            &w->projection);
+        return;
+    }
+    w->soft_norm = v->names.soft_norm ? load_vector1(ld, v->names.soft_norm, 0, ".weight", c,
+                                                     ld->desc->norm_plus_one ? 1.0f : 0.0f)
+                                      : ones(ld, c);
+    bool whole = v->names.projection != NULL;
+    load_linear(
+        ld,
+        &(struct linear_spec){.k = c,
+                              .part_count = 1,
+                              .part = {{whole ? v->names.projection : v->names.project, ld->desc->hidden, 0}},
+                              .whole_name = whole,
+                              .transposed = whole},
+        &w->projection);
+}

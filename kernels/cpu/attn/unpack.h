@@ -1,0 +1,98 @@
+/* A head of a block of codes (kv_codes.h) as it would be in the act type. For bf16 a file may bring, before
+ * it includes this, with KV_OWN_LINES defined:
+ *
+ *   struct kv_scales               of 32 elements in a row: 16 words, each of two halves
+ *   kv_scales_k(s)                 word i has the scale s[i] (keys: 16 slots, two elements of each)
+ *   kv_scales_v(s)                 lower halves have s[0], upper halves s[1] (values: two slots of 16)
+ *   kv_line(dst, code, s)          dst[i] = code[i] * scale, rounded to nearest even; 32 of them */
+#ifndef KVASIR_CPU_ATTN_UNPACK_H
+#define KVASIR_CPU_ATTN_UNPACK_H
+
+#include "kernels/cpu/attn/kv_codes.h"
+
+#define KV_INLINE static inline __attribute__((always_inline))
+
+#ifndef KV_OWN_LINES
+struct kv_scales {
+    float of[32];
+};
+KV_INLINE struct kv_scales kv_scales_k(const uint16_t *s)
+{
+    struct kv_scales r;
+    for (uint32_t i = 0; i < 32; i++) r.of[i] = kv_float((uint32_t)s[i / 2] << 16);
+    return r;
+}
+KV_INLINE struct kv_scales kv_scales_v(const uint16_t *s)
+{
+    struct kv_scales r;
+    for (uint32_t i = 0; i < 32; i++) r.of[i] = kv_float((uint32_t)s[i % 2] << 16);
+    return r;
+}
+KV_INLINE void kv_line(uint16_t *dst, const int8_t *code, const struct kv_scales *s)
+{
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t u = kv_bits((float)code[i] * s->of[i]);
+        dst[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+}
+#endif
+
+KV_INLINE void kv_ask(const char *p, size_t bytes)
+{
+    for (size_t i = 0; p && i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+KV_INLINE void kv_unpack_bf16(uint16_t *k, uint16_t *v, const struct kv_codes *c, uint32_t d,
+                              const void *next)
+{
+    uint32_t dpad = kv_dpad(BE_BF16, d), runs = kv_runs(d);
+    for (uint32_t n = 0; n < 2 * runs; n++) { /* 16 slots */
+        uint32_t first = n / runs * 16, run = n % runs;
+        struct kv_scales s = kv_scales_k(c->k_scale + run * KV_SLOTS + first);
+        size_t at = kv_k_idx(BE_BF16, dpad, first, run * KV_RUN);
+        kv_ask(next ? (const char *)next + at : NULL, KV_RUN * 16);
+        for (uint32_t i = 0; i < KV_RUN / 2; i++, at += 32) kv_line(k + at, c->k + at, &s);
+    }
+    for (uint32_t slot = 0; slot < KV_SLOTS; slot += 2) {
+        size_t at = kv_v_idx(BE_BF16, dpad, slot, 0);
+        kv_ask(next ? (const char *)next + (c->v - c->k) + at : NULL, 2 * (size_t)dpad);
+        for (uint32_t run = 0; run < runs; run++, at += 64) {
+            struct kv_scales s = kv_scales_v(c->v_scale + run * KV_SLOTS + slot);
+            kv_line(v + at, c->v + at, &s);
+            kv_line(v + at + 32, c->v + at + 32, &s);
+        }
+    }
+    for (uint32_t s = 0; kv_v_ones(BE_BF16, d) && s < KV_SLOTS; s++)
+        v[kv_v_idx(BE_BF16, dpad, s, d)] = 0x3f80;
+}
+
+KV_INLINE void kv_unpack_f32(float *k, float *v, const struct kv_codes *c, uint32_t d)
+{
+    uint32_t dpad = kv_dpad(BE_F32, d);
+    float scale[KV_SLOTS];
+    for (uint32_t i = 0; i < dpad; i++) {
+        for (uint32_t s = 0; i % KV_RUN == 0 && s < KV_SLOTS; s++)
+            scale[s] = kv_float((uint32_t)c->k_scale[i / KV_RUN * KV_SLOTS + s] << 16);
+        const int8_t *code = c->k + (size_t)i * KV_SLOTS;
+        for (uint32_t s = 0; s < KV_SLOTS; s++) *k++ = (float)code[s] * scale[s];
+    }
+    for (uint32_t s = 0; s < KV_SLOTS; s++) {
+        const int8_t *code = c->v + (size_t)s * dpad;
+        for (uint32_t i = 0; i < dpad; i++)
+            *v++ = (float)code[i] * kv_float((uint32_t)c->v_scale[i / KV_RUN * KV_SLOTS + s] << 16);
+    }
+}
+
+/* k and v: as kv_k and kv_v would have them. next: the codes that will be unpacked after these, asked for
+ * meanwhile; or NULL. */
+static inline void kv_unpack(void *k, void *v, const struct kv_codes *c, enum be_dtype act, uint32_t d,
+                             const void *next)
+{
+    if (next)
+        kv_ask((const char *)next + kv_codes_scales(act, d),
+               kv_codes_bytes(act, d) - kv_codes_scales(act, d));
+    if (act == BE_F32) kv_unpack_f32(k, v, c, d);
+    else kv_unpack_bf16(k, v, c, d, next);
+}
+
+#endif

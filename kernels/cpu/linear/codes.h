@@ -1,0 +1,72 @@
+/* Weights of codes (struct be_codes) and the rows that meet them: where things lie.
+ *
+ * A weight has a record for each pair of panels and 32 inputs; records of a pair stand one behind the other:
+ *
+ *   scales [32 / group][32 columns] f16
+ *   minima                          the same, if it has them
+ *   codes of panel 0, then panel 1  8 bits: [8][16 columns][4 inputs]
+ *                                   4 bits: [4][16 columns][4 inputs], low half: inputs 0 to 15, high: 16 to
+ * 31
+ *
+ * All parts begin at 64 bytes. 32 inputs of a row become a record, too, those of a block's rows one behind
+ * the other:
+ *
+ *   codes [32] int8 or int16
+ *   scale f32
+ *   sums [32 / group]               of a group's codes: int32 times -off, or with minima f32 times the scale
+ *
+ * A group adds  scale_w * scale_x * (codes_w . codes_x - off * sum_x)  to the sum of an output, or
+ * scale_w * scale_x * (codes_w . codes_x) + min_w * scale_x * sum_x. */
+#ifndef KVASIR_CPU_LINEAR_CODES_H
+#define KVASIR_CPU_LINEAR_CODES_H
+
+#include "kernels/cpu/linear/linear.h"
+
+#define CODES_SPAN 32u /* inputs of a record */
+
+static inline size_t codes_scales_bytes(const struct be_weight *w)
+{
+    return (size_t)64 * (CODES_SPAN / w->group);
+}
+static inline size_t codes_record_bytes(const struct be_weight *w)
+{
+    return codes_scales_bytes(w) * (w->min ? 2 : 1) + (size_t)CODES_SPAN * 32 * w->bits / 8;
+}
+/* Where a pair's records begin. */
+static inline const char *codes_pair(const struct be_weight *w, uint32_t pair)
+{
+    return (const char *)w->data + (size_t)2 * pair * w->panel_bytes;
+}
+/* Input i of a record, where `codes` points to the first of its column. */
+static inline int32_t codes_at(const struct be_weight *w, const uint8_t *codes, uint32_t i)
+{
+    uint32_t byte = codes[(w->bits == 8 ? i / 4 : i % 16 / 4) * 64 + i % 4];
+    return (int32_t)(w->bits == 8 ? byte : i < 16 ? byte & 15 : byte >> 4);
+}
+/* Element i of scales or minima: finite. */
+static inline float codes_f16(const char *p, size_t i)
+{
+    uint16_t h;
+    memcpy(&h, p + 2 * i, 2);
+    uint32_t exp = h >> 10 & 31, u = (exp + 112) << 23 | (uint32_t)(h & 1023) << 13;
+    float f;
+    memcpy(&f, &u, 4);
+    if (!exp) f = (float)(h & 1023) * 0x1p-24f;
+    return h >> 15 ? -f : f;
+}
+/* Of a rearranged row; `wide`: codes of 16 bits. */
+#define CODES_ROW      48u
+#define CODES_ROW_WIDE 80u
+static inline char *codes_row(const struct linear_job *j, uint32_t span, uint32_t row, bool wide)
+{
+    return j->packed + ((size_t)span * j->m + row) * (wide ? CODES_ROW_WIDE : CODES_ROW);
+}
+
+/* Largest |x| of a span as bits, so that a NaN is larger than anything and reaches the scale. Below
+ * CODES_LEAST all codes are 0: its reciprocal might be no number. */
+#define CODES_LEAST 1e-30f
+
+/* Rows [begin, end) of the block as codes of 8 bits, in plain C. */
+void codes_pack_rows(const struct linear_job *j, uint32_t begin, uint32_t end);
+
+#endif

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Small GGUF files of the golden checkpoints, with the keys and names that llama.cpp's conversion gives them.
+
+usage: make_gguf.py                 writes tests/golden/gguf/NAME.gguf and NAME-mmproj.gguf
+       make_gguf.py DIR OUT         of one checkpoint directory: OUT.gguf, with a tower OUT-mmproj.gguf too
+
+Matrices are Q8_0 where rows are whole blocks, else F16; vectors F32. Needs numpy, gguf, safetensors."""
+import json
+import re
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parents[2] / "tests/golden"
+CASES = {
+    "gemma3": "gemma3/window_small_f32",
+    "qwen2_vl": "qwen/qwen2_vl_f32",
+    "qwen2_5_vl": "qwen/qwen2_5_vl_f32",
+    "qwen3_vl": "qwen/qwen3_vl_f32",
+    "qwen3_moe": "qwen/qwen3_moe_f32",
+    "gemma4": "gemma4/e4b_released_f32",
+    "gemma4_moe": "gemma4/moe_released_f32",
+}
+ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
+        "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
+        "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
+PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
+             "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger"}
+TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
+        ("per_layer_model_projection", "per_layer_model_proj"),
+        ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
+        ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"), ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"), ("input_layernorm", "attn_norm"),
+        ("post_per_layer_input_norm", "post_norm"), ("per_layer_input_gate", "inp_gate"),
+        ("per_layer_projection", "proj"), ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+        ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        ("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm"),
+        ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+        ("mlp.gate", "ffn_gate_inp"), ("router.proj", "ffn_gate_inp"), ("router.scale", "ffn_gate_inp.scale"),
+        ("router.per_expert_scale", "ffn_down_exps.scale"),
+        ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+        ("experts.down_proj", "ffn_down_exps.weight"), ("layer_scalar", "layer_output_scale.weight")]
+TOWER = [("embeddings.patch_embedding", "v.patch_embd"), ("embeddings.position_embedding", "v.position_embd"),
+         ("patch_embed.proj", "v.patch_embd"), ("pos_embed", "v.position_embd"),
+         ("layer_norm1", "ln1"), ("layer_norm2", "ln2"), ("norm1", "ln1"), ("norm2", "ln2"),
+         ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
+         ("self_attn.out_proj", "attn_out"), ("attn.qkv", "attn_qkv"), ("attn.q", "attn_q"),
+         ("attn.k", "attn_k"),
+         ("attn.v", "attn_v"), ("attn.proj", "attn_out"), ("mlp.linear_fc1", "ffn_up"),
+         ("mlp.linear_fc2", "ffn_down"), ("mlp.fc1", "ffn_up"), ("mlp.fc2", "ffn_down"),
+         ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+         ("post_layernorm", "v.post_ln"), ("merger.ln_q", "v.post_ln"), ("merger.norm", "v.post_ln"),
+         ("merger.mlp.0", "mm.0"), ("merger.mlp.2", "mm.2"), ("merger.linear_fc1", "mm.0"),
+         ("merger.linear_fc2", "mm.2"), ("mm_soft_emb_norm", "mm.soft_emb_norm"),
+         ("mm_input_projection_weight", "mm.input_projection.weight")]
+
+
+def load(folder):
+    out = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, framework="np") as f:
+            out |= {k: f.get_tensor(k).astype(np.float32) for k in f.keys()}
+    return out
+
+
+def rename(name, table):
+    for old, new in table:
+        if name == old or name.startswith(old + "."):
+            return new + name[len(old):]
+    raise SystemExit(f"no name for {name}")
+
+
+def add(writer, name, data):
+    data = np.ascontiguousarray(data, dtype=np.float32)
+    if data.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name:
+        writer.add_tensor(name, data)
+    elif data.ndim < 4 and data.shape[-1] % 32 == 0:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, data.astype(np.float16))
+
+
+def tokens(folder, count):
+    t = json.loads((folder / "tokenizer.json").read_text())
+    vocab = t["model"]["vocab"]
+    vocab = dict((v[0], i) for i, v in enumerate(vocab)) if isinstance(vocab, list) else dict(vocab)
+    vocab |= {a["content"]: a["id"] for a in t["added_tokens"]}
+    names = {i: s for s, i in vocab.items()}
+    return [names.get(i, f"[PAD{i}]") for i in range(count)]
+
+
+def write_text(folder, out, top, tensors):
+    cfg = top.get("text_config", top)
+    arch = ARCH[top["model_type"]]
+    plus_one, four = arch in ("gemma", "gemma2", "gemma3"), arch in ("gemma2", "gemma3", "gemma4")
+    w = gguf.GGUFWriter(str(out), arch)
+    layers, heads = cfg["num_hidden_layers"], cfg["num_attention_heads"]
+    rope = cfg.get("rope_parameters") or cfg.get("rope_scaling") or {}
+    full = rope.get("full_attention", rope)
+    types = cfg.get("layer_types")
+    w.add_context_length(cfg["max_position_embeddings"])
+    w.add_embedding_length(cfg["hidden_size"])
+    w.add_block_count(layers)
+    w.add_head_count(heads)
+    w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    w.add_rope_freq_base(full.get("rope_theta", cfg.get("rope_theta")))
+    ff, kv, head = cfg["intermediate_size"], cfg["num_key_value_heads"], cfg.get("head_dim")
+    if arch == "gemma4":
+        shared = cfg.get("num_kv_shared_layers", 0)
+        w.add_shared_kv_layers(shared)
+        w.add_uint32("gemma4.embedding_length_per_layer_input", cfg.get("hidden_size_per_layer_input") or 0)
+        if cfg.get("use_double_wide_mlp"):
+            ff = [ff if n < layers - shared else 2 * ff for n in range(layers)]
+        whole = cfg.get("num_global_key_value_heads") or kv
+        kv = [kv if t == "sliding_attention" else whole for t in types]
+        w.add_uint32("gemma4.attention.key_length_swa", head)
+        w.add_uint32("gemma4.attention.value_length_swa", head)
+        w.add_float32("gemma4.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        head = cfg["global_head_dim"]
+        turned = int(head * full.get("partial_rotary_factor", 1) / 2)
+        divisors = [1.0] * turned + [1e30] * (head // 2 - turned)
+        w.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+    w.add_feed_forward_length(ff)
+    w.add_head_count_kv(kv)
+    if head:
+        w.add_key_length(head)
+        w.add_value_length(head)
+    if four:
+        w.add_sliding_window(cfg["sliding_window"])
+    if arch in ("gemma3", "gemma4"):
+        w.add_sliding_window_pattern([t == "sliding_attention" for t in types])
+    if cfg.get("final_logit_softcapping"):
+        w.add_final_logit_softcapping(cfg["final_logit_softcapping"])
+    if full.get("rope_type") == "linear":
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(full["factor"])
+    if rope.get("mrope_section"):
+        w.add_rope_dimension_sections(rope["mrope_section"] + [0])
+    experts = cfg.get("num_experts") if cfg.get("enable_moe_block", True) else None
+    if experts:
+        w.add_expert_count(experts)
+        w.add_expert_used_count(cfg.get("num_experts_per_tok") or cfg["top_k_experts"])
+        w.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+    w.add_tokenizer_model("llama" if plus_one or arch == "gemma4" else "gpt2")
+    w.add_token_list(tokens(folder, cfg["vocab_size"]))
+    for role in ("bos", "eos", "pad"):
+        i = cfg.get(role + "_token_id", top.get(role + "_token_id"))
+        if i is not None:
+            key = {"pad": "padding"}.get(role, role)
+            w.add_uint32(f"tokenizer.ggml.{key}_token_id", i[0] if isinstance(i, list) else i)
+    stacks = {}
+    for name, data in tensors.items():
+        short = re.sub(r"^(model\.language_model\.|language_model\.model\.|model\.)", "", name)
+        short = short.replace(".moe.", ".experts.")
+        short = short.replace("experts.per_expert_scale", "router.per_expert_scale")
+        if "visual" in name or "vision" in name or "multi_modal" in name or "embed_audio" in name:
+            continue
+        if plus_one and short.endswith("norm.weight"):
+            data = data + 1
+        expert = re.fullmatch(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight", short)
+        layer = re.fullmatch(r"layers\.(\d+)\.(.+)", short)
+        if expert:
+            stacks.setdefault(f"blk.{expert[1]}.ffn_{expert[3]}_exps.weight", {})[int(expert[2])] = data
+        elif layer and four and layer[2] == "post_attention_layernorm.weight":
+            add(w, f"blk.{layer[1]}.post_attention_norm.weight", data)
+        elif layer and layer[2] == "post_attention_layernorm.weight":
+            add(w, f"blk.{layer[1]}.ffn_norm.weight", data)
+        elif layer:
+            add(w, f"blk.{layer[1]}." + rename(layer[2], TEXT), data)
+        elif short == "norm.weight":
+            add(w, "output_norm.weight", data)
+        elif short.startswith("lm_head."):
+            add(w, "output.weight", data)
+        else:
+            add(w, rename(short, TEXT), data)
+    for name, stack in stacks.items():
+        add(w, name, np.stack([stack[i] for i in range(len(stack))]))
+    finish(w)
+
+
+def write_tower(folder, out, top, tensors):
+    kind, cfg, text = top["model_type"], top["vision_config"], top.get("text_config", top)
+    width = cfg.get("embed_dim", cfg["hidden_size"])
+    w = gguf.GGUFWriter(str(out), "clip")
+    w.add_bool("clip.has_vision_encoder", True)
+    w.add_string("clip.projector_type", PROJECTOR[kind])
+    for key, value in {"image_size": cfg.get("image_size", 560), "patch_size": cfg["patch_size"],
+                       "embedding_length": width, "projection_dim": text["hidden_size"],
+                       "feed_forward_length": cfg.get("intermediate_size", cfg["hidden_size"]),
+                       "block_count": cfg.get("depth", cfg.get("num_hidden_layers")),
+                       "attention.head_count": cfg.get("num_heads", cfg.get("num_attention_heads"))}.items():
+        w.add_uint32("clip.vision." + key, value)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    files = [folder / "processor_config.json", folder / "preprocessor_config.json"]
+    pictures = json.loads(next(f for f in files if f.exists()).read_text())
+    pictures = pictures.get("image_processor", pictures)
+    w.add_array("clip.vision.image_mean", [float(x) for x in pictures["image_mean"]])
+    w.add_array("clip.vision.image_std", [float(x) for x in pictures["image_std"]])
+    size = pictures.get("size", {})
+    if "min_pixels" in pictures or "shortest_edge" in size:
+        w.add_uint32("clip.vision.image_min_pixels", pictures.get("min_pixels", size.get("shortest_edge")))
+        w.add_uint32("clip.vision.image_max_pixels", pictures.get("max_pixels", size.get("longest_edge")))
+    if kind == "gemma3":
+        side = int(top["mm_tokens_per_image"] ** 0.5)
+        w.add_uint32("clip.vision.projector.scale_factor", cfg["image_size"] // cfg["patch_size"] // side)
+    if "fullatt_block_indexes" in cfg:
+        w.add_uint32("clip.vision.n_wa_pattern", cfg["fullatt_block_indexes"][0] + 1)
+        w.add_uint32("clip.vision.window_size", cfg["window_size"])
+    taps = cfg.get("deepstack_visual_indexes")
+    if taps:
+        w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
+        w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
+    for name, data in tensors.items():
+        short = re.sub(r"^(model\.)?(visual|vision_tower|multi_modal_projector)\.(vision_model\.)?", "", name)
+        tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
+        layer = re.fullmatch(r"(?:encoder\.layers|blocks)\.(\d+)\.(.+)", short)
+        if short == name or short.startswith("head."):
+            continue
+        if "mm_soft_emb_norm" in short:
+            data = data + 1
+        if tap:
+            add(w, f"v.deepstack.{taps[int(tap[1])]}.{tap[3]}", data)
+        elif short == "patch_embed.proj.weight":
+            add(w, "v.patch_embd.weight", data[:, :, 0])
+            add(w, "v.patch_embd.weight.1", data[:, :, 1])
+        elif layer and ".qkv." in "." + layer[2] and kind != "qwen3_vl":
+            for i, part in enumerate(np.split(data, 3)):
+                add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace("qkv", "qkv"[i]), TOWER), part)
+        elif layer:
+            add(w, f"v.blk.{layer[1]}." + rename(layer[2], TOWER), data)
+        else:
+            add(w, rename(short, TOWER), data)
+    finish(w)
+
+
+def finish(w):
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def convert(folder, out):
+    top, tensors = json.loads((folder / "config.json").read_text()), load(folder)
+    write_text(folder, f"{out}.gguf", top, tensors)
+    if "vision_config" in top and top["model_type"] in PROJECTOR:
+        write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        convert(Path(sys.argv[1]), sys.argv[2])
+    else:
+        (ROOT / "gguf").mkdir(exist_ok=True)
+        for name, folder in CASES.items():
+            convert(ROOT / folder, ROOT / "gguf" / name)

@@ -1,0 +1,19 @@
+/* Other APIs than OpenAI's chat completions, each a thin translation onto that path: messages_in.c and
+ * messages_blocks.c read a request, messages_out.c writes its answer; responses_in.c and responses_items.c
+ * read one, responses_out.c and responses_stream.c write its answer, store.c keeps it. The tables are for
+ * gen_start of generate/generate.h. */
+#ifndef KVASIR_DIALECT_H
+#define KVASIR_DIALECT_H
+
+#include "server/generate/generate.h"
+
+/* Anthropic's POST /v1/messages. */
+extern const struct dialect dialect_messages;
+/* POST /v1/messages/count_tokens: reads only. */
+extern const struct dialect dialect_count_tokens;
+/* OpenAI's POST /v1/responses. */
+extern const struct dialect dialect_responses;
+/* POST /v1/responses/input_tokens: reads only. */
+extern const struct dialect dialect_input_tokens;
+
+#endif

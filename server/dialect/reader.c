@@ -1,0 +1,74 @@
+/* See reader.h. */
+#include "server/dialect/reader.h"
+
+#include "config/base/log.h"
+#include "server/http/fields.h"
+#include "server/http/request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum status reader_no_memory(struct reader *r)
+{
+    return api_fail(r->e, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+enum status reader_put(struct reader *r, const char *name, json_t *value)
+{
+    return !value || json_object_set_new(r->to, name, value) ? reader_no_memory(r) : ST_OK;
+}
+
+enum status reader_same(struct reader *r, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        json_t *v = field(r->from, names[i]);
+        if (v && reader_put(r, names[i], json_incref(v))) return ST_INVALID;
+    }
+    return ST_OK;
+}
+
+enum status reader_object(struct reader *r, const char *name, json_t **out)
+{
+    *out = field(r->from, name);
+    if (*out && (!json_is_object(*out) || json_big_int(*out)))
+        return api_fail(r->e, 400, "invalid_type", name, "Must be an object.");
+    return ST_OK;
+}
+
+enum status reader_member(struct reader *r, json_t *object, const char *name, const char *key, bool required,
+                          json_t **out)
+{
+    char path[80];
+    snprintf(path, sizeof path, "%s.%s", name, key);
+    *out = field(object, key);
+    if (!*out && required) return api_fail(r->e, 400, "missing_required_parameter", path, "Field required.");
+    if (*out && !json_is_string(*out)) return api_fail(r->e, 400, "invalid_type", path, "Must be a string.");
+    return ST_OK;
+}
+
+void reader_note_unknown(struct reader *r, const char *const *same, size_t same_count,
+                         const char *const *others, size_t other_count)
+{
+    enum { KNOWN_MAX = 96 };
+    const char *known[KNOWN_MAX];
+    char names[300];
+    if (!log_enabled(LOG_DEBUG) || same_count + other_count > KNOWN_MAX) return;
+    memcpy(known, same, same_count * sizeof *known);
+    memcpy(known + same_count, others, other_count * sizeof *known);
+    if (fields_unknown(r->from, known, same_count + other_count, names, sizeof names))
+        log_debug("req=%s fields that mean nothing here are ignored: %s", r->g->r->http.id, names);
+}
+
+json_t *strings_joined(const json_t *list)
+{
+    struct buf all;
+    buf_init(&all, SIZE_MAX / 4);
+    enum status st = buf_reserve(&all, 1);
+    for (size_t i = 0; i < json_array_size(list) && !st; i++) {
+        const json_t *text = json_array_get(list, i);
+        st = buf_add(&all, json_string_value(text), json_string_length(text));
+    }
+    json_t *v = st ? NULL : json_stringn_nocheck(all.data, all.len);
+    buf_fini(&all);
+    return v;
+}

@@ -1,0 +1,181 @@
+/* See store.h. A use moves a response to the front of the list, and before it all that it follows upon. So
+ * the last of the list has nothing that follows upon it: it can go, and its memory is free at once. */
+#include "server/dialect/store.h"
+
+#include "config/base/assert.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 4096, ENTRIES_MAX = 65536 };
+
+struct response_store {
+    pthread_mutex_t lock;
+    uint64_t bytes_max, bytes;
+    uint32_t count;
+    struct response_kept *newest, *oldest;
+    struct response_kept *buckets[BUCKETS];
+};
+
+struct response_store *response_store_create(uint64_t bytes)
+{
+    struct response_store *s = calloc(1, sizeof *s);
+    if (s && pthread_mutex_init(&s->lock, NULL)) {
+        free(s);
+        return NULL;
+    }
+    if (s) s->bytes_max = bytes;
+    return s;
+}
+
+bool response_store_on(const struct response_store *s)
+{
+    return s->bytes_max > 0;
+}
+
+/* The ids are random, but clients may ask for others: FNV-1a. */
+static struct response_kept **bucket(struct response_store *s, const char *id)
+{
+    uint32_t h = 2166136261u;
+    for (; *id; id++) h = (h ^ (unsigned char)*id) * 16777619u;
+    return &s->buckets[(h ^ h >> 16) % BUCKETS];
+}
+
+static uint64_t size_of(const struct response_kept *r)
+{
+    return sizeof *r + r->items.cap + r->response.cap;
+}
+
+static void unlink_use(struct response_store *s, struct response_kept *r)
+{
+    *(r->newer ? &r->newer->older : &s->newest) = r->older;
+    *(r->older ? &r->older->newer : &s->oldest) = r->newer;
+    r->newer = r->older = NULL;
+}
+
+static void link_use(struct response_store *s, struct response_kept *r)
+{
+    r->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = r;
+    s->newest = r;
+}
+
+static void touch(struct response_store *s, struct response_kept *r)
+{
+    for (; r; r = r->before) {
+        if (!r->listed) continue;
+        unlink_use(s, r);
+        link_use(s, r);
+    }
+}
+
+static void drop(struct response_store *s, struct response_kept *r)
+{
+    while (r && !--r->refs) {
+        struct response_kept *before = r->before;
+        s->bytes -= size_of(r);
+        buf_fini(&r->items);
+        buf_fini(&r->response);
+        free(r);
+        r = before;
+    }
+}
+
+static void unlist(struct response_store *s, struct response_kept *r)
+{
+    struct response_kept **at = bucket(s, r->id);
+    while (*at != r) at = &(*at)->chain;
+    *at = r->chain;
+    unlink_use(s, r);
+    r->listed = false;
+    s->count--;
+    drop(s, r);
+}
+
+static struct response_kept *find(struct response_store *s, const char *id,
+                                  const struct response_owner *owner)
+{
+    for (struct response_kept *r = *bucket(s, id); r; r = r->chain)
+        if (strcmp(r->id, id) == 0 && memcmp(&r->owner, owner, sizeof *owner) == 0) return r;
+    return NULL;
+}
+
+struct response_kept *response_take(struct response_store *s, const char *id,
+                                    const struct response_owner *owner)
+{
+    pthread_mutex_lock(&s->lock);
+    struct response_kept *r = find(s, id, owner);
+    if (r) {
+        r->refs++;
+        touch(s, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+void response_give_back(struct response_store *s, struct response_kept *r)
+{
+    if (!r) return;
+    pthread_mutex_lock(&s->lock);
+    drop(s, r);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool response_keep(struct response_store *s, const char *id, const struct response_owner *owner,
+                   struct response_kept *before, struct buf *items, const char *response, size_t len)
+{
+    struct response_kept *r = calloc(1, sizeof *r);
+    if (!r) return false;
+    buf_init(&r->response, len);
+    if (strlen(id) >= sizeof r->id || buf_add(&r->response, response, len) ||
+        size_of(r) + items->cap > s->bytes_max) {
+        buf_fini(&r->response);
+        free(r);
+        return false;
+    }
+    memcpy(r->id, id, strlen(id) + 1);
+    r->owner = *owner;
+    r->items = *items;
+    *items = (struct buf){.max = items->max};
+    r->before = before;
+    r->refs = 1;
+    r->listed = true;
+    pthread_mutex_lock(&s->lock);
+    struct response_kept **at = bucket(s, id);
+    r->chain = *at;
+    *at = r;
+    link_use(s, r);
+    touch(s, r->before);
+    s->bytes += size_of(r);
+    s->count++;
+    while (s->oldest && (s->bytes > s->bytes_max || s->count > ENTRIES_MAX)) unlist(s, s->oldest);
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+bool response_forget(struct response_store *s, const char *id, const struct response_owner *owner)
+{
+    pthread_mutex_lock(&s->lock);
+    struct response_kept *r = find(s, id, owner);
+    if (r) unlist(s, r);
+    pthread_mutex_unlock(&s->lock);
+    return r != NULL;
+}
+
+void response_store_size(struct response_store *s, uint32_t *count, uint64_t *bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    *count = s->count;
+    *bytes = s->bytes;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void response_store_destroy(struct response_store *s)
+{
+    if (!s) return;
+    while (s->oldest) unlist(s, s->oldest);
+    ASSERT_SLOW(!s->bytes);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}

@@ -1,0 +1,425 @@
+/* Grammars of function calls, in the three forms of chat/tool_parse.h. */
+#include "server/generate/constraint.h"
+
+#include "server/chat/tool_parse.h"
+#include "server/grammar/regex_parse.h"
+#include "server/http/fields.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status no_memory(struct form_maker *m)
+{
+    return api_fail(&m->g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+/* A part of a function's parameters as a schema that stands alone: what it refers to stays within reach. */
+static json_t *part_of(const json_t *parameters, json_t *part)
+{
+    static const char *const shared[] = {"$defs", "definitions"};
+    json_t *copy = json_is_object(part) ? json_copy(part) : json_is_boolean(part) ? json_incref(part) : NULL;
+    for (size_t i = 0; i < 2 && json_is_object(copy); i++) {
+        json_t *defs = json_object_get(parameters, shared[i]);
+        if (defs && !json_object_get(copy, shared[i])) json_object_set(copy, shared[i], defs);
+    }
+    return copy;
+}
+
+/* ---- JSON between tags ---- */
+
+static enum status json_call(struct form_maker *m, const char *name, json_t *parameters, const char *param,
+                             gx *out)
+{
+    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), form_literal(m, "\n{\"name\": \""), form_literal(m, name),
+                 form_literal(m, "\", \"arguments\": ")};
+    gx tail[] = {form_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
+    enum status st = form_schema(m, parameters, true, param, &arguments);
+    gx all[] = {gb_seq(m->b, head, 4), arguments, gb_seq(m->b, tail, 2)};
+    *out = st ? 0 : gb_seq(m->b, all, 3);
+    return st;
+}
+
+/* ---- parameters, one after the other: required ones stand, others may ---- */
+
+static bool is_required(const json_t *parameters, const char *key)
+{
+    size_t i;
+    json_t *one, *list = json_object_get(parameters, "required");
+    json_array_foreach(list, i, one) if (json_is(one, key)) return true;
+    return false;
+}
+
+typedef enum status value_fn(struct form_maker *m, const json_t *parameters, json_t *schema,
+                             const char *param, unsigned depth, gx *out);
+
+/* ---- a tag for every parameter ---- */
+
+static bool only_text(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type");
+    return json_is(type, "string") ||
+           (!type && !json_object_get(schema, "enum") && !json_object_get(schema, "const") &&
+            !json_object_get(schema, "$ref") && !json_object_get(schema, "anyOf") &&
+            !json_object_get(schema, "oneOf") && !json_object_get(schema, "allOf"));
+}
+
+/* Strings are written as they are: of the schema's keywords only a list of values is heeded. */
+static enum status tag_value(struct form_maker *m, const json_t *parameters, json_t *schema,
+                             const char *param, unsigned depth, gx *out)
+{
+    static const char *const ends[] = {"</parameter>", "</function>", TOOL_CLOSE, "<parameter="};
+    const json_t *values = json_object_get(schema, "enum");
+    size_t n = json_array_size(values);
+    bool texts = n > 0;
+    (void)depth;
+    for (size_t i = 0; i < n; i++) texts = texts && json_is_string(json_array_get(values, i));
+    if (texts) {
+        gx *list = calloc(n, sizeof *list);
+        if (!list) return no_memory(m);
+        for (size_t i = 0; i < n; i++) {
+            const json_t *v = json_array_get(values, i);
+            list[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
+        }
+        *out = gb_alt(m->b, list, n);
+        free(list);
+        return ST_OK;
+    }
+    if (only_text(schema)) {
+        *out = form_text_without(m, ends, 4);
+        return ST_OK;
+    }
+    json_t *part = part_of(parameters, schema);
+    enum status st = part ? form_schema(m, part, true, param, out) : no_memory(m);
+    json_decref(part);
+    return st;
+}
+
+static enum status tag_call(struct form_maker *m, const char *name, json_t *parameters, const char *param,
+                            gx *out)
+{
+    json_t *properties = json_object_get(parameters, "properties"), *schema;
+    size_t n = json_object_size(properties), used = 0;
+    gx *list = calloc(n + 2, sizeof *list);
+    const char *key;
+    enum status st = list ? ST_OK : no_memory(m);
+    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), form_literal(m, "\n<function="), form_literal(m, name),
+                 form_literal(m, ">\n")};
+    if (!st) list[used++] = gb_seq(m->b, head, 4);
+    json_object_foreach(properties, key, schema)
+    {
+        gx value;
+        if (st || (st = tag_value(m, parameters, schema, param, 0, &value))) break;
+        gx one[] = {form_literal(m, "<parameter="), form_literal(m, key), form_literal(m, ">\n"), value,
+                    form_literal(m, "\n</parameter>\n")};
+        list[used++] = gb_repeat(m->b, gb_seq(m->b, one, 5), is_required(parameters, key), 1);
+    }
+    gx tail[] = {form_literal(m, "</function>\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)};
+    if (!st) {
+        list[used++] = gb_seq(m->b, tail, 2);
+        *out = gb_seq(m->b, list, used);
+    }
+    free(list);
+    return st;
+}
+
+/* ---- notation: call:NAME{key:value,...} ---- */
+
+#define NOTATION_DEPTH 24u
+
+static gx quoted(struct form_maker *m, gx inside)
+{
+    gx list[] = {gb_tag(m->b, m->vocab, TOOL_QUOTE), inside, gb_tag(m->b, m->vocab, TOOL_QUOTE)};
+    return gb_seq(m->b, list, 3);
+}
+
+/* element (, element)* with at most `max` */
+static gx several(struct form_maker *m, gx element, uint32_t min, uint32_t max)
+{
+    if (!max) return gb_seq(m->b, NULL, 0);
+    gx more[] = {form_literal(m, ","), element};
+    gx list[] = {element, gb_repeat(m->b, gb_seq(m->b, more, 2), min ? min - 1 : 0,
+                                    max == RX_NO_LIMIT ? max : max - 1)};
+    return gb_repeat(m->b, gb_seq(m->b, list, 2), min > 0, 1);
+}
+
+static value_fn notation_value;
+
+/* key:value of what the properties say, in their order: the first that stands has no comma. */
+static enum status notation_object(struct form_maker *m, const json_t *root, json_t *schema,
+                                   const char *param, unsigned depth, gx *out)
+{
+    json_t *properties = json_object_get(schema, "properties"), *one;
+    size_t n = json_object_size(properties), i = n;
+    const char *key;
+    gx none = gb_seq(m->b, NULL, 0), first = none, rest = none; /* of what follows: nothing stood; some did */
+    gx *values = calloc(n + 1, sizeof *values);
+    const char **keys = calloc(n + 1, sizeof *keys);
+    enum status st = values && keys ? ST_OK : no_memory(m);
+    size_t at = 0;
+    json_object_foreach(properties, key, one)
+    {
+        gx value;
+        if (st || (st = notation_value(m, root, one, param, depth + 1, &value))) break;
+        gx pair[] = {form_literal(m, key), form_literal(m, ":"), value};
+        keys[at] = key;
+        values[at++] = gb_seq(m->b, pair, 3);
+    }
+    while (!st && i-- > 0) {
+        bool must = is_required(schema, keys[i]);
+        gx here[] = {values[i], rest}, behind[] = {form_literal(m, ","), values[i], rest};
+        gx with_first = gb_seq(m->b, here, 2), with_rest = gb_seq(m->b, behind, 3);
+        gx a[] = {with_first, first}, b[] = {with_rest, rest};
+        first = must ? with_first : gb_alt(m->b, a, 2);
+        rest = must ? with_rest : gb_alt(m->b, b, 2);
+    }
+    gx braces[] = {form_literal(m, "{"), first, form_literal(m, "}")};
+    if (!st) *out = gb_seq(m->b, braces, 3);
+    free(values);
+    free(keys);
+    return st;
+}
+
+static uint32_t count_of(const json_t *schema, const char *key, uint32_t otherwise)
+{
+    json_t *v = json_object_get(schema, key);
+    return json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) < RX_NO_LIMIT
+               ? (uint32_t)json_integer_value(v)
+               : otherwise;
+}
+
+/* Any value: one rule for all. */
+static gx notation_any(struct form_maker *m)
+{
+    static const char *const quote[] = {TOOL_QUOTE};
+    gx value = gb_rule(m->b), plain = 0, list = several(m, value, 0, RX_NO_LIMIT);
+    json_t *schema = json_pack("{s:[s,s,s]}", "type", "number", "boolean", "null");
+    if (!schema || form_schema(m, schema, true, "tools", &plain)) plain = 0;
+    json_decref(schema);
+    rx word = rx_repeat(gb_pool(m->b), rx_chars(gb_pool(m->b), 'a', 'z'), 1, 40);
+    gx pair[] = {gb_regex(m->b, word), form_literal(m, ":"), value};
+    gx object[] = {form_literal(m, "{"), several(m, gb_seq(m->b, pair, 3), 0, RX_NO_LIMIT),
+                   form_literal(m, "}")};
+    gx array[] = {form_literal(m, "["), list, form_literal(m, "]")};
+    gx kinds[] = {quoted(m, form_text_without(m, quote, 1)), plain, gb_seq(m->b, object, 3),
+                  gb_seq(m->b, array, 3)};
+    gb_define(m->b, value, gb_alt(m->b, kinds, 4));
+    return value;
+}
+
+static enum status notation_texts(struct form_maker *m, const json_t *values, gx *out)
+{
+    size_t n = json_array_size(values);
+    gx *list = calloc(n, sizeof *list);
+    if (!list) return no_memory(m);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(values, i);
+        char *text = json_is_string(v) ? NULL : json_dumps(v, JSON_ENCODE_ANY);
+        list[i] = json_is_string(v) ? quoted(m, gb_literal(m->b, json_string_value(v), json_string_length(v)))
+                                    : form_literal(m, text ? text : "");
+        free(text);
+    }
+    *out = gb_alt(m->b, list, n);
+    free(list);
+    return ST_OK;
+}
+
+static enum status notation_alternatives(struct form_maker *m, const json_t *root, json_t *schemas,
+                                         const char *param, unsigned depth, gx *out)
+{
+    size_t n = json_array_size(schemas);
+    gx *list = calloc(n, sizeof *list);
+    enum status st = list ? ST_OK : no_memory(m);
+    for (size_t i = 0; i < n && !st; i++)
+        st = notation_value(m, root, json_array_get(schemas, i), param, depth + 1, &list[i]);
+    if (!st) *out = gb_alt(m->b, list, n);
+    free(list);
+    return st;
+}
+
+/* The rule of this one of $defs, which notation_call defines: one for all that refer to it. */
+static gx notation_rule(struct form_maker *m, const char *name)
+{
+    json_t *known = json_object_get(m->rules, name);
+    if (known) return (gx)json_integer_value(known);
+    gx rule = gb_rule(m->b);
+    return json_object_set_new(m->rules, name, json_integer(rule)) ? 0 : rule;
+}
+
+static enum status notation_value(struct form_maker *m, const json_t *root, json_t *schema, const char *param,
+                                  unsigned depth, gx *out)
+{
+    static const char *const quote[] = {TOOL_QUOTE};
+    const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
+                 *ref = json_object_get(schema, "$ref");
+    json_t *any = json_object_get(schema, "anyOf"), *items = json_object_get(schema, "items");
+    const char *to = json_string_value(ref);
+    if (to && strncmp(to, "#/$defs/", 8) == 0 && json_object_get(json_object_get(root, "$defs"), to + 8)) {
+        *out = notation_rule(m, to + 8);
+        return ST_OK;
+    }
+    if (depth >= NOTATION_DEPTH || ref) {
+        *out = notation_any(m);
+        return ST_OK;
+    }
+    if (json_array_size(values)) return notation_texts(m, values, out);
+    if (json_array_size(any)) return notation_alternatives(m, root, any, param, depth, out);
+    if (json_is(type, "string")) {
+        *out = quoted(m, form_text_without(m, quote, 1));
+        return ST_OK;
+    }
+    if (json_is(type, "object") && json_object_size(json_object_get(schema, "properties")))
+        return notation_object(m, root, schema, param, depth, out);
+    if (json_is(type, "array") && json_is_object(items)) {
+        gx item;
+        enum status st = notation_value(m, root, items, param, depth + 1, &item);
+        gx list[] = {
+            form_literal(m, "["),
+            st ? 0
+               : several(m, item, count_of(schema, "minItems", 0), count_of(schema, "maxItems", RX_NO_LIMIT)),
+            form_literal(m, "]")};
+        *out = gb_seq(m->b, list, 3);
+        return st;
+    }
+    if (json_is(type, "integer") || json_is(type, "number") || json_is(type, "boolean") ||
+        json_is(type, "null"))
+        return form_schema(m, schema, true, param, out);
+    *out = notation_any(m);
+    return ST_OK;
+}
+
+static enum status notation_call(struct form_maker *m, const char *name, json_t *parameters,
+                                 const char *param, gx *out)
+{
+    gx arguments;
+    json_t *done = json_object(), *defs = json_object_get(parameters, "$defs"), *rule;
+    m->rules = json_object();
+    enum status st =
+        done && m->rules ? notation_object(m, parameters, parameters, param, 0, &arguments) : no_memory(m);
+    while (!st && json_object_size(done) < json_object_size(m->rules)) {
+        json_t *now = json_copy(m->rules); /* what is defined may refer to more */
+        const char *key;
+        json_object_foreach(now, key, rule)
+        {
+            gx value;
+            if (st || json_object_get(done, key)) continue;
+            st = notation_value(m, parameters, json_object_get(defs, key), param, 0, &value);
+            if (!st) gb_define(m->b, (gx)json_integer_value(rule), value);
+            if (!st && json_object_set_new(done, key, json_true())) st = no_memory(m);
+        }
+        if (!now && !st) st = no_memory(m);
+        json_decref(now);
+    }
+    json_decref(done);
+    json_decref(m->rules);
+    m->rules = NULL;
+    gx all[] = {gb_tag(m->b, m->vocab, TOOL_CALL_OPEN), form_literal(m, "call:"), form_literal(m, name),
+                st ? 0 : arguments, gb_tag(m->b, m->vocab, TOOL_CALL_CLOSE)};
+    *out = gb_seq(m->b, all, 5);
+    return st;
+}
+
+enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t index, gx *out)
+{
+    char param[64];
+    snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
+    const char *name = json_string_value(field(function, "name"));
+    json_t *parameters = field(function, "parameters"), *own = NULL;
+    enum tool_form form = m->g->p.calls;
+    if (!parameters || (!exact && form == TOOL_FORM_JSON)) {
+        parameters = own = json_pack("{s:s}", "type", "object");
+        if (!own) return no_memory(m);
+        if (exact) json_object_set_new(own, "additionalProperties", json_false());
+    }
+    enum status st = form == TOOL_FORM_JSON  ? json_call(m, name, parameters, param, out)
+                     : form == TOOL_FORM_XML ? tag_call(m, name, parameters, param, out)
+                                             : notation_call(m, name, parameters, param, out);
+    json_decref(own);
+    return st;
+}
+
+/* ---- plain JSON, without tags ---- */
+
+#define WS     "[ \\t\\r\\n]*"
+#define MEMBER "(\"(type|id)\"" WS ":" WS "\"[^\"\\\\\\x00-\\x1f]{0,64}\"" WS "," WS ")*"
+
+static enum status regex_of(struct form_maker *m, const struct buf *text, rx *out)
+{
+    struct grammar_fault fault;
+    enum status st = regex_parse(gb_pool(m->b), text->data, text->len, out, &fault);
+    return st ? no_memory(m) : ST_OK; /* the text is ours */
+}
+
+/* A call from its brace to the brace of its arguments, as chat/tool_parse.h reads it. names: a regex. */
+static enum status bare_head(struct form_maker *m, const char *names, rx *out)
+{
+    struct buf text;
+    buf_init(&text, 1u << 16);
+    enum status st = buf_addf(&text,
+                              "\\{" WS MEMBER "\"name\"" WS ":" WS "\"(%s)\"" WS "," WS MEMBER
+                              "\"(arguments|parameters)\"" WS ":" WS,
+                              names);
+    st = st ? no_memory(m) : regex_of(m, &text, out);
+    buf_fini(&text);
+    return st;
+}
+
+static rx bare_regex(struct form_maker *m, const char *text)
+{
+    struct grammar_fault fault;
+    rx out = RX_NONE;
+    return regex_parse(gb_pool(m->b), text, strlen(text), &out, &fault) ? RX_NONE : out;
+}
+
+static enum status bare_call(struct form_maker *m, json_t *function, size_t index, gx *out)
+{
+    char param[64];
+    snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
+    bool strict = json_is_true(field(function, "strict"));
+    json_t *parameters = strict ? field(function, "parameters") : NULL, *own = NULL;
+    rx head;
+    gx arguments;
+    if (!parameters)
+        parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
+    enum status st =
+        parameters ? bare_head(m, json_string_value(field(function, "name")), &head) : no_memory(m);
+    if (!st) st = form_schema(m, parameters, false, param, &arguments);
+    json_decref(own);
+    if (st) return st;
+    gx list[] = {gb_regex(m->b, head), arguments, gb_regex(m->b, bare_regex(m, WS "\\}"))};
+    *out = gb_seq(m->b, list, 3);
+    return ST_OK;
+}
+
+enum status form_bare_calls(struct form_maker *m, json_t *tools, const bool *may, bool one, rx *excluded,
+                            gx *out)
+{
+    struct rx_pool *pool = gb_pool(m->b);
+    size_t n = json_array_size(tools), used = 0;
+    gx *calls = calloc(n + 1, sizeof *calls);
+    struct buf names;
+    buf_init(&names, 1u << 15);
+    enum status st = calls ? ST_OK : no_memory(m);
+    for (size_t i = 0; i < n && !st; i++) {
+        json_t *function = field(json_array_get(tools, i), "function");
+        if (!may[i]) continue;
+        if (buf_addf(&names, "%s%s", used ? "|" : "", json_string_value(field(function, "name"))))
+            st = no_memory(m);
+        else st = bare_call(m, function, i, &calls[used++]);
+    }
+    rx head, front = bare_regex(m, WS "(```[A-Za-z_]{0,64}" WS ")?(\\[" WS ")?");
+    if (!st) st = bare_head(m, names.data, &head);
+    if (!st) {
+        rx begin = rx_concat(pool, head, rx_concat(pool, rx_literal(pool, "{", 1), RX_ALL));
+        *excluded = rx_concat(pool, front, begin);
+        gx call = gb_alt(m->b, calls, used);
+        gx more[] = {gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n,;]{0,16}")), call};
+        gx list[] = {gb_regex(m->b, front), call,
+                     gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT),
+                     gb_regex(m->b, bare_regex(m, "[ \\t\\r\\n]{0,16}\\]?[ \\t\\r\\n]{0,16}(```)?"))};
+        *out = gb_seq(m->b, list, 4);
+    }
+    buf_fini(&names);
+    free(calls);
+    return st;
+}

@@ -1,0 +1,339 @@
+/* What a request asks for -> the grammar of its answer: reasoning, which is free, in front; then calls, or
+ * the answer in its form, or either. The finished grammars are kept by the server (generate/grammars.h): the
+ * same schema is compiled once. */
+#include "server/generate/constraint.h"
+
+#include "server/chat/tool_parse.h"
+#include "server/generate/grammars.h"
+#include "server/http/fields.h"
+#include "server/http/limits.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static enum status no_memory(struct form_maker *m)
+{
+    return api_fail(&m->g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
+static enum status fault_say(struct form_maker *m, enum status st, const char *param,
+                             const struct grammar_fault *f)
+{
+    if (st == ST_NOMEM) return no_memory(m);
+    return api_fail(&m->g->r->answer.error, 400, "unsupported_schema", param, "%s%s%s",
+                    f->message[0] ? f->message : "The form of the answer is too large to be enforced",
+                    f->path[0] ? ", at " : ".", f->path);
+}
+
+gx form_literal(struct form_maker *m, const char *text)
+{
+    return gb_literal(m->b, text, strlen(text));
+}
+
+rx form_without(struct form_maker *m, const char *const *tags, size_t n)
+{
+    struct rx_pool *p = gb_pool(m->b);
+    rx text = rx_repeat(p, rx_chars(p, 0, 0x10FFFF), 0, RX_NO_LIMIT);
+    for (size_t i = 0; i < n; i++) {
+        rx with = rx_concat(p, RX_ALL, rx_concat(p, rx_literal(p, tags[i], strlen(tags[i])), RX_ALL));
+        text = rx_and(p, text, rx_not(p, with));
+    }
+    return text;
+}
+
+gx form_text_without(struct form_maker *m, const char *const *tags, size_t n)
+{
+    return gb_regex(m->b, form_without(m, tags, n));
+}
+
+/* Whole numbers beyond 64 bits as jansson's reals: bounds, which mean the same. */
+static json_t *without_big(json_t *v)
+{
+    const char *digits = json_big_int(v), *key;
+    json_t *one, *copy;
+    size_t i;
+    if (digits) return json_real(strtod(digits, NULL));
+    if (json_is_object(v)) {
+        copy = json_object();
+        json_object_foreach(v, key, one) json_object_set_new(copy, key, without_big(one));
+        return copy;
+    }
+    if (!json_is_array(v)) return json_incref(v);
+    copy = json_array();
+    json_array_foreach(v, i, one) json_array_append_new(copy, without_big(one));
+    return copy;
+}
+
+enum status form_schema(struct form_maker *m, json_t *schema, bool compact, const char *param, gx *out)
+{
+    struct grammar_fault fault = {{0}, {0}};
+    struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = m->g->p.form.any_order};
+    json_t *plain = without_big(schema);
+    enum status st = plain ? gb_schema(m->b, plain, &opt, out, &fault) : ST_NOMEM;
+    json_decref(plain);
+    return st ? fault_say(m, st, param, &fault) : ST_OK;
+}
+
+/* ---- the parts ---- */
+
+static enum status choices(struct form_maker *m, const json_t *list, gx *out)
+{
+    size_t n = json_array_size(list);
+    gx *one = calloc(n, sizeof *one);
+    if (!one) return no_memory(m);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        one[i] = gb_literal(m->b, json_string_value(v), json_string_length(v));
+    }
+    *out = gb_alt(m->b, one, n);
+    free(one);
+    return ST_OK;
+}
+
+/* The answer proper; free: any text. */
+static enum status answer(struct form_maker *m, gx *out)
+{
+    const struct answer_form *f = &m->g->p.form;
+    struct grammar_fault fault = {{0}, {0}};
+    const char *text = json_string_value(f->value);
+    size_t len = text ? json_string_length(f->value) : 0;
+    enum status st = ST_OK;
+    json_t *schema = NULL;
+    switch (f->kind) {
+    case FORM_FREE: *out = form_text_without(m, NULL, 0); return ST_OK;
+    case FORM_CHOICE: return choices(m, f->value, out);
+    case FORM_REGEX: st = gb_regex_text(m->b, text, len, out, &fault); break;
+    case FORM_TEXT: st = gb_text(m->b, text, len, out, &fault); break;
+    case FORM_SCHEMA: return form_schema(m, f->value, f->compact, f->param, out);
+    default:
+        schema = f->kind == FORM_OBJECT ? json_pack("{s:s}", "type", "object") : json_true();
+        st = schema ? form_schema(m, schema, f->compact, f->param, out) : no_memory(m);
+        json_decref(schema);
+        return st;
+    }
+    return st ? fault_say(m, st, f->param, &fault) : ST_OK;
+}
+
+static bool may_be_called(const struct call_form *f, const char *name)
+{
+    if (f->named) return strcmp(f->named, name) == 0;
+    if (!f->allowed) return true;
+    for (size_t i = 0; i < json_array_size(f->allowed); i++) {
+        json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
+        if (json_is(field(in ? in : one, "name"), name)) return true;
+    }
+    return false;
+}
+
+/* One call of any function that may be called. */
+static enum status any_call(struct form_maker *m, json_t *tools, gx *out)
+{
+    const struct call_form *f = &m->g->p.call_form;
+    size_t n = json_array_size(tools), used = 0;
+    gx *list = calloc(n + 1, sizeof *list);
+    enum status st = list ? ST_OK : no_memory(m);
+    for (size_t i = 0; i < n && !st; i++) {
+        json_t *function = field(json_array_get(tools, i), "function");
+        bool exact = f->required || json_is_true(field(function, "strict"));
+        if (may_be_called(f, json_string_value(field(function, "name"))))
+            st = form_call(m, function, exact, i, &list[used++]);
+    }
+    if (!st) *out = gb_alt(m->b, list, used);
+    free(list);
+    return st;
+}
+
+static const char *const *open_tags(const struct gen_params *p, size_t *n)
+{
+    static const char *const tags[] = {TOOL_OPEN, "<function="}, *const notation[] = {TOOL_CALL_OPEN};
+    *n = p->calls == TOOL_FORM_XML ? 2 : 1;
+    return p->calls == TOOL_FORM_CALL ? notation : tags;
+}
+
+/* Text with calls in it; or, where they may be plain JSON, such calls alone: then no text begins like one. */
+static enum status calls_and_text(struct form_maker *m, json_t *tools, gx call, bool one, gx *out)
+{
+    const struct gen_params *p = &m->g->p;
+    struct rx_pool *pool = gb_pool(m->b);
+    size_t n;
+    const char *const *tags = open_tags(p, &n);
+    rx text = form_without(m, tags, n), first = text, excluded;
+    gx bare;
+    if (p->bare_calls) {
+        bool may[LIMIT_TOOLS] = {false};
+        for (size_t i = 0; i < json_array_size(tools) && i < LIMIT_TOOLS; i++) {
+            json_t *name = field(field(json_array_get(tools, i), "function"), "name");
+            may[i] = may_be_called(&p->call_form, json_string_value(name));
+        }
+        enum status st = form_bare_calls(m, tools, may, one, &excluded, &bare);
+        if (st) return st;
+        first = rx_and(pool, text, rx_not(pool, excluded));
+    }
+    gx again[] = {call, gb_regex(m->b, text)};
+    gx list[] = {gb_regex(m->b, first), gb_repeat(m->b, gb_seq(m->b, again, 2), 0, one ? 1 : RX_NO_LIMIT)};
+    gx either[] = {gb_seq(m->b, list, 2), bare};
+    *out = p->bare_calls ? gb_alt(m->b, either, 2) : either[0];
+    return ST_OK;
+}
+
+/* Calls, and text around them where they need not be made. */
+static enum status calls(struct form_maker *m, json_t *tools, gx *out)
+{
+    const struct gen_params *p = &m->g->p;
+    bool notation = p->calls == TOOL_FORM_CALL, one = !p->parallel_calls || p->call_form.named;
+    gx call;
+    enum status st = any_call(m, tools, &call);
+    if (st) return st;
+    if (p->call_form.required) {
+        gx more[] = {form_literal(m, notation ? "" : "\n"), call};
+        gx list[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
+        *out = gb_seq(m->b, list, 2);
+        return ST_OK;
+    }
+    if (!p->form.kind) return calls_and_text(m, tools, call, one, out);
+    /* Calls alone, or the answer in its form. */
+    gx more[] = {form_literal(m, notation ? "" : "\n"), call}, formed;
+    gx several[] = {call, gb_repeat(m->b, gb_seq(m->b, more, 2), 0, one ? 0 : RX_NO_LIMIT)};
+    st = answer(m, &formed);
+    gx either[] = {gb_seq(m->b, several, 2), st ? 0 : formed};
+    *out = gb_alt(m->b, either, 2);
+    return st;
+}
+
+/* The open tag of a channel is a token, and its name a text. */
+static gx reasoning_begin(struct form_maker *m)
+{
+    if (m->g->p.reasoning_form != REASONING_CHANNEL)
+        return gb_tag(m->b, m->vocab, reasoning_open(m->g->p.reasoning_form));
+    gx list[] = {gb_tag(m->b, m->vocab, CHANNEL_OPEN),
+                 form_literal(m, reasoning_open(REASONING_CHANNEL) + strlen(CHANNEL_OPEN))};
+    return gb_seq(m->b, list, 2);
+}
+
+static gx with_reasoning(struct form_maker *m, gx body)
+{
+    const char *const tags[] = {reasoning_close(m->g->p.reasoning_form)};
+    if (m->g->p.reasoning == REASONING_NONE) return body;
+    static const uint32_t blanks[8] = {1u << '\n' | 1u << '\r' | 1u << '\t', 1};
+    struct rx_pool *p = gb_pool(m->b);
+    gx blank = gb_regex(m->b, rx_repeat(p, rx_bytes(p, blanks), 0, 4));
+    gx rest[] = {form_text_without(m, tags, 1), gb_tag(m->b, m->vocab, tags[0]), blank, body};
+    gx inside = gb_seq(m->b, rest, 4);
+    if (m->g->inside_reasoning) return inside;
+    gx begun[] = {reasoning_begin(m), inside}, either[] = {gb_seq(m->b, begun, 2), body};
+    return gb_alt(m->b, either, 2);
+}
+
+static enum status build(struct form_maker *m, json_t *tools, struct grammar **out)
+{
+    gx body, all;
+    struct err err = {{0}};
+    enum status st = gb_create(&m->b);
+    if (st) return no_memory(m);
+    st = tools ? calls(m, tools, &body) : answer(m, &body);
+    if (st) {
+        gb_free(m->b);
+        return st;
+    }
+    all = with_reasoning(m, body);
+    st = gb_finish(m->b, all, out, &err);
+    if (!st) return ST_OK;
+    struct grammar_fault fault = {{0}, {0}};
+    snprintf(fault.message, sizeof fault.message, "%.250s", err.msg);
+    return fault_say(m, st, m->g->p.form.param, &fault);
+}
+
+/* ---- what is asked for, as a key ---- */
+
+static bool any_strict(const json_t *tools)
+{
+    size_t i;
+    json_t *tool;
+    json_array_foreach(tools, i,
+                       tool) if (json_is_true(field(field(tool, "function"), "strict"))) return true;
+    return false;
+}
+
+/* Everything that the grammar depends on. */
+static json_t *description(const struct gen *g, json_t *tools)
+{
+    const struct gen_params *p = &g->p;
+    json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->form.kind, "bare",
+                          p->bare_calls != NULL, "compact", p->form.compact, "any order", p->form.any_order,
+                          "inside", g->inside_reasoning, "reasoning",
+                          p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_form, "calls",
+                          tools ? (int)p->calls : 0, "required", p->call_form.required, "parallel",
+                          p->parallel_calls, "tools", tools != NULL, "named", p->call_form.named);
+    if (d && p->form.value) json_object_set(d, "value", p->form.value);
+    if (d && tools) json_object_set(d, "functions", tools);
+    if (d && tools && p->call_form.allowed) json_object_set(d, "allowed", p->call_form.allowed);
+    return d;
+}
+
+/* Functions whose calls may come as plain JSON. Where some are strict that needs schemas as JSON has them:
+ * the other forms of calls know less of them, and take more. */
+static enum status bare_calls(struct form_maker *m, json_t *tools)
+{
+    struct gen_params *p = &m->g->p;
+    if (strcmp(m->g->r->srv->opt->tool_parser, "auto") != 0 || p->call_form.required || p->form.kind ||
+        p->continue_final_message || (any_strict(tools) && p->calls != TOOL_FORM_JSON))
+        return ST_OK;
+    p->bare_calls = json_object();
+    bool ok = p->bare_calls != NULL;
+    for (size_t i = 0; ok && i < json_array_size(tools); i++) {
+        json_t *function = field(json_array_get(tools, i), "function");
+        const char *name = json_string_value(field(function, "name"));
+        if (may_be_called(&p->call_form, name)) ok = !json_object_set_new(p->bare_calls, name, json_true());
+    }
+    return ok ? ST_OK : no_memory(m);
+}
+
+enum status gen_constraint_make(struct gen *g, json_t *root)
+{
+    struct gen_params *p = &g->p;
+    struct form_maker m = {.g = g};
+    json_t *tools = p->calls ? field(root, "tools") : NULL;
+    if (tools && bare_calls(&m, tools)) return ST_NOMEM;
+    if (tools && !p->call_form.required && !p->call_form.allowed && !any_strict(tools) && !p->form.kind)
+        tools = NULL;
+    if (!tools && !p->form.kind) return ST_OK;
+    struct grammars *all = g->r->srv->grammars;
+    struct err err = {{0}};
+    if (grammars_vocab(all, g->r->srv->model, &m.vocab, &err)) return no_memory(&m);
+    json_t *d = description(g, tools);
+    char *key = d ? json_dumps(d, JSON_COMPACT) : NULL;
+    json_decref(d);
+    if (!key) return no_memory(&m);
+    enum status st = ST_OK;
+    g->grammar = grammars_find(all, key);
+    if (!g->grammar && !(st = build(&m, tools, &g->grammar))) grammars_keep(all, key, g->grammar);
+    free(key);
+    p->ignore_eos = false; /* where the form is complete there is nothing but the end */
+    p->form.value = NULL;
+    p->call_form = (struct call_form){0}; /* they are the body's */
+    return st;
+}
+
+static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+{
+    matcher_mask(arg, tokens, count, bits, words);
+}
+
+static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
+{
+    return matcher_forced(arg, tokens, count, most, out);
+}
+
+bool gen_constraint_start(struct choice *c)
+{
+    struct gen *g = c->gen;
+    const struct grammar_vocab *vocab;
+    struct err err;
+    if (!g->grammar) return true;
+    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &vocab, &err) ||
+        matcher_create(g->grammar, vocab, &c->matcher))
+        return false;
+    c->constraint = (struct sampling_constraint){.arg = c->matcher, .mask = mask, .forced = forced};
+    c->sampling.constraint = &c->constraint;
+    return true;
+}

@@ -1,0 +1,33 @@
+/* Grammars of a request's answer, put together: the reasoning in front, calls in the form that the template
+ * teaches, and the answer proper. generate/constraint.c and call_grammar.c; worker thread. */
+#ifndef KVASIR_CONSTRAINT_H
+#define KVASIR_CONSTRAINT_H
+
+#include "server/generate/generate.h"
+#include "server/grammar/build.h"
+
+struct form_maker {
+    struct gen *g;
+    struct grammar_builder *b;
+    const struct grammar_vocab *vocab;
+    json_t *rules; /* of a function's $defs: by name, while its call is made */
+};
+
+/* Any text without the tags (n of them) in it. */
+rx form_without(struct form_maker *m, const char *const *tags, size_t n);
+gx form_text_without(struct form_maker *m, const char *const *tags, size_t n);
+gx form_literal(struct form_maker *m, const char *text);
+/* A value of the schema. `where` (of `param`) is what an error names. */
+enum status form_schema(struct form_maker *m, json_t *schema, bool compact, const char *param,
+                        gx *out) KV_MUST_CHECK;
+
+/* generate/call_grammar.c: one call of the function (the element of the request's `tools`), from its open tag
+ * to its end tag; the arguments are of its schema where `exact`, else any object. */
+enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t index,
+                      gx *out) KV_MUST_CHECK;
+/* Calls as plain JSON (chat/tool_parse.h), of the functions whose flag in may[] is set, with their closing
+ * brackets; at most one if `one`. *excluded: every text that begins like such a call. */
+enum status form_bare_calls(struct form_maker *m, json_t *tools, const bool *may, bool one, rx *excluded,
+                            gx *out) KV_MUST_CHECK;
+
+#endif

@@ -1,0 +1,166 @@
+/* What form a request asks its answer to have: response_format, and vLLM's and llama.cpp's names for the same
+ * -> struct answer_form. Worker thread. generate/constraint.c makes a grammar of it. */
+#include "server/http/fields.h"
+#include "server/generate/generate.h"
+
+#include <string.h>
+
+static enum status text_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f,
+                           enum form_kind kind)
+{
+    if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
+    *f = (struct answer_form){.kind = kind, .value = v, .param = path};
+    return ST_OK;
+}
+
+/* A schema, or its text. */
+static enum status schema_of(struct gen *g, json_t *v, const char *path, struct answer_form *f)
+{
+    struct api_error *e = &g->r->answer.error;
+    if (json_is_string(v)) {
+        json_error_t where;
+        g->form_root = json_loadb(json_string_value(v), json_string_length(v), JSON_DECODE_ANY, &where);
+        if (!g->form_root)
+            return api_fail(e, 400, "unsupported_schema", path, "The schema is not valid JSON: %.100s.",
+                            where.text);
+        v = g->form_root;
+    }
+    if (!json_is_object(v) && !json_is_boolean(v))
+        return api_fail(e, 400, "invalid_type", path, "A schema must be an object or a boolean.");
+    *f = (struct answer_form){.kind = FORM_SCHEMA, .value = v, .param = path};
+    return ST_OK;
+}
+
+static enum status choice_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f)
+{
+    size_t i;
+    json_t *one;
+    if (!json_is_array(v)) return api_fail(e, 400, "invalid_type", path, "%s must be an array.", path);
+    if (!json_array_size(v)) return api_fail(e, 400, "invalid_value", path, "%s is empty.", path);
+    json_array_foreach(v, i, one)
+    {
+        if (!json_is_string(one))
+            return api_fail(e, 400, "invalid_type", path, "%s must be a list of strings.", path);
+    }
+    *f = (struct answer_form){.kind = FORM_CHOICE, .value = v, .param = path};
+    return ST_OK;
+}
+
+static bool name_ok(const json_t *name)
+{
+    static const char of[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+    const char *s = json_string_value(name);
+    size_t n = s ? strlen(s) : 0;
+    return n >= 1 && n <= 64 && n == json_string_length(name) && strspn(s, of) == n;
+}
+
+static enum status from_response_format(struct gen *g, json_t *f, struct answer_form *out)
+{
+    struct api_error *e = &g->r->answer.error;
+    if (!json_is_object(f))
+        return api_fail(e, 400, "invalid_type", "response_format", "response_format must be an object.");
+    json_t *type = field(f, "type"), *json_schema = field(f, "json_schema"), *schema;
+    if (!type)
+        return api_fail(e, 400, "missing_required_parameter", "response_format.type",
+                        "response_format.type is missing.");
+    if (!json_is_string(type))
+        return api_fail(e, 400, "invalid_type", "response_format.type",
+                        "response_format.type must be a string.");
+    if (json_is(type, "text")) return ST_OK;
+    if (json_is(type, "json_object")) {
+        schema = field(f, "schema"); /* llama.cpp's */
+        *out = (struct answer_form){.kind = FORM_OBJECT, .param = "response_format"};
+        return schema ? schema_of(g, schema, "response_format", out) : ST_OK;
+    }
+    if (json_is(type, "structural_tag"))
+        return api_fail(e, 400, "unsupported_value", "response_format", "structural_tag is not supported.");
+    if (!json_is(type, "json_schema"))
+        return api_fail(e, 400, "invalid_value", "response_format.type", "'%.60s' is not a response format.",
+                        json_string_value(type));
+    if (!json_is_object(json_schema))
+        return api_fail(e, 400, "missing_required_parameter", "response_format",
+                        "response_format.json_schema is missing.");
+    json_t *name = field(json_schema, "name"), *strict = field(json_schema, "strict");
+    if (name && !name_ok(name))
+        return api_fail(e, 400, "invalid_value", "response_format.json_schema.name",
+                        "The name of a schema must match [A-Za-z0-9_-]{1,64}.");
+    if (strict && !json_is_boolean(strict))
+        return api_fail(e, 400, "invalid_type", "response_format.json_schema.strict",
+                        "strict must be a boolean.");
+    schema = field(json_schema, "schema");
+    *out = (struct answer_form){.kind = FORM_ANY, .param = "response_format"};
+    enum status st = schema ? schema_of(g, schema, "response_format", out) : ST_OK;
+    out->any_order = json_is_false(strict);
+    return st;
+}
+
+static enum status from_structured(struct gen *g, json_t *s, struct answer_form *out)
+{
+    struct api_error *e = &g->r->answer.error;
+    static const char *const keys[] = {"json", "regex", "choice", "grammar", "json_object", "structural_tag"};
+    const char *found = NULL;
+    bool compact = false;
+    if (!json_is_object(s))
+        return api_fail(e, 400, "invalid_type", "structured_outputs",
+                        "structured_outputs must be an object.");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        json_t *v = field(s, keys[i]);
+        if (!v || json_is_false(v)) continue;
+        if (found)
+            return api_fail(e, 400, "invalid_value", "structured_outputs",
+                            "structured_outputs has both %s and %s: one at most.", found, keys[i]);
+        found = keys[i];
+    }
+    if (!found)
+        return api_fail(e, 400, "invalid_value", "structured_outputs",
+                        "structured_outputs needs one of json, regex, choice, grammar, json_object.");
+    if (field_bool(e, s, "disable_any_whitespace", &compact)) return ST_INVALID;
+    json_t *v = field(s, found);
+    enum status st = ST_OK;
+    if (strcmp(found, "json") == 0) st = schema_of(g, v, "structured_outputs.json", out);
+    else if (strcmp(found, "regex") == 0) st = text_of(e, v, "structured_outputs.regex", out, FORM_REGEX);
+    else if (strcmp(found, "choice") == 0) st = choice_of(e, v, "structured_outputs.choice", out);
+    else if (strcmp(found, "grammar") == 0) st = text_of(e, v, "structured_outputs.grammar", out, FORM_TEXT);
+    else if (strcmp(found, "json_object") == 0)
+        *out = (struct answer_form){.kind = FORM_OBJECT, .param = "structured_outputs"};
+    else
+        return api_fail(e, 400, "unsupported_value", "structured_outputs",
+                        "structural_tag is not supported.");
+    out->compact = compact;
+    return st;
+}
+
+enum status gen_parse_format(struct gen *g, json_t *root)
+{
+    static const struct {
+        const char *name;
+        enum form_kind kind;
+    } aliases[] = {
+        {"guided_json", FORM_SCHEMA}, {"json_schema", FORM_SCHEMA},   {"guided_regex", FORM_REGEX},
+        {"regex", FORM_REGEX},        {"guided_choice", FORM_CHOICE}, {"guided_grammar", FORM_TEXT},
+        {"ebnf", FORM_TEXT},          {"grammar", FORM_TEXT}};
+    struct api_error *e = &g->r->answer.error;
+    const char *found = NULL;
+    json_t *v = field(root, "response_format");
+    if (v && from_response_format(g, v, &g->p.form)) return ST_INVALID;
+    if (g->p.form.kind) found = "response_format";
+    if ((v = field(root, "structured_outputs"))) {
+        if (found)
+            return api_fail(e, 400, "invalid_value", "structured_outputs",
+                            "structured_outputs can't be combined with %s.", found);
+        if (from_structured(g, v, &g->p.form)) return ST_INVALID;
+        found = "structured_outputs";
+    }
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
+        const char *name = aliases[i].name;
+        if (!(v = field(root, name))) continue;
+        if (found)
+            return api_fail(e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
+        found = name;
+        enum status st = aliases[i].kind == FORM_SCHEMA   ? schema_of(g, v, name, &g->p.form)
+                         : aliases[i].kind == FORM_CHOICE ? choice_of(e, v, name, &g->p.form)
+                                                          : text_of(e, v, name, &g->p.form, aliases[i].kind);
+        if (st) return st;
+    }
+    return ST_OK;
+}

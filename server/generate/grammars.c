@@ -1,0 +1,119 @@
+/* See grammars.h. */
+#include "server/generate/grammars.h"
+
+#include "server/chat/reasoning_parse.h"
+#include "server/chat/tool_parse.h"
+
+#include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEPT 128u
+
+struct kept {
+    uint8_t key[crypto_hash_sha256_BYTES];
+    struct grammar *grammar; /* NULL: free */
+    uint64_t used;
+};
+
+struct grammars {
+    uv_mutex_t lock;
+    struct grammar_vocab *vocab;
+    uint64_t clock;
+    struct kept kept[KEPT];
+};
+
+enum status grammars_create(struct grammars **out)
+{
+    struct grammars *g = calloc(1, sizeof *g);
+    if (!g || uv_mutex_init(&g->lock)) {
+        free(g);
+        return ST_NOMEM;
+    }
+    *out = g;
+    return ST_OK;
+}
+
+void grammars_free(struct grammars *g)
+{
+    if (!g) return;
+    for (uint32_t i = 0; i < KEPT; i++) grammar_unref(g->kept[i].grammar);
+    grammar_vocab_free(g->vocab);
+    uv_mutex_destroy(&g->lock);
+    free(g);
+}
+
+static enum status vocab_make(const struct model *m, struct grammar_vocab **out, struct err *err)
+{
+    static const char *const names[] = {TOOL_OPEN,       TOOL_CLOSE, TOOL_CALL_OPEN,
+                                        TOOL_CALL_CLOSE, TOOL_QUOTE, CHANNEL_OPEN,
+                                        CHANNEL_CLOSE,   "<think>",  "</think>"};
+    uint32_t count = tok_vocab_size(m->tok), tags[sizeof names / sizeof *names], tag_count = 0;
+    struct grammar_token *tokens = calloc(count, sizeof *tokens);
+    if (!tokens) return err_set(err, ST_NOMEM, "out of memory for the tokens of grammars");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        uint32_t id;
+        if (tok_id_of(m->tok, names[i], strlen(names[i]), &id) && tok_is_special(m->tok, id))
+            tags[tag_count++] = id;
+    }
+    for (uint32_t id = 0; id < count; id++) {
+        bool tag = false;
+        for (uint32_t i = 0; i < tag_count; i++) tag = tag || tags[i] == id;
+        if (!tok_exists(m->tok, id) || (tok_is_special(m->tok, id) && !tag)) continue;
+        tokens[id].bytes = tok_bytes(m->tok, id, &tokens[id].len);
+    }
+    enum status st =
+        grammar_vocab_create(tokens, count, m->info->eos_ids, m->info->eos_count, tags, tag_count, out, err);
+    free(tokens);
+    return st;
+}
+
+enum status grammars_vocab(struct grammars *g, const struct model *m, const struct grammar_vocab **out,
+                           struct err *err)
+{
+    enum status st = ST_OK;
+    uv_mutex_lock(&g->lock);
+    if (!g->vocab) st = vocab_make(m, &g->vocab, err);
+    *out = g->vocab;
+    uv_mutex_unlock(&g->lock);
+    return st;
+}
+
+static void key_of(const char *text, uint8_t key[crypto_hash_sha256_BYTES])
+{
+    crypto_hash_sha256(key, (const unsigned char *)text, strlen(text));
+}
+
+struct grammar *grammars_find(struct grammars *g, const char *text)
+{
+    uint8_t key[crypto_hash_sha256_BYTES];
+    struct grammar *found = NULL;
+    key_of(text, key);
+    uv_mutex_lock(&g->lock);
+    for (uint32_t i = 0; i < KEPT && !found; i++) {
+        struct kept *k = &g->kept[i];
+        if (!k->grammar || memcmp(k->key, key, sizeof key) != 0) continue;
+        k->used = ++g->clock;
+        found = grammar_ref(k->grammar);
+    }
+    uv_mutex_unlock(&g->lock);
+    return found;
+}
+
+void grammars_keep(struct grammars *g, const char *text, struct grammar *grammar)
+{
+    uint8_t key[crypto_hash_sha256_BYTES];
+    key_of(text, key);
+    uv_mutex_lock(&g->lock);
+    struct kept *oldest = &g->kept[0];
+    for (uint32_t i = 1; i < KEPT && oldest->grammar; i++)
+        if (!g->kept[i].grammar || g->kept[i].used < oldest->used) oldest = &g->kept[i];
+    struct grammar *gone = oldest->grammar;
+    *oldest = (struct kept){.grammar = grammar_ref(grammar), .used = ++g->clock};
+    memcpy(oldest->key, key, sizeof key);
+    uv_mutex_unlock(&g->lock);
+    grammar_unref(gone);
+}

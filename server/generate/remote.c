@@ -1,0 +1,80 @@
+/* See remote.h. */
+#include "server/generate/remote.h"
+
+#include "server/fetch/fetch.h"
+#include "server/fetch/local.h"
+#include "server/generate/pictures.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static bool has_scheme(const char *url, size_t len, const char *scheme)
+{
+    size_t n = strlen(scheme);
+    return len > n && strncasecmp(url, scheme, n) == 0 && url[n] == ':';
+}
+
+static bool is_remote(const struct gen *g, const char *url, size_t len)
+{
+    return g->r->srv->fetcher && (has_scheme(url, len, "http") || has_scheme(url, len, "https"));
+}
+
+/* One URL of a part: to be fetched, or what came of that. */
+static enum status one_url(struct gen *g, const struct image_ref *ref, const char *url, size_t len)
+{
+    struct api_error *e = &g->r->answer.error;
+    if (!is_remote(g, url, len)) return ST_OK;
+    if (g->fetched) {
+        const struct fetch_file *file = fetch_find(g->remote, url, len);
+        return file && file->done && file->fault ? picture_fail(g, file->fault, ref, &file->err) : ST_OK;
+    }
+    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher)))
+        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    enum status st = fetch_job_add(g->remote, url, len);
+    if (st == ST_TOO_LARGE)
+        return api_fail(e, 400, "invalid_value", ref->param, "At most %u http(s) URLs may be in one prompt.",
+                        FETCH_URLS_MAX);
+    return st ? api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.") : ST_OK;
+}
+
+enum status gen_remote(struct gen *g, const struct chat_messages *messages)
+{
+    enum status st = ST_OK;
+    for (size_t i = 0; i < messages->image_count && !st; i++) {
+        const struct image_ref *ref = &messages->images[i];
+        if (!ref->frames) st = one_url(g, ref, ref->url, ref->url_len);
+        for (size_t k = 0; k < json_array_size(ref->frames) && !st; k++) {
+            const json_t *url = json_array_get(ref->frames, k);
+            st = one_url(g, ref, json_string_value(url), json_string_length(url));
+        }
+    }
+    return st ? st : g->remote && !g->fetched ? ST_AGAIN : ST_OK;
+}
+
+void gen_remote_end(struct gen *g)
+{
+    fetch_job_free(g->remote);
+    g->remote = NULL;
+}
+
+enum image_fault gen_file(const struct gen *g, const char *url, size_t len, const struct image_limits *limits,
+                          uint8_t **bytes, size_t *n, struct err *err)
+{
+    if (g->r->srv->media_dir && has_scheme(url, len, "file"))
+        return local_read(g->r->srv->media_dir, url, len, limits->encoded_bytes_max, bytes, n, err);
+    if (!is_remote(g, url, len)) return image_in_data_uri(url, len, limits, bytes, n, err);
+    const struct fetch_file *file = g->remote ? fetch_find(g->remote, url, len) : NULL;
+    if (!file || !file->done || file->fault) {
+        (void)err_set(err, ST_IO, "the URL could not be fetched");
+        return IMAGE_DOWNLOAD;
+    }
+    *bytes = malloc(file->len);
+    if (!*bytes) {
+        (void)err_set(err, ST_NOMEM, "out of memory");
+        return IMAGE_NOMEM;
+    }
+    memcpy(*bytes, file->bytes, file->len);
+    *n = file->len;
+    return IMAGE_OK;
+}

@@ -1,0 +1,382 @@
+/* See build.h. What is finished here is what machine.c runs. */
+#include "server/grammar/build.h"
+
+#include "server/grammar/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NODES_MAX   (1u << 21)
+#define REGEXES_MAX ((size_t)1 << 21)
+#define LIFE_STATES 4096u
+
+struct grammar_builder {
+    struct grammar *g;
+    enum status st; /* of the first call that failed */
+};
+
+static bool reserve(void **at, size_t *cap, size_t need, size_t size)
+{
+    if (need <= *cap) return true;
+    size_t n = *cap ? *cap : 64;
+    while (n < need) n *= 2;
+    void *to = realloc(*at, n * size);
+    if (!to) return false;
+    *at = to;
+    *cap = n;
+    return true;
+}
+
+gx grammar__node(struct grammar *g, struct gx_node n)
+{
+    if (g->node_count == g->node_cap) {
+        uint32_t cap = g->node_cap ? 2 * g->node_cap : 64;
+        struct gx_node *to = realloc(g->nodes, cap * sizeof *to);
+        if (!to) return 0;
+        g->nodes = to;
+        g->node_cap = cap;
+    }
+    if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
+    g->nodes[g->node_count] = n;
+    return g->node_count++;
+}
+
+static gx add(struct grammar_builder *b, struct gx_node n)
+{
+    if (b->st) return 0;
+    if (b->g->node_count >= NODES_MAX) {
+        b->st = ST_TOO_LARGE;
+        return 0;
+    }
+    gx out = grammar__node(b->g, n);
+    if (!out) b->st = ST_NOMEM;
+    return out;
+}
+
+static void grammar_free(struct grammar *g)
+{
+    machine__close(g);
+    rx_pool_free(g->pool);
+    free(g->nodes);
+    free(g->list);
+    free(g->repeat_slots);
+    members__free(g->members);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+struct grammar *grammar_ref(struct grammar *g)
+{
+    atomic_fetch_add(&g->refs, 1);
+    return g;
+}
+
+void grammar_unref(struct grammar *g)
+{
+    if (g && atomic_fetch_sub(&g->refs, 1) == 1) grammar_free(g);
+}
+
+enum status gb_create(struct grammar_builder **out)
+{
+    struct grammar_builder *b = calloc(1, sizeof *b);
+    struct grammar *g = calloc(1, sizeof *g);
+    if (!b || !g || pthread_mutex_init(&g->lock, NULL)) {
+        free(b);
+        free(g);
+        return ST_NOMEM;
+    }
+    atomic_init(&g->refs, 1);
+    b->g = g;
+    if (rx_pool_create(REGEXES_MAX, &g->pool)) {
+        gb_free(b);
+        return ST_NOMEM;
+    }
+    *out = b;
+    return ST_OK;
+}
+
+void gb_free(struct grammar_builder *b)
+{
+    if (!b) return;
+    if (b->g) grammar_unref(b->g);
+    free(b);
+}
+
+struct rx_pool *gb_pool(struct grammar_builder *b)
+{
+    return b->g->pool;
+}
+
+gx gb_regex(struct grammar_builder *b, rx a)
+{
+    return add(b, (struct gx_node){.kind = a == RX_EMPTY ? GX_EMPTY : GX_REGEX, .a = a});
+}
+
+gx gb_literal(struct grammar_builder *b, const void *bytes, size_t len)
+{
+    return gb_regex(b, rx_literal(b->g->pool, bytes, len));
+}
+
+gx gb_seq(struct grammar_builder *b, const gx *list, size_t n)
+{
+    gx out = n ? list[n - 1] : add(b, (struct gx_node){.kind = GX_EMPTY});
+    for (size_t i = n; i-- > 1 && out;)
+        out = list[i - 1] ? add(b, (struct gx_node){.kind = GX_SEQ, .a = list[i - 1], .b = out}) : 0;
+    return out;
+}
+
+gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
+{
+    struct grammar *g = b->g;
+    if (n == 1) return list[0];
+    if (b->st || n > UINT32_MAX / 2) return 0;
+    for (size_t i = 0; i < n; i++)
+        if (!list[i]) return 0;
+    if (!reserve((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
+        b->st = ST_NOMEM;
+        return 0;
+    }
+    if (n) memcpy(g->list + g->list_count, list, n * sizeof *list);
+    g->list_count += n;
+    return add(b, (struct gx_node){.kind = GX_ALT, .a = (uint32_t)(g->list_count - n), .b = (uint32_t)n});
+}
+
+gx gb_repeat(struct grammar_builder *b, gx a, uint32_t min, uint32_t max)
+{
+    if (!a || b->st) return 0;
+    if (max < min) return gb_alt(b, NULL, 0);
+    if (min == 1 && max == 1) return a;
+    if (!max) return gb_seq(b, NULL, 0);
+    return add(b, (struct gx_node){.kind = GX_REPEAT, .a = a, .b = min, .c = max});
+}
+
+gx gb_members(struct grammar_builder *b, const struct gb_members *m)
+{
+    struct gx_node node;
+    if (b->st || !m->comma || m->wants > GB_WANTS_MAX) return 0;
+    for (size_t i = 0; i < m->count; i++)
+        if (!m->list[i].what) return 0;
+    if (members__add(b->g, m, &node)) return add(b, node);
+    b->st = ST_NOMEM;
+    return 0;
+}
+
+gx gb_rule(struct grammar_builder *b)
+{
+    return add(b, (struct gx_node){.kind = GX_RULE});
+}
+
+void gb_define(struct grammar_builder *b, gx rule, gx body)
+{
+    if (rule && body) b->g->nodes[rule].a = body;
+}
+
+rx grammar__ordinary(struct rx_pool *p)
+{
+    return rx_alt(p, rx_chars(p, 0x20, 0x21),
+                  rx_alt(p, rx_chars(p, 0x23, 0x5B), rx_chars(p, 0x5D, 0x10FFFF)));
+}
+
+/* ---- the end ---- */
+
+/* A : A x | y  ->  A : y x*, where that is all the left recursion there is. */
+static void unroll(struct grammar_builder *b, gx rule)
+{
+    struct grammar *g = b->g;
+    struct gx_node body = g->nodes[g->nodes[rule].a];
+    if (body.kind != GX_ALT) return;
+    gx *again = calloc(2 * (size_t)body.b + 1, sizeof *again), *first = again + body.b;
+    size_t agains = 0, firsts = 0;
+    if (!again) {
+        b->st = ST_NOMEM;
+        return;
+    }
+    for (uint32_t i = 0; i < body.b; i++) {
+        gx x = g->list[body.a + i];
+        const struct gx_node *n = &g->nodes[x];
+        if (n->kind == GX_SEQ && n->a == rule) again[agains++] = n->b;
+        else if (x != rule) first[firsts++] = x;
+    }
+    if (agains || firsts < body.b) {
+        gx both[] = {gb_alt(b, first, firsts), gb_repeat(b, gb_alt(b, again, agains), 0, RX_NO_LIMIT)};
+        gb_define(b, rule, gb_seq(b, both, 2));
+    }
+    free(again);
+}
+
+static void facts(struct grammar *g, struct gx_node *n)
+{
+    const struct gx_node *a = &g->nodes[n->kind >= GX_SEQ && n->kind <= GX_RULE ? n->a : 0],
+                         *b = &g->nodes[0];
+    switch (n->kind) {
+    case GX_EMPTY: n->nullable = n->productive = true; break;
+    case GX_REGEX:
+        if (n->marked) break;
+        n->marked = true;
+        n->nullable = rx_nullable(g->pool, n->a);
+        n->productive = n->a && !rx_matches_nothing(g->pool, n->a, LIFE_STATES);
+        break;
+    case GX_SEQ:
+        b = &g->nodes[n->b];
+        n->nullable = a->nullable && b->nullable;
+        n->productive = a->productive && b->productive;
+        break;
+    case GX_ALT:
+        for (uint32_t i = 0; i < n->b; i++) {
+            const struct gx_node *x = &g->nodes[g->list[n->a + i]];
+            n->nullable = n->nullable || x->nullable;
+            n->productive = n->productive || x->productive;
+        }
+        break;
+    case GX_REPEAT:
+        n->nullable = n->b == 0 || a->nullable;
+        n->productive = n->b == 0 || a->productive;
+        break;
+    case GX_RULE:
+        n->nullable = a->nullable;
+        n->productive = a->productive;
+        break;
+    case GX_MEMBERS: members__facts(g, n); break;
+    default: break;
+    }
+}
+
+static void facts_all(struct grammar *g)
+{
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t i = 1; i < g->node_count; i++) {
+            struct gx_node *n = &g->nodes[i], was = *n;
+            facts(g, n);
+            changed = changed || was.nullable != n->nullable || was.productive != n->productive;
+        }
+    }
+}
+
+/* Does an expression begin with itself? Depth first, with a stack of our own: colour 1 is on the path. */
+static enum status left_recursion(struct grammar *g, struct err *err)
+{
+    uint8_t *colour = calloc(g->node_count, 1);
+    struct frame {
+        gx x;
+        uint32_t child;
+    } *stack = malloc((g->node_count + 1u) * sizeof *stack);
+    enum status st = colour && stack ? ST_OK : err_set(err, ST_NOMEM, "out of memory for a grammar");
+    size_t depth = 0;
+    for (gx from = 1; !st && (depth || from < g->node_count);) {
+        if (!depth) { /* each is a root: some are reached behind a text alone */
+            if (!colour[from]) {
+                colour[from] = 1;
+                stack[depth++] = (struct frame){from, 0};
+            }
+            from++;
+            continue;
+        }
+        struct frame *f = &stack[depth - 1];
+        const struct gx_node *n = &g->nodes[f->x];
+        gx child = 0;
+        uint32_t k = f->child++;
+        if (n->kind == GX_SEQ) child = k == 0 ? n->a : k == 1 && g->nodes[n->a].nullable ? n->b : 0;
+        else if (n->kind == GX_ALT) child = k < n->b ? g->list[n->a + k] : 0;
+        else if (n->kind == GX_REPEAT || n->kind == GX_RULE) child = k == 0 ? n->a : 0;
+        if (!child) {
+            colour[f->x] = 2;
+            depth--;
+        } else if (colour[child] == 1) {
+            st = err_set(err, ST_INVALID, "a rule of the grammar refers to itself before any text");
+        } else if (!colour[child]) {
+            colour[child] = 1;
+            stack[depth++] = (struct frame){child, 0};
+        }
+    }
+    free(colour);
+    free(stack);
+    return st;
+}
+
+static enum status check(struct grammar_builder *b, gx start, struct err *err)
+{
+    struct grammar *g = b->g;
+    enum status st = b->st ? b->st : rx_status(g->pool);
+    if (st == ST_NOMEM) return err_set(err, st, "out of memory for a grammar");
+    if (st) return err_set(err, st, "the grammar is too large");
+    if (!start) return err_set(err, ST_INVALID, "the grammar is empty");
+    g->start = start;
+    uint32_t count = g->node_count;
+    for (uint32_t i = 1; i < count; i++) {
+        if (g->nodes[i].kind != GX_RULE) continue;
+        if (!g->nodes[i].a) return err_set(err, ST_INVALID, "a rule of the grammar is not defined");
+        unroll(b, i);
+    }
+    if (b->st) return err_set(err, b->st, "the grammar is too large");
+    facts_all(g);
+    if (rx_status(g->pool)) return err_set(err, rx_status(g->pool), "the grammar is too large");
+    if (!g->nodes[start].productive)
+        return err_set(err, ST_INVALID, "no text satisfies the schema or grammar");
+    return left_recursion(g, err);
+}
+
+enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out, struct err *err)
+{
+    struct grammar *g = b->g;
+    enum status st = check(b, start, err);
+    if (!st) {
+        g->ordinary = grammar__ordinary(g->pool);
+        g->pool_base = rx_pool_count(g->pool);
+        g->node_base = g->node_count;
+        members__base(g);
+        if (!machine__open(g))
+            st = g->failed ? err_set(err, ST_NOMEM, "out of memory for a grammar")
+                           : err_set(err, ST_TOO_LARGE, "the grammar can begin in too many ways");
+    }
+    if (!st) {
+        *out = g;
+        b->g = NULL;
+    }
+    gb_free(b);
+    return st;
+}
+
+/* ---- counts, as they go down while it runs ---- */
+
+static uint64_t repeat_hash(gx a, uint32_t min, uint32_t max)
+{
+    uint64_t h = ((uint64_t)a << 32 | min) * 0x9E3779B97F4A7C15ull;
+    h = (h ^ h >> 29 ^ max) * 0xBF58476D1CE4E5B9ull;
+    return h ^ h >> 32;
+}
+
+static bool repeats_grow(struct grammar *g)
+{
+    uint32_t count = g->repeat_slot_count ? 2 * g->repeat_slot_count : 256;
+    while (count < 2 * (g->node_count - g->node_base + 1)) count *= 2;
+    uint32_t *to = calloc(count, sizeof *to);
+    if (!to) return false;
+    for (uint32_t i = g->node_base; i < g->node_count; i++) {
+        const struct gx_node *n = &g->nodes[i];
+        if (n->kind != GX_REPEAT) continue;
+        uint64_t h = repeat_hash(n->a, n->b, n->c);
+        while (to[h & (count - 1)]) h++;
+        to[h & (count - 1)] = i;
+    }
+    free(g->repeat_slots);
+    g->repeat_slots = to;
+    g->repeat_slot_count = count;
+    return true;
+}
+
+gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max)
+{
+    if (2 * (g->node_count - g->node_base + 1) > g->repeat_slot_count && !repeats_grow(g)) return 0;
+    uint64_t h = repeat_hash(a, min, max);
+    for (uint32_t at; (at = g->repeat_slots[h & (g->repeat_slot_count - 1)]); h++)
+        if (g->nodes[at].a == a && g->nodes[at].b == min && g->nodes[at].c == max) return at;
+    gx out = grammar__node(g, (struct gx_node){.kind = GX_REPEAT,
+                                               .a = a,
+                                               .b = min,
+                                               .c = max,
+                                               .nullable = min == 0 || g->nodes[a].nullable,
+                                               .productive = true});
+    if (out) g->repeat_slots[h & (g->repeat_slot_count - 1)] = out;
+    return out;
+}

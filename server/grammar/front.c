@@ -1,0 +1,61 @@
+/* Texts of clients as grammars of their own (grammar.h). */
+#include "server/grammar/build.h"
+
+#include <stdio.h>
+
+/* Uses b up. */
+static enum status finish(struct grammar_builder *b, enum status st, gx start, struct grammar **out,
+                          struct grammar_fault *fault)
+{
+    struct err err = {{0}};
+    if (st) {
+        gb_free(b);
+        return st;
+    }
+    st = gb_finish(b, start, out, &err);
+    if (st) {
+        snprintf(fault->message, sizeof fault->message, "%.250s", err.msg);
+        fault->path[0] = '\0';
+    }
+    return st;
+}
+
+static enum status begin(struct grammar_builder **b, struct grammar_fault *fault)
+{
+    *fault = (struct grammar_fault){{0}, {0}};
+    enum status st = gb_create(b);
+    if (st) snprintf(fault->message, sizeof fault->message, "out of memory for a grammar");
+    return st;
+}
+
+enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
+                                struct grammar **out, struct grammar_fault *fault)
+{
+    struct grammar_builder *b;
+    gx start = 0;
+    enum status st = begin(&b, fault);
+    if (st) return st;
+    st = gb_schema(b, schema, opt, &start, fault);
+    return finish(b, st, start, out, fault);
+}
+
+enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
+                               struct grammar_fault *fault)
+{
+    struct grammar_builder *b;
+    gx start = 0;
+    enum status st = begin(&b, fault);
+    if (st) return st;
+    st = gb_regex_text(b, text, len, &start, fault);
+    return finish(b, st, start, out, fault);
+}
+
+enum status grammar_from_text(const char *text, size_t len, struct grammar **out, struct grammar_fault *fault)
+{
+    struct grammar_builder *b;
+    gx start = 0;
+    enum status st = begin(&b, fault);
+    if (st) return st;
+    st = gb_text(b, text, len, &start, fault);
+    return finish(b, st, start, out, fault);
+}

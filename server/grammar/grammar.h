@@ -1,0 +1,77 @@
+/* Constrained decoding: what a request says about the form of its answer -> which tokens may follow.
+ *
+ *   json_schema*.c, gbnf.c, lark.c, regex_parse.c   front ends: texts of clients -> build.h
+ *   regex.c, machine.c                              the grammar as a machine over bytes
+ *   vocab.c, mask.c                                 the tokenizer's tokens as a trie; masks over them
+ *
+ * Bytes, not tokens, are what a grammar speaks of: every way to write an allowed text in tokens is allowed.
+ * The seam of server/grammar/. */
+#ifndef KVASIR_GRAMMAR_H
+#define KVASIR_GRAMMAR_H
+
+#include "config/base/status.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tokenizer;
+
+/* The tokens of a tokenizer by their bytes. Immutable once made; any thread. Special tokens are left out,
+ * but for `tags`: tokens that mark parts of an answer (calls, reasoning). */
+struct grammar_vocab;
+struct grammar_token {
+    const void *bytes; /* NULL: stands for no text and is never allowed */
+    size_t len;
+};
+enum status grammar_vocab_create(const struct grammar_token *tokens, uint32_t count, const uint32_t *end_ids,
+                                 uint32_t end_count, const uint32_t *tags, uint32_t tag_count,
+                                 struct grammar_vocab **out, struct err *err) KV_MUST_CHECK;
+void grammar_vocab_free(struct grammar_vocab *v);
+
+/* A compiled grammar. Counted: many answers share one. Any thread. */
+struct grammar;
+struct grammar *grammar_ref(struct grammar *g);
+void grammar_unref(struct grammar *g); /* NULL is fine */
+
+/* Where the fault is: "$.properties.a.contains", and in words what it is. */
+struct grammar_fault {
+    char path[256];
+    char message[256];
+};
+struct grammar_json_options {
+    bool any_whitespace; /* white space wherever JSON allows it (bounded); false: ", " and ": " alone */
+    bool any_order;      /* of properties; false: that of the schema, those it does not name behind them */
+};
+/* Front ends, one per kind of text. ST_INVALID, ST_UNSUPPORTED, ST_TOO_LARGE: fault says what and where.
+ * schema: a JSON schema, or true (any JSON value). */
+struct grammar_builder;
+enum status grammar_from_schema(const json_t *schema, const struct grammar_json_options *opt,
+                                struct grammar **out, struct grammar_fault *fault) KV_MUST_CHECK;
+enum status grammar_from_regex(const char *text, size_t len, struct grammar **out,
+                               struct grammar_fault *fault) KV_MUST_CHECK;
+/* GBNF (llama.cpp) or Lark (as vLLM and llguidance take it): told apart by the text. */
+enum status grammar_from_text(const char *text, size_t len, struct grammar **out,
+                              struct grammar_fault *fault) KV_MUST_CHECK;
+
+/* One answer's way through a grammar. One thread at a time; different matchers at once. */
+struct matcher;
+enum status matcher_create(struct grammar *g, const struct grammar_vocab *v,
+                           struct matcher **out) KV_MUST_CHECK; /* takes a reference of g */
+void matcher_free(struct matcher *m);
+/* Bits of the tokens that may follow the answer tokens[0..count) into bits[0..words), zeros behind the last
+ * token: end ids are allowed where the text is complete, and are the only ones where nothing can follow (or
+ * where the tokens left the grammar, which a sampler that heeds the masks never does). The result depends on
+ * the grammar and the tokens alone: where the matcher stands from earlier calls only saves time. */
+void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
+/* Tokens that probably follow because the grammar leaves no other text: a guess to be verified. */
+uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
+                        uint32_t *out);
+/* The answer ended with `end`, an end id, though it is not complete: the machine gave up (memory, too many
+ * ways to go on, no token that fits) and left nothing else. */
+bool matcher_gave_up(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t end);
+/* Is the text complete after these tokens? (An end id at the end is looked over.) */
+bool matcher_complete(struct matcher *m, const uint32_t *tokens, uint32_t count);
+
+#endif

@@ -1,0 +1,17 @@
+/* JSON numbers within bounds as regular expressions. Internal to server/grammar/. */
+#ifndef KVASIR_JSON_NUMBER_H
+#define KVASIR_JSON_NUMBER_H
+
+#include "server/grammar/regex.h"
+
+struct number_bounds {
+    bool integer, plain;                        /* plain: without an exponent */
+    bool has_min, has_max, over_min, under_max; /* over, under: the bound itself is out */
+    double min, max;
+    uint32_t decimals; /* digits behind the point at most; RX_NO_LIMIT = any number */
+};
+/* Without bounds a number may have any exponent; with them one where it is plain that it fits. RX_NONE: no
+ * number fits. */
+rx json_number(struct rx_pool *p, const struct number_bounds *b);
+
+#endif

@@ -1,0 +1,444 @@
+/* Objects and arrays of JSON schemas. What several schemas say of properties holds side by side: SK_ALL has
+ * those beside the first one (json_merge.c), and each name and each pattern asks all of them. */
+#include "server/grammar/json_schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CLASSES_MAX 64u
+#define DEMANDS_MAX 64u
+#define LIFE_STATES 4096u
+
+static gx pair(struct schema_maker *m, gx name, gx value)
+{
+    gx list[] = {name, schema_sign(m, ":"), value};
+    return gb_seq(m->b, list, 3);
+}
+
+/* ---- properties ---- */
+
+struct kind { /* names of further properties of which all the same is said */
+    rx names;
+    json_t *schemas;  /* array */
+    uint64_t matched; /* by a pattern of these schemas */
+    uint32_t wanted;
+};
+
+struct object {
+    struct schema_maker *m;
+    const json_t *s;
+    const struct path *at;
+    json_t *listed; /* name -> its schema */
+    rx names;       /* that properties may have; RX_ALL: any */
+    rx wanted[GB_WANTS_MAX];
+    json_t *wanted_schema[GB_WANTS_MAX];
+    uint32_t wants;
+    struct kind classes[CLASSES_MAX];
+    size_t class_count;
+    struct gb_member *members;
+    size_t count, cap;
+    uint32_t (*implies)[2];
+    size_t implies_count, implies_cap;
+};
+
+static void list_name(struct object *o, const char *name)
+{
+    struct schema_maker *m = o->m;
+    if (!name || json_object_get(o->listed, name)) return;
+    json_t *v = schema_property_of_all(m, o->s, name, o->at);
+    if (o->names != RX_ALL && !schema_has_name(m, o->names, name)) v = json_false();
+    json_object_set(o->listed, name, v);
+}
+
+static void list_names(struct object *o)
+{
+    static const char *const keys[] = {"dependencies", "dependentRequired"};
+    json_t *v, *one;
+    const char *key;
+    size_t i, k;
+    for (i = 0; i < schema_beside_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_beside(o->s, i), "properties"), key, v) list_name(o, key);
+    json_array_foreach(json_object_get(o->s, "required"), k, v) list_name(o, json_string_value(v));
+    for (i = 0; i < 2 * schema_beside_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_beside(o->s, i / 2), keys[i % 2]), key, v)
+        {
+            if (!json_is_array(v) || !json_array_size(v)) continue;
+            list_name(o, key);
+            json_array_foreach(v, k, one) list_name(o, json_string_value(one));
+        }
+}
+
+static uint32_t number_of(const struct object *o, const char *name)
+{
+    uint32_t n = 0;
+    const char *key;
+    json_t *v;
+    json_object_foreach(o->listed, key, v)
+    {
+        if (strcmp(key, name) == 0) return n;
+        n++;
+    }
+    return GB_FURTHER;
+}
+
+static bool no_memory(struct object *o)
+{
+    (void)schema_refuse(o->m, o->at, ST_NOMEM, "out of memory");
+    return false;
+}
+
+/* What asks for what: dependentRequired. */
+static void list_implied(struct object *o)
+{
+    static const char *const keys[] = {"dependencies", "dependentRequired"};
+    const char *key;
+    json_t *v, *one;
+    size_t k;
+    for (size_t i = 0; i < 2 * schema_beside_count(o->s); i++)
+        json_object_foreach(json_object_get(schema_beside(o->s, i / 2), keys[i % 2]), key, v)
+        {
+            json_array_foreach(v, k, one)
+            {
+                if (!json_is_string(one)) continue;
+                if (o->implies_count == o->implies_cap) {
+                    o->implies_cap = 2 * o->implies_cap + 16;
+                    void *to = realloc(o->implies, o->implies_cap * sizeof *o->implies);
+                    if (!to) return (void)no_memory(o);
+                    o->implies = to;
+                }
+                o->implies[o->implies_count][0] = number_of(o, key);
+                o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
+            }
+        }
+}
+
+/* Names that none of these properties and patterns are. */
+static rx outside(struct schema_maker *m, const json_t *s, const struct path *at)
+{
+    rx in = RX_NONE;
+    const char *key;
+    json_t *v;
+    json_object_foreach(json_object_get(s, "properties"), key, v) in =
+        rx_alt(m->p, in, schema_this_string(m, key, strlen(key)));
+    json_object_foreach(json_object_get(s, "patternProperties"), key, v)
+    {
+        json_t *text = json_string(key);
+        in = rx_alt(m->p, in, schema_pattern(m, text, at));
+        json_decref(text);
+    }
+    return rx_and(m->p, schema_plain_string(m), rx_not(m->p, in));
+}
+
+static void list_wanted(struct object *o)
+{
+    json_t *v, *list = json_object_get(o->s, SK_SOME);
+    size_t i;
+    json_array_foreach(list, i, v)
+    {
+        json_t *pattern = json_object_get(v, "pattern"), *names = json_object_get(v, "names");
+        if (o->wants == GB_WANTS_MAX) {
+            (void)schema_refuse(o->m, o->at, ST_TOO_LARGE, "the schema asks for too much at once");
+            return;
+        }
+        o->wanted[o->wants] =
+            pattern ? rx_and(o->m->p, schema_plain_string(o->m), schema_pattern(o->m, pattern, o->at))
+            : names ? rx_and(o->m->p, schema_plain_string(o->m), schema_language(o->m, names, o->at))
+                    : outside(o->m, json_object_get(v, "outside"), o->at);
+        o->wanted_schema[o->wants++] = json_object_get(v, "schema");
+    }
+}
+
+/* Splits the classes by names; those within get the schema, and bits. */
+static bool split(struct object *o, rx by, json_t *schema, uint64_t matched, uint32_t wanted)
+{
+    struct rx_pool *p = o->m->p;
+    for (size_t i = o->class_count; i-- > 0;) {
+        struct kind *c = &o->classes[i];
+        rx in = rx_and(p, c->names, by), out = rx_and(p, c->names, rx_not(p, by));
+        if (rx_matches_nothing(p, in, LIFE_STATES)) continue;
+        if (!rx_matches_nothing(p, out, LIFE_STATES)) {
+            if (o->class_count == CLASSES_MAX)
+                return (void)schema_refuse(o->m, o->at, ST_TOO_LARGE,
+                                           "the patterns of names are too many to be told apart"),
+                       false;
+            struct kind *rest = &o->classes[o->class_count++];
+            *rest = *c;
+            rest->names = out;
+            rest->schemas = json_copy(c->schemas);
+        }
+        c->names = in;
+        c->matched |= matched;
+        c->wanted |= wanted;
+        if (schema) json_array_append(c->schemas, schema);
+    }
+    return true;
+}
+
+static void list_classes(struct object *o)
+{
+    struct schema_maker *m = o->m;
+    rx listed = RX_NONE;
+    const char *key;
+    json_t *v;
+    size_t n = schema_beside_count(o->s);
+    json_object_foreach(o->listed, key, v) listed =
+        rx_alt(m->p, listed, schema_this_string(m, key, strlen(key)));
+    rx left = rx_and(m->p, rx_and(m->p, schema_plain_string(m), o->names), rx_not(m->p, listed));
+    if (rx_matches_nothing(m->p, left, LIFE_STATES)) return;
+    o->classes[o->class_count++] = (struct kind){.names = left, .schemas = json_array()};
+    if (n > DEMANDS_MAX) {
+        (void)schema_refuse(m, o->at, ST_TOO_LARGE, "too many schemas hold together");
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        json_object_foreach(json_object_get(schema_beside(o->s, i), "patternProperties"), key, v)
+        {
+            struct path in = {o->at, "patternProperties", 0}, here = {&in, key, 0};
+            json_t *text = json_string(key);
+            rx by = schema_pattern(m, text, &here);
+            json_decref(text);
+            if (m->st || !split(o, by, v, (uint64_t)1 << i, 0)) return;
+        }
+    for (uint32_t i = 0; i < o->wants; i++)
+        if (!split(o, o->wanted[i], NULL, 0, 1u << i)) return;
+    for (size_t i = 0; i < n; i++) {
+        json_t *rest = json_object_get(schema_beside(o->s, i), "additionalProperties");
+        for (size_t k = 0; k < o->class_count && rest; k++)
+            if (!(o->classes[k].matched >> i & 1)) json_array_append(o->classes[k].schemas, rest);
+    }
+}
+
+/* Members of these names: with this schema, and with each choice of what is wanted of them besides. */
+static void add_members(struct object *o, rx names, uint32_t name, json_t *schema, uint32_t wanted,
+                        const struct path *at)
+{
+    struct schema_maker *m = o->m;
+    gx text = gb_regex(m->b, names);
+    for (uint32_t gives = 0; gives < 1u << o->wants && !m->st; gives++) {
+        if (gives & ~wanted) continue;
+        json_t *all = json_pack("[O]", schema);
+        for (uint32_t i = 0; i < o->wants; i++)
+            if (gives >> i & 1) json_array_append(all, o->wanted_schema[i]);
+        json_t *v = schema_together(m, all);
+        if (o->count == o->cap) {
+            o->cap = 2 * o->cap + 32;
+            void *to = realloc(o->members, o->cap * sizeof *o->members);
+            if (!to) return (void)no_memory(o);
+            o->members = to;
+        }
+        gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0) : pair(m, text, schema_compile(m, v, at));
+        o->members[o->count++] = (struct gb_member){what, name, gives};
+    }
+}
+
+static gx object_of(struct object *o, uint32_t min, uint32_t max)
+{
+    struct schema_maker *m = o->m;
+    struct path in = {o->at, "properties", 0}, rest = {o->at, "additionalProperties", 0};
+    const char *key;
+    json_t *v;
+    uint32_t n = 0;
+    size_t i;
+    bool *required = calloc(json_object_size(o->listed) + 1, sizeof *required);
+    if (!required) return no_memory(o);
+    json_array_foreach(json_object_get(o->s, "required"), i, v) if (json_is_string(v))
+        required[number_of(o, json_string_value(v))] = true;
+    json_object_foreach(o->listed, key, v)
+    {
+        struct path here = {&in, key, 0};
+        uint32_t wanted = 0;
+        for (uint32_t k = 0; k < o->wants; k++)
+            if (schema_has_name(m, o->wanted[k], key)) wanted |= 1u << k;
+        add_members(o, schema_this_string(m, key, strlen(key)), n++, v, wanted, &here);
+        if (m->st) break;
+    }
+    for (i = 0; i < o->class_count && !m->st; i++)
+        add_members(o, o->classes[i].names, GB_FURTHER,
+                    schema_together(m, json_incref(o->classes[i].schemas)), o->classes[i].wanted, &rest);
+    struct gb_members list = {.list = o->members,
+                              .count = o->count,
+                              .names = n,
+                              .required = required,
+                              .implies = o->implies,
+                              .implies_count = o->implies_count,
+                              .min = min,
+                              .max = max,
+                              .wants = o->wants,
+                              .any_order = m->opt->any_order,
+                              .comma = schema_sign(m, ",")};
+    gx all[] = {schema_sign(m, "{"), m->st ? 0 : gb_members(m->b, &list), schema_closing(m, "}")};
+    free(required);
+    return m->st ? 0 : gb_seq(m->b, all, 3);
+}
+
+gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
+{
+    struct object *o = calloc(1, sizeof *o);
+    uint32_t min = 0, max = RX_NO_LIMIT;
+    if (!o) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
+    *o = (struct object){.m = m, .s = s, .at = at, .names = RX_ALL, .listed = keep(m, json_object())};
+    (void)schema_count(m, s, "minProperties", &min, at);
+    (void)schema_count(m, s, "maxProperties", &max, at);
+    for (size_t i = 0; i < schema_beside_count(s); i++) {
+        json_t *names = json_object_get(schema_beside(s, i), "propertyNames"),
+               *unevaluated = json_object_get(schema_beside(s, i), "unevaluatedProperties");
+        struct path here = {at, "propertyNames", 0};
+        if (names) o->names = rx_and(m->p, o->names, schema_language(m, names, &here));
+        if (unevaluated && !json_is_true(unevaluated) && json_object_size(unevaluated))
+            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"unevaluatedProperties\" is not supported");
+        if (json_is_false(unevaluated))
+            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"unevaluatedProperties\" is not supported");
+    }
+    if (!m->st) list_wanted(o);
+    if (!m->st && o->wants && max != RX_NO_LIMIT)
+        (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"maxProperties\" beside \"not\" is not supported");
+    if (!m->st) list_names(o);
+    if (!m->st) list_implied(o);
+    if (!m->st) list_classes(o);
+    gx out = m->st ? 0 : object_of(o, min, max);
+    for (size_t i = 0; i < o->class_count; i++) json_decref(o->classes[i].schemas);
+    free(o->members);
+    free(o->implies);
+    free(o);
+    return out;
+}
+
+/* ---- arrays ---- */
+
+static json_t *item_of_all(struct schema_maker *m, const json_t *s, size_t i)
+{
+    json_t *all = json_array();
+    for (size_t k = 0; k < schema_beside_count(s); k++) {
+        const json_t *one = schema_item(schema_beside(s, k), i);
+        if (!json_is_true(one)) json_array_append(all, (json_t *)(uintptr_t)one);
+    }
+    return schema_together(m, all);
+}
+
+static gx brackets(struct schema_maker *m, gx inside)
+{
+    gx all[] = {schema_sign(m, "["), inside, schema_closing(m, "]")};
+    return gb_seq(m->b, all, 3);
+}
+
+/* Elements that are different: each of the values once. */
+static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint32_t max,
+                 const struct path *at)
+{
+    json_t *values = schema_values(m, item, at), *v;
+    size_t n = json_array_size(values), i;
+    if (!values)
+        return (void)schema_refuse(m, at, ST_UNSUPPORTED,
+                                   "\"uniqueItems\" is supported where \"items\" lists all values"),
+               0;
+    struct gb_member *list = calloc(n + 1, sizeof *list);
+    bool *required = calloc(n + 1, sizeof *required);
+    gx out = 0;
+    json_array_foreach(values, i, v) if (list) list[i] =
+        (struct gb_member){schema_value(m, v), (uint32_t)i, 0};
+    struct gb_members all = {.list = list,
+                             .count = n,
+                             .names = (uint32_t)n,
+                             .required = required,
+                             .min = min,
+                             .max = max,
+                             .any_order = true,
+                             .comma = schema_sign(m, ",")};
+    if (list && required) out = brackets(m, gb_members(m->b, &all));
+    else (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    free(list);
+    free(required);
+    return out;
+}
+
+/* Elements of which some are what "contains" says. */
+static gx containing(struct schema_maker *m, json_t *item, const json_t *const *some, uint32_t wants,
+                     uint32_t min, uint32_t max, const struct path *at)
+{
+    struct gb_member list[1u << GB_WANTS_MAX];
+    struct path in = {at, "contains", 0};
+    size_t n = 0;
+    for (uint32_t gives = 0; gives < 1u << wants && !m->st; gives++) {
+        json_t *all = json_pack("[O]", item);
+        for (uint32_t i = 0; i < wants; i++)
+            if (gives >> i & 1) json_array_append(all, (json_t *)(uintptr_t)some[i]);
+        list[n++] = (struct gb_member){schema_compile(m, schema_together(m, all), &in), GB_FURTHER, gives};
+    }
+    struct gb_members all = {.list = list,
+                             .count = n,
+                             .required = (const bool[]){false},
+                             .min = min,
+                             .max = max,
+                             .wants = wants,
+                             .comma = schema_sign(m, ",")};
+    return m->st ? 0 : brackets(m, gb_members(m->b, &all));
+}
+
+/* The schemas of "contains"; how many. */
+static uint32_t contained(struct schema_maker *m, const json_t *s, const json_t *out[GB_WANTS_MAX],
+                          const struct path *at)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < schema_beside_count(s); i++) {
+        const json_t *one = schema_beside(s, i), *v = json_object_get(one, "contains");
+        uint32_t least = 1, most = RX_NO_LIMIT;
+        if (!v) continue;
+        (void)schema_count(m, one, "minContains", &least, at);
+        (void)schema_count(m, one, "maxContains", &most, at);
+        if (!least && most == RX_NO_LIMIT) continue;
+        if (least != 1 || most != RX_NO_LIMIT || n == GB_WANTS_MAX)
+            (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" with these counts is not supported");
+        else out[n++] = v;
+    }
+    return n;
+}
+
+gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at)
+{
+    uint32_t min = 0, max = RX_NO_LIMIT;
+    const json_t *some[GB_WANTS_MAX];
+    size_t n = 0;
+    (void)schema_count(m, s, "minItems", &min, at);
+    (void)schema_count(m, s, "maxItems", &max, at);
+    for (size_t i = 0; i < schema_beside_count(s); i++) {
+        size_t of_it = json_array_size(schema_prefix(schema_beside(s, i)));
+        n = of_it > n ? of_it : n;
+    }
+    bool once = json_is_true(json_object_get(s, "uniqueItems")) && max > 1;
+    uint32_t wants = contained(m, s, some, at);
+    if (m->st) return 0;
+    if (max < min) return gb_alt(m->b, NULL, 0);
+    if (n > max) n = max;
+    json_t *rest = item_of_all(m, s, SIZE_MAX);
+    if (wants && (n || once))
+        return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"contains\" beside this is not supported"), 0;
+    struct path in = {at, "items", 0};
+    if (once && (json_is_false(rest) || max == n) && n < 2) once = false;
+    if (once && n)
+        return (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"uniqueItems\" is not supported here"), 0;
+    if (once && !json_is_false(rest)) return unique(m, rest, min, max, at);
+    if (wants) return containing(m, rest, some, wants, min, max, at);
+    gx comma = schema_sign(m, ","), none = gb_seq(m->b, NULL, 0);
+    uint32_t more = json_is_false(rest)  ? 0
+                    : max == RX_NO_LIMIT ? max
+                                         : max - (uint32_t)n,
+             need = min > n ? min - (uint32_t)n : 0;
+    gx element = more ? schema_compile(m, rest, &in) : 0;
+    if (m->st) return 0;
+    if (!more && need) return gb_alt(m->b, NULL, 0);
+    /* From the end on: what may follow k elements, the comma included. */
+    gx next[] = {comma, element}, tail = more ? gb_repeat(m->b, gb_seq(m->b, next, 2), need, more) : none;
+    if (!n && more) {
+        gx later = more > 1 ? gb_repeat(m->b, gb_seq(m->b, next, 2), need ? need - 1 : 0,
+                                        more == RX_NO_LIMIT ? more : more - 1)
+                            : none;
+        gx first[] = {element, later};
+        tail = gb_repeat(m->b, gb_seq(m->b, first, 2), need > 0, 1);
+    }
+    for (size_t k = n; k-- > 0 && !m->st;) {
+        struct path one = {&in, NULL, k};
+        gx here[] = {comma, schema_compile(m, item_of_all(m, s, k), &one), tail};
+        tail = gb_repeat(m->b, k ? gb_seq(m->b, here, 3) : gb_seq(m->b, here + 1, 2), k < min, 1);
+    }
+    return m->st ? 0 : brackets(m, tail);
+}

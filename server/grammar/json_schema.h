@@ -1,0 +1,133 @@
+/* What the files of JSON schemas share: json_schema.c (schemas -> grammars), json_object.c (objects and
+ * arrays), json_value.c (scalars), json_merge.c (two schemas -> one that asks for both), json_not.c (a schema
+ * -> what it does not allow), json_format.c (formats of strings). Internal to server/grammar/. */
+#ifndef KVASIR_JSON_SCHEMA_H
+#define KVASIR_JSON_SCHEMA_H
+
+#include "server/grammar/build.h"
+
+#define MERGES_MAX 4000u /* of schemas, for one grammar */
+
+struct path { /* of the schema at hand, for messages: a list towards the root */
+    const struct path *up;
+    const char *key; /* NULL: the index */
+    size_t index;
+};
+
+struct schema_maker {
+    struct grammar_builder *b;
+    struct rx_pool *p;
+    const json_t *root;
+    const struct grammar_json_options *opt;
+    struct grammar_fault *fault;
+    json_t *keep;  /* array: what was made on the way and is still pointed to */
+    json_t *rules; /* object: the text of a schema -> its rule; its address -> its expression */
+    unsigned depth, merges, forks;
+    bool old_refs, no_if; /* drafts 4 to 7: what stands beside "$ref" means nothing; 4 to 6: nor does "if" */
+    gx any, comma, colon; /* rule of any value; signs; 0 = not made yet */
+    rx string, plain, blank; /* any string literal; such without needless \u; 0 = not made yet */
+    enum status st;
+};
+
+/* Keywords of our own, which no client can write (json_schema.c refuses them). SK_ALL: further schemas that
+ * hold beside this one, each with keywords that can't be merged into it; SK_SOME: a list of {"pattern",
+ * "names" or "outside", "schema"}: some property with such a name is of this schema. */
+#define SK_ALL                                                                                               \
+    "\x01"                                                                                                   \
+    "all"
+#define SK_SOME                                                                                              \
+    "\x01"                                                                                                   \
+    "some"
+#define SK_NOT_VALUES                                                                                        \
+    "\x01"                                                                                                   \
+    "not values"
+#define SK_NOT_PATTERN                                                                                       \
+    "\x01"                                                                                                   \
+    "not pattern"
+#define SK_NOT_FORMAT                                                                                        \
+    "\x01"                                                                                                   \
+    "not format"
+#define SK_FRACTION                                                                                          \
+    "\x01"                                                                                                   \
+    "fraction" /* a type: numbers that are not integers */
+
+/* json_schema.c. s lives as long as m. */
+gx schema_compile(struct schema_maker *m, const json_t *s, const struct path *at);
+gx schema_sign(struct schema_maker *m, const char *text); /* and what white space may follow */
+gx schema_closing(struct schema_maker *m, const char *text);
+gx schema_value(struct schema_maker *m, const json_t *v); /* this very value */
+/* All values of the schema, where it lists them; kept; NULL: it does not. */
+json_t *schema_values(struct schema_maker *m, const json_t *s, const struct path *at);
+
+/* json_object.c; s without $ref, allOf and alternatives. */
+gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at);
+gx schema_array(struct schema_maker *m, const json_t *s, const struct path *at);
+
+/* json_value.c: literals of strings and numbers. */
+rx schema_any_string(struct schema_maker *m);
+rx schema_plain_string(struct schema_maker *m);
+rx schema_this_string(struct schema_maker *m, const char *s, size_t len);
+rx schema_pattern(struct schema_maker *m, const json_t *pattern, const struct path *at);
+rx schema_string(struct schema_maker *m, const json_t *s, const struct path *at);
+rx schema_number(struct schema_maker *m, const json_t *s, unsigned types, const struct path *at);
+/* The strings that satisfy any schema. */
+rx schema_language(struct schema_maker *m, const json_t *s, const struct path *at);
+bool schema_has_name(struct schema_maker *m, rx names, const char *name);
+bool schema_count(struct schema_maker *m, const json_t *s, const char *key, uint32_t *out,
+                  const struct path *at);
+/* What s says of the property of this name: a new reference; and with all that holds beside it: kept. */
+json_t *schema_property(struct schema_maker *m, const json_t *s, const char *name, const struct path *at);
+json_t *schema_property_of_all(struct schema_maker *m, const json_t *s, const char *name,
+                               const struct path *at);
+json_t *schema_prefix(const json_t *s); /* schemas of the first items */
+const json_t *schema_item(const json_t *s, size_t i);
+json_t *schema_beside(const json_t *s, size_t i); /* s itself, then those of SK_ALL */
+size_t schema_beside_count(const json_t *s);
+/* One schema of the list, or one that asks for all of them; uses the list up; kept. */
+json_t *schema_together(struct schema_maker *m, json_t *list);
+enum verdict { NO, YES, UNKNOWN };
+enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t *v);
+
+/* json_merge.c, on which all others stand. Notes the first fault; returns its status. */
+enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Takes a new reference; what it returns lives as long as m. */
+json_t *keep(struct schema_maker *m, json_t *made);
+bool schema_same(const json_t *a, const json_t *b); /* 1 and 1.0 are */
+bool schema_listed(const json_t *list, const json_t *v);
+/* A new reference of a schema that asks for all that a and b ask for; NULL: see m->st. Neither
+ * may have "$ref" at its top. */
+json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, const struct path *at);
+/* All of $ref and allOf merged into one; a new reference; NULL: see m->st. */
+json_t *schema_merged(struct schema_maker *m, const json_t *s, const struct path *at);
+/* The schema that "$ref" names; borrowed; NULL: see m->st. */
+json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct path *at);
+/* Draft 4's booleans beside bounds as numbers; a new reference. */
+json_t *schema_modern(const json_t *s);
+json_t *schema_without(const json_t *s, const char *key);
+
+/* json_not.c: a schema of what s does not allow; a new reference. */
+json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at);
+/* Can no value satisfy it; both, with what else holds (NULL: nothing)? False where it is not plain to see. */
+bool schema_empty(struct schema_maker *m, const json_t *s);
+bool schema_disjoint(struct schema_maker *m, const json_t *a, const json_t *b, const json_t *with);
+
+/* json_format.c: literals of strings of this format; RX_NONE: it is not known, and means nothing. */
+rx schema_format(struct schema_maker *m, const char *name);
+
+/* Bits of the types of JSON. */
+enum {
+    JT_NULL = 1,
+    JT_BOOLEAN = 2,
+    JT_INTEGER = 4,
+    JT_NUMBER = 8, /* that is no integer; "number" is both */
+    JT_STRING = 16,
+    JT_ARRAY = 32,
+    JT_OBJECT = 64,
+    JT_ALL = 127
+};
+unsigned schema_types(const json_t *schema); /* by "type" alone */
+json_t *schema_types_list(unsigned bits);    /* for "type"; a new reference */
+unsigned value_type(const json_t *value);
+
+#endif

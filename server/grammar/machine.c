@@ -1,0 +1,372 @@
+/* See machine.h. */
+#include "server/grammar/machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What may be made before all of it is dropped. */
+#define STATES_MAX   8192u
+#define CONTS_MAX    (1u << 17)
+#define PLACES_MAX   ((size_t)1 << 18)
+#define REGEXES_MORE ((size_t)1 << 17)
+#define LIFE_STATES  1024u
+/* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
+#define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
+#define WIDE_MAX  (1u << 14) /* places of a state */
+
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) * 0x9E3779B97F4A7C15ull;
+    return h ^ h >> 29;
+}
+
+static bool room(void **at, uint32_t *cap, uint32_t need, size_t size)
+{
+    if (need <= *cap) return true;
+    uint32_t n = *cap ? *cap : 64;
+    while (n < need) n *= 2;
+    void *to = realloc(*at, n * size);
+    if (!to) return false;
+    *at = to;
+    *cap = n;
+    return true;
+}
+
+static bool places_room(struct grammar *g, size_t more)
+{
+    if (g->place_count + more <= g->place_cap) return true;
+    size_t n = g->place_cap ? g->place_cap : 256;
+    while (n < g->place_count + more) n *= 2;
+    struct place *to = realloc(g->places, n * sizeof *to);
+    if (!to) return false;
+    g->places = to;
+    g->place_cap = n;
+    return true;
+}
+
+/* ---- what follows: shared lists ---- */
+
+static bool conts_rehash(struct grammar *g, uint32_t slots)
+{
+    uint32_t *to = calloc(slots, sizeof *to);
+    if (!to) return false;
+    for (uint32_t i = 1; i < g->cont_count; i++) {
+        uint64_t h = mix(g->conts[i].what, g->conts[i].rest);
+        while (to[h & (slots - 1)]) h++;
+        to[h & (slots - 1)] = i;
+    }
+    free(g->cont_slots);
+    g->cont_slots = to;
+    g->cont_slot_count = slots;
+    return true;
+}
+
+static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
+{
+    if (2 * g->cont_count >= g->cont_slot_count && !conts_rehash(g, 2 * g->cont_slot_count)) {
+        g->failed = true;
+        return 0;
+    }
+    uint64_t h = mix(what, rest);
+    for (uint32_t at; (at = g->cont_slots[h & (g->cont_slot_count - 1)]); h++)
+        if (g->conts[at].what == what && g->conts[at].rest == rest) return at;
+    if (!room((void **)&g->conts, &g->cont_cap, g->cont_count + 1, sizeof *g->conts)) {
+        g->failed = true;
+        return 0;
+    }
+    g->conts[g->cont_count] = (struct cont){.what = what, .rest = rest};
+    g->cont_slots[h & (g->cont_slot_count - 1)] = g->cont_count;
+    return g->cont_count++;
+}
+
+struct work {
+    uint32_t *items;
+    uint32_t count, cap;
+};
+
+static void push(struct grammar *g, struct work *w, uint32_t cont)
+{
+    if (g->conts[cont].stamp == g->stamp) return; /* was here already */
+    g->conts[cont].stamp = g->stamp;
+    if (!room((void **)&w->items, &w->cap, w->count + 1, sizeof *w->items)) g->failed = true;
+    else w->items[w->count++] = cont;
+}
+
+static void members(struct grammar *g, struct work *w, gx node, uint32_t rest)
+{
+    gx what;
+    if (members__ends(g, node)) push(g, w, rest);
+    for (uint32_t at = 0, then; !g->failed && members__next(g, node, &at, &what, &then);) {
+        gx next = *members__node(g, then);
+        if (!next)
+            next = grammar__node(g, (struct gx_node){.kind = GX_MEMBERS, .a = then, .productive = true});
+        *members__node(g, then) = next;
+        if (!next) g->failed = true;
+        else push(g, w, cons(g, what, cons(g, next, rest)));
+    }
+}
+
+/* One step of what `what` then `rest` may begin with: its places are added, what is left to look at is
+ * pushed.
+ */
+static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
+{
+    struct gx_node n = g->nodes[g->conts[cont].what];
+    uint32_t rest = g->conts[cont].rest;
+    switch (n.kind) {
+    case GX_EMPTY: push(g, w, rest); break;
+    case GX_REGEX:
+        if (!places_room(g, 1)) g->failed = true;
+        else g->places[g->place_count++] = (struct place){n.a, rest};
+        if (n.nullable) push(g, w, rest);
+        break;
+    case GX_SEQ: push(g, w, cons(g, n.a, cons(g, n.b, rest))); break;
+    case GX_ALT:
+        for (uint32_t i = 0; i < n.b; i++)
+            if (g->nodes[g->list[n.a + i]].productive) push(g, w, cons(g, g->list[n.a + i], rest));
+        break;
+    case GX_REPEAT:
+        if (n.b == 0) push(g, w, rest);
+        if (!g->nodes[n.a].productive) break;
+        if (n.c == 1) {
+            push(g, w, cons(g, n.a, rest));
+        } else if (n.c == RX_NO_LIMIT && n.b == 0) {
+            push(g, w, cons(g, n.a, cont));
+        } else {
+            gx less = grammar__repeat(g, n.a, n.b ? n.b - 1 : 0, n.c == RX_NO_LIMIT ? n.c : n.c - 1);
+            if (!less) g->failed = true;
+            else push(g, w, cons(g, n.a, cons(g, less, rest)));
+        }
+        break;
+    case GX_RULE: push(g, w, cons(g, n.a, rest)); break;
+    case GX_MEMBERS: members(g, w, g->conts[cont].what, rest); break;
+    default: break;
+    }
+}
+
+/* Where a text goes on that has reached `cont`. */
+static void begin(struct grammar *g, uint32_t cont)
+{
+    struct work w = {0};
+    size_t from = g->place_count;
+    bool accepts = false;
+    if (g->conts[cont].known) return;
+    g->stamp++;
+    push(g, &w, cont);
+    for (uint32_t steps = 0; w.count && !g->failed; steps++) {
+        uint32_t c = w.items[--w.count];
+        if (c) begin_one(g, &w, c);
+        else accepts = true;
+        if (steps < BEGIN_MAX) continue;
+        w.count = 0;
+        g->place_count = from;
+        accepts = false;
+    }
+    free(w.items);
+    struct cont *c = &g->conts[cont];
+    c->places = (uint32_t)from;
+    c->place_count = (uint32_t)(g->place_count - from);
+    c->accepts = accepts;
+    c->known = true;
+}
+
+/* ---- states ---- */
+
+static int by_cont(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    if (x->cont != y->cont) return x->cont < y->cont ? -1 : 1;
+    return x->left < y->left ? -1 : x->left > y->left;
+}
+
+static uint64_t state_hash(const struct place *p, uint32_t n, bool accepts)
+{
+    uint64_t h = mix(n, accepts);
+    for (uint32_t i = 0; i < n; i++) h = mix(mix(h, p[i].left), p[i].cont);
+    return h;
+}
+
+static bool states_rehash(struct grammar *g, uint32_t slots)
+{
+    uint32_t *to = calloc(slots, sizeof *to);
+    if (!to) return false;
+    for (uint32_t i = 1; i < g->state_count; i++) {
+        const struct state *s = &g->states[i];
+        uint64_t h = state_hash(g->places + s->places, s->place_count, s->accepts);
+        while (to[h & (slots - 1)]) h++;
+        to[h & (slots - 1)] = i;
+    }
+    free(g->state_slots);
+    g->state_slots = to;
+    g->state_slot_count = slots;
+    return true;
+}
+
+/* The state of the places from `from` on, which are used up. */
+static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
+{
+    struct place *p = g->places + from;
+    uint32_t n = (uint32_t)(g->place_count - from), m = 0;
+    qsort(p, n, sizeof *p, by_cont);
+    for (uint32_t i = 0; i < n; i++) { /* what is followed by the same is one terminal */
+        if (m && p[m - 1].cont == p[i].cont) p[m - 1].left = rx_alt(g->pool, p[m - 1].left, p[i].left);
+        else p[m++] = p[i];
+    }
+    g->place_count = from;
+    if (!m && !accepts) return STATE_DEAD;
+    if (rx_status(g->pool) ||
+        (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count))) {
+        g->failed = true;
+        return STATE_DEAD;
+    }
+    uint64_t h = state_hash(p, m, accepts);
+    for (uint32_t at; (at = g->state_slots[h & (g->state_slot_count - 1)]); h++) {
+        const struct state *s = &g->states[at];
+        if (s->place_count == m && s->accepts == accepts &&
+            (!m || memcmp(g->places + s->places, p, m * sizeof *p) == 0))
+            return at;
+    }
+    if (!room((void **)&g->states, &g->state_cap, g->state_count + 1, sizeof *g->states)) {
+        g->failed = true;
+        return STATE_DEAD;
+    }
+    g->place_count += m;
+    g->states[g->state_count] = (struct state){
+        .places = (uint32_t)from, .place_count = m, .accepts = accepts, .slice = SLICE_UNKNOWN};
+    g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
+    return g->state_count++;
+}
+
+static bool moves_make(struct grammar *g, uint32_t state)
+{
+    const struct state *s = &g->states[state];
+    uint8_t of_byte[256] = {0};
+    uint32_t count = 1;
+    for (uint32_t i = 0; i < s->place_count; i++)
+        rx_classes(g->pool, g->places[s->places + i].left, of_byte, &count);
+    size_t bytes = sizeof(struct moves) + count * sizeof(uint32_t);
+    struct moves *m = malloc(bytes);
+    if (!m) return false;
+    memcpy(m->of_byte, of_byte, sizeof of_byte);
+    m->count = count;
+    memset(m->next, 0xFF, count * sizeof *m->next);
+    g->states[state].moves = m;
+    g->move_bytes += bytes;
+    return true;
+}
+
+uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
+{
+    if (state == STATE_DEAD || g->failed) return STATE_DEAD;
+    if (!g->states[state].moves && !moves_make(g, state)) {
+        g->failed = true;
+        return STATE_DEAD;
+    }
+    uint32_t first = g->states[state].places, n = g->states[state].place_count;
+    bool accepts = false;
+    /* Beginnings are looked up first: they add places of their own. */
+    for (uint32_t i = 0; i < n; i++) {
+        struct place p = g->places[first + i];
+        if (rx_nullable(g->pool, rx_derivative(g->pool, p.left, byte))) begin(g, p.cont);
+    }
+    size_t from = g->place_count;
+    for (uint32_t i = 0; i < n && !g->failed; i++) {
+        struct place p = g->places[first + i];
+        rx left = rx_derivative(g->pool, p.left, byte);
+        if (!left) continue;
+        bool ends = rx_nullable(g->pool, left);
+        const struct cont *c = &g->conts[p.cont];
+        if (!places_room(g, 1 + (ends ? c->place_count : 0u))) {
+            g->failed = true;
+            break;
+        }
+        if (left != RX_EMPTY && !rx_matches_nothing(g->pool, left, LIFE_STATES))
+            g->places[g->place_count++] = (struct place){left, p.cont};
+        if (!ends) continue;
+        accepts = accepts || c->accepts;
+        memcpy(g->places + g->place_count, g->places + c->places, c->place_count * sizeof *g->places);
+        g->place_count += c->place_count;
+    }
+    if (g->place_count - from > WIDE_MAX) {
+        g->place_count = from;
+        accepts = false;
+    }
+    uint32_t to = g->failed ? STATE_DEAD : state_of(g, from, accepts);
+    if (g->failed) return STATE_DEAD;
+    struct moves *m = g->states[state].moves;
+    m->next[m->of_byte[byte]] = to;
+    return to;
+}
+
+/* ---- all of it ---- */
+
+static bool first_state(struct grammar *g)
+{
+    g->cont_count = 1; /* the end */
+    g->conts[0] = (struct cont){0};
+    g->state_count = 1; /* none */
+    g->states[0] = (struct state){0};
+    uint32_t start = cons(g, g->start, 0);
+    if (!g->failed) begin(g, start);
+    if (g->failed) return false;
+    const struct cont *c = &g->conts[start];
+    if (!c->place_count && !c->accepts) return false;
+    size_t from = g->place_count;
+    if (!places_room(g, c->place_count)) {
+        g->failed = true;
+        return false;
+    }
+    memcpy(g->places + from, g->places + c->places, c->place_count * sizeof *g->places);
+    g->place_count += c->place_count;
+    return state_of(g, from, c->accepts) == STATE_FIRST;
+}
+
+static void moves_free(struct grammar *g)
+{
+    for (uint32_t i = 1; i < g->state_count; i++) free(g->states[i].moves);
+    g->move_bytes = 0;
+}
+
+bool machine__open(struct grammar *g)
+{
+    g->failed = !room((void **)&g->conts, &g->cont_cap, 64, sizeof *g->conts) || !conts_rehash(g, 256) ||
+                !room((void **)&g->states, &g->state_cap, 64, sizeof *g->states) || !states_rehash(g, 256) ||
+                !places_room(g, 256);
+    return !g->failed && first_state(g);
+}
+
+void machine__close(struct grammar *g)
+{
+    moves_free(g);
+    free(g->conts);
+    free(g->cont_slots);
+    free(g->places);
+    free(g->states);
+    free(g->state_slots);
+    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) free(g->masks[i].bits);
+    free(g->masks);
+}
+
+void machine__tidy(struct grammar *g)
+{
+    if (g->state_count <= STATES_MAX && g->cont_count <= CONTS_MAX && g->place_count <= PLACES_MAX &&
+        rx_pool_count(g->pool) <= g->pool_base + REGEXES_MORE)
+        return;
+    machine__drop(g);
+}
+
+void machine__drop(struct grammar *g)
+{
+    moves_free(g);
+    g->era++;
+    g->state_count = g->cont_count = 0;
+    g->place_count = 0;
+    g->node_count = g->node_base;
+    members__drop(g);
+    if (g->repeat_slots) memset(g->repeat_slots, 0, g->repeat_slot_count * sizeof *g->repeat_slots);
+    rx_pool_cut(g->pool, g->pool_base);
+    memset(g->cont_slots, 0, g->cont_slot_count * sizeof *g->cont_slots);
+    memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
+    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) g->masks[i].state = 0;
+    if (!first_state(g)) g->failed = true;
+}

@@ -1,0 +1,125 @@
+/* A grammar as a machine over bytes: states are sets of places in the grammar, made as they are reached. A
+ * place is what is left of a terminal (a derivative) and what follows it (a list of expressions, shared). All
+ * that is made on the way can be made again, so it is dropped when it grows too large: `era` tells. Internal
+ * to server/grammar/: build.c makes a grammar, machine.c runs it, mask.c asks it. */
+#ifndef KVASIR_GRAMMAR_MACHINE_H
+#define KVASIR_GRAMMAR_MACHINE_H
+
+#include "server/grammar/build.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum gx_kind { GX_FAILED = 0, GX_EMPTY, GX_REGEX, GX_SEQ, GX_ALT, GX_REPEAT, GX_RULE, GX_MEMBERS };
+struct gx_node {
+    uint8_t kind;
+    bool nullable, productive, marked;
+    uint32_t a, b, c; /* REGEX a; SEQ a, b; ALT list[a..a+b); REPEAT a{b,c}; RULE body a (0: none yet);
+                       * MEMBERS: stand a (members.c) */
+};
+
+struct cont { /* `what`, then `rest`; 0 = the end */
+    gx what;
+    uint32_t rest;
+    uint32_t stamp;
+    uint32_t places, place_count; /* where it begins, once known */
+    bool known, accepts;
+};
+struct place {
+    rx left;
+    uint32_t cont;
+};
+struct moves {
+    uint8_t of_byte[256];
+    uint32_t count;
+    uint32_t next[]; /* [count] by class; STATE_UNKNOWN */
+};
+struct state {
+    uint32_t places, place_count;
+    bool accepts;
+    int8_t slice;        /* which of the vocabulary's slices it takes whole: -1 none, SLICE_UNKNOWN */
+    struct moves *moves; /* NULL: none known */
+};
+#define STATE_DEAD    0u
+#define STATE_UNKNOWN UINT32_MAX
+#define SLICE_UNKNOWN 127
+
+/* Tokens that are nothing but ordinary characters of a JSON string, at most so many: taken together where a
+ * state takes them all. */
+#define SLICES 3
+extern const uint32_t slice_chars[SLICES]; /* descending */
+
+struct mask {
+    uint32_t state; /* 0 = free */
+    uint64_t used;
+    uint32_t *bits;
+};
+
+struct grammar {
+    atomic_uint refs;
+    pthread_mutex_t lock; /* all below */
+    struct rx_pool *pool;
+    struct gx_node *nodes;
+    uint32_t node_count, node_cap;
+    uint32_t *list;
+    size_t list_count, list_cap;
+    gx start;
+    rx ordinary; /* one such character */
+    size_t pool_base;
+    uint32_t node_base;      /* what was there when it was finished */
+    struct members *members; /* members.c */
+
+    struct cont *conts;
+    uint32_t cont_count, cont_cap, stamp;
+    uint32_t *cont_slots, cont_slot_count;
+    struct place *places; /* of conts and of states */
+    size_t place_count, place_cap;
+    struct state *states;
+    uint32_t state_count, state_cap;
+    uint32_t *state_slots, state_slot_count;
+    size_t move_bytes;
+    uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
+    uint32_t era;
+    bool failed; /* out of memory: nothing but the end is allowed any more */
+
+    const struct grammar_vocab *mask_vocab; /* of the masks */
+    struct mask *masks;
+    uint64_t mask_clock;
+};
+
+/* build.c */
+rx grammar__ordinary(struct rx_pool *p); /* a character that stands for itself in a JSON string */
+gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max); /* 0: no memory */
+
+gx grammar__node(struct grammar *g, struct gx_node n); /* 0: no memory */
+
+/* members.c */
+bool members__add(struct grammar *g, const struct gb_members *from,
+                  struct gx_node *out); /* false: no memory */
+void members__free(struct members *m);  /* NULL is fine */
+void members__facts(struct grammar *g, struct gx_node *n);
+void members__base(struct grammar *g); /* what is there now stays */
+void members__drop(struct grammar *g); /* the rest is gone */
+/* The next way to go on from the node, from number *at on (0 at first): `what`, and where it stands then;
+ * false: there is none. Sets `failed` without memory. */
+bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t *then);
+uint32_t *members__node(struct grammar *g, uint32_t stand); /* to keep its node at; 0 = none yet */
+bool members__ends(const struct grammar *g, gx node);       /* may it be the last one? */
+
+/* machine.c; under the lock. States are numbers of this era. */
+#define STATE_FIRST 1u
+bool machine__open(struct grammar *g);  /* after build.c is done; false: no memory (`failed`), or too wide */
+void machine__close(struct grammar *g); /* frees its part */
+/* Drops what was made when that is a lot: states are to be found again then. */
+void machine__tidy(struct grammar *g);
+void machine__drop(struct grammar *g);
+uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte);
+/* Where the byte leads: STATE_DEAD where it does not. */
+static inline uint32_t machine__next(struct grammar *g, uint32_t state, uint8_t byte)
+{
+    const struct moves *m = g->states[state].moves;
+    if (m && m->next[m->of_byte[byte]] != STATE_UNKNOWN) return m->next[m->of_byte[byte]];
+    return machine__next_slow(g, state, byte);
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* Regular languages over bytes as expressions with and, not and counted repeats; they are matched by
+ * derivatives (Brzozowski 1964; Owens, Reppy, Turon 2009: "Regular-expression derivatives re-examined").
+ * Equal expressions have equal numbers (hash-consing), so a state of a match is a number. Not thread-safe.
+ * Internal to server/grammar/. */
+#ifndef KVASIR_REGEX_H
+#define KVASIR_REGEX_H
+
+#include "config/base/status.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint32_t rx;   /* an expression of one pool */
+#define RX_NONE     0u /* matches nothing. Also the result of a call that failed: see rx_status */
+#define RX_EMPTY    1u /* matches the empty text */
+#define RX_ALL      2u /* matches every text, also one that is not UTF-8 */
+#define RX_NO_LIMIT UINT32_MAX
+
+struct rx_pool;
+enum status rx_pool_create(size_t nodes_max, struct rx_pool **out) KV_MUST_CHECK;
+void rx_pool_free(struct rx_pool *p); /* NULL is fine */
+/* ST_OK, or the first failure of a call since the pool was made: ST_NOMEM, or ST_TOO_LARGE for more nodes
+ * than nodes_max. Sticky; whoever builds looks once at the end. */
+enum status rx_status(const struct rx_pool *p);
+/* Number of expressions; and back to an earlier number: those made since are gone. */
+size_t rx_pool_count(const struct rx_pool *p);
+void rx_pool_cut(struct rx_pool *p, size_t count);
+
+/* One byte of a set: bit b & 31 of set[b >> 5]. */
+rx rx_bytes(struct rx_pool *p, const uint32_t set[8]);
+rx rx_literal(struct rx_pool *p, const void *bytes, size_t len);
+/* One character of [from, to], UTF-8; surrogates are left out. */
+rx rx_chars(struct rx_pool *p, uint32_t from, uint32_t to);
+rx rx_concat(struct rx_pool *p, rx a, rx b);
+rx rx_alt(struct rx_pool *p, rx a, rx b);
+rx rx_and(struct rx_pool *p, rx a, rx b);
+rx rx_not(struct rx_pool *p, rx a);
+rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO_LIMIT = any number */
+
+bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty text */
+rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte);
+/* Bytes of one class lead to the same derivative of a: of_byte[b] is b's class, 0..count-1, which is the
+ * return value. Adds to what is there: begin with all zero and *count 1, and call it for several
+ * expressions. */
+void rx_classes(const struct rx_pool *p, rx a, uint8_t of_byte[256], uint32_t *count);
+/* Does it match no text at all? Walks the derivatives, at most `states` of them: false where that was not
+ * enough to tell. */
+bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);
+/* How many texts of `one` in a row (each not empty; a character, say) can follow whichever they are: at least
+ * so many; RX_NO_LIMIT = any number, also cut anywhere. 0 also where that is hard to tell. */
+uint32_t rx_free_run(struct rx_pool *p, rx a, rx one);
+
+#endif

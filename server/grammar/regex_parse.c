@@ -1,0 +1,513 @@
+/* See regex_parse.h. A pattern for JSON is one for the whole literal: ^ stands for the quote that opens it
+ * and $ for the one that closes it, which no character inside can be. */
+#include "server/grammar/regex_parse.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#define TEXT_MAX  16384u
+#define DEPTH_MAX 200u
+#define COUNT_MAX 100000u
+#define LAST      0x10FFFFu
+
+struct parser {
+    struct rx_pool *p;
+    const char *s;
+    size_t len, at;
+    bool json;
+    unsigned depth;
+    bool tied; /* the last group has an anchor in it */
+    struct grammar_fault *fault;
+    enum status st;
+};
+
+static rx refuse(struct parser *r, enum status st, const char *what)
+{
+    if (!r->st)
+        snprintf(r->fault->message, sizeof r->fault->message, "The regular expression %s (at byte %zu)", what,
+                 r->at);
+    if (!r->st) r->st = st;
+    return RX_NONE;
+}
+
+/* ---- characters ---- */
+
+static rx escaped(struct rx_pool *p, uint32_t c)
+{
+    static const char special[] = "\"\\/\b\f\n\r\t", letter[] = "\"\\/bfnrt";
+    char text[8];
+    const char *at = c ? memchr(special, (int)c, sizeof special - 1) : NULL;
+    rx out = RX_NONE;
+    if (at && c < 0x80) {
+        text[0] = '\\';
+        text[1] = letter[at - special];
+        out = rx_literal(p, text, 2);
+    }
+    if (c >= 0x20) return out;
+    snprintf(text, sizeof text, "\\u%04x", (unsigned)c);
+    out = rx_alt(p, out, rx_literal(p, text, 6));
+    snprintf(text, sizeof text, "\\u%04X", (unsigned)c);
+    return rx_alt(p, out, rx_literal(p, text, 6));
+}
+
+rx json_chars(struct rx_pool *p, uint32_t from, uint32_t to)
+{
+    static const uint32_t plain[][2] = {{0x20, 0x21}, {0x23, 0x5B}, {0x5D, LAST}};
+    rx out = RX_NONE;
+    for (size_t i = 0; i < 3; i++) {
+        uint32_t a = from > plain[i][0] ? from : plain[i][0], b = to < plain[i][1] ? to : plain[i][1];
+        if (a <= b) out = rx_alt(p, out, rx_chars(p, a, b));
+    }
+    for (uint32_t c = 0; c < 0x60; c++)
+        if (c >= from && c <= to) out = rx_alt(p, out, escaped(p, c));
+    return out;
+}
+
+static rx hex(struct rx_pool *p, char from, char to)
+{
+    rx out = rx_chars(p, (uint32_t)from, (uint32_t)to);
+    if (from >= 'A') out = rx_alt(p, out, rx_chars(p, (uint32_t)from + 32, (uint32_t)to + 32));
+    return out;
+}
+
+rx json_any_char(struct rx_pool *p)
+{
+    rx d = rx_alt(p, rx_chars(p, '0', '9'), hex(p, 'A', 'F')), u = rx_literal(p, "\\u", 2),
+       low = rx_concat(p, hex(p, 'D', 'D'), rx_concat(p, hex(p, 'C', 'F'), rx_repeat(p, d, 2, 2))),
+       high =
+           rx_concat(p, hex(p, 'D', 'D'),
+                     rx_concat(p, rx_alt(p, rx_chars(p, '8', '9'), hex(p, 'A', 'B')), rx_repeat(p, d, 2, 2))),
+       other = rx_and(p, rx_repeat(p, d, 4, 4), rx_not(p, rx_alt(p, low, high)));
+    rx out = json_chars(p, 0, LAST);
+    out = rx_alt(p, out, rx_concat(p, u, other));
+    return rx_alt(p, out, rx_concat(p, u, rx_concat(p, high, rx_concat(p, u, low))));
+}
+
+static rx chars(struct parser *r, uint32_t from, uint32_t to)
+{
+    return r->json ? json_chars(r->p, from, to) : rx_chars(r->p, from, to);
+}
+
+static rx anything(struct parser *r)
+{
+    return rx_repeat(r->p, r->json ? json_any_char(r->p) : rx_chars(r->p, 0, LAST), 0, RX_NO_LIMIT);
+}
+
+/* A set of characters: ranges in any order, made disjoint at the end. */
+struct set {
+    uint32_t (*ranges)[2];
+    size_t count, cap;
+};
+
+static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
+{
+    if (s->count == s->cap) {
+        size_t cap = s->cap ? 2 * s->cap : 16;
+        void *grown = realloc(s->ranges, cap * sizeof *s->ranges);
+        if (!grown) {
+            (void)refuse(r, ST_NOMEM, "is too large");
+            return;
+        }
+        s->ranges = grown;
+        s->cap = cap;
+    }
+    s->ranges[s->count][0] = from;
+    s->ranges[s->count++][1] = to;
+}
+
+static int by_start(const void *a, const void *b)
+{
+    uint32_t x = **(const uint32_t(*)[2])a, y = **(const uint32_t(*)[2])b;
+    return x < y ? -1 : x > y;
+}
+
+/* Uses the set up. */
+static rx set_end(struct parser *r, struct set *s, bool negated)
+{
+    rx out = RX_NONE;
+    uint32_t next = 0;
+    if (s->count) qsort(s->ranges, s->count, sizeof *s->ranges, by_start);
+    for (size_t i = 0; i < s->count; i++) {
+        uint32_t from = s->ranges[i][0] > next ? s->ranges[i][0] : next, to = s->ranges[i][1];
+        if (to < next || from > to) continue;
+        if (negated && from > next) out = rx_alt(r->p, out, chars(r, next, from - 1));
+        if (!negated) out = rx_alt(r->p, out, chars(r, from, to));
+        next = to + 1;
+    }
+    if (negated && next <= LAST) out = rx_alt(r->p, out, chars(r, next, LAST));
+    free(s->ranges);
+    *s = (struct set){0};
+    return out;
+}
+
+static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[2], size_t n, bool negated)
+{
+    uint32_t next = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!negated) set_add(r, s, list[i][0], list[i][1]);
+        else if (list[i][0] > next) set_add(r, s, next, list[i][0] - 1);
+        next = list[i][1] + 1;
+    }
+    if (negated) set_add(r, s, next, LAST);
+}
+
+/* \d, \w, \s and their opposites; false: none of them. */
+static bool set_class(struct parser *r, struct set *s, char c)
+{
+    static const uint32_t digit[][2] = {{'0', '9'}},
+                          word[][2] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
+                          space[][2] = {{9, 13},          {32, 32},         {0xA0, 0xA0},
+                                        {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029},
+                                        {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
+                                        {0xFEFF, 0xFEFF}};
+    switch (c) {
+    case 'd':
+    case 'D': set_add_not(r, s, digit, 1, c == 'D'); return true;
+    case 'w':
+    case 'W': set_add_not(r, s, word, 4, c == 'W'); return true;
+    case 's':
+    case 'S': set_add_not(r, s, space, sizeof space / sizeof *space, c == 'S'); return true;
+    default: return false;
+    }
+}
+
+/* \p{L}, \p{Lu}, \p{Letter}: by general category. */
+static void set_property(struct parser *r, struct set *s, bool negated)
+{
+    static const char *const longs[][2] = {
+        {"Letter", "L"},         {"Number", "N"}, {"Punctuation", "P"},       {"Symbol", "S"},
+        {"Separator", "Z"},      {"Mark", "M"},   {"Uppercase_Letter", "Lu"}, {"Lowercase_Letter", "Ll"},
+        {"Decimal_Number", "Nd"}};
+    char name[32];
+    size_t n = 0;
+    if (r->at < r->len && r->s[r->at] == '{') {
+        for (r->at++; r->at < r->len && r->s[r->at] != '}' && n < sizeof name - 1; r->at++)
+            name[n++] = r->s[r->at];
+        if (r->at == r->len || r->s[r->at++] != '}') {
+            (void)refuse(r, ST_INVALID, "has a property that does not end");
+            return;
+        }
+    } else if (r->at < r->len) {
+        name[n++] = r->s[r->at++];
+    }
+    name[n] = '\0';
+    for (size_t i = 0; i < sizeof longs / sizeof *longs; i++)
+        if (strcmp(name, longs[i][0]) == 0) snprintf(name, sizeof name, "%s", longs[i][1]);
+    bool known = false;
+    uint32_t from = 0;
+    bool inside = false;
+    for (uint32_t c = 0; c <= LAST + 1; c++) {
+        const char *category = c > LAST ? "" : utf8proc_category_string((utf8proc_int32_t)c);
+        bool in = c <= LAST && strncmp(category, name, strlen(name)) == 0 && strlen(name) <= 2 && name[0];
+        known = known || in;
+        in = c <= LAST && in != negated;
+        if (in && !inside) from = c;
+        if (!in && inside) set_add(r, s, from, c - 1);
+        inside = in;
+    }
+    if (!known) (void)refuse(r, ST_UNSUPPORTED, "has a property that is not supported");
+}
+
+static uint32_t char_at(struct parser *r)
+{
+    utf8proc_int32_t c;
+    utf8proc_ssize_t n =
+        utf8proc_iterate((const utf8proc_uint8_t *)r->s + r->at, (utf8proc_ssize_t)(r->len - r->at), &c);
+    if (n <= 0) {
+        (void)refuse(r, ST_INVALID, "is not valid UTF-8");
+        return 0;
+    }
+    r->at += (size_t)n;
+    return (uint32_t)c;
+}
+
+static bool hex_digits(struct parser *r, size_t n, uint32_t *out)
+{
+    *out = 0;
+    for (size_t i = 0; i < n; i++) {
+        char c = r->at < r->len ? r->s[r->at] : 'x';
+        int d = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
+        if (d < 0) return false;
+        *out = *out << 4 | (uint32_t)d;
+        r->at++;
+    }
+    return true;
+}
+
+static uint32_t escape_code(struct parser *r, char kind)
+{
+    uint32_t c = 0, low = 0;
+    if (kind == 'u' && r->at < r->len && r->s[r->at] == '{') {
+        size_t n = 0;
+        r->at++;
+        while (r->at + n < r->len && r->s[r->at + n] != '}') n++;
+        if (!n || n > 6 || !hex_digits(r, n, &c) || c > LAST || r->at++ >= r->len)
+            return refuse(r, ST_INVALID, "has an escape that is not complete");
+        return c;
+    }
+    if (!hex_digits(r, kind == 'x' ? 2 : 4, &c))
+        return refuse(r, ST_INVALID, "has an escape that is not complete");
+    if (c < 0xD800 || c > 0xDFFF) return c;
+    if (r->at + 1 < r->len && r->s[r->at] == '\\' && r->s[r->at + 1] == 'u') {
+        r->at += 2;
+        if (hex_digits(r, 4, &low) && low >= 0xDC00 && low <= 0xDFFF)
+            return 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+    }
+    return refuse(r, ST_UNSUPPORTED, "has half of a surrogate pair");
+}
+
+/* Behind a backslash: a character, or, into s, a class (returns UINT32_MAX). */
+static uint32_t escape(struct parser *r, struct set *s, bool in_class)
+{
+    static const char from[] = "tnrfv0", to[] = "\t\n\r\f\v";
+    if (r->at == r->len) return refuse(r, ST_INVALID, "ends with a backslash");
+    char c = r->s[r->at];
+    const char *at = memchr(from, c, 6);
+    if ((unsigned char)c >= 0x80) return char_at(r);
+    r->at++;
+    if (set_class(r, s, c)) return UINT32_MAX;
+    if (c == 'p' || c == 'P') {
+        set_property(r, s, c == 'P');
+        return UINT32_MAX;
+    }
+    if (at) return (uint32_t)to[at - from];
+    if (c == 'x' || c == 'u') return escape_code(r, c);
+    if (c == 'b' && in_class) return 8;
+    if (c == 'c' && r->at < r->len) return (uint32_t)r->s[r->at++] & 31;
+    if (c >= '1' && c <= '9') return refuse(r, ST_UNSUPPORTED, "refers back to a group");
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))
+        return refuse(r, ST_UNSUPPORTED, "has an escape that is not supported");
+    return (uint32_t)(unsigned char)c;
+}
+
+static rx class(struct parser *r)
+{
+    struct set s = {0};
+    bool negated = r->at < r->len && r->s[r->at] == '^';
+    if (negated) r->at++;
+    while (!r->st && r->at < r->len && r->s[r->at] != ']') {
+        uint32_t ends[2];
+        bool range = false;
+        for (int k = 0; k < 2; k++) {
+            if (r->s[r->at] == '\\') {
+                r->at++;
+                ends[k] = escape(r, &s, true);
+            } else {
+                ends[k] = char_at(r);
+            }
+            if (k == 1 || r->st) break;
+            range =
+                ends[0] != UINT32_MAX && r->at + 1 < r->len && r->s[r->at] == '-' && r->s[r->at + 1] != ']';
+            if (!range) break;
+            r->at++;
+        }
+        if (ends[0] == UINT32_MAX || r->st) continue;
+        if (range && ends[1] == UINT32_MAX) { /* [a-\d]: both, and the dash */
+            set_add(r, &s, '-', '-');
+            range = false;
+        }
+        if (range && ends[1] < ends[0]) (void)refuse(r, ST_INVALID, "has a range that is out of order");
+        set_add(r, &s, ends[0], range ? ends[1] : ends[0]);
+    }
+    if (r->at == r->len && !r->st) (void)refuse(r, ST_INVALID, "has a class that does not end");
+    r->at++;
+    return set_end(r, &s, negated);
+}
+
+/* ---- the grammar ---- */
+
+struct ends {
+    bool begin, end; /* it is tied to the text's beginning, or end */
+};
+static rx alternatives(struct parser *r, bool top);
+
+/* Behind '('. */
+static rx group(struct parser *r)
+{
+    if (r->at + 1 < r->len && r->s[r->at] == '?') {
+        char c = r->s[r->at + 1], d = r->at + 2 < r->len ? r->s[r->at + 2] : '\0';
+        if (c == ':') r->at += 2;
+        else if ((c == '<' || c == 'P') && d != '=' && d != '!') {
+            while (r->at < r->len && r->s[r->at] != '>') r->at++;
+            r->at++;
+        } else if (c == '=' || c == '!') return refuse(r, ST_UNSUPPORTED, "looks ahead inside of a group");
+        else return refuse(r, ST_UNSUPPORTED, "has a group of a kind that is not supported");
+    }
+    if (++r->depth > DEPTH_MAX) return refuse(r, ST_TOO_LARGE, "is nested too deeply");
+    rx out = alternatives(r, false);
+    r->depth--;
+    if (r->at >= r->len || r->s[r->at] != ')') return refuse(r, ST_INVALID, "has a group that does not end");
+    r->at++;
+    return out;
+}
+
+static rx atom(struct parser *r)
+{
+    struct set s = {0};
+    static const uint32_t breaks[][2] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+    char c = r->s[r->at];
+    switch (c) {
+    case '.':
+        r->at++;
+        set_add_not(r, &s, breaks, 3, true);
+        return set_end(r, &s, false);
+    case '[': r->at++; return class(r);
+    case '(': r->at++; return group(r);
+    case '^':
+    case '$':
+        r->tied = r->depth > 0;
+        r->at++;
+        return r->json ? rx_literal(r->p, "\"", 1) : RX_EMPTY;
+    case '*':
+    case '+':
+    case '?': return refuse(r, ST_INVALID, "repeats nothing");
+    case '\\': {
+        r->at++;
+        uint32_t code = escape(r, &s, false);
+        return code == UINT32_MAX ? set_end(r, &s, false) : r->st ? RX_NONE : chars(r, code, code);
+    }
+    default: {
+        uint32_t code = char_at(r);
+        return r->st ? RX_NONE : chars(r, code, code);
+    }
+    }
+}
+
+/* {n}, {n,}, {n,m}: false where it is not one of them, and then it is text. */
+static bool counts(struct parser *r, uint32_t *min, uint32_t *max)
+{
+    size_t i = r->at + 1;
+    uint64_t v[2] = {0, 0};
+    size_t digits[2] = {0, 0};
+    int k = 0;
+    for (; i < r->len && r->s[i] != '}'; i++) {
+        char c = r->s[i];
+        if (c == ',' && k == 0) k = 1;
+        else if (c < '0' || c > '9') return false;
+        else if ((digits[k]++, v[k] = v[k] * 10 + (uint64_t)(c - '0')) > COUNT_MAX) v[k] = COUNT_MAX + 1;
+    }
+    if (i == r->len || !digits[0]) return false;
+    if (v[0] > COUNT_MAX || v[1] > COUNT_MAX) (void)refuse(r, ST_TOO_LARGE, "has a count that is too large");
+    *min = (uint32_t)v[0];
+    *max = k == 0 ? *min : digits[1] ? (uint32_t)v[1] : RX_NO_LIMIT;
+    if (*max < *min) (void)refuse(r, ST_INVALID, "has counts that are out of order");
+    r->at = i + 1;
+    return true;
+}
+
+static rx quantified(struct parser *r)
+{
+    r->tied = false;
+    rx a = atom(r);
+    while (!r->st && r->at < r->len) {
+        uint32_t min = 0, max = RX_NO_LIMIT;
+        char c = r->s[r->at];
+        if (c == '*' || c == '+' || c == '?') {
+            min = c == '+';
+            max = c == '?' ? 1 : RX_NO_LIMIT;
+            r->at++;
+        } else if (c != '{' || !counts(r, &min, &max)) {
+            break;
+        }
+        if (r->tied && r->json && max > 1) return refuse(r, ST_UNSUPPORTED, "repeats an anchor");
+        if (r->at < r->len && r->s[r->at] == '?') r->at++; /* lazy: the same texts */
+        a = rx_repeat(r->p, a, min, max);
+    }
+    return a;
+}
+
+static rx sequence(struct parser *r, bool top, struct ends *e);
+
+/* (?=...) and (?!...) at the top: what follows, to the end of the text, is looked at twice. */
+static rx look_ahead(struct parser *r, rx before, struct ends *e)
+{
+    bool negative = r->s[r->at + 2] == '!';
+    r->at += 3;
+    rx ahead = alternatives(r, false);
+    if (r->at >= r->len || r->s[r->at] != ')') return refuse(r, ST_INVALID, "has a group that does not end");
+    r->at++;
+    ahead = rx_concat(r->p, ahead, RX_ALL);
+    struct ends rest_ends = {true, false};
+    rx rest = sequence(r, true, &rest_ends);
+    if (!rest_ends.end && r->json)
+        rest = rx_concat(r->p, rest, rx_concat(r->p, anything(r), rx_literal(r->p, "\"", 1)));
+    if (!r->json) (void)0;
+    e->end = true;
+    return rx_concat(r->p, before, rx_and(r->p, rest, negative ? rx_not(r->p, ahead) : ahead));
+}
+
+static rx sequence(struct parser *r, bool top, struct ends *e)
+{
+    rx out = RX_EMPTY;
+    bool first = true;
+    while (!r->st && r->at < r->len && r->s[r->at] != '|' && r->s[r->at] != ')') {
+        char c = r->s[r->at];
+        if (top && c == '(' && r->at + 2 < r->len && r->s[r->at + 1] == '?' &&
+            (r->s[r->at + 2] == '=' || r->s[r->at + 2] == '!'))
+            return look_ahead(r, out, e);
+        if (c == '^' && first) e->begin = true;
+        if (c == '^' && !first && r->s[r->at - 1] == '^') { /* ^^ is ^ */
+            r->at++;
+            continue;
+        }
+        e->end = c == '$';
+        if (e->end && r->at + 1 < r->len && r->s[r->at + 1] == '$') {
+            r->at++;
+            continue;
+        }
+        out = rx_concat(r->p, out, quantified(r));
+        first = false;
+    }
+    return out;
+}
+
+static rx alternatives(struct parser *r, bool top)
+{
+    rx out = RX_NONE;
+    for (;;) {
+        struct ends e = {false, false};
+        rx one = sequence(r, top, &e);
+        if (r->st) return RX_NONE;
+        if (top && r->json) {
+            /* With what is before and behind the match, both quotes included. */
+            rx quote = rx_literal(r->p, "\"", 1), any = anything(r);
+            rx open = rx_concat(r->p, quote, any), close = rx_concat(r->p, any, quote);
+            /* An anchor within a group decides for itself. */
+            if (!e.begin) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
+            if (!e.end) one = rx_alt(r->p, one, rx_concat(r->p, one, close));
+        }
+        out = rx_alt(r->p, out, one);
+        if (r->at >= r->len || r->s[r->at] != '|') return out;
+        r->at++;
+    }
+}
+
+static enum status parse(struct parser *r, rx *out)
+{
+    if (r->len > TEXT_MAX) (void)refuse(r, ST_TOO_LARGE, "is too long");
+    *out = r->st ? RX_NONE : alternatives(r, true);
+    if (!r->st && r->at < r->len) (void)refuse(r, ST_INVALID, "has a ) too many");
+    if (!r->st && rx_status(r->p)) (void)refuse(r, rx_status(r->p), "is too large");
+    return r->st;
+}
+
+enum status regex_parse(struct rx_pool *p, const char *text, size_t len, rx *out, struct grammar_fault *fault)
+{
+    struct parser r = {.p = p, .s = text, .len = len, .fault = fault};
+    return parse(&r, out);
+}
+
+enum status regex_parse_json(struct rx_pool *p, const char *text, size_t len, rx *out,
+                             struct grammar_fault *fault)
+{
+    struct parser r = {.p = p, .s = text, .len = len, .json = true, .fault = fault};
+    enum status st = parse(&r, out);
+    rx quote = rx_literal(p, "\"", 1);
+    if (!st) *out = rx_and(p, *out, rx_concat(p, quote, rx_concat(p, anything(&r), quote)));
+    return st;
+}

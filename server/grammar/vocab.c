@@ -1,0 +1,187 @@
+/* See vocab.h. */
+#include "server/grammar/vocab.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const uint32_t slice_chars[SLICES] = {RX_NO_LIMIT, 32, 8};
+#define TOKEN_MAX 4096u /* bytes; one that is longer is never allowed */
+
+void grammar_vocab_free(struct grammar_vocab *v)
+{
+    if (!v) return;
+    for (int i = 0; i < SLICES; i++) {
+        free(v->slices[i].bits);
+        free(v->slices[i].rest.nodes);
+    }
+    free(v->all.nodes);
+    free(v->end_ids);
+    free(v->bytes);
+    free(v->at);
+    free(v->twin);
+    free(v->tag);
+    free(v);
+}
+
+/* Characters of a token that is nothing but ordinary ones; RX_NO_LIMIT: it is not. By the expression that
+ * states are asked about, so that both mean the same. */
+static uint32_t ordinary_chars(struct rx_pool *p, rx one, const uint8_t *s, size_t len)
+{
+    uint32_t n = 0;
+    rx left = one;
+    for (size_t i = 0; i < len; i++) {
+        left = rx_derivative(p, left, s[i]);
+        if (!left) return RX_NO_LIMIT;
+        if (!rx_nullable(p, left)) continue;
+        left = one;
+        n++;
+    }
+    return left == one ? n : RX_NO_LIMIT;
+}
+
+struct sorted {
+    const uint8_t *s;
+    uint32_t len, id, chars;
+};
+
+static int by_bytes(const void *a, const void *b)
+{
+    const struct sorted *x = a, *y = b;
+    int c = memcmp(x->s, y->s, x->len < y->len ? x->len : y->len);
+    if (c) return c;
+    if (x->len != y->len) return x->len < y->len ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
+{
+    if (t->count == t->cap) {
+        uint32_t cap = t->cap ? 2 * t->cap : 1024;
+        struct trie_node *to = realloc(t->nodes, cap * sizeof *to);
+        if (!to) return false;
+        t->nodes = to;
+        t->cap = cap;
+    }
+    t->nodes[t->count++] = (struct trie_node){.token = NO_TOKEN, .depth = depth, .byte = byte};
+    return true;
+}
+
+/* Of the tokens with more than `chars` characters, or that are not ordinary. */
+static bool trie_make(struct trie *t, const struct sorted *list, size_t n, uint32_t chars)
+{
+    uint32_t path[TOKEN_MAX + 1], depth = 0;
+    const struct sorted *last = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const struct sorted *x = &list[i];
+        if (x->chars != RX_NO_LIMIT && x->chars <= chars) continue;
+        if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* its twin */
+        uint32_t same = 0;
+        while (last && same < x->len && same < depth && last->s[same] == x->s[same]) same++;
+        while (depth > same) t->nodes[path[--depth]].skip = t->count;
+        while (depth < x->len) {
+            path[depth] = t->count;
+            if (!node_put(t, x->s[depth], (uint16_t)(depth + 1))) return false;
+            depth++;
+        }
+        t->nodes[path[depth - 1]].token = x->id;
+        last = x;
+    }
+    while (depth) t->nodes[path[--depth]].skip = t->count;
+    return true;
+}
+
+static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *tokens, const uint32_t *tags,
+                       uint32_t tag_count)
+{
+    size_t all = tag_count;
+    for (uint32_t i = 0; i < v->count; i++) all += tokens[i].bytes ? tokens[i].len : 0;
+    v->bytes = malloc(all + 1);
+    v->at = calloc(v->count + 1u, sizeof *v->at);
+    v->twin = malloc((v->count + 1u) * sizeof *v->twin);
+    v->tag = calloc(v->count + 1u, sizeof *v->tag);
+    if (!v->bytes || !v->at || !v->twin || !v->tag) return false;
+    memset(v->twin, 0xFF, v->count * sizeof *v->twin);
+    for (uint32_t i = 0; i < tag_count; i++)
+        if (tags[i] < v->count) v->tag[tags[i]] = true;
+    size_t at = 0;
+    for (uint32_t i = 0; i < v->count; i++) {
+        bool end = false;
+        v->at[i] = at;
+        for (uint32_t k = 0; k < v->end_count; k++) end = end || v->end_ids[k] == i;
+        if (!tokens[i].bytes || !tokens[i].len || tokens[i].len >= TOKEN_MAX || end) continue;
+        if (v->tag[i]) v->bytes[at++] = TAG_MARK;
+        memcpy(v->bytes + at, tokens[i].bytes, tokens[i].len);
+        at += tokens[i].len;
+    }
+    v->at[v->count] = at;
+    return true;
+}
+
+static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted *list)
+{
+    rx one = grammar__ordinary(p);
+    size_t n = 0;
+    for (uint32_t i = 0; i < v->count; i++) {
+        const uint8_t *s = v->bytes + v->at[i];
+        uint32_t len = (uint32_t)(v->at[i + 1] - v->at[i]);
+        if (len) list[n++] = (struct sorted){s, len, i, ordinary_chars(p, one, s, len)};
+        if (len > v->depth) v->depth = len;
+    }
+    if (rx_status(p)) return false;
+    qsort(list, n, sizeof *list, by_bytes);
+    for (size_t i = 1; i < n; i++)
+        if (list[i].len == list[i - 1].len && memcmp(list[i].s, list[i - 1].s, list[i].len) == 0)
+            v->twin[list[i - 1].id] = list[i].id;
+    for (int k = 0; k < SLICES; k++) {
+        uint32_t most = slice_chars[k] == RX_NO_LIMIT ? RX_NO_LIMIT - 1 : slice_chars[k];
+        v->slices[k].bits = calloc(v->words + 1u, sizeof(uint32_t));
+        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, list, n, most)) return false;
+        for (size_t i = 0; i < n; i++)
+            if (list[i].chars <= most) v->slices[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
+    }
+    return trie_make(&v->all, list, n, 0);
+}
+
+enum status grammar_vocab_create(const struct grammar_token *tokens, uint32_t count, const uint32_t *end_ids,
+                                 uint32_t end_count, const uint32_t *tags, uint32_t tag_count,
+                                 struct grammar_vocab **out, struct err *err)
+{
+    struct grammar_vocab *v = calloc(1, sizeof *v);
+    struct rx_pool *p = NULL;
+    struct sorted *list = calloc((size_t)count + 1, sizeof *list);
+    bool ok = v && list;
+    if (ok) {
+        v->count = count;
+        v->words = count / 32 + (count % 32 != 0);
+        v->end_ids = malloc((end_count + 1u) * sizeof *v->end_ids);
+        ok = v->end_ids != NULL;
+    }
+    if (ok) {
+        for (uint32_t i = 0; i < end_count; i++)
+            if (end_ids[i] < count) v->end_ids[v->end_count++] = end_ids[i];
+        ok = copy_bytes(v, tokens, tags, tag_count) && rx_pool_create(1u << 16, &p) == ST_OK &&
+             tries_make(v, p, list);
+    }
+    rx_pool_free(p);
+    free(list);
+    if (!ok) {
+        grammar_vocab_free(v);
+        return err_set(err, ST_NOMEM, "out of memory for the tokens of grammars");
+    }
+    *out = v;
+    return ST_OK;
+}
+
+gx gb_tag(struct grammar_builder *b, const struct grammar_vocab *v, const char *text)
+{
+    size_t len = strlen(text);
+    char marked[128];
+    for (uint32_t i = 0; i < v->count && len < sizeof marked; i++) {
+        if (!v->tag[i] || v->at[i + 1] - v->at[i] != len + 1) continue;
+        if (memcmp(v->bytes + v->at[i] + 1, text, len) != 0) continue;
+        marked[0] = (char)TAG_MARK;
+        memcpy(marked + 1, text, len);
+        return gb_literal(b, marked, len + 1);
+    }
+    return gb_literal(b, text, len);
+}

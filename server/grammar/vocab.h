@@ -1,0 +1,37 @@
+/* A tokenizer's tokens as tries over their bytes. Internal to server/grammar/. */
+#ifndef KVASIR_GRAMMAR_VOCAB_H
+#define KVASIR_GRAMMAR_VOCAB_H
+
+#include "server/grammar/machine.h"
+
+#define NO_TOKEN UINT32_MAX
+/* Before the bytes of a special token: no text has it. */
+#define TAG_MARK 0xFF
+
+struct trie_node { /* depth first: the children of a node follow it */
+    uint32_t skip; /* the node behind all that is below it */
+    uint32_t token;
+    uint16_t depth; /* of the first ones: 1 */
+    uint8_t byte;
+};
+struct trie {
+    struct trie_node *nodes;
+    uint32_t count, cap;
+};
+
+struct grammar_vocab {
+    uint32_t count, words;
+    uint32_t *end_ids, end_count;
+    uint8_t *bytes; /* of all tokens, one after the other */
+    size_t *at;     /* [count + 1] */
+    uint32_t *twin; /* [count]: the next token with the same bytes, or NO_TOKEN */
+    bool *tag;      /* [count]: stands for itself: TAG_MARK is before its text */
+    uint32_t depth; /* of the deepest trie */
+    struct trie all;
+    struct {
+        uint32_t *bits; /* [words] */
+        struct trie rest;
+    } slices[SLICES];
+};
+
+#endif

@@ -1,0 +1,91 @@
+/* The status line behind the log: on a terminal it comes and goes, elsewhere nothing of it is written. */
+#include "config/base/log.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* What `say` writes to a stderr that is `fd`, read from `from`. */
+static void heard(int fd, int from, void (*say)(void), char *out, size_t cap)
+{
+    int kept = dup(STDERR_FILENO);
+    dup2(fd, STDERR_FILENO);
+    say();
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    struct pollfd p = {.fd = from, .events = POLLIN};
+    size_t len = 0;
+    ssize_t n = 1;
+    while (n > 0 && poll(&p, 1, 200) == 1) { /* a terminal hands it on in pieces */
+        n = read(from, out + len, cap - 1 - len);
+        len += n > 0 ? (size_t)n : 0;
+    }
+    out[len] = '\0';
+}
+
+static bool shown;
+
+static void say_all(void)
+{
+    shown = log_status("half");
+    log_info("a line");
+    (void)log_status("whole");
+    (void)log_status(NULL);
+    (void)log_status(NULL); /* nothing is shown: nothing to erase */
+}
+
+static void say_warnings(void)
+{
+    log_set_level(LOG_WARN);
+    say_all();
+    log_set_level(LOG_INFO);
+    log_warn("end");
+}
+
+static void test_terminal(void **state)
+{
+    (void)state;
+    char got[512], *line;
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+    int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+    assert_true(terminal >= 0);
+    heard(terminal, master, say_all, got, sizeof got);
+    assert_true(shown);
+    assert_true(strncmp(got, "\r\033[Khalf\r\033[K2", 13) == 0);
+    line = strstr(got, "info a line\r\n");
+    assert_non_null(line);
+    assert_string_equal(line + strlen("info a line\r\n"), "\r\033[Kwhole\r\033[K");
+    heard(terminal, master, say_warnings, got, sizeof got);
+    assert_false(shown);
+    assert_null(strchr(got, '\033'));
+    close(terminal);
+    close(master);
+}
+
+static void test_file(void **state)
+{
+    (void)state;
+    char got[512];
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    heard(ends[1], ends[0], say_all, got, sizeof got);
+    assert_false(shown);
+    assert_null(strchr(got, '\033'));
+    assert_non_null(strstr(got, "info a line\n"));
+    close(ends[0]);
+    close(ends[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,322 @@
+/* GGUF files in the place of checkpoint directories: the small ones of scripts/reference/make_gguf.py
+ * describe the same models as the directories that they were made from, tensor by tensor; and 1,500 damaged
+ * ones get a clear line or are read, and nothing crashes (run this under the address and undefined
+ * sanitizers). */
+#include "config/gguf/gguf.h"
+#include "engine/checkpoint/files.h"
+#include "engine/checkpoint/safetensors.h"
+#include "engine/families/families.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define GOLDEN "tests/golden/gguf/"
+
+static const struct {
+    const char *dir, *model, *mmproj;
+} cases[] = {
+    {"tests/golden/gemma3/window_small_f32", GOLDEN "gemma3.gguf", GOLDEN "gemma3-mmproj.gguf"},
+    {"tests/golden/qwen/qwen2_vl_f32", GOLDEN "qwen2_vl.gguf", GOLDEN "qwen2_vl-mmproj.gguf"},
+    {"tests/golden/qwen/qwen2_5_vl_f32", GOLDEN "qwen2_5_vl.gguf", GOLDEN "qwen2_5_vl-mmproj.gguf"},
+    {"tests/golden/qwen/qwen3_vl_f32", GOLDEN "qwen3_vl.gguf", GOLDEN "qwen3_vl-mmproj.gguf"},
+    {"tests/golden/qwen/qwen3_moe_f32", GOLDEN "qwen3_moe.gguf", NULL},
+    {"tests/golden/gemma4/e4b_released_f32", GOLDEN "gemma4.gguf", NULL},
+    {"tests/golden/gemma4/moe_released_f32", GOLDEN "gemma4_moe.gguf", NULL},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+struct side {
+    struct hf_config *config;
+    struct model_desc desc;
+    struct stf_files *files;
+};
+
+static void load(struct side *s, const char *model, const char *mmproj)
+{
+    struct err err = {""};
+    s->config = calloc(1, sizeof *s->config);
+    if (family_load(model, mmproj, s->config, &s->desc, &err) ||
+        checkpoint_open(model, mmproj, &s->files, &err))
+        fail_msg("%s", err.msg);
+    model_desc_settle(&s->desc, s->files);
+}
+
+static void unload(struct side *s)
+{
+    model_desc_free(&s->desc);
+    stf_close(s->files);
+    free(s->config);
+}
+
+static void same_layers(const struct model_desc *a, const struct model_desc *b)
+{
+    for (uint32_t n = 0; n < a->layer_count; n++) {
+        const struct desc_layer *x = &a->layers[n], *y = &b->layers[n];
+        assert_int_equal(x->heads, y->heads);
+        assert_int_equal(x->kv_heads, y->kv_heads);
+        assert_int_equal(x->head_dim, y->head_dim);
+        assert_int_equal(x->window, y->window);
+        assert_int_equal(x->rope, y->rope);
+        assert_int_equal(x->ff, y->ff);
+        assert_int_equal(x->experts, y->experts);
+        assert_int_equal(x->experts_used, y->experts_used);
+        assert_int_equal(x->kv_owner, y->kv_owner);
+        assert_int_equal(x->keys_values, y->keys_values);
+        assert_int_equal(x->qkv_bias, y->qkv_bias);
+        assert_true(x->scale == y->scale && x->softcap == y->softcap);
+    }
+    for (uint32_t i = 0; i < a->rope_count; i++) {
+        assert_true(fabs(a->ropes[i].theta - b->ropes[i].theta) < 1e-3);
+        assert_true(a->ropes[i].factor == b->ropes[i].factor);
+        assert_int_equal(a->ropes[i].still, b->ropes[i].still);
+        assert_memory_equal(a->ropes[i].sections, b->ropes[i].sections, sizeof a->ropes[i].sections);
+        assert_int_equal(a->ropes[i].interleaved, b->ropes[i].interleaved);
+    }
+}
+
+static void same_tower(const struct desc_vision *a, const struct desc_vision *b)
+{
+    assert_int_equal(a->image_size, b->image_size);
+    assert_int_equal(a->patch, b->patch);
+    assert_int_equal(a->hidden, b->hidden);
+    assert_int_equal(a->ff, b->ff);
+    assert_int_equal(a->layers, b->layers);
+    assert_int_equal(a->heads, b->heads);
+    assert_int_equal(a->merge, b->merge);
+    assert_int_equal(a->tokens, b->tokens);
+    assert_int_equal(a->pool, b->pool);
+    assert_int_equal(a->window, b->window);
+    assert_int_equal(a->position_side, b->position_side);
+    assert_int_equal(a->tap_count, b->tap_count);
+    assert_memory_equal(a->taps, b->taps, sizeof a->taps);
+    assert_memory_equal(a->full_layers, b->full_layers, sizeof a->full_layers);
+    assert_ptr_equal(a->names.fc1, b->names.fc1);
+}
+
+static const struct stf_tensor *find(const struct side *s, const char *canonical)
+{
+    char name[DESC_NAME_MAX];
+    for (size_t i = 0; i < stf_count(s->files); i++) {
+        const struct stf_tensor *t = stf_at(s->files, i);
+        if (s->desc.canonical(t->name, name) && strcmp(name, canonical) == 0) return t;
+    }
+    return NULL;
+}
+
+/* Blocks of 8 bits are within 1/254 of their largest number. */
+static void same_values(const struct stf_tensor *a, const struct stf_tensor *b, bool plus_one)
+{
+    size_t n = 1;
+    for (uint32_t i = 0; i < b->rank; i++) n *= (size_t)b->shape[i];
+    float *x = calloc(n ? n : 1, sizeof *x), *y = calloc(n ? n : 1, sizeof *y), most = 0;
+    assert_true(stf_to_f32(a, x) && stf_to_f32(b, y));
+    for (size_t i = 0; i < n; i++) most = fmaxf(most, fabsf(x[i]));
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(x[i] + (plus_one ? 1.0f : 0.0f) - y[i]) <= most / 200 + 1e-6f))
+            fail_msg("%s[%zu] is %g, %g in the directory", b->name, i, (double)y[i], (double)x[i]);
+    free(x);
+    free(y);
+}
+
+static bool is_norm(const char *name)
+{
+    size_t len = strlen(name), tail = strlen("norm.weight");
+    return (strncmp(name, "text.", 5) == 0 && len > tail && strcmp(name + len - tail, "norm.weight") == 0) ||
+           strcmp(name, "projector.mm_soft_emb_norm.weight") == 0;
+}
+
+/* The first third of what the directory has in one. */
+static void same_query(const struct stf_tensor *t, const char *canonical, const struct side *b)
+{
+    char name[DESC_NAME_MAX];
+    const char *at = strstr(canonical, ".qkv.");
+    snprintf(name, sizeof name, "%.*s.q.%s", (int)(at - canonical), canonical, at + strlen(".qkv."));
+    const struct stf_tensor *q = find(b, name);
+    assert_non_null(q);
+    assert_int_equal(t->shape[0], 3 * q->shape[0]);
+    struct stf_tensor third = *t;
+    third.shape[0] /= 3;
+    third.bytes /= 3;
+    same_values(&third, q, false);
+}
+
+static void same_tensors(const struct side *a, const struct side *b)
+{
+    char name[DESC_NAME_MAX];
+    for (size_t i = 0; i < stf_count(a->files); i++) {
+        const struct stf_tensor *t = stf_at(a->files, i), *u;
+        if (!a->desc.canonical(t->name, name)) continue;
+        u = find(b, name);
+        if (!u && strstr(name, ".qkv.")) {
+            same_query(t, name, b);
+            continue;
+        }
+        if (!u) fail_msg("the GGUF file has no %s", name);
+        if (t->rank != u->rank || memcmp(t->shape, u->shape, t->rank * sizeof *t->shape) != 0)
+            fail_msg("%s has another shape", name);
+        same_values(t, u, stf_norms_plus_one(b->files) && is_norm(name));
+    }
+}
+
+static void test_same_models(void **state)
+{
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        struct side a = {0}, b = {0};
+        load(&a, cases[i].dir, NULL);
+        load(&b, cases[i].model, cases[i].mmproj);
+        assert_string_equal(a.config->model_type, b.config->model_type);
+        assert_int_equal(a.desc.vocab, b.desc.vocab);
+        assert_int_equal(a.desc.hidden, b.desc.hidden);
+        assert_int_equal(a.desc.layer_count, b.desc.layer_count);
+        assert_int_equal(a.desc.context_max, b.desc.context_max);
+        assert_int_equal(a.desc.rope_count, b.desc.rope_count);
+        assert_int_equal(a.desc.tied, b.desc.tied);
+        assert_int_equal(a.desc.token_input, b.desc.token_input);
+        assert_true(a.desc.norm_eps == b.desc.norm_eps && a.desc.final_softcap == b.desc.final_softcap);
+        assert_int_equal(a.desc.has_vision, b.desc.has_vision);
+        assert_int_equal(a.desc.image.soft_id, b.desc.image.soft_id);
+        same_layers(&a.desc, &b.desc);
+        if (a.desc.has_vision) same_tower(&a.desc.vision, &b.desc.vision);
+        same_tensors(&a, &b);
+        unload(&a);
+        unload(&b);
+    }
+}
+
+/* ---- what is wrong ---- */
+
+static void expect(const char *model, const char *mmproj, enum status want, const char *says)
+{
+    struct err err = {""};
+    char *text;
+    size_t len;
+    enum status st = checkpoint_pair_text(model, mmproj, "config.json", 1 << 20, &text, &len, &err);
+    if (!st) free(text);
+    if (st != want || (want && !strstr(err.msg, says))) fail_msg("%s: \"%s\"", status_name(st), err.msg);
+}
+
+static void test_wrong_files(void **state)
+{
+    (void)state;
+    expect(GOLDEN "gemma3-mmproj.gguf", NULL, ST_INVALID, "--mmproj");
+    expect(GOLDEN "qwen3_moe.gguf", GOLDEN "gemma3-mmproj.gguf", ST_UNSUPPORTED, "tower");
+    expect(GOLDEN "qwen3_vl.gguf", GOLDEN "qwen3_moe.gguf", ST_FORMAT, "not a vision tower");
+    expect(GOLDEN "qwen3_vl.gguf", GOLDEN "none.gguf", ST_NOT_FOUND, "none.gguf");
+    expect(GOLDEN "qwen3_vl.gguf", NULL, ST_OK, "");
+    expect("tests/golden/qwen/qwen3_vl_f32", GOLDEN "qwen3_vl-mmproj.gguf", ST_INVALID, "GGUF");
+}
+
+static uint32_t random_below(uint64_t *seed, uint32_t n)
+{
+    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)((*seed >> 33) % n);
+}
+
+/* Everything that is done with a file before its numbers are used. */
+static void use(const char *model, const char *mmproj)
+{
+    static const char *const names[] = {"config.json", "generation_config.json", "preprocessor_config.json",
+                                        "video_preprocessor_config.json", "tokenizer.json"};
+    static struct hf_config config;
+    struct err err = {""};
+    struct model_desc desc;
+    struct stf_files *files;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *text;
+        size_t len;
+        err.msg[0] = '\0';
+        if (!checkpoint_pair_text(model, mmproj, names[i], 1 << 20, &text, &len, &err)) free(text);
+        else if (!err.msg[0]) fail_msg("%s: a fault without a word", names[i]);
+    }
+    err.msg[0] = '\0';
+    if (!family_load(model, mmproj, &config, &desc, &err)) model_desc_free(&desc);
+    else if (!err.msg[0]) fail_msg("a fault without a word");
+    err.msg[0] = '\0';
+    if (checkpoint_open(model, mmproj, &files, &err)) {
+        if (!err.msg[0]) fail_msg("a fault without a word");
+        return;
+    }
+    uint64_t sum = 0;
+    for (size_t i = 0; i < stf_count(files); i++) {
+        const struct stf_tensor *t = stf_at(files, i);
+        for (uint64_t k = 0; k < t->bytes; k += 61) sum += ((const volatile uint8_t *)t->data)[k];
+        if (t->bytes) sum += ((const volatile uint8_t *)t->data)[t->bytes - 1];
+    }
+    assert_true(sum > 0 || stf_count(files) == 0);
+    stf_close(files);
+}
+
+/* A few bytes are others, or a number that is worth trying stands somewhere, or the end is missing. Most of
+ * it hits the metadata, where all decisions are made. */
+static size_t damage(uint8_t *p, size_t len, uint64_t *seed)
+{
+    static const uint64_t numbers[] = {
+        0,         1, 2, 31, 255, 65536, UINT32_MAX, UINT64_C(1) << 33, UINT64_C(1) << 61, UINT64_C(1) << 63,
+        UINT64_MAX};
+    uint32_t near = len < 9000 ? (uint32_t)len : 9000, kind = random_below(seed, 4);
+    if (kind == 0) return random_below(seed, (uint32_t)len + 1);
+    for (uint32_t n = 1 + random_below(seed, 3); n > 0; n--) {
+        uint32_t at = random_below(seed, random_below(seed, 4) ? near : (uint32_t)len);
+        if (kind == 1) p[at] = (uint8_t)random_below(seed, 256);
+        else if (kind == 2) p[at] ^= (uint8_t)(1u << random_below(seed, 8));
+        else if (at + 8 <= len)
+            memcpy(p + at, &numbers[random_below(seed, sizeof numbers / sizeof *numbers)],
+                   random_below(seed, 2) ? 8 : 4);
+    }
+    return len;
+}
+
+static uint8_t *read_file(const char *path, size_t *len)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    *len = (size_t)ftell(f);
+    rewind(f);
+    uint8_t *p = malloc(*len);
+    assert_int_equal(fread(p, 1, *len, f), *len);
+    fclose(f);
+    return p;
+}
+
+static void test_damaged(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/kvasir-test-XXXXXX";
+    int fd = mkstemp(path);
+    uint64_t seed = 1;
+    assert_true(fd >= 0);
+    close(fd);
+    for (int n = 0; n < 1500; n++) {
+        int i = n % CASES;
+        bool tower = cases[i].mmproj && n / CASES % 2;
+        size_t len;
+        uint8_t *p = read_file(tower ? cases[i].mmproj : cases[i].model, &len);
+        len = damage(p, len, &seed);
+        FILE *f = fopen(path, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(p, 1, len, f), len);
+        fclose(f);
+        free(p);
+        if (tower) use(cases[i].model, path);
+        else if (gguf_is(path)) use(path, cases[i].mmproj);
+    }
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_models),
+        cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_damaged),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

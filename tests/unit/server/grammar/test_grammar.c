@@ -1,0 +1,405 @@
+/* Random grammars: which texts they allow is compared with a plain recognizer; masks with trying every token;
+ * a matcher that goes back and forth, with caches dropped under it, with a new one. */
+#include "server/grammar/vocab.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SYMBOLS 4
+#define LONGEST 5 /* of the texts, in symbols */
+#define NODES   64
+#define RULES   4
+static const char *const symbol[SYMBOLS] = {"a", "b", "\"", "\xC3\xA9"};
+
+static uint64_t seed_now;
+static unsigned dice(unsigned n)
+{
+    seed_now = seed_now * 6364136223846793005ull + 1442695040888963407ull;
+    return (unsigned)(seed_now >> 33) % n;
+}
+
+/* ---- expressions twice: as a grammar, and as what spans of a text they match ---- */
+
+enum kind { TEXT, CLASS, SEQ, ALT, REPEAT, AND, NOT, RULE };
+struct expr {
+    enum kind kind;
+    bool regular;
+    int a, b;
+    unsigned min, max; /* REPEAT; TEXT: length */
+    int text[3];
+    unsigned set; /* CLASS: bits of symbols */
+};
+struct random_grammar {
+    struct expr e[NODES];
+    int count, body[RULES];
+};
+
+static int make_expr(struct random_grammar *r, unsigned depth, bool regular)
+{
+    int at = r->count++;
+    struct expr *e = &r->e[at];
+    *e = (struct expr){.regular = regular};
+    unsigned k = depth == 0 || r->count > NODES - 12 ? dice(2) : dice(regular ? 10 : 9);
+    if (!regular && dice(3) == 0) e->regular = regular = true;
+    if (k == 0 || (k > 6 && !regular && dice(2))) {
+        e->kind = TEXT;
+        e->min = dice(4);
+        for (unsigned i = 0; i < e->min; i++) e->text[i] = (int)dice(SYMBOLS);
+    } else if (k == 1) {
+        e->kind = CLASS;
+        e->set = dice(3) ? 1u + dice((1u << SYMBOLS) - 1) : 0xB; /* often all that is ordinary */
+    } else if (k < 6) {
+        e->kind = k == 2 || k == 3 ? SEQ : k == 4 ? ALT : REPEAT;
+    } else {
+        e->kind = !regular ? RULE : k == 9 ? NOT : k == 8 ? AND : REPEAT;
+    }
+    if (e->kind == RULE) r->e[at].a = (int)dice(RULES);
+    if (e->kind == REPEAT) {
+        static const unsigned most[] = {1, 2, 3, 8, 40, RX_NO_LIMIT, RX_NO_LIMIT};
+        e->min = dice(3);
+        e->max = most[dice(7)];
+        if (e->max < e->min) e->max = e->min;
+    }
+    if (e->kind >= SEQ && e->kind != RULE) {
+        int a = make_expr(r, depth - 1, regular);
+        r->e[at].a = a;
+    }
+    if (e->kind == SEQ || e->kind == ALT || e->kind == AND) {
+        int b = make_expr(r, depth - 1, regular);
+        r->e[at].b = b;
+    }
+    return at;
+}
+
+static rx to_rx(struct rx_pool *p, const struct random_grammar *r, int at)
+{
+    const struct expr *e = &r->e[at];
+    rx out = RX_NONE;
+    switch (e->kind) {
+    case TEXT:
+        out = RX_EMPTY;
+        for (unsigned i = 0; i < e->min; i++)
+            out = rx_concat(p, out, rx_literal(p, symbol[e->text[i]], strlen(symbol[e->text[i]])));
+        return out;
+    case CLASS:
+        if (e->set == 0xB) return grammar__ordinary(p);
+        for (int i = 0; i < SYMBOLS; i++)
+            if (e->set >> i & 1) out = rx_alt(p, out, rx_literal(p, symbol[i], strlen(symbol[i])));
+        return out;
+    case SEQ: return rx_concat(p, to_rx(p, r, e->a), to_rx(p, r, e->b));
+    case ALT: return rx_alt(p, to_rx(p, r, e->a), to_rx(p, r, e->b));
+    case AND: return rx_and(p, to_rx(p, r, e->a), to_rx(p, r, e->b));
+    case NOT:
+        return rx_and(p, rx_repeat(p, rx_chars(p, 0, 0x10FFFF), 0, RX_NO_LIMIT),
+                      rx_not(p, to_rx(p, r, e->a)));
+    default: return rx_repeat(p, to_rx(p, r, e->a), e->min, e->max);
+    }
+}
+
+static gx to_gx(struct grammar_builder *b, const struct random_grammar *r, const gx *rules, int at)
+{
+    const struct expr *e = &r->e[at];
+    if (e->regular || e->kind <= CLASS) return gb_regex(b, to_rx(gb_pool(b), r, at));
+    if (e->kind == RULE) return rules[e->a];
+    gx list[2] = {to_gx(b, r, rules, e->a), 0};
+    if (e->kind == REPEAT) return gb_repeat(b, list[0], e->min, e->max);
+    list[1] = to_gx(b, r, rules, e->b);
+    return e->kind == SEQ ? gb_seq(b, list, 2) : gb_alt(b, list, 2);
+}
+
+/* Spans [i, j] of a text of at most LONGEST symbols, as bits. */
+static uint64_t span(int i, int j)
+{
+    return 1ull << (i * (LONGEST + 1) + j);
+}
+
+static uint64_t join(uint64_t x, uint64_t y)
+{
+    uint64_t out = 0;
+    for (int i = 0; i <= LONGEST; i++)
+        for (int k = i; k <= LONGEST; k++)
+            for (int j = k; (x & span(i, k)) && j <= LONGEST; j++)
+                if (y & span(k, j)) out |= span(i, j);
+    return out;
+}
+
+static uint64_t spans(const struct random_grammar *r, const uint64_t *rules, int at, const int *text, int n)
+{
+    const struct expr *e = &r->e[at];
+    uint64_t out = 0, all = 0, none = 0, a;
+    for (int i = 0; i <= n; i++) {
+        none |= span(i, i);
+        for (int j = i; j <= n; j++) all |= span(i, j);
+    }
+    switch (e->kind) {
+    case TEXT:
+        for (int i = 0; i + (int)e->min <= n; i++) {
+            unsigned k = 0;
+            while (k < e->min && text[i + (int)k] == e->text[k]) k++;
+            if (k == e->min) out |= span(i, i + (int)k);
+        }
+        return out;
+    case CLASS:
+        for (int i = 0; i < n; i++)
+            if (e->set >> text[i] & 1) out |= span(i, i + 1);
+        return out;
+    case RULE: return rules[e->a];
+    case SEQ: return join(spans(r, rules, e->a, text, n), spans(r, rules, e->b, text, n));
+    case ALT: return spans(r, rules, e->a, text, n) | spans(r, rules, e->b, text, n);
+    case AND: return spans(r, rules, e->a, text, n) & spans(r, rules, e->b, text, n);
+    case NOT: return all & ~spans(r, rules, e->a, text, n);
+    default: break;
+    }
+    a = spans(r, rules, e->a, text, n);
+    uint64_t power = none;
+    unsigned most = e->max == RX_NO_LIMIT ? e->min + LONGEST + 1 : e->max;
+    for (unsigned k = 0; k <= most; k++, power = join(power, a))
+        if (k >= e->min) out |= power;
+    return out;
+}
+
+static bool expected(const struct random_grammar *r, const int *text, int n)
+{
+    uint64_t rules[RULES] = {0};
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (int i = 0; i < RULES; i++) {
+            uint64_t now = spans(r, rules, r->body[i], text, n);
+            changed = changed || now != rules[i];
+            rules[i] = now;
+        }
+    }
+    return rules[0] & span(0, n);
+}
+
+/* A rule that begins with itself: A: A x | y. */
+static int make_left_recursive(struct random_grammar *r, int rule)
+{
+    int alt = r->count, seq = alt + 1, self = alt + 2;
+    r->count += 3;
+    r->e[alt] = (struct expr){.kind = ALT, .a = seq};
+    r->e[seq] = (struct expr){.kind = SEQ, .a = self};
+    r->e[self] = (struct expr){.kind = RULE, .a = rule};
+    int x = make_expr(r, 1, false), y = make_expr(r, 1, false);
+    r->e[seq].b = x;
+    r->e[alt].b = y;
+    return alt;
+}
+
+/* NULL: it refers to itself on the left, or allows nothing. */
+static struct grammar *make_grammar(struct random_grammar *r)
+{
+    struct grammar_builder *b;
+    struct grammar *g = NULL;
+    gx rules[RULES];
+    r->count = 0;
+    assert_int_equal(gb_create(&b), ST_OK);
+    for (int i = 0; i < RULES; i++) {
+        if (r->count < NODES / 2 && dice(4) == 0) r->body[i] = make_left_recursive(r, i);
+        else r->body[i] = make_expr(r, r->count > NODES / 2 ? 0 : 3, false);
+        rules[i] = gb_rule(b);
+    }
+    for (int i = 0; i < RULES; i++) gb_define(b, rules[i], to_gx(b, r, rules, r->body[i]));
+    struct err err = {""};
+    enum status st = gb_finish(b, rules[0], &g, &err);
+    if (st) assert_int_equal(st, ST_INVALID);
+    return st ? NULL : g;
+}
+
+static uint32_t after(struct grammar *g, uint32_t state, const char *s, size_t n)
+{
+    for (size_t i = 0; i < n && state; i++) state = machine__next(g, state, (uint8_t)s[i]);
+    return state;
+}
+
+/* Is a text that is allowed within reach? */
+static bool reaches_end(struct grammar *g, uint32_t from)
+{
+    uint32_t queue[4096], count = 0, at = 0;
+    uint8_t *seen = calloc(1 << 16, 1);
+    queue[count++] = from;
+    bool found = false;
+    while (at < count && !found) {
+        uint32_t s = queue[at++];
+        found = g->states[s].accepts;
+        for (int i = 0; i < SYMBOLS + 2 && count < 4096; i++) { /* the rest of a symbol; none of them */
+            const char *step = i < SYMBOLS ? symbol[i] : i == SYMBOLS ? "\xA9" : "\n";
+            uint32_t to = after(g, s, step, strlen(step));
+            if (to && to < 1 << 16 && !seen[to]) {
+                seen[to] = 1;
+                queue[count++] = to;
+            }
+        }
+    }
+    free(seen);
+    return found || count == 4096;
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    int made = 0;
+    for (uint64_t seed = 1; seed <= 1500; seed++) {
+        struct random_grammar r;
+        seed_now = seed;
+        struct grammar *g = make_grammar(&r);
+        if (!g) continue;
+        made++;
+        int n = 0, text[LONGEST] = {0};
+        for (;;) { /* all texts, by length */
+            uint32_t s = STATE_FIRST;
+            for (int i = 0; i < n && s; i++) s = after(g, s, symbol[text[i]], strlen(symbol[text[i]]));
+            bool yes = s && g->states[s].accepts, want = expected(&r, text, n);
+            if (yes != want) fail_msg("grammar %d: a text of %d symbols is %d", (int)seed, n, yes);
+            if (s && !reaches_end(g, s)) fail_msg("grammar %d: a dead end", (int)seed);
+            int i = n - 1;
+            while (i >= 0 && ++text[i] == SYMBOLS) text[i--] = 0;
+            if (i < 0 && ++n > (seed % 16 ? 3 : LONGEST)) break;
+        }
+        grammar_unref(g);
+    }
+    assert_true(made > 500);
+}
+
+/* ---- masks ---- */
+
+#define TOKENS 160u
+#define END    7u
+#define TAG    9u
+
+static struct grammar_vocab *make_vocab(char text[TOKENS][64], size_t len[TOKENS])
+{
+    struct grammar_token tokens[TOKENS];
+    uint32_t ends[] = {END, TOKENS + 5}, tags[] = {TAG};
+    struct grammar_vocab *v = NULL;
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        len[i] = 0;
+        unsigned most = i < 4 ? 1 : 1 + dice(i > 150 ? 40 : 5);
+        for (unsigned k = 0; k < most && len[i] < 60; k++) {
+            const char *s = symbol[i < 4 ? i : dice(SYMBOLS)];
+            if (i > 150 && *s == '"') s = "a";
+            memcpy(text[i] + len[i], s, strlen(s));
+            len[i] += strlen(s);
+        }
+        if (i >= 10 && i < 14) len[i]--; /* half a character, perhaps */
+        if (i == 14) memcpy(text[i], "\xA9", len[i] = 1);
+        if (i == 15) memcpy(text[i], "\xC3", len[i] = 1);
+        tokens[i] = (struct grammar_token){i == 8 ? NULL : text[i], len[i]};
+    }
+    len[8] = 0;
+    memcpy(text[TAG], "<x>", 3);
+    tokens[TAG].len = len[TAG] = 3;
+    assert_int_equal(grammar_vocab_create(tokens, TOKENS, ends, 2, tags, 1, &v, NULL), ST_OK);
+    return v;
+}
+
+static void check_mask(struct grammar *g, struct matcher *m, const uint32_t *path, uint32_t n,
+                       char text[TOKENS][64], const size_t *len)
+{
+    uint32_t bits[TOKENS / 32 + 2], s = STATE_FIRST;
+    memset(bits, 0xFF, sizeof bits);
+    matcher_mask(m, path, n, bits, TOKENS / 32 + 1);
+    for (uint32_t i = 0; i < n; i++)
+        s = path[i] == TAG ? after(g, after(g, s, "\xFF", 1), "<x>", 3)
+                           : after(g, s, text[path[i]], len[path[i]]);
+    assert_int_not_equal(s, STATE_DEAD);
+    bool any = false;
+    for (uint32_t id = 0; id < TOKENS; id++) {
+        bool want = len[id] && id != END && id != TAG && after(g, s, text[id], len[id]);
+        if (id == TAG) want = after(g, after(g, s, "\xFF", 1), "<x>", 3);
+        any = any || want;
+        if (id == END) continue;
+        if ((bits[id >> 5] >> (id & 31) & 1) != want) fail_msg("token %u of the mask is %d", id, !want);
+    }
+    assert_int_equal(bits[END >> 5] >> END & 1, g->states[s].accepts || !any);
+    assert_int_equal(bits[TOKENS / 32], 0);
+    assert_int_equal(bits[TOKENS / 32 + 1], UINT32_MAX);
+    assert_int_equal(matcher_complete(m, path, n), g->states[s].accepts);
+    uint32_t guess[16], all[64 + 16], count = matcher_forced(m, path, n, 16, guess);
+    memcpy(all, path, n * sizeof *path);
+    for (uint32_t i = 0; i < count; i++) {
+        matcher_mask(m, all, n + i, bits, TOKENS / 32 + 1);
+        assert_true(bits[guess[i] >> 5] >> (guess[i] & 31) & 1);
+        all[n + i] = guess[i];
+    }
+}
+
+static void test_masks(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        struct random_grammar r;
+        char text[TOKENS][64];
+        size_t len[TOKENS];
+        seed_now = seed;
+        struct grammar *g = make_grammar(&r);
+        if (!g) continue;
+        struct grammar_vocab *v = make_vocab(text, len);
+        struct matcher *old, *new;
+        assert_int_equal(matcher_create(g, v, &old), ST_OK);
+        uint32_t path[64], n = 0;
+        for (int step = 0; step < 60; step++) {
+            uint32_t bits[TOKENS / 32 + 1], ids[TOKENS], count = 0;
+            assert_int_equal(matcher_create(g, v, &new), ST_OK);
+            if (dice(8) == 0) machine__drop(g);
+            check_mask(g, dice(2) ? old : new, path, n, text, len);
+            matcher_mask(old, path, n, bits, TOKENS / 32 + 1);
+            if (dice(6) == 0) machine__drop(g);
+            uint32_t again[TOKENS / 32 + 1];
+            matcher_mask(new, path, n, again, TOKENS / 32 + 1);
+            assert_memory_equal(bits, again, sizeof bits);
+            matcher_free(new);
+            for (uint32_t id = 0; id < TOKENS; id++)
+                if (id != END && bits[id >> 5] >> (id & 31) & 1) ids[count++] = id;
+            if (!count || n == 60 || dice(6) == 0) n = dice(n + 1); /* back, and another way */
+            else path[n++] = ids[dice(count)];
+        }
+        matcher_free(old);
+        grammar_vocab_free(v);
+        grammar_unref(g);
+    }
+}
+
+static void test_tag(void **state)
+{
+    (void)state;
+    char text[TOKENS][64];
+    size_t len[TOKENS];
+    struct grammar_builder *b;
+    struct grammar *g;
+    struct matcher *m;
+    seed_now = 5;
+    struct grammar_vocab *v = make_vocab(text, len);
+    assert_int_equal(gb_create(&b), ST_OK);
+    gx list[] = {gb_literal(b, "ab", 2), gb_tag(b, v, "<x>"), gb_tag(b, v, "<y>")};
+    assert_int_equal(gb_finish(b, gb_seq(b, list, 3), &g, NULL), ST_OK);
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    uint32_t path[] = {0, 1, TAG}, bits[TOKENS / 32];
+    check_mask(g, m, path, 2, text, len);
+    matcher_mask(m, path, 2, bits, TOKENS / 32);
+    for (uint32_t i = 0; i < TOKENS; i++) assert_int_equal(bits[i >> 5] >> (i & 31) & 1, i == TAG);
+    check_mask(g, m, path, 3, text, len);
+    assert_int_not_equal(after(g, after(g, after(g, STATE_FIRST, "ab\xFF<x>", 6), "<y", 2), ">", 1),
+                         STATE_DEAD);
+    uint32_t wrong[] = {1, 1};
+    matcher_mask(m, wrong, 2, bits, TOKENS / 32);
+    for (uint32_t i = 0; i < TOKENS; i++) assert_int_equal(bits[i >> 5] >> (i & 31) & 1, i == END);
+    matcher_free(m);
+    grammar_vocab_free(v);
+    grammar_unref(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_tag),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,279 @@
+/* The tokenizer's files from a GGUF file's metadata: what is made, what is refused in which words, and that
+ * no file, however broken, harms. That the ids are right is shown by test_tokenizer. Run from the root of the
+ * repository. */
+#include "engine/checkpoint/gguf_tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/chat/template.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GOLDEN "tests/golden/tokenizer/"
+static char path[] = "/tmp/kvasir-gguf-XXXXXX";
+
+static uint64_t rng_state = 4711;
+static uint32_t rnd(uint32_t below)
+{
+    rng_state ^= rng_state << 13;
+    rng_state ^= rng_state >> 7;
+    rng_state ^= rng_state << 17;
+    return (uint32_t)((rng_state >> 16) % below);
+}
+
+struct file {
+    char bytes[1 << 16];
+    size_t len;
+};
+
+static void read_golden(const char *name, struct file *f)
+{
+    char from[128];
+    snprintf(from, sizeof from, GOLDEN "%s/model.gguf", name);
+    FILE *in = fopen(from, "rb");
+    assert_non_null(in);
+    f->len = fread(f->bytes, 1, sizeof f->bytes, in);
+    fclose(in);
+    assert_in_range(f->len, 1000, sizeof f->bytes - 1);
+}
+
+static void write_file(const struct file *f)
+{
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(f->bytes, 1, f->len, out), f->len);
+    assert_int_equal(fclose(out), 0);
+}
+
+static int make_file(void **state)
+{
+    (void)state;
+    int fd = mkstemp(path);
+    return fd < 0 || close(fd);
+}
+
+static int remove_file(void **state)
+{
+    (void)state;
+    return unlink(path);
+}
+
+/* The value behind a key: its kind, then what it holds. */
+static char *value_of(struct file *f, const char *key)
+{
+    char *at = memmem(f->bytes, f->len, key, strlen(key));
+    if (!at) fail_msg("no %s", key);
+    return at + strlen(key);
+}
+
+static enum status side_text(const char *name, char **text, size_t *len, struct err *err)
+{
+    struct gguf *g = NULL;
+    enum status st = gguf_open(path, &g, err);
+    if (st) return st;
+    st = gguf_side_text(g, name, text, len, err);
+    gguf_close(g);
+    return st;
+}
+
+static void test_templates(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *text;
+    } cases[] = {
+        {"chat_template.jinja", "{{ messages[0].content }}"},
+        {"additional_chat_templates/tool_use.jinja", "{{ tools|length }}"},
+    };
+    static struct file f;
+    read_golden("gguf_bytes", &f);
+    write_file(&f);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text;
+        size_t len;
+        struct err err = {""};
+        assert_int_equal(side_text(cases[i].name, &text, &len, &err), ST_OK);
+        assert_int_equal(len, strlen(cases[i].text));
+        assert_string_equal(text, cases[i].text);
+        free(text);
+    }
+}
+
+static void test_absent(void **state)
+{
+    (void)state;
+    static struct file f;
+    char *text = NULL;
+    size_t len;
+    struct err err = {""};
+    read_golden("gguf_pieces", &f);
+    write_file(&f);
+    assert_int_equal(side_text("vocab.txt", &text, &len, &err), ST_NOT_FOUND);
+    assert_int_equal(side_text("chat_template.jinja", &text, &len, &err), ST_NOT_FOUND);
+    assert_int_equal(side_text("special_tokens_map.json", &text, &len, &err), ST_NOT_FOUND);
+    assert_null(text);
+}
+
+/* By the rank of the union, and the longest left part first: ids seldom show it. */
+static void test_order_of_merges(void **state)
+{
+    (void)state;
+    static const char want[] = "\"merges\":[[\"\\u000a\",\"\\u000a\"],[\"\\u000a\\u000a\",\"\\u000a\"],"
+                               "[\"\\u000a\",\"\\u000a\\u000a\"],[\"\\u000a\\u000a\\u000a\",\"\\u000a\"],";
+    static struct file f;
+    char *text;
+    size_t len;
+    struct err err = {""};
+    read_golden("gguf_pieces", &f);
+    write_file(&f);
+    assert_int_equal(side_text("tokenizer.json", &text, &len, &err), ST_OK);
+    assert_non_null(strstr(text, want));
+    free(text);
+}
+
+static void assert_refused(const struct file *f, enum status want, const char *words)
+{
+    char *text = NULL;
+    size_t len;
+    struct err err = {""};
+    write_file(f);
+    enum status st = side_text("tokenizer.json", &text, &len, &err);
+    if (st != want || !strstr(err.msg, words)) fail_msg("%s, not: %s", err.msg, words);
+    assert_null(text);
+}
+
+/* Another text of the same length in the place of the first `from`. */
+static void test_refused_words(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *golden, *from, *to;
+        enum status st;
+        const char *words;
+    } cases[] = {
+        {"gguf_bytes", "qwen2", "qwen9", ST_UNSUPPORTED, "tokenizer.ggml.pre \"qwen9\" is not supported"},
+        {"gguf_bytes", "gpt2", "bert", ST_UNSUPPORTED, "tokenizer.ggml.model \"bert\""},
+        {"gguf_bytes", "ggml.model", "ggml.molde", ST_NOT_FOUND, "no tokenizer.ggml.model"},
+        {"gguf_bytes", "ggml.tokens", "ggml.tokenz", ST_FORMAT, "tokenizer.ggml.tokens"},
+        {"gguf_bytes", "ggml.token_type", "ggml.token_tipe", ST_FORMAT, "tokenizer.ggml.token_type"},
+        {"gguf_bytes", "ggml.merges", "ggml.mergers", ST_FORMAT, "tokenizer.ggml.merges"},
+        {"gguf_pieces", "ggml.scores", "ggml.scorez", ST_FORMAT, "tokenizer.ggml.scores"},
+        {"gguf_pieces", "add_space_prefix", "add_space_suffix", ST_UNSUPPORTED, "add_space_prefix"},
+        {"gguf_pieces", "ggml.bos_token", "ggml.bis_token", ST_FORMAT, "tokenizer.ggml.bos_token_id"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static struct file f;
+        read_golden(cases[i].golden, &f);
+        size_t n = strlen(cases[i].from);
+        memcpy(value_of(&f, cases[i].from) - n, cases[i].to, n);
+        assert_refused(&f, cases[i].st, cases[i].words);
+    }
+}
+
+/* Numbers in front of which the key stands; arrays have the kind of their items and their count before the
+ * first. */
+static void test_refused_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *golden, *key;
+        size_t at;
+        uint32_t number;
+        const char *words;
+    } cases[] = {
+        {"gguf_pieces", "tokenizer.ggml.bos_token_id", 4, 100000,
+         "bos_token_id is 100000, which is no token"},
+        {"gguf_pieces", "tokenizer.ggml.unknown_token_id", 4, 70000, "unknown_token_id is 70000"},
+        {"gguf_bytes", "tokenizer.ggml.token_type", 16, 7, "token_type[0] is not a type"},
+        {"gguf_bytes", "tokenizer.ggml.token_type", 20, 0xFFFFFFFFu, "token_type[1] is not a type"},
+        {"gguf_scores", "tokenizer.ggml.scores", 16 + 4 * 300, 0x7FC00000u, "scores[300] is not a number"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static struct file f;
+        read_golden(cases[i].golden, &f);
+        memcpy(value_of(&f, cases[i].key) + cases[i].at, &cases[i].number, sizeof cases[i].number);
+        assert_refused(&f, ST_FORMAT, cases[i].words);
+    }
+}
+
+static void test_refused_merge(void **state)
+{
+    (void)state;
+    static struct file f;
+    read_golden("gguf_bytes", &f);
+    char *first = value_of(&f, "tokenizer.ggml.merges") + 16;
+    uint64_t len;
+    memcpy(&len, first, sizeof len);
+    memset(first + sizeof len, 'x', len);
+    assert_refused(&f, ST_FORMAT, "tokenizer.ggml.merges[0] is not a pair");
+}
+
+/* A row of padding is no token; a token that is only called so is one. */
+static void test_padding(void **state)
+{
+    (void)state;
+    static struct file f;
+    struct tokenizer *t = NULL;
+    struct err err = {""};
+    uint32_t id;
+    read_golden("gguf_bytes", &f);
+    write_file(&f);
+    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    uint32_t size = tok_vocab_size(t);
+    assert_false(tok_exists(t, size));
+    tok_free(t);
+    char row[16];
+    snprintf(row, sizeof row, "[PAD%u]", size);
+    value_of(&f, row)[-2] ^= 1;
+    row[strlen(row) - 2] ^= 1;
+    write_file(&f);
+    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    assert_true(tok_id_of(t, row, strlen(row), &id));
+    assert_int_equal(id, size);
+    assert_false(tok_is_added(t, id));
+    tok_free(t);
+}
+
+/* What the server asks of a checkpoint. */
+static void load_all(void)
+{
+    struct tokenizer *t = NULL;
+    struct template *chat = NULL;
+    struct err err = {""};
+    if (tok_load(path, &t, &err) == ST_OK) tok_free(t);
+    else assert_true(err.msg[0]);
+    err.msg[0] = 0;
+    if (template_load(path, &chat, &err) == ST_OK) template_free(chat);
+    else assert_true(err.msg[0]);
+}
+
+static void test_mutations(void **state)
+{
+    (void)state;
+    static const char *const goldens[] = {"gguf_bytes", "gguf_pieces", "gguf_scores", "gguf_merges"};
+    for (int i = 0; i < 1200; i++) {
+        static struct file f;
+        read_golden(goldens[i % 4], &f);
+        size_t whole = f.len;
+        for (uint32_t n = 1 + rnd(4); n; n--) f.bytes[rnd((uint32_t)whole)] = (char)rnd(256);
+        if (rnd(8) == 0) f.len = rnd((uint32_t)whole);
+        write_file(&f);
+        load_all();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_templates),       cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_order_of_merges), cmocka_unit_test(test_refused_words),
+        cmocka_unit_test(test_refused_numbers), cmocka_unit_test(test_refused_merge),
+        cmocka_unit_test(test_padding),         cmocka_unit_test(test_mutations),
+    };
+    return cmocka_run_group_tests(tests, make_file, remove_file);
+}

@@ -1,0 +1,185 @@
+/* JSON schemas as grammars: texts that fit, texts that do not, schemas that are refused. */
+#include "server/grammar/machine.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define LIST(...)                                                                                            \
+    (const char *const[])                                                                                    \
+    {                                                                                                        \
+        __VA_ARGS__ __VA_OPT__(, ) NULL                                                                      \
+    }
+
+static bool any_order;
+
+static bool match(struct grammar *g, const char *s)
+{
+    uint32_t state = STATE_FIRST;
+    for (; *s && state; s++) state = machine__next(g, state, (uint8_t)*s);
+    return state && g->states[state].accepts;
+}
+
+static struct grammar *make(const char *schema, struct grammar_fault *fault)
+{
+    json_error_t where;
+    json_t *j = json_loads(schema, JSON_DECODE_ANY, &where);
+    struct grammar *g = NULL;
+    assert_non_null(j);
+    if (grammar_from_schema(j, &(struct grammar_json_options){.any_whitespace = true, .any_order = any_order},
+                            &g, fault))
+        g = NULL;
+    json_decref(j);
+    return g;
+}
+
+static void row(const char *schema, const char *const *good, const char *const *bad)
+{
+    struct grammar_fault fault;
+    struct grammar *g = make(schema, &fault);
+    if (!g) fail_msg("%s: %s at %s", schema, fault.message, fault.path);
+    for (; *good; good++)
+        if (!match(g, *good)) fail_msg("%s refuses %s", schema, *good);
+    for (; *bad; bad++)
+        if (match(g, *bad)) fail_msg("%s accepts %s", schema, *bad);
+    grammar_unref(g);
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    row("{}", LIST("1", "null", "{\"a\": [1, 2, {\"b\":null}]}", "\"x\\n\"", "[]", "-1.5e3"),
+        LIST("{", "01", "[1,]"));
+    row("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}},"
+        "\"required\":[\"a\"],\"additionalProperties\":false}",
+        LIST("{\"a\": 1}", "{\"a\":1,\"b\":\"x\"}", "{\n  \"a\": 5\n}"),
+        LIST("{}", "{\"b\":\"x\"}", "{\"a\":1.5}", "{\"a\":1,\"c\":2}"));
+    row("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}",
+        LIST("{}", "{\"a\":1,\"zz\":[1]}", "{\"q\":1}", "{\"q\":1,\"r\":2}"), LIST("{\"a\":\"x\"}"));
+    row("{\"type\":\"array\",\"items\":{\"type\":\"number\",\"minimum\":1.5},\"minItems\":1,\"maxItems\":3}",
+        LIST("[1.5]", "[2, 3]", "[2,3,4.25]"), LIST("[]", "[1]", "[2,2,2,2]"));
+    row("{\"enum\":[\"a\",1,null,{\"x\":1.5}]}", LIST("\"a\"", "1", "null", "{\"x\": 1.5}"),
+        LIST("2", "\"b\""));
+    row("{\"type\":\"string\",\"pattern\":\"^a+$\",\"maxLength\":3}", LIST("\"a\"", "\"aaa\""),
+        LIST("\"\"", "\"aaaa\"", "\"ab\""));
+    row("{\"type\":\"string\",\"pattern\":\"b\"}", LIST("\"abc\"", "\"b\""), LIST("\"a\"", "\"\""));
+    row("{\"type\":\"string\",\"format\":\"date\"}", LIST("\"2020-02-29\""), LIST("\"2020-13-01\"", "\"x\""));
+    row("{\"type\":\"string\",\"format\":\"ipv6\"}", LIST("\"::1\"", "\"fe80::1:2\""),
+        LIST("\"1\"", "\":::\""));
+    row("{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"next\":{"
+        "\"anyOf\":[{\"$ref\":\"#/$defs/"
+        "n\"},{\"type\":\"null\"}]}},\"required\":[\"v\",\"next\"],\"additionalProperties\":false}},\"$ref\":"
+        "\"#/$defs/n\"}",
+        LIST("{\"v\":1,\"next\":null}", "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}"), LIST("{\"v\":1}"));
+    row("{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},\"required\":[\"a\"]},"
+        "{\"properties\":{\"a\":{\"maxLength\":2},\"b\":{\"type\":\"null\"}}}]}",
+        LIST("{\"a\":\"xx\"}", "{\"a\":\"\",\"b\":null}"), LIST("{\"a\":\"xxx\"}", "{\"b\":null}"));
+    row("{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"integer\"}]}", LIST("1", "\"\""), LIST("null"));
+    row("{\"type\":\"object\",\"patternProperties\":{\"^x-\":{\"type\":\"integer\"}},"
+        "\"additionalProperties\":false}",
+        LIST("{}", "{\"x-a\":1}"), LIST("{\"y\":1}", "{\"x-a\":\"\"}"));
+    row("{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"},\"minProperties\":1,"
+        "\"maxProperties\":2}",
+        LIST("{\"a\":\"\"}", "{\"a\":\"\",\"b\":\"\"}"), LIST("{}", "{\"a\":\"\",\"b\":\"\",\"c\":\"\"}"));
+    row("{\"type\":\"array\",\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"integer\"}],\"items\":false,"
+        "\"minItems\":1}",
+        LIST("[\"a\"]", "[\"a\", 1]"), LIST("[]", "[1]", "[\"a\",1,2]"));
+    row("{\"type\":\"integer\",\"minimum\":-5,\"maximum\":12}", LIST("-5", "0", "12", "7"),
+        LIST("-6", "13", "1.5", "-0.5"));
+    row("{\"type\":[\"string\",\"null\"],\"minLength\":2}", LIST("null", "\"ab\"", "\"\\u00e9x\""),
+        LIST("\"a\"", "1"));
+    row("{\"not\":{\"type\":\"string\"}}", LIST("1", "{}"), LIST("\"\""));
+}
+
+/* Keywords that are enforced by what they leave. */
+static void test_left(void **state)
+{
+    (void)state;
+    row("{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]}}", LIST("\"c\"", "\"\"", "\"ab\""),
+        LIST("\"a\"", "\"b\"", "\"\\u0061\"", "1"));
+    row("{\"allOf\":[{\"not\":{\"const\":\"t\"}},{\"not\":{\"const\":\"u\"}}]}", LIST("\"x\"", "1"),
+        LIST("\"t\"", "\"u\""));
+    row("{\"not\":{\"enum\":[0,1.5]}}", LIST("1", "-1.5", "\"0\""), LIST("0", "-0", "0.0", "1.50"));
+    row("{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}", LIST("{}", "{\"b\":1}"), LIST("{\"a\":1}"));
+    row("{\"not\":{\"type\":\"integer\"}}", LIST("1.5", "\"\""), LIST("1", "-20"));
+    row("{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"string\",\"maxLength\":2}]}", LIST("\"abc\""),
+        LIST("\"a\"", "\"\"", "1"));
+    row("{\"type\":\"object\",\"oneOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}]}",
+        LIST("{\"a\":1}", "{\"b\":1,\"c\":2}"), LIST("{}", "{\"c\":1}"));
+    row("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":false,"
+        "\"dependencies\":{\"a\":[\"b\"],\"c\":{\"required\":[\"a\"]}}}",
+        LIST("{}", "{\"b\":1}", "{\"a\":1,\"b\":1}", "{\"a\":1,\"b\":1,\"c\":1}"),
+        LIST("{\"a\":1}", "{\"c\":1}", "{\"b\":1,\"c\":1}"));
+    row("{\"type\":\"object\",\"if\":{\"properties\":{\"n\":{\"const\":1}}},\"then\":{\"required\":[\"m\"]},"
+        "\"else\":{\"properties\":{\"m\":false}},\"properties\":{\"n\":{},\"m\":{}}}",
+        LIST("{\"n\":1,\"m\":2}", "{\"n\":2}", "{\"m\":1}"), LIST("{}", "{\"n\":1}", "{\"n\":2,\"m\":1}"));
+    row("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":false,"
+        "\"minProperties\":2,\"maxProperties\":2}",
+        LIST("{\"a\":1,\"c\":1}", "{\"b\":1,\"c\":1}"), LIST("{}", "{\"a\":1}", "{\"a\":1,\"b\":1,\"c\":1}"));
+    row("{\"type\":\"object\",\"patternProperties\":{\"^a\":{\"type\":\"integer\"},\"b$\":{\"minimum\":3}},"
+        "\"additionalProperties\":false}",
+        LIST("{\"ab\":3}", "{\"a\":1}", "{\"b\":\"x\"}"), LIST("{\"ab\":2}", "{\"ab\":\"x\"}", "{\"c\":1}"));
+    row("{\"type\":\"array\",\"items\":{\"enum\":[1,\"a\"]},\"uniqueItems\":true}",
+        LIST("[]", "[1]", "[\"a\", 1]"), LIST("[1,1]", "[1,\"a\",1]"));
+    row("{\"type\":\"array\",\"contains\":{\"type\":\"null\"},\"maxItems\":2}", LIST("[null]", "[1, null]"),
+        LIST("[]", "[1,2]", "[1,2,null]"));
+    row("{\"type\":\"object\",\"propertyNames\":{\"maxLength\":1},\"properties\":{\"ab\":{}}}",
+        LIST("{\"a\":1}"), LIST("{\"ab\":1}"));
+    row("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}}}", LIST("{\"a\":null}"),
+        LIST("{\"\\u0061\":1}"));
+    row("{\"type\":\"number\",\"minimum\":0}", LIST("1e-6", "2.5E+3", "0.5"), LIST("-1e-6", "-1"));
+    row("{\"$schema\":\"http://json-schema.org/draft-04/"
+        "schema#\",\"definitions\":{\"a\":{\"type\":\"null\"}},"
+        "\"type\":\"string\",\"$ref\":\"#/definitions/a\"}",
+        LIST("null"), LIST("\"\""));
+    row("{\"type\":\"string\",\"format\":\"date\"}", LIST("\"2024-02-29\""),
+        LIST("\"2023-02-29\"", "\"1900-02-29\""));
+    row("{\"type\":\"string\",\"format\":\"uri-reference\"}", LIST("\"a/b?c\"", "\"http://x\"", "\"\""),
+        LIST("\"://\"", "\"a b\""));
+    row("{\"type\":\"string\",\"format\":\"regex\"}", LIST("\"^[a-z]+(b|c)*$\""),
+        LIST("\"*\"", "\"(\"", "\"[\""));
+}
+
+static void test_order(void **state)
+{
+    static const char *const schema =
+        "{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"required\":[\"a\",\"c\"]}";
+    (void)state;
+    row(schema, LIST("{\"a\":1,\"c\":1}", "{\"a\":1,\"b\":1,\"c\":1,\"x\":1}"),
+        LIST("{\"c\":1,\"a\":1}", "{\"x\":1,\"a\":1,\"c\":1}", "{\"a\":1}"));
+    any_order = true;
+    row(schema, LIST("{\"c\":1,\"a\":1}", "{\"x\":1,\"c\":1,\"b\":1,\"y\":2,\"a\":1}"),
+        LIST("{\"c\":1,\"a\":1,\"c\":1}", "{\"a\":1}", "{\"x\":1,\"a\":1}"));
+    row("{\"const\":{\"a\":1,\"b\":2}}", LIST("{\"b\":2,\"a\":1}"),
+        LIST("{\"b\":2}", "{\"a\":1,\"b\":2,\"c\":3}"));
+    any_order = false;
+}
+
+static void test_refused(void **state)
+{
+    static const char *const rows[][3] = {
+        {"{\"properties\":{\"a\":{\"not\":{\"multipleOf\":3}}}}", "multipleOf", "$.properties.a.not"},
+        {"{\"items\":{\"uniqueItems\":true}}", "uniqueItems", "$.items"},
+        {"{\"$ref\":\"#/nowhere\"}", "$ref", "$"},
+        {"false", "no text", ""},
+        {"{\"pattern\":\"(\"}", "group", "$"},
+        {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "no text", ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar_fault fault;
+        assert_null(make(rows[i][0], &fault));
+        if (!strstr(fault.message, rows[i][1])) fail_msg("%s: %s", rows[i][0], fault.message);
+        assert_string_equal(fault.path, rows[i][2]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_left),
+                                       cmocka_unit_test(test_order), cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,163 @@
+/* Kept responses: whose they are, bounds, recency, chains whose beginnings are forgotten, threads. */
+#include "server/dialect/store.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct response_owner nobody;
+
+static bool keep(struct response_store *s, const char *id, const char *before, size_t bytes)
+{
+    struct buf items;
+    char *text = malloc(bytes + 1);
+    assert_non_null(text);
+    memset(text, 'x', bytes + 1);
+    buf_init(&items, bytes + 1);
+    assert_int_equal(buf_add(&items, id, strlen(id) < bytes ? strlen(id) : bytes), ST_OK);
+    struct response_kept *held = before ? response_take(s, before, &nobody) : NULL;
+    bool ok = response_keep(s, id, &nobody, held, &items, text, bytes);
+    if (!ok) response_give_back(s, held);
+    buf_fini(&items);
+    free(text);
+    return ok;
+}
+
+/* How many there are in its chain; 0: it isn't there. */
+static uint32_t depth(struct response_store *s, const char *id)
+{
+    struct response_kept *r = response_take(s, id, &nobody);
+    uint32_t n = 0;
+    for (const struct response_kept *k = r; k; k = k->before) n++;
+    response_give_back(s, r);
+    return n;
+}
+
+static void test_owners(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(1 << 20);
+    struct response_owner other = {.salt = {1}};
+    assert_true(keep(s, "resp_a", NULL, 10));
+    assert_null(response_take(s, "resp_a", &other));
+    assert_false(response_forget(s, "resp_a", &other));
+    assert_int_equal(depth(s, "resp_a"), 1);
+    assert_null(response_take(s, "resp_b", &nobody));
+    assert_true(response_forget(s, "resp_a", &nobody));
+    assert_int_equal(depth(s, "resp_a"), 0);
+    response_store_destroy(s);
+}
+
+static void test_bounds(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(10000);
+    uint32_t count;
+    uint64_t bytes;
+    char id[24];
+    assert_false(keep(s, "resp_large", NULL, 20000));
+    assert_true(keep(s, "resp_first", NULL, 1000));
+    for (int i = 0; i < 50; i++) {
+        snprintf(id, sizeof id, "resp_%d", i);
+        assert_int_equal(depth(s, "resp_first"), 1); /* used, so it stays */
+        assert_true(keep(s, id, NULL, 1000));
+        response_store_size(s, &count, &bytes);
+        assert_true(bytes <= 10000);
+    }
+    assert_int_equal(depth(s, "resp_0"), 0);
+    assert_int_equal(depth(s, "resp_49"), 1);
+    assert_true(count > 2 && count < 10);
+    response_store_destroy(s);
+    s = response_store_create(0);
+    assert_false(response_store_on(s));
+    assert_false(keep(s, "resp_a", NULL, 1));
+    response_store_destroy(s);
+}
+
+static void test_chains(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(1 << 20);
+    uint32_t count;
+    uint64_t bytes;
+    assert_true(keep(s, "resp_0", NULL, 100) && keep(s, "resp_1", "resp_0", 100));
+    assert_true(keep(s, "resp_2", "resp_1", 100) && keep(s, "resp_b", "resp_1", 100));
+    assert_true(response_forget(s, "resp_1", &nobody));
+    assert_int_equal(depth(s, "resp_1"), 0);
+    assert_int_equal(depth(s, "resp_2"), 3);
+    assert_int_equal(depth(s, "resp_b"), 3);
+    struct response_kept *held = response_take(s, "resp_2", &nobody);
+    assert_true(response_forget(s, "resp_2", &nobody) && response_forget(s, "resp_b", &nobody) &&
+                response_forget(s, "resp_0", &nobody));
+    assert_string_equal(held->before->before->id, "resp_0");
+    response_store_size(s, &count, &bytes);
+    assert_int_equal(count, 0);
+    assert_true(bytes > 300);
+    response_give_back(s, held);
+    response_store_size(s, &count, &bytes);
+    assert_int_equal(bytes, 0);
+    response_store_destroy(s);
+}
+
+/* A conversation without an end: it loses its newest turns when it alone fills the store, never its memory's
+ * bound. */
+static void test_long_chain(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(100000);
+    uint32_t count, last = 0;
+    uint64_t bytes;
+    char id[24], before[24] = "";
+    for (uint32_t i = 0; i < 1000; i++) {
+        snprintf(id, sizeof id, "resp_%u", i);
+        assert_true(keep(s, id, *before ? before : NULL, 500));
+        response_store_size(s, &count, &bytes);
+        assert_true(bytes <= 100000);
+        if (depth(s, id) == i + 1) last = i;
+        memcpy(before, id, sizeof id);
+    }
+    assert_true(last > 50 && last < 200);
+    response_store_destroy(s);
+}
+
+static void *worker(void *arg)
+{
+    struct response_store *s = arg;
+    char id[24], before[24];
+    uint64_t seed = (uint64_t)(uintptr_t)&id;
+    for (int i = 0; i < 3000; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        snprintf(id, sizeof id, "resp_%u", (unsigned)(seed >> 58));
+        snprintf(before, sizeof before, "resp_%u", (unsigned)(seed >> 52 & 63));
+        switch (seed >> 48 & 3) {
+        case 0: (void)response_forget(s, id, &nobody); break;
+        case 1: (void)depth(s, id); break;
+        default:
+            if (!depth(s, id)) (void)keep(s, id, before, 50);
+        }
+    }
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    struct response_store *s = response_store_create(20000);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, worker, s), 0);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    response_store_destroy(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_owners), cmocka_unit_test(test_bounds),
+                                       cmocka_unit_test(test_chains), cmocka_unit_test(test_long_chain),
+                                       cmocka_unit_test(test_threads)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
