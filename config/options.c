@@ -186,13 +186,13 @@ static bool number_parse(const char *s, bool suffix, uint64_t *out)
 /* As a person would write it: "1M". */
 static void size_text(uint64_t v, const char *before, char *to, size_t cap)
 {
-    static const char suffix[] = "KMG";
+    static const char *const suffix[] = {"", "K", "M", "G"};
     unsigned i = 0;
     while (i < 3 && v && v % 1024 == 0) {
         v /= 1024;
         i++;
     }
-    snprintf(to, cap, "%s%llu%.*s", before, (unsigned long long)v, i ? 1 : 0, i ? &suffix[i - 1] : "");
+    snprintf(to, cap, "%s%llu%s", before, (unsigned long long)v, suffix[i]);
 }
 
 static enum status row_set(const struct row *r, struct options *o, const char *value, const char *origin,
