@@ -81,7 +81,8 @@ tests: all $(CORE_TESTS) $(FULL_TESTS) $(OUT)/kvasir-faults
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O1
 else ifneq ($(filter asan tsan,$(CONFIG)),)
-$(OUT)/kernels/%.c.o $(OUT)/scheduler/%.c.o $(addprefix $(OUT)/tests/,unit/kernels/%.c.o lib/%.c.o sim/%.c.o): MODE := $(MODE:-O0=-O1)
+CALCULATES := kernels scheduler tests/unit/kernels tests/sim tests/lib
+$(CALCULATES:%=$(OUT)/%/%.c.o): MODE := $(MODE:-O0=-O1)
 endif
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \

@@ -19,7 +19,7 @@ struct options {
     char *cpu_kernels;       /* auto | reference | avx2 | avx512 | amx */
     char *dtype;             /* auto | bf16 | f32 */
     char *quantize;          /* none | int8 | int4 */
-    char *kv_dtype;          /* auto | bf16 | int8 | fp8 */
+    char *kv_dtype;          /* auto | bf16 | int8 */
     uint64_t threads;        /* 0 = all usable cores */
     uint64_t kv_memory;      /* bytes; 0 = auto */
     uint64_t max_context;    /* tokens; 0 = the checkpoint's */

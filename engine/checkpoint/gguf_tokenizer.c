@@ -79,6 +79,16 @@ static enum status read_types(struct vocab *v)
     return ST_OK;
 }
 
+/* "<|name>", "<name|>" or "<|name|>": converters state the type only of some of a model's markers. */
+static bool is_marker(struct gguf_text t)
+{
+    if (t.len < 4 || t.p[0] != '<' || t.p[t.len - 1] != '>') return false;
+    if (t.p[1] != '|' && t.p[t.len - 2] != '|') return false;
+    for (size_t i = 2; i + 2 < t.len; i++)
+        if (t.p[i] != '_' && !(t.p[i] >= 'a' && t.p[i] <= 'z')) return false;
+    return true;
+}
+
 static bool respelt(const struct vocab *v, uint32_t id)
 {
     return !v->rules->split && v->type[id] == TYPE_USER &&
@@ -127,6 +137,8 @@ static enum status read_vocab(struct vocab *v)
     for (uint32_t i = 0; i < v->count && gguf_next_string(tokens, &at, &v->token[i]); i++) continue;
     enum status st = read_types(v);
     if (!st) st = respell(v);
+    for (uint32_t i = 0; i < v->count && v->rules->user_special && !st; i++)
+        if (v->type[i] == TYPE_NORMAL && is_marker(v->token[i])) v->type[i] = TYPE_CONTROL;
     for (uint32_t i = 0; i < v->count && !st; i++)
         if (v->type[i] == TYPE_UNUSED && is_padding(v->token[i], i))
             v->token[i] = (struct gguf_text){NULL, 0};

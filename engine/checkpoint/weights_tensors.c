@@ -155,7 +155,8 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
         return NULL;
     }
     const struct stf_tensor *t = m->t;
-    if (t->rank != rank || (rank && memcmp(t->shape, shape, rank * sizeof *shape) != 0)) {
+    bool single = rank == 0 && t->rank == 1 && t->shape[0] == 1; /* a scalar of a GGUF file */
+    if (!single && (t->rank != rank || (rank && memcmp(t->shape, shape, rank * sizeof *shape) != 0))) {
         char have[96], want[96];
         shape_text(t->shape, t->rank, have, sizeof have);
         shape_text(shape, rank, want, sizeof want);

@@ -144,7 +144,8 @@ static void walk_patches(struct loader *ld, struct vision_weights *w)
         patch.rank = 5;
         memcpy(patch.shape, (uint64_t[]){c, 3, v->depth, v->patch, v->patch}, 5 * sizeof(uint64_t));
     }
-    if (v->channels_last) {
+    struct named key, *found = load_find(ld, v->names.patch, 0, 0, ".weight", &key);
+    if (v->channels_last && !(found && found->t->rank == 4)) { /* a GGUF file has planes already */
         patch.rank = 2;
         memcpy(patch.shape, (uint64_t[]){c, k}, 2 * sizeof(uint64_t));
         patch.part[0].order = ORDER_CHANNELS;

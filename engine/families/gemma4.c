@@ -511,7 +511,7 @@ static const struct family_pictures PICTURES = {
     .video_patch = 16,
 };
 
-/* ---- GGUF files: text ---- */
+/* ---- GGUF files ---- */
 
 /* One layer of each type tells what its type has; a file without one has no use for it. */
 static uint32_t layer_of(struct gguf_keys *k, bool slides)
@@ -610,12 +610,100 @@ static const struct gguf_name GGUF_NAMES[] = {
     {"blk.#.ffn_down_exps.weight", "model.layers.#.experts.down_proj"},
     {NULL, NULL},
 };
+/* The tower's file states neither how many patches are pooled nor a budget of tokens: those that were
+ * released. */
+static uint32_t gguf_pool(struct gguf_keys *k)
+{
+    uint32_t pool = 3;
+    (void)gguf_tower_u32(k, "vision.projector.scale_factor", false, &pool);
+    return pool;
+}
+
+static void gguf_tower(struct gguf_keys *k)
+{
+    static const char *const sizes[][2] = {{"hidden_size", "vision.embedding_length"},
+                                           {"num_hidden_layers", "vision.block_count"},
+                                           {"num_attention_heads", "vision.attention.head_count"},
+                                           {"num_key_value_heads", "vision.attention.head_count"},
+                                           {"patch_size", "vision.patch_size"}};
+    uint32_t v = 0;
+    double eps = 1e-6;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (gguf_tower_u32(k, sizes[i][1], true, &v)) gguf_put_u32(k, sizes[i][0], v);
+    (void)gguf_f64(gguf_tower_key(k, "vision.attention.layer_norm_epsilon"), &eps);
+    gguf_put_f64(k, "rms_norm_eps", eps);
+    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
+    gguf_put_u32(k, "head_dim", gguf_tower_columns(k, "v.blk.0.attn_q_norm.weight"));
+    gguf_put_u32(k, "pooling_kernel_size", gguf_pool(k));
+    gguf_put_u32(k, "position_embedding_size", gguf_tower_rows(k, "v.position_embd.weight"));
+    gguf_put(k, ",\"standardize\":%s", gguf_tower_columns(k, "v.std_scale") ? "true" : "false");
+    gguf_put(k, ",\"use_clipped_linears\":%s",
+             gguf_tower_columns(k, "v.blk.0.attn_q.input_max") ? "true" : "false");
+}
+
+static void gguf_top(struct gguf_keys *k)
+{
+    gguf_put_token(k, "image_token_id", "<|image|>");
+    gguf_put_token(k, "video_token_id", "<|video|>");
+    gguf_put_token(k, "boi_token_id", "<|image>");
+    gguf_put_token(k, "eoi_token_id", "<image|>");
+}
+
+static void gguf_pictures(struct gguf_keys *k)
+{
+    uint32_t v = 0;
+    gguf_put_u32(k, "pooling_kernel_size", gguf_pool(k));
+    if (gguf_tower_u32(k, "vision.patch_size", true, &v)) gguf_put_u32(k, "patch_size", v);
+}
+
+#define GGUF_TOWER "model.vision_tower.encoder.layers.#."
+static const struct gguf_name TOWER_NAMES[] = {
+    {"v.patch_embd", "model.vision_tower.patch_embedder.input_proj"},
+    {"v.position_embd.weight", "model.vision_tower.patch_embedder.position_embedding_table"},
+    {"v.std_bias", "model.vision_tower.std_bias"},
+    {"v.std_scale", "model.vision_tower.std_scale"},
+    {"v.blk.#.ln1", GGUF_TOWER "input_layernorm"},
+    {"v.blk.#.attn_post_norm", GGUF_TOWER "post_attention_layernorm"},
+    {"v.blk.#.ln2", GGUF_TOWER "pre_feedforward_layernorm"},
+    {"v.blk.#.ffn_post_norm", GGUF_TOWER "post_feedforward_layernorm"},
+    {"v.blk.#.attn_q_norm", GGUF_TOWER "self_attn.q_norm"},
+    {"v.blk.#.attn_k_norm", GGUF_TOWER "self_attn.k_norm"},
+    /* bounds stand beside the matrix */
+    {"v.blk.#.attn_q.weight", GGUF_TOWER "self_attn.q_proj.linear.weight"},
+    {"v.blk.#.attn_q", GGUF_TOWER "self_attn.q_proj"},
+    {"v.blk.#.attn_k.weight", GGUF_TOWER "self_attn.k_proj.linear.weight"},
+    {"v.blk.#.attn_k", GGUF_TOWER "self_attn.k_proj"},
+    {"v.blk.#.attn_v.weight", GGUF_TOWER "self_attn.v_proj.linear.weight"},
+    {"v.blk.#.attn_v", GGUF_TOWER "self_attn.v_proj"},
+    {"v.blk.#.attn_out.weight", GGUF_TOWER "self_attn.o_proj.linear.weight"},
+    {"v.blk.#.attn_out", GGUF_TOWER "self_attn.o_proj"},
+    {"v.blk.#.ffn_gate.weight", GGUF_TOWER "mlp.gate_proj.linear.weight"},
+    {"v.blk.#.ffn_gate", GGUF_TOWER "mlp.gate_proj"},
+    {"v.blk.#.ffn_up.weight", GGUF_TOWER "mlp.up_proj.linear.weight"},
+    {"v.blk.#.ffn_up", GGUF_TOWER "mlp.up_proj"},
+    {"v.blk.#.ffn_down.weight", GGUF_TOWER "mlp.down_proj.linear.weight"},
+    {"v.blk.#.ffn_down", GGUF_TOWER "mlp.down_proj"},
+    {"mm.input_projection", "model.embed_vision.embedding_projection"},
+    {NULL, NULL},
+};
+
 static const char *const GGUF_STOPS[] = {"<turn|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma4",
      .model_type = "gemma4_text",
      .names = GGUF_NAMES,
      .text = gguf_text,
+     .stops = GGUF_STOPS},
+    {.arch = "gemma4",
+     .projector = "gemma4v",
+     .model_type = "gemma4",
+     .nested = true,
+     .names = GGUF_NAMES,
+     .tower_names = TOWER_NAMES,
+     .text = gguf_text,
+     .top = gguf_top,
+     .tower = gguf_tower,
+     .pictures = gguf_pictures,
      .stops = GGUF_STOPS},
     {NULL},
 };

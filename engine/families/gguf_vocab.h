@@ -19,8 +19,8 @@ struct gguf_vocab {
      * and <0xNN> for the bytes of characters without a token. */
     const char *split;
     bool nfc; /* the text is normalised first */
-    /* User-defined tokens are special in the original, and were marked by the converter so that other servers
-     * show them. */
+    /* User-defined tokens and markers are special in the original; the converter marked some so that other
+     * servers show them. */
     bool user_special;
     bool space_prefix; /* what tokenizer.ggml.add_space_prefix is if it isn't there */
     enum gguf_bos bos;
