@@ -119,6 +119,24 @@ static void put_config(struct gguf_keys *k)
 
 /* ---- the other files ---- */
 
+static void put_suppressed(struct gguf_keys *k)
+{
+    const struct gguf_value *v = gguf_get(k->f->parts[0], "tokenizer.ggml.suppress_tokens");
+    uint32_t id;
+    bool any = false;
+    if (v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING) {
+        gguf_put_list(k, "suppress_tokens", v, v->count);
+        return;
+    }
+    gguf_put(k, ",\"suppress_tokens\":[");
+    for (const char *const *s = k->rule->never; s && *s; s++) {
+        if (!gguf_token(k, *s, &id)) continue;
+        gguf_put(k, any ? ",%u" : "%u", id);
+        any = true;
+    }
+    gguf_put(k, "]");
+}
+
 static void put_generation(struct gguf_keys *k)
 {
     static const char *const ends[] = {"eos_token_id", "eot_token_id", "eom_token_id"};
@@ -150,9 +168,7 @@ static void put_generation(struct gguf_keys *k)
         if (i == 0) gguf_put(k, ",\"do_sample\":true");
         gguf_put_f64(k, draws[i][0], x);
     }
-    const struct gguf_value *v = gguf_get(k->f->parts[0], "tokenizer.ggml.suppress_tokens");
-    if (v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING)
-        gguf_put_list(k, "suppress_tokens", v, v->count);
+    put_suppressed(k);
     gguf_put(k, "}");
 }
 

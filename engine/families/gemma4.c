@@ -577,6 +577,9 @@ static void gguf_text(struct gguf_keys *k)
     v = 0;
     (void)gguf_key_u32(k, "embedding_length_per_layer_input", &v);
     gguf_put_u32(k, "hidden_size_per_layer_input", v);
+    /* The files don't say it: a picture's tokens see each other in all models but those with inputs of each
+     * layer by token (E2B, E4B). */
+    if (k->f->tower && v == 0) gguf_put(k, ",\"use_bidirectional_attention\":\"vision\"");
     gguf_put_u32(k, "vocab_size_per_layer_input", gguf_rows(k, "token_embd.weight"));
     gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
     (void)gguf_key_f64(k, "rope.freq_base", &theta[0]);
@@ -688,12 +691,14 @@ static const struct gguf_name TOWER_NAMES[] = {
 };
 
 static const char *const GGUF_STOPS[] = {"<turn|>", NULL};
+static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma4",
      .model_type = "gemma4_text",
      .names = GGUF_NAMES,
      .text = gguf_text,
-     .stops = GGUF_STOPS},
+     .stops = GGUF_STOPS,
+     .never = GGUF_NEVER},
     {.arch = "gemma4",
      .projector = "gemma4v",
      .model_type = "gemma4",
@@ -704,7 +709,8 @@ static const struct family_gguf gguf_kinds[] = {
      .top = gguf_top,
      .tower = gguf_tower,
      .pictures = gguf_pictures,
-     .stops = GGUF_STOPS},
+     .stops = GGUF_STOPS,
+     .never = GGUF_NEVER},
     {NULL},
 };
 

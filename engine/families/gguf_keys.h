@@ -41,6 +41,7 @@ struct family_gguf {
     void (*pictures)(struct gguf_keys *k);
     void (*videos)(struct gguf_keys *k); /* of video_preprocessor_config.json; NULL: it is not there */
     const char *const *stops; /* tokens that end an answer beside the file's; NULL behind the last */
+    const char *const *never; /* tokens that no answer has, where the file has no list of them; likewise */
 };
 
 void gguf_fault(struct gguf_keys *k, enum status st, const char *key, const char *what);

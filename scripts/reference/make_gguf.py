@@ -23,12 +23,13 @@ CASES = {
     "qwen3_moe": "qwen/qwen3_moe_f32",
     "gemma4": "gemma4/e4b_released_f32",
     "gemma4_moe": "gemma4/moe_released_f32",
+    "gemma4_tower": "gemma4/e2b_vision_f32",
 }
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
 PROJECTOR = {"gemma3": "gemma3", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
-             "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger"}
+             "qwen3_vl": "qwen3vl_merger", "qwen3_vl_moe": "qwen3vl_merger", "gemma4": "gemma4v"}
 TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
@@ -58,6 +59,13 @@ TOWER = [("embeddings.patch_embedding", "v.patch_embd"), ("embeddings.position_e
          ("merger.mlp.0", "mm.0"), ("merger.mlp.2", "mm.2"), ("merger.linear_fc1", "mm.0"),
          ("merger.linear_fc2", "mm.2"), ("mm_soft_emb_norm", "mm.soft_emb_norm"),
          ("mm_input_projection_weight", "mm.input_projection.weight")]
+TOWER4 = [("patch_embedder.input_proj", "v.patch_embd"), ("std_bias", "v.std_bias"),
+          ("patch_embedder.position_embedding_table", "v.position_embd.weight"),
+          ("std_scale", "v.std_scale"), ("input_layernorm", "ln1"),
+          ("post_attention_layernorm", "attn_post_norm"), ("pre_feedforward_layernorm", "ln2"),
+          ("post_feedforward_layernorm", "ffn_post_norm"), ("self_attn.q_norm", "attn_q_norm"),
+          ("self_attn.k_norm", "attn_k_norm"), ("self_attn.o_proj", "attn_out"),
+          ("embedding_projection", "mm.input_projection")] + TOWER
 
 
 def load(folder):
@@ -76,7 +84,7 @@ def rename(name, table):
 
 
 def add(writer, name, data):
-    data = np.ascontiguousarray(data, dtype=np.float32)
+    data = np.atleast_1d(np.ascontiguousarray(data, dtype=np.float32))
     if data.ndim < 2 or "ffn_gate_inp" in name or "position_embd" in name:
         writer.add_tensor(name, data)
     elif data.ndim < 4 and data.shape[-1] % 32 == 0:
@@ -122,7 +130,8 @@ def write_text(folder, out, top, tensors):
         w.add_uint32("gemma4.attention.key_length_swa", head)
         w.add_uint32("gemma4.attention.value_length_swa", head)
         w.add_float32("gemma4.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
-        head = cfg["global_head_dim"]
+        own = cfg.get("per_layer_config") or {}
+        head = cfg.get("global_head_dim") or next(c["head_dim"] for c in own.values() if "head_dim" in c)
         turned = int(head * full.get("partial_rotary_factor", 1) / 2)
         divisors = [1.0] * turned + [1e30] * (head // 2 - turned)
         w.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
@@ -209,6 +218,8 @@ def write_tower(folder, out, top, tensors):
     if kind == "gemma3":
         side = int(top["mm_tokens_per_image"] ** 0.5)
         w.add_uint32("clip.vision.projector.scale_factor", cfg["image_size"] // cfg["patch_size"] // side)
+    if kind == "gemma4":
+        w.add_uint32("clip.vision.projector.scale_factor", cfg["pooling_kernel_size"])
     if "fullatt_block_indexes" in cfg:
         w.add_uint32("clip.vision.n_wa_pattern", cfg["fullatt_block_indexes"][0] + 1)
         w.add_uint32("clip.vision.window_size", cfg["window_size"])
@@ -217,7 +228,8 @@ def write_tower(folder, out, top, tensors):
         w.add_array("clip.vision.is_deepstack_layers", [n in taps for n in range(cfg["depth"])])
         w.add_uint32("clip.vision.spatial_merge_size", cfg["spatial_merge_size"])
     for name, data in tensors.items():
-        short = re.sub(r"^(model\.)?(visual|vision_tower|multi_modal_projector)\.(vision_model\.)?", "", name)
+        short = re.sub(r"^(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
+                       r"(vision_model\.)?", "", name)
         tap = re.fullmatch(r"deepstack_merger_list\.(\d+)\.(linear_)?(.+)", short)
         layer = re.fullmatch(r"(?:encoder\.layers|blocks)\.(\d+)\.(.+)", short)
         if short == name or short.startswith("head."):
@@ -232,10 +244,14 @@ def write_tower(folder, out, top, tensors):
         elif layer and ".qkv." in "." + layer[2] and kind != "qwen3_vl":
             for i, part in enumerate(np.split(data, 3)):
                 add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace("qkv", "qkv"[i]), TOWER), part)
+        elif kind == "gemma4" and short == "patch_embedder.input_proj.weight":
+            side = cfg["patch_size"]
+            add(w, "v.patch_embd.weight", data.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
         elif layer:
-            add(w, f"v.blk.{layer[1]}." + rename(layer[2], TOWER), data)
+            table = TOWER4 if kind == "gemma4" else TOWER
+            add(w, f"v.blk.{layer[1]}." + rename(layer[2].replace(".linear.", "."), table), data)
         else:
-            add(w, rename(short, TOWER), data)
+            add(w, rename(short, TOWER4 if kind == "gemma4" else TOWER), data)
     finish(w)
 
 

@@ -432,7 +432,7 @@ static enum status engine_and_text_load(struct server *s, struct model *m, struc
     eo.progress_arg = &clock;
     bool beside = uv_thread_create(&thread, text_load, &text) == 0;
     if (!beside) text_load(&text);
-    enum status st = text.st && !beside ? text.st : engine_open(&eo, &m->engine, err);
+    enum status st = !beside && text.st ? text.st : engine_open(&eo, &m->engine, err);
     if (beside) uv_thread_join(&thread);
     (void)log_status(NULL);
     if (!text.st) return st;
