@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEPT 128u
+#define KEPT       128u
+#define KEPT_BYTES ((size_t)256 << 20) /* of all, but for the newest */
 
 struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
@@ -90,7 +91,7 @@ static void key_of(const char *text, uint8_t key[crypto_hash_sha256_BYTES])
 struct grammar *grammars_find(struct grammars *g, const char *text)
 {
     uint8_t key[crypto_hash_sha256_BYTES];
-    struct grammar *found = NULL;
+    struct grammar *found = NULL, *gone = NULL;
     key_of(text, key);
     uv_mutex_lock(&g->lock);
     for (uint32_t i = 0; i < KEPT && !found; i++) {
@@ -98,9 +99,39 @@ struct grammar *grammars_find(struct grammars *g, const char *text)
         if (!k->grammar || memcmp(k->key, key, sizeof key) != 0) continue;
         k->used = ++g->clock;
         found = grammar_ref(k->grammar);
+        if (grammar_bytes(found) < SIZE_MAX) continue;
+        gone = found;
+        grammar_unref(k->grammar);
+        *k = (struct kept){.grammar = NULL};
     }
     uv_mutex_unlock(&g->lock);
-    return found;
+    grammar_unref(gone);
+    return gone ? NULL : found;
+}
+
+static struct kept *oldest_of(struct grammars *g)
+{
+    struct kept *oldest = NULL;
+    for (uint32_t i = 0; i < KEPT; i++)
+        if (g->kept[i].grammar && (!oldest || g->kept[i].used < oldest->used)) oldest = &g->kept[i];
+    return oldest;
+}
+
+/* Until there is a place, and the rest is small enough: the one that was not asked for the longest goes. */
+static struct kept *make_room(struct grammars *g)
+{
+    for (;;) {
+        struct kept *place = NULL, *oldest = oldest_of(g);
+        size_t bytes = 0;
+        for (uint32_t i = 0; i < KEPT; i++) {
+            size_t own = g->kept[i].grammar ? grammar_bytes(g->kept[i].grammar) : 0;
+            if (!g->kept[i].grammar) place = &g->kept[i];
+            bytes = own > KEPT_BYTES ? KEPT_BYTES + 1 : bytes + own;
+        }
+        if (place && bytes <= KEPT_BYTES) return place;
+        grammar_unref(oldest->grammar);
+        oldest->grammar = NULL;
+    }
 }
 
 void grammars_keep(struct grammars *g, const char *text, struct grammar *grammar)
@@ -108,12 +139,8 @@ void grammars_keep(struct grammars *g, const char *text, struct grammar *grammar
     uint8_t key[crypto_hash_sha256_BYTES];
     key_of(text, key);
     uv_mutex_lock(&g->lock);
-    struct kept *oldest = &g->kept[0];
-    for (uint32_t i = 1; i < KEPT && oldest->grammar; i++)
-        if (!g->kept[i].grammar || g->kept[i].used < oldest->used) oldest = &g->kept[i];
-    struct grammar *gone = oldest->grammar;
-    *oldest = (struct kept){.grammar = grammar_ref(grammar), .used = ++g->clock};
-    memcpy(oldest->key, key, sizeof key);
+    struct kept *place = make_room(g);
+    *place = (struct kept){.grammar = grammar_ref(grammar), .used = ++g->clock};
+    memcpy(place->key, key, sizeof key);
     uv_mutex_unlock(&g->lock);
-    grammar_unref(gone);
 }

@@ -2,6 +2,7 @@
 #include "server/grammar/build.h"
 
 #include "server/grammar/machine.h"
+#include "server/grammar/room.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,27 +16,9 @@ struct grammar_builder {
     enum status st; /* of the first call that failed */
 };
 
-static bool reserve(void **at, size_t *cap, size_t need, size_t size)
-{
-    if (need <= *cap) return true;
-    size_t n = *cap ? *cap : 64;
-    while (n < need) n *= 2;
-    void *to = realloc(*at, n * size);
-    if (!to) return false;
-    *at = to;
-    *cap = n;
-    return true;
-}
-
 gx grammar__node(struct grammar *g, struct gx_node n)
 {
-    if (g->node_count == g->node_cap) {
-        uint32_t cap = g->node_cap ? 2 * g->node_cap : 64;
-        struct gx_node *to = realloc(g->nodes, cap * sizeof *to);
-        if (!to) return 0;
-        g->nodes = to;
-        g->node_cap = cap;
-    }
+    if (!array_room((void **)&g->nodes, &g->node_cap, g->node_count + 1u, sizeof *g->nodes)) return 0;
     if (!g->node_count) g->nodes[g->node_count++] = (struct gx_node){.kind = GX_FAILED};
     g->nodes[g->node_count] = n;
     return g->node_count++;
@@ -132,7 +115,7 @@ gx gb_alt(struct grammar_builder *b, const gx *list, size_t n)
     if (b->st || n > UINT32_MAX / 2) return 0;
     for (size_t i = 0; i < n; i++)
         if (!list[i]) return 0;
-    if (!reserve((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
+    if (!array_room((void **)&g->list, &g->list_cap, g->list_count + n, sizeof *g->list)) {
         b->st = ST_NOMEM;
         return 0;
     }

@@ -34,6 +34,9 @@ void grammar_vocab_free(struct grammar_vocab *v);
 struct grammar;
 struct grammar *grammar_ref(struct grammar *g);
 void grammar_unref(struct grammar *g); /* NULL is fine */
+/* Bytes that it holds now; it grows with what answers reach. SIZE_MAX: it ran out of memory, and is of no
+ * more use. */
+size_t grammar_bytes(struct grammar *g);
 
 /* Where the fault is: "$.properties.a.contains", and in words what it is. */
 struct grammar_fault {

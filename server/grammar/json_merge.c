@@ -39,42 +39,82 @@ json_t *keep(struct schema_maker *m, json_t *made)
 {
     if (!made || json_array_append_new(m->keep, made))
         (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    m->kept += json_object_size(made) + json_array_size(made) / 8 + 1;
+    if (m->kept > KEPT_MAX) (void)schema_refuse(m, NULL, ST_TOO_LARGE, "the schema is too large");
     return made;
 }
 
 /* ---- values and types ---- */
 
-bool schema_same(const json_t *a, const json_t *b)
+/* The same value in one spelling: whole numbers without a fraction. A new reference. */
+static json_t *canonical(const json_t *v)
 {
+    json_t *out, *one;
     const char *key;
-    json_t *v;
     size_t i;
-    if (json_is_number(a) && json_is_number(b)) {
-        double x = json_number_value(a), y = json_number_value(b);
-        if (json_is_integer(a) && json_is_integer(b)) return json_integer_value(a) == json_integer_value(b);
-        return !(x < y) && !(x > y);
+    double x = json_real_value(v);
+    if (json_is_real(v) && floor(x) >= x && fabs(x) < 0x1p63) return json_integer((json_int_t)x);
+    if (json_is_array(v)) {
+        out = json_array();
+        json_array_foreach(v, i, one) json_array_append_new(out, canonical(one));
+    } else if (json_is_object(v)) {
+        out = json_object();
+        json_object_foreach((json_t *)(uintptr_t)v, key, one) json_object_set_new(out, key, canonical(one));
+    } else {
+        out = json_incref((json_t *)(uintptr_t)v);
     }
-    if (json_typeof(a) != json_typeof(b)) return false;
-    if (json_is_array(a)) {
-        json_array_foreach(a, i, v) if (!json_array_get(b, i) ||
-                                        !schema_same(v, json_array_get(b, i))) return false;
-        return json_array_size(a) == json_array_size(b);
-    }
-    if (!json_is_object(a)) return json_equal(a, b);
-    json_object_foreach((json_t *)(uintptr_t)a, key, v)
-    {
-        const json_t *w = json_object_get(b, key);
-        if (!w || !schema_same(v, w)) return false;
-    }
-    return json_object_size(a) == json_object_size(b);
+    return out;
 }
 
-bool schema_listed(const json_t *list, const json_t *v)
+char *schema_text(struct schema_maker *m, const json_t *v)
 {
+    json_t *one = canonical(v);
+    char *text = one ? json_dumps(one, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_decref(one);
+    if (!text) (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    return text;
+}
+
+bool schema_same(struct schema_maker *m, const json_t *a, const json_t *b)
+{
+    char *x = schema_text(m, a), *y = schema_text(m, b);
+    bool same = x && y && strcmp(x, y) == 0;
+    free(x);
+    free(y);
+    return same;
+}
+
+bool schema_add(struct schema_maker *m, json_t *set, const json_t *v)
+{
+    char *text = schema_text(m, v);
+    bool is_new = text && !json_object_get(set, text);
+    if (is_new && json_object_set_new(set, text, json_true()))
+        (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    free(text);
+    return is_new;
+}
+
+/* The list as a set, which is kept with it. */
+static json_t *set_of(struct schema_maker *m, const json_t *list)
+{
+    char address[32];
+    snprintf(address, sizeof address, "%p", (const void *)list);
+    json_t *set = json_object_get(m->sets, address), *v;
     size_t i;
-    json_t *one;
-    json_array_foreach(list, i, one) if (schema_same(one, v)) return true;
-    return false;
+    if (set) return set;
+    set = json_object();
+    (void)keep(m, json_incref((json_t *)(uintptr_t)list)); /* so that no other gets its address */
+    json_array_foreach(list, i, v)(void) schema_add(m, set, v);
+    if (json_object_set_new(m->sets, address, set)) (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    return m->st ? NULL : set;
+}
+
+bool schema_listed(struct schema_maker *m, const json_t *list, const json_t *v)
+{
+    char *text = list ? schema_text(m, v) : NULL;
+    bool found = text && json_object_get(set_of(m, list), text);
+    free(text);
+    return found;
 }
 
 unsigned value_type(const json_t *v)
@@ -126,27 +166,24 @@ json_t *schema_types_list(unsigned bits)
     return list;
 }
 
-static json_t *both_values(const json_t *a, const json_t *b)
+static json_t *both_values(struct schema_maker *m, const json_t *a, const json_t *b)
 {
     json_t *list = json_array(), *v;
     size_t i;
     json_array_foreach(a, i, v)
     {
-        if (schema_listed(b, v)) json_array_append(list, v);
+        if (schema_listed(m, b, v)) json_array_append(list, v);
     }
     return list;
 }
 
-static json_t *either_value(const json_t *a, const json_t *b)
+static json_t *either_value(struct schema_maker *m, const json_t *a, const json_t *b)
 {
-    json_t *list = json_copy((json_t *)(uintptr_t)a), *v;
-    size_t i, k;
-    json_array_foreach(b, i, v)
-    {
-        for (k = 0; k < json_array_size(list) && !json_equal(v, json_array_get(list, k)); k++) {
-        }
-        if (k == json_array_size(list)) json_array_append(list, v);
-    }
+    json_t *list = json_array(), *set = json_object(), *v;
+    size_t i;
+    json_array_foreach(a, i, v) if (schema_add(m, set, v)) json_array_append(list, v);
+    json_array_foreach(b, i, v) if (schema_add(m, set, v)) json_array_append(list, v);
+    json_decref(set);
     return list;
 }
 
@@ -158,7 +195,7 @@ static bool is_one_of(const char *key, const char *const *list)
 }
 
 /* The value of one keyword that both have; NULL: they hold side by side. */
-static json_t *keyword(const char *key, json_t *x, json_t *y)
+static json_t *keyword(struct schema_maker *m, const char *key, json_t *x, json_t *y)
 {
     static const char *const larger[] = {"minimum",  "exclusiveMinimum", "minLength",
                                          "minItems", "minProperties",    NULL};
@@ -171,8 +208,8 @@ static json_t *keyword(const char *key, json_t *x, json_t *y)
         if (is_one_of(key, larger)) return json_incref(first ? x : y);
         if (is_one_of(key, smaller)) return json_incref(first ? y : x);
     }
-    if (strcmp(key, "enum") == 0) return both_values(x, y);
-    if (strcmp(key, "required") == 0) return either_value(x, y);
+    if (strcmp(key, "enum") == 0) return both_values(m, x, y);
+    if (strcmp(key, "required") == 0) return either_value(m, x, y);
     if (strcmp(key, "uniqueItems") == 0) return json_incref(json_is_true(x) ? x : y);
     if (!is_one_of(key, lists)) return NULL;
     json_t *list = json_copy(x);
@@ -210,7 +247,10 @@ static void beside(json_t *out, json_t *one)
 {
     json_t *list = json_object_get(out, SK_ALL);
     list = list ? json_copy(list) : json_array();
-    if (json_object_size(one) && !schema_listed(list, one)) json_array_append(list, one);
+    bool known = json_object_size(one) == 0;
+    for (size_t i = 0; i < json_array_size(list) && !known; i++)
+        known = json_equal(json_array_get(list, i), one);
+    if (!known) json_array_append(list, one);
     json_object_set_new(out, SK_ALL, list);
     json_decref(one);
 }
@@ -263,7 +303,7 @@ json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, c
             json_object_set(out, key, v);
         } else if (strcmp(key, "type") == 0) {
             json_object_set_new(out, key, schema_types_list(schema_types(a) & schema_types(b)));
-        } else if ((one = keyword(key, mine, v))) {
+        } else if ((one = keyword(m, key, mine, v))) {
             json_object_set_new(out, key, one);
         } else if (is_one_of(key, alone)) {
             beside(out, json_pack("{s:O}", key, v));

@@ -170,16 +170,19 @@ static json_t *values_of(struct schema_maker *m, const json_t *s, const struct p
         {
             json_t *some = values_of(m, branch, at, depth + 1);
             if (!some) return NULL;
-            json_array_foreach(some, k, v) if (!schema_listed(list, v)) json_array_append(list, v);
+            json_array_foreach(some, k, v) json_array_append(list, v);
         }
     }
     if (!list) return NULL;
+    json_t *seen = keep(m, json_object());
     json_array_foreach(list, i, v)
     {
+        if (m->st) return NULL;
+        if (!schema_add(m, seen, v)) continue;
         enum verdict ok = schema_valid(m, all, v);
         if (ok == UNKNOWN)
             (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"enum\" beside these keywords is not supported");
-        if (ok == YES && !schema_listed(out, v)) json_array_append(out, v);
+        if (ok == YES) json_array_append(out, v);
     }
     return out;
 }
@@ -214,9 +217,9 @@ static gx by_types(struct schema_maker *m, const json_t *s, const struct path *a
     if (types & JT_ARRAY && !m->st) list[n++] = schema_array(m, s, at);
     if (types & JT_STRING && !m->st) list[n++] = gb_regex(m->b, schema_string(m, s, at));
     if (numbers && !m->st) list[n++] = gb_regex(m->b, schema_number(m, s, numbers, at));
-    if (types & JT_BOOLEAN && !schema_listed(nots, yes)) list[n++] = lit(m, "true");
-    if (types & JT_BOOLEAN && !schema_listed(nots, no)) list[n++] = lit(m, "false");
-    if (types & JT_NULL && !schema_listed(nots, null)) list[n++] = lit(m, "null");
+    if (types & JT_BOOLEAN && !schema_listed(m, nots, yes)) list[n++] = lit(m, "true");
+    if (types & JT_BOOLEAN && !schema_listed(m, nots, no)) list[n++] = lit(m, "false");
+    if (types & JT_NULL && !schema_listed(m, nots, null)) list[n++] = lit(m, "null");
     return m->st ? 0 : gb_alt(m->b, list, n);
 }
 
@@ -270,7 +273,7 @@ static json_t *exactly_one(struct schema_maker *m, const json_t *list, const jso
 {
     size_t n = json_array_size(list);
     json_t *out = keep(m, json_array());
-    bool *meet = calloc(n * n + 1, sizeof *meet);
+    bool *meet = m->st ? NULL : calloc(n * n + 1, sizeof *meet);
     if (!meet) return (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory"), out;
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < i && !m->st; k++)
@@ -287,6 +290,31 @@ static json_t *exactly_one(struct schema_maker *m, const json_t *list, const jso
     }
     free(meet);
     return out;
+}
+
+/* Of branches that all list their values: those that one branch alone has, as a schema; NULL: they don't. */
+static json_t *listed_once(struct schema_maker *m, const json_t *list)
+{
+    json_t *all = keep(m, json_array()), *once = keep(m, json_object()), *twice = keep(m, json_object()),
+           *out = keep(m, json_array()), *branch, *v;
+    size_t i, k;
+    json_array_foreach(list, i, branch)
+    {
+        json_t *values = json_object_get(branch, "enum"), *one = json_object_get(branch, "const"),
+               *seen = keep(m, json_object());
+        if (one) values = keep(m, json_pack("[O]", one));
+        if (!values) return NULL;
+        json_array_foreach(values, k, v)
+        {
+            enum verdict ok = schema_valid(m, branch, v);
+            if (ok == UNKNOWN || m->st) return NULL;
+            if (ok == NO || !schema_add(m, seen, v)) continue;
+            if (schema_add(m, once, v)) json_array_append(all, v);
+            else (void)schema_add(m, twice, v);
+        }
+    }
+    json_array_foreach(all, i, v) if (schema_add(m, twice, v)) json_array_append(out, v);
+    return keep(m, json_pack("[{s:O}]", "enum", out));
 }
 
 /* if, then, else as alternatives. */
@@ -330,7 +358,10 @@ static const char *take(struct schema_maker *m, json_t *s, const json_t *whole, 
     }
     if ((v = json_object_get(s, "oneOf"))) {
         json_t *left = keep(m, schema_without(whole, "oneOf"));
-        *list = exactly_one(m, v, left);
+        *list = listed_once(m, v);
+        if (!*list && json_array_size(v) > FORKS_MAX)
+            (void)schema_refuse(m, at, ST_TOO_LARGE, "\"oneOf\" leaves too many alternatives");
+        if (!*list) *list = exactly_one(m, v, left);
         json_object_del(s, "oneOf");
         return "oneOf";
     }
@@ -467,8 +498,9 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     struct schema_maker m = {.b = b, .p = gb_pool(b), .root = schema, .opt = opt, .fault = fault};
     m.keep = json_array();
     m.rules = json_object();
+    m.sets = json_object();
     *fault = (struct grammar_fault){{0}, {0}};
-    if (!m.keep || !m.rules) (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
+    if (!m.keep || !m.rules || !m.sets) (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
     if (has_our_key((json_t *)(uintptr_t)schema, 0))
         (void)schema_refuse(&m, NULL, ST_UNSUPPORTED, "a key or text begins with a control character");
     m.old_refs = is_draft(schema, 7);
@@ -478,6 +510,7 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     if (!m.st && !*out) (void)schema_refuse(&m, NULL, ST_TOO_LARGE, "the schema is too large");
     json_decref(m.keep);
     json_decref(m.rules);
+    json_decref(m.sets);
     return m.st;
 }
 

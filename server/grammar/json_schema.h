@@ -6,7 +6,8 @@
 
 #include "server/grammar/build.h"
 
-#define MERGES_MAX 4000u /* of schemas, for one grammar */
+#define MERGES_MAX 4000u    /* of schemas, for one grammar */
+#define KEPT_MAX   1000000u /* keys of schemas that were made on the way: some 100 bytes each */
 
 struct path { /* of the schema at hand, for messages: a list towards the root */
     const struct path *up;
@@ -22,7 +23,9 @@ struct schema_maker {
     struct grammar_fault *fault;
     json_t *keep;  /* array: what was made on the way and is still pointed to */
     json_t *rules; /* object: the text of a schema -> its rule; its address -> its expression */
+    json_t *sets;  /* object: the address of a list of values -> an object with their texts */
     unsigned depth, merges, forks;
+    size_t kept;
     bool old_refs, no_if; /* drafts 4 to 7: what stands beside "$ref" means nothing; 4 to 6: nor does "if" */
     gx any, comma, colon; /* rule of any value; signs; 0 = not made yet */
     rx string, plain, blank; /* any string literal; such without needless \u; 0 = not made yet */
@@ -93,8 +96,12 @@ enum status schema_refuse(struct schema_maker *m, const struct path *at, enum st
     __attribute__((format(printf, 4, 5)));
 /* Takes a new reference; what it returns lives as long as m. */
 json_t *keep(struct schema_maker *m, json_t *made);
-bool schema_same(const json_t *a, const json_t *b); /* 1 and 1.0 are */
-bool schema_listed(const json_t *list, const json_t *v);
+/* Values as JSON schema compares them: 1 and 1.0 are one. A text that only equal values have, the caller's;
+ * schema_add: was v not in the set of such texts yet? */
+char *schema_text(struct schema_maker *m, const json_t *v);
+bool schema_same(struct schema_maker *m, const json_t *a, const json_t *b);
+bool schema_listed(struct schema_maker *m, const json_t *list, const json_t *v); /* nobody changes it later */
+bool schema_add(struct schema_maker *m, json_t *set, const json_t *v);
 /* A new reference of a schema that asks for all that a and b ask for; NULL: see m->st. Neither
  * may have "$ref" at its top. */
 json_t *schema_merge(struct schema_maker *m, const json_t *a, const json_t *b, const struct path *at);

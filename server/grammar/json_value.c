@@ -320,16 +320,18 @@ static enum verdict valid_number(struct schema_maker *m, const json_t *s, const 
 static enum verdict valid_array(struct schema_maker *m, const json_t *s, const json_t *v, unsigned deep)
 {
     enum verdict out = YES;
-    size_t n = json_array_size(v), i, k;
+    size_t n = json_array_size(v), i;
     uint32_t min = 0, max = RX_NO_LIMIT;
     (void)schema_count(m, s, "minItems", &min, NULL);
     (void)schema_count(m, s, "maxItems", &max, NULL);
     if (n < min || n > max) return NO;
     for (i = 0; i < n; i++) out = both(out, valid(m, schema_item(s, i), json_array_get(v, i), deep));
-    if (json_is_true(json_object_get(s, "uniqueItems")))
-        for (i = 0; i < n; i++)
-            for (k = 0; k < i; k++)
-                if (schema_same(json_array_get(v, i), json_array_get(v, k))) return NO;
+    if (json_is_true(json_object_get(s, "uniqueItems"))) {
+        json_t *seen = json_object();
+        for (i = 0; i < n && schema_add(m, seen, json_array_get(v, i)); i++) continue;
+        json_decref(seen);
+        if (i < n) return NO;
+    }
     const json_t *some = json_object_get(s, "contains");
     if (!some) return out;
     uint32_t least = 1, most = RX_NO_LIMIT, found = 0, maybe = 0;
@@ -423,8 +425,8 @@ static enum verdict valid(struct schema_maker *m, const json_t *s, const json_t 
         out = to ? valid(m, to, v, deep + 1) : UNKNOWN;
         if (m->old_refs) return out;
     }
-    if (!(value_type(v) & schema_types(s)) || (list && !schema_listed(list, v)) ||
-        (one && !schema_same(one, v)) || (nots && schema_listed(nots, v)))
+    if (!(value_type(v) & schema_types(s)) || (list && !schema_listed(m, list, v)) ||
+        (one && !schema_same(m, one, v)) || (nots && schema_listed(m, nots, v)))
         return NO;
     for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
         if (json_object_get(s, hard[i])) out = UNKNOWN;

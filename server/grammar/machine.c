@@ -1,5 +1,6 @@
 /* See machine.h. */
 #include "server/grammar/machine.h"
+#include "server/grammar/room.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,28 +21,9 @@ static uint64_t mix(uint64_t h, uint64_t x)
     return h ^ h >> 29;
 }
 
-static bool room(void **at, uint32_t *cap, uint32_t need, size_t size)
-{
-    if (need <= *cap) return true;
-    uint32_t n = *cap ? *cap : 64;
-    while (n < need) n *= 2;
-    void *to = realloc(*at, n * size);
-    if (!to) return false;
-    *at = to;
-    *cap = n;
-    return true;
-}
-
 static bool places_room(struct grammar *g, size_t more)
 {
-    if (g->place_count + more <= g->place_cap) return true;
-    size_t n = g->place_cap ? g->place_cap : 256;
-    while (n < g->place_count + more) n *= 2;
-    struct place *to = realloc(g->places, n * sizeof *to);
-    if (!to) return false;
-    g->places = to;
-    g->place_cap = n;
-    return true;
+    return array_room((void **)&g->places, &g->place_cap, g->place_count + more, sizeof *g->places);
 }
 
 /* ---- what follows: shared lists ---- */
@@ -70,7 +52,7 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
     uint64_t h = mix(what, rest);
     for (uint32_t at; (at = g->cont_slots[h & (g->cont_slot_count - 1)]); h++)
         if (g->conts[at].what == what && g->conts[at].rest == rest) return at;
-    if (!room((void **)&g->conts, &g->cont_cap, g->cont_count + 1, sizeof *g->conts)) {
+    if (!array_room((void **)&g->conts, &g->cont_cap, g->cont_count + 1u, sizeof *g->conts)) {
         g->failed = true;
         return 0;
     }
@@ -81,14 +63,15 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
 
 struct work {
     uint32_t *items;
-    uint32_t count, cap;
+    uint32_t count;
+    size_t cap;
 };
 
 static void push(struct grammar *g, struct work *w, uint32_t cont)
 {
     if (g->conts[cont].stamp == g->stamp) return; /* was here already */
     g->conts[cont].stamp = g->stamp;
-    if (!room((void **)&w->items, &w->cap, w->count + 1, sizeof *w->items)) g->failed = true;
+    if (!array_room((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
     else w->items[w->count++] = cont;
 }
 
@@ -226,7 +209,7 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
             (!m || memcmp(g->places + s->places, p, m * sizeof *p) == 0))
             return at;
     }
-    if (!room((void **)&g->states, &g->state_cap, g->state_count + 1, sizeof *g->states)) {
+    if (!array_room((void **)&g->states, &g->state_cap, g->state_count + 1u, sizeof *g->states)) {
         g->failed = true;
         return STATE_DEAD;
     }
@@ -329,10 +312,20 @@ static void moves_free(struct grammar *g)
 
 bool machine__open(struct grammar *g)
 {
-    g->failed = !room((void **)&g->conts, &g->cont_cap, 64, sizeof *g->conts) || !conts_rehash(g, 256) ||
-                !room((void **)&g->states, &g->state_cap, 64, sizeof *g->states) || !states_rehash(g, 256) ||
-                !places_room(g, 256);
+    g->failed = !array_room((void **)&g->conts, &g->cont_cap, 64, sizeof *g->conts) ||
+                !conts_rehash(g, 256) ||
+                !array_room((void **)&g->states, &g->state_cap, 64, sizeof *g->states) ||
+                !states_rehash(g, 256) || !places_room(g, 256);
     return !g->failed && first_state(g);
+}
+
+size_t machine__bytes(const struct grammar *g)
+{
+    return g->cont_cap * sizeof *g->conts + g->place_cap * sizeof *g->places +
+           g->state_cap * sizeof *g->states + g->move_bytes + g->node_cap * sizeof *g->nodes +
+           g->list_cap * sizeof *g->list +
+           sizeof(uint32_t) *
+               (g->cont_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
 }
 
 void machine__close(struct grammar *g)

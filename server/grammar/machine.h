@@ -60,7 +60,8 @@ struct grammar {
     pthread_mutex_t lock; /* all below */
     struct rx_pool *pool;
     struct gx_node *nodes;
-    uint32_t node_count, node_cap;
+    uint32_t node_count;
+    size_t node_cap;
     uint32_t *list;
     size_t list_count, list_cap;
     gx start;
@@ -70,12 +71,14 @@ struct grammar {
     struct members *members; /* members.c */
 
     struct cont *conts;
-    uint32_t cont_count, cont_cap, stamp;
+    uint32_t cont_count, stamp;
+    size_t cont_cap;
     uint32_t *cont_slots, cont_slot_count;
     struct place *places; /* of conts and of states */
     size_t place_count, place_cap;
     struct state *states;
-    uint32_t state_count, state_cap;
+    uint32_t state_count;
+    size_t state_cap;
     uint32_t *state_slots, state_slot_count;
     size_t move_bytes;
     uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
@@ -95,8 +98,9 @@ gx grammar__node(struct grammar *g, struct gx_node n); /* 0: no memory */
 
 /* members.c */
 bool members__add(struct grammar *g, const struct gb_members *from,
-                  struct gx_node *out); /* false: no memory */
-void members__free(struct members *m);  /* NULL is fine */
+                  struct gx_node *out);         /* false: no memory */
+void members__free(struct members *m);          /* NULL is fine */
+size_t members__bytes(const struct members *m); /* likewise */
 void members__facts(struct grammar *g, struct gx_node *n);
 void members__base(struct grammar *g); /* what is there now stays */
 void members__drop(struct grammar *g); /* the rest is gone */
@@ -108,6 +112,7 @@ bool members__ends(const struct grammar *g, gx node);       /* may it be the las
 
 /* machine.c; under the lock. States are numbers of this era. */
 #define STATE_FIRST 1u
+size_t machine__bytes(const struct grammar *g);
 bool machine__open(struct grammar *g);  /* after build.c is done; false: no memory (`failed`), or too wide */
 void machine__close(struct grammar *g); /* frees its part */
 /* Drops what was made when that is a lot: states are to be found again then. */

@@ -13,8 +13,9 @@ struct matcher {
     uint32_t *tokens; /* [count]: those that were looked at */
     uint32_t *states; /* [count + 1]: before the first one, and after each */
     uint32_t count, cap;
-    uint32_t era;   /* of the states */
-    uint32_t *path; /* [v->depth + 1] of a walk */
+    uint32_t era;      /* of the states */
+    uint32_t *path;    /* [v->depth + 1] of a walk */
+    atomic_bool stuck; /* some mask had nothing but the end though the text was not complete */
 };
 
 enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
@@ -175,6 +176,17 @@ static const uint32_t *mask_kept(struct matcher *m, uint32_t state)
     return oldest->bits;
 }
 
+size_t grammar_bytes(struct grammar *g)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&g->lock);
+    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) n += g->mask_vocab->words * sizeof(uint32_t);
+    n += rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g);
+    if (g->failed) n = SIZE_MAX;
+    pthread_mutex_unlock(&g->lock);
+    return n;
+}
+
 void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
     const struct grammar_vocab *v = m->v;
@@ -184,10 +196,12 @@ void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uin
     pthread_mutex_lock(&m->g->lock);
     uint32_t state = go(m, tokens, count);
     if (state && m->g->states[state].place_count) mask = mask_kept(m, state);
+    bool complete = state && m->g->states[state].accepts;
     uint32_t any = 0;
     for (uint32_t i = 0; mask && !m->g->failed && i < n; i++) any |= bits[i] = mask[i];
     pthread_mutex_unlock(&m->g->lock);
     if (any) return;
+    if (!complete) atomic_store(&m->stuck, true);
     for (uint32_t i = 0; i < v->end_count; i++)
         if (v->end_ids[i] >> 5 < words) set(bits, v->end_ids[i]);
 }
@@ -209,6 +223,7 @@ bool matcher_complete(struct matcher *m, const uint32_t *tokens, uint32_t count)
 bool matcher_gave_up(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t end)
 {
     bool is_end = false;
+    if (!atomic_load(&m->stuck)) return false; /* without waiting for who makes a mask */
     for (uint32_t i = 0; i < m->v->end_count; i++) is_end = is_end || m->v->end_ids[i] == end;
     return is_end && !matcher_complete(m, tokens, count);
 }

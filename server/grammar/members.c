@@ -2,6 +2,7 @@
  * been written: it is made when it is reached, so names that may come in any order cost what a text visits.
  */
 #include "server/grammar/machine.h"
+#include "server/grammar/room.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,23 +39,16 @@ static void put(uint32_t *set, uint32_t i)
     set[i >> 5] |= 1u << (i & 31);
 }
 
-static bool room(void **at, size_t *cap, size_t need, size_t size)
-{
-    if (need <= *cap) return true;
-    size_t n = *cap ? *cap : 64;
-    while (n < need) n *= 2;
-    void *to = realloc(*at, n * size);
-    if (!to) return false;
-    *at = to;
-    *cap = n;
-    return true;
-}
-
 static void table_free(struct table *t)
 {
     free(t->list);
     free(t->required);
     free(t->implies);
+}
+
+size_t members__bytes(const struct members *m)
+{
+    return m ? m->word_cap * sizeof *m->words + m->slot_count * sizeof *m->slots : 0;
 }
 
 void members__free(struct members *m)
@@ -80,8 +74,8 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .all = (1u << from->wants) - 1,
                       .any_order = from->any_order,
                       .comma = from->comma};
-    if (!m || !room((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
-        !room((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
+    if (!m || !array_room((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
+        !array_room((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))
         return false;
     t.list = malloc((t.count + 1) * sizeof *t.list);
     t.required = calloc(3 * (size_t)words, sizeof *t.required);
@@ -280,7 +274,7 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const struct table *t = &m->tables[m->words[from + S_TABLE]];
     uint32_t n = S_SEEN + t->words, most = t->max != RX_NO_LIMIT ? t->max : t->min > 1 ? t->min : 1;
     /* Room for a stand, and a set. */
-    if (!room((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
+    if (!array_room((void **)&m->words, &m->word_cap, m->word_count + 2 * (size_t)n, sizeof *m->words)) {
         g->failed = true;
         return false;
     }

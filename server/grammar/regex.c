@@ -2,6 +2,8 @@
  * numbers: alternatives are sorted lists, with byte sets united and common first bytes factored out. */
 #include "server/grammar/regex.h"
 
+#include "server/grammar/room.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,23 +37,12 @@ struct rx_pool {
 };
 
 #define MEMO_MAX (1u << 18)
+#define LIST_MAX ((size_t)1 << 24) /* items of all lists: 64 MiB */
 
 static rx fail(struct rx_pool *p, enum status st)
 {
     if (!p->st) p->st = st;
     return RX_NONE;
-}
-
-static bool grow(void **at, size_t *cap, size_t need, size_t size)
-{
-    if (need <= *cap) return true;
-    size_t n = *cap ? *cap : 64;
-    while (n < need) n *= 2;
-    void *to = realloc(*at, n * size);
-    if (!to) return false;
-    *at = to;
-    *cap = n;
-    return true;
 }
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -150,18 +141,19 @@ static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
     if (p->count >= p->max) return fail(p, ST_TOO_LARGE);
     facts(p, &n, items);
     if (n.kind == K_BYTES) {
-        if (!grow((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets))
+        if (!array_room((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets))
             return fail(p, ST_NOMEM);
         memcpy(p->sets[p->set_count], items, sizeof *p->sets);
         n.a = (uint32_t)p->set_count++;
     } else if (is_list(n.kind)) {
-        if (!grow((void **)&p->list, &p->list_cap, p->list_count + n.b, sizeof *p->list))
+        if (p->list_count + n.b > LIST_MAX) return fail(p, ST_TOO_LARGE);
+        if (!array_room((void **)&p->list, &p->list_cap, p->list_count + n.b, sizeof *p->list))
             return fail(p, ST_NOMEM);
         memcpy(p->list + p->list_count, items, n.b * sizeof *items);
         n.a = (uint32_t)p->list_count;
         p->list_count += n.b;
     }
-    if (!grow((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes)) return fail(p, ST_NOMEM);
+    if (!array_room((void **)&p->nodes, &p->cap, p->count + 1, sizeof *p->nodes)) return fail(p, ST_NOMEM);
     p->nodes[p->count] = n;
     p->slots[h & (p->slot_count - 1)] = (uint32_t)p->count;
     return (rx)p->count++;
@@ -173,7 +165,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     if (!p) return ST_NOMEM;
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->count = 3;
-    if (!grow((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
+    if (!array_room((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
@@ -198,6 +190,12 @@ void rx_pool_free(struct rx_pool *p)
 enum status rx_status(const struct rx_pool *p)
 {
     return p->st;
+}
+
+size_t rx_pool_bytes(const struct rx_pool *p)
+{
+    return p->cap * sizeof *p->nodes + p->list_cap * sizeof *p->list + p->set_cap * sizeof *p->sets +
+           p->slot_count * sizeof *p->slots + p->memo_cap * sizeof *p->memo;
 }
 
 size_t rx_pool_count(const struct rx_pool *p)

@@ -25,6 +25,7 @@ void rx_pool_free(struct rx_pool *p); /* NULL is fine */
 enum status rx_status(const struct rx_pool *p);
 /* Number of expressions; and back to an earlier number: those made since are gone. */
 size_t rx_pool_count(const struct rx_pool *p);
+size_t rx_pool_bytes(const struct rx_pool *p);
 void rx_pool_cut(struct rx_pool *p, size_t count);
 
 /* One byte of a set: bit b & 31 of set[b >> 5]. */
