@@ -8,6 +8,9 @@
 #include "server/http/fields.h"
 #include "server/http/limits.h"
 
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,21 +49,29 @@ gx form_text_without(struct form_maker *m, const char *const *tags, size_t n)
     return gb_regex(m->b, form_without(m, tags, n));
 }
 
-/* Whole numbers beyond 64 bits as jansson's reals: bounds, which mean the same. */
-static json_t *without_big(json_t *v)
+/* Whole numbers beyond 64 bits as jansson's reals: bounds, which mean the same. *lost: one stands among
+ * values, where it would become another. */
+static json_t *without_big(json_t *v, bool value, bool *lost)
 {
     const char *digits = json_big_int(v), *key;
     json_t *one, *copy;
     size_t i;
-    if (digits) return json_real(strtod(digits, NULL));
+    if (digits) {
+        *lost = *lost || value;
+        return json_real(fmax(-DBL_MAX, fmin(DBL_MAX, strtod(digits, NULL))));
+    }
     if (json_is_object(v)) {
         copy = json_object();
-        json_object_foreach(v, key, one) json_object_set_new(copy, key, without_big(one));
+        json_object_foreach(v, key, one)
+        {
+            bool values = value || strcmp(key, "const") == 0 || strcmp(key, "enum") == 0;
+            json_object_set_new(copy, key, without_big(one, values, lost));
+        }
         return copy;
     }
     if (!json_is_array(v)) return json_incref(v);
     copy = json_array();
-    json_array_foreach(v, i, one) json_array_append_new(copy, without_big(one));
+    json_array_foreach(v, i, one) json_array_append_new(copy, without_big(one, value, lost));
     return copy;
 }
 
@@ -68,8 +79,16 @@ enum status form_schema(struct form_maker *m, json_t *schema, bool compact, cons
 {
     struct grammar_fault fault = {{0}, {0}};
     struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = m->g->p.form.any_order};
-    json_t *plain = without_big(schema);
-    enum status st = plain ? gb_schema(m->b, plain, &opt, out, &fault) : ST_NOMEM;
+    bool lost = false;
+    json_t *plain = without_big(schema, false, &lost);
+    enum status st = plain ? ST_OK : ST_NOMEM;
+    if (!st && lost) {
+        st = ST_UNSUPPORTED;
+        snprintf(fault.path, sizeof fault.path, "$");
+        snprintf(fault.message, sizeof fault.message,
+                 "\"const\" or \"enum\" with an integer of over 64 bits");
+    }
+    if (!st) st = gb_schema(m->b, plain, &opt, out, &fault);
     json_decref(plain);
     return st ? fault_say(m, st, param, &fault) : ST_OK;
 }

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -169,6 +170,11 @@ def test_faults(binary, model):
             (as_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {
                 str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1000)}}), "response_format", "itself"),
             (as_schema(False), "response_format", "no text"),
+            (as_schema({"enum": [1, 10**30]}), "response_format", "64 bits"),
+            (as_schema({"oneOf": [{"type": "object", "properties": {"t": {"const": i}}, "required": ["t"]}
+                                  for i in range(2000)]}), "response_format", "too many"),
+            (as_schema({"allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(500)]}),
+             "response_format", "too large"),
             ({"guided_regex": "(a"}, "guided_regex", "group"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
             ({"guided_json": {"type": "string", "pattern": "(a)\\1"}}, "guided_json", "refers back")):
@@ -178,6 +184,14 @@ def test_faults(binary, model):
         check.equal("code", error.get("code"), "unsupported_schema")
         check.equal("param", error.get("param"), param)
         check.true("says what and where", words in error.get("message", ""), error)
+    begin = time.monotonic()
+    for schema in ({"enum": [i * 3.5 for i in range(20000)]}, {"enum": [f"v{i}" for i in range(20000)]},
+                   {"oneOf": [{"const": f"k{i}", "title": f"K {i}"} for i in range(2000)]},
+                   {"allOf": [{"enum": list(range(20000))}, {"enum": list(range(5, 20005))}]},
+                   {"type": "integer", "maximum": 10**400}):
+        got = s.ok("/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_json": schema})
+        check.true("is compiled", got["choices"], got)
+    check.true("in time", time.monotonic() - begin < 60, time.monotonic() - begin)
     # Too much may follow in one place, which shows only when the machine gets there.
     some = "y ::= " + " | ".join(f'"a{i}" y' for i in range(220)) + ' | "b"'
     wide = f'root ::= "x"{{3}} z\nz ::= {"y? " * 200} "end"\n{some}'

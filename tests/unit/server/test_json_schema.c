@@ -107,6 +107,8 @@ static void test_left(void **state)
     row("{\"not\":{\"type\":\"integer\"}}", LIST("1.5", "\"\""), LIST("1", "-20"));
     row("{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"string\",\"maxLength\":2}]}", LIST("\"abc\""),
         LIST("\"a\"", "\"\"", "1"));
+    row("{\"oneOf\":[{\"const\":1,\"title\":\"x\"},{\"enum\":[1.0,\"a\",\"a\"]},{\"const\":2}]}",
+        LIST("2", "\"a\""), LIST("1", "\"x\""));
     row("{\"type\":\"object\",\"oneOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}]}",
         LIST("{\"a\":1}", "{\"b\":1,\"c\":2}"), LIST("{}", "{\"c\":1}"));
     row("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":false,"
