@@ -705,6 +705,33 @@ static bool takes(struct rx_pool *p, rx a, rx one)
     return t->yes;
 }
 
+/* Has it texts of a few lengths only? *left: nodes that may be looked at. */
+static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
+{
+    const struct node *n = &p->nodes[a];
+    if (*left == 0 || n->logic || n->kind == K_NOT || n->kind == K_REPEAT) return false;
+    --*left;
+    if (n->kind == K_CONCAT) return bounded(p, n->a, left) && bounded(p, n->b, left);
+    for (uint32_t i = 0; n->kind == K_ALT && i < n->b; i++)
+        if (!bounded(p, p->list[n->a + i], left)) return false;
+    return true;
+}
+
+/* Of an intersection, all but one part of which leave out some texts alone: that part; else RX_NONE. */
+static rx but_for_some(const struct rx_pool *p, const struct node *n)
+{
+    uint32_t left = 8192;
+    rx out = RX_NONE;
+    for (uint32_t i = 0; n->kind == K_AND && i < n->b; i++) {
+        rx part = p->list[n->a + i];
+        const struct node *x = &p->nodes[part];
+        if (x->kind == K_NOT && part != RX_ALL && bounded(p, x->a, &left)) continue;
+        if (out) return RX_NONE;
+        out = part;
+    }
+    return out;
+}
+
 uint32_t rx_free_run(struct rx_pool *p, rx a, rx one)
 {
     struct node n = p->nodes[a];
@@ -712,6 +739,9 @@ uint32_t rx_free_run(struct rx_pool *p, rx a, rx one)
     struct node h = p->nodes[head];
     uint32_t most = 0;
     if (h.kind == K_REPEAT && takes(p, h.a, one)) return h.c;
+    /* What has texts of every length still has some without those few. */
+    rx wide = but_for_some(p, &h);
+    if (wide && rx_free_run(p, wide, one) == RX_NO_LIMIT) return RX_NO_LIMIT;
     if (n.kind == K_ALT) {
         for (uint32_t i = 0; i < n.b; i++) {
             uint32_t run = rx_free_run(p, p->list[n.a + i], one);

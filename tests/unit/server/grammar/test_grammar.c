@@ -329,39 +329,77 @@ static void check_mask(struct grammar *g, struct matcher *m, const uint32_t *pat
     }
 }
 
+/* Random ways through the grammar, with random tokens: takes the grammar. */
+static void wander(struct grammar *g)
+{
+    char text[TOKENS][64];
+    size_t len[TOKENS];
+    struct grammar_vocab *v = make_vocab(text, len);
+    struct matcher *old, *new;
+    assert_int_equal(matcher_create(g, v, &old), ST_OK);
+    uint32_t path[64], n = 0;
+    for (int step = 0; step < 60; step++) {
+        uint32_t bits[TOKENS / 32 + 1], ids[TOKENS], count = 0;
+        assert_int_equal(matcher_create(g, v, &new), ST_OK);
+        if (dice(8) == 0) machine__drop(g);
+        check_mask(g, dice(2) ? old : new, path, n, text, len);
+        matcher_mask(old, path, n, bits, TOKENS / 32 + 1);
+        if (dice(6) == 0) machine__drop(g);
+        uint32_t again[TOKENS / 32 + 1];
+        matcher_mask(new, path, n, again, TOKENS / 32 + 1);
+        assert_memory_equal(bits, again, sizeof bits);
+        matcher_free(new);
+        for (uint32_t id = 0; id < TOKENS; id++)
+            if (id != END && bits[id >> 5] >> (id & 31) & 1) ids[count++] = id;
+        if (!count || n == 60 || dice(6) == 0) n = dice(n + 1); /* back, and another way */
+        else path[n++] = ids[dice(count)];
+    }
+    matcher_free(old);
+    grammar_vocab_free(v);
+    grammar_unref(g);
+}
+
 static void test_masks(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 400; seed++) {
+    for (uint64_t seed = 1; seed <= (getenv("KVASIR_TEST_SHORT") ? 100 : 400); seed++) {
         struct random_grammar r;
-        char text[TOKENS][64];
-        size_t len[TOKENS];
         seed_now = seed;
         struct grammar *g = make_grammar(&r);
-        if (!g) continue;
-        struct grammar_vocab *v = make_vocab(text, len);
-        struct matcher *old, *new;
-        assert_int_equal(matcher_create(g, v, &old), ST_OK);
-        uint32_t path[64], n = 0;
-        for (int step = 0; step < 60; step++) {
-            uint32_t bits[TOKENS / 32 + 1], ids[TOKENS], count = 0;
-            assert_int_equal(matcher_create(g, v, &new), ST_OK);
-            if (dice(8) == 0) machine__drop(g);
-            check_mask(g, dice(2) ? old : new, path, n, text, len);
-            matcher_mask(old, path, n, bits, TOKENS / 32 + 1);
-            if (dice(6) == 0) machine__drop(g);
-            uint32_t again[TOKENS / 32 + 1];
-            matcher_mask(new, path, n, again, TOKENS / 32 + 1);
-            assert_memory_equal(bits, again, sizeof bits);
-            matcher_free(new);
-            for (uint32_t id = 0; id < TOKENS; id++)
-                if (id != END && bits[id >> 5] >> (id & 31) & 1) ids[count++] = id;
-            if (!count || n == 60 || dice(6) == 0) n = dice(n + 1); /* back, and another way */
-            else path[n++] = ids[dice(count)];
-        }
-        matcher_free(old);
-        grammar_vocab_free(v);
-        grammar_unref(g);
+        if (g) wander(g);
+    }
+}
+
+/* Strings in which all ordinary tokens are allowed at once, or nearly all. */
+static void test_strings(void **state)
+{
+    (void)state;
+    char names[2048] = "{\"type\":\"object\",\"properties\":{";
+    for (unsigned i = 2; i < 64; i++) { /* names of a and b, up to five letters */
+        size_t at = strlen(names);
+        if (i > 2) names[at++] = ',';
+        names[at++] = '"';
+        for (unsigned bit = 5; bit-- > 0;)
+            if (i >> (bit + 1)) names[at++] = i >> bit & 1 ? 'b' : 'a';
+        memcpy(names + at, "\":{}", 5);
+    }
+    strcat(names, "}}");
+    const char *const schemas[] = {
+        names,
+        "{\"type\":\"string\",\"maxLength\":9}",
+        "{\"type\":\"string\",\"minLength\":3}",
+        "{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"ab\",\"aba\",\"c\"]}}",
+        "{\"type\":\"string\",\"maxLength\":3,\"not\":{\"enum\":[\"\",\"ab\",\"aba\"]}}",
+        "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"null\"}}"};
+    for (uint64_t seed = 1; seed <= (getenv("KVASIR_TEST_SHORT") ? 30 : 90); seed++) {
+        struct grammar_json_options opt = {.any_whitespace = seed % 2, .any_order = seed % 3 == 0};
+        struct grammar_fault fault;
+        struct grammar *g;
+        json_t *schema = json_loads(schemas[seed % 6], JSON_DECODE_ANY, NULL);
+        seed_now = seed;
+        assert_int_equal(grammar_from_schema(schema, &opt, &g, &fault), ST_OK);
+        json_decref(schema);
+        wander(g);
     }
 }
 
@@ -399,6 +437,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_strings),
         cmocka_unit_test(test_tag),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
