@@ -6,7 +6,7 @@ import sys
 
 import harness
 
-args = harness.arguments(__doc__, single=500, pairs=200, turns=800)
+args = harness.arguments(__doc__, single=300, pairs=120, turns=400)
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 check = harness.Checks()
 
