@@ -55,8 +55,8 @@ static bool defines(const struct ebnf *e)
 
 static bool is_terminal(const struct ebnf *e, size_t at)
 {
-    while (e->s[at] == '_') at++;
-    return e->s[at] >= 'A' && e->s[at] <= 'Z';
+    while (at < e->len && e->s[at] == '_') at++;
+    return at < e->len && e->s[at] >= 'A' && e->s[at] <= 'Z';
 }
 
 static bool other_case(char a, char b, char *x, char *y)
