@@ -223,16 +223,16 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 static bool moves_make(struct grammar *g, uint32_t state)
 {
     const struct state *s = &g->states[state];
-    uint8_t of_byte[256] = {0};
-    uint32_t count = 1;
+    struct rx_classes classes;
+    rx_classes_begin(&classes);
     for (uint32_t i = 0; i < s->place_count; i++)
-        rx_classes(g->pool, g->places[s->places + i].left, of_byte, &count);
-    size_t bytes = sizeof(struct moves) + count * sizeof(uint32_t);
+        rx_classes_add(g->pool, g->places[s->places + i].left, &classes);
+    size_t bytes = sizeof(struct moves) + classes.count * sizeof(uint32_t);
     struct moves *m = malloc(bytes);
     if (!m) return false;
-    memcpy(m->of_byte, of_byte, sizeof of_byte);
-    m->count = count;
-    memset(m->next, 0xFF, count * sizeof *m->next);
+    memcpy(m->of_byte, classes.of_byte, sizeof m->of_byte);
+    m->count = classes.count;
+    memset(m->next, 0xFF, m->count * sizeof *m->next);
     g->states[state].moves = m;
     g->move_bytes += bytes;
     return true;

@@ -110,7 +110,9 @@ static void walk(struct matcher *m, const struct trie *t, uint32_t state, uint32
             continue;
         }
         m->path[n->depth] = to;
-        for (uint32_t id = n->token; id != NO_TOKEN; id = m->v->twin[id]) set(bits, id);
+        if (n->token != NO_TOKEN) set(bits, n->token);
+        if (n->twins) /* asked of the node: their table is large and would be read at random */
+            for (uint32_t id = m->v->twin[n->token]; id != NO_TOKEN; id = m->v->twin[id]) set(bits, id);
         i++;
     }
 }

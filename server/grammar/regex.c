@@ -549,41 +549,55 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     return out;
 }
 
-/* Splits the classes by the set. */
-static void split(const uint32_t set[8], uint8_t of_byte[256], uint32_t *count)
+/* Splits the classes by the set: by its bytes or by all others, whichever are fewer. */
+static void split(struct rx_classes *s, const uint32_t set[8])
 {
-    uint16_t twin[256]; /* of a class: that of its bytes in the set; 0 = none yet */
-    bool outside[256] = {false};
-    memset(twin, 0, sizeof twin);
-    for (unsigned b = 0; b < 256; b++)
-        if (!(set[b >> 5] >> (b & 31) & 1)) outside[of_byte[b]] = true;
-    for (unsigned b = 0; b < 256; b++) {
-        uint8_t c = of_byte[b];
-        if (!(set[b >> 5] >> (b & 31) & 1) || !outside[c]) continue;
-        if (!twin[c]) twin[c] = (uint16_t)(*count)++;
-        of_byte[b] = (uint8_t)twin[c];
+    uint16_t inside[256] = {0}; /* of a class: how many of those bytes it has */
+    uint16_t twin[256] = {0};   /* the class that they become; 0 = none yet */
+    uint8_t bytes[256];
+    unsigned n = 0, in = 0;
+    for (unsigned w = 0; w < 8; w++) in += (unsigned)__builtin_popcount(set[w]);
+    for (unsigned w = 0; w < 8; w++)
+        for (uint32_t left = in > 128 ? ~set[w] : set[w]; left; left &= left - 1)
+            bytes[n++] = (uint8_t)(32 * w + (unsigned)__builtin_ctz(left));
+    for (unsigned i = 0; i < n; i++) inside[s->of_byte[bytes[i]]]++;
+    for (unsigned i = 0; i < n; i++) {
+        uint8_t c = s->of_byte[bytes[i]];
+        if (!twin[c] && inside[c] == s->size[c]) continue; /* all of it */
+        if (!twin[c]) {
+            twin[c] = (uint16_t)s->count++;
+            s->size[twin[c]] = inside[c];
+            s->size[c] = (uint16_t)(s->size[c] - inside[c]);
+        }
+        s->of_byte[bytes[i]] = (uint8_t)twin[c];
     }
 }
 
-/* seen: sets that were split by before, by a hash of their number. */
-static void classes(const struct rx_pool *p, rx a, uint8_t of_byte[256], uint32_t *count, uint32_t seen[64])
+void rx_classes_begin(struct rx_classes *c)
+{
+    memset(c, 0, sizeof *c);
+    c->count = 1;
+    c->size[0] = 256;
+}
+
+void rx_classes_add(const struct rx_pool *p, rx a, struct rx_classes *c)
 {
     for (;;) {
         const struct node *n = &p->nodes[a];
-        if (*count >= 256) return;
+        if (c->count >= 256) return;
         switch (n->kind) {
         case K_BYTES:
-            if (seen[n->a % 64] != n->a + 1) split(p->sets[n->a], of_byte, count);
-            seen[n->a % 64] = n->a + 1;
+            if (c->seen[n->a % 64] != n->a + 1) split(c, p->sets[n->a]);
+            c->seen[n->a % 64] = n->a + 1;
             return;
         case K_CONCAT:
-            classes(p, n->a, of_byte, count, seen);
+            rx_classes_add(p, n->a, c);
             if (!p->nodes[n->a].nullable) return;
             a = n->b;
             continue;
         case K_ALT:
         case K_AND:
-            for (uint32_t i = 0; i < n->b; i++) classes(p, p->list[n->a + i], of_byte, count, seen);
+            for (uint32_t i = 0; i < n->b; i++) rx_classes_add(p, p->list[n->a + i], c);
             return;
         case K_NOT:
         case K_REPEAT:
@@ -593,12 +607,6 @@ static void classes(const struct rx_pool *p, rx a, uint8_t of_byte[256], uint32_
         default: return;
         }
     }
-}
-
-void rx_classes(const struct rx_pool *p, rx a, uint8_t of_byte[256], uint32_t *count)
-{
-    uint32_t seen[64] = {0};
-    classes(p, a, of_byte, count, seen);
 }
 
 /* ---- questions about whole languages: walks over derivatives ---- */
@@ -643,11 +651,12 @@ bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
     if (!some) pairs_put(&q, a, states);
     while (!some && q.at < q.count && q.at < states) {
         rx x = (rx)q.queue[q.at++];
-        uint8_t of_byte[256] = {0};
-        uint32_t count = 1, done[8] = {0};
-        rx_classes(p, x, of_byte, &count);
+        struct rx_classes classes;
+        uint32_t done[8] = {0};
+        rx_classes_begin(&classes);
+        rx_classes_add(p, x, &classes);
         for (unsigned b = 0; b < 256 && !some; b++) {
-            uint8_t c = of_byte[b];
+            uint8_t c = classes.of_byte[b];
             if (done[c >> 5] >> (c & 31) & 1) continue;
             done[c >> 5] |= 1u << (c & 31);
             rx next = rx_derivative(p, x, (uint8_t)b);
@@ -676,12 +685,13 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
     while (ok && q.at < q.count && q.at < states) {
         rx x = (rx)(q.queue[q.at] >> 32), y = (rx)q.queue[q.at];
         q.at++;
-        uint8_t of_byte[256] = {0};
-        uint32_t count = 1, done[8] = {0};
-        rx_classes(p, x, of_byte, &count);
-        rx_classes(p, y, of_byte, &count);
+        struct rx_classes classes;
+        uint32_t done[8] = {0};
+        rx_classes_begin(&classes);
+        rx_classes_add(p, x, &classes);
+        rx_classes_add(p, y, &classes);
         for (unsigned b = 0; b < 256 && ok; b++) {
-            uint8_t c = of_byte[b];
+            uint8_t c = classes.of_byte[b];
             if (done[c >> 5] >> (c & 31) & 1) continue;
             done[c >> 5] |= 1u << (c & 31);
             rx to = rx_derivative(p, y, (uint8_t)b), here;

@@ -41,10 +41,15 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO
 
 bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty text */
 rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte);
-/* Bytes of one class lead to the same derivative of a: of_byte[b] is b's class, 0..count-1, which is the
- * return value. Adds to what is there: begin with all zero and *count 1, and call it for several
- * expressions. */
-void rx_classes(const struct rx_pool *p, rx a, uint8_t of_byte[256], uint32_t *count);
+/* Bytes of one class, 0..count-1, lead to the same derivative of each expression that was added. */
+struct rx_classes {
+    uint8_t of_byte[256];
+    uint32_t count;
+    uint16_t size[256]; /* bytes of a class */
+    uint32_t seen[64];  /* sets that were added, by a hash of their number */
+};
+void rx_classes_begin(struct rx_classes *c);
+void rx_classes_add(const struct rx_pool *p, rx a, struct rx_classes *c);
 /* Does it match no text at all? Walks the derivatives, at most `states` of them: false where that was not
  * enough to tell. */
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);

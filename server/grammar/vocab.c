@@ -67,7 +67,8 @@ static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
 }
 
 /* Of the tokens with more than `chars` characters, or that are not ordinary. */
-static bool trie_make(struct trie *t, const struct sorted *list, size_t n, uint32_t chars)
+static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted *list, size_t n,
+                      uint32_t chars)
 {
     uint32_t path[TOKEN_MAX + 1], depth = 0;
     const struct sorted *last = NULL;
@@ -84,6 +85,7 @@ static bool trie_make(struct trie *t, const struct sorted *list, size_t n, uint3
             depth++;
         }
         t->nodes[path[depth - 1]].token = x->id;
+        t->nodes[path[depth - 1]].twins = twin[x->id] != NO_TOKEN;
         last = x;
     }
     while (depth) t->nodes[path[--depth]].skip = t->count;
@@ -135,11 +137,11 @@ static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted
     for (int k = 0; k < SLICES; k++) {
         uint32_t most = slice_chars[k] == RX_NO_LIMIT ? RX_NO_LIMIT - 1 : slice_chars[k];
         v->slices[k].bits = calloc(v->words + 1u, sizeof(uint32_t));
-        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, list, n, most)) return false;
+        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, v->twin, list, n, most)) return false;
         for (size_t i = 0; i < n; i++)
             if (list[i].chars <= most) v->slices[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
     }
-    return trie_make(&v->all, list, n, 0);
+    return trie_make(&v->all, v->twin, list, n, 0);
 }
 
 enum status grammar_vocab_create(const struct grammar_token *tokens, uint32_t count, const uint32_t *end_ids,

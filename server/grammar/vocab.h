@@ -13,6 +13,7 @@ struct trie_node { /* depth first: the children of a node follow it */
     uint32_t token;
     uint16_t depth; /* of the first ones: 1 */
     uint8_t byte;
+    bool twins; /* other tokens have the same bytes: `twin` knows */
 };
 struct trie {
     struct trie_node *nodes;
