@@ -117,6 +117,22 @@ static void walk(struct matcher *m, const struct trie *t, uint32_t state, uint32
     }
 }
 
+/* Places that take ordinary characters without end only all together (a name matches a pattern or it does
+ * not). Names are left aside: they are many, and do not help. */
+static bool all_take(struct grammar *g, const struct state *s)
+{
+    enum { MANY = 8 };
+    rx all = RX_NONE;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->place_count; i++) {
+        rx left = g->places[s->places + i].left;
+        if (rx_bounded(g->pool, left)) continue;
+        if (++count > MANY) return false;
+        all = rx_alt(g->pool, all, rx_widened(g->pool, left));
+    }
+    return count > 1 && rx_free_run(g->pool, all, g->ordinary) == RX_NO_LIMIT;
+}
+
 /* The largest slice that the state takes whole. */
 static int slice_of(struct grammar *g, uint32_t state)
 {
@@ -127,6 +143,7 @@ static int slice_of(struct grammar *g, uint32_t state)
         uint32_t run = rx_free_run(g->pool, g->places[s->places + i].left, g->ordinary);
         most = run > most ? run : most;
     }
+    if (!most && all_take(g, s)) most = RX_NO_LIMIT;
     int k = 0;
     while (k < SLICES && most < slice_chars[k]) k++;
     s->slice = (int8_t)(k == SLICES ? -1 : k);

@@ -678,7 +678,7 @@ bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
  * match where `of` does. */
 static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
 {
-    enum { LIFE_STATES = 512 };
+    enum { LIFE_STATES = 1024 }; /* as the machine asks: what it finds is kept */
     struct pairs q;
     bool ok = pairs_open(&q, states);
     if (ok) pairs_put(&q, (uint64_t)a << 32 | of, states);
@@ -715,6 +715,7 @@ static bool takes(struct rx_pool *p, rx a, rx one)
     return t->yes;
 }
 
+#define BOUNDED_NODES 8192u
 /* Has it texts of a few lengths only? *left: nodes that may be looked at. */
 static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
 {
@@ -727,19 +728,24 @@ static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
     return true;
 }
 
-/* Of an intersection, all but one part of which leave out some texts alone: that part; else RX_NONE. */
-static rx but_for_some(const struct rx_pool *p, const struct node *n)
+bool rx_bounded(const struct rx_pool *p, rx a)
 {
-    uint32_t left = 8192;
-    rx out = RX_NONE;
-    for (uint32_t i = 0; n->kind == K_AND && i < n->b; i++) {
-        rx part = p->list[n->a + i];
-        const struct node *x = &p->nodes[part];
-        if (x->kind == K_NOT && part != RX_ALL && bounded(p, x->a, &left)) continue;
-        if (out) return RX_NONE;
-        out = part;
+    uint32_t left = BOUNDED_NODES;
+    return bounded(p, a, &left);
+}
+
+rx rx_widened(struct rx_pool *p, rx a)
+{
+    struct node n = p->nodes[a], h = p->nodes[n.kind == K_CONCAT ? n.a : a];
+    uint32_t left = BOUNDED_NODES;
+    rx out = RX_ALL;
+    if (h.kind != K_AND || (n.kind == K_CONCAT && !rx_bounded(p, n.b))) return a;
+    for (uint32_t i = 0; i < h.b; i++) {
+        rx part = p->list[h.a + i];
+        struct node x = p->nodes[part];
+        if (x.kind != K_NOT || part == RX_ALL || !bounded(p, x.a, &left)) out = rx_and(p, out, part);
     }
-    return out;
+    return n.kind == K_CONCAT ? rx_concat(p, out, n.b) : out;
 }
 
 uint32_t rx_free_run(struct rx_pool *p, rx a, rx one)
@@ -749,9 +755,8 @@ uint32_t rx_free_run(struct rx_pool *p, rx a, rx one)
     struct node h = p->nodes[head];
     uint32_t most = 0;
     if (h.kind == K_REPEAT && takes(p, h.a, one)) return h.c;
-    /* What has texts of every length still has some without those few. */
-    rx wide = but_for_some(p, &h);
-    if (wide && rx_free_run(p, wide, one) == RX_NO_LIMIT) return RX_NO_LIMIT;
+    rx wide = rx_widened(p, a);
+    if (wide != a && rx_free_run(p, wide, one) == RX_NO_LIMIT) return RX_NO_LIMIT;
     if (n.kind == K_ALT) {
         for (uint32_t i = 0; i < n.b; i++) {
             uint32_t run = rx_free_run(p, p->list[n.a + i], one);

@@ -53,6 +53,11 @@ void rx_classes_add(const struct rx_pool *p, rx a, struct rx_classes *c);
 /* Does it match no text at all? Walks the derivatives, at most `states` of them: false where that was not
  * enough to tell. */
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);
+/* Has it texts of a few lengths only? false also where that is hard to tell. */
+bool rx_bounded(const struct rx_pool *p, rx a);
+/* Without its exceptions, which are some texts of a few lengths: what has a free run without limit (below)
+ * after this has it with them, as texts of every length are left. */
+rx rx_widened(struct rx_pool *p, rx a);
 /* How many texts of `one` in a row (each not empty; a character, say) can follow whichever they are: at least
  * so many; RX_NO_LIMIT = any number, also cut anywhere. 0 also where that is hard to tell. */
 uint32_t rx_free_run(struct rx_pool *p, rx a, rx one);
