@@ -277,6 +277,7 @@ static struct grammar_vocab *make_vocab(char text[TOKENS][64], size_t len[TOKENS
     struct grammar_token tokens[TOKENS];
     uint32_t ends[] = {END, TOKENS + 5}, tags[] = {TAG};
     struct grammar_vocab *v = NULL;
+    static const char *const json[] = {"{", "{\"", "\": ", "null", ", \"", "}"};
     for (uint32_t i = 0; i < TOKENS; i++) {
         len[i] = 0;
         unsigned most = i < 4 ? 1 : 1 + dice(i > 150 ? 40 : 5);
@@ -289,6 +290,8 @@ static struct grammar_vocab *make_vocab(char text[TOKENS][64], size_t len[TOKENS
         if (i >= 10 && i < 14) len[i]--; /* half a character, perhaps */
         if (i == 14) memcpy(text[i], "\xA9", len[i] = 1);
         if (i == 15) memcpy(text[i], "\xC3", len[i] = 1);
+        if (i >= 16 && i < 16 + sizeof json / sizeof *json)
+            memcpy(text[i], json[i - 16], len[i] = strlen(json[i - 16]));
         tokens[i] = (struct grammar_token){i == 8 ? NULL : text[i], len[i]};
     }
     len[8] = 0;
