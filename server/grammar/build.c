@@ -154,10 +154,13 @@ void gb_define(struct grammar_builder *b, gx rule, gx body)
     if (rule && body) b->g->nodes[rule].a = body;
 }
 
-rx grammar__ordinary(struct rx_pool *p)
+rx grammar__character(struct rx_pool *p, enum slice_of_what what)
 {
-    return rx_alt(p, rx_chars(p, 0x20, 0x21),
-                  rx_alt(p, rx_chars(p, 0x23, 0x5B), rx_chars(p, 0x5D, 0x10FFFF)));
+    if (what == SLICE_WORD)
+        return rx_alt(p, rx_chars(p, '0', '9'), rx_alt(p, rx_chars(p, 'A', 'Z'), rx_chars(p, 'a', 'z')));
+    /* Without the two that end lines, which a pattern's dot does not take. */
+    rx high = rx_alt(p, rx_chars(p, 0x5D, 0x2027), rx_chars(p, 0x202A, 0x10FFFF));
+    return rx_alt(p, rx_chars(p, 0x20, 0x21), rx_alt(p, rx_chars(p, 0x23, 0x5B), high));
 }
 
 /* ---- the end ---- */
@@ -304,7 +307,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     struct grammar *g = b->g;
     enum status st = check(b, start, err);
     if (!st) {
-        g->ordinary = grammar__ordinary(g->pool);
+        for (int i = 0; i < SLICE_KINDS; i++) g->one[i] = grammar__character(g->pool, (enum slice_of_what)i);
         g->pool_base = rx_pool_count(g->pool);
         g->node_base = g->node_count;
         members__base(g);

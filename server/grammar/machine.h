@@ -44,10 +44,15 @@ struct state {
 #define STATE_UNKNOWN UINT32_MAX
 #define SLICE_UNKNOWN 127
 
-/* Tokens that are nothing but ordinary characters of a JSON string, at most so many: taken together where a
- * state takes them all. */
-#define SLICES 3
-extern const uint32_t slice_chars[SLICES]; /* descending */
+/* Tokens that are nothing but ordinary characters of a JSON string, or nothing but letters and digits of
+ * ASCII, at most so many: taken together where a state takes them all. The first that fits is taken. */
+enum slice_of_what { SLICE_ORDINARY, SLICE_WORD, SLICE_KINDS };
+#define SLICES 6
+struct slice_kind {
+    enum slice_of_what what;
+    uint32_t chars;
+};
+extern const struct slice_kind slice_kinds[SLICES];
 
 struct mask {
     uint32_t state; /* 0 = free */
@@ -65,7 +70,7 @@ struct grammar {
     uint32_t *list;
     size_t list_count, list_cap;
     gx start;
-    rx ordinary; /* one such character */
+    rx one[SLICE_KINDS]; /* one such character */
     size_t pool_base;
     uint32_t node_base;      /* what was there when it was finished */
     struct members *members; /* members.c */
@@ -91,7 +96,7 @@ struct grammar {
 };
 
 /* build.c */
-rx grammar__ordinary(struct rx_pool *p); /* a character that stands for itself in a JSON string */
+rx grammar__character(struct rx_pool *p, enum slice_of_what what);
 gx grammar__repeat(struct grammar *g, gx a, uint32_t min, uint32_t max); /* 0: no memory */
 
 gx grammar__node(struct grammar *g, struct gx_node n); /* 0: no memory */

@@ -130,22 +130,31 @@ static bool all_take(struct grammar *g, const struct state *s)
         if (++count > MANY) return false;
         all = rx_alt(g->pool, all, rx_widened(g->pool, left));
     }
-    return count > 1 && rx_free_run(g->pool, all, g->ordinary) == RX_NO_LIMIT;
+    return count > 1 && rx_free_run(g->pool, all, g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
 }
 
-/* The largest slice that the state takes whole. */
+/* How many such characters can follow in any case. */
+static uint32_t free_run(struct grammar *g, const struct state *s, rx one)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->place_count && most != RX_NO_LIMIT; i++) {
+        uint32_t run = rx_free_run(g->pool, g->places[s->places + i].left, one);
+        most = run > most ? run : most;
+    }
+    return most;
+}
+
+/* The first slice that the state takes whole. */
 static int slice_of(struct grammar *g, uint32_t state)
 {
     struct state *s = &g->states[state];
     if (s->slice != SLICE_UNKNOWN) return s->slice;
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < s->place_count && most != RX_NO_LIMIT; i++) {
-        uint32_t run = rx_free_run(g->pool, g->places[s->places + i].left, g->ordinary);
-        most = run > most ? run : most;
-    }
-    if (!most && all_take(g, s)) most = RX_NO_LIMIT;
+    uint32_t run[SLICE_KINDS];
+    run[SLICE_ORDINARY] = free_run(g, s, g->one[SLICE_ORDINARY]);
+    if (!run[SLICE_ORDINARY] && all_take(g, s)) run[SLICE_ORDINARY] = RX_NO_LIMIT;
+    run[SLICE_WORD] = run[SLICE_ORDINARY] ? run[SLICE_ORDINARY] : free_run(g, s, g->one[SLICE_WORD]);
     int k = 0;
-    while (k < SLICES && most < slice_chars[k]) k++;
+    while (k < SLICES && run[slice_kinds[k].what] < slice_kinds[k].chars) k++;
     s->slice = (int8_t)(k == SLICES ? -1 : k);
     return s->slice;
 }

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const uint32_t slice_chars[SLICES] = {RX_NO_LIMIT, 32, 8};
+const struct slice_kind slice_kinds[SLICES] = {
+    {SLICE_ORDINARY, RX_NO_LIMIT}, {SLICE_ORDINARY, 32}, {SLICE_WORD, 32},
+    {SLICE_ORDINARY, 16},          {SLICE_ORDINARY, 8},  {SLICE_ORDINARY, 4}};
 #define TOKEN_MAX 4096u /* bytes; one that is longer is never allowed */
 
 void grammar_vocab_free(struct grammar_vocab *v)
@@ -23,9 +25,9 @@ void grammar_vocab_free(struct grammar_vocab *v)
     free(v);
 }
 
-/* Characters of a token that is nothing but ordinary ones; RX_NO_LIMIT: it is not. By the expression that
+/* Characters of a token that is nothing but such; RX_NO_LIMIT: it is not. By the expression that
  * states are asked about, so that both mean the same. */
-static uint32_t ordinary_chars(struct rx_pool *p, rx one, const uint8_t *s, size_t len)
+static uint32_t chars_of(struct rx_pool *p, rx one, const uint8_t *s, size_t len)
 {
     uint32_t n = 0;
     rx left = one;
@@ -41,7 +43,7 @@ static uint32_t ordinary_chars(struct rx_pool *p, rx one, const uint8_t *s, size
 
 struct sorted {
     const uint8_t *s;
-    uint32_t len, id, chars;
+    uint32_t len, id, chars[SLICE_KINDS];
 };
 
 static int by_bytes(const void *a, const void *b)
@@ -66,15 +68,20 @@ static bool node_put(struct trie *t, uint8_t byte, uint16_t depth)
     return true;
 }
 
-/* Of the tokens with more than `chars` characters, or that are not ordinary. */
+static bool in_slice(const struct sorted *x, const struct slice_kind *k)
+{
+    return k && x->chars[k->what] != RX_NO_LIMIT && x->chars[k->what] <= k->chars;
+}
+
+/* Of the tokens that are not in the slice. NULL: of all. */
 static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted *list, size_t n,
-                      uint32_t chars)
+                      const struct slice_kind *without)
 {
     uint32_t path[TOKEN_MAX + 1], depth = 0;
     const struct sorted *last = NULL;
     for (size_t i = 0; i < n; i++) {
         const struct sorted *x = &list[i];
-        if (x->chars != RX_NO_LIMIT && x->chars <= chars) continue;
+        if (in_slice(x, without)) continue;
         if (last && last->len == x->len && memcmp(last->s, x->s, x->len) == 0) continue; /* its twin */
         uint32_t same = 0;
         while (last && same < x->len && same < depth && last->s[same] == x->s[same]) same++;
@@ -89,6 +96,8 @@ static bool trie_make(struct trie *t, const uint32_t *twin, const struct sorted 
         last = x;
     }
     while (depth) t->nodes[path[--depth]].skip = t->count;
+    struct trie_node *fit = t->count ? realloc(t->nodes, t->count * sizeof *fit) : NULL;
+    if (fit) t->nodes = fit;
     return true;
 }
 
@@ -121,13 +130,17 @@ static bool copy_bytes(struct grammar_vocab *v, const struct grammar_token *toke
 
 static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted *list)
 {
-    rx one = grammar__ordinary(p);
+    rx one[SLICE_KINDS];
     size_t n = 0;
+    for (int k = 0; k < SLICE_KINDS; k++) one[k] = grammar__character(p, (enum slice_of_what)k);
     for (uint32_t i = 0; i < v->count; i++) {
         const uint8_t *s = v->bytes + v->at[i];
         uint32_t len = (uint32_t)(v->at[i + 1] - v->at[i]);
-        if (len) list[n++] = (struct sorted){s, len, i, ordinary_chars(p, one, s, len)};
         if (len > v->depth) v->depth = len;
+        if (!len) continue;
+        list[n] = (struct sorted){s, len, i, {0}};
+        for (int k = 0; k < SLICE_KINDS; k++) list[n].chars[k] = chars_of(p, one[k], s, len);
+        n++;
     }
     if (rx_status(p)) return false;
     qsort(list, n, sizeof *list, by_bytes);
@@ -135,13 +148,14 @@ static bool tries_make(struct grammar_vocab *v, struct rx_pool *p, struct sorted
         if (list[i].len == list[i - 1].len && memcmp(list[i].s, list[i - 1].s, list[i].len) == 0)
             v->twin[list[i - 1].id] = list[i].id;
     for (int k = 0; k < SLICES; k++) {
-        uint32_t most = slice_chars[k] == RX_NO_LIMIT ? RX_NO_LIMIT - 1 : slice_chars[k];
         v->slices[k].bits = calloc(v->words + 1u, sizeof(uint32_t));
-        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, v->twin, list, n, most)) return false;
+        if (!v->slices[k].bits || !trie_make(&v->slices[k].rest, v->twin, list, n, &slice_kinds[k]))
+            return false;
         for (size_t i = 0; i < n; i++)
-            if (list[i].chars <= most) v->slices[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
+            if (in_slice(&list[i], &slice_kinds[k]))
+                v->slices[k].bits[list[i].id >> 5] |= 1u << (list[i].id & 31);
     }
-    return trie_make(&v->all, v->twin, list, n, 0);
+    return trie_make(&v->all, v->twin, list, n, NULL);
 }
 
 enum status grammar_vocab_create(const struct grammar_token *tokens, uint32_t count, const uint32_t *end_ids,

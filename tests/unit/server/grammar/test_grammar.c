@@ -87,7 +87,7 @@ static rx to_rx(struct rx_pool *p, const struct random_grammar *r, int at)
             out = rx_concat(p, out, rx_literal(p, symbol[e->text[i]], strlen(symbol[e->text[i]])));
         return out;
     case CLASS:
-        if (e->set == 0xB) return grammar__ordinary(p);
+        if (e->set == 0xB) return grammar__character(p, SLICE_ORDINARY);
         for (int i = 0; i < SYMBOLS; i++)
             if (e->set >> i & 1) out = rx_alt(p, out, rx_literal(p, symbol[i], strlen(symbol[i])));
         return out;
@@ -379,7 +379,8 @@ static void test_free_run(void **state)
     (void)state;
     struct rx_pool *p;
     assert_int_equal(rx_pool_create(10000, &p), ST_OK);
-    rx one = grammar__ordinary(p), many = rx_repeat(p, one, 0, RX_NO_LIMIT), end = rx_literal(p, "\"", 1);
+    rx one = grammar__character(p, SLICE_ORDINARY), many = rx_repeat(p, one, 0, RX_NO_LIMIT),
+       end = rx_literal(p, "\"", 1);
     rx a = rx_literal(p, "a", 1), body = rx_concat(p, many, end);
     assert_int_equal(rx_free_run(p, body, one), RX_NO_LIMIT);
     assert_int_equal(rx_free_run(p, rx_concat(p, rx_and(p, many, rx_not(p, a)), end), one), RX_NO_LIMIT);
