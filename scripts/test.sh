@@ -7,7 +7,7 @@
 #   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
 #   the fuzzers of tests/fuzz, a few seconds each, where there is clang
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
-# Closing line: "N passed, N failed". Safe to run again; under 10 minutes on 2 cores.
+# Closing line: "N passed, N failed". Safe to run again; some 11 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites and the API tests that do not look at times, without the
 #     emulated GPU; under 3 minutes
@@ -151,7 +151,7 @@ done
 suites_end
 unset TEST_JOBS
 if [ "$quick" -eq 0 ]; then
-    most=3 # of these at a time: they mostly wait
+    most=4 # of these at a time: they mostly wait
     for t in $timed; do suite_start "api $t" api "$t" build/release/kvasir; done
     suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
         scripts/device-check.sh --emulated build golden kernels steps

@@ -63,7 +63,6 @@ for mode in "$@"; do
     t=$dir/$mode/tests
     start self_test "$mode"
     tables="ops"
-    [ "$mode" = race ] && tables="attn ops"
     variants="text_bf16"
     if [ "$mode" = plain ] || [ -n "$full" ]; then
         tables="experts attn linear ops"

@@ -230,7 +230,8 @@ static void check_shape(const struct shape *sh, enum be_dtype act, enum be_kv_ty
     assert_true(worst <= bound);
     world_close(&w);
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
-    for (uint32_t threads = 1; threads <= (!BACKEND_ON_CPU ? 1u : brief ? 2u : 3u); threads++) {
+    uint32_t most = !BACKEND_ON_CPU ? 1 : brief ? 2 : 3;
+    for (uint32_t threads = BACKEND_ON_CPU && test_briefly() ? 2 : 1; threads <= most; threads++) {
         world_open(&w, sh, act, type, set, threads);
         static const uint32_t chunks[] = {1, 7, 64, 1000};
         for (uint32_t c = threads == 1 ? brief : 2; c < 4; c++) {
