@@ -7,7 +7,7 @@
 #   address + undefined sanitizers: the suites again; thread sanitizer: those that start threads
 #   the fuzzers of tests/fuzz, a few seconds each, where there is clang
 # With smaller bounds where a suite shows the same again: scripts/soak.sh has the full ones.
-# Closing line: "N passed, N failed". Safe to run again; some 11 minutes on 2 cores, 3 of them for builds.
+# Closing line: "N passed, N failed". Safe to run again; some 10 minutes on 2 cores, 3 of them for builds.
 # usage: scripts/test.sh [--quick | --clients [DIR]]
 #   --quick: the release build, its unit suites and the API tests that do not look at times, without the
 #     emulated GPU; under 3 minutes
@@ -143,7 +143,7 @@ timed="" # those that look at times, at memory, or use the emulated GPU
 for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
-    test_second_picture) suite_start "api $t" api "$t" build/release/kvasir --pairs 200 --qwen_pairs 60 ;;
+    test_second_picture) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
     test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) timed="$timed $t" ;;
     *) suite_start "api $t" api "$t" build/release/kvasir ;;
     esac
@@ -152,7 +152,12 @@ suites_end
 unset TEST_JOBS
 if [ "$quick" -eq 0 ]; then
     most=4 # of these at a time: they mostly wait
-    for t in $timed; do suite_start "api $t" api "$t" build/release/kvasir; done
+    for t in $timed; do
+        case $t in
+        test_memory) suite_start "api $t" api "$t" build/release/kvasir --requests 1200 ;;
+        *) suite_start "api $t" api "$t" build/release/kvasir ;;
+        esac
+    done
     suite_start "device-check emulated" env WERROR=1 OUT=build/device-check-emulated \
         scripts/device-check.sh --emulated build golden kernels steps
     suites_end
@@ -180,7 +185,7 @@ if [ "$quick" -eq 0 ]; then
         --binary build/tsan/kvasir --streams 16 --demo none
     suite_start "suites tsan" env KVASIR_TEST_SETS=best GOLDEN_VARIANT=vision_bf16 \
         make --no-print-directory CONFIG=tsan ONLY="$threads" test
-    suite_start "fuzzers" scripts/fuzz.sh 3s
+    suite_start "fuzzers" scripts/fuzz.sh 2s
     suites_end
 fi
 [ -n "$failures" ] && printf 'failed:%b\n' "$failures"

@@ -390,7 +390,7 @@ cudaError_t cuemu_malloc(void **p, size_t n, const char *file, int line)
 #endif
     if (!q) return fail(cudaErrorMemoryAllocation);
     const size_t whole = static_cast<size_t>(4)
-                         << 20; /* of large ones the two ends, so that unused memory stays unmapped */
+                         << 18; /* of large ones the two ends, so that unused memory stays unmapped */
     memset(q, 0xff, n < whole ? n : whole / 2);
     if (n >= whole) memset(q + n - whole / 2, 0xff, whole / 2);
     guard(true);

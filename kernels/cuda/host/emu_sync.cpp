@@ -17,6 +17,11 @@ static void bar_release(Bar &r)
     r.wait.clear();
     r.arrived = 0;
 }
+/* The names are literals, mostly one and the same. */
+static bool same_place(const char *a_file, int a_line, const char *file, int line)
+{
+    return a_line == line && (a_file == file || strcmp(a_file, file) == 0);
+}
 static void bar_arrive(Bar &r, int id, int expect, bool wait, const char *what, const char *file, int line)
 {
     Th *t = self();
@@ -28,7 +33,7 @@ static void bar_arrive(Bar &r, int id, int expect, bool wait, const char *what, 
         r.line = line;
         r.expect = expect;
         r.members.clear();
-    } else if (id == 0 && (r.line != line || strcmp(r.file, file) != 0)) {
+    } else if (id == 0 && !same_place(r.file, r.line, file, line)) {
         fatal("divergent __syncthreads: %d threads wait at %s:%d, this one is at %s:%d", r.arrived, r.file,
               r.line, file, line);
     } else if (id && r.expect != expect) {
@@ -157,7 +162,7 @@ void warp_collective(unsigned mask, CollFn fn, void *in, const char *what, const
         g->line = line;
         g->c.mask = mask;
         g->c.posted = 0;
-    } else if (g->fn != fn || g->line != line || strcmp(g->file, file) != 0) {
+    } else if (g->fn != fn || !same_place(g->file, g->line, file, line)) {
         fatal("divergent warp operation: lanes %#x are in %s at %s:%d, lane %d is in %s at %s:%d",
               g->c.posted, g->what, g->file, g->line, t->lane, what, file, line);
     }

@@ -2,6 +2,7 @@
  * frequencies, penalties, ties. */
 #include "engine/sample/sampler.h"
 #include "engine/sample/sampler_weights.h"
+#include "tests/lib/backend_sets.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -253,6 +254,7 @@ static void test_frequencies(void **state)
     struct sampler *s;
     struct err err;
     (void)state;
+    if (test_briefly()) skip();
     assert_int_equal(sampler_create(V, &s, &err), ST_OK);
     for (uint32_t i = 0; i < V; i++) w.l[i] = -30;
     for (uint32_t i = 0; i < 6; i++) w.l[i * 97] = (float)i * 0.5f;
