@@ -56,43 +56,120 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
         if (r >= done) epi_row(d, e, row + r, s0[r], s1[r]);
 }
 
-/* One row of several pairs at once, so that the chains of additions overlap. */
-EPI_INLINE void z__one_row(const struct linear_job *j, uint32_t pair, uint32_t row, const uint32_t pairs,
-                           bool bf16, enum be_epilogue e)
+/* ---- few rows: a step of decodes, guesses that are verified. Their weights come from memory, so what counts
+ * is that reading and multiplying go on side by side, at an even pace. */
+
+#define FEW_ROWS 48u /* beyond them reading the weights takes less than a third of the time */
+#define FEW_PASS 14u /* rows that a pass takes at most: 28 sums, 2 weights, 1 broadcast */
+#define FEW_STEPS                                                                                            \
+    128u /* of a part: 16 KiB of weights, which the passes behind the first find in the first cache */
+
+/* Adds `steps` steps of a pair to the sums[rows][32] of `rows` rows (a constant). On the way it asks for as
+ * much behind ask0 and ask1. */
+EPI_INLINE void z__few(const char *b, size_t panel, const char *x, size_t stride, const uint32_t rows,
+                       size_t steps, bool bf16, const char *ask0, const char *ask1, float *sums)
 {
-    const struct be_weight *w = j->w;
-    size_t panel = w->panel_bytes;
-    const char *b = (const char *)w->data + (size_t)2 * pair * panel;
-    const char *x = j->x + (size_t)row * w->kpad * be_dtype_bytes(w->type);
-    __m512 s[4];
-    for (uint32_t c = 0; c < 2 * pairs; c++) s[c] = _mm512_setzero_ps();
-    uint32_t steps = (uint32_t)(panel / 64);
-    for (uint32_t i = 0; i < steps; i++, b += 64, x += 4) {
-#pragma GCC unroll 4
-        for (uint32_t c = 0; c < 2 * pairs; c++) {
-            s[c] = z__step(bf16, s[c], x, _mm512_loadu_ps(b + c * panel));
-            _mm_prefetch(b + c * panel + AHEAD, _MM_HINT_T0);
-        }
+    size_t three = 3 * stride;
+    /* Four rows to an address: more addresses than there are registers would cost more than their rows. */
+    const char *x0 = x, *x4 = x + 4 * stride, *x8 = x + 8 * stride, *x12 = x + 12 * stride;
+    __asm__("" : "+r"(x4), "+r"(x8), "+r"(x12), "+r"(three));
+    __m512 s0[FEW_PASS], s1[FEW_PASS];
+#pragma GCC unroll 14
+    for (uint32_t r = 0; r < rows; r++) {
+        s0[r] = _mm512_load_ps(sums + 32 * r);
+        s1[r] = _mm512_load_ps(sums + 32 * r + 16);
     }
-    for (uint32_t h = 0; h < pairs; h++) {
-        struct epi_dest d = epi_dest_of(j, pair + h);
-        epi_row(&d, e, row, s[2 * h], s[2 * h + 1]);
+    for (size_t i = 0; i < 64 * steps; i += 64) {
+        __m512 w0 = _mm512_loadu_ps(b + i), w1 = _mm512_loadu_ps(b + panel + i);
+        _mm_prefetch(ask0 + i, _MM_HINT_T1);
+        _mm_prefetch(ask1 + i, _MM_HINT_T1);
+        _mm_prefetch(b + i + AHEAD, _MM_HINT_T0);
+        _mm_prefetch(b + panel + i + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 14
+        for (uint32_t r = 0; r < rows; r++) {
+            const char *at = (r < 4    ? x0
+                              : r < 8  ? x4
+                              : r < 12 ? x8
+                                       : x12) +
+                             (r % 4 == 3 ? three : r % 4 * stride);
+            s0[r] = z__step(bf16, s0[r], at, w0);
+            s1[r] = z__step(bf16, s1[r], at, w1);
+        }
+        x0 += 4;
+        x4 += 4;
+        x8 += 4;
+        x12 += 4;
+    }
+#pragma GCC unroll 14
+    for (uint32_t r = 0; r < rows; r++) {
+        _mm512_store_ps(sums + 32 * r, s0[r]);
+        _mm512_store_ps(sums + 32 * r + 16, s1[r]);
     }
 }
+
+typedef void few_fn(const char *b, size_t panel, const char *x, size_t stride, size_t steps, const char *ask0,
+                    const char *ask1, float *sums);
+#define FEW(ROWS)                                                                                            \
+    static void z__few_bf16_##ROWS(const char *b, size_t panel, const char *x, size_t stride, size_t steps,  \
+                                   const char *ask0, const char *ask1, float *sums)                          \
+    {                                                                                                        \
+        z__few(b, panel, x, stride, ROWS, steps, true, ask0, ask1, sums);                                    \
+    }                                                                                                        \
+    static void z__few_f32_##ROWS(const char *b, size_t panel, const char *x, size_t stride, size_t steps,   \
+                                  const char *ask0, const char *ask1, float *sums)                           \
+    {                                                                                                        \
+        z__few(b, panel, x, stride, ROWS, steps, false, ask0, ask1, sums);                                   \
+    }
+#define FEW_ALL(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+FEW_ALL(FEW)
+#define FEW_BF16(ROWS) z__few_bf16_##ROWS,
+#define FEW_F32(ROWS)  z__few_f32_##ROWS,
+static few_fn *const few_bf16[FEW_PASS] = {FEW_ALL(FEW_BF16)}, *const few_f32[FEW_PASS] = {FEW_ALL(FEW_F32)};
+
+EPI_INLINE void z__few_end(const struct linear_job *j, uint32_t pair, const float *sums, enum be_epilogue e)
+{
+    struct epi_dest d = epi_dest_of(j, pair);
+    for (uint32_t r = 0; r < j->m; r++, sums += 32)
+        epi_row(&d, e, r, _mm512_load_ps(sums), _mm512_load_ps(sums + 16));
+}
+
+/* The rows in as few passes as may be, of about as many rows each. While they are at one part of the weights,
+ * the first one or two ask for the next part. */
+static void z__few_pairs(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    const struct be_weight *w = j->w;
+    few_fn *const *fn = w->type == BE_BF16 ? few_bf16 : few_f32;
+    size_t stride = (size_t)w->kpad * be_dtype_bytes(w->type), panel = w->panel_bytes, steps = panel / 64;
+    size_t part = (steps - 1) / ((steps - 1) / FEW_STEPS + 1) + 1;
+    uint32_t passes = (j->m - 1) / FEW_PASS + 1;
+    float sums[FEW_ROWS * 32] __attribute__((aligned(64)));
+    for (uint32_t pair = begin; pair < end; pair++) {
+        const char *b = (const char *)w->data + pair * 2 * panel;
+        memset(sums, 0, j->m * 32 * sizeof *sums);
+        for (size_t at = 0, n; at < steps; at += n) {
+            n = steps - at < part ? steps - at : part;
+            const char *now = b + 64 * at, *next = now + 64 * n;
+            if (at + n == steps) next = pair + 1 < end ? b + 2 * panel : now;
+            for (uint32_t p = 0, row = 0, rows; p < passes; p++, row += rows) {
+                rows = (j->m - row - 1) / (passes - p) + 1;
+                const char *first = p == 0   ? next
+                                    : p == 1 ? next + panel
+                                             : now,
+                           *second = passes == 1 ? next + panel : now;
+                fn[rows - 1](now, panel, j->x + row * stride + 4 * at, stride, n, first, second,
+                             sums + 32 * row);
+            }
+        }
+#define FEW_END(J, BEGIN, END, SUMS, E) z__few_end(J, pair, SUMS, E)
+        EPI_DISPATCH(FEW_END, j, 0, 0, sums)
+    }
+}
+
+/* ---- */
 
 EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t end, bool bf16,
                             enum be_epilogue e)
 {
-    if (j->m == 1) {
-        uint32_t pair = begin;
-        /* Not more than two: panels mostly lie a multiple of 4 KiB apart, so with what is fetched ahead more
-         * of them crowd the ways of a first-level cache of 32 KiB (Zen 4, one thread, shapes of
-         * bench_kernels: three are up to 8 % slower, four up to 37 %; three are 2 % faster on a head and 5 %
-         * on 270M's qkv). */
-        for (; pair + 2 <= end; pair += 2) z__one_row(j, pair, 0, 2, bf16, e);
-        for (; pair < end; pair++) z__one_row(j, pair, 0, 1, bf16, e);
-        return;
-    }
     for (uint32_t pair = begin; pair < end; pair++) {
         struct epi_dest d = epi_dest_of(j, pair);
         uint32_t row = 0;
@@ -108,10 +185,7 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
             else z__rows(j, pair, row, 4, 0, bf16, FETCH_NONE, &d, e);
         }
         /* Up to three more: the last four once more, for one pass instead of three. */
-        if (row < j->m && j->m >= 4) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
-        else
-            for (; row < j->m; row++)
-                z__rows(j, pair, row, 1, 0, bf16, row == 0 ? FETCH_AHEAD : FETCH_NONE, &d, e);
+        if (row < j->m) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
     }
 }
 
@@ -131,12 +205,14 @@ EPI_INLINE void z__f32_epi(const struct linear_job *j, uint32_t begin, uint32_t 
 
 static void z__pairs_bf16(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
-    EPI_DISPATCH(z__bf16_epi, j, begin, end, scratch)
+    if (j->m <= FEW_ROWS) z__few_pairs(j, begin, end);
+    else EPI_DISPATCH(z__bf16_epi, j, begin, end, scratch)
 }
 
 static void z__pairs_f32(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
-    EPI_DISPATCH(z__f32_epi, j, begin, end, scratch)
+    if (j->m <= FEW_ROWS) z__few_pairs(j, begin, end);
+    else EPI_DISPATCH(z__f32_epi, j, begin, end, scratch)
 }
 
 const struct linear_set avx512_linear_set_bf16 = {.pairs = z__pairs_bf16, .pairs_max = 8};
