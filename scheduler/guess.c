@@ -19,10 +19,11 @@
 /* Guesses that are not expected to pay are tried by all sequences in the same step, each so many: one row
  * more costs a step nearly as much as a tile of them. */
 #define TRIES_APART 16
-/* Before its cost is known a guess is taken to cost so many tokens in a step of few sequences: reading the
- * weights takes most of its time. */
-#define GUESS_PRICE 0.25
-#define FEW         8
+/* Before its cost is known a guess is taken to cost so many tokens at least; and where not even the time of a
+ * step without any is known, so many where there are several sequences: a first try of all of them may take
+ * as long as a few steps. */
+#define GUESS_PRICE     0.25
+#define GUESS_PRICE_TOP 1.0
 
 bool sched__decodes(const struct sequence *q)
 {
@@ -56,21 +57,26 @@ void sched__guess_learn(struct scheduler *s, uint32_t runs, double us)
 }
 
 /* What a guess costs, where the time of a step without any is worth as many tokens as it has sequences: the
- * rows of the step, and the drafter's time. Before it is known, what a row costs. */
+ * rows of the step, and the drafter's time. Before it is known: a step takes the time of reading the weights,
+ * as one without guesses does, or that of its rows, whichever is longer; here with a guess for each
+ * sequence. */
 static double guess_price(struct scheduler *s)
 {
     uint32_t decodes = 0;
     for (const struct sequence *q = s->running.head; q; q = q->next) decodes += sched__decodes(q);
     const struct guess_cost *c = cost_of(s, decodes);
-    double spread = c->steps * c->nn - c->n * c->n, price, plain = 0;
-    double row = s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED];
-    price = decodes <= FEW ? GUESS_PRICE : row * decodes / fmax(s->cost.us[STEP_FIXED] + row * decodes, 1);
+    double spread = c->steps * c->nn - c->n * c->n, price = decodes > 1 ? GUESS_PRICE_TOP : GUESS_PRICE,
+           plain = c->steps > 0 ? c->us / c->steps : 0;
     if (c->steps > GUESS_COST_KNOWN && spread > c->steps * GUESS_COST_SPREAD) {
-        double each = (c->steps * c->n_us - c->n * c->us) / spread;
-        plain = (c->us - each * c->n) / c->steps;
-        if (plain > 0) price = fmax(each, 0) * decodes / plain;
+        double each = (c->steps * c->n_us - c->n * c->us) / spread, fixed = (c->us - each * c->n) / c->steps;
+        if (fixed > 0) {
+            plain = fixed;
+            price = fmax(each, 0) * decodes / plain;
+        }
+    } else if (plain > 0) {
+        double row = s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED];
+        price = fmax(GUESS_PRICE, 2 * decodes * row / plain - 1);
     }
-    if (plain <= 0 && c->steps > 0) plain = c->us / c->steps;
     return plain > 0 ? price + s->draft_us / plain : price;
 }
 

@@ -1,13 +1,15 @@
 /* See lookup.h. */
 #include "scheduler/lookup.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Before the first guess, 0.3 of one are taken to have been right; older guesses fade so that about the last
  * TRIED_MAX count. While none is worth it, one is tried after REST draws, then twice as many and so on: texts
- * change. */
+ * change. REST is for tries of REST_PRICE; dearer ones are rarer. */
 #define PRIOR_TRIED 1.0f
 #define PRIOR_RIGHT 0.3f
+#define REST_PRICE  0.25
 enum { TRIED_MAX = 24, REST = 32, REST_MAX = 256, SLOTS_FIRST = 256 };
 
 void lookup_fini(struct lookup *l)
@@ -56,12 +58,17 @@ uint32_t lookup_propose(struct lookup *l, const uint32_t *tokens, uint32_t count
 
 uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_try)
 {
-    double p = (l->right + PRIOR_RIGHT) / (l->tried + PRIOR_TRIED), all = 1;
+    double p = (l->right + PRIOR_RIGHT) / (l->tried + PRIOR_TRIED), all = p, tokens = 1;
     uint32_t n = 0;
-    /* The n-th guess is right when all before it are. */
-    while (n < most && (all *= p) > price) n++;
+    /* The n-th guess is right when all before it are. It pays while it makes more of its time than the step
+     * does so far. */
+    while (n < most && all * (1 + n * price) > tokens * price) {
+        tokens += all;
+        all *= p;
+        n++;
+    }
     if (n) l->rested = 0;
-    else if (++l->rested >= (l->rest ? l->rest : REST) && most && may_try) {
+    else if (++l->rested >= (l->rest ? l->rest : REST) * fmax(price / REST_PRICE, 1) && most && may_try) {
         l->rested = 0;
         l->rest = l->rest ? 2 * l->rest : 2 * REST;
         if (l->rest > REST_MAX) l->rest = REST_MAX;
