@@ -275,8 +275,6 @@ uint32_t engine__vision_tokens_max(const struct engine *e);
  * overcommitted.
  */
 bool engine__vision_room(const struct engine *e, uint32_t patches);
-/* f32 frequencies as transformers computes them; out [dim/2]. */
-void engine__rope_frequencies(const struct desc_rope *r, float *out);
 /* How the weights of the model are kept. */
 struct weights_form engine__form(const struct engine *e);
 /* engine.c: configuration, description, survey, backend, plan; nothing large is allocated or read. */

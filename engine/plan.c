@@ -374,40 +374,6 @@ enum status engine__take(struct engine *e, uint64_t bytes, void **out, const cha
     return err_set(err, ST_NOMEM, "out of memory: %llu MiB for %s", (unsigned long long)(bytes >> 20), what);
 }
 
-/* Bounds of the ramp between frequencies that are kept and those that are divided (YaRN). */
-static double yarn_bound(const struct desc_rope *r, double rotations)
-{
-    return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
-}
-
-void engine__rope_frequencies(const struct desc_rope *r, float *out)
-{
-    double low = 0, high = 0;
-    if (r->yarn) {
-        low = yarn_bound(r, r->yarn_beta_fast);
-        high = yarn_bound(r, r->yarn_beta_slow);
-        if (r->yarn_truncate) {
-            low = floor(low);
-            high = ceil(high);
-        }
-        if (low < 0) low = 0;
-        if (high > r->dim - 1) high = r->dim - 1;
-        if (low == high) high += 0.001;
-    }
-    /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
-    for (uint32_t k = 0; k < r->dim / 2; k++) {
-        float exponent = (float)(2 * k) / (float)r->dim,
-              power = (float)pow((double)(float)r->theta, (double)exponent);
-        if (!r->yarn) {
-            out[k] = k + r->still >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
-            continue;
-        }
-        float ramp = ((float)k - (float)low) / (float)(high - low);
-        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp), slow = 1.0f / ((float)r->factor * power);
-        out[k] = slow * (1.0f - keep) + 1.0f / power * keep;
-    }
-}
-
 static uint8_t rope_axis(const struct desc_rope *r, uint32_t i)
 {
     const uint32_t *s = r->sections;
@@ -424,7 +390,7 @@ enum status engine__alloc_ropes(struct engine *e, struct net *net, struct err *e
         uint8_t axis[1024];
         uint32_t half = r->dim / 2;
         ASSERT_CMP(half, <=, 1024);
-        engine__rope_frequencies(r, freq);
+        desc_rope_frequencies(r, freq);
         void *p;
         enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);
         if (st) return st;
@@ -471,7 +437,7 @@ static enum status alloc_vision_rope(struct engine *e, struct err *err)
     uint8_t axis[1024];
     void *p = NULL, *q = NULL;
     ASSERT_CMP(half, <=, 1024);
-    engine__rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
+    desc_rope_frequencies(&(struct desc_rope){.theta = d->rope_theta, .factor = 1, .dim = half}, freq);
     for (uint32_t k = 0; k < half; k++) axis[k] = (k >= half / 2) != d->rope_halves;
     for (uint32_t k = half / 2; k < half; k++) freq[k] = freq[k - half / 2];
     enum status st = engine__take(e, half * sizeof(float), &p, "rotary frequencies", err);

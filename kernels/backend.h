@@ -227,7 +227,7 @@ struct be_rows {
 };
 
 /* From the fused projection, f32: per-head RMS norm of q and k (weights may be NULL), rotate-half RoPE with
- * cos/sin, q out as act, k and v written to the cache (rounded to the act type, or to codes). */
+ * cos/sin, q out as act, k - k_shift and v written to the cache (rounded to the act type, or to codes). */
 enum be_qkv_parts {
     BE_QKV = 0, /* [T, (H+2G)*D] */
     BE_QK,      /* [T, (H+G)*D]: the values are the keys, as they are before norm and rotation */
@@ -243,6 +243,7 @@ struct be_qkv_args {
     const float *q_norm, *k_norm; /* f32 [D] or NULL */
     float eps;
     const float *cos, *sin; /* f32 [T, D/2], or NULL = no rotation */
+    const float *k_shift;   /* f32 [G, D], taken from k at last; or NULL */
     void *q;                /* act [T, H*D] dense */
 };
 

@@ -19,6 +19,7 @@ struct layer_weights {
     const float *input_norm, *post_attn_norm, *pre_mlp_norm,
         *post_mlp_norm;                                                  /* [C]; the post ones may be NULL */
     const float *q_norm, *k_norm;                                        /* [D] or NULL */
+    const float *k_shift;                                                /* [G, D] or NULL */
     const float *router_norm, *expert_norm, *experts_norm, *beside_norm; /* [C], with an MLP beside */
     const float *router_scale;                                           /* [E] or NULL */
     struct be_weight *token_gate, *token_up; /* [P, C], [C, P], with token_input */

@@ -234,6 +234,48 @@ static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights
     w->token_post_norm = load_vector1(ld, d->names.token_post_norm, n, ".weight", d->hidden, 0);
 }
 
+/* ---- keys without their bias ---- */
+
+#define KEY_SHIFT_POSITIONS 8192.0
+
+/* Softmax does not see a vector that is taken from every key of a sequence, but rounding does: where keys
+ * have a bias of 100 (Qwen2.5), bf16 leaves little of what tells them apart. What is taken is the mean of the
+ * bias, as rotated at the positions up to KEY_SHIFT_POSITIONS: where a pair turns slowly nearly all of it,
+ * where it turns fast nothing. On Qwen2.5-Coder 0.5B the difference that bf16 keys make goes from 0.0148 to
+ * 0.0048 (mean |delta| of log-probs, 1,000 tokens). NULL: no bias, or it is not the last thing that happens
+ * to a key before softmax. */
+static const float *load_key_shift(struct loader *ld, uint32_t n)
+{
+    const struct desc_layer *l = &ld->desc->layers[n];
+    const struct desc_rope *r = &ld->desc->ropes[l->rope];
+    uint32_t d = l->head_dim, half = d / 2, count = l->kv_heads * d;
+    struct named key, *bias;
+    if (!l->qkv_bias || ld->desc->names.k_norm || l->softcap > 0 || r->dim != d || half > 1024) return NULL;
+    uint64_t at = ld->slab_used;
+    ld->slab_used += (count + 15) / 16 * 16;
+    if (ld->survey || ld->st || !ld->files) return NULL;
+    bias = load_find(ld, ld->desc->names.k, n, 0, ".bias", &key);
+    if (!bias) return NULL; /* load_linear() refused it */
+    float freq[1024], *out = ld->host + at;
+    desc_rope_frequencies(r, freq);
+    (void)stf_to_f32(bias->t, out);
+    for (uint32_t i = 0; i < count; i += i % d == half - 1 ? half + 1 : 1) {
+        double turn = KEY_SHIFT_POSITIONS * (double)freq[i % d], c = 1, s = 0, a = (double)out[i],
+               b = (double)out[i + half];
+        if (turn > 1e-6) {
+            c = sin(turn) / turn;
+            s = (1 - cos(turn)) / turn;
+        }
+        if (r->attention > 0) {
+            c *= r->attention;
+            s *= r->attention;
+        }
+        out[i] = (float)(a * c - b * s);
+        out[i + half] = (float)(b * c + a * s);
+    }
+    return ld->slab + at;
+}
+
 /* ---- the walk ---- */
 
 static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
@@ -257,6 +299,7 @@ static void walk_layer(struct loader *ld, uint32_t n, struct layer_weights *w)
                 &w->qkv);
     w->q_norm = load_vector1(ld, a->q_norm, n, ".weight", l->head_dim, plus);
     if (own) w->k_norm = load_vector1(ld, a->k_norm, n, ".weight", l->head_dim, plus);
+    if (own) w->k_shift = load_key_shift(ld, n);
     load_linear(
         ld,
         &(struct linear_spec){.layer = n, .k = q, .part_count = 1, .part = {{a->o, c}}, .bias = l->o_bias},

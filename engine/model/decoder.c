@@ -319,6 +319,7 @@ static void layers(struct engine *e, struct net *net, const struct engine_batch 
                                                  .eps = d->norm_eps,
                                                  .cos = tail_rope ? s->tail_cos[l->rope] : s->cos[l->rope],
                                                  .sin = tail_rope ? s->tail_sin[l->rope] : s->sin[l->rope],
+                                                 .k_shift = w->k_shift,
                                                  .q = s->q});
         if (n == net->narrow) {
             if (st->wanted_count == 0) return;

@@ -1,9 +1,10 @@
-/* What of a description only the checkpoint's tensors can tell. See model_desc.h. */
+/* What of a description only the checkpoint's tensors can tell, and rotary frequencies. See model_desc.h. */
 #include "engine/model/model_desc.h"
 
 #include "config/base/log.h"
 #include "engine/checkpoint/safetensors.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,5 +99,41 @@ void model_desc_settle(struct model_desc *d, const struct stf_files *files)
             continue;
         d->expert_layout = layout;
         return; /* if others disagree, loading names them */
+    }
+}
+
+/* ---- rotary embedding ---- */
+
+/* Bounds of the ramp between frequencies that are kept and those that are divided (YaRN). */
+static double yarn_bound(const struct desc_rope *r, double rotations)
+{
+    return r->dim * log(r->yarn_original / (rotations * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+void desc_rope_frequencies(const struct desc_rope *r, float *out)
+{
+    double low = 0, high = 0;
+    if (r->yarn) {
+        low = yarn_bound(r, r->yarn_beta_fast);
+        high = yarn_bound(r, r->yarn_beta_slow);
+        if (r->yarn_truncate) {
+            low = floor(low);
+            high = ceil(high);
+        }
+        if (low < 0) low = 0;
+        if (high > r->dim - 1) high = r->dim - 1;
+        if (low == high) high += 0.001;
+    }
+    /* transformers computes these in float32: exponent, power, reciprocal, division by the factor. */
+    for (uint32_t k = 0; k < r->dim / 2; k++) {
+        float exponent = (float)(2 * k) / (float)r->dim,
+              power = (float)pow((double)(float)r->theta, (double)exponent);
+        if (!r->yarn) {
+            out[k] = k + r->still >= r->dim / 2 ? 0 : 1.0f / power / (float)r->factor;
+            continue;
+        }
+        float ramp = ((float)k - (float)low) / (float)(high - low);
+        float keep = 1.0f - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp), slow = 1.0f / ((float)r->factor * power);
+        out[k] = slow * (1.0f - keep) + 1.0f / power * keep;
     }
 }

@@ -200,6 +200,9 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
     return !d->drafts_for && d->layers[n].kv_owner == n;
 }
 
+/* f32 frequencies as transformers computes them; out [dim/2]. */
+void desc_rope_frequencies(const struct desc_rope *r, float *out);
+
 /* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
  * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
  * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_survey. */

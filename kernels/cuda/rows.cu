@@ -103,7 +103,7 @@ struct qkv_job {
     be_kv kv;
     uint32_t heads, dpad, all, value_from; /* heads in a row of qkv; where its values are */
     bool v_norm;
-    const float *qkv, *q_norm, *k_norm, *cos, *sin;
+    const float *qkv, *q_norm, *k_norm, *cos, *sin, *k_shift;
     float eps;
     void *q;
     size_t head_bytes;
@@ -153,7 +153,8 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
         if (slot == 0 && last < CUDA_KV_SLOTS - 1) qkv_clear<BF>(out, j.dpad, last + 1);
     }
     const float *cs = value || !j.cos ? nullptr : j.cos + (size_t)t * pairs,
-                *sn = cs ? j.sin + (size_t)t * pairs : nullptr;
+                *sn = cs ? j.sin + (size_t)t * pairs : nullptr,
+                *shift = value || head < j.heads || !j.k_shift ? nullptr : j.k_shift + (head - j.heads) * d;
     CU_UNROLL
     for (int n = 0; n < QKV_PAIRS; n++) {
         uint32_t i = lane + 32 * (uint32_t)n;
@@ -164,8 +165,9 @@ template <bool BF> __global__ __launch_bounds__(128) void qkv_k(qkv_job j)
             a *= scale;
             b *= scale;
         }
-        cu_act_put<BF>(out, at + i, cs ? a * cs[i] - b * sn[i] : a);
-        cu_act_put<BF>(out, at + i + pairs, cs ? b * cs[i] + a * sn[i] : b);
+        float first = cs ? a * cs[i] - b * sn[i] : a, second = cs ? b * cs[i] + a * sn[i] : b;
+        cu_act_put<BF>(out, at + i, shift ? first - shift[i] : first);
+        cu_act_put<BF>(out, at + i + pairs, shift ? second - shift[i + pairs] : second);
     }
 }
 
@@ -186,6 +188,7 @@ void cuda_qkv(struct backend *b, const struct be_qkv_args *a)
                         a->k_norm,
                         a->cos,
                         a->sin,
+                        a->k_shift,
                         a->eps,
                         a->q,
                         cuda_kv_head_bytes(b->act, d)};

@@ -350,6 +350,7 @@ static void st_qkv(struct backend *b, const struct be_qkv_args *a)
     IN(qkv, t * (a->heads + (2u - (uint32_t)a->parts) * a->kv.kv_heads) * dim * 4);
     IN(q_norm, dim * 4);
     IN(k_norm, dim * 4);
+    IN(k_shift, (size_t)a->kv.kv_heads * dim * 4);
     IN(cos, t * (dim / 2) * 4);
     IN(sin, t * (dim / 2) * 4);
     OUT(q, t * a->heads * dim * g.s->act_bytes);

@@ -169,6 +169,7 @@ static void ref__qkv_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wor
         void *layer = kv_layer(&a->kv, unit);
         for (uint32_t g = 0; g < groups; g++) {
             ref__head(a, t, x + (a->heads + g) * d, a->k_norm, head);
+            for (uint32_t i = 0; i < d && a->k_shift; i++) head[i] -= a->k_shift[g * d + i];
             const float *value = x + (a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
             float scale = a->v_norm ? ref__rms_scale(value, d, a->eps) : 1.0f;
             if (a->kv.type != BE_KV_ACT) {

@@ -269,6 +269,7 @@ static void vec__qkv_row(const struct vec_qkv *j, uint32_t t, uint32_t seq)
     if (kv_v_ones(j->act, d)) value[d] = 1.0f;
     for (uint32_t g = 0; g < groups; g++) {
         vec__head(a, t, x + (size_t)(a->heads + g) * d, a->k_norm, head);
+        for (uint32_t i = 0; i < d && a->k_shift; i++) head[i] -= a->k_shift[g * d + i];
         const float *from = x + (size_t)(a->heads + (a->parts == BE_QK ? 0 : groups) + g) * d;
         if (a->v_norm) vec__head_plain(a, from, value);
         else memcpy(value, from, d * sizeof(float));

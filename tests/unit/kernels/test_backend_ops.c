@@ -354,7 +354,7 @@ static const uint32_t q_block[8] = {5, 0,           3,           BE_NO_BLOCK,
 struct qkv_io {
     struct be_rows rows;
     uint32_t tables[8], pos[QT];
-    float *qkv, *cos, *sin, qn[512], kn[512];
+    float *qkv, *cos, *sin, qn[512], kn[512], shift[1024];
 };
 
 static uint32_t qkv_all(const struct qkv_shape *s)
@@ -390,6 +390,7 @@ static void qkv_io_init(struct qkv_io *io, const struct qkv_shape *s, size_t blo
         io->qn[i] = 1 + rnd() / 3;
         io->kn[i] = 1 + rnd() / 3;
     }
+    for (uint32_t i = 0; i < s->groups * s->d; i++) io->shift[i] = 2 * rnd();
 }
 
 static void qkv_head_want(const struct qkv_io *io, const struct qkv_shape *s, uint32_t t, uint32_t head,
@@ -450,6 +451,7 @@ static void qkv_check(const struct qkv_io *io, const struct qkv_shape *s, enum b
             void *layer = kv_layer(kv, io->tables[q_seq_table[seq] + io->pos[t] / 32]);
             for (uint32_t g = 0; g < s->groups && s->parts != BE_Q; g++) {
                 qkv_head_want(io, s, t, s->heads + g, s->norm ? io->kn : NULL, want);
+                for (uint32_t i = 0; i < s->d && !s->norm; i++) want[i] -= (double)io->shift[g * s->d + i];
                 if (kv->type != BE_KV_ACT) spread_want(want, s->d, false);
                 const float *value =
                     io->qkv +
@@ -518,6 +520,7 @@ static void check_qkv(enum be_kv_type type)
                 a.parts = s->parts;
                 a.v_norm = s->v_norm;
                 if (s->norm) a.q_norm = io.qn, a.k_norm = io.kn;
+                else a.k_shift = io.shift;
                 if (s->rotate) a.cos = io.cos, a.sin = io.sin;
                 be_cpu_ops()->qkv(b, &a);
                 be_cpu_ops()->close(b);
