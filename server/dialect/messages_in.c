@@ -190,8 +190,8 @@ static enum status output_config(struct reader *r)
         return api_fail(r->e, 400, schema ? "invalid_type" : "missing_required_parameter", name,
                         "schema must be an object: a JSON schema.");
     return reader_put(r, "response_format",
-                      json_pack("{s:s,s:{s:s,s:O,s:b}}", "type", "json_schema", "json_schema", "name",
-                                "answer", "schema", schema, "strict", 1));
+                      json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "answer",
+                                "schema", schema));
 }
 
 static enum status user(struct reader *r)

@@ -40,7 +40,7 @@ static enum status json_call(struct form_maker *m, const char *name, json_t *par
     return st;
 }
 
-/* ---- parameters, one after the other: required ones stand, others may ---- */
+/* ---- parameters, with `comma` between them: required ones stand, others may ---- */
 
 static bool is_required(const json_t *parameters, const char *key)
 {
@@ -48,6 +48,35 @@ static bool is_required(const json_t *parameters, const char *key)
     json_t *one, *list = json_object_get(parameters, "required");
     json_array_foreach(list, i, one) if (json_is(one, key)) return true;
     return false;
+}
+
+/* list: what stands for each property, in the schema's order. */
+static enum status members(struct form_maker *m, const json_t *schema, const gx *list, const char *comma,
+                           gx *out)
+{
+    json_t *properties = json_object_get(schema, "properties"), *one;
+    size_t n = json_object_size(properties), i = 0;
+    struct gb_member *member = calloc(n + 1, sizeof *member);
+    bool *required = calloc(n + 1, sizeof *required);
+    const char *key;
+    enum status st = member && required ? ST_OK : no_memory(m);
+    json_object_foreach(properties, key, one)
+    {
+        if (st) break;
+        member[i] = (struct gb_member){.what = list[i], .name = (uint32_t)i};
+        required[i++] = is_required(schema, key);
+    }
+    struct gb_members all = {.list = member,
+                             .count = n,
+                             .names = (uint32_t)n,
+                             .required = required,
+                             .max = RX_NO_LIMIT,
+                             .any_order = !m->in_order,
+                             .comma = form_literal(m, comma)};
+    if (!st) *out = gb_members(m->b, &all);
+    free(member);
+    free(required);
+    return st;
 }
 
 typedef enum status value_fn(struct form_maker *m, const json_t *parameters, json_t *schema,
@@ -99,27 +128,28 @@ static enum status tag_call(struct form_maker *m, const char *name, json_t *para
                             gx *out)
 {
     json_t *properties = json_object_get(parameters, "properties"), *schema;
-    size_t n = json_object_size(properties), used = 0;
-    gx *list = calloc(n + 2, sizeof *list);
+    gx *list = calloc(json_object_size(properties) + 1, sizeof *list), inside = 0;
     const char *key;
+    size_t used = 0;
     enum status st = list ? ST_OK : no_memory(m);
-    gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), form_literal(m, "\n<function="), form_literal(m, name),
-                 form_literal(m, ">\n")};
-    if (!st) list[used++] = gb_seq(m->b, head, 4);
     json_object_foreach(properties, key, schema)
     {
         gx value;
         if (st || (st = tag_value(m, parameters, schema, param, 0, &value))) break;
         gx one[] = {form_literal(m, "<parameter="), form_literal(m, key), form_literal(m, ">\n"), value,
                     form_literal(m, "\n</parameter>\n")};
-        list[used++] = gb_repeat(m->b, gb_seq(m->b, one, 5), is_required(parameters, key), 1);
+        list[used++] = gb_seq(m->b, one, 5);
     }
-    gx tail[] = {form_literal(m, "</function>\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)};
-    if (!st) {
-        list[used++] = gb_seq(m->b, tail, 2);
-        *out = gb_seq(m->b, list, used);
-    }
+    if (!st) st = members(m, parameters, list, "", &inside);
     free(list);
+    gx all[] = {gb_tag(m->b, m->vocab, TOOL_OPEN),
+                form_literal(m, "\n<function="),
+                form_literal(m, name),
+                form_literal(m, ">\n"),
+                inside,
+                form_literal(m, "</function>\n"),
+                gb_tag(m->b, m->vocab, TOOL_CLOSE)};
+    *out = st ? 0 : gb_seq(m->b, all, 7);
     return st;
 }
 
@@ -145,38 +175,26 @@ static gx several(struct form_maker *m, gx element, uint32_t min, uint32_t max)
 
 static value_fn notation_value;
 
-/* key:value of what the properties say, in their order: the first that stands has no comma. */
+/* key:value of what the properties say. */
 static enum status notation_object(struct form_maker *m, const json_t *root, json_t *schema,
                                    const char *param, unsigned depth, gx *out)
 {
     json_t *properties = json_object_get(schema, "properties"), *one;
-    size_t n = json_object_size(properties), i = n;
+    gx *list = calloc(json_object_size(properties) + 1, sizeof *list), inside = 0;
     const char *key;
-    gx none = gb_seq(m->b, NULL, 0), first = none, rest = none; /* of what follows: nothing stood; some did */
-    gx *values = calloc(n + 1, sizeof *values);
-    const char **keys = calloc(n + 1, sizeof *keys);
-    enum status st = values && keys ? ST_OK : no_memory(m);
-    size_t at = 0;
+    size_t used = 0;
+    enum status st = list ? ST_OK : no_memory(m);
     json_object_foreach(properties, key, one)
     {
         gx value;
         if (st || (st = notation_value(m, root, one, param, depth + 1, &value))) break;
         gx pair[] = {form_literal(m, key), form_literal(m, ":"), value};
-        keys[at] = key;
-        values[at++] = gb_seq(m->b, pair, 3);
+        list[used++] = gb_seq(m->b, pair, 3);
     }
-    while (!st && i-- > 0) {
-        bool must = is_required(schema, keys[i]);
-        gx here[] = {values[i], rest}, behind[] = {form_literal(m, ","), values[i], rest};
-        gx with_first = gb_seq(m->b, here, 2), with_rest = gb_seq(m->b, behind, 3);
-        gx a[] = {with_first, first}, b[] = {with_rest, rest};
-        first = must ? with_first : gb_alt(m->b, a, 2);
-        rest = must ? with_rest : gb_alt(m->b, b, 2);
-    }
-    gx braces[] = {form_literal(m, "{"), first, form_literal(m, "}")};
+    if (!st) st = members(m, schema, list, ",", &inside);
+    free(list);
+    gx braces[] = {form_literal(m, "{"), inside, form_literal(m, "}")};
     if (!st) *out = gb_seq(m->b, braces, 3);
-    free(values);
-    free(keys);
     return st;
 }
 
@@ -326,6 +344,7 @@ enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t
     const char *name = json_string_value(field(function, "name"));
     json_t *parameters = field(function, "parameters"), *own = NULL;
     enum tool_form form = m->g->p.calls;
+    m->in_order = gen_strict(function);
     if (!parameters || (!exact && form == TOOL_FORM_JSON)) {
         parameters = own = json_pack("{s:s}", "type", "object");
         if (!own) return no_memory(m);
@@ -375,10 +394,11 @@ static enum status bare_call(struct form_maker *m, json_t *function, size_t inde
 {
     char param[64];
     snprintf(param, sizeof param, "tools[%zu].function.parameters", index);
-    bool strict = json_is_true(field(function, "strict"));
+    bool strict = gen_strict(function);
     json_t *parameters = strict ? field(function, "parameters") : NULL, *own = NULL;
     rx head;
     gx arguments;
+    m->in_order = strict;
     if (!parameters)
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =

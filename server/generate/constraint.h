@@ -11,7 +11,12 @@ struct form_maker {
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
     json_t *rules; /* of a function's $defs: by name, while its call is made */
+    bool in_order; /* of the properties in what is being made: the answer, or a call */
 };
+
+/* generate/format.c. Does a json_schema or a function ask for `strict`? Its properties come in the order of
+ * the schema then, as OpenAI's interface has it; else in any order. */
+bool gen_strict(json_t *of);
 
 /* Any text without the tags (n of them) in it. */
 rx form_without(struct form_maker *m, const char *const *tags, size_t n);

@@ -1,9 +1,14 @@
 /* What form a request asks its answer to have: response_format, and vLLM's and llama.cpp's names for the same
  * -> struct answer_form. Worker thread. generate/constraint.c makes a grammar of it. */
 #include "server/http/fields.h"
-#include "server/generate/generate.h"
+#include "server/generate/constraint.h"
 
 #include <string.h>
+
+bool gen_strict(json_t *of)
+{
+    return json_is_true(field(of, "strict"));
+}
 
 static enum status text_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f,
                            enum form_kind kind)
@@ -90,7 +95,7 @@ static enum status from_response_format(struct gen *g, json_t *f, struct answer_
     schema = field(json_schema, "schema");
     *out = (struct answer_form){.kind = FORM_ANY, .param = "response_format"};
     enum status st = schema ? schema_of(g, schema, "response_format", out) : ST_OK;
-    out->any_order = json_is_false(strict);
+    out->in_order = gen_strict(json_schema);
     return st;
 }
 

@@ -40,7 +40,7 @@ struct answer_form {
     json_t *value;     /* borrowed from the body or form_root */
     const char *param; /* static: the field that asked for it */
     bool compact;      /* JSON without white space of the model's own */
-    bool any_order;    /* of properties; else that of the schema */
+    bool in_order;     /* properties come as the schema lists them; else in any order */
 };
 /* Which calls the answer is to have (generate/tools.c). */
 struct call_form {

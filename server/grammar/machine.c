@@ -14,6 +14,7 @@
 /* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
 #define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
 #define WIDE_MAX  (1u << 14) /* places of a state */
+#define RAW_MAX   (1u << 16) /* of a state in the making, the same ones many times */
 
 static uint64_t mix(uint64_t h, uint64_t x)
 {
@@ -185,16 +186,24 @@ static bool states_rehash(struct grammar *g, uint32_t slots)
     return true;
 }
 
-/* The state of the places from `from` on, which are used up. */
-static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
+/* Of the places from `from` on, those that are followed by the same become one. */
+static void unite(struct grammar *g, size_t from)
 {
     struct place *p = g->places + from;
-    uint32_t n = (uint32_t)(g->place_count - from), m = 0;
+    size_t n = g->place_count - from, m = 0;
     qsort(p, n, sizeof *p, by_cont);
-    for (uint32_t i = 0; i < n; i++) { /* what is followed by the same is one terminal */
+    for (size_t i = 0; i < n; i++) {
         if (m && p[m - 1].cont == p[i].cont) p[m - 1].left = rx_alt(g->pool, p[m - 1].left, p[i].left);
         else p[m++] = p[i];
     }
+    g->place_count = from + m;
+}
+
+/* The state of the places from `from` on, which were united and are used up. */
+static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
+{
+    struct place *p = g->places + from;
+    uint32_t m = (uint32_t)(g->place_count - from);
     g->place_count = from;
     if (!m && !accepts) return STATE_DEAD;
     if (rx_status(g->pool) ||
@@ -269,7 +278,12 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
         accepts = accepts || c->accepts;
         memcpy(g->places + g->place_count, g->places + c->places, c->place_count * sizeof *g->places);
         g->place_count += c->place_count;
+        /* Alternatives that went the same way have places many times over: few may be left. */
+        if (g->place_count - from < RAW_MAX) continue;
+        unite(g, from);
+        if (g->place_count - from > WIDE_MAX) break;
     }
+    unite(g, from);
     if (g->place_count - from > WIDE_MAX) {
         g->place_count = from;
         accepts = false;
@@ -301,6 +315,7 @@ static bool first_state(struct grammar *g)
     }
     memcpy(g->places + from, g->places + c->places, c->place_count * sizeof *g->places);
     g->place_count += c->place_count;
+    unite(g, from);
     return state_of(g, from, c->accepts) == STATE_FIRST;
 }
 

@@ -51,6 +51,11 @@ def as_schema(schema):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+def in_order(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {
+        "name": "in-order", "strict": True, "schema": schema}}}
+
+
 def as_json(fits):
     def checks(text):
         try:
@@ -68,6 +73,8 @@ FORMS = [
     ({"response_format": {"type": "json_schema", "json_schema": {
         "name": "any-order", "strict": False, "schema": PERSON}}}, as_json(is_person)),
     (as_schema(EITHER), as_json(is_either)),
+    (in_order(PERSON),
+     as_json(lambda v: is_person(v) and list(v) == [k for k in PERSON["properties"] if k in v])),
     ({"structured_outputs": {"json": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}}},
      as_json(lambda v: len(v) <= 3 and set(v) <= {1, 2})),
     ({"guided_choice": ["yes", "no", "perhaps ü"]}, lambda t: t in ("yes", "no", "perhaps ü")),
@@ -144,6 +151,25 @@ def test_calls(binary, folder):
     s.stop()
 
 
+def test_order_of_arguments(binary, folder):
+    """As the schema lists them where the function is strict, else in any order."""
+    s = Server(binary, folder, "--kv-memory", "64M")
+    for strict, wanted in ((True, {"ba"}), (False, {"ab", "ba"})):
+        tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+            "type": "object", "properties": {"b": {"type": "boolean"}, "a": {"type": "boolean"}},
+            "required": ["a", "b"], "additionalProperties": False}}}
+        seen = set()
+        for k in range(24):
+            body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool],
+                    "tool_choice": {"type": "function", "function": {"name": "f"}}, "seed": k,
+                    "max_tokens": 150}
+            c = s.ok("/v1/chat/completions", body)["choices"][0]
+            if c["finish_reason"] != "length":
+                seen.add("".join(json.loads(c["message"]["tool_calls"][0]["function"]["arguments"])))
+        check.equal(f"strict: {strict}", seen, wanted)
+    s.stop()
+
+
 def test_many_references(binary, folder):
     """Parameters that refer to each other many times over are no more work than they are text."""
     s = Server(binary, folder, "--kv-memory", "64M")
@@ -206,6 +232,8 @@ def main():
     a = arguments(__doc__)
     check.run(test_forms, a.binary, a.demo)
     check.run(test_calls, a.binary, os.path.join(GOLDEN, "qwen2_f32"))
+    for kind in ("qwen2_f32", "../gemma4/dense_f32"):
+        check.run(test_order_of_arguments, a.binary, os.path.join(GOLDEN, kind))
     check.run(test_many_references, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_faults, a.binary, a.demo)
     check.end()
