@@ -43,7 +43,8 @@ static const struct shape shapes[] = {
     {"vit fc2", 4304, 1152, false, BE_EPI_ADD_F32},
     {"head", 640, 262144, false, BE_EPI_F32},
 };
-static const uint32_t row_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 128, 512, 2048};
+static const uint32_t row_counts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   12,  14,
+                                      16, 20, 24, 28, 32, 40, 48, 64, 128, 512, 2048};
 
 static clockid_t bench_clock = CLOCK_MONOTONIC;
 static double now(void)
