@@ -239,11 +239,10 @@ static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights
 #define KEY_SHIFT_POSITIONS 8192.0
 
 /* Softmax does not see a vector that is taken from every key of a sequence, but rounding does: where keys
- * have a bias of 100 (Qwen2.5), bf16 leaves little of what tells them apart. What is taken is the mean of the
+ * have a bias of 100, bf16 leaves little of what tells them apart. What is taken is the mean of the
  * bias, as rotated at the positions up to KEY_SHIFT_POSITIONS: where a pair turns slowly nearly all of it,
- * where it turns fast nothing. On Qwen2.5-Coder 0.5B the difference that bf16 keys make goes from 0.0148 to
- * 0.0048 (mean |delta| of log-probs, 1,000 tokens). NULL: no bias, or it is not the last thing that happens
- * to a key before softmax. */
+ * where it turns fast nothing. NULL: no bias, or it is not the last thing that happens to a key before
+ * softmax. What it is worth: docs/performance.md. */
 static const float *load_key_shift(struct loader *ld, uint32_t n)
 {
     const struct desc_layer *l = &ld->desc->layers[n];
