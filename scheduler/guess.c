@@ -19,11 +19,8 @@
 /* Guesses that are not expected to pay are tried by all sequences in the same step, each so many: one row
  * more costs a step nearly as much as a tile of them. */
 #define TRIES_APART 16
-/* Before its cost is known a guess is taken to cost so many tokens at least; and where not even the time of a
- * step without any is known, so many where there are several sequences: a first try of all of them may take
- * as long as a few steps. */
-#define GUESS_PRICE     0.25
-#define GUESS_PRICE_TOP 1.0
+/* Before its cost is known a guess is taken to cost so many tokens at least. */
+#define GUESS_PRICE 0.25
 
 bool sched__decodes(const struct sequence *q)
 {
@@ -57,26 +54,22 @@ void sched__guess_learn(struct scheduler *s, uint32_t runs, double us)
 }
 
 /* What a guess costs, where the time of a step without any is worth as many tokens as it has sequences: the
- * rows of the step, and the drafter's time. Before it is known: a step takes the time of reading the weights,
- * as one without guesses does, or that of its rows, whichever is longer; here with a guess for each
- * sequence. */
+ * rows of the step, and the drafter's time. Before it is known: the share of a step's time that its rows
+ * take; with one sequence, reading the weights takes most of it. */
 static double guess_price(struct scheduler *s)
 {
     uint32_t decodes = 0;
     for (const struct sequence *q = s->running.head; q; q = q->next) decodes += sched__decodes(q);
     const struct guess_cost *c = cost_of(s, decodes);
-    double spread = c->steps * c->nn - c->n * c->n, price = decodes > 1 ? GUESS_PRICE_TOP : GUESS_PRICE,
-           plain = c->steps > 0 ? c->us / c->steps : 0;
+    double spread = c->steps * c->nn - c->n * c->n, price = GUESS_PRICE, plain = 0,
+           rows = decodes * (s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED]);
+    if (decodes > 1) price = fmax(price, rows / fmax(s->cost.us[STEP_FIXED] + rows, 1));
     if (c->steps > GUESS_COST_KNOWN && spread > c->steps * GUESS_COST_SPREAD) {
-        double each = (c->steps * c->n_us - c->n * c->us) / spread, fixed = (c->us - each * c->n) / c->steps;
-        if (fixed > 0) {
-            plain = fixed;
-            price = fmax(each, 0) * decodes / plain;
-        }
-    } else if (plain > 0) {
-        double row = s->cost.us[STEP_ROWS] + s->cost.us[STEP_SAMPLED];
-        price = fmax(GUESS_PRICE, 2 * decodes * row / plain - 1);
+        double each = (c->steps * c->n_us - c->n * c->us) / spread;
+        plain = (c->us - each * c->n) / c->steps;
+        if (plain > 0) price = fmax(each, 0) * decodes / plain;
     }
+    if (plain <= 0 && c->steps > 0) plain = c->us / c->steps;
     return plain > 0 ? price + s->draft_us / plain : price;
 }
 

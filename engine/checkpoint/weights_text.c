@@ -241,7 +241,8 @@ static void walk_token_layer(struct loader *ld, uint32_t n, struct layer_weights
 /* Softmax does not see a vector that is taken from every key of a sequence, but rounding does: where keys
  * have a bias of 100, bf16 leaves little of what tells them apart. What is taken is the mean of the
  * bias, as rotated at the positions up to KEY_SHIFT_POSITIONS: where a pair turns slowly nearly all of it,
- * where it turns fast nothing. NULL: no bias, or it is not the last thing that happens to a key before
+ * where it turns fast nothing. Keys far behind those positions gain less, from about four times as far
+ * nothing. NULL: no bias, or it is not the last thing that happens to a key before
  * softmax. What it is worth: docs/performance.md. */
 static const float *load_key_shift(struct loader *ld, uint32_t n)
 {
