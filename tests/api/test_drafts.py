@@ -131,7 +131,7 @@ def test_drafter_same_answers(variant, binary):
                 c.result()
         drafted = s.metric("vllm:spec_decode_num_draft_tokens_total")
         counted = s.metric("vllm:spec_decode_num_accepted_tokens_total")
-        # How many "auto" makes hangs on what the drafter and a step cost: as much, with models as small as these.
+        # How many "auto" makes hangs on what the drafter and a step cost: as much, with models this small.
         least = 20 if "--draft-tokens" in flags else 0
         check.true(f"{name}: some guesses are right", drafted > counted >= least, (drafted, counted))
         if "1M" in flags:
