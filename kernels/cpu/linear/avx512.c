@@ -179,11 +179,7 @@ EPI_INLINE void z__pairs_of(const struct linear_job *j, uint32_t begin, uint32_t
             else if (row == 12 && next) z__rows(j, pair, row, 12, 0, bf16, FETCH_NEXT, &d, e);
             else z__rows(j, pair, row, 12, 0, bf16, FETCH_NONE, &d, e);
         }
-        for (; row + 4 <= j->m; row += 4) {
-            if (row == 0) z__rows(j, pair, row, 4, 0, bf16, FETCH_AHEAD, &d, e);
-            else if ((row == 4 || row == 12) && next) z__rows(j, pair, row, 4, 0, bf16, FETCH_NEXT, &d, e);
-            else z__rows(j, pair, row, 4, 0, bf16, FETCH_NONE, &d, e);
-        }
+        for (; row + 4 <= j->m; row += 4) z__rows(j, pair, row, 4, 0, bf16, FETCH_NONE, &d, e);
         /* Up to three more: the last four once more, for one pass instead of three. */
         if (row < j->m) z__rows(j, pair, j->m - 4, 4, row + 4 - j->m, bf16, FETCH_NONE, &d, e);
     }
