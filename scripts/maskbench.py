@@ -4,7 +4,7 @@
 The files are MaskBench's (github.com/guidance-ai/jsonschemabench, maskbench/data): {"schema": ...,
 "tests": [{"valid": bool, "data": ...}]}. All engines see the same files, tokens and texts; white space is
 free in all of them, and they run one after the other. A schema that an engine refuses, or does not come
-to an end with in 30 s, or crashes at, counts as not compiled.
+to an end with in --seconds, or crashes at, counts as not compiled.
 
     make tests && python3 scripts/maskbench.py --model CHECKPOINT --every 20 maskbench/data
 Needs llguidance, xgrammar, torch, tokenizers and transformers in the Python that runs it; what is missing is
@@ -20,7 +20,6 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BENCH = os.path.join(ROOT, "build/release/tests/bench_grammar")
-SECONDS = 30
 
 
 class Llguidance:
@@ -127,7 +126,7 @@ def work(kind, folder, pipe):
         pipe.send(one(engine, path))
 
 
-def run(kind, folder, paths):
+def run(kind, folder, paths, seconds):
     """Results of one() in a process of its own, which is replaced after a crash or when it takes too long."""
     process, results = None, []
     for path in paths:
@@ -143,7 +142,7 @@ def run(kind, folder, paths):
         result, ended = None, False
         try:
             pipe.send(path)
-            ended = pipe.poll(SECONDS)
+            ended = pipe.poll(seconds)
             result = pipe.recv() if ended else None
         except (EOFError, BrokenPipeError):
             ended = False
@@ -181,6 +180,7 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--model", required=True, help="folder of a checkpoint, for its tokenizer")
     parse.add_argument("--every", type=int, default=1, help="take every Nth file")
+    parse.add_argument("--seconds", type=float, default=30, help="that a schema and its instances may take")
     parse.add_argument("folder", help="maskbench/data")
     args = parse.parse_args()
     paths = sorted(os.path.join(args.folder, n) for n in os.listdir(args.folder) if n.endswith(".json"))
@@ -191,7 +191,7 @@ def main():
     print(ours("Kvasir", args.model, paths), flush=True)
     print(ours("Kvasir, `strict: true`", args.model, paths, "--ordered"), flush=True)
     for kind in (Llguidance, Xgrammar):
-        results = run(kind, args.model, paths)
+        results = run(kind, args.model, paths, args.seconds)
         if results is None:
             print(f"{kind.__name__} is not here", file=sys.stderr)
             continue

@@ -20,6 +20,7 @@ struct sampler {
     uint32_t *allowed;      /* [words] bits of what the constraint allows */
     uint32_t words;
     double *block_sums; /* [ceil(V / BLOCK)] of the weights of a whole row */
+    bool *barred;       /* [ceil(V / BLOCK)] the constraint allows nothing in the block */
     double *bucket_sum; /* [BUCKETS] and the sum of their weights */
 };
 #define BUCKETS (1u << 14)
@@ -43,13 +44,14 @@ enum status sampler_create(uint32_t vocab, struct sampler **out, struct err *err
         s->order = malloc(vocab * sizeof *s->order);
         s->counts = calloc(vocab, sizeof *s->counts);
         s->block_sums = malloc((vocab / BLOCK + 1) * sizeof *s->block_sums);
+        s->barred = malloc((vocab / BLOCK + 1) * sizeof *s->barred);
         s->bucket_count = malloc(BUCKETS * sizeof *s->bucket_count);
         s->bucket_sum = malloc(BUCKETS * sizeof *s->bucket_sum);
         s->words = vocab / 32 + (vocab % 32 != 0);
         s->allowed = malloc(s->words * sizeof *s->allowed);
     }
     if (!s || !s->logits || !s->weights || !s->order || !s->counts || !s->block_sums || !s->bucket_count ||
-        !s->bucket_sum || !s->allowed) {
+        !s->bucket_sum || !s->allowed || !s->barred) {
         sampler_destroy(s);
         return err_set(err, ST_NOMEM, "out of memory for a sampler of %u ids", vocab);
     }
@@ -65,6 +67,7 @@ void sampler_destroy(struct sampler *s)
     free(s->order);
     free(s->counts);
     free(s->block_sums);
+    free(s->barred);
     free(s->bucket_count);
     free(s->bucket_sum);
     free(s->allowed);
@@ -164,12 +167,15 @@ static bool allows(const struct sampler *s, uint32_t id)
     return s->allowed[id >> 5] >> (id & 31) & 1;
 }
 
-/* After change(): the whole row, without what the constraint does not allow. */
+/* After change(): the whole row, without what the constraint does not allow. Most masks leave few ids, or all
+ * but few: whole words are filled or copied, and blocks of which nothing is left are marked in s->barred. */
 static const float *constrained_row(struct sampler *s, const struct sampler_row *row, uint32_t changed)
 {
+    memset(s->barred, true, (s->vocab / BLOCK + 1) * sizeof *s->barred);
     for (uint32_t w = 0; w < s->words; w++) {
         uint32_t id = 32 * w, end = id + 32 < s->vocab ? id + 32 : s->vocab, bits = s->allowed[w];
         float *to = s->logits + id;
+        if (bits) s->barred[id / BLOCK] = false;
         if (bits == UINT32_MAX) memcpy(to, row->raw + id, (end - id) * sizeof *to);
         else
             for (uint32_t i = 0; i < end - id; i++) to[i] = -INFINITY;
@@ -192,12 +198,26 @@ static uint32_t best_allowed(const struct sampler *s, const float *raw)
     return best == UINT32_MAX ? 0 : best;
 }
 
-static uint32_t argmax(const float *l, uint32_t n)
+/* Of the largest the first. Eight chains of comparisons, so that a row is not one long chain. */
+static uint32_t argmax(const float *l, uint32_t n, const bool *barred)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (l[i] > l[best]) best = i;
-    return best;
+    float best = -INFINITY;
+    uint32_t at = 0;
+    for (uint32_t start = 0; start < n; start += BLOCK) {
+        uint32_t end = n - start < BLOCK ? n : start + BLOCK, i = start;
+        float lane[8], top = -INFINITY;
+        if (barred && barred[start / BLOCK]) continue;
+        for (uint32_t k = 0; k < 8; k++) lane[k] = -INFINITY;
+        for (; i + 8 <= end; i += 8)
+            for (uint32_t k = 0; k < 8; k++) lane[k] = l[i + k] > lane[k] ? l[i + k] : lane[k];
+        for (; i < end; i++) top = l[i] > top ? l[i] : top;
+        for (uint32_t k = 0; k < 8; k++) top = lane[k] > top ? lane[k] : top;
+        if (!(top > best)) continue;
+        best = top;
+        for (at = start; !(l[at] == top); at++) {
+        }
+    }
+    return at;
 }
 
 /* ---- selection: the k largest, descending, ties by lower id ---- */
@@ -337,10 +357,18 @@ double sampler__weights_c(const float *l, uint32_t vocab, float max, float inv_t
     return weights_body(l, vocab, max, inv_temperature, weights, sums);
 }
 
-/* Weights of a whole row in order of id; their sum, block by block. */
-static double row_weights(struct sampler *s, const float *l, float max, float temperature)
+/* Weights of a whole row in order of id; their sum, block by block. What is barred has none. */
+static double row_weights(struct sampler *s, const float *l, float max, float temperature, const bool *barred)
 {
-    return s->weigh(l, s->vocab, max, inverse(temperature), s->weights, s->block_sums);
+    double total = 0;
+    for (uint32_t i = 0; i < s->vocab; i += BLOCK) {
+        uint32_t n = s->vocab - i < BLOCK ? s->vocab - i : BLOCK;
+        double *sum = &s->block_sums[i / BLOCK];
+        *sum = 0;
+        if (barred && barred[i / BLOCK]) memset(s->weights + i, 0, n * sizeof *s->weights);
+        else total += s->weigh(l + i, n, max, inverse(temperature), s->weights + i, sum);
+    }
+    return total;
 }
 
 /* The draw in order of id: first the block, then the id in it. */
@@ -446,7 +474,7 @@ static uint32_t draw_from_row(struct sampler *s, const struct sampling_params *p
     if (p->temperature <= 0.0f || !isfinite(max)) return top;
     bool limited = p->top_k > 0 && p->top_k < v;
     float inv = inverse(p->temperature), u = sampling_uniform(p->seed, position);
-    double total = limited ? 0 : row_weights(s, l, max, p->temperature);
+    double total = limited ? 0 : row_weights(s, l, max, p->temperature, p->constraint ? s->barred : NULL);
     if (!limited && p->top_p >= 1.0f && p->min_p <= 0.0f) return walk_row(s, total, u);
     if (!limited && count) {
         float w[LIST_MAX];
@@ -480,7 +508,7 @@ static uint32_t draw_changed(struct sampler *s, const struct sampling_params *p,
             return ids[idx];
     }
     const float *l = p->constraint ? constrained_row(s, row, changed) : modified_row(s, row, changed);
-    uint32_t top = m ? ids[0] : argmax(l, s->vocab);
+    uint32_t top = m ? ids[0] : argmax(l, s->vocab, p->constraint ? s->barred : NULL);
     if (p->constraint && !isfinite(l[top])) return best_allowed(s, row->raw);
     return draw_from_row(s, p, l, top, ids, m, row->position);
 }
