@@ -188,8 +188,8 @@ def main():
     print(f"{len(paths)} files, {args.model}")
     print("| | schemas compiled | of these judge wrongly | valid refused | invalid accepted | first mask, "
           "median / p99 | masks, median / p99 |\n|---|---|---|---|---|---|---|")
-    print(ours("Kvasir", args.model, paths), flush=True)
-    print(ours("Kvasir, `strict: true`", args.model, paths, "--ordered"), flush=True)
+    print(ours("Kvasir, `strict: false`", args.model, paths), flush=True)
+    print(ours("Kvasir", args.model, paths, "--ordered"), flush=True)
     for kind in (Llguidance, Xgrammar):
         results = run(kind, args.model, paths, args.seconds)
         if results is None:

@@ -71,7 +71,7 @@ static enum status members(struct form_maker *m, const json_t *schema, const gx 
                              .names = (uint32_t)n,
                              .required = required,
                              .max = RX_NO_LIMIT,
-                             .any_order = !m->in_order,
+                             .any_order = m->any_order,
                              .comma = form_literal(m, comma)};
     if (!st) *out = gb_members(m->b, &all);
     free(member);
@@ -344,7 +344,7 @@ enum status form_call(struct form_maker *m, json_t *function, bool exact, size_t
     const char *name = json_string_value(field(function, "name"));
     json_t *parameters = field(function, "parameters"), *own = NULL;
     enum tool_form form = m->g->p.calls;
-    m->in_order = gen_strict(function);
+    m->any_order = gen_any_order(function);
     if (!parameters || (!exact && form == TOOL_FORM_JSON)) {
         parameters = own = json_pack("{s:s}", "type", "object");
         if (!own) return no_memory(m);
@@ -398,7 +398,7 @@ static enum status bare_call(struct form_maker *m, json_t *function, size_t inde
     json_t *parameters = strict ? field(function, "parameters") : NULL, *own = NULL;
     rx head;
     gx arguments;
-    m->in_order = strict;
+    m->any_order = gen_any_order(function);
     if (!parameters)
         parameters = own = json_pack("{s:s,s:b}", "type", "object", "additionalProperties", !strict);
     enum status st =

@@ -78,7 +78,7 @@ static json_t *without_big(json_t *v, bool value, bool *lost)
 enum status form_schema(struct form_maker *m, json_t *schema, bool compact, const char *param, gx *out)
 {
     struct grammar_fault fault = {{0}, {0}};
-    struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = !m->in_order};
+    struct grammar_json_options opt = {.any_whitespace = !compact, .any_order = m->any_order};
     bool lost = false;
     json_t *plain = without_big(schema, false, &lost);
     enum status st = plain ? ST_OK : ST_NOMEM;
@@ -118,7 +118,7 @@ static enum status answer(struct form_maker *m, gx *out)
     size_t len = text ? json_string_length(f->value) : 0;
     enum status st = ST_OK;
     json_t *schema = NULL;
-    m->in_order = f->in_order;
+    m->any_order = f->any_order;
     switch (f->kind) {
     case FORM_FREE: *out = form_text_without(m, NULL, 0); return ST_OK;
     case FORM_CHOICE: return choices(m, f->value, out);
@@ -278,7 +278,7 @@ static json_t *description(const struct gen *g, json_t *tools)
 {
     const struct gen_params *p = &g->p;
     json_t *d = json_pack("{s:i,s:b,s:b,s:b,s:b,s:i,s:i,s:b,s:b,s:b,s:s?}", "form", (int)p->form.kind, "bare",
-                          p->bare_calls != NULL, "compact", p->form.compact, "in order", p->form.in_order,
+                          p->bare_calls != NULL, "compact", p->form.compact, "any order", p->form.any_order,
                           "inside", g->inside_reasoning, "reasoning",
                           p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_form, "calls",
                           tools ? (int)p->calls : 0, "required", p->call_form.required, "parallel",

@@ -10,13 +10,16 @@ struct form_maker {
     struct gen *g;
     struct grammar_builder *b;
     const struct grammar_vocab *vocab;
-    json_t *rules; /* of a function's $defs: by name, while its call is made */
-    bool in_order; /* of the properties in what is being made: the answer, or a call */
+    json_t *rules;  /* of a function's $defs: by name, while its call is made */
+    bool any_order; /* of the properties in what is being made: the answer, or a call */
 };
 
-/* generate/format.c. Does a json_schema or a function ask for `strict`? Its properties come in the order of
- * the schema then, as OpenAI's interface has it; else in any order. */
+/* generate/format.c. Does a json_schema or a function ask for `strict`? */
 bool gen_strict(json_t *of);
+/* Does it say `"strict": false`? Its properties come in any order then, with others of any name among them,
+ * as the schema by itself has it. Else they come in the schema's order and others behind them, as OpenAI's
+ * interface has it: a small model that may begin with any name comes to no end. */
+bool gen_any_order(json_t *of);
 
 /* Any text without the tags (n of them) in it. */
 rx form_without(struct form_maker *m, const char *const *tags, size_t n);

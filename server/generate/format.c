@@ -10,6 +10,11 @@ bool gen_strict(json_t *of)
     return json_is_true(field(of, "strict"));
 }
 
+bool gen_any_order(json_t *of)
+{
+    return json_is_false(field(of, "strict"));
+}
+
 static enum status text_of(struct api_error *e, json_t *v, const char *path, struct answer_form *f,
                            enum form_kind kind)
 {
@@ -95,7 +100,7 @@ static enum status from_response_format(struct gen *g, json_t *f, struct answer_
     schema = field(json_schema, "schema");
     *out = (struct answer_form){.kind = FORM_ANY, .param = "response_format"};
     enum status st = schema ? schema_of(g, schema, "response_format", out) : ST_OK;
-    out->in_order = gen_strict(json_schema);
+    out->any_order = gen_any_order(json_schema);
     return st;
 }
 

@@ -40,7 +40,7 @@ struct answer_form {
     json_t *value;     /* borrowed from the body or form_root */
     const char *param; /* static: the field that asked for it */
     bool compact;      /* JSON without white space of the model's own */
-    bool in_order;     /* properties come as the schema lists them; else in any order */
+    bool any_order;    /* of properties; else they come as the schema lists them */
 };
 /* Which calls the answer is to have (generate/tools.c). */
 struct call_form {

@@ -152,10 +152,11 @@ def test_calls(binary, folder):
 
 
 def test_order_of_arguments(binary, folder):
-    """As the schema lists them where the function is strict, else in any order."""
+    """As the schema lists them unless the function says `strict: false`."""
     s = Server(binary, folder, "--kv-memory", "64M")
-    for strict, wanted in ((True, {"ba"}), (False, {"ab", "ba"})):
-        tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+    for strict, wanted in ((True, {"ba"}), (None, {"ba"}), (False, {"ab", "ba"})):
+        said = {} if strict is None else {"strict": strict}
+        tool = {"type": "function", "function": {"name": "f", **said, "parameters": {
             "type": "object", "properties": {"b": {"type": "boolean"}, "a": {"type": "boolean"}},
             "required": ["a", "b"], "additionalProperties": False}}}
         seen = set()
