@@ -47,7 +47,6 @@ struct call_form {
     bool required;
     const char *named; /* the one function that is called; borrowed from the body */
     json_t *allowed;   /* [{"function": {"name"}}]: only these may be called; borrowed; NULL = all */
-    bool strict;       /* a function that may be called is strict */
 };
 
 struct gen_params {

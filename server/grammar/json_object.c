@@ -8,6 +8,9 @@
 #define CLASSES_MAX 64u
 #define DEMANDS_MAX 64u
 #define LIFE_STATES 4096u
+#define MEMBERS_MAX 8192u
+#define ANY_ORDER   1024u /* properties; more are in their order: all that may follow costs its square */
+#define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of asking what asks for what, over all names */
 
 static gx pair(struct schema_maker *m, gx name, gx value)
 {
@@ -28,8 +31,9 @@ struct object {
     struct schema_maker *m;
     const json_t *s;
     const struct path *at;
-    json_t *listed; /* name -> its schema */
-    rx names;       /* that properties may have; RX_ALL: any */
+    json_t *listed;  /* name -> its schema */
+    json_t *numbers; /* name -> its place in that */
+    rx names;        /* that properties may have; RX_ALL: any */
     rx wanted[GB_WANTS_MAX];
     json_t *wanted_schema[GB_WANTS_MAX];
     uint32_t wants;
@@ -68,17 +72,18 @@ static void list_names(struct object *o)
         }
 }
 
-static uint32_t number_of(const struct object *o, const char *name)
+static void number_names(struct object *o)
 {
-    uint32_t n = 0;
     const char *key;
     json_t *v;
-    json_object_foreach(o->listed, key, v)
-    {
-        if (strcmp(key, name) == 0) return n;
-        n++;
-    }
-    return GB_FURTHER;
+    json_int_t n = 0;
+    json_object_foreach(o->listed, key, v) json_object_set_new(o->numbers, key, json_integer(n++));
+}
+
+static uint32_t number_of(const struct object *o, const char *name)
+{
+    const json_t *n = json_object_get(o->numbers, name);
+    return n ? (uint32_t)json_integer_value(n) : GB_FURTHER;
 }
 
 static bool no_memory(struct object *o)
@@ -110,6 +115,18 @@ static void list_implied(struct object *o)
                 o->implies[o->implies_count++][1] = number_of(o, json_string_value(one));
             }
         }
+}
+
+static void check_size(struct object *o, uint32_t min, uint32_t max)
+{
+    size_t n = json_object_size(o->listed);
+    if (n > MEMBERS_MAX) (void)schema_refuse(o->m, o->at, ST_TOO_LARGE, "too many properties");
+    if ((uint64_t)o->implies_count * o->implies_count * n > IMPLIED_MAX)
+        (void)schema_refuse(o->m, o->at, ST_TOO_LARGE, "too many properties ask for others");
+    if (o->implies_count && min && max != RX_NO_LIMIT)
+        (void)schema_refuse(o->m, o->at, ST_UNSUPPORTED,
+                            "\"dependentRequired\" beside both \"minProperties\" and \"maxProperties\" "
+                            "is not supported");
 }
 
 /* Names that none of these properties and patterns are. */
@@ -264,7 +281,7 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
                               .min = min,
                               .max = max,
                               .wants = o->wants,
-                              .any_order = m->opt->any_order,
+                              .any_order = m->opt->any_order && n <= ANY_ORDER,
                               .comma = schema_sign(m, ",")};
     gx all[] = {schema_sign(m, "{"), m->st ? 0 : gb_members(m->b, &list), schema_closing(m, "}")};
     free(required);
@@ -276,7 +293,12 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
     struct object *o = calloc(1, sizeof *o);
     uint32_t min = 0, max = RX_NO_LIMIT;
     if (!o) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
-    *o = (struct object){.m = m, .s = s, .at = at, .names = RX_ALL, .listed = keep(m, json_object())};
+    *o = (struct object){.m = m,
+                         .s = s,
+                         .at = at,
+                         .names = RX_ALL,
+                         .listed = keep(m, json_object()),
+                         .numbers = keep(m, json_object())};
     (void)schema_count(m, s, "minProperties", &min, at);
     (void)schema_count(m, s, "maxProperties", &max, at);
     for (size_t i = 0; i < schema_beside_count(s); i++) {
@@ -293,7 +315,9 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
     if (!m->st && o->wants && max != RX_NO_LIMIT)
         (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"maxProperties\" beside \"not\" is not supported");
     if (!m->st) list_names(o);
+    if (!m->st) number_names(o);
     if (!m->st) list_implied(o);
+    if (!m->st) check_size(o, min, max);
     if (!m->st) list_classes(o);
     gx out = m->st ? 0 : object_of(o, min, max);
     for (size_t i = 0; i < o->class_count; i++) json_decref(o->classes[i].schemas);

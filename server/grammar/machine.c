@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What may be made before all of it is dropped. */
-#define STATES_MAX   8192u
-#define CONTS_MAX    (1u << 17)
-#define PLACES_MAX   ((size_t)1 << 18)
-#define REGEXES_MORE ((size_t)1 << 17)
-#define LIFE_STATES  1024u
+/* Bytes that may be made before all of it is dropped; and where the answers under way need more than half of
+ * that to be where they are, twice what they need, up to a limit. */
+#define MADE_MAX    ((size_t)16 << 20)
+#define MADE_LIMIT  ((size_t)192 << 20)
+#define REGEX_BYTES 64u /* about, of one with what is kept beside it */
+#define LIFE_STATES 1024u
 /* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
 #define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
 #define WIDE_MAX  (1u << 14) /* places of a state */
@@ -355,18 +355,24 @@ void machine__close(struct grammar *g)
     free(g->masks);
 }
 
+size_t machine__made(const struct grammar *g)
+{
+    return g->state_count * sizeof *g->states + g->move_bytes + g->cont_count * sizeof *g->conts +
+           g->place_count * sizeof *g->places + (g->node_count - g->node_base) * sizeof *g->nodes +
+           (rx_pool_count(g->pool) - g->pool_base) * REGEX_BYTES + members__made(g->members);
+}
+
 void machine__tidy(struct grammar *g)
 {
-    if (g->state_count <= STATES_MAX && g->cont_count <= CONTS_MAX && g->place_count <= PLACES_MAX &&
-        rx_pool_count(g->pool) <= g->pool_base + REGEXES_MORE)
-        return;
-    machine__drop(g);
+    size_t made = machine__made(g);
+    if (made > MADE_LIMIT || (made > MADE_MAX && made > 2 * g->found_again)) machine__drop(g);
 }
 
 void machine__drop(struct grammar *g)
 {
     moves_free(g);
     g->era++;
+    g->found_again = 0;
     g->state_count = g->cont_count = 0;
     g->place_count = 0;
     g->node_count = g->node_base;

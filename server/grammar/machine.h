@@ -86,6 +86,7 @@ struct grammar {
     size_t state_cap;
     uint32_t *state_slots, state_slot_count;
     size_t move_bytes;
+    size_t found_again; /* bytes that were made in this era where matchers went their old ways again */
     uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
     uint32_t era;
     bool failed; /* out of memory: nothing but the end is allowed any more */
@@ -106,6 +107,7 @@ bool members__add(struct grammar *g, const struct gb_members *from,
                   struct gx_node *out);         /* false: no memory */
 void members__free(struct members *m);          /* NULL is fine */
 size_t members__bytes(const struct members *m); /* likewise */
+size_t members__made(const struct members *m);  /* likewise: of stands that members__drop drops */
 void members__facts(struct grammar *g, struct gx_node *n);
 void members__base(struct grammar *g); /* what is there now stays */
 void members__drop(struct grammar *g); /* the rest is gone */
@@ -120,6 +122,7 @@ bool members__ends(const struct grammar *g, gx node);       /* may it be the las
 size_t machine__bytes(const struct grammar *g);
 bool machine__open(struct grammar *g);  /* after build.c is done; false: no memory (`failed`), or too wide */
 void machine__close(struct grammar *g); /* frees its part */
+size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes free */
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);

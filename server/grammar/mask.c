@@ -70,6 +70,8 @@ static uint32_t go(struct matcher *m, const uint32_t *tokens, uint32_t count)
     uint32_t same = 0;
     machine__tidy(m->g);
     if (m->g->failed) return STATE_DEAD;
+    uint32_t again = m->era != m->g->era ? m->count : 0; /* so many tokens' states were dropped */
+    size_t before = again ? machine__made(m->g) : 0;
     if (m->era != m->g->era) m->count = 0;
     m->era = m->g->era;
     m->states[0] = STATE_FIRST;
@@ -88,6 +90,7 @@ static uint32_t go(struct matcher *m, const uint32_t *tokens, uint32_t count)
         m->tokens[m->count] = tokens[m->count];
         m->states[m->count + 1] = after_token(m, m->states[m->count], tokens[m->count]);
     }
+    if (again) m->g->found_again += machine__made(m->g) - before;
     return m->states[count];
 }
 

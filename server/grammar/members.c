@@ -51,6 +51,11 @@ size_t members__bytes(const struct members *m)
     return m ? m->word_cap * sizeof *m->words + m->slot_count * sizeof *m->slots : 0;
 }
 
+size_t members__made(const struct members *m)
+{
+    return m ? (m->word_count - m->word_base) * sizeof *m->words : 0;
+}
+
 void members__free(struct members *m)
 {
     if (!m) return;
@@ -135,11 +140,27 @@ static uint32_t givers(const struct grammar *g, const struct table *t, const uin
     return best[t->all];
 }
 
-/* need: room for a set. */
+/* Takes names away from the set until each has with it what it asks for, or that was written. */
+static void drop_unable(const struct table *t, const uint32_t *seen, uint32_t *set)
+{
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = 0; i < t->implies_count; i++) {
+            uint32_t a = t->implies[i][0], b = t->implies[i][1];
+            if (!has(set, a) || has(set, b) || has(seen, b)) continue;
+            set[a >> 5] &= ~(1u << (a & 31));
+            changed = true;
+        }
+    }
+}
+
+/* need: room for a set. Exact but for what asks for what beside both a least and a greatest number of
+ * members: json_object.c refuses that. */
 static bool can_finish(const struct grammar *g, const struct table *t, const uint32_t *s, uint32_t *need)
 {
     uint64_t missing = 0, left = 0, more = 0;
     const uint32_t *seen = s + S_SEEN;
+    if (t->min > t->max) return false;
     for (uint32_t i = 0; i < t->words; i++) need[i] = t->required[i];
     for (bool changed = t->implies_count > 0; changed;) {
         changed = false;
@@ -156,7 +177,6 @@ static bool can_finish(const struct grammar *g, const struct table *t, const uin
         uint32_t lacks = need[i] & ~seen[i] & (later | t->kept[i]);
         if (lacks & ~(t->able[i] & later)) return false;
         missing += (unsigned)__builtin_popcount(lacks);
-        left += (unsigned)__builtin_popcount(t->able[i] & ~seen[i] & later);
     }
     if (s[S_GIVEN] != t->all) {
         uint32_t n = givers(g, t, s);
@@ -164,7 +184,11 @@ static bool can_finish(const struct grammar *g, const struct table *t, const uin
         more = t->max == RX_NO_LIMIT ? 0 : n;
     }
     if (t->max != RX_NO_LIMIT && s[S_COUNT] + missing + more > t->max) return false;
-    return t->further || s[S_COUNT] + left >= t->min;
+    if (t->further || s[S_COUNT] >= t->min) return true;
+    for (uint32_t i = 0; i < t->words; i++) need[i] = t->able[i] & ~seen[i] & beyond(s[S_LAST], i);
+    drop_unable(t, seen, need);
+    for (uint32_t i = 0; i < t->words; i++) left += (unsigned)__builtin_popcount(need[i]);
+    return s[S_COUNT] + left >= t->min;
 }
 
 void members__facts(struct grammar *g, struct gx_node *n)
@@ -177,6 +201,7 @@ void members__facts(struct grammar *g, struct gx_node *n)
         if (e->name == GB_FURTHER) t->further = true;
         else put(t->able, e->name);
     }
+    drop_unable(t, s + S_SEEN, t->able);
     uint32_t *need = calloc(t->words, sizeof *need);
     if (!need) {
         g->failed = true;

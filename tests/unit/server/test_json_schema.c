@@ -121,6 +121,8 @@ static void test_left(void **state)
     row("{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":false,"
         "\"minProperties\":2,\"maxProperties\":2}",
         LIST("{\"a\":1,\"c\":1}", "{\"b\":1,\"c\":1}"), LIST("{}", "{\"a\":1}", "{\"a\":1,\"b\":1,\"c\":1}"));
+    row("{\"anyOf\":[{\"type\":\"object\",\"minProperties\":3,\"maxProperties\":1},{\"type\":\"null\"}]}",
+        LIST("null"), LIST("{}", "{\"a\":1}"));
     row("{\"type\":\"object\",\"patternProperties\":{\"^a\":{\"type\":\"integer\"},\"b$\":{\"minimum\":3}},"
         "\"additionalProperties\":false}",
         LIST("{\"ab\":3}", "{\"a\":1}", "{\"b\":\"x\"}"), LIST("{\"ab\":2}", "{\"ab\":\"x\"}", "{\"c\":1}"));
@@ -143,6 +145,31 @@ static void test_left(void **state)
         LIST("\"://\"", "\"a b\""));
     row("{\"type\":\"string\",\"format\":\"regex\"}", LIST("\"^[a-z]+(b|c)*$\""),
         LIST("\"*\"", "\"(\"", "\"[\""));
+}
+
+/* What leads nowhere is dead where it begins. */
+static void test_no_way_on(void **state)
+{
+    static const char *const rows[][2] = {
+        {"{\"anyOf\":[{\"type\":\"object\",\"minProperties\":3,\"maxProperties\":1},{\"type\":\"null\"}]}",
+         "{"},
+        {"{\"type\":\"object\",\"properties\":{\"b\":{},\"c\":{},\"a\":{}},\"additionalProperties\":false,"
+         "\"dependentRequired\":{\"a\":[\"b\"]},\"minProperties\":2}",
+         "{\"c"},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{},\"x\":{}},\"additionalProperties\":false,"
+         "\"dependentRequired\":{\"a\":[\"zz\"]}}",
+         "{\"a"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar_fault fault;
+        struct grammar *g = make(rows[i][0], &fault);
+        assert_non_null(g);
+        uint32_t at = STATE_FIRST;
+        for (const char *s = rows[i][1]; *s; s++) at = machine__next(g, at, (uint8_t)*s);
+        if (at) fail_msg("%s goes on behind %s", rows[i][0], rows[i][1]);
+        grammar_unref(g);
+    }
 }
 
 static void test_order(void **state)
@@ -169,6 +196,13 @@ static void test_refused(void **state)
         {"false", "no text", ""},
         {"{\"pattern\":\"(\"}", "group", "$"},
         {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "no text", ""},
+        {"{\"type\":\"object\",\"minProperties\":3,\"maxProperties\":1}", "no text", ""},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{},\"x\":{}},\"additionalProperties\":false,"
+         "\"dependentRequired\":{\"a\":[\"zz\"]},\"minProperties\":2}",
+         "no text", ""},
+        {"{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]},\"minProperties\":1,\"maxProperties\":"
+         "2}",
+         "dependentRequired", "$"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -182,6 +216,7 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_texts), cmocka_unit_test(test_left),
-                                       cmocka_unit_test(test_order), cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_no_way_on), cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

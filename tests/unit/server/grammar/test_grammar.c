@@ -373,6 +373,36 @@ static void test_masks(void **state)
     }
 }
 
+/* An answer that needs more than may be made at once is not gone through again for each token. */
+static void test_long_answer(void **state)
+{
+    (void)state;
+    char text[TOKENS][64];
+    size_t len[TOKENS];
+    struct grammar_fault fault;
+    struct grammar *g;
+    struct matcher *m;
+    uint32_t bits[TOKENS / 32 + 1], *path = calloc(30001, sizeof *path), ordinary = 0;
+    struct grammar_vocab *v = make_vocab(text, len);
+    json_t *s = json_loads("{\"type\":\"string\",\"maxLength\":100000}", 0, NULL);
+    assert_int_equal(grammar_from_schema(s, &(struct grammar_json_options){0}, &g, &fault), ST_OK);
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    while (len[ordinary] != 1 || text[ordinary][0] != 'a') ordinary++;
+    for (uint32_t id = 0; id < TOKENS; id++)
+        if (len[id] == 1 && text[id][0] == '"') path[0] = id;
+    for (uint32_t n = 1; n <= 30000; n++) {
+        path[n] = ordinary;
+        matcher_mask(m, path, n, bits, TOKENS / 32 + 1);
+        assert_true(bits[ordinary >> 5] >> (ordinary & 31) & 1);
+    }
+    assert_in_range(g->era, 0, 8);
+    matcher_free(m);
+    grammar_vocab_free(v);
+    grammar_unref(g);
+    json_decref(s);
+    free(path);
+}
+
 /* What is left out of the first part may leave out texts of every length of the whole. */
 static void test_free_run(void **state)
 {
@@ -461,8 +491,8 @@ static void test_tag(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_masks), cmocka_unit_test(test_free_run),
-        cmocka_unit_test(test_strings), cmocka_unit_test(test_tag),
+        cmocka_unit_test(test_texts),       cmocka_unit_test(test_masks),   cmocka_unit_test(test_free_run),
+        cmocka_unit_test(test_long_answer), cmocka_unit_test(test_strings), cmocka_unit_test(test_tag),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
