@@ -63,6 +63,10 @@ EPI_INLINE void z__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
 #define FEW_PASS 14u /* rows that a pass takes at most: 28 sums, 2 weights, 1 broadcast */
 #define FEW_STEPS                                                                                            \
     128u /* of a part: 16 KiB of weights, which the passes behind the first find in the first cache */
+/* So few rows do nothing but read: shorter parts, and one request for each line, keep more of memory's rate.
+ */
+#define ONE_OR_TWO 2u
+#define ONE_STEPS  48u
 
 /* Adds `steps` steps of a pair to the sums[rows][32] of `rows` rows (a constant). On the way it asks for as
  * much behind ask0 and ask1. */
@@ -83,8 +87,10 @@ EPI_INLINE void z__few(const char *b, size_t panel, const char *x, size_t stride
         __m512 w0 = _mm512_loadu_ps(b + i), w1 = _mm512_loadu_ps(b + panel + i);
         _mm_prefetch(ask0 + i, _MM_HINT_T1);
         _mm_prefetch(ask1 + i, _MM_HINT_T1);
-        _mm_prefetch(b + i + AHEAD, _MM_HINT_T0);
-        _mm_prefetch(b + panel + i + AHEAD, _MM_HINT_T0);
+        if (rows > ONE_OR_TWO) {
+            _mm_prefetch(b + i + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(b + panel + i + AHEAD, _MM_HINT_T0);
+        }
 #pragma GCC unroll 14
         for (uint32_t r = 0; r < rows; r++) {
             const char *at = (r < 4    ? x0
@@ -140,7 +146,8 @@ static void z__few_pairs(const struct linear_job *j, uint32_t begin, uint32_t en
     const struct be_weight *w = j->w;
     few_fn *const *fn = w->type == BE_BF16 ? few_bf16 : few_f32;
     size_t stride = (size_t)w->kpad * be_dtype_bytes(w->type), panel = w->panel_bytes, steps = panel / 64;
-    size_t part = (steps - 1) / ((steps - 1) / FEW_STEPS + 1) + 1;
+    size_t most = j->m > ONE_OR_TWO ? FEW_STEPS : ONE_STEPS,
+           part = (steps - 1) / ((steps - 1) / most + 1) + 1;
     uint32_t passes = (j->m - 1) / FEW_PASS + 1;
     float sums[FEW_ROWS * 32] __attribute__((aligned(64)));
     for (uint32_t pair = begin; pair < end; pair++) {
