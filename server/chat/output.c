@@ -35,7 +35,7 @@ static enum status on_reasoning(void *user, const char *text, size_t len)
 static enum status on_content(void *user, const char *text, size_t len)
 {
     struct chat_output *o = user;
-    return buf_add(&o->content, text, len);
+    return o->rules.must_call ? ST_OK : buf_add(&o->content, text, len);
 }
 
 static enum status on_begin(void *user, const char *name, size_t len)

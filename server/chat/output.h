@@ -26,6 +26,7 @@ struct chat_output_rules {
     const struct tool_types *types; /* of the functions; borrowed, may be NULL */
     const json_t *bare;             /* functions (tool_parse.h); borrowed, may be NULL */
     bool single_call;               /* one at most */
+    bool must_call; /* all text is that of a call: what is cut off before its name is dropped */
 };
 
 struct chat_call {

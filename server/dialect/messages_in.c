@@ -32,13 +32,23 @@ static const char *const same[] = {"max_tokens",
                                    "cache_salt",
                                    "priority",
                                    "mm_processor_kwargs",
+                                   "structured_outputs",
+                                   "guided_json",
+                                   "guided_regex",
+                                   "guided_choice",
+                                   "guided_grammar",
                                    "request_id"};
 
 static enum status same_fields(struct reader *r, bool counting)
 {
+    static const char *const refused[][2] = {{"mcp_servers", NULL},
+                                             {"n", NULL},
+                                             {"response_format", "output_config.format"},
+                                             {"stop", "stop_sequences"}};
     double temperature;
     int64_t max_tokens;
     bool has = false;
+    if (reader_refuse(r, refused, sizeof refused / sizeof *refused)) return ST_INVALID;
     if (field_num(r->e, r->from, "temperature", 0, 1, &temperature, NULL) ||
         field_int(r->e, r->from, "max_tokens", 1, INT64_MAX, &max_tokens, &has))
         return ST_INVALID;

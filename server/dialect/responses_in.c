@@ -38,6 +38,11 @@ static const char *const same[] = {"stream",
                                    "mm_processor_kwargs",
                                    "cache_salt",
                                    "priority",
+                                   "structured_outputs",
+                                   "guided_json",
+                                   "guided_regex",
+                                   "guided_choice",
+                                   "guided_grammar",
                                    "request_id"};
 static const char *const others[] = {"background",
                                      "context_management",
@@ -68,12 +73,15 @@ static const char *const others[] = {"background",
 
 static enum status refused(struct reader *r)
 {
-    static const char *const names[] = {"conversation", "prompt"};
+    static const char *const names[][2] = {{"conversation", "previous_response_id"},
+                                           {"prompt", NULL},
+                                           {"n", NULL},
+                                           {"messages", "input"},
+                                           {"response_format", "text.format"},
+                                           {"max_tokens", "max_output_tokens"}};
     bool background = false;
     json_t *truncation = field(r->from, "truncation");
-    for (size_t i = 0; i < COUNT(names); i++)
-        if (field(r->from, names[i]))
-            return api_fail(r->e, 400, "unsupported_parameter", names[i], "%s is not supported.", names[i]);
+    if (reader_refuse(r, names, COUNT(names))) return ST_INVALID;
     if (field_bool(r->e, r->from, "background", &background)) return ST_INVALID;
     if (background)
         return api_fail(r->e, 400, "unsupported_parameter", "background",

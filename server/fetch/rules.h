@@ -10,7 +10,7 @@
 #define FETCH_URL_BYTES 8192u
 /* Said of a host that is not in the list and of an address that is not allowed alike: a client learns nothing
  * of how names resolve here. */
-#define FETCH_NOT_FROM_HERE "this server does not fetch from the host of the URL"
+#define FETCH_NOT_FROM_HERE "this server does not fetch from the host and port of the URL"
 
 struct host_rule {
     char *host;    /* lower case; "" = any. Owned */

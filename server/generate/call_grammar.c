@@ -34,7 +34,11 @@ static enum status json_call(struct form_maker *m, const char *name, json_t *par
     gx head[] = {gb_tag(m->b, m->vocab, TOOL_OPEN), form_literal(m, "\n{\"name\": \""), form_literal(m, name),
                  form_literal(m, "\", \"arguments\": ")};
     gx tail[] = {form_literal(m, "}\n"), gb_tag(m->b, m->vocab, TOOL_CLOSE)}, arguments;
-    enum status st = form_schema(m, parameters, true, param, &arguments);
+    json_t *object = json_copy(parameters); /* whatever else the schema says */
+    if (!object || json_object_set_new(object, "type", json_string("object")))
+        return json_decref(object), no_memory(m);
+    enum status st = form_schema(m, object, true, param, &arguments);
+    json_decref(object);
     gx all[] = {gb_seq(m->b, head, 4), arguments, gb_seq(m->b, tail, 2)};
     *out = st ? 0 : gb_seq(m->b, all, 3);
     return st;

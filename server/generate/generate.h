@@ -86,6 +86,7 @@ struct gen_params {
     struct answer_form form;
     struct call_form call_form;
     bool named_call;                  /* its finish_reason is "stop" */
+    bool must_call;                   /* the answer is a call */
     struct image_bounds image_bounds; /* mm_processor_kwargs; 0 = the checkpoint's */
 };
 

@@ -463,7 +463,8 @@ static bool output_create(struct choice *c)
                                                  .calls = g->p.calls,
                                                  .types = g->p.tool_types,
                                                  .bare = g->p.bare_calls,
-                                                 .single_call = !g->p.parallel_calls},
+                                                 .single_call = !g->p.parallel_calls,
+                                                 .must_call = g->p.must_call},
                      TEXT_MAX);
     return true;
 }

@@ -19,6 +19,14 @@ static bool name_ok(const char *s)
            strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") == n;
 }
 
+/* By the "type" of a schema. */
+static bool may_be_object(const json_t *type)
+{
+    for (size_t i = 0; i < json_array_size(type); i++)
+        if (json_is(json_array_get(type, i), "object")) return true;
+    return !type || json_is(type, "object");
+}
+
 static enum status function_check(struct api_error *e, json_t *f, const char *path)
 {
     json_t *name = field(f, "name"), *parameters = field(f, "parameters"),
@@ -33,6 +41,9 @@ static enum status function_check(struct api_error *e, json_t *f, const char *pa
         return api_fail(e, 400, "invalid_type", path,
                         "A function's parameters must be an object: a JSON schema.");
     }
+    if (!may_be_object(field(parameters, "type")))
+        return api_fail(e, 400, "invalid_value", path,
+                        "A function's parameters must be of the type \"object\".");
     if (description && !json_is_string(description))
         return api_fail(e, 400, "invalid_type", path, "A function's description must be a string.");
     return strict && !json_is_boolean(strict)
@@ -92,7 +103,11 @@ static enum status allowed_parse(struct api_error *e, json_t *choice, json_t *to
         return api_fail(e, 400, "invalid_value", "tool_choice", "allowed_tools needs a list of tools.");
     for (size_t i = 0; i < json_array_size(list); i++) {
         json_t *name = tool_name(list, i);
-        if (!json_is_string(name) || !offered(tools, name))
+        if (!json_is_string(name))
+            return api_fail(
+                e, 400, "invalid_value", "tool_choice",
+                "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
+        if (!offered(tools, name))
             return api_fail(e, 400, "invalid_value", "tool_choice",
                             "allowed_tools has a tool that is not in tools.");
     }
@@ -180,6 +195,7 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
     }
     g->p.calls = caps->calls;
     g->p.named_call = g->p.call_form.named != NULL;
+    g->p.must_call = g->p.call_form.required;
     if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools)))
         return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_OK;

@@ -131,7 +131,7 @@ unsigned value_type(const json_t *v)
     }
 }
 
-static unsigned type_bits(const json_t *name)
+unsigned schema_type_named(const json_t *name)
 {
     static const struct {
         const char *name;
@@ -151,8 +151,8 @@ unsigned schema_types(const json_t *schema)
     const json_t *type = json_object_get(schema, "type");
     unsigned bits = 0;
     if (!type) return JT_ALL;
-    if (json_is_string(type)) return type_bits(type);
-    for (size_t i = 0; i < json_array_size(type); i++) bits |= type_bits(json_array_get(type, i));
+    if (json_is_string(type)) return schema_type_named(type);
+    for (size_t i = 0; i < json_array_size(type); i++) bits |= schema_type_named(json_array_get(type, i));
     return bits;
 }
 

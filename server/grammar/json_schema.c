@@ -503,9 +503,10 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     if (!m.keep || !m.rules || !m.sets) (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
     if (has_our_key((json_t *)(uintptr_t)schema, 0))
         (void)schema_refuse(&m, NULL, ST_UNSUPPORTED, "a key or text begins with a control character");
+    if (!m.st) schema_check_shape(&m, schema, &root);
     m.old_refs = is_draft(schema, 7);
     m.no_if = is_draft(schema, 6);
-    *out = schema_compile(&m, schema, &root);
+    *out = m.st ? 0 : schema_compile(&m, schema, &root);
     if (!m.st && rx_status(m.p)) (void)schema_refuse(&m, NULL, rx_status(m.p), "the schema is too large");
     if (!m.st && !*out) (void)schema_refuse(&m, NULL, ST_TOO_LARGE, "the schema is too large");
     json_decref(m.keep);

@@ -1,6 +1,7 @@
 /* What the files of JSON schemas share: json_schema.c (schemas -> grammars), json_object.c (objects and
  * arrays), json_value.c (scalars), json_merge.c (two schemas -> one that asks for both), json_not.c (a schema
- * -> what it does not allow), json_format.c (formats of strings). Internal to server/grammar/. */
+ * -> what it does not allow), json_format.c (formats of strings), json_shape.c (values of keywords). Internal
+ * to server/grammar/. */
 #ifndef KVASIR_JSON_SCHEMA_H
 #define KVASIR_JSON_SCHEMA_H
 
@@ -113,6 +114,9 @@ json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct pa
 json_t *schema_modern(const json_t *s);
 json_t *schema_without(const json_t *s, const char *key);
 
+/* json_shape.c: refuses a schema whose keywords have values of a wrong kind. */
+void schema_check_shape(struct schema_maker *m, const json_t *s, const struct path *at);
+
 /* json_not.c: a schema of what s does not allow; a new reference. */
 json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at);
 /* Can no value satisfy it; both, with what else holds (NULL: nothing)? False where it is not plain to see. */
@@ -133,8 +137,9 @@ enum {
     JT_OBJECT = 64,
     JT_ALL = 127
 };
-unsigned schema_types(const json_t *schema); /* by "type" alone */
-json_t *schema_types_list(unsigned bits);    /* for "type"; a new reference */
+unsigned schema_type_named(const json_t *name); /* 0: of none */
+unsigned schema_types(const json_t *schema);    /* by "type" alone */
+json_t *schema_types_list(unsigned bits);       /* for "type"; a new reference */
 unsigned value_type(const json_t *value);
 
 #endif

@@ -155,7 +155,7 @@ enum image_fault image_in_data_uri(const char *url, size_t url_len, const struct
         return image__fail(err, IMAGE_REMOTE,
                            "file: URLs are not read (the server's --allowed-media-dir): send a data: URL");
     if (!starts_with(url, url_len, "data:"))
-        return image__fail(err, IMAGE_BAD_URL, "the URL must be a data: URL");
+        return image__fail(err, IMAGE_BAD_URL, "the URL must be a data:, http(s): or file: URL");
     const char *comma = memchr(url, ',', url_len);
     if (!comma) return image__fail(err, IMAGE_BAD_URL, "the data: URL has no comma");
     size_t head = (size_t)(comma - url);

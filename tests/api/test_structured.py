@@ -151,6 +151,64 @@ def test_calls(binary, folder):
     s.stop()
 
 
+def test_cut_calls(binary, folder):
+    """Where a call must be made, what is cut off before its name is no content."""
+    s = Server(binary, folder, "--kv-memory", "64M")
+    for n in (1, 3, 6, 9, 40):
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [CITY], "tool_choice": "required",
+                "max_tokens": n, "temperature": 0}
+        c = s.ok("/v1/chat/completions", body)["choices"][0]
+        check.true("no content", not c["message"]["content"], c)
+        events = s.stream("/v1/chat/completions", {**body, "stream": True})
+        content = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
+        check.equal("nor in a stream", content, "")
+    s.stop()
+
+
+def test_dialects(binary, folder):
+    """The other interfaces take the fields of a form, keep to the order of a schema, and refuse other ones."""
+    s = Server(binary, folder, "--kv-memory", "64M")
+    schema = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"type": "boolean"}},
+              "required": ["a", "b"], "additionalProperties": False}
+    hi = [{"role": "user", "content": "hi"}]
+
+    def responses(**more):
+        got = s.ok("/v1/responses", {"input": "hi", "max_output_tokens": 300, **more})
+        return got["status"], "".join(
+            p["text"] for i in got["output"] if i["type"] == "message" for p in i["content"])
+
+    def messages(**more):
+        got = s.ok("/v1/messages", {"messages": hi, "max_tokens": 300, **more})
+        return got["stop_reason"], "".join(b["text"] for b in got["content"] if b["type"] == "text")
+
+    def finished(asks):
+        """The demo model may write blanks for longer than it has room; not always."""
+        texts = [text for how, text in (ask(seed) for ask in asks for seed in range(12))
+                 if how in ("completed", "end_turn")]
+        check.true("some come to an end", texts, texts)
+        return texts
+
+    for form in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"choice": ["yes", "no"]}},
+                 {"guided_regex": "yes|no"}):
+        for ask in (responses, messages):
+            texts = finished([lambda seed: ask(seed=seed, **form)])
+            check.true(f"{ask.__name__} {form}", set(texts) <= {"yes", "no"}, texts)
+    named = {"type": "json_schema", "name": "x", "schema": schema}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    for text in finished([lambda seed: responses(text={"format": named}, seed=seed),
+                          lambda seed: messages(output_config=form, seed=seed)]):
+        check.equal("order", list(json.loads(text)), ["b", "a"])
+    for path, body, name in (("/v1/responses", {"input": "hi", "n": 2}, "n"),
+                             ("/v1/responses", {"input": "hi", "response_format": {"type": "text"}},
+                              "response_format"),
+                             ("/v1/messages", {"messages": hi, "max_tokens": 3, "mcp_servers": [{}]},
+                              "mcp_servers")):
+        status, got = s.post(path, body)[:2]
+        check.true(f"refused: {name}", status == 400 and name in got["error"]["message"], got)
+    s.ok("/v1/messages", {"messages": hi, "max_tokens": 3, "mcp_servers": []})
+    s.stop()
+
+
 def test_order_of_arguments(binary, folder):
     """As the schema lists them unless the function says `strict: false`."""
     s = Server(binary, folder, "--kv-memory", "64M")
@@ -197,6 +255,8 @@ def test_faults(binary, model):
             (as_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {
                 str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1000)}}), "response_format", "itself"),
             (as_schema(False), "response_format", "no text"),
+            (as_schema({"properties": {"a": {"type": "strin"}}}), "response_format", "$.properties.a"),
+            (as_schema({"properties": ["a"]}), "response_format", "properties"),
             (as_schema({"enum": [1, 10**30]}), "response_format", "64 bits"),
             (as_schema({"oneOf": [{"type": "object", "properties": {"t": {"const": i}}, "required": ["t"]}
                                   for i in range(2000)]}), "response_format", "too many"),
@@ -235,6 +295,9 @@ def main():
     check.run(test_calls, a.binary, os.path.join(GOLDEN, "qwen2_f32"))
     for kind in ("qwen2_f32", "../gemma4/dense_f32"):
         check.run(test_order_of_arguments, a.binary, os.path.join(GOLDEN, kind))
+    for kind in ("qwen2_f32", "../gemma4/dense_f32"):
+        check.run(test_cut_calls, a.binary, os.path.join(GOLDEN, kind))
+    check.run(test_dialects, a.binary, a.demo)
     check.run(test_many_references, a.binary, os.path.join(GOLDEN, "../gemma4/dense_f32"))
     check.run(test_faults, a.binary, a.demo)
     check.end()

@@ -196,6 +196,12 @@ static void test_refused(void **state)
         {"false", "no text", ""},
         {"{\"pattern\":\"(\"}", "group", "$"},
         {"{\"allOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}", "no text", ""},
+        {"{\"properties\":{\"a\":{\"type\":\"str\"}}}", "\"type\" must be", "$.properties.a"},
+        {"{\"type\":[\"string\",5]}", "\"type\" must be", "$"},
+        {"{\"properties\":[\"a\"]}", "\"properties\" must be", "$"},
+        {"{\"items\":{\"required\":\"a\"}}", "\"required\" must be", "$.items"},
+        {"{\"anyOf\":[]}", "\"anyOf\" must be", "$"},
+        {"{\"anyOf\":[{\"enum\":\"x\"}]}", "\"enum\" must be", "$.anyOf[0]"},
         {"{\"type\":\"object\",\"minProperties\":3,\"maxProperties\":1}", "no text", ""},
         {"{\"type\":\"object\",\"properties\":{\"a\":{},\"x\":{}},\"additionalProperties\":false,"
          "\"dependentRequired\":{\"a\":[\"zz\"]},\"minProperties\":2}",
