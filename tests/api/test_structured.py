@@ -166,7 +166,7 @@ def test_cut_calls(binary, folder):
 
 
 def test_dialects(binary, folder):
-    """The other interfaces take the fields of a form, keep to the order of a schema, and refuse other ones."""
+    """The other interfaces take the fields of a form, keep to a schema's order, and refuse other fields."""
     s = Server(binary, folder, "--kv-memory", "64M")
     schema = {"type": "object", "properties": {"b": {"type": "boolean"}, "a": {"type": "boolean"}},
               "required": ["a", "b"], "additionalProperties": False}
