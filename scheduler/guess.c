@@ -19,6 +19,7 @@
 /* Guesses that are not expected to pay are tried by all sequences in the same step, each so many: one row
  * more costs a step nearly as much as a tile of them. */
 #define TRIES_APART 16
+#define TRIES_FIRST 4 /* until some were made */
 /* Before its cost is known a guess is taken to cost so many tokens at least. */
 #define GUESS_PRICE 0.25
 
@@ -93,9 +94,10 @@ static uint32_t room(struct scheduler *s, struct sequence *q, uint32_t most)
 /* Those that are likely to pay. */
 static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
-    uint32_t most = s->caps.drafts && !q->drew ? 0 : most_guesses(s, q, rows);
-    if (!s->opt.guess_all)
-        most = lookup_worth(&q->lookup, s->guess_price, most, s->now.steps % TRIES_APART == 0);
+    uint32_t most = s->caps.drafts && !q->drew ? 0 : most_guesses(s, q, rows),
+             apart = s->guess_odds.tried < GUESS_ODDS_KNOWN ? TRIES_FIRST : TRIES_APART;
+    bool may_try = s->now.steps % apart == 0;
+    if (!s->opt.guess_all) most = lookup_worth(&q->lookup, &s->guess_odds, s->guess_price, most, may_try);
     return room(s, q, most);
 }
 

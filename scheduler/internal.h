@@ -146,6 +146,7 @@ struct scheduler {
     struct cache_outline outline_next;
     struct tenants *tenants;
     double guess_price;                         /* of this step: lookup_worth */
+    struct guess_odds guess_odds;               /* of all sequences */
     struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
     double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
     struct engine_draft *drafts; /* [sequences_max] */

@@ -4,13 +4,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Before the first guess, 0.3 of one are taken to have been right; older guesses fade so that about the last
- * TRIED_MAX count. While none is worth it, one is tried after REST draws, then twice as many and so on: texts
- * change. REST is for tries of REST_PRICE; dearer ones are rarer. */
-#define PRIOR_TRIED 1.0f
-#define PRIOR_RIGHT 0.3f
+/* Before the first guess, 0.3 of one are taken to have been right; a sequence that is new has as many of
+ * PRIOR_TRIED right as all sequences had. Older guesses fade so that about the last TRIED_MAX count, ALL_MAX
+ * of all. While none is worth it, one is tried after REST draws, then twice as many and so on: texts change.
+ * REST is for tries of REST_PRICE; dearer ones are rarer; where nothing is known yet, the first one comes
+ * soon. */
+#define FIRST_RIGHT 0.3f
+#define PRIOR_TRIED 4.0f
 #define REST_PRICE  0.25
-enum { TRIED_MAX = 24, REST = 32, REST_MAX = 256, SLOTS_FIRST = 256 };
+enum { TRIED_MAX = 24, ALL_MAX = 96, REST = 32, REST_MAX = 256, REST_UNKNOWN = 2, SLOTS_FIRST = 256 };
 
 void lookup_fini(struct lookup *l)
 {
@@ -56,10 +58,12 @@ uint32_t lookup_propose(struct lookup *l, const uint32_t *tokens, uint32_t count
     return n;
 }
 
-uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_try)
+uint32_t lookup_worth(struct lookup *l, const struct guess_odds *others, double price, uint32_t most,
+                      bool may_try)
 {
-    double p = (l->right + PRIOR_RIGHT) / (l->tried + PRIOR_TRIED), all = p, tokens = 1;
-    uint32_t n = 0;
+    double prior = (others->right + FIRST_RIGHT) / (others->tried + 1),
+           p = (l->odds.right + PRIOR_TRIED * prior) / (l->odds.tried + PRIOR_TRIED), all = p, tokens = 1;
+    uint32_t n = 0, first = others->tried < GUESS_ODDS_KNOWN ? REST_UNKNOWN : REST;
     /* The n-th guess is right when all before it are. It pays while it makes more of its time than the step
      * does so far. */
     while (n < most && all * (1 + n * price) > tokens * price) {
@@ -68,7 +72,7 @@ uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_tr
         n++;
     }
     if (n) l->rested = 0;
-    else if (++l->rested >= (l->rest ? l->rest : REST) * fmax(price / REST_PRICE, 1) && most && may_try) {
+    else if (++l->rested >= (l->rest ? l->rest : first) * fmax(price / REST_PRICE, 1) && most && may_try) {
         l->rested = 0;
         l->rest = l->rest ? 2 * l->rest : 2 * REST;
         if (l->rest > REST_MAX) l->rest = REST_MAX;
@@ -77,12 +81,18 @@ uint32_t lookup_worth(struct lookup *l, double price, uint32_t most, bool may_tr
     return n;
 }
 
-void lookup_learn(struct lookup *l, uint32_t proposed, uint32_t accepted)
+static void odds_add(struct guess_odds *o, uint32_t proposed, uint32_t accepted, float most)
+{
+    o->right += (float)accepted;
+    o->tried += (float)accepted + (accepted < proposed);
+    if (o->tried <= most) return;
+    o->right *= most / o->tried;
+    o->tried = most;
+}
+
+void lookup_learn(struct lookup *l, struct guess_odds *all, uint32_t proposed, uint32_t accepted)
 {
     if (accepted) l->rest = REST;
-    l->right += (float)accepted;
-    l->tried += (float)accepted + (accepted < proposed);
-    if (l->tried <= TRIED_MAX) return;
-    l->right *= TRIED_MAX / l->tried;
-    l->tried = TRIED_MAX;
+    odds_add(&l->odds, proposed, accepted, TRIED_MAX);
+    odds_add(all, proposed, accepted, ALL_MAX);
 }

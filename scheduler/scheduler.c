@@ -500,7 +500,7 @@ static void take_verified(struct scheduler *s, struct sequence *q, const struct 
     for (uint32_t i = 0; i < accepted && i < SCHED_GUESSES_MAX; i++) s->now.accepted_at[i]++;
     q->guesses += r->proposed;
     q->guesses_right += accepted;
-    if (!q->forced) lookup_learn(&q->lookup, r->proposed, accepted);
+    if (!q->forced) lookup_learn(&q->lookup, &s->guess_odds, r->proposed, accepted);
     q->proposed = 0;
     for (uint32_t i = 0; i < r->drawn_count; i++) {
         if (i > 0) advance(s, q, 1);

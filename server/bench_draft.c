@@ -1,6 +1,6 @@
 /* See bench.h: sequences with and without guesses, of which a given part is right. The scheduler decides how
- * many pay, as in the server; where there is a drafter it runs and its guesses are replaced, so that its time
- * counts. */
+ * many pay, as in the server, and knows from one repeat to the next what it learnt; where there is a drafter
+ * it runs and its guesses are replaced, so that its time counts. */
 #include "server/bench.h"
 
 #include "engine/engine.h"
@@ -75,7 +75,7 @@ static bool take(struct scheduler *sc, bool note, uint32_t *begun, uint32_t *end
     return true;
 }
 
-static bool play(struct speeches *p, bool guesses, bool note, struct outcome *out)
+static struct scheduler *stage(struct speeches *p, bool guesses)
 {
     struct sched_options opt = {.no_prefix_cache = true,
                                 .guess_max = guesses ? GUESSES : 0,
@@ -83,15 +83,27 @@ static bool play(struct speeches *p, bool guesses, bool note, struct outcome *ou
                                 .propose_arg = p};
     struct scheduler *sc;
     struct err err = {{0}};
+    if (!sched_create(p->e, &opt, &sc, &err)) return sc;
+    fprintf(stderr, "kvasir bench: %s\n", err.msg);
+    return NULL;
+}
+
+static void stage_free(struct scheduler *sc)
+{
+    if (!sc) return;
+    sched_stop(sc, false);
+    sched_destroy(sc);
+}
+
+static bool play(struct speeches *p, struct scheduler *sc, bool note, struct outcome *out)
+{
+    struct err err = {{0}};
     uint32_t begun = 0, ended = 0;
     uint64_t tokens = 0;
-    struct sched_stats before = {0}, after;
+    struct sched_stats before = {0}, after = {0};
     double start = 0;
-    if (sched_create(p->e, &opt, &sc, &err)) {
-        fprintf(stderr, "kvasir bench: %s\n", err.msg);
-        return false;
-    }
     bool ok = true;
+    if (!sc) return false;
     for (uint32_t i = 0; ok && i < p->count; i++) {
         struct seq_id id;
         p->all[i].count = 0;
@@ -110,8 +122,6 @@ static bool play(struct speeches *p, bool guesses, bool note, struct outcome *ou
     *out = (struct outcome){.seconds = now_s() - start, .tokens = tokens};
     sched_stats(sc, &after);
     out->steps = after.steps - before.steps;
-    sched_stop(sc, false);
-    sched_destroy(sc);
     return ok;
 }
 
@@ -137,17 +147,20 @@ bool bench_drafts(struct engine *e, uint32_t batch, uint32_t context, uint32_t r
     struct outcome plain = {.seconds = 1e30}, drafted = plain, now;
     engine_caps(e, &caps);
     struct speeches p = {.e = e, .count = batch, .right = right, .vocab = caps.vocab_size, .random = right};
-    bool ok = fill(&p, context, sampling) && play(&p, false, true, &now);
+    struct scheduler *without = stage(&p, false), *with = stage(&p, true);
+    bool ok = fill(&p, context, sampling) && play(&p, without, true, &now) && play(&p, with, false, &now);
     for (uint32_t i = 0; ok && i < repeats; i++) {
-        ok = play(&p, false, false, &now);
+        ok = play(&p, without, false, &now);
         if (now.seconds < plain.seconds) plain = now;
-        if (ok) ok = play(&p, true, false, &now);
+        if (ok) ok = play(&p, with, false, &now);
         if (now.seconds < drafted.seconds) drafted = now;
     }
     *out = (struct bench_drafts){.tokens_s = (double)drafted.tokens / drafted.seconds,
                                  .plain_tokens_s = (double)plain.tokens / plain.seconds,
                                  .tokens_per_step = (double)drafted.tokens /
                                                     (double)(drafted.steps ? drafted.steps : 1) / batch};
+    stage_free(without);
+    stage_free(with);
     for (uint32_t i = 0; p.all && i < batch; i++) free(p.all[i].prompt.tokens);
     free(p.all);
     return ok;

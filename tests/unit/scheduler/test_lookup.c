@@ -68,20 +68,21 @@ static void test_how_many_pay(void **state)
 {
     (void)state;
     struct lookup l = {0};
-    assert_int_equal(lookup_worth(&l, 0.2, 8, true), 1); /* before the first: 0.3, 0.09 */
-    for (int i = 0; i < 20; i++) lookup_learn(&l, 4, 4);
-    assert_int_equal(lookup_worth(&l, 0.2, 8, true), 8);
-    for (int i = 0; i < 60; i++) lookup_learn(&l, 4, 0);
+    struct guess_odds all = {0};
+    assert_int_equal(lookup_worth(&l, &all, 0.2, 8, true), 1); /* before the first: 0.3, 0.09 */
+    for (int i = 0; i < 20; i++) lookup_learn(&l, &all, 4, 4);
+    assert_int_equal(lookup_worth(&l, &all, 0.2, 8, true), 8);
+    for (int i = 0; i < 60; i++) lookup_learn(&l, &all, 4, 0);
     uint32_t tried = 0;
-    for (int i = 0; i < 31; i++) tried += lookup_worth(&l, 0.2, 8, i > 20);
-    assert_int_equal(lookup_worth(&l, 0.2, 8, false), 0); /* its turn, but not in this step */
-    for (int i = 31; i < 32 + 64 + 128 + 256 + 256; i++) tried += lookup_worth(&l, 0.2, 8, true);
+    for (int i = 0; i < 31; i++) tried += lookup_worth(&l, &all, 0.2, 8, i > 20);
+    assert_int_equal(lookup_worth(&l, &all, 0.2, 8, false), 0); /* its turn, but not in this step */
+    for (int i = 31; i < 32 + 64 + 128 + 256 + 256; i++) tried += lookup_worth(&l, &all, 0.2, 8, true);
     assert_int_equal(tried, 5); /* ever more rarely, to see whether the text has changed */
-    lookup_learn(&l, 1, 1);
-    for (int i = 0; i < 60; i++) lookup_learn(&l, 4, 0);
-    for (int i = 0; i < 32; i++) tried += lookup_worth(&l, 0.2, 8, true);
+    lookup_learn(&l, &all, 1, 1);
+    for (int i = 0; i < 60; i++) lookup_learn(&l, &all, 4, 0);
+    for (int i = 0; i < 32; i++) tried += lookup_worth(&l, &all, 0.2, 8, true);
     assert_int_equal(tried, 6); /* it had: at once */
-    assert_int_equal(lookup_worth(&l, 0.2, 0, true), 0);
+    assert_int_equal(lookup_worth(&l, &all, 0.2, 0, true), 0);
     lookup_fini(&l);
 }
 
