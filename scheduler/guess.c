@@ -20,6 +20,9 @@
  * more costs a step nearly as much as a tile of them. */
 #define TRIES_APART 16
 #define TRIES_FIRST 4 /* until some were made */
+/* Where several sequences guess all the time, one of so many steps goes without, so that what a guess costs
+ * stays known: memory is not equally fast from one minute to the next. */
+#define PLAIN_APART 16
 /* Before its cost is known a guess is taken to cost so many tokens at least. */
 #define GUESS_PRICE 0.25
 
@@ -156,11 +159,12 @@ void sched__guess(struct scheduler *s)
     rows = rows > others ? rows - others : 0;
     if (!s->opt.guess_max) return;
     if (!s->opt.guess_all) s->guess_price = guess_price(s);
+    bool plain = !s->opt.guess_all && others > 1 && s->now.steps % PLAIN_APART == PLAIN_APART / 2;
     for (struct sequence *q = s->running.head; q; q = q->next) {
         if (!sched__decodes(q)) continue;
         q->proposed = forced(s, q, rows);
         q->forced = q->proposed > 0;
-        if (!q->forced) q->proposed = wanted(s, q, rows);
+        if (!q->forced && !plain) q->proposed = wanted(s, q, rows);
         rows -= q->proposed;
     }
     if (s->caps.drafts) draft(s);
