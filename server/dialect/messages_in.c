@@ -44,7 +44,10 @@ static enum status same_fields(struct reader *r, bool counting)
     static const char *const refused[][2] = {{"mcp_servers", NULL},
                                              {"n", NULL},
                                              {"response_format", "output_config.format"},
-                                             {"stop", "stop_sequences"}};
+                                             {"stop", "stop_sequences"},
+                                             {"regex", "structured_outputs"},
+                                             {"grammar", "structured_outputs"},
+                                             {"ebnf", "structured_outputs"}};
     double temperature;
     int64_t max_tokens;
     bool has = false;

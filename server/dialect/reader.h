@@ -24,7 +24,7 @@ enum status reader_object(struct reader *r, const char *name, json_t **out);
 enum status reader_member(struct reader *r, json_t *object, const char *name, const char *key, bool required,
                           json_t **out);
 /* Fields that other interfaces have, with what this one has in their place (or NULL): refused, but for what
- * means nothing: an empty array, 1. */
+ * means nothing: an empty array, an `n` of 1. */
 enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t count);
 /* As note_unknown of generate/parse.c. */
 void reader_note_unknown(struct reader *r, const char *const *same, size_t same_count,

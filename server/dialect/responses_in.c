@@ -78,7 +78,11 @@ static enum status refused(struct reader *r)
                                            {"n", NULL},
                                            {"messages", "input"},
                                            {"response_format", "text.format"},
-                                           {"max_tokens", "max_output_tokens"}};
+                                           {"max_tokens", "max_output_tokens"},
+                                           {"max_completion_tokens", "max_output_tokens"},
+                                           {"regex", "structured_outputs"},
+                                           {"grammar", "structured_outputs"},
+                                           {"ebnf", "structured_outputs"}};
     bool background = false;
     json_t *truncation = field(r->from, "truncation");
     if (reader_refuse(r, names, COUNT(names))) return ST_INVALID;

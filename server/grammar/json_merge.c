@@ -483,5 +483,6 @@ json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct pa
         (void)schema_refuse(m, at, ST_UNSUPPORTED, "\"$ref\" leads to no schema within this one: %.100s", s);
         return NULL;
     }
-    return found;
+    schema_check_shape(m, found, at);
+    return m->st ? NULL : found;
 }

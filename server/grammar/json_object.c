@@ -9,7 +9,7 @@
 #define DEMANDS_MAX 64u
 #define LIFE_STATES 4096u
 #define MEMBERS_MAX 8192u
-#define ANY_ORDER   1024u /* properties; more are in their order: all that may follow costs its square */
+#define UNIQUE_MAX  400u                /* what has come is kept for each: their square */
 #define IMPLIED_MAX ((uint64_t)1 << 24) /* steps of asking what asks for what, over all names */
 
 static gx pair(struct schema_maker *m, gx name, gx value)
@@ -72,24 +72,27 @@ static void list_names(struct object *o)
         }
 }
 
+static bool no_memory(struct object *o)
+{
+    (void)schema_refuse(o->m, o->at, ST_NOMEM, "out of memory");
+    return false;
+}
+
 static void number_names(struct object *o)
 {
     const char *key;
     json_t *v;
     json_int_t n = 0;
-    json_object_foreach(o->listed, key, v) json_object_set_new(o->numbers, key, json_integer(n++));
+    json_object_foreach(o->listed, key, v)
+    {
+        if (json_object_set_new(o->numbers, key, json_integer(n++))) return (void)no_memory(o);
+    }
 }
 
 static uint32_t number_of(const struct object *o, const char *name)
 {
     const json_t *n = json_object_get(o->numbers, name);
     return n ? (uint32_t)json_integer_value(n) : GB_FURTHER;
-}
-
-static bool no_memory(struct object *o)
-{
-    (void)schema_refuse(o->m, o->at, ST_NOMEM, "out of memory");
-    return false;
 }
 
 /* What asks for what: dependentRequired. */
@@ -281,7 +284,7 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
                               .min = min,
                               .max = max,
                               .wants = o->wants,
-                              .any_order = m->opt->any_order && n <= ANY_ORDER,
+                              .any_order = m->opt->any_order,
                               .comma = schema_sign(m, ",")};
     gx all[] = {schema_sign(m, "{"), m->st ? 0 : gb_members(m->b, &list), schema_closing(m, "}")};
     free(required);
@@ -355,6 +358,8 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
         return (void)schema_refuse(m, at, ST_UNSUPPORTED,
                                    "\"uniqueItems\" is supported where \"items\" lists all values"),
                0;
+    if (n > UNIQUE_MAX)
+        return (void)schema_refuse(m, at, ST_TOO_LARGE, "\"uniqueItems\" of too many values"), 0;
     struct gb_member *list = calloc(n + 1, sizeof *list);
     bool *required = calloc(n + 1, sizeof *required);
     gx out = 0;

@@ -495,23 +495,29 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
                       gx *out, struct grammar_fault *fault)
 {
     struct path root = {0};
-    struct schema_maker m = {.b = b, .p = gb_pool(b), .root = schema, .opt = opt, .fault = fault};
+    struct schema_maker m = {.b = b, .p = gb_pool(b), .opt = opt, .fault = fault};
     m.keep = json_array();
     m.rules = json_object();
     m.sets = json_object();
+    m.checked = json_object();
+    json_t *own = json_deep_copy(schema);
+    m.root = own;
     *fault = (struct grammar_fault){{0}, {0}};
-    if (!m.keep || !m.rules || !m.sets) (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
-    if (has_our_key((json_t *)(uintptr_t)schema, 0))
+    if (!m.keep || !m.rules || !m.sets || !m.checked || !own)
+        (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
+    if (has_our_key(own, 0))
         (void)schema_refuse(&m, NULL, ST_UNSUPPORTED, "a key or text begins with a control character");
-    if (!m.st) schema_check_shape(&m, schema, &root);
-    m.old_refs = is_draft(schema, 7);
-    m.no_if = is_draft(schema, 6);
-    *out = m.st ? 0 : schema_compile(&m, schema, &root);
+    if (!m.st) schema_check_shape(&m, own, &root);
+    m.old_refs = is_draft(own, 7);
+    m.no_if = is_draft(own, 6);
+    *out = m.st ? 0 : schema_compile(&m, own, &root);
     if (!m.st && rx_status(m.p)) (void)schema_refuse(&m, NULL, rx_status(m.p), "the schema is too large");
     if (!m.st && !*out) (void)schema_refuse(&m, NULL, ST_TOO_LARGE, "the schema is too large");
     json_decref(m.keep);
     json_decref(m.rules);
     json_decref(m.sets);
+    json_decref(m.checked);
+    json_decref(own);
     return m.st;
 }
 

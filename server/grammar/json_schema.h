@@ -22,9 +22,10 @@ struct schema_maker {
     const json_t *root;
     const struct grammar_json_options *opt;
     struct grammar_fault *fault;
-    json_t *keep;  /* array: what was made on the way and is still pointed to */
-    json_t *rules; /* object: the text of a schema -> its rule; its address -> its expression */
-    json_t *sets;  /* object: the address of a list of values -> an object with their texts */
+    json_t *keep;    /* array: what was made on the way and is still pointed to */
+    json_t *rules;   /* object: the text of a schema -> its rule; its address -> its expression */
+    json_t *checked; /* object: the addresses of schemas whose shape was checked */
+    json_t *sets;    /* object: the address of a list of values -> an object with their texts */
     unsigned depth, merges, forks;
     size_t kept;
     bool old_refs, no_if; /* drafts 4 to 7: what stands beside "$ref" means nothing; 4 to 6: nor does "if" */
@@ -114,8 +115,8 @@ json_t *schema_target(struct schema_maker *m, const json_t *ref, const struct pa
 json_t *schema_modern(const json_t *s);
 json_t *schema_without(const json_t *s, const char *key);
 
-/* json_shape.c: refuses a schema whose keywords have values of a wrong kind. */
-void schema_check_shape(struct schema_maker *m, const json_t *s, const struct path *at);
+/* json_shape.c: refuses a schema whose keywords have values of a wrong kind; drops those that are null. */
+void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at);
 
 /* json_not.c: a schema of what s does not allow; a new reference. */
 json_t *schema_not(struct schema_maker *m, const json_t *s, const struct path *at);

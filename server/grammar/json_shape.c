@@ -1,20 +1,26 @@
 /* Do the keywords of a JSON schema have values of their kind? A misspelt type would be a schema that nothing
- * fits, a list of properties one that everything fits: both are refused here, with their place. */
+ * fits, a list of properties one that everything fits: both are refused here, with their place. A keyword
+ * that is null counts as absent, and is taken out. Definitions are looked at when something refers to them.
+ */
 #include "server/grammar/json_schema.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define SHAPE_DEPTH 200u /* of paths; deeper ones json_schema.c refuses */
 
 enum shape {
-    TYPES,          /* the name of a type, or a list of them */
-    NAMES,          /* a list of strings; draft 3 had a boolean, which means nothing */
-    LIST,           /* of values */
-    SCHEMA,         /* a schema */
-    SCHEMAS,        /* a list of schemas, not empty */
+    TYPES,   /* the name of a type, or a list of them */
+    NAMES,   /* a list of strings; draft 3 had a boolean, which means nothing */
+    LIST,    /* of values */
+    SCHEMA,  /* a schema */
+    SCHEMAS, /* a list of schemas, not empty */
+    SCHEMAS_OR_NONE,
     SCHEMA_OR_MORE, /* a schema, or a list of them */
     MAP,            /* names -> schemas */
     MAP_OR_NAMES,   /* names -> schemas or lists of strings */
+    MAP_OF_NAMES,   /* names -> lists of strings */
+    FLAG,
     NUMBER,
     NUMBER_OR_FLAG, /* drafts 3 and 4 */
     TEXT,
@@ -25,9 +31,12 @@ static const char *const wanted[] = {
     "a list of values",
     "a schema: an object or a boolean",
     "a list of schemas, at least one",
+    "a list of schemas",
     "a schema, or a list of them",
     "an object of schemas",
     "an object of schemas or of lists of names",
+    "an object of lists of names",
+    "a boolean",
     "a number",
     "a number",
     "a text",
@@ -39,10 +48,10 @@ static const struct {
     {"type", TYPES},
     {"required", NAMES},
     {"enum", LIST},
-    {"allOf", SCHEMAS},
+    {"allOf", SCHEMAS_OR_NONE},
     {"anyOf", SCHEMAS},
     {"oneOf", SCHEMAS},
-    {"prefixItems", SCHEMAS},
+    {"prefixItems", SCHEMAS_OR_NONE},
     {"items", SCHEMA_OR_MORE},
     {"additionalItems", SCHEMA},
     {"additionalProperties", SCHEMA},
@@ -55,10 +64,9 @@ static const struct {
     {"properties", MAP},
     {"patternProperties", MAP},
     {"dependentSchemas", MAP},
-    {"$defs", MAP},
-    {"definitions", MAP},
     {"dependencies", MAP_OR_NAMES},
-    {"dependentRequired", MAP_OR_NAMES},
+    {"dependentRequired", MAP_OF_NAMES},
+    {"uniqueItems", FLAG},
     {"minimum", NUMBER},
     {"maximum", NUMBER},
     {"multipleOf", NUMBER},
@@ -99,16 +107,19 @@ static bool has_shape(const json_t *v, enum shape shape)
     case LIST: return json_is_array(v);
     case SCHEMA: return is_schema(v);
     case SCHEMAS: return json_array_size(v) && all_are(v, is_schema);
+    case SCHEMAS_OR_NONE: return all_are(v, is_schema);
+    case FLAG: return json_is_boolean(v);
     case SCHEMA_OR_MORE: return is_schema(v) || all_are(v, is_schema);
     case MAP:
-    case MAP_OR_NAMES: return json_is_object(v); /* what is in it is looked at next */
+    case MAP_OR_NAMES:
+    case MAP_OF_NAMES: return json_is_object(v); /* what is in it is looked at next */
     case NUMBER: return json_is_number(v);
     case NUMBER_OR_FLAG: return json_is_number(v) || json_is_boolean(v);
     default: return is_text(v);
     }
 }
 
-static void check(struct schema_maker *m, const json_t *s, const struct path *at, unsigned depth);
+static void check(struct schema_maker *m, json_t *s, const struct path *at, unsigned depth);
 
 static void check_inside(struct schema_maker *m, const char *keyword, json_t *v, enum shape shape,
                          const struct path *at, unsigned depth)
@@ -118,20 +129,33 @@ static void check_inside(struct schema_maker *m, const char *keyword, json_t *v,
     json_t *one;
     size_t i;
     if (shape == SCHEMA || (shape == SCHEMA_OR_MORE && json_is_object(v))) check(m, v, &in, depth);
-    if (shape == SCHEMAS || shape == SCHEMA_OR_MORE)
+    if (shape == SCHEMAS || shape == SCHEMAS_OR_NONE || shape == SCHEMA_OR_MORE)
         json_array_foreach(v, i, one) check(m, one, &(struct path){&in, NULL, i}, depth);
-    if (shape == MAP || shape == MAP_OR_NAMES) json_object_foreach(v, key, one)
-        {
-            struct path here = {&in, key, 0};
-            if (shape == MAP_OR_NAMES && (json_is_string(one) || all_are(one, is_text))) continue;
-            if (is_schema(one)) check(m, one, &here, depth);
-            else (void)schema_refuse(m, &here, ST_INVALID, "a schema must be an object or a boolean");
-        }
+    if (shape != MAP && shape != MAP_OR_NAMES && shape != MAP_OF_NAMES) return;
+    json_object_foreach(v, key, one)
+    {
+        struct path here = {&in, key, 0};
+        bool names = all_are(one, is_text);
+        if (shape != MAP && names) continue;
+        if (shape != MAP_OF_NAMES && is_schema(one)) check(m, one, &here, depth);
+        else
+            (void)schema_refuse(m, &here, ST_INVALID, "must be %s",
+                                shape == MAP            ? "a schema: an object or a boolean"
+                                : shape == MAP_OF_NAMES ? "a list of names"
+                                                        : "a schema or a list of names");
+    }
 }
 
-static void check(struct schema_maker *m, const json_t *s, const struct path *at, unsigned depth)
+static void check(struct schema_maker *m, json_t *s, const struct path *at, unsigned depth)
 {
+    const char *name;
+    json_t *one;
+    void *next;
     if (depth > SHAPE_DEPTH) return;
+    json_object_foreach_safe(s, next, name, one)
+    { /* as clients write that have no value for it */
+        if (json_is_null(one) && strcmp(name, "const") != 0) json_object_del(s, name);
+    }
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords && !m->st; i++) {
         const char *key = keywords[i].key;
         enum shape shape = keywords[i].shape;
@@ -142,7 +166,12 @@ static void check(struct schema_maker *m, const json_t *s, const struct path *at
     }
 }
 
-void schema_check_shape(struct schema_maker *m, const json_t *s, const struct path *at)
+void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at)
 {
-    check(m, s, at, 0);
+    char address[32];
+    snprintf(address, sizeof address, "%p", (void *)s);
+    if (json_object_get(m->checked, address)) return;
+    if (json_object_set_new(m->checked, address, json_true()))
+        (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    else check(m, s, at, 0);
 }

@@ -8,7 +8,7 @@
 /* Bytes that may be made before all of it is dropped; and where the answers under way need more than half of
  * that to be where they are, twice what they need, up to a limit. */
 #define MADE_MAX    ((size_t)16 << 20)
-#define MADE_LIMIT  ((size_t)192 << 20)
+#define MADE_LIMIT  ((size_t)64 << 20)
 #define REGEX_BYTES 64u /* about, of one with what is kept beside it */
 #define LIFE_STATES 1024u
 /* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */

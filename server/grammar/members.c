@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Names; more of them come in their order: all that may follow costs the square. */
+#define ANY_ORDER_MAX 512u
+
 struct table { /* of one gb_members call */
     struct gb_member *list;
     size_t count;
@@ -77,7 +80,7 @@ bool members__add(struct grammar *g, const struct gb_members *from, struct gx_no
                       .min = from->min,
                       .max = from->max,
                       .all = (1u << from->wants) - 1,
-                      .any_order = from->any_order,
+                      .any_order = from->any_order && from->names <= ANY_ORDER_MAX,
                       .comma = from->comma};
     if (!m || !array_room((void **)&m->tables, &m->table_cap, m->table_count + 1, sizeof t) ||
         !array_room((void **)&m->words, &m->word_cap, m->word_count + S_SEEN + words, sizeof *m->words))

@@ -92,6 +92,10 @@ static void test_texts(void **state)
     row("{\"type\":[\"string\",\"null\"],\"minLength\":2}", LIST("null", "\"ab\"", "\"\\u00e9x\""),
         LIST("\"a\"", "1"));
     row("{\"not\":{\"type\":\"string\"}}", LIST("1", "{}"), LIST("\"\""));
+    row("{\"type\":\"object\",\"required\":null,\"properties\":{\"a\":{\"type\":\"null\",\"enum\":null}},"
+        "\"allOf\":[],"
+        "\"definitions\":{\"unused\":{\"type\":\"any\"}}}",
+        LIST("{}", "{\"a\":null}"), LIST("{\"a\":1}"));
 }
 
 /* Keywords that are enforced by what they leave. */
@@ -200,6 +204,8 @@ static void test_refused(void **state)
         {"{\"type\":[\"string\",5]}", "\"type\" must be", "$"},
         {"{\"properties\":[\"a\"]}", "\"properties\" must be", "$"},
         {"{\"items\":{\"required\":\"a\"}}", "\"required\" must be", "$.items"},
+        {"{\"dependentRequired\":{\"a\":\"b\"}}", "a list of names", "$.dependentRequired.a"},
+        {"{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":{\"type\":\"str\"}}}", "\"type\" must be", "$"},
         {"{\"anyOf\":[]}", "\"anyOf\" must be", "$"},
         {"{\"anyOf\":[{\"enum\":\"x\"}]}", "\"enum\" must be", "$.anyOf[0]"},
         {"{\"type\":\"object\",\"minProperties\":3,\"maxProperties\":1}", "no text", ""},
