@@ -167,8 +167,10 @@ MUL_TABLE(y__values8_bf16, mul__some, true, true, false)
 
 /* Scores of one block. What lies between d and dpad is zero in both factors and left out. The block's values
  * are asked for meanwhile. */
-ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
+ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, const void *next, float *s,
+                                  const bool bf16)
 {
+    (void)next;
     const char *b = k;
     uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad, lines = bf16 ? (d + 1) / 2 : d;
     struct mul_avx2 m = {.lda = dpad,
@@ -187,9 +189,10 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, flo
     }
 }
 
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0,
-                                  uint32_t b1, const bool bf16)
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE],
+                                  const void *const ask[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
+    (void)ask;
     uint32_t dpad = w->j->dpad, used = (w->j->a->kv.head_dim + VL - 1) / VL * VL, n;
     const char *at[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) at[b - b0] = v[b];

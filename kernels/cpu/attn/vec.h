@@ -41,13 +41,14 @@ struct attn_mul {
     uint32_t steps;
     float *c; /* row stride c_stride floats, column v at v * VL */
     size_t c_stride;
-    size_t ask; /* distance from b to bytes that will be needed, asked for by the first rows; 0 = none */
+    /* Distances from b to bytes that will be needed, asked for by the first rows; 0 = none. */
+    size_t ask, ask_too;
 };
 
 ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows,
                                 const uint32_t cols, const bool bf16, const bool add)
 {
-    vf acc[4][4];
+    vf acc[8][4];
     for (uint32_t r = 0; r < rows; r++)
         for (uint32_t v = 0; v < cols; v++)
             acc[r][v] = add ? vf_load(m->c + (row + r) * m->c_stride + v * VL) : vf_set1(0);
@@ -55,6 +56,8 @@ ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const ui
     for (uint32_t i = 0; i < m->steps; i++) {
         for (uint32_t v = 0; m->ask && row == 0 && v < cols; v++)
             __builtin_prefetch(m->b[v] + i * m->b_step + m->ask, 0, 2);
+        for (uint32_t v = 0; m->ask_too && row == 0 && v < cols; v++)
+            __builtin_prefetch(m->b[v] + i * m->b_step + m->ask_too, 0, 2);
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t raw;
             memcpy(&raw, a + r * m->a_stride + (size_t)i * 4, 4);
@@ -78,24 +81,33 @@ ATTN_INLINE void attn__mul(const struct attn_mul *m, uint32_t rows, const uint32
                            const bool add)
 {
     uint32_t r = 0;
+    if (cols <= 2)
+        for (; r + 8 <= rows; r += 8) attn__mul_rows(m, r, 8, cols, bf16, add);
     for (; r + 4 <= rows; r += 4) attn__mul_rows(m, r, 4, cols, bf16, add);
     for (; r + 2 <= rows; r += 2) attn__mul_rows(m, r, 2, cols, bf16, add);
     for (; r < rows; r++) attn__mul_rows(m, r, 1, cols, bf16, add);
 }
 
-/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. The block's values are asked for
- * meanwhile. */
-ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, float *s, const bool bf16)
+/* Memory takes longer than the arithmetic: what comes next has to be on its way. */
+ATTN_INLINE bool attn__waits(const struct attn_piece *w)
 {
-    uint32_t dpad = w->j->dpad;
+    return w->rows <= 8;
+}
+
+/* Scores of one block: all 32 slots, four (VL 8) or two (VL 16) columns. What lies between d and dpad is zero
+ * in both factors and left out. The block's values are asked for meanwhile, and the next block's keys. */
+ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, const void *next, float *s,
+                                  const bool bf16)
+{
+    uint32_t d = w->j->a->kv.head_dim, dpad = w->j->dpad;
     struct attn_mul m = {.a = w->q,
                          .a_stride = dpad * (bf16 ? 2u : 4u),
-                         .steps = bf16 ? dpad / 2 : dpad,
+                         .steps = bf16 ? (d + 1) / 2 : d,
                          .c = s,
                          .c_stride = ATTN_STRIDE};
     m.b_step = bf16 ? 64 : KV_SLOTS * 4;
-    /* With more rows the arithmetic takes longer than the memory. */
-    if (w->rows <= 8) m.ask = kv_part_elems(w->j->act, w->j->a->kv.head_dim) * be_dtype_bytes(w->j->act);
+    if (attn__waits(w)) m.ask = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
+    if (attn__waits(w) && next) m.ask_too = (size_t)((const char *)next - (const char *)k);
     for (uint32_t v = 0; v < KV_SLOTS / VL; v++) {
         uint32_t group = v * VL / 16,
                  in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
@@ -104,8 +116,9 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, flo
     attn__mul(&m, w->rows, KV_SLOTS / VL, bf16, false);
 }
 
-ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE], uint32_t b0,
-                                  uint32_t b1, const bool bf16)
+/* ask: keys of the next tile, asked for meanwhile. */
+ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const v[ATTN_TILE],
+                                  const void *const ask[ATTN_TILE], uint32_t b0, uint32_t b1, const bool bf16)
 {
     uint32_t dpad = w->j->dpad, e = bf16 ? 2 : 4, used = (w->j->a->kv.head_dim + VL - 1) / VL;
     struct attn_mul m = {.a_stride = ATTN_STRIDE * e,
@@ -114,6 +127,7 @@ ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const 
                          .c_stride = dpad};
     for (uint32_t b = b0; b < b1; b++) {
         m.a = w->p + (size_t)b * KV_SLOTS * e;
+        m.ask = attn__waits(w) && ask[b] ? (size_t)((const char *)ask[b] - (const char *)v[b]) : 0;
         for (uint32_t c = 0; c < used;) {
             uint32_t n = used - c >= 4 ? 4 : 1;
             for (uint32_t i = 0; i < n; i++) m.b[i] = (const char *)v[b] + (size_t)(c + i) * VL * 4;
@@ -201,6 +215,14 @@ ATTN_INLINE const int8_t *attn__next(const struct attn_piece *w, const uint32_t 
     return kv_codes(kv_layer(kv, table[block + 1]), w->j->act, kv->head_dim, w->kv_head).k;
 }
 
+/* NULL: no block that is seen, or a cache of codes. */
+ATTN_INLINE const void *attn__key(const struct attn_piece *w, const uint32_t *table, uint32_t block)
+{
+    const struct be_kv *kv = &w->j->a->kv;
+    if (block > w->hi_max / KV_SLOTS || kv->type != BE_KV_ACT) return NULL;
+    return kv_k(kv_layer(kv, table[block]), w->j->act, kv->head_dim, w->kv_head);
+}
+
 ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_t tile, const bool bf16)
 {
     const struct be_attn_args *a = w->j->a;
@@ -208,8 +230,9 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
     uint32_t b0 = u32_max(w->lo_min / KV_SLOTS, first) - first,
              b1 = u32_min(w->hi_max / KV_SLOTS + 1, first + ATTN_TILE) - first;
     size_t part = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
-    const void *v[ATTN_TILE];
+    const void *v[ATTN_TILE], *ask[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) {
+        ask[b] = attn__key(w, table, first + b + ATTN_TILE);
         KN_ASSERT(table[first + b] != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, table[first + b]), *k, *values;
         if (a->kv.type == BE_KV_ACT) {
@@ -222,10 +245,10 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
             kv_unpack(k, values, &c, w->j->act, d, attn__next(w, table, first + b));
         }
         v[b] = values;
-        attn__vec_scores(w, k, w->s + b * KV_SLOTS, bf16);
+        attn__vec_scores(w, k, attn__key(w, table, first + b + 1), w->s + b * KV_SLOTS, bf16);
     }
     for (uint32_t r = 0; r < w->rows; r++) attn__softmax_row(w, r, first * KV_SLOTS, b0, b1, !bf16);
-    attn__vec_values(w, v, b0, b1, bf16);
+    attn__vec_values(w, v, ask, b0, b1, bf16);
 }
 
 static void attn__walk(struct attn_piece *w, const uint32_t *table)
