@@ -81,7 +81,7 @@ struct be_codes {
     /* Row `row` of the part: code [k], scale [k / group], min the same. May be called by several threads. */
     void (*row)(const void *arg, uint32_t row, uint8_t *code, float *scale, float *min);
     const void *arg;
-    uint32_t bits;  /* 4 or 8: code < 1 << bits */
+    uint32_t bits;  /* 4, 5, 6 or 8: code < 1 << bits */
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without minima */
     bool min;

@@ -18,7 +18,7 @@ struct ggml_type {
     const char *name;
     uint32_t block; /* numbers in a block */
     uint32_t bytes; /* of a block */
-    uint32_t bits;  /* 4 or 8: code < 1 << bits; 0: floats (F32, F16, BF16), which have no codes */
+    uint32_t bits;  /* 4, 5, 6 or 8: code < 1 << bits; 0: floats (F32, F16, BF16), which have no codes */
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without a minimum; 128 where the stored number has a sign or is looked up in a table */
     bool min;

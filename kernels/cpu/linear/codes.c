@@ -56,6 +56,11 @@ static void codes__put(struct codes_job *j, char *at, uint32_t group, uint32_t c
     memcpy(at + ((size_t)group * 32 + col) * 2, &h, 2);
 }
 
+static void codes__four(uint8_t *to, uint32_t four)
+{
+    memcpy(to, &four, 4);
+}
+
 static void codes__column(struct codes_job *j, uint32_t pair, uint32_t col, const struct be_codes *c,
                           const uint8_t *code, const float *scale, const float *min)
 {
@@ -70,12 +75,16 @@ static void codes__column(struct codes_job *j, uint32_t pair, uint32_t col, cons
             codes__put(j, at, g, col, scale[i]);
             if (w->min) codes__put(j, at + scales, g, col, c->min ? min[i] : -scale[i] * (float)c->off);
         }
-        for (uint32_t i = 0; i < (w->bits == 8 ? CODES_SPAN : 16u); i += 4) {
-            uint32_t four, high;
-            memcpy(&four, code + k + i, 4);
-            memcpy(&high, code + k + i + (w->bits == 8 ? 0 : 16), 4);
-            if (w->bits == 4) four |= high << 4;
-            memcpy(to + i / 4 * 64, &four, 4);
+        uint32_t four[8], low = 0x0f0f0f0f;
+        memcpy(four, code + k, CODES_SPAN);
+        for (uint32_t i = 0; i < 8; i++) {
+            if (w->bits == 8) codes__four(to + 64 * i, four[i]);
+            else if (i < 4) codes__four(to + 64 * i, (four[i] & low) | (four[i + 4] & low) << 4);
+        }
+        for (uint32_t bit = 4; bit < w->bits && w->bits < 8; bit++) {
+            uint32_t plane = 0;
+            for (uint32_t i = 0; i < 8; i++) plane |= (four[i] >> bit & 0x01010101) << i;
+            codes__four(to + 64 * bit, plane);
         }
     }
 }

@@ -6,7 +6,9 @@
  *   minima                          the same, if it has them
  *   codes of panel 0, then panel 1  8 bits: [8][16 columns][4 inputs]
  *                                   4 bits: [4][16 columns][4 inputs], low half: inputs 0 to 15, high: 16 to
- * 31
+ *                                           31
+ *                                   5, 6 bits: that, then for each bit more [16 columns][4 inputs] bytes, bit
+ *                                           i of which belongs to inputs 4 i to 4 i + 3
  *
  * All parts begin at 64 bytes. 32 inputs of a row become a record, too, those of a block's rows one behind
  * the other:
@@ -32,6 +34,13 @@ static inline size_t codes_record_bytes(const struct be_weight *w)
 {
     return codes_scales_bytes(w) * (w->min ? 2 : 1) + (size_t)CODES_SPAN * 32 * w->bits / 8;
 }
+/* Index of a weight's kind in the tables of the vector files: bits 4, 5, 6, 8, then the group, then minima.
+ */
+#define CODES_KINDS 16u
+static inline uint32_t codes_kind(const struct be_weight *w)
+{
+    return (w->bits == 8 ? 3 : w->bits - 4) * 4 + (w->group == 16 ? 2 : 0) + (w->min ? 1 : 0);
+}
 /* Where a pair's records begin. */
 static inline const char *codes_pair(const struct be_weight *w, uint32_t pair)
 {
@@ -41,7 +50,10 @@ static inline const char *codes_pair(const struct be_weight *w, uint32_t pair)
 static inline int32_t codes_at(const struct be_weight *w, const uint8_t *codes, uint32_t i)
 {
     uint32_t byte = codes[(w->bits == 8 ? i / 4 : i % 16 / 4) * 64 + i % 4];
-    return (int32_t)(w->bits == 8 ? byte : i < 16 ? byte & 15 : byte >> 4);
+    if (w->bits == 8) return (int32_t)byte;
+    uint32_t code = i < 16 ? byte & 15 : byte >> 4;
+    for (uint32_t bit = 4; bit < w->bits; bit++) code |= (codes[64 * bit + i % 4] >> i / 4 & 1u) << bit;
+    return (int32_t)code;
 }
 /* Element i of scales or minima: finite. */
 static inline float codes_f16(const char *p, size_t i)

@@ -73,18 +73,27 @@ Y_INLINE __m256 p__halves(const char *p)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
+/* Bit `from` of each byte at p, as bit `to` of v. */
+Y_INLINE __m256i p__bit(__m256i v, const char *p, uint32_t from, const uint32_t to)
+{
+    __m256i bytes =
+        _mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p), _mm_cvtsi32_si128((int)from));
+    return _mm256_or_si256(v, _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi8(1)), (int)to));
+}
+
 /* Group g of columns [8 c, 8 c + 8): all rows. `rows` and everything behind it are constants. */
 Y_INLINE void p__group(const char *codes, const char *x, uint32_t c, uint32_t g, __m256i *dot,
                        const uint32_t rows, const uint32_t bits, const uint32_t groups)
 {
     const __m256i even = _mm256_set1_epi16(255), low = _mm256_set1_epi8(15);
-    const char *at = codes + c / 2 * (bits == 8 ? 512 : 256) + c % 2 * 32;
+    const char *at = codes + c / 2 * 64 * bits + c % 2 * 32;
     for (uint32_t i = 8 / groups * g; i < 8 / groups * (g + 1); i++) {
         __m256i v;
         if (bits == 8) v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * i));
         else {
             v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * (i % 4)));
             v = _mm256_and_si256(i < 4 ? v : _mm256_srli_epi16(v, 4), low);
+            for (uint32_t bit = 4; bit < bits; bit++) v = p__bit(v, at + 64 * bit, i, bit);
         }
         __m256i v0 = _mm256_and_si256(v, even), v1 = _mm256_srli_epi16(v, 8);
         for (uint32_t r = 0; r < rows; r++) {
@@ -102,7 +111,7 @@ Y_INLINE void p__rows(const struct p_tile *t, const uint32_t rows, const uint32_
     uint32_t spans = w->kpad / CODES_SPAN;
     const char *x = codes_row(t->j, 0, t->row, true), *b = codes_pair(w, t->pair);
     const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1),
-                 record = codes + (bits == 8 ? 1024 : 512);
+                 record = codes + 128 * (size_t)bits;
     memset(t->out, 0, rows * 32 * sizeof *t->out);
     for (uint32_t n = 0; n < spans; n++, b += record, x += (size_t)t->j->m * CODES_ROW_WIDE) {
         const char *xs = x + 2 * CODES_SPAN, *sums = xs + 4;
@@ -134,26 +143,24 @@ typedef void p_fn(const struct p_tile *t);
     {                                                                                                        \
         p__rows(t, R, BITS, GROUPS, MIN);                                                                    \
     }
-#define P_KINDS(R)                                                                                           \
-    P_KIND(R, 4, 1, 0)                                                                                       \
-    P_KIND(R, 4, 1, 1)                                                                                       \
-    P_KIND(R, 4, 2, 0)                                                                                       \
-    P_KIND(R, 4, 2, 1) P_KIND(R, 8, 1, 0) P_KIND(R, 8, 1, 1) P_KIND(R, 8, 2, 0) P_KIND(R, 8, 2, 1)
+#define P_BITS(R, BITS)                                                                                      \
+    P_KIND(R, BITS, 1, 0) P_KIND(R, BITS, 1, 1) P_KIND(R, BITS, 2, 0) P_KIND(R, BITS, 2, 1)
+#define P_KINDS(R) P_BITS(R, 4) P_BITS(R, 5) P_BITS(R, 6) P_BITS(R, 8)
 P_KINDS(1)
 P_KINDS(2)
 P_KINDS(4)
+#define P_NAMES(R, BITS)                                                                                     \
+    p__##R##_##BITS##_1_0, p__##R##_##BITS##_1_1, p__##R##_##BITS##_2_0, p__##R##_##BITS##_2_1
 #define P_ROW(R)                                                                                             \
     {                                                                                                        \
-        p__##R##_4_1_0, p__##R##_4_1_1, p__##R##_4_2_0, p__##R##_4_2_1, p__##R##_8_1_0, p__##R##_8_1_1,      \
-            p__##R##_8_2_0, p__##R##_8_2_1                                                                   \
+        P_NAMES(R, 4), P_NAMES(R, 5), P_NAMES(R, 6), P_NAMES(R, 8)                                           \
     }
 /* By rows - 1, then kind. */
-static p_fn *const p__table[ROWS_MAX][8] = {P_ROW(1), P_ROW(2), P_ROW(2), P_ROW(4)};
+static p_fn *const p__table[ROWS_MAX][CODES_KINDS] = {P_ROW(1), P_ROW(2), P_ROW(2), P_ROW(4)};
 
 static void p__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
     const struct be_weight *w = j->w;
-    uint32_t kind = (w->bits == 8 ? 4u : 0) + (w->group == 16 ? 2u : 0) + w->min;
     struct p_tile t = {.j = j, .out = (float *)(void *)scratch};
     for (t.pair = begin; t.pair < end; t.pair++) {
         uint32_t rows;
@@ -161,7 +168,7 @@ static void p__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, c
             rows = u32_min(j->m - t.row, ROWS_MAX);
             if (rows == 3) rows = 2;
             t.ahead = t.row == 0;
-            p__table[rows - 1][kind](&t);
+            p__table[rows - 1][codes_kind(w)](&t);
             for (uint32_t r = 0; r < rows; r++)
                 y__epilogue(j, j->a->epilogue, t.pair, t.row + r, t.out + 32 * r);
         }

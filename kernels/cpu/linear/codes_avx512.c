@@ -74,12 +74,20 @@ static void q__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 
 /* ---- products */
 
+/* Bit `from` of each byte of `bytes`, as bit `to` of v. */
+EPI_INLINE __m512i q__bit(__m512i v, __m512i bytes, const uint32_t from, const uint32_t to)
+{
+    bytes =
+        from < to ? _mm512_slli_epi16(bytes, (int)(to - from)) : _mm512_srli_epi16(bytes, (int)(from - to));
+    return _mm512_ternarylogic_epi32(v, bytes, _mm512_set1_epi8((char)(1 << to)), 0xf8); /* v | bytes & bit */
+}
+
 /* What one record of the weights adds to the sums of `rows` rows. Its codes stay in registers; each four
  * inputs of a row are read once for both panels. Arguments from bits on are constants. */
 EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *sums, const uint32_t bits,
                           const uint32_t groups, const bool min)
 {
-    const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1), panel = bits == 8 ? 512 : 256;
+    const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1), panel = 64 * (size_t)bits;
     const __m512i low = _mm512_set1_epi8(15);
     __m512i v[2][8];
     __m512 scale[2][2], least[2][2];
@@ -91,6 +99,8 @@ EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *su
             if (bits == 8) v[p][i] = _mm512_loadu_si512(c + 64 * i);
             else if (i < 4) v[p][i] = _mm512_and_si512(_mm512_loadu_si512(c + 64 * i), low);
             else v[p][i] = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(c + 64 * (i - 4)), 4), low);
+            for (uint32_t bit = 4; bit < bits && bits < 8; bit++)
+                v[p][i] = q__bit(v[p][i], _mm512_loadu_si512(c + 64 * bit), i, bit);
             __asm__ volatile("" : "+v"(v[p][i])); /* or gcc reads them anew for each row */
         }
         for (uint32_t g = 0; g < groups; g++) {
@@ -123,7 +133,7 @@ EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *su
 EPI_INLINE void q__rows(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums,
                         const uint32_t bits, const uint32_t groups, const bool min)
 {
-    const size_t record = 64 * (size_t)groups * (min ? 2 : 1) + (bits == 8 ? 1024 : 512);
+    const size_t record = 64 * (size_t)groups * (min ? 2 : 1) + 128 * (size_t)bits;
     const char *b = codes_pair(j->w, pair), *x = codes_row(j, 0, row, false);
     uint32_t spans = j->w->kpad / CODES_SPAN;
     memset(sums, 0, rows * 32 * sizeof *sums);
@@ -144,16 +154,13 @@ typedef void q_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint3
     {                                                                                                        \
         q__rows(j, pair, row, rows, sums, BITS, GROUPS, MIN);                                                \
     }
-Q_KIND(4, 1, 0)
-Q_KIND(4, 1, 1)
-Q_KIND(4, 2, 0)
-Q_KIND(4, 2, 1)
-Q_KIND(8, 1, 0)
-Q_KIND(8, 1, 1)
-Q_KIND(8, 2, 0)
-Q_KIND(8, 2, 1)
-static q_fn *const q__kinds[8] = {q__4_1_0, q__4_1_1, q__4_2_0, q__4_2_1,
-                                  q__8_1_0, q__8_1_1, q__8_2_0, q__8_2_1};
+#define Q_KINDS(BITS) Q_KIND(BITS, 1, 0) Q_KIND(BITS, 1, 1) Q_KIND(BITS, 2, 0) Q_KIND(BITS, 2, 1)
+Q_KINDS(4)
+Q_KINDS(5)
+Q_KINDS(6)
+Q_KINDS(8)
+#define Q_NAMES(BITS) q__##BITS##_1_0, q__##BITS##_1_1, q__##BITS##_2_0, q__##BITS##_2_1
+static q_fn *const q__table[CODES_KINDS] = {Q_NAMES(4), Q_NAMES(5), Q_NAMES(6), Q_NAMES(8)};
 
 /* The sums of rows [begin, end). */
 EPI_INLINE void q__finish(const struct linear_job *j, uint32_t begin, uint32_t end, const float *sums,
@@ -167,7 +174,7 @@ EPI_INLINE void q__finish(const struct linear_job *j, uint32_t begin, uint32_t e
 static void q__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
     const struct be_weight *w = j->w;
-    q_fn *fn = q__kinds[(w->bits == 8 ? 4 : 0) + (w->group == 16 ? 2 : 0) + (w->min ? 1 : 0)];
+    q_fn *fn = q__table[codes_kind(w)];
     float *sums = (float *)(void *)scratch;
 #define Q_FINISH(J, BEGIN, END, SUMS, E) q__finish(J, BEGIN, END, SUMS, pair, E)
     for (uint32_t pair = begin; pair < end; pair++)
