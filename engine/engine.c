@@ -17,7 +17,7 @@
 #include <string.h>
 
 /* Part of the fingerprint: raised whenever the arithmetic of the engine changes for the same kernel set. */
-#define NUMERICS_REVISION 2u
+#define NUMERICS_REVISION 3u
 
 static enum status pick_ops(const struct engine_options *opt, const struct be_ops **out, struct err *err)
 {
@@ -281,11 +281,13 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
     return st;
 }
 
-/* sqrt(hidden) is rounded to the type of the stored embedding before it multiplies: 4B has 50.5, not 50.596.
- */
-static float rounded_scale(double scale, enum stf_dtype stored)
+/* sqrt(hidden) is rounded to the type of the embedding before it multiplies: in bf16 4B has 50.5, not 50.596.
+ * With --dtype f32 that type is f32 whatever is stored, as where transformers loads a model so. */
+static float rounded_scale(const struct engine *e, double scale)
 {
     float s = (float)scale;
+    enum stf_dtype stored = e->net.survey.stored;
+    if (e->plan.act == BE_F32) return s;
     return stored == STF_BF16 ? weights_round_bf16(s) : stored == STF_F16 ? weights_round_f16(s) : s;
 }
 
@@ -319,8 +321,8 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     if (!st) {
         e->info.weight_bytes = weights_bytes(&e->net.w, &e->net.desc, e->ops, e->net.survey.slab_floats);
         e->info.context_max = e->plan.context_max;
-        e->net.token_scale = rounded_scale(e->net.desc.token_scale, e->net.survey.stored);
-        e->net.embed_scale = rounded_scale(e->net.desc.embed_scale, e->net.survey.stored);
+        e->net.token_scale = rounded_scale(e, e->net.desc.token_scale);
+        e->net.embed_scale = rounded_scale(e, e->net.desc.embed_scale);
         set_fingerprint(e, identity);
         st = engine__alloc(e, err);
     }

@@ -50,9 +50,10 @@ static bool shaped(const struct stf_tensor *t, enum stf_dtype type, uint64_t row
     return t && t->dtype == type && t->rank == 2 && t->shape[0] == rows && t->shape[1] == cols;
 }
 
-/* How many share a scale, from how many there are; 0: not evenly, or not in whole spans. */
-static uint32_t shared(uint64_t all, uint64_t parts)
+/* How many share a scale, from how many there are or from what is said; 0: it can't be known. */
+static uint32_t shared(uint64_t all, uint64_t parts, uint32_t said)
 {
+    if (said && parts > 1) return (all - 1) / said + 1 == parts ? said : 0;
     if (parts == 0 || all % parts) return 0;
     return (uint32_t)(all / parts);
 }
@@ -63,34 +64,38 @@ static enum status wrong(struct err *err, const struct stf_tensor *t, const char
 }
 
 /* Scales of F8 and I8: one, one a row, or one a block of both. */
-static enum status open_rows(packed_find *find, void *arg, struct packed *p, struct err *err)
+static enum status open_rows(packed_find *find, void *arg, const struct desc_packing *said, struct packed *p,
+                             struct err *err)
 {
     const struct stf_tensor *inv = find(arg, ".weight_scale_inv"),
                             *s = inv ? inv : find(arg, ".weight_scale");
     if (!s) return wrong(err, p->t[0], "there is no weight_scale beside it");
     if (!is_float(s)) return wrong(err, s, "scales must be floats");
-    if (find(arg, ".weight_zero_point"))
+    if (find(arg, ".weight_zero_point") || (said->zeros && p->kind == PACKED_INT8))
         return err_set(err, ST_UNSUPPORTED, "tensor %s: zero points of 8 bits are not served", p->t[0]->name);
     p->t[1] = s;
     uint64_t rows = s->rank > 0 ? s->shape[0] : 1, cols = s->rank > 1 ? s->shape[1] : 1;
     if (s->rank > 2 || rows == 0 || cols == 0) return wrong(err, s, "has a shape that scales don't have");
-    p->down = inv ? FP8_BLOCK : shared(p->n, rows);
-    p->along = inv ? FP8_BLOCK : shared(p->k, cols);
+    bool blocks = inv || (rows != p->n && (rows > 1 || cols > 1));
+    p->down = blocks ? FP8_BLOCK : rows == 1 ? p->n : 1;
+    p->along = blocks ? FP8_BLOCK : shared(p->k, cols, said->group);
     if (!p->down || !p->along || (p->n - 1) / p->down + 1 != rows || (p->k - 1) / p->along + 1 != cols)
-        return wrong(err, s, "does not divide the weight into equal blocks");
+        return wrong(err, s, "does not fit the weight's rows, groups, or blocks of 128");
     return ST_OK;
 }
 
-static enum status open_words(packed_find *find, void *arg, struct packed *p, struct err *err)
+static enum status open_words(packed_find *find, void *arg, const struct desc_packing *said, struct packed *p,
+                              struct err *err)
 {
     const struct stf_tensor *s = find(arg, ".weight_scale"), *z = find(arg, ".weight_zero_point");
     if (!shaped(p->t[0], STF_I32, p->n, (p->k + 7ull) / 8))
         return err_set(err, ST_UNSUPPORTED, "tensor %s: only 4 bits in words of 32 are served",
                        p->t[0]->name);
-    if (!s || !is_float(s) || s->rank != 2 || s->shape[0] != p->n || !shared(p->k, s->shape[1]))
+    if (!s || !is_float(s) || s->rank != 2 || s->shape[0] != p->n ||
+        !(p->along = shared(p->k, s->shape[1], said->group)))
         return wrong(err, p->t[0], "weight_scale must have a row of scales for each of its rows");
     p->down = 1;
-    p->along = shared(p->k, s->shape[1]);
+    if (!z && said->zeros) return wrong(err, p->t[0], "there is no weight_zero_point beside it");
     if (z && !shaped(z, STF_I32, (p->n + 7ull) / 8, s->shape[1]))
         return wrong(err, z, "must have 8 rows' zero points to a word");
     if (find(arg, ".weight_g_idx"))
@@ -111,11 +116,11 @@ static enum status open_columns(packed_find *find, void *arg, struct packed *p, 
     else
         return err_set(err, ST_UNSUPPORTED,
                        "tensor %s: only 4 bits in words of 32 are served (AWQ's gemm layout, GPTQ)", q->name);
-    if (!s || !is_float(s) || s->rank != 2 || s->shape[1] != p->n || !shared(p->k, s->shape[0]))
+    if (!s || !is_float(s) || s->rank != 2 || s->shape[1] != p->n || !shared(p->k, s->shape[0], 0))
         return wrong(err, q, "scales must have a row for each group of its inputs");
     if (!shaped(z, STF_I32, s->shape[0], p->n / 8)) return wrong(err, q, "qzeros must be as scales are");
     p->down = 1;
-    p->along = shared(p->k, s->shape[0]);
+    p->along = shared(p->k, s->shape[0], 0);
     p->t[1] = s;
     p->t[2] = z;
     if (g && p->kind == PACKED_GPTQ) {
@@ -138,8 +143,8 @@ static void set_codes(struct packed *p)
         if (word_at(p->t[3], i) != i / p->along) p->codes = false;
 }
 
-enum status packed_open(packed_find *find, void *arg, uint32_t n, uint32_t k, struct packed *p,
-                        struct err *err)
+enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
+                        struct packed *p, struct err *err)
 {
     enum status st;
     *p = (struct packed){.n = n, .k = k};
@@ -147,13 +152,13 @@ enum status packed_open(packed_find *find, void *arg, uint32_t n, uint32_t k, st
         st = open_columns(find, arg, p, err);
     } else if ((p->t[0] = find(arg, ".weight_packed"))) {
         p->kind = PACKED_WORDS;
-        st = open_words(find, arg, p, err);
+        st = open_words(find, arg, said, p, err);
     } else {
         const struct stf_tensor *t = p->t[0] = find(arg, ".weight");
         if (!t || (t->dtype != STF_F8_E4M3 && t->dtype != STF_I8)) return ST_NOT_FOUND;
         if (!shaped(t, t->dtype, n, k)) return wrong(err, t, "has another shape than config.json implies");
         p->kind = t->dtype == STF_I8 ? PACKED_INT8 : PACKED_FP8;
-        st = open_rows(find, arg, p, err);
+        st = open_rows(find, arg, said, p, err);
     }
     if (!st) set_codes(p);
     return st;
@@ -184,7 +189,9 @@ static float scale_of(const struct packed *p, uint32_t row, uint32_t i, int32_t 
         *zero = z ? (int32_t)nibble(z, row / 8 * cols + g, row % 8) : 8;
         return float_at(s, row * cols + g);
     case PACKED_AWQ: *zero = (int32_t)nibble(z, g * (n / 8) + row / 8, awq[row % 8]); break;
-    case PACKED_GPTQ: *zero = (int32_t)nibble(z, g * (n / 8) + row / 8, row % 8) + 1; break;
+    case PACKED_GPTQ:
+        *zero = (int32_t)((word_at(z, g * (n / 8) + row / 8) + 0x11111111u) >> 4 * (row % 8) & 15);
+        break;
     }
     return float_at(s, g * n + row);
 }

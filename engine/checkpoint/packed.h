@@ -2,18 +2,20 @@
  * layout a matrix has is told by its tensors' names, types and shapes. Pure; tensors are the files'.
  *
  *   .weight F8_E4M3 [n, k]         .weight_scale_inv [n/128, k/128] (fp8), or
- *                                  .weight_scale [n, 1], [n, k/g], [1] or [] (compressed-tensors)
+ *                                  .weight_scale the same, [n, 1], [n, k/g], [1] or [] (compressed-tensors)
  *   .weight I8 [n, k]              .weight_scale as above
  *   .weight_packed I32 [n, k/8]    .weight_scale [n, 1] or [n, k/g]; .weight_zero_point I32 [n/8, k/g]
  *   .qweight I32 [k, n/8]          .scales [k/g, n], .qzeros I32 [k/g, n/8]           (AWQ)
  *   .qweight I32 [k/8, n]          the same, and .g_idx I32 [k]                       (GPTQ)
  *
  * Words hold codes of 4 bits, low ones first; AWQ's columns of a word in the order 0 2 4 6 1 3 5 7; GPTQ's
- * zero points are one less than what they mean. */
+ * zero points are one less than what they mean, words of them 0x11111111 less, with carries. Where k is no
+ * multiple of g, or n or k none of 128, the last group is smaller. */
 #ifndef KVASIR_PACKED_H
 #define KVASIR_PACKED_H
 
 #include "engine/checkpoint/safetensors.h"
+#include "engine/model/model_desc.h"
 
 #define PACKED_TENSORS 4u
 enum packed_kind { PACKED_FP8 = 0, PACKED_INT8, PACKED_WORDS, PACKED_AWQ, PACKED_GPTQ };
@@ -33,8 +35,8 @@ struct packed {
 typedef const struct stf_tensor *packed_find(void *arg, const char *suffix);
 /* Whether STEM's [n, k] matrix is one of these; then *p. ST_NOT_FOUND: it isn't; ST_FORMAT, ST_UNSUPPORTED:
  * it is, but not so. */
-enum status packed_open(packed_find *find, void *arg, uint32_t n, uint32_t k, struct packed *p,
-                        struct err *err) KV_MUST_CHECK;
+enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
+                        struct packed *p, struct err *err) KV_MUST_CHECK;
 void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min);
 /* A row as floats; out [k]. */
 void packed_floats(const struct packed *p, uint32_t row, float *out);

@@ -204,7 +204,7 @@ bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint3
                                            ".weight_shape", ".input_scale"};
     struct packed_at at = {ld, stem, layer, expert};
     if (ld->st || !ld->files) return false;
-    enum status st = packed_open(load_find_packed, &at, n, k, p, ld->err);
+    enum status st = packed_open(load_find_packed, &at, &ld->desc->packing, n, k, p, ld->err);
     if (st == ST_NOT_FOUND) return false;
     ld->st = st;
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes && !st && ld->survey; i++) {

@@ -94,7 +94,7 @@ static bool becomes_codes(struct loader *ld, const char *stem, uint32_t layer, u
     struct err ignored;
     struct packed_at at = {ld, stem, layer, expert};
     struct named key, *m = load_find(ld, stem, layer, expert, suffix, &key);
-    bool packed = packed_open(load_find_packed, &at, n, k, &p, &ignored) == ST_OK;
+    bool packed = packed_open(load_find_packed, &at, &ld->desc->packing, n, k, &p, &ignored) == ST_OK;
     if (!packed && !m) return ld->files == NULL;
     return load_codes_of(ld, packed ? p.t[0] : m->t, packed ? &p : NULL, k, &rows, &kind);
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 _Static_assert(MODEL_EOS_MAX >= HF_EOS_MAX, "every stop id of a configuration fits");
 
@@ -77,8 +78,47 @@ static uint32_t find_object(struct hf_reader *r, const char *key, bool required)
     return JSON_NONE;
 }
 
+static bool is_name(const struct hf_reader *r, uint32_t node, const char *name)
+{
+    size_t len;
+    const char *text = json_raw(r->d, node, &len);
+    return json_kind(r->d, node) == JSON_STRING && len == strlen(name) && strncasecmp(text, name, len) == 0;
+}
+
+/* Absent, or [128, 128]. */
+static void check_block(struct hf_reader *r, uint32_t block)
+{
+    uint64_t rows = 0, cols = 0;
+    if (block == JSON_NONE) return;
+    if (!json_uint(r->d, json_at(r->d, block, 0), &rows) ||
+        !json_uint(r->d, json_at(r->d, block, 1), &cols) || rows != 128 || cols != 128)
+        hf_fault(r, ST_UNSUPPORTED, "quantization_config", "only blocks of 128 x 128 are served");
+}
+
+static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
+{
+    struct desc_packing p = {.zeros = json_count(r->d, groups) > 0};
+    uint32_t key = json_first(r->d, groups);
+    bool same = true;
+    for (uint32_t i = 0; i < json_count(r->d, groups); i++) {
+        uint32_t group = json_next(r->d, key), w = json_get_live(r->d, group, "weights");
+        uint64_t size = 0;
+        bool symmetric = true;
+        (void)json_bool(r->d, json_get_live(r->d, w, "symmetric"), &symmetric);
+        p.zeros = p.zeros && !symmetric;
+        check_block(r, json_get_live(r->d, w, "block_structure"));
+        if (json_uint(r->d, json_get_live(r->d, w, "group_size"), &size) && size > 0 && size <= UINT32_MAX) {
+            same = same && (p.group == 0 || p.group == size);
+            p.group = (uint32_t)size;
+        }
+        key = json_next(r->d, group);
+    }
+    if (!same) p.group = 0;
+    return p;
+}
+
 /* Tensors say how they are packed (engine/checkpoint/packed.h); which methods are theirs is said here. */
-static void check_quantization(struct hf_reader *r, uint32_t dict)
+static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
 {
     static const char *const served[] = {"fp8", "compressed-tensors", "awq", "gptq"};
     uint32_t method = json_get_live(r->d, dict, "quant_method"), bits = 4;
@@ -88,16 +128,20 @@ static void check_quantization(struct hf_reader *r, uint32_t dict)
     if (!known)
         hf_fault(r, ST_UNSUPPORTED, "quantization_config",
                  "quant_method must be fp8, compressed-tensors, awq or gptq");
-    if (dict == JSON_NONE || r->st) return;
+    if (dict == JSON_NONE || r->st) return (struct desc_packing){0};
+    check_block(r, json_get_live(r->d, dict, "weight_block_size"));
     if (json_str_eq(r->d, method, "awq") || json_str_eq(r->d, method, "gptq"))
         hf_u32(r, dict, "bits", 4, 4, &bits);
     /* Other packings of the same method have tensors that look alike. */
-    uint32_t format = json_get_live(r->d, dict, "checkpoint_format"),
-             version = json_get_live(r->d, dict, "version");
-    if ((format != JSON_NONE && !json_str_eq(r->d, format, "gptq")) ||
-        (json_str_eq(r->d, method, "awq") && version != JSON_NONE && !json_str_eq(r->d, version, "gemm")))
+    uint32_t gptq = json_get_live(r->d, dict, "checkpoint_format"),
+             version = json_get_live(r->d, dict, "version"), format = json_get_live(r->d, dict, "format");
+    bool awq = json_str_eq(r->d, method, "awq");
+    if ((gptq != JSON_NONE && !json_str_eq(r->d, gptq, "gptq")) ||
+        (awq && version != JSON_NONE && !is_name(r, version, "gemm")) ||
+        (awq && format != JSON_NONE && !is_name(r, format, "gemm")))
         hf_fault(r, ST_UNSUPPORTED, "quantization_config",
                  "only checkpoint_format gptq and AWQ's version gemm are served");
+    return read_groups(r, json_get_live(r->d, dict, "config_groups"));
 }
 
 static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *out,
@@ -108,7 +152,7 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     const struct family_type *type;
     const struct family *family = find_type(&r, &type);
     if (!family) return r.st;
-    check_quantization(&r, json_get_live(doc, 0, "quantization_config"));
+    struct desc_packing packing = read_quantization(&r, json_get_live(doc, 0, "quantization_config"));
     struct hf_config *c = calloc(1, sizeof *c);
     if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
@@ -124,6 +168,7 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     if (r.text != 0 && c->eos_count == 0) hf_ids(&r, r.text, "eos_token_id", c->eos_ids, &c->eos_count);
     if (!r.st) family->read(&r, type, c);
     if (!r.st) family->describe(&r, c, d);
+    if (!r.st) d->packing = packing;
     if (!r.st) *out = *c;
     else model_desc_free(d);
     free(c);

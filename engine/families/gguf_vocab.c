@@ -3,16 +3,23 @@
 
 #include <string.h>
 
+#define QWEN2_SPLIT                                                                                          \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "                                    \
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
 static const struct gguf_vocab known[] = {
     {.model = "gpt2",
      .pre = "qwen2", /* Qwen2, 2.5, 3 and their VL models */
-     .split = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
-              "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     .split = QWEN2_SPLIT,
      .nfc = true},
     {.model = "gpt2",
      .pre = "qwen35",
      .split = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
               "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     .nfc = true},
+    {.model = "gpt2",
+     .pre = "deepseek-r1-qwen", /* its distillates into Qwen2.5, by the same rule */
+     .split = QWEN2_SPLIT,
      .nfc = true},
     {.model = "llama", .space_prefix = true, .bos = GGUF_BOS_UNLESS_NOT}, /* Gemma 3, PaliGemma */
     {.model = "gemma4", .user_special = true, .bos = GGUF_BOS_ALWAYS},

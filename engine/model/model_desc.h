@@ -166,7 +166,14 @@ struct desc_vision {
     } names;
 };
 
+/* What quantization_config says of packed matrices that their tensors don't (engine/checkpoint/packed.h). */
+struct desc_packing {
+    uint32_t group; /* numbers of a row that share a scale; 0 = not said, or not the same everywhere */
+    bool zeros;     /* there are zero points everywhere */
+};
+
 struct model_desc {
+    struct desc_packing packing;
     uint32_t vocab, hidden, layer_count, context_max;
     struct desc_layer *layers; /* [layer_count], owned */
     uint32_t rope_count;
@@ -174,7 +181,7 @@ struct model_desc {
     struct desc_rope ropes[DESC_ROPES_MAX];
     float norm_eps;
     bool norm_plus_one;   /* RMS weights are stored as w and used as 1 + w */
-    double embed_scale;   /* embeddings are multiplied by this, rounded to the type of the stored embedding */
+    double embed_scale;   /* embeddings are multiplied by this, rounded as engine.c says */
     float final_softcap;  /* 0 = none */
     bool tied;            /* logits use the embedding */
     uint32_t token_input; /* width of what each layer gets of every token by itself; 0 = nothing */

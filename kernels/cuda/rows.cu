@@ -44,9 +44,11 @@ template <bool BF> __global__ __launch_bounds__(256) void norm_k(be_norm_args a,
      */
     const float *scaled = !a.residual ? a.post_weight : nullptr;
     float mean = 0, sum = 0;
-    if (a.kind == BE_NORM_LAYER) {
-        for (uint32_t i = tid; i < c; i += ROW_THREADS) sum += scaled ? v[i] * post * scaled[i] : v[i];
-        mean = cu_block_sum<ROW_WARPS>(sum, red) / (float)c;
+    /* Twice: what the first sum rounds off (vec__mean in kernels/cpu/rows/vec.h says why). */
+    for (uint32_t pass = 0; a.kind == BE_NORM_LAYER && pass < 2; pass++) {
+        for (uint32_t i = tid; i < c; i += ROW_THREADS)
+            sum += (scaled ? v[i] * post * scaled[i] : v[i]) - mean;
+        mean += cu_block_sum<ROW_WARPS>(sum, red) / (float)c;
         sum = 0;
     }
     for (uint32_t i = tid; i < c; i += ROW_THREADS) {

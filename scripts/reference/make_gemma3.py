@@ -435,9 +435,6 @@ def attempt(name, v, seed, folder):
             if hasattr(m, "embed_scale"):
                 m.embed_scale.copy_(m.embed_scale.to(torch.bfloat16))
     elif v.get("dtype"):
-        for m in model.modules():
-            if hasattr(m, "embed_scale"):
-                m.embed_scale.copy_(m.embed_scale.to(torch.float16))
         twin = model
     tensors, cases = {}, []
     for n, case in enumerate(v["cases"]):

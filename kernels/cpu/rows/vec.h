@@ -37,16 +37,25 @@ static float vec__sum_sq(const float *x, uint32_t n, float mean)
     return vf_sum(vf_add(vf_add(s0, s1), vf_add(s2, s3)));
 }
 
-static float vec__sum(const float *x, uint32_t n)
+/* sum of x - mean */
+static float vec__sum(const float *x, uint32_t n, float mean)
 {
-    struct vf s0 = vf_set1(0), s1 = s0;
+    struct vf s0 = vf_set1(0), s1 = s0, m = vf_set1(mean);
     uint32_t i = 0;
     for (; i + 2 * VL <= n; i += 2 * VL) {
-        s0 = vf_add(s0, vf_load(x + i));
-        s1 = vf_add(s1, vf_load(x + i + VL));
+        s0 = vf_add(s0, vf_sub(vf_load(x + i), m));
+        s1 = vf_add(s1, vf_sub(vf_load(x + i + VL), m));
     }
-    for (; i < n; i += VL) s0 = vf_add(s0, vf_load_n(x + i, n - i));
+    for (; i < n; i += VL) s0 = vf_add(s0, vf_first_n(vf_sub(vf_load_n(x + i, n - i), m), vf_set1(0), n - i));
     return vf_sum(vf_add(s0, s1));
+}
+
+/* What the first sum rounds off is found by a second one: a row of equal numbers, as a picture of one colour
+ * makes, has their value as its mean, or the difference would be multiplied by 1 / sqrt(eps). */
+static float vec__mean(const float *x, uint32_t n)
+{
+    float m = vec__sum(x, n, 0) / (float)n;
+    return m + vec__sum(x, n, m) / (float)n;
 }
 
 static float vec__rms(const float *x, uint32_t n, float eps)
@@ -91,7 +100,7 @@ static void vec__norm_range(void *ctx, uint32_t begin, uint32_t end, uint32_t wo
     for (uint32_t t = begin; t < end; t++) {
         const float *v = vec__norm_input(a, t, cpu_thread_scratch(j->b, worker));
         if (!a->out) continue;
-        float m = a->kind == BE_NORM_LAYER ? vec__sum(v, c) / (float)c : 0.0f;
+        float m = a->kind == BE_NORM_LAYER ? vec__mean(v, c) : 0.0f;
         struct vf mean = vf_set1(m), scale = vf_set1(1.0f / sqrtf(vec__sum_sq(v, c, m) / (float)c + a->eps));
         float *out32 = (float *)a->out + t * ld;
         uint16_t *out16 = (uint16_t *)a->out + t * ld;

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+static const struct desc_packing said; /* nothing */
+
 struct place {
     const struct stf_files *files;
     const char *stem;
@@ -89,7 +91,7 @@ static void test_layouts(void **state)
         const struct stf_tensor *want = floats_of(files, all[i].stem);
         struct packed p;
         struct err err;
-        if (packed_open(find, &at, (uint32_t)want->shape[0], (uint32_t)want->shape[1], &p, &err))
+        if (packed_open(find, &at, &said, (uint32_t)want->shape[0], (uint32_t)want->shape[1], &p, &err))
             fail_msg("%s: %s", all[i].stem, err.msg);
         assert_int_equal(p.kind, all[i].kind);
         assert_int_equal(p.codes, all[i].codes);
@@ -113,7 +115,7 @@ static void test_refused(void **state)
                {"words", "words.weight_scale", 2, 40, 3, "row of scales"},
                {"words_zeros", "words_zeros.weight_zero_point", 2, 40, 2, "zero points"},
                {"int8", "int8.weight", 2, 128, 40, "another shape"},
-               {"int8", "int8.weight_scale", 2, 7, 1, "equal blocks"},
+               {"int8", "int8.weight_scale", 2, 7, 1, "blocks of 128"},
                {"fp8_blocks", "fp8_blocks.weight_scale_inv", 1, 0, 0, "shape"}};
     struct stf_files *files = open_golden();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -126,7 +128,8 @@ static void test_refused(void **state)
         at.changed.rank = all[i].rank;
         at.changed.shape[0] = all[i].rows;
         at.changed.shape[1] = all[i].cols;
-        enum status st = packed_open(find, &at, (uint32_t)want->shape[0], (uint32_t)want->shape[1], &p, &err);
+        enum status st =
+            packed_open(find, &at, &said, (uint32_t)want->shape[0], (uint32_t)want->shape[1], &p, &err);
         if (st != ST_FORMAT && st != ST_UNSUPPORTED) fail_msg("%s: status %d", all[i].name, (int)st);
         if (!strstr(err.msg, all[i].says)) fail_msg("%s: %s", all[i].name, err.msg);
     }
@@ -140,12 +143,12 @@ static void test_refused(void **state)
     for (size_t i = 0; i < 2; i++) {
         struct packed q;
         struct err err = {{0}};
-        assert_int_equal(packed_open(find, &more[i], rows[i], 128, &q, &err), ST_UNSUPPORTED);
+        assert_int_equal(packed_open(find, &more[i], &said, rows[i], 128, &q, &err), ST_UNSUPPORTED);
     }
     struct place none = {.files = files, .stem = "nothing"};
     struct packed p;
     struct err err;
-    assert_int_equal(packed_open(find, &none, 4, 4, &p, &err), ST_NOT_FOUND);
+    assert_int_equal(packed_open(find, &none, &said, 4, 4, &p, &err), ST_NOT_FOUND);
     stf_close(files);
 }
 
