@@ -152,8 +152,33 @@ static void test_refused(void **state)
     stf_close(files);
 }
 
+/* compressed-tensors' name for scales of blocks. */
+static const struct stf_tensor *find_renamed(void *arg, const char *suffix)
+{
+    if (strcmp(suffix, ".weight_scale_inv") == 0) return NULL;
+    return find(arg, strcmp(suffix, ".weight_scale") == 0 ? ".weight_scale_inv" : suffix);
+}
+
+/* What the tensors alone do not tell: blocks of 128 that the rows are no multiple of, groups, zero points. */
+static void test_said(void **state)
+{
+    (void)state;
+    struct stf_files *files = open_golden();
+    struct place blocks = {.files = files, .stem = "fp8_blocks"}, words = {.files = files, .stem = "words"};
+    const struct desc_packing zeros = {.zeros = true}, group = {.group = 32}, wrong = {.group = 64};
+    struct packed p;
+    struct err err;
+    assert_int_equal(packed_open(find_renamed, &blocks, &said, 160, 200, &p, &err), ST_OK);
+    check_rows(&p, floats_of(files, "fp8_blocks")->data, "fp8_blocks");
+    assert_int_equal(packed_open(find, &words, &group, 40, 128, &p, &err), ST_OK);
+    assert_int_equal(packed_open(find, &words, &wrong, 40, 128, &p, &err), ST_FORMAT);
+    assert_int_equal(packed_open(find, &words, &zeros, 40, 128, &p, &err), ST_FORMAT);
+    stf_close(files);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_layouts), cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_layouts), cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_said)};
     return cmocka_run_group_tests_name("packed", tests, NULL, NULL);
 }
