@@ -85,6 +85,7 @@ struct be_codes {
     uint32_t group; /* 16 or 32 */
     uint32_t off;   /* without minima */
     bool min;
+    const uint8_t *values; /* 16 that the codes of 8 bits are among: 4 bits then tell which. NULL: any */
 };
 struct be_weight_src {
     const void *data;    /* host memory, borrowed for the call: row-major [n, k], or [k, n] if transposed */

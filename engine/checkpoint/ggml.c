@@ -216,22 +216,22 @@ static void codes_iq4_xs(const uint8_t *src, uint8_t *code, float *scale, float 
 enum { F32 = 0, F16 = 1, BF16 = 30 };
 
 static const struct ggml_type TYPES[] = {
-    {F32, "F32", 1, 4, 0, 0, 0, false, NULL},
-    {F16, "F16", 1, 2, 0, 0, 0, false, NULL},
-    {2, "Q4_0", 32, 18, 4, 32, 8, false, codes_q4_0},
-    {3, "Q4_1", 32, 20, 4, 32, 0, true, codes_q4_1},
-    {6, "Q5_0", 32, 22, 5, 32, 16, false, codes_q5_0},
-    {7, "Q5_1", 32, 24, 5, 32, 0, true, codes_q5_1},
-    {8, "Q8_0", 32, 34, 8, 32, 128, false, codes_q8_0},
-    {10, "Q2_K", 256, 84, 4, 16, 0, true, codes_q2_k},
-    {11, "Q3_K", 256, 110, 4, 16, 4, false, codes_q3_k},
-    {12, "Q4_K", 256, 144, 4, 32, 0, true, codes_q4_k},
-    {13, "Q5_K", 256, 176, 5, 32, 0, true, codes_q5_k},
-    {14, "Q6_K", 256, 210, 6, 16, 32, false, codes_q6_k},
-    {20, "IQ4_NL", 32, 18, 8, 32, 128, false, codes_iq4_nl},
-    {23, "IQ4_XS", 256, 136, 8, 32, 128, false, codes_iq4_xs},
-    {BF16, "BF16", 1, 2, 0, 0, 0, false, NULL},
-    {39, "MXFP4", 32, 17, 8, 32, 128, false, codes_mxfp4},
+    {F32, "F32", 1, 4, 0, 0, 0, false, NULL, NULL},
+    {F16, "F16", 1, 2, 0, 0, 0, false, NULL, NULL},
+    {2, "Q4_0", 32, 18, 4, 32, 8, false, codes_q4_0, NULL},
+    {3, "Q4_1", 32, 20, 4, 32, 0, true, codes_q4_1, NULL},
+    {6, "Q5_0", 32, 22, 5, 32, 16, false, codes_q5_0, NULL},
+    {7, "Q5_1", 32, 24, 5, 32, 0, true, codes_q5_1, NULL},
+    {8, "Q8_0", 32, 34, 8, 32, 128, false, codes_q8_0, NULL},
+    {10, "Q2_K", 256, 84, 4, 16, 0, true, codes_q2_k, NULL},
+    {11, "Q3_K", 256, 110, 4, 16, 4, false, codes_q3_k, NULL},
+    {12, "Q4_K", 256, 144, 4, 32, 0, true, codes_q4_k, NULL},
+    {13, "Q5_K", 256, 176, 5, 32, 0, true, codes_q5_k, NULL},
+    {14, "Q6_K", 256, 210, 6, 16, 32, false, codes_q6_k, NULL},
+    {20, "IQ4_NL", 32, 18, 8, 32, 128, false, codes_iq4_nl, IQ4_VALUES},
+    {23, "IQ4_XS", 256, 136, 8, 32, 128, false, codes_iq4_xs, IQ4_VALUES},
+    {BF16, "BF16", 1, 2, 0, 0, 0, false, NULL, NULL},
+    {39, "MXFP4", 32, 17, 8, 32, 128, false, codes_mxfp4, E2M1_VALUES},
 };
 
 const struct ggml_type *ggml_type_of(uint32_t id)

@@ -24,6 +24,7 @@ struct ggml_type {
     bool min;
     /* One block: code [block], scale [block / group], min the same or NULL */
     void (*codes)(const uint8_t *src, uint8_t *code, float *scale, float *min);
+    const uint8_t *values; /* [16] that all codes are among, or NULL */
 };
 
 /* NULL: a type that is not served. */

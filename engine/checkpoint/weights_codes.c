@@ -82,6 +82,7 @@ bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const st
         out->group = type->group;
         out->off = type->off;
         out->min = type->min;
+        out->values = type->values;
     } else if (packed) {
         out->bits = packed->bits;
         out->off = packed->off;
@@ -90,11 +91,20 @@ bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const st
     return true;
 }
 
+void load_fuse_codes(struct be_codes *all, const struct be_codes *part)
+{
+    if (part->bits > all->bits) all->bits = part->bits;
+    if (part->group < all->group) all->group = part->group;
+    all->min = all->min || part->min || part->off != all->off;
+    if (part->values != all->values) all->values = NULL;
+}
+
 /* Of n outputs and k inputs. */
 uint64_t load_kept_bytes(const struct loader *ld, const struct be_codes *codes, uint64_t n, uint32_t k)
 {
     if (!codes) return n * be_ld(k) * be_dtype_bytes(ld->form.act);
-    return n * (k * codes->bits / 8 + k / codes->group * (codes->min ? 4ull : 2));
+    uint32_t bits = codes->values ? 4 : codes->bits;
+    return n * (k * bits / 8 + k / codes->group * (codes->min ? 4ull : 2));
 }
 
 static void put_floats(void *out, enum be_dtype act, size_t at, const float *x, size_t n)

@@ -115,6 +115,8 @@ const float *load_vector1(struct loader *ld, const char *stem, uint32_t layer, c
 /* weights_codes.c */
 bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const struct packed *packed,
                    uint32_t k, struct code_rows *rows, struct be_codes *out);
+/* What both fit into, as the CPU keeps parts of one matrix (cpu_codes_shape); *all is the first. */
+void load_fuse_codes(struct be_codes *all, const struct be_codes *part);
 uint64_t load_kept_bytes(const struct loader *ld, const struct be_codes *codes, uint64_t n, uint32_t k);
 void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct packed *packed);
 

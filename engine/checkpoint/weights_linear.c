@@ -133,8 +133,8 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
         all[count++] = biases[i];
     }
     if (ld->survey) {
-        for (uint32_t i = 0; i < parts; i++)
-            ld->survey->memory_bytes += load_kept_bytes(ld, codes ? &kinds[i] : NULL, s->part[i].n, s->k);
+        for (uint32_t i = 1; i < parts && codes; i++) load_fuse_codes(&kinds[0], &kinds[i]);
+        ld->survey->memory_bytes += load_kept_bytes(ld, codes ? &kinds[0] : NULL, total, s->k);
         if (codes && (rows[0].type || rows[0].packed)) ld->survey->stored_codes = true;
         ld->survey->memory_bytes += s->bias ? 4ull * total : 0;
         return;

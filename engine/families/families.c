@@ -89,7 +89,7 @@ static bool is_name(const struct hf_reader *r, uint32_t node, const char *name)
 static void check_block(struct hf_reader *r, uint32_t block)
 {
     uint64_t rows = 0, cols = 0;
-    if (block == JSON_NONE) return;
+    if (block == JSON_NONE || is_name(r, block, "128x128")) return;
     if (!json_uint(r->d, json_at(r->d, block, 0), &rows) ||
         !json_uint(r->d, json_at(r->d, block, 1), &cols) || rows != 128 || cols != 128)
         hf_fault(r, ST_UNSUPPORTED, "quantization_config", "only blocks of 128 x 128 are served");
@@ -97,6 +97,7 @@ static void check_block(struct hf_reader *r, uint32_t block)
 
 static struct desc_packing read_groups(struct hf_reader *r, uint32_t groups)
 {
+    if (json_kind(r->d, groups) != JSON_OBJECT) return (struct desc_packing){0};
     struct desc_packing p = {.zeros = json_count(r->d, groups) > 0};
     uint32_t key = json_first(r->d, groups);
     bool same = true;
@@ -136,7 +137,7 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     uint32_t gptq = json_get_live(r->d, dict, "checkpoint_format"),
              version = json_get_live(r->d, dict, "version"), format = json_get_live(r->d, dict, "format");
     bool awq = json_str_eq(r->d, method, "awq");
-    if ((gptq != JSON_NONE && !json_str_eq(r->d, gptq, "gptq")) ||
+    if ((gptq != JSON_NONE && !is_name(r, gptq, awq ? "gemm" : "gptq")) ||
         (awq && version != JSON_NONE && !is_name(r, version, "gemm")) ||
         (awq && format != JSON_NONE && !is_name(r, format, "gemm")))
         hf_fault(r, ST_UNSUPPORTED, "quantization_config",

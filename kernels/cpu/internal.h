@@ -58,6 +58,8 @@ struct be_weight {
     /* Of codes (linear/codes.h draws them), with bits > 0: */
     uint32_t bits, group, off;
     bool min;
+    bool look; /* codes of 4 bits stand for values[] */
+    uint8_t values[16];
     float *bias; /* [pairs * 32] in packed order, or NULL */
     void *data;
     size_t panel_bytes;    /* bytes from one panel to the next */

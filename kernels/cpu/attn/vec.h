@@ -42,7 +42,7 @@ struct attn_mul {
     float *c; /* row stride c_stride floats, column v at v * VL */
     size_t c_stride;
     /* Distances from b to bytes that will be needed, asked for by the first rows; 0 = none. */
-    size_t ask, ask_too;
+    ptrdiff_t ask, ask_too;
 };
 
 ATTN_INLINE void attn__mul_rows(const struct attn_mul *m, uint32_t row, const uint32_t rows,
@@ -106,8 +106,8 @@ ATTN_INLINE void attn__vec_scores(const struct attn_piece *w, const void *k, con
                          .c = s,
                          .c_stride = ATTN_STRIDE};
     m.b_step = bf16 ? 64 : KV_SLOTS * 4;
-    if (attn__waits(w)) m.ask = kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act);
-    if (attn__waits(w) && next) m.ask_too = (size_t)((const char *)next - (const char *)k);
+    if (attn__waits(w)) m.ask = (ptrdiff_t)(kv_part_elems(w->j->act, d) * be_dtype_bytes(w->j->act));
+    if (attn__waits(w) && next) m.ask_too = (const char *)next - (const char *)k;
     for (uint32_t v = 0; v < KV_SLOTS / VL; v++) {
         uint32_t group = v * VL / 16,
                  in = v * VL % 16; /* bf16 keeps 16 slots together, all their d-pairs; f32 all 32 of one d */
@@ -127,7 +127,7 @@ ATTN_INLINE void attn__vec_values(const struct attn_piece *w, const void *const 
                          .c_stride = dpad};
     for (uint32_t b = b0; b < b1; b++) {
         m.a = w->p + (size_t)b * KV_SLOTS * e;
-        m.ask = attn__waits(w) && ask[b] ? (size_t)((const char *)ask[b] - (const char *)v[b]) : 0;
+        m.ask = attn__waits(w) && ask[b] ? (const char *)ask[b] - (const char *)v[b] : 0;
         for (uint32_t c = 0; c < used;) {
             uint32_t n = used - c >= 4 ? 4 : 1;
             for (uint32_t i = 0; i < n; i++) m.b[i] = (const char *)v[b] + (size_t)(c + i) * VL * 4;

@@ -33,11 +33,17 @@ void cpu_codes_shape(const struct be_weight_desc *d, struct be_weight *w)
     w->group = first->group;
     w->off = first->off;
     w->min = first->min;
+    w->look = first->values != NULL;
     for (uint32_t s = 1; s < d->src_count; s++) {
         const struct be_codes *c = d->src[s].codes;
         w->bits = u32_max(w->bits, c->bits);
         w->group = u32_min(w->group, c->group);
         w->min = w->min || c->min || c->off != first->off;
+        w->look = w->look && c->values == first->values;
+    }
+    if (w->look) {
+        w->bits = 4;
+        memcpy(w->values, first->values, sizeof w->values);
     }
     w->panel_bytes = codes_record_bytes(w) * (w->kpad / CODES_SPAN) / 2;
 }
@@ -47,6 +53,7 @@ struct codes_job {
     struct be_weight *w;
     char *rows;         /* of each worker: a decoded row */
     atomic_bool beyond; /* f16 */
+    uint8_t back[256];  /* which of the weight's values a code is */
 };
 
 static void codes__put(struct codes_job *j, char *at, uint32_t group, uint32_t col, float v)
@@ -102,6 +109,7 @@ static void codes__pack_range(void *ctx, uint32_t begin, uint32_t end, uint32_t 
             if (!cpu_pack_column(j->d, pair, col, &part, &row)) continue;
             const struct be_codes *c = j->d->src[part].codes;
             c->row(c->arg, row, code, scale, min);
+            for (uint32_t k = 0; k < w->k && w->look; k++) code[k] = j->back[code[k]];
             codes__column(j, pair, col, c, code, scale, min);
         }
     }
@@ -115,6 +123,7 @@ size_t cpu_codes_row_bytes(const struct be_weight *w)
 bool cpu_codes_pack(struct backend *b, const struct be_weight_desc *d, struct be_weight *w, void *rows)
 {
     struct codes_job j = {.d = d, .w = w, .rows = rows};
+    for (uint32_t i = 0; i < 16; i++) j.back[w->values[i]] = (uint8_t)i;
     cpu_pool_run(b->pool, w->pairs, 1, codes__pack_range, &j);
     return !j.beyond;
 }

@@ -34,11 +34,12 @@ static inline size_t codes_record_bytes(const struct be_weight *w)
 {
     return codes_scales_bytes(w) * (w->min ? 2 : 1) + (size_t)CODES_SPAN * 32 * w->bits / 8;
 }
-/* Index of a weight's kind in the tables of the vector files: bits 4, 5, 6, 8, then the group, then minima.
- */
-#define CODES_KINDS 16u
+/* Index of a weight's kind in the tables of the vector files: bits 4, 5, 6, 8, then the group, then minima;
+ * the last is of 4 bits that stand for values, which come in groups of 32 without minima. */
+#define CODES_KINDS 17u
 static inline uint32_t codes_kind(const struct be_weight *w)
 {
+    if (w->look) return CODES_KINDS - 1;
     return (w->bits == 8 ? 3 : w->bits - 4) * 4 + (w->group == 16 ? 2 : 0) + (w->min ? 1 : 0);
 }
 /* Where a pair's records begin. */
@@ -53,7 +54,7 @@ static inline int32_t codes_at(const struct be_weight *w, const uint8_t *codes, 
     if (w->bits == 8) return (int32_t)byte;
     uint32_t code = i < 16 ? byte & 15 : byte >> 4;
     for (uint32_t bit = 4; bit < w->bits; bit++) code |= (codes[64 * bit + i % 4] >> i / 4 & 1u) << bit;
-    return (int32_t)code;
+    return (int32_t)(w->look ? w->values[code] : code);
 }
 /* Element i of scales or minima: finite. */
 static inline float codes_f16(const char *p, size_t i)

@@ -83,7 +83,7 @@ Y_INLINE __m256i p__bit(__m256i v, const char *p, uint32_t from, const uint32_t 
 
 /* Group g of columns [8 c, 8 c + 8): all rows. `rows` and everything behind it are constants. */
 Y_INLINE void p__group(const char *codes, const char *x, uint32_t c, uint32_t g, __m256i *dot,
-                       const uint32_t rows, const uint32_t bits, const uint32_t groups)
+                       const uint32_t rows, const uint8_t *values, const uint32_t bits, const uint32_t groups)
 {
     const __m256i even = _mm256_set1_epi16(255), low = _mm256_set1_epi8(15);
     const char *at = codes + c / 2 * 64 * bits + c % 2 * 32;
@@ -94,6 +94,9 @@ Y_INLINE void p__group(const char *codes, const char *x, uint32_t c, uint32_t g,
             v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * (i % 4)));
             v = _mm256_and_si256(i < 4 ? v : _mm256_srli_epi16(v, 4), low);
             for (uint32_t bit = 4; bit < bits; bit++) v = p__bit(v, at + 64 * bit, i, bit);
+            if (values)
+                v = _mm256_shuffle_epi8(
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)values)), v);
         }
         __m256i v0 = _mm256_and_si256(v, even), v1 = _mm256_srli_epi16(v, 8);
         for (uint32_t r = 0; r < rows; r++) {
@@ -104,8 +107,8 @@ Y_INLINE void p__group(const char *codes, const char *x, uint32_t c, uint32_t g,
     }
 }
 
-Y_INLINE void p__rows(const struct p_tile *t, const uint32_t rows, const uint32_t bits, const uint32_t groups,
-                      const bool min)
+Y_INLINE void p__rows(const struct p_tile *t, const uint32_t rows, const uint8_t *values, const uint32_t bits,
+                      const uint32_t groups, const bool min)
 {
     const struct be_weight *w = t->j->w;
     uint32_t spans = w->kpad / CODES_SPAN;
@@ -124,7 +127,7 @@ Y_INLINE void p__rows(const struct p_tile *t, const uint32_t rows, const uint32_
                        wm = p__halves(b + (min ? part : 0) + 64 * g + 16 * c);
                 for (uint32_t r = 0; r < rows; r++)
                     dot[r] = min ? _mm256_setzero_si256() : p__two(sums + r * CODES_ROW_WIDE + 4 * g);
-                p__group(b + codes, x, c, g, dot, rows, bits, groups);
+                p__group(b + codes, x, c, g, dot, rows, values, bits, groups);
                 for (uint32_t r = 0; r < rows; r++) {
                     float *out = t->out + 32 * r + 8 * c;
                     __m256 s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]),
@@ -141,11 +144,16 @@ typedef void p_fn(const struct p_tile *t);
 #define P_KIND(R, BITS, GROUPS, MIN)                                                                         \
     static void p__##R##_##BITS##_##GROUPS##_##MIN(const struct p_tile *t)                                   \
     {                                                                                                        \
-        p__rows(t, R, BITS, GROUPS, MIN);                                                                    \
+        p__rows(t, R, NULL, BITS, GROUPS, MIN);                                                              \
     }
 #define P_BITS(R, BITS)                                                                                      \
     P_KIND(R, BITS, 1, 0) P_KIND(R, BITS, 1, 1) P_KIND(R, BITS, 2, 0) P_KIND(R, BITS, 2, 1)
-#define P_KINDS(R) P_BITS(R, 4) P_BITS(R, 5) P_BITS(R, 6) P_BITS(R, 8)
+#define P_LOOK(R)                                                                                            \
+    static void p__##R##_look(const struct p_tile *t)                                                        \
+    {                                                                                                        \
+        p__rows(t, R, t->j->w->values, 4, 1, false);                                                         \
+    }
+#define P_KINDS(R) P_BITS(R, 4) P_BITS(R, 5) P_BITS(R, 6) P_BITS(R, 8) P_LOOK(R)
 P_KINDS(1)
 P_KINDS(2)
 P_KINDS(4)
@@ -153,7 +161,7 @@ P_KINDS(4)
     p__##R##_##BITS##_1_0, p__##R##_##BITS##_1_1, p__##R##_##BITS##_2_0, p__##R##_##BITS##_2_1
 #define P_ROW(R)                                                                                             \
     {                                                                                                        \
-        P_NAMES(R, 4), P_NAMES(R, 5), P_NAMES(R, 6), P_NAMES(R, 8)                                           \
+        P_NAMES(R, 4), P_NAMES(R, 5), P_NAMES(R, 6), P_NAMES(R, 8), p__##R##_look                            \
     }
 /* By rows - 1, then kind. */
 static p_fn *const p__table[ROWS_MAX][CODES_KINDS] = {P_ROW(1), P_ROW(2), P_ROW(2), P_ROW(4)};

@@ -84,12 +84,13 @@ EPI_INLINE __m512i q__bit(__m512i v, __m512i bytes, const uint32_t from, const u
 
 /* What one record of the weights adds to the sums of `rows` rows. Its codes stay in registers; each four
  * inputs of a row are read once for both panels. Arguments from bits on are constants. */
-EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *sums, const uint32_t bits,
-                          const uint32_t groups, const bool min)
+EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *sums, const uint8_t *values,
+                          const uint32_t bits, const uint32_t groups, const bool min)
 {
     const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1), panel = 64 * (size_t)bits;
     const __m512i low = _mm512_set1_epi8(15);
-    __m512i v[2][8];
+    __m512i v[2][8], stand_for = low;
+    if (values) stand_for = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)values));
     __m512 scale[2][2], least[2][2];
 #pragma GCC unroll 2
     for (uint32_t p = 0; p < 2; p++) {
@@ -101,6 +102,7 @@ EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *su
             else v[p][i] = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(c + 64 * (i - 4)), 4), low);
             for (uint32_t bit = 4; bit < bits && bits < 8; bit++)
                 v[p][i] = q__bit(v[p][i], _mm512_loadu_si512(c + 64 * bit), i, bit);
+            if (values) v[p][i] = _mm512_shuffle_epi8(stand_for, v[p][i]);
             __asm__ volatile("" : "+v"(v[p][i])); /* or gcc reads them anew for each row */
         }
         for (uint32_t g = 0; g < groups; g++) {
@@ -131,7 +133,7 @@ EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *su
 
 /* All records of a pair, for rows [row, row + rows). */
 EPI_INLINE void q__rows(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums,
-                        const uint32_t bits, const uint32_t groups, const bool min)
+                        const uint8_t *values, const uint32_t bits, const uint32_t groups, const bool min)
 {
     const size_t record = 64 * (size_t)groups * (min ? 2 : 1) + 128 * (size_t)bits;
     const char *b = codes_pair(j->w, pair), *x = codes_row(j, 0, row, false);
@@ -143,7 +145,7 @@ EPI_INLINE void q__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
                 _mm_prefetch(b + NEAR + i, _MM_HINT_T0);
                 _mm_prefetch(b + FAR + i, _MM_HINT_T1);
             }
-        q__record(b, x, rows, sums, bits, groups, min);
+        q__record(b, x, rows, sums, values, bits, groups, min);
     }
 }
 
@@ -152,15 +154,19 @@ typedef void q_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint3
     static void q__##BITS##_##GROUPS##_##MIN(const struct linear_job *j, uint32_t pair, uint32_t row,        \
                                              uint32_t rows, float *sums)                                     \
     {                                                                                                        \
-        q__rows(j, pair, row, rows, sums, BITS, GROUPS, MIN);                                                \
+        q__rows(j, pair, row, rows, sums, NULL, BITS, GROUPS, MIN);                                          \
     }
 #define Q_KINDS(BITS) Q_KIND(BITS, 1, 0) Q_KIND(BITS, 1, 1) Q_KIND(BITS, 2, 0) Q_KIND(BITS, 2, 1)
 Q_KINDS(4)
 Q_KINDS(5)
 Q_KINDS(6)
 Q_KINDS(8)
+static void q__look(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums)
+{
+    q__rows(j, pair, row, rows, sums, j->w->values, 4, 1, false);
+}
 #define Q_NAMES(BITS) q__##BITS##_1_0, q__##BITS##_1_1, q__##BITS##_2_0, q__##BITS##_2_1
-static q_fn *const q__table[CODES_KINDS] = {Q_NAMES(4), Q_NAMES(5), Q_NAMES(6), Q_NAMES(8)};
+static q_fn *const q__table[CODES_KINDS] = {Q_NAMES(4), Q_NAMES(5), Q_NAMES(6), Q_NAMES(8), q__look};
 
 /* The sums of rows [begin, end). */
 EPI_INLINE void q__finish(const struct linear_job *j, uint32_t begin, uint32_t end, const float *sums,

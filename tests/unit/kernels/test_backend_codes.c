@@ -75,7 +75,8 @@ static void part_init(struct part *p, struct be_codes kind, uint32_t n, uint32_t
     p->code = must(malloc((size_t)n * k));
     p->scale = must(malloc(groups * sizeof(float)));
     p->min = must(malloc(groups * sizeof(float)));
-    for (size_t i = 0; i < (size_t)n * k; i++) p->code[i] = (uint8_t)draw(1u << kind.bits);
+    for (size_t i = 0; i < (size_t)n * k; i++)
+        p->code[i] = kind.values ? kind.values[draw(16)] : (uint8_t)draw(1u << kind.bits);
     for (size_t i = 0; i < groups; i++) p->scale[i] = (float)(int32_t)(draw(2047) - 1023) * 0x1p-16f;
     for (size_t i = 0; i < groups; i++) p->min[i] = (float)(int32_t)(draw(2047) - 1023) * 0x1p-12f;
 }
@@ -100,6 +101,14 @@ static double part_value(const struct part *p, uint32_t row, uint32_t k)
     {                                                                                                        \
         .bits = BITS, .group = GROUP, .off = OFF, .min = MIN                                                 \
     }
+#define LOOK(VALUES)                                                                                         \
+    {                                                                                                        \
+        .bits = 8, .group = 32, .off = 128, .values = VALUES                                                 \
+    }
+/* one stands twice */
+static const uint8_t some[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 141, 217, 255},
+                     more[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                 128, 127, 126, 125, 124, 122, 0,   116};
 struct codes_case {
     uint32_t k, n, parts, t;
     enum be_epilogue epilogue;
@@ -122,6 +131,10 @@ static const struct codes_case cases[] = {
     {640, 300, 1, 600, BE_EPI_F32, false, {KIND(8, 32, 128, false)}},
     {256, 24, 2, 19, BE_EPI_GLU_SILU, false, {KIND(4, 32, 0, true), KIND(4, 32, 0, true)}},
     {160, 24, 2, 19, BE_EPI_GLU_GELU_TANH, false, {KIND(8, 32, 128, false), KIND(8, 32, 128, false)}},
+    {96, 45, 1, 35, BE_EPI_F32, true, {LOOK(some)}},
+    {256, 20, 2, 3, BE_EPI_GLU_SILU, false, {LOOK(more), LOOK(more)}},
+    {256, 48, 3, 21, BE_EPI_F32, true, {LOOK(some), LOOK(more), LOOK(some)}},
+    {64, 48, 2, 5, BE_EPI_F32, true, {LOOK(some), KIND(5, 32, 16, false)}},
     /* parts of different kinds share what fits all of them */
     {256, 48, 3, 21, BE_EPI_F32, true, {KIND(4, 32, 0, true), KIND(4, 32, 8, false), KIND(8, 16, 32, false)}},
     {64,
