@@ -71,12 +71,17 @@ test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TES
 # What known bugs can be put back into is compiled a second time for the tests: config/base/faults.h.
 FAULT_OBJ := $(patsubst %,$(OUT)/faults/%.o,$(shell grep -lrw -e FAULT --include=*.c engine scheduler))
 FAULT_LIB := $(OUT)/libfaults.a
+# The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
+TILES_OBJ   := $(patsubst %,$(OUT)/tiles/%.o,$(wildcard kernels/cpu/*/*amx.c)) \
+	$(OUT)/tests/lib/tiles/dispatch.c.o
+TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(if $(filter asan tsan,$(CONFIG)),,$(filter \
+	test_backend_linear test_backend_codes test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS)))))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
-tests: all $(CORE_TESTS) $(FULL_TESTS) $(OUT)/kvasir-faults
+tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_TESTS) $(OUT)/kvasir-faults
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O1
@@ -87,8 +92,13 @@ endif
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \
 	-mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%amx.c.o:    ISA := -mamx-tile -mamx-bf16 -mprfchw -mavx512f -mavx512bw -mavx512vl \
-	-mavx512dq -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%amx.c.o $(OUT)/tiles/kernels/cpu/%amx.c.o: ISA := -mamx-tile -mamx-bf16 -mamx-int8 -mprfchw -mavx512f -mavx512bw -mavx512vl \
+	-mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni -mavx2 -mfma -mf16c
+
+$(OUT)/tiles/%amx.c.o: CPPFLAGS += -include tests/lib/tiles/tiles.h
+$(OUT)/tiles/%.c.o: %.c $(OUT)/flags
+	@mkdir -p $(@D)
+	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE) $(ISA) -c $< -o $@
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
@@ -130,6 +140,8 @@ $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | chec
 .SECONDEXPANSION:
 $(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
+$(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
+	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
 		-lpthread -ldl -o $@
@@ -161,7 +173,7 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
 
 test: tests
-	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS))
+	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS)) $(TILES_TESTS)
 test-core: core
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS))
 

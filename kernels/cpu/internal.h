@@ -139,7 +139,7 @@ extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_codes,
-    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16;
+    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16, amx_linear_set_codes;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);
@@ -214,6 +214,7 @@ uint64_t ref_read(const void *p, size_t bytes);
 
 /* ---- vector sets: called only through the tables of cpu/sets.c */
 void amx_linear_bf16(struct backend *b, const struct be_linear_args *a);
+void amx_linear_codes(struct backend *b, const struct be_linear_args *a);
 double amx_peak_bf16(uint64_t steps);
 void avx512_linear_bf16(struct backend *b, const struct be_linear_args *a);
 void avx512_linear_f32(struct backend *b, const struct be_linear_args *a);

@@ -40,6 +40,7 @@
 #define ATTN_ROWS 1024u
 #define ATTN_TILE 5u /* blocks of a step at most */
 #include "kernels/cpu/attn/v16.h"
+#include "kernels/cpu/simd/tiles.h"
 
 #include "kernels/cpu/attn/driver.h"
 
@@ -761,20 +762,12 @@ static void attn__walk(struct attn_piece *w, const uint32_t *table)
 
 static void amx__attn_range(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t colsb[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
+    struct tile_config config = {.palette = 1};
     for (uint32_t i = 0; i < 8; i++) {
         config.colsb[i] = 64;
         config.rows[i] = 16;
     }
-    __asm__ volatile(""
-                     :
-                     : "r"(&config)
-                     : "memory"); /* gcc's intrinsic names only the first 8 bytes as its input */
-    _tile_loadconfig(&config);
+    tiles_load(&config);
     struct attn_call *c = ctx;
     attn__range(&c->job, begin, end, c->b, worker);
     _tile_release();

@@ -14,6 +14,7 @@
  * tiles when K is small. The other order (a strip of rows stays, pairs pass) writes results more locally, but
  * was measured slower: 20 % at K = 640. */
 #include "kernels/cpu/linear/epi_avx512.h"
+#include "kernels/cpu/simd/tiles.h"
 
 /* Most k of one stretch, in tiles of 32, when it is all of k: two panels of 20 tiles are 40 KB, which stay in
  * the first-level cache because the rows are loaded with the hint not to be kept there. With sums to park
@@ -32,12 +33,6 @@
 #define BLOCK_ELEMS      (32u * 32u)
 #define AMX_STREAM_BYTES ((size_t)4 << 20) /* see amx__stream */
 
-struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t colsb[16];
-    uint8_t rows[16];
-};
-
 /* Tiles 0..5 (sums and rows) get `rows` rows; the weight tiles all 16. With few = true tiles 5..7 are
  * weights. */
 static void amx__config(uint32_t rows, bool few)
@@ -47,11 +42,7 @@ static void amx__config(uint32_t rows, bool few)
         c.colsb[i] = 64;
         c.rows[i] = (uint8_t)(i >= (few ? 5u : 6u) ? 16 : rows);
     }
-    __asm__ volatile(""
-                     :
-                     : "r"(&c)
-                     : "memory"); /* gcc's intrinsic names only the first 8 bytes as its input */
-    _tile_loadconfig(&c);
+    tiles_load(&c);
 }
 
 /* k of the rows that stay in the second-level cache while all pairs of the piece pass, in tiles: everything

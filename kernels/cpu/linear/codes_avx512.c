@@ -1,7 +1,6 @@
 /* Weights of codes in AVX-512 VNNI (layout: codes.h). A group's sum of products is exact; it enters the f32
  * sum of its output by one fused multiply-add, groups in ascending order, whatever the number of rows. */
-#include "kernels/cpu/linear/codes.h"
-#include "kernels/cpu/linear/epi_avx512.h"
+#include "kernels/cpu/linear/codes_avx512.h"
 
 #include <math.h>
 
@@ -16,18 +15,6 @@ EPI_INLINE __m512i q__four(const char *p)
     int32_t four;
     memcpy(&four, p, 4);
     return _mm512_set1_epi32(four);
-}
-
-EPI_INLINE __m512 q__one(const char *p)
-{
-    float one;
-    memcpy(&one, p, 4);
-    return _mm512_set1_ps(one);
-}
-
-EPI_INLINE __m512 q__halves(const char *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
 
 /* ---- rows */
@@ -74,37 +61,20 @@ static void q__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 
 /* ---- products */
 
-/* Bit `from` of each byte of `bytes`, as bit `to` of v. */
-EPI_INLINE __m512i q__bit(__m512i v, __m512i bytes, const uint32_t from, const uint32_t to)
-{
-    bytes =
-        from < to ? _mm512_slli_epi16(bytes, (int)(to - from)) : _mm512_srli_epi16(bytes, (int)(from - to));
-    return _mm512_ternarylogic_epi32(v, bytes, _mm512_set1_epi8((char)(1 << to)), 0xf8); /* v | bytes & bit */
-}
-
 /* What one record of the weights adds to the sums of `rows` rows. Its codes stay in registers; each four
  * inputs of a row are read once for both panels. Arguments from bits on are constants. */
 EPI_INLINE void q__record(const char *b, const char *x, uint32_t rows, float *sums, const uint8_t *values,
                           const uint32_t bits, const uint32_t groups, const bool min)
 {
     const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1), panel = 64 * (size_t)bits;
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i v[2][8], stand_for = low;
-    if (values) stand_for = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)values));
+    __m512i v[2][8];
     __m512 scale[2][2], least[2][2];
 #pragma GCC unroll 2
     for (uint32_t p = 0; p < 2; p++) {
-        const char *c = b + codes + p * panel;
+        q__panel(v[p], b + codes + p * panel, values, bits);
 #pragma GCC unroll 8
-        for (uint32_t i = 0; i < 8; i++) {
-            if (bits == 8) v[p][i] = _mm512_loadu_si512(c + 64 * i);
-            else if (i < 4) v[p][i] = _mm512_and_si512(_mm512_loadu_si512(c + 64 * i), low);
-            else v[p][i] = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(c + 64 * (i - 4)), 4), low);
-            for (uint32_t bit = 4; bit < bits && bits < 8; bit++)
-                v[p][i] = q__bit(v[p][i], _mm512_loadu_si512(c + 64 * bit), i, bit);
-            if (values) v[p][i] = _mm512_shuffle_epi8(stand_for, v[p][i]);
+        for (uint32_t i = 0; i < 8; i++)
             __asm__ volatile("" : "+v"(v[p][i])); /* or gcc reads them anew for each row */
-        }
         for (uint32_t g = 0; g < groups; g++) {
             scale[p][g] = q__halves(b + 64 * g + 32 * p);
             least[p][g] = q__halves(b + (min ? part : 0) + 64 * g + 32 * p);
