@@ -74,14 +74,15 @@ FAULT_LIB := $(OUT)/libfaults.a
 # The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
 TILES_OBJ   := $(patsubst %,$(OUT)/tiles/%.o,$(wildcard kernels/cpu/*/*amx.c)) \
 	$(OUT)/tests/lib/tiles/dispatch.c.o
-TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(if $(filter asan tsan,$(CONFIG)),,$(filter \
-	test_backend_linear test_backend_codes test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS)))))
+TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
+	test_backend_linear test_backend_codes test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS))))
+TILES_RUN   := $(if $(filter asan tsan,$(CONFIG)),,$(TILES_TESTS))
 TEST_LIB_OBJ := $(patsubst %.c,$(OUT)/%.c.o,$(wildcard tests/lib/*.c))
 TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
-tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_TESTS) $(OUT)/kvasir-faults
+tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN) $(OUT)/kvasir-faults
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O1
@@ -173,7 +174,7 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/share/kvasir
 
 test: tests
-	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS)) $(TILES_TESTS)
+	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS) $(FULL_TESTS)) $(TILES_RUN)
 test-core: core
 	@sh scripts/run_tests.sh $(OUT) $(filter-out $(OUT)/tests/bench_%,$(CORE_TESTS))
 

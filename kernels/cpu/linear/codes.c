@@ -172,7 +172,7 @@ void codes_pack_rows(const struct linear_job *j, uint32_t begin, uint32_t end)
     for (uint32_t r = begin; r < end; r++) {
         const char *x = linear_src_row(j, r);
         for (uint32_t s = 0; s < w->kpad / CODES_SPAN; s++) {
-            char *row = codes_row(j, s, r, false);
+            char *row = codes_row(j, s, r, CODES_ROW);
             int8_t *code = (int8_t *)row;
             uint32_t top = 0;
             float most, scale;

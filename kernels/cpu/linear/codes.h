@@ -13,7 +13,7 @@
  * All parts begin at 64 bytes. 32 inputs of a row become a record, too, those of a block's rows one behind
  * the other:
  *
- *   codes [32] int8 or int16
+ *   codes [32] int8
  *   scale f32
  *   sums [32 / group]               of a group's codes: int32 times -off, or with minima f32 times the scale
  *
@@ -53,7 +53,8 @@ static inline int32_t codes_at(const struct be_weight *w, const uint8_t *codes, 
     uint32_t byte = codes[(w->bits == 8 ? i / 4 : i % 16 / 4) * 64 + i % 4];
     if (w->bits == 8) return (int32_t)byte;
     uint32_t code = i < 16 ? byte & 15 : byte >> 4;
-    for (uint32_t bit = 4; bit < w->bits; bit++) code |= (codes[64 * bit + i % 4] >> i / 4 & 1u) << bit;
+    for (uint32_t bit = 4; bit < w->bits; bit++)
+        code |= ((uint32_t)codes[64 * bit + i % 4] >> i / 4 & 1) << bit;
     return (int32_t)(w->look ? w->values[code] : code);
 }
 /* Element i of scales or minima: finite. */
@@ -67,12 +68,12 @@ static inline float codes_f16(const char *p, size_t i)
     if (!exp) f = (float)(h & 1023) * 0x1p-24f;
     return h >> 15 ? -f : f;
 }
-/* Of a rearranged row; `wide`: codes of 16 bits. */
+/* Bytes of a row's record; avx2 keeps more there. */
 #define CODES_ROW      48u
-#define CODES_ROW_WIDE 80u
-static inline char *codes_row(const struct linear_job *j, uint32_t span, uint32_t row, bool wide)
+#define CODES_ROW_AVX2 64u
+static inline char *codes_row(const struct linear_job *j, uint32_t span, uint32_t row, uint32_t bytes)
 {
-    return j->packed + ((size_t)span * j->m + row) * (wide ? CODES_ROW_WIDE : CODES_ROW);
+    return j->packed + ((size_t)span * j->m + row) * bytes;
 }
 
 /* Largest |x| of a span as bits, so that a NaN is larger than anything and reaches the scale. Below

@@ -97,7 +97,7 @@ EPI_INLINE void amxq__strip(const struct amxq *q, const char *x, size_t next_x, 
 
 static void amxq__both(const struct linear_job *j, const struct amxq *q, uint32_t row)
 {
-    const char *x = codes_row(j, 0, row, false);
+    const char *x = codes_row(j, 0, row, CODES_ROW);
     const size_t next = (size_t)j->m * CODES_ROW;
     for (uint32_t p = 0; p < 2; p++) {
         const char *w = q->weights + p * q->records * q->record;

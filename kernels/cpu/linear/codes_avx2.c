@@ -1,64 +1,81 @@
-/* Weights of codes in AVX2 (layout: codes.h). Bytes widen to 16 bits, where products and sums of two are
- * exact; a group's sum enters the f32 sum of its output by one fused multiply-add, groups in ascending order.
- * Rows are of 16-bit codes: of each four inputs the even ones, then the odd ones. */
+/* Weights of codes in AVX2 (layout: codes.h). Bytes are multiplied with bytes: the sum of two products fits
+ * into 16 bits, for codes of few bits that of more, and then widens. All of it is exact; a group's sum enters
+ * the f32 sum of its output by one fused multiply-add, groups in ascending order, whatever the number of
+ * rows. Codes of 8 bits are taken as signed, 128 less.
+ *
+ * A row's record (64 bytes) ends with an int32 for each group: where the integer sum begins. */
 #include "kernels/cpu/linear/codes.h"
 #include "kernels/cpu/linear/epi_avx2.h"
 
-#define ROWS_MAX 4u
+#include <math.h>
+
+#define ROWS_MAX 32u /* that meet a record of the weights while it is in registers */
 #define AHEAD    2048u
 
 /* ---- rows */
 
+static bool p__signed(const struct be_weight *w)
+{
+    return w->bits == 8 || w->look;
+}
+
+static void p__pack_span(const struct be_weight *w, const char *x, char *row)
+{
+    uint32_t groups = CODES_SPAN / w->group;
+    __m256 v[4], most8 = _mm256_setzero_ps(), sign = _mm256_set1_ps(-0.0f);
+    __m256i c[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        v[i] = w->type == BE_F32 ? _mm256_loadu_ps((const float *)(const void *)x + 8 * i)
+                                 : v8_from_bf16(_mm_loadu_si128((const __m128i *)(const void *)(x + 16 * i)));
+        most8 = _mm256_castsi256_ps(
+            _mm256_max_epu32(_mm256_castps_si256(most8), _mm256_castps_si256(_mm256_andnot_ps(sign, v[i]))));
+    }
+    uint32_t tops[8], top = 0;
+    _mm256_storeu_si256((__m256i *)(void *)tops, _mm256_castps_si256(most8));
+    for (uint32_t i = 0; i < 8; i++) top = u32_max(top, tops[i]);
+    float most, scale;
+    memcpy(&most, &top, 4);
+    scale = most / 127;
+    /* What is not finite reaches the outputs by the scale; its code is 0. */
+    __m256 to = _mm256_set1_ps(most < CODES_LEAST ? 0 : 127 / most);
+    for (uint32_t i = 0; i < 4; i++)
+        c[i] = most < INFINITY ? _mm256_cvtps_epi32(_mm256_mul_ps(v[i], to)) : _mm256_setzero_si256();
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3])); /* by lanes */
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_store_si256((__m256i *)(void *)row, bytes);
+    int32_t sums[8], sum[2], start[2];
+    _mm256_storeu_si256(
+        (__m256i *)(void *)sums,
+        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1)));
+    for (uint32_t g = 0; g < 2; g++)
+        sum[g] = sums[4 * g] + sums[4 * g + 1] + sums[4 * g + 2] + sums[4 * g + 3];
+    if (groups == 1) sum[0] += sum[1];
+    memcpy(row + CODES_SPAN, &scale, 4);
+    for (uint32_t g = 0; g < groups; g++) {
+        float scaled = scale * (float)sum[g];
+        start[g] = sum[g] * ((p__signed(w) ? 128 : 0) - (w->min ? 0 : (int32_t)w->off));
+        memcpy(row + CODES_SPAN + 4 + 4 * g, &scaled, 4);
+        memcpy(row + CODES_SPAN + 12 + 4 * g, &start[g], 4);
+    }
+}
+
 static void p__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     const struct be_weight *w = j->w;
-    uint32_t groups = CODES_SPAN / w->group;
-    for (uint32_t at = begin * (w->kpad / CODES_SPAN); at < end * (w->kpad / CODES_SPAN); at++) {
-        uint32_t r = at / (w->kpad / CODES_SPAN), s = at % (w->kpad / CODES_SPAN), top = 0;
-        const char *x = linear_src_row(j, r);
-        char *row = codes_row(j, s, r, true);
-        float v[CODES_SPAN], most, scale;
-        int32_t c[CODES_SPAN], sum[2] = {0};
-        for (uint32_t i = 0; i < CODES_SPAN; i++) {
-            uint32_t u;
-            v[i] = act_get(x, w->type, s * CODES_SPAN + i);
-            memcpy(&u, &v[i], 4);
-            top = u32_max(top, u & 0x7fffffff);
-        }
-        memcpy(&most, &top, 4);
-        __m256 to = _mm256_set1_ps(most < CODES_LEAST ? 0 : 127 / most);
-        for (uint32_t i = 0; i < CODES_SPAN; i += 8)
-            _mm256_storeu_si256((__m256i *)(void *)(c + i),
-                                _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(v + i), to)));
-        for (uint32_t i = 0; i < CODES_SPAN; i += 4) {
-            int16_t four[4] = {(int16_t)c[i], (int16_t)c[i + 2], (int16_t)c[i + 1], (int16_t)c[i + 3]};
-            memcpy(row + 2 * i, four, sizeof four);
-            for (uint32_t n = 0; n < 4; n++) sum[groups == 2 && i >= 16] += four[n];
-        }
-        scale = most / 127;
-        memcpy(row + 2 * CODES_SPAN, &scale, 4);
-        for (uint32_t g = 0; g < groups; g++) {
-            float scaled = scale * (float)sum[g];
-            sum[g] *= -(int32_t)w->off;
-            memcpy(row + 2 * CODES_SPAN + 4 + 4 * g, w->min ? (void *)&scaled : (void *)&sum[g], 4);
-        }
-    }
+    for (uint32_t r = begin; r < end; r++)
+        for (uint32_t s = 0; s < w->kpad / CODES_SPAN; s++)
+            p__pack_span(w, linear_src_row(j, r) + (size_t)s * CODES_SPAN * be_dtype_bytes(w->type),
+                         codes_row(j, s, r, CODES_ROW_AVX2));
 }
 
 /* ---- products */
 
-struct p_tile {
-    const struct linear_job *j;
-    uint32_t pair, row;
-    bool ahead;
-    float *out; /* [rows][32] */
-};
-
-Y_INLINE __m256i p__two(const char *p)
+Y_INLINE __m256i p__four(const char *p)
 {
-    int32_t two;
-    memcpy(&two, p, 4);
-    return _mm256_set1_epi32(two);
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
 }
 
 Y_INLINE __m256 p__one(const char *p)
@@ -81,110 +98,110 @@ Y_INLINE __m256i p__bit(__m256i v, const char *p, uint32_t from, const uint32_t 
     return _mm256_or_si256(v, _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi8(1)), (int)to));
 }
 
-/* Group g of columns [8 c, 8 c + 8): all rows. `rows` and everything behind it are constants. */
-Y_INLINE void p__group(const char *codes, const char *x, uint32_t c, uint32_t g, __m256i *dot,
-                       const uint32_t rows, const uint8_t *values, const uint32_t bits, const uint32_t groups)
+/* Vector i (inputs 4 i to 4 i + 3) of eight columns, whose codes begin at `at`. Arguments behind it are
+ * constants. */
+Y_INLINE __m256i p__bytes(const char *at, uint32_t i, const uint8_t *values, const uint32_t bits)
 {
-    const __m256i even = _mm256_set1_epi16(255), low = _mm256_set1_epi8(15);
-    const char *at = codes + c / 2 * 64 * bits + c % 2 * 32;
-    for (uint32_t i = 8 / groups * g; i < 8 / groups * (g + 1); i++) {
-        __m256i v;
-        if (bits == 8) v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * i));
-        else {
-            v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * (i % 4)));
-            v = _mm256_and_si256(i < 4 ? v : _mm256_srli_epi16(v, 4), low);
-            for (uint32_t bit = 4; bit < bits; bit++) v = p__bit(v, at + 64 * bit, i, bit);
-            if (values)
-                v = _mm256_shuffle_epi8(
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)values)), v);
-        }
-        __m256i v0 = _mm256_and_si256(v, even), v1 = _mm256_srli_epi16(v, 8);
-        for (uint32_t r = 0; r < rows; r++) {
-            const char *xr = x + r * CODES_ROW_WIDE + 8 * i;
-            dot[r] = _mm256_add_epi32(dot[r], _mm256_add_epi32(_mm256_madd_epi16(v0, p__two(xr)),
-                                                               _mm256_madd_epi16(v1, p__two(xr + 4))));
-        }
-    }
+    const __m256i low = _mm256_set1_epi8(15), less = _mm256_set1_epi8(-128);
+    __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)(at + 64 * (bits == 8 ? i : i % 4)));
+    if (bits == 8) return _mm256_xor_si256(v, less);
+    v = _mm256_and_si256(i < 4 ? v : _mm256_srli_epi16(v, 4), low);
+    for (uint32_t bit = 4; bit < bits; bit++) v = p__bit(v, at + 64 * bit, i, bit);
+    if (!values) return v;
+    __m256i stand_for = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)values));
+    return _mm256_xor_si256(_mm256_shuffle_epi8(stand_for, v), less);
 }
 
-Y_INLINE void p__rows(const struct p_tile *t, const uint32_t rows, const uint8_t *values, const uint32_t bits,
-                      const uint32_t groups, const bool min)
+/* `dot` and the products of n vectors with a row's codes at x; n and bits are constants. */
+Y_INLINE __m256i p__dot(__m256i dot, const __m256i *v, const char *x, const uint32_t n, const uint32_t bits)
 {
-    const struct be_weight *w = t->j->w;
-    uint32_t spans = w->kpad / CODES_SPAN;
-    const char *x = codes_row(t->j, 0, t->row, true), *b = codes_pair(w, t->pair);
+    /* of this many vectors: 4 * 2 * 31 * 127 < 1 << 15 */
+    const uint32_t together = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < n; i += together) {
+        __m256i four = p__four(x + 4 * i), sum;
+        if (bits == 8) sum = _mm256_maddubs_epi16(_mm256_abs_epi8(v[i]), _mm256_sign_epi8(four, v[i]));
+        else sum = _mm256_maddubs_epi16(v[i], four);
+        for (uint32_t k = i + 1; k < n && k < i + together; k++)
+            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(v[k], p__four(x + 4 * k)));
+        dot = _mm256_add_epi32(dot, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+    }
+    return dot;
+}
+
+/* All records of a pair, for rows [row, row + rows). */
+Y_INLINE void p__rows(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums,
+                      const uint8_t *values, const uint32_t bits, const uint32_t groups, const bool min)
+{
+    uint32_t spans = j->w->kpad / CODES_SPAN;
+    const char *x = codes_row(j, 0, row, CODES_ROW_AVX2), *b = codes_pair(j->w, pair);
     const size_t part = 64 * (size_t)groups, codes = part * (min ? 2 : 1),
                  record = codes + 128 * (size_t)bits;
-    memset(t->out, 0, rows * 32 * sizeof *t->out);
-    for (uint32_t n = 0; n < spans; n++, b += record, x += (size_t)t->j->m * CODES_ROW_WIDE) {
-        const char *xs = x + 2 * CODES_SPAN, *sums = xs + 4;
-        if (t->ahead)
+    memset(sums, 0, rows * 32 * sizeof *sums);
+    for (uint32_t n = 0; n < spans; n++, b += record, x += (size_t)j->m * CODES_ROW_AVX2) {
+        if (row == 0)
             for (size_t i = 0; i < record; i += 64) _mm_prefetch(b + AHEAD + i, _MM_HINT_T0);
-        for (uint32_t c = 0; c < 4; c++)
-            for (uint32_t g = 0; g < groups; g++) {
-                __m256i dot[ROWS_MAX];
-                __m256 ws = p__halves(b + 64 * g + 16 * c),
-                       wm = p__halves(b + (min ? part : 0) + 64 * g + 16 * c);
-                for (uint32_t r = 0; r < rows; r++)
-                    dot[r] = min ? _mm256_setzero_si256() : p__two(sums + r * CODES_ROW_WIDE + 4 * g);
-                p__group(b + codes, x, c, g, dot, rows, values, bits, groups);
-                for (uint32_t r = 0; r < rows; r++) {
-                    float *out = t->out + 32 * r + 8 * c;
-                    __m256 s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]),
-                                               _mm256_mul_ps(ws, p__one(xs + r * CODES_ROW_WIDE)),
-                                               _mm256_loadu_ps(out));
-                    if (min) s = _mm256_fmadd_ps(wm, p__one(sums + r * CODES_ROW_WIDE + 4 * g), s);
-                    _mm256_storeu_ps(out, s);
-                }
+        for (uint32_t c = 0; c < 4; c++) {
+            __m256i v[8];
+            __m256 scale[2], least[2];
+#pragma GCC unroll 8
+            for (uint32_t i = 0; i < 8; i++) {
+                v[i] = p__bytes(b + codes + c / 2 * 64 * bits + c % 2 * 32, i, values, bits);
+                __asm__ volatile("" : "+x"(v[i])); /* or gcc makes them anew for each row */
             }
+            for (uint32_t g = 0; g < groups; g++) {
+                scale[g] = p__halves(b + 64 * g + 16 * c);
+                least[g] = p__halves(b + (min ? part : 0) + 64 * g + 16 * c);
+            }
+            const char *xr = x;
+            float *out = sums + 8 * c;
+            for (uint32_t r = 0; r < rows; r++, xr += CODES_ROW_AVX2, out += 32) {
+                __m256 s = _mm256_loadu_ps(out), xs = p__one(xr + CODES_SPAN);
+                for (uint32_t g = 0; g < groups; g++) {
+                    const char *sum = xr + CODES_SPAN + 4 + 4 * g;
+                    __m256i dot = p__dot(p__four(sum + 8), v + 8 / groups * g, xr + 32 / groups * g,
+                                         8 / groups, values ? 8 : bits);
+                    s = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale[g], xs), s);
+                    if (min) s = _mm256_fmadd_ps(least[g], p__one(sum), s);
+                }
+                _mm256_storeu_ps(out, s);
+            }
+        }
     }
 }
 
-typedef void p_fn(const struct p_tile *t);
-#define P_KIND(R, BITS, GROUPS, MIN)                                                                         \
-    static void p__##R##_##BITS##_##GROUPS##_##MIN(const struct p_tile *t)                                   \
+typedef void p_fn(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums);
+#define P_KIND(BITS, GROUPS, MIN)                                                                            \
+    static void p__##BITS##_##GROUPS##_##MIN(const struct linear_job *j, uint32_t pair, uint32_t row,        \
+                                             uint32_t rows, float *sums)                                     \
     {                                                                                                        \
-        p__rows(t, R, NULL, BITS, GROUPS, MIN);                                                              \
+        p__rows(j, pair, row, rows, sums, NULL, BITS, GROUPS, MIN);                                          \
     }
-#define P_BITS(R, BITS)                                                                                      \
-    P_KIND(R, BITS, 1, 0) P_KIND(R, BITS, 1, 1) P_KIND(R, BITS, 2, 0) P_KIND(R, BITS, 2, 1)
-#define P_LOOK(R)                                                                                            \
-    static void p__##R##_look(const struct p_tile *t)                                                        \
-    {                                                                                                        \
-        p__rows(t, R, t->j->w->values, 4, 1, false);                                                         \
-    }
-#define P_KINDS(R) P_BITS(R, 4) P_BITS(R, 5) P_BITS(R, 6) P_BITS(R, 8) P_LOOK(R)
-P_KINDS(1)
-P_KINDS(2)
+#define P_KINDS(BITS) P_KIND(BITS, 1, 0) P_KIND(BITS, 1, 1) P_KIND(BITS, 2, 0) P_KIND(BITS, 2, 1)
 P_KINDS(4)
-#define P_NAMES(R, BITS)                                                                                     \
-    p__##R##_##BITS##_1_0, p__##R##_##BITS##_1_1, p__##R##_##BITS##_2_0, p__##R##_##BITS##_2_1
-#define P_ROW(R)                                                                                             \
-    {                                                                                                        \
-        P_NAMES(R, 4), P_NAMES(R, 5), P_NAMES(R, 6), P_NAMES(R, 8), p__##R##_look                            \
-    }
-/* By rows - 1, then kind. */
-static p_fn *const p__table[ROWS_MAX][CODES_KINDS] = {P_ROW(1), P_ROW(2), P_ROW(2), P_ROW(4)};
+P_KINDS(5)
+P_KINDS(6)
+P_KINDS(8)
+static void p__look(const struct linear_job *j, uint32_t pair, uint32_t row, uint32_t rows, float *sums)
+{
+    p__rows(j, pair, row, rows, sums, j->w->values, 4, 1, false);
+}
+#define P_NAMES(BITS) p__##BITS##_1_0, p__##BITS##_1_1, p__##BITS##_2_0, p__##BITS##_2_1
+static p_fn *const p__table[CODES_KINDS] = {P_NAMES(4), P_NAMES(5), P_NAMES(6), P_NAMES(8), p__look};
 
 static void p__pairs(const struct linear_job *j, uint32_t begin, uint32_t end, char *scratch)
 {
-    const struct be_weight *w = j->w;
-    struct p_tile t = {.j = j, .out = (float *)(void *)scratch};
-    for (t.pair = begin; t.pair < end; t.pair++) {
-        uint32_t rows;
-        for (t.row = 0; t.row < j->m; t.row += rows) {
-            rows = u32_min(j->m - t.row, ROWS_MAX);
-            if (rows == 3) rows = 2;
-            t.ahead = t.row == 0;
-            p__table[rows - 1][codes_kind(w)](&t);
-            for (uint32_t r = 0; r < rows; r++)
-                y__epilogue(j, j->a->epilogue, t.pair, t.row + r, t.out + 32 * r);
+    float *sums = (float *)(void *)scratch;
+    for (uint32_t pair = begin; pair < end; pair++)
+        for (uint32_t row = 0; row < j->m; row += ROWS_MAX) {
+            uint32_t rows = u32_min(ROWS_MAX, j->m - row);
+            p__table[codes_kind(j->w)](j, pair, row, rows, sums);
+            for (uint32_t r = 0; r < rows; r++) y__epilogue(j, j->a->epilogue, pair, row + r, sums + 32 * r);
         }
-    }
 }
 
 const struct linear_set avx2_linear_set_codes = {
-    .pack = p__pack, .pack_rows = 1, .pack_elem = 3, .pack_min = 1, .pairs = p__pairs, .pairs_max = 64};
+    .pack = p__pack, .pack_rows = 1, .pack_elem = 2, .pack_min = 1, .pairs = p__pairs, .pairs_max = 64};
 
 void avx2_linear_codes(struct backend *b, const struct be_linear_args *a)
 {

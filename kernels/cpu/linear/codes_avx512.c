@@ -34,7 +34,7 @@ static void q__pack(const struct linear_job *j, uint32_t begin, uint32_t end)
     for (uint32_t r = begin; r < end; r++)
         for (uint32_t s = 0; s < spans; s++) {
             const char *x = linear_src_row(j, r);
-            char *row = codes_row(j, s, r, false);
+            char *row = codes_row(j, s, r, CODES_ROW);
             __m512 v0 = q__load(w, x, s * 32), v1 = q__load(w, x, s * 32 + 16);
             uint32_t top = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(v0)),
                                                                     _mm512_castps_si512(_mm512_abs_ps(v1))));
@@ -106,7 +106,7 @@ EPI_INLINE void q__rows(const struct linear_job *j, uint32_t pair, uint32_t row,
                         const uint8_t *values, const uint32_t bits, const uint32_t groups, const bool min)
 {
     const size_t record = 64 * (size_t)groups * (min ? 2 : 1) + 128 * (size_t)bits;
-    const char *b = codes_pair(j->w, pair), *x = codes_row(j, 0, row, false);
+    const char *b = codes_pair(j->w, pair), *x = codes_row(j, 0, row, CODES_ROW);
     uint32_t spans = j->w->kpad / CODES_SPAN;
     memset(sums, 0, rows * 32 * sizeof *sums);
     for (uint32_t n = 0; n < spans; n++, b += record, x += (size_t)j->m * CODES_ROW) {

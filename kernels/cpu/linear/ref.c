@@ -102,7 +102,7 @@ static void ref__dot_codes(const struct linear_job *j, uint32_t pair, uint32_t r
     const char *rec = codes_pair(w, pair);
     size_t part = codes_scales_bytes(w), panel = (size_t)CODES_SPAN * 16 * w->bits / 8;
     for (uint32_t s = 0; s < w->kpad / CODES_SPAN; s++, rec += codes_record_bytes(w)) {
-        const char *row = codes_row(j, s, r, false), *sums = row + CODES_SPAN + 4;
+        const char *row = codes_row(j, s, r, CODES_ROW), *sums = row + CODES_SPAN + 4;
         const int8_t *x = (const int8_t *)row;
         float scale, xsum;
         int32_t fix;
