@@ -89,6 +89,27 @@ static bool is_marker(struct gguf_text t)
     return true;
 }
 
+/* See `markers` and `picture` in gguf_vocab.h. */
+static void name_markers(struct vocab *v)
+{
+    const struct gguf_vocab *r = v->rules;
+    const struct gguf_tensor *embd = gguf_find(v->g, "token_embd.weight");
+    uint64_t rows = embd && embd->rank == 2 ? embd->shape[1] : v->count;
+    uint32_t tower = NO_ID, picture = NO_ID, spare = NO_ID;
+    for (uint32_t i = 0; i < v->count; i++) {
+        struct gguf_text t = v->token[i];
+        for (const char *const *m = r->markers; *m && v->type[i] == TYPE_NORMAL; m++)
+            if (gguf_text_is(t, *m)) v->type[i] = TYPE_CONTROL;
+        if (gguf_text_is(t, r->tower)) tower = i;
+        if (gguf_text_is(t, r->picture)) picture = i;
+        if (gguf_text_is(t, r->spare)) spare = i;
+    }
+    if (tower == NO_ID || spare == NO_ID || (picture != NO_ID && picture < rows)) return;
+    if (picture != NO_ID) v->token[picture] = (struct gguf_text){NULL, 0};
+    v->token[spare] = (struct gguf_text){r->picture, strlen(r->picture)};
+    v->type[spare] = TYPE_CONTROL;
+}
+
 static bool respelt(const struct vocab *v, uint32_t id)
 {
     return !v->rules->split && v->type[id] == TYPE_USER &&
@@ -136,6 +157,7 @@ static enum status read_vocab(struct vocab *v)
     const void *at = NULL;
     for (uint32_t i = 0; i < v->count && gguf_next_string(tokens, &at, &v->token[i]); i++) continue;
     enum status st = read_types(v);
+    if (!st && v->rules->markers) name_markers(v);
     if (!st) st = respell(v);
     for (uint32_t i = 0; i < v->count && v->rules->user_special && !st; i++)
         if (v->type[i] == TYPE_NORMAL && is_marker(v->token[i])) v->type[i] = TYPE_CONTROL;
@@ -468,11 +490,11 @@ static enum status put_model(struct out *o, const struct vocab *v)
 
 static enum status write_tokenizer(struct out *o, const struct vocab *v)
 {
-    bool prefix = v->rules->space_prefix;
+    bool prefix = false;
     (void)gguf_bool(gguf_get(v->g, "tokenizer.ggml.add_space_prefix"), &prefix);
     if (prefix)
         return err_set(v->err, ST_UNSUPPORTED,
-                       "a tokenizer with tokenizer.ggml.add_space_prefix (on if absent) is not supported");
+                       "a tokenizer with tokenizer.ggml.add_space_prefix is not supported");
     puts_to(o, "{\"version\":\"1.0\",");
     put_added(o, v);
     put_steps(o, v->rules);

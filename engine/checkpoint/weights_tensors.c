@@ -3,6 +3,7 @@
 #include "engine/checkpoint/weights_internal.h"
 
 #include "config/base/assert.h"
+#include "config/gguf/gguf.h"
 #include "engine/checkpoint/ggml.h"
 
 #include <stdio.h>
@@ -171,8 +172,9 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
     }
     const struct ggml_type *type = t->dtype == STF_GGML ? ggml_type_of(t->ggml) : NULL;
     if (t->dtype == STF_GGML && (!type || rank == 0 || shape[rank - 1] % type->block)) {
-        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: %s", t->name,
-                         type ? "its rows are not whole blocks" : "its type is not served");
+        ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: %s%s", t->name,
+                         type ? "its rows are not whole blocks" : "type not served: ",
+                         type ? "" : gguf_type(t->ggml)->name);
         return NULL;
     }
     note_used(ld, m);

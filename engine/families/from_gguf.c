@@ -22,7 +22,10 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
         return err_set(err, ST_INVALID, "%s: a vision tower: give it with --mmproj, beside its model", path);
     if (f->tower && !gguf_string(gguf_get(f->tower, "clip.projector_type"), &projector) &&
         !gguf_string(gguf_get(f->tower, "clip.vision.projector_type"), &projector))
-        return err_set(err, ST_FORMAT, "%s: no clip.projector_type: not a vision tower", gguf_path(f->tower));
+        return err_set(err, ST_FORMAT,
+                       "%s: no clip.projector_type: not a vision tower (one inside a model's file, as Ollama "
+                       "has it, is not read)",
+                       gguf_path(f->tower));
     bool known = false;
     for (size_t i = 0; family_gguf_at(i); i++) {
         const struct family_gguf *r = family_gguf_at(i);

@@ -242,7 +242,12 @@ static void gguf_text(struct gguf_keys *k)
     (void)gguf_key_f64(k, "rope.freq_base_swa", &local);
     gguf_copy_f64(k, "rope_theta", "rope.freq_base");
     gguf_put_f64(k, "rope_local_base_freq", local);
-    gguf_put_rope_scaling(k, "");
+    /* Ollama's files say nothing of the scaling that 4B and more have. */
+    uint32_t context = 0, picture;
+    bool ollama = !gguf_key(k, "rope.scaling.type") && gguf_key_u32(k, "mm.tokens_per_image", &picture) &&
+                  gguf_key_u32(k, "context_length", &context) && context >= 131072;
+    if (ollama) gguf_put(k, ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}");
+    else gguf_put_rope_scaling(k, "");
     gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
     gguf_windows(k);
     gemma_gguf_scale(k, 62);

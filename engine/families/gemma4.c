@@ -691,7 +691,7 @@ static const struct gguf_name TOWER_NAMES[] = {
 };
 
 /* The second ends an answer after a call, whose result comes from outside. */
-static const char *const GGUF_STOPS[] = {"<turn|>", "<|tool_response>", NULL};
+static const char *const GGUF_STOPS[] = {"<turn|>", "<|tool_response>", "<eos>", NULL};
 static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma4",

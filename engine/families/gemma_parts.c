@@ -111,7 +111,7 @@ const struct gguf_name gemma_gguf_names[] = {
     {"blk.#.post_ffw_norm", "model.layers.#.post_feedforward_layernorm"},
     {NULL, NULL},
 };
-const char *const gemma_gguf_stops[] = {"<end_of_turn>", NULL};
+const char *const gemma_gguf_stops[] = {"<end_of_turn>", "<eos>", NULL};
 
 void gemma_gguf_scale(struct gguf_keys *k, uint32_t layers)
 {

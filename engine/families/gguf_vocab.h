@@ -14,7 +14,7 @@ enum gguf_bos {
 };
 struct gguf_vocab {
     const char *model; /* tokenizer.ggml.model */
-    const char *pre;   /* tokenizer.ggml.pre; NULL: whatever it is, if anything */
+    const char *pre;   /* tokenizer.ggml.pre, several between bars; NULL: whatever it is, if anything */
     /* Byte-level: the pre-tokenizer's regular expression. NULL: SentencePiece-style, with U+2581 for spaces
      * and <0xNN> for the bytes of characters without a token. */
     const char *split;
@@ -22,7 +22,11 @@ struct gguf_vocab {
     /* User-defined tokens and markers are special in the original; the converter marked some so that other
      * servers show them. */
     bool user_special;
-    bool space_prefix; /* what tokenizer.ggml.add_space_prefix is if it isn't there */
+    /* NULL-terminated: tokens that are special in the original and in some files are normal ones. */
+    const char *const *markers;
+    /* Where `tower` is a token and `picture` is none that the embedding has a row for, `spare`, which nobody
+     * writes, takes its name. */
+    const char *tower, *picture, *spare;
     enum gguf_bos bos;
 };
 

@@ -51,7 +51,9 @@ void qwen_gguf_text(struct gguf_keys *k)
     (void)gguf_bool(gguf_key(k, "expert_weights_norm"), &renorm);
     gguf_put_u32(k, "num_experts", experts);
     gguf_copy_u32(k, "num_experts_per_tok", "expert_used_count", true);
-    gguf_copy_u32(k, "moe_intermediate_size", "expert_feed_forward_length", true);
+    uint32_t ff = gguf_columns(k, "blk.0.ffn_down_exps.weight");
+    (void)gguf_key_u32(k, "expert_feed_forward_length", &ff);
+    gguf_put_u32(k, "moe_intermediate_size", ff);
     gguf_put(k, ",\"norm_topk_prob\":%s", renorm ? "true" : "false"); /* of every released model */
     put_dense(k);
 }
