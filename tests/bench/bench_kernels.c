@@ -157,6 +157,8 @@ static const struct attention {
     {"attn 0.6b decode 8192", 16, 8, 128, 1, 1, 8192, 0, true},
     {"attn 3b decode 8192", 16, 2, 128, 1, 1, 8192, 0, true},
     {"attn 270m decode 8 x 1024", 4, 1, 256, 8, 1, 1024, 0, true},
+    {"attn 270m decode 32 x 160", 4, 1, 256, 32, 1, 160, 0, true},
+    {"attn 0.5b decode 32 x 160", 14, 2, 64, 32, 1, 160, 0, true},
 };
 
 static uint32_t *numbers(struct backend *b, uint32_t count)

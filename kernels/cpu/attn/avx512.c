@@ -14,5 +14,5 @@ void avx512_attn(struct backend *b, const struct be_attn_args *a)
 {
     struct attn_call c;
     uint32_t n = attn__plan(b, a, &c);
-    cpu_pool_run(b->pool, n, 1, avx512__attn_range, &c);
+    cpu_pool_run(b->pool, n, c.grain, avx512__attn_range, &c);
 }

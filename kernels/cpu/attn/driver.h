@@ -71,6 +71,11 @@ struct attn_piece {
     char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o; /* f32 [ATTN_ROWS][o_stride] */
     char *unpacked; /* attn__unpacked bytes, of a cache of codes */
+    /* What this thread does next, whose first keys may be asked for; rows = 0: not known. */
+    struct attn_next {
+        const uint32_t *table;
+        uint32_t kv_head, rows, first, last; /* blocks */
+    } then;
 };
 
 /* Bytes of an element of q and p. */
@@ -190,6 +195,35 @@ ATTN_INLINE uint32_t attn__pieces(const struct attn_job *j, uint32_t seq)
     return (flat + j->piece_rows - 1) / j->piece_rows;
 }
 
+/* Which rows piece `item` has. Returns its sequence. */
+static uint32_t attn__place(struct attn_piece *w, uint32_t item)
+{
+    const struct attn_job *j = w->j;
+    const struct be_rows *r = j->a->rows;
+    uint32_t seq = 0, left = item;
+    for (uint32_t n; left >= (n = attn__pieces(j, seq) * j->a->kv.kv_heads); seq++) left -= n;
+    uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
+    w->kv_head = left / pieces;
+    w->first_row = r->seq_row[seq];
+    w->first_flat = (pieces - 1 - left % pieces) *
+                    j->piece_rows; /* those that see most keys first: no thread is left with a large one */
+    w->rows = u32_min(j->piece_rows, flat - w->first_flat);
+    return seq;
+}
+
+static struct attn_next attn__then(const struct attn_job *j, uint32_t item)
+{
+    const struct be_rows *r = j->a->rows;
+    struct attn_piece w = {.j = j};
+    uint32_t seq = attn__place(&w, item);
+    struct attn_at at = attn__first(&w);
+    return (struct attn_next){.table = r->tables + r->seq_table[seq],
+                              .kv_head = w.kv_head,
+                              .rows = w.rows,
+                              .first = r->lo[at.t] / KV_SLOTS,
+                              .last = r->hi[at.t] / KV_SLOTS};
+}
+
 static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend *b, uint32_t worker)
 {
     const struct attn_job *j = ctx;
@@ -209,14 +243,8 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     if (a->kv.type != BE_KV_ACT) used += attn__unpacked(j);
     KN_ASSERT(used <= b->thread_scratch_bytes);
     for (uint32_t item = begin; item < end; item++) {
-        uint32_t seq = 0, left = item;
-        for (uint32_t n; left >= (n = attn__pieces(j, seq) * a->kv.kv_heads); seq++) left -= n;
-        uint32_t pieces = attn__pieces(j, seq), flat = (r->seq_row[seq + 1] - r->seq_row[seq]) * j->per_kv;
-        w.kv_head = left / pieces;
-        w.first_row = r->seq_row[seq];
-        w.first_flat = (pieces - 1 - left % pieces) *
-                       j->piece_rows; /* those that see most keys first: no thread is left with a large one */
-        w.rows = u32_min(j->piece_rows, flat - w.first_flat);
+        uint32_t seq = attn__place(&w, item);
+        w.then = item + 1 < end ? attn__then(j, item + 1) : (struct attn_next){.rows = 0};
         attn__load(&w);
         const uint32_t *table = r->tables + r->seq_table[seq];
         attn__walk(&w, table);
@@ -226,6 +254,7 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
 
 struct attn_call {
     struct attn_job job;
+    uint32_t grain; /* pieces that a thread takes at a time */
     struct backend *b;
 };
 
@@ -244,7 +273,11 @@ static uint32_t attn__plan(struct backend *b, const struct be_attn_args *a, stru
         /* Few large pieces would leave threads waiting for the last one; small ones are not worth cutting for
          * that, as each reads all keys. */
         uint32_t want = c->job.piece_rows > ATTN_FEW_ROWS ? 4 * b->threads : b->threads;
-        if (n >= want || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) return n;
+        if (n >= want || c->job.piece_rows == 1 || a->rows->t * c->job.per_kv < b->threads) {
+            /* A step of decodes: it takes several, to ask for the next one's keys. */
+            c->grain = a->rows->t == a->rows->seq_count ? u32_max(1, n / (4 * b->threads)) : 1;
+            return n;
+        }
         c->job.piece_rows /= 2;
     }
 }

@@ -223,6 +223,15 @@ ATTN_INLINE const void *attn__key(const struct attn_piece *w, const uint32_t *ta
     return kv_k(kv_layer(kv, table[block]), w->j->act, kv->head_dim, w->kv_head);
 }
 
+/* Of what comes after this piece: its block `i`. */
+ATTN_INLINE const void *attn__then_key(const struct attn_piece *w, uint32_t i)
+{
+    const struct be_kv *kv = &w->j->a->kv;
+    const struct attn_next *n = &w->then;
+    if (!n->rows || n->first + i > n->last || kv->type != BE_KV_ACT) return NULL;
+    return kv_k(kv_layer(kv, n->table[n->first + i]), w->j->act, kv->head_dim, n->kv_head);
+}
+
 ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_t tile, const bool bf16)
 {
     const struct be_attn_args *a = w->j->a;
@@ -233,6 +242,7 @@ ATTN_INLINE void attn__tile(struct attn_piece *w, const uint32_t *table, uint32_
     const void *v[ATTN_TILE], *ask[ATTN_TILE];
     for (uint32_t b = b0; b < b1; b++) {
         ask[b] = attn__key(w, table, first + b + ATTN_TILE);
+        if (!ask[b]) ask[b] = attn__then_key(w, b - b0);
         KN_ASSERT(table[first + b] != BE_NO_BLOCK);
         void *layer = kv_layer(&a->kv, table[first + b]), *k, *values;
         if (a->kv.type == BE_KV_ACT) {
