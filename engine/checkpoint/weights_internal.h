@@ -99,6 +99,8 @@ struct named *load_find(const struct loader *ld, const char *stem, uint32_t laye
                         const char *suffix, struct named *key);
 const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert,
                                    const char *suffix, uint32_t rank, const uint64_t *shape);
+const struct stf_tensor *load_take_fp8(struct loader *ld, const char *stem, uint32_t layer,
+                                       const uint64_t shape[3], const struct stf_tensor **scales);
 const struct stf_tensor *load_find_packed(void *arg, const char *suffix);
 bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint32_t expert, uint32_t n,
                       uint32_t k, struct packed *p);

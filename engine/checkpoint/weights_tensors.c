@@ -181,6 +181,27 @@ const struct stf_tensor *load_take(struct loader *ld, const char *stem, uint32_t
     return t;
 }
 
+/* All experts' matrices in one tensor of FP8, with scales of blocks beside it (STEM_scale_inv). NULL: not so,
+ * or a fault. */
+const struct stf_tensor *load_take_fp8(struct loader *ld, const char *stem, uint32_t layer,
+                                       const uint64_t shape[3], const struct stf_tensor **scales)
+{
+    struct named key, *m = load_find(ld, stem, layer, 0, "", &key),
+                      *s = load_find(ld, stem, layer, 0, "_scale_inv", &key);
+    if (ld->st || !m || !s || m->t->dtype != STF_F8_E4M3) return NULL;
+    if (m->t->rank != 3 || memcmp(m->t->shape, shape, 3 * sizeof *shape) != 0 || s->t->rank != 3 ||
+        s->t->shape[0] != shape[0]) {
+        ld->st = err_set(ld->err, ST_FORMAT, "tensors %s and %s do not fit each other or config.json",
+                         m->t->name, s->t->name);
+        return NULL;
+    }
+    note_used(ld, m);
+    note_used(ld, s);
+    if (ld->survey) ld->survey->parameters -= load_elements(s->t);
+    *scales = s->t;
+    return m->t;
+}
+
 /* Elements of its tensors. */
 static uint64_t counted(const struct packed *p)
 {

@@ -36,18 +36,54 @@ static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t
     return *copy;
 }
 
+/* Expert e of [experts, ..] and of its scales, as one matrix. */
+struct slices {
+    struct stf_tensor weight, scales;
+};
+
+static struct stf_tensor slice_of(const struct stf_tensor *t, uint32_t e)
+{
+    struct stf_tensor one = *t;
+    one.rank = 2;
+    one.bytes /= t->shape[0];
+    one.data = (const char *)t->data + e * one.bytes;
+    one.shape[0] = t->shape[1];
+    one.shape[1] = t->shape[2];
+    return one;
+}
+
+static const struct stf_tensor *find_slice(void *arg, const char *suffix)
+{
+    const struct slices *s = arg;
+    return strcmp(suffix, ".weight") == 0             ? &s->weight
+           : strcmp(suffix, ".weight_scale_inv") == 0 ? &s->scales
+                                                      : NULL;
+}
+
+/* An expert's floats in the compute type, the caller's. */
+static char *fp8_floats(struct loader *ld, const struct stf_tensor *t, const struct stf_tensor *scales,
+                        uint32_t e)
+{
+    struct slices at = {slice_of(t, e), slice_of(scales, e)};
+    struct packed p;
+    ld->st = packed_open(find_slice, &at, &ld->desc->packing, (uint32_t)t->shape[1], (uint32_t)t->shape[2],
+                         &p, ld->err);
+    return ld->st ? NULL : load_floats(ld, &at.weight, &p);
+}
+
 /* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
 static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k,
                        uint32_t parts, uint32_t n, struct be_weight **out)
 {
     bool in_out = ld->desc->expert_layout == EXPERTS_IN_OUT;
     uint64_t wide = (uint64_t)parts * n, shape[3] = {experts, in_out ? k : wide, in_out ? wide : k};
-    const struct stf_tensor *t = load_take(ld, name, layer, 0, "", 3, shape);
+    const struct stf_tensor *scales = NULL, *t = load_take_fp8(ld, name, layer, shape, &scales);
+    if (!t) t = load_take(ld, name, layer, 0, "", 3, shape);
     if (!t) return;
     if (ld->survey) {
         struct code_rows rows;
         struct be_codes kind;
-        bool as_codes = !in_out && load_codes_of(ld, t, NULL, k, &rows, &kind);
+        bool as_codes = !in_out && !scales && load_codes_of(ld, t, NULL, k, &rows, &kind);
         if (as_codes && rows.type) ld->survey->stored_codes = true;
         ld->survey->memory_bytes += load_kept_bytes(ld, as_codes ? &kind : NULL, experts * wide, k);
         return;
@@ -55,15 +91,16 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     load_before_read(ld);
     struct code_rows rows[2];
     struct be_codes kinds[2];
-    bool codes = !in_out && load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
+    bool codes = !in_out && !scales && load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
                  load_codes_of(ld, t, NULL, k, &rows[1], &kinds[1]);
     bool blocks = t->dtype == STF_GGML;
-    enum be_dtype type = blocks ? ld->form.act : load_be_type(t->dtype);
+    enum be_dtype type = blocks || scales ? ld->form.act : load_be_type(t->dtype);
     size_t elem = be_dtype_bytes(type);
     char *floats = blocks && !codes ? load_floats(ld, t, NULL) : NULL;
     const char *data = floats ? floats : t->data;
     for (uint32_t e = 0; e < experts && !ld->st; e++) {
-        struct fused f = {t, data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
+        char *own = scales ? fp8_floats(ld, t, scales, e) : NULL;
+        struct fused f = {t, own ? own : data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
         struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
         void *copies[2] = {NULL};
         for (uint32_t p = 0; p < parts && !ld->st; p++) {
@@ -79,8 +116,10 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
         if (!ld->st) load_pack(ld, &d, &t, 0, &out[e]);
         free(copies[0]);
         free(copies[1]);
+        free(own);
     }
     free(floats);
+    if (!ld->st && scales) load_after_read(ld, scales);
     if (!ld->st) load_after_read(ld, t);
 }
 
