@@ -220,14 +220,14 @@ void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *sc
     }
 }
 
-void packed_floats(const struct packed *p, uint32_t row, float *out)
+void packed_floats(const struct packed *p, uint32_t row, uint32_t first, uint32_t n, float *out)
 {
     float scale = 0;
     int32_t zero = 0;
-    for (uint32_t i = 0; i < p->k; i++) {
-        if (i % p->along == 0 || p->t[3]) scale = scale_of(p, row, i, &zero);
+    for (uint32_t i = first; i < first + n; i++) {
+        if (i == first || i % p->along == 0 || p->t[3]) scale = scale_of(p, row, i, &zero);
         if (p->kind == PACKED_FP8)
-            out[i] = e4m3(((const uint8_t *)p->t[0]->data)[(size_t)row * p->k + i]) * scale;
-        else out[i] = (float)(code_of(p, row, i) - zero) * scale;
+            *out++ = e4m3(((const uint8_t *)p->t[0]->data)[(size_t)row * p->k + i]) * scale;
+        else *out++ = (float)(code_of(p, row, i) - zero) * scale;
     }
 }

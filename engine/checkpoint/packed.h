@@ -38,7 +38,7 @@ typedef const struct stf_tensor *packed_find(void *arg, const char *suffix);
 enum status packed_open(packed_find *find, void *arg, const struct desc_packing *said, uint32_t n, uint32_t k,
                         struct packed *p, struct err *err) KV_MUST_CHECK;
 void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min);
-/* A row as floats; out [k]. */
-void packed_floats(const struct packed *p, uint32_t row, float *out);
+/* Numbers [first, first + n) of a row as floats. */
+void packed_floats(const struct packed *p, uint32_t row, uint32_t first, uint32_t n, float *out);
 
 #endif

@@ -33,18 +33,32 @@ float weights_round_f16(float x)
 
 /* ---- codes ---- */
 
+/* Numbers [first, first + n) of a row; n <= MADE_PART. */
+static void row_floats(const struct code_rows *r, uint32_t row, uint32_t first, uint32_t n, float *x)
+{
+    if (r->packed) {
+        for (uint32_t i = 0; i < n && r->width; i++) packed_floats(r->packed, first + i, row, 1, x + i);
+        if (!r->width) packed_floats(r->packed, row, first, n, x);
+        return;
+    }
+    uint32_t column[MADE_PART];
+    size_t size = be_dtype_bytes(load_be_type(r->t->dtype)), stride = r->width * size;
+    struct stf_tensor part = *r->t;
+    for (uint32_t i = 0; i < n && r->width; i++)
+        memcpy((char *)column + i * size, r->data + (first + i) * stride + row * size, size);
+    part.rank = 1;
+    part.data = r->width ? (const char *)column : r->data + ((size_t)row * r->k + first) * size;
+    part.shape[0] = n;
+    part.bytes = n * size;
+    (void)stf_to_f32(&part, x); /* load_take() checked the dtype */
+}
+
 static void made_codes(const struct code_rows *r, uint32_t row, uint8_t *code, float *scale, float *min)
 {
-    size_t size = be_dtype_bytes(load_be_type(r->t->dtype));
-    struct stf_tensor part = *r->t;
-    part.rank = 1;
     for (uint32_t k = 0; k < r->k; k += MADE_PART) {
         float x[MADE_PART];
         uint32_t n = r->k - k < MADE_PART ? r->k - k : MADE_PART;
-        part.data = r->data + ((size_t)row * r->k + k) * size;
-        part.shape[0] = n;
-        part.bytes = n * size;
-        (void)stf_to_f32(&part, x); /* load_take() checked the dtype */
+        row_floats(r, row, k, n, x);
         if (r->int4) quantize_row_int4(x, n, code + k, scale + k / MADE_SPAN, min + k / MADE_SPAN);
         else quantize_row_int8(x, n, code + k, scale + k / MADE_SPAN);
     }
@@ -54,7 +68,7 @@ static void code_row(const void *arg, uint32_t row, uint8_t *code, float *scale,
 {
     const struct code_rows *r = arg;
     row += r->first;
-    if (r->packed) packed_codes(r->packed, row, code, scale, min);
+    if (r->packed && r->packed->codes) packed_codes(r->packed, row, code, scale, min);
     else if (r->type)
         ggml_codes(r->type, r->data + (size_t)row * (r->k / r->type->block) * r->type->bytes, r->k, code,
                    scale, min);
@@ -66,9 +80,9 @@ bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const st
                    uint32_t k, struct code_rows *rows, struct be_codes *out)
 {
     const struct ggml_type *type = !packed && t->dtype == STF_GGML ? ggml_type_of(t->ggml) : NULL;
-    bool make = !packed && !type && ld->form.quantize && k % MADE_SPAN == 0;
-    if (ld->floats || !ld->form.codes) return false;
-    if (packed ? !packed->codes : !make && (!type || !type->bits || k % type->block)) return false;
+    bool stored = packed ? packed->codes : type && type->bits && k % type->block == 0;
+    bool make = !stored && !type && ld->form.quantize && k % MADE_SPAN == 0;
+    if (ld->floats || !ld->form.codes || (!stored && !make)) return false;
     bool int4 = ld->form.quantize == QUANTIZE_INT4 && !ld->fine;
     *rows = (struct code_rows){.t = t, .packed = packed, .type = type, .int4 = int4, .k = k, .data = t->data};
     *out = (struct be_codes){.row = code_row,
@@ -83,7 +97,7 @@ bool load_codes_of(const struct loader *ld, const struct stf_tensor *t, const st
         out->off = type->off;
         out->min = type->min;
         out->values = type->values;
-    } else if (packed) {
+    } else if (stored) {
         out->bits = packed->bits;
         out->off = packed->off;
         out->min = !packed->off;
@@ -128,7 +142,7 @@ void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct pa
     size_t step = packed ? packed->k : type->block;
     if (!out || !row) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t->name);
     for (size_t i = 0; i < n && !ld->st; i += step) {
-        if (packed) packed_floats(packed, (uint32_t)(i / step), row);
+        if (packed) packed_floats(packed, (uint32_t)(i / step), 0, packed->k, row);
         else ggml_to_f32(type, (const char *)t->data + i / step * type->bytes, step, row);
         put_floats(out, act, i, row, step);
     }

@@ -68,11 +68,11 @@ struct linear_spec {
 struct code_rows {
     const struct stf_tensor *t;
     const struct packed *packed;  /* or NULL */
-    const struct ggml_type *type; /* both NULL: made */
+    const struct ggml_type *type; /* NULL, and packed without codes or NULL: made */
     bool int4;
-    uint32_t k;
-    const char *data; /* the tensor's first row */
-    uint32_t first;   /* row of the tensor that is the matrix's first */
+    uint32_t k, width; /* width: 0, or the tensor is stored [k, width], and what is a row here is a column */
+    const char *data;  /* the tensor's first row */
+    uint32_t first;    /* row of the tensor that is the matrix's first */
 };
 
 #define MADE_SPAN 32u /* numbers that share a scale */

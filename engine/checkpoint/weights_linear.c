@@ -135,7 +135,8 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     if (ld->survey) {
         for (uint32_t i = 1; i < parts && codes; i++) load_fuse_codes(&kinds[0], &kinds[i]);
         ld->survey->memory_bytes += load_kept_bytes(ld, codes ? &kinds[0] : NULL, total, s->k);
-        if (codes && (rows[0].type || rows[0].packed)) ld->survey->stored_codes = true;
+        if (codes && (rows[0].type || (rows[0].packed && rows[0].packed->codes)))
+            ld->survey->stored_codes = true;
         ld->survey->memory_bytes += s->bias ? 4ull * total : 0;
         return;
     }

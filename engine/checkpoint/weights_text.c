@@ -60,17 +60,6 @@ static const struct stf_tensor *find_slice(void *arg, const char *suffix)
                                                       : NULL;
 }
 
-/* An expert's floats in the compute type, the caller's. */
-static char *fp8_floats(struct loader *ld, const struct stf_tensor *t, const struct stf_tensor *scales,
-                        uint32_t e)
-{
-    struct slices at = {slice_of(t, e), slice_of(scales, e)};
-    struct packed p;
-    ld->st = packed_open(find_slice, &at, &ld->desc->packing, (uint32_t)t->shape[1], (uint32_t)t->shape[2],
-                         &p, ld->err);
-    return ld->st ? NULL : load_floats(ld, &at.weight, &p);
-}
-
 /* All experts' matrices of `parts` outputs each, from one tensor; glu: two parts. */
 static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint32_t experts, uint32_t k,
                        uint32_t parts, uint32_t n, struct be_weight **out)
@@ -83,7 +72,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     if (ld->survey) {
         struct code_rows rows;
         struct be_codes kind;
-        bool as_codes = !in_out && !scales && load_codes_of(ld, t, NULL, k, &rows, &kind);
+        bool as_codes = load_codes_of(ld, t, NULL, k, &rows, &kind);
         if (as_codes && rows.type) ld->survey->stored_codes = true;
         ld->survey->memory_bytes += load_kept_bytes(ld, as_codes ? &kind : NULL, experts * wide, k);
         return;
@@ -91,7 +80,7 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     load_before_read(ld);
     struct code_rows rows[2];
     struct be_codes kinds[2];
-    bool codes = !in_out && !scales && load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
+    bool codes = load_codes_of(ld, t, NULL, k, &rows[0], &kinds[0]) &&
                  load_codes_of(ld, t, NULL, k, &rows[1], &kinds[1]);
     bool blocks = t->dtype == STF_GGML;
     enum be_dtype type = blocks || scales ? ld->form.act : load_be_type(t->dtype);
@@ -99,7 +88,14 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
     char *floats = blocks && !codes ? load_floats(ld, t, NULL) : NULL;
     const char *data = floats ? floats : t->data;
     for (uint32_t e = 0; e < experts && !ld->st; e++) {
-        char *own = scales ? fp8_floats(ld, t, scales, e) : NULL;
+        struct slices at;
+        struct packed packed;
+        if (scales) {
+            at = (struct slices){slice_of(t, e), slice_of(scales, e)};
+            ld->st = packed_open(find_slice, &at, &ld->desc->packing, (uint32_t)shape[1], (uint32_t)shape[2],
+                                 &packed, ld->err);
+        }
+        char *own = scales && !codes && !ld->st ? load_floats(ld, &at.weight, &packed) : NULL;
         struct fused f = {t, own ? own : data + (size_t)e * wide * k * elem, k, (uint32_t)wide, elem, in_out};
         struct be_weight_desc d = {.k = k, .src_count = parts, .glu = parts == 2};
         void *copies[2] = {NULL};
@@ -108,7 +104,10 @@ static void walk_fused(struct loader *ld, uint32_t layer, const char *name, uint
             if (codes) {
                 d.src[p].dtype = BE_CODES;
                 d.src[p].codes = &kinds[p];
-                rows[p].first = (e * parts + p) * n;
+                rows[p].packed = scales ? &packed : NULL;
+                rows[p].width = in_out ? (uint32_t)wide : 0;
+                rows[p].data = (const char *)t->data + e * (t->bytes / experts);
+                rows[p].first = p * n;
             } else {
                 d.src[p].data = fused_part(ld, &f, p * n, n, &copies[p]);
             }
@@ -145,7 +144,6 @@ static bool experts_as_codes(struct loader *ld, uint32_t n)
     const struct desc_layer *l = &ld->desc->layers[n];
     uint32_t c = ld->desc->hidden, ff = l->ff;
     if (c % MADE_SPAN || ff % MADE_SPAN) return false;
-    if (ld->desc->expert_layout == EXPERTS_IN_OUT) return false;
     if (ld->desc->expert_layout != EXPERTS_EACH)
         return becomes_codes(ld, a->expert_gate_up, n, 0, "", 2 * ff, c) &&
                becomes_codes(ld, a->expert_down_all, n, 0, "", c, ff);
