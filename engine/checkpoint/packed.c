@@ -88,16 +88,17 @@ static enum status open_words(packed_find *find, void *arg, const struct desc_pa
                               struct err *err)
 {
     const struct stf_tensor *s = find(arg, ".weight_scale"), *z = find(arg, ".weight_zero_point");
-    if (!shaped(p->t[0], STF_I32, p->n, (p->k + 7ull) / 8))
-        return err_set(err, ST_UNSUPPORTED, "tensor %s: only 4 bits in words of 32 are served",
+    p->word = shaped(p->t[0], STF_I32, p->n, (p->k + 3ull) / 4) ? 4 : 8;
+    if (!shaped(p->t[0], STF_I32, p->n, (p->k + p->word - 1ull) / p->word))
+        return err_set(err, ST_UNSUPPORTED, "tensor %s: only 4 or 8 bits in words of 32 are served",
                        p->t[0]->name);
     if (!s || !is_float(s) || s->rank != 2 || s->shape[0] != p->n ||
         !(p->along = shared(p->k, s->shape[1], said->group)))
         return wrong(err, p->t[0], "weight_scale must have a row of scales for each of its rows");
     p->down = 1;
     if (!z && said->zeros) return wrong(err, p->t[0], "there is no weight_zero_point beside it");
-    if (z && !shaped(z, STF_I32, (p->n + 7ull) / 8, s->shape[1]))
-        return wrong(err, z, "must have 8 rows' zero points to a word");
+    if (z && !shaped(z, STF_I32, (p->n + p->word - 1ull) / p->word, s->shape[1]))
+        return wrong(err, z, "must have a word for the zero points of 8 rows (of 4 with 8 bits)");
     if (find(arg, ".weight_g_idx"))
         return err_set(err, ST_UNSUPPORTED, "tensor %s: weights in the order of activations are not served",
                        p->t[0]->name);
@@ -111,14 +112,17 @@ static enum status open_columns(packed_find *find, void *arg, struct packed *p, 
     const struct stf_tensor *q = p->t[0], *s = find(arg, ".scales"), *z = find(arg, ".qzeros"),
                             *g = find(arg, ".g_idx");
     bool whole = p->n % 8 == 0 && p->k % 8 == 0;
+    p->word = shaped(q, STF_I32, p->k / 4, p->n) ? 4 : 8;
     if (whole && shaped(q, STF_I32, p->k, p->n / 8)) p->kind = PACKED_AWQ;
-    else if (whole && shaped(q, STF_I32, p->k / 8, p->n)) p->kind = PACKED_GPTQ;
+    else if (whole && shaped(q, STF_I32, p->k / p->word, p->n)) p->kind = PACKED_GPTQ;
     else
         return err_set(err, ST_UNSUPPORTED,
-                       "tensor %s: only 4 bits in words of 32 are served (AWQ's gemm layout, GPTQ)", q->name);
+                       "tensor %s: only 4 bits in words of 32 are served (AWQ's gemm layout, GPTQ; GPTQ's 8)",
+                       q->name);
     if (!s || !is_float(s) || s->rank != 2 || s->shape[1] != p->n || !shared(p->k, s->shape[0], 0))
         return wrong(err, q, "scales must have a row for each group of its inputs");
-    if (!shaped(z, STF_I32, s->shape[0], p->n / 8)) return wrong(err, q, "qzeros must be as scales are");
+    if (!shaped(z, STF_I32, s->shape[0], p->n / p->word))
+        return wrong(err, q, "qzeros must be as scales are");
     p->down = 1;
     p->along = shared(p->k, s->shape[0], 0);
     p->t[1] = s;
@@ -135,8 +139,8 @@ static enum status open_columns(packed_find *find, void *arg, struct packed *p, 
 
 static void set_codes(struct packed *p)
 {
-    p->bits = p->kind == PACKED_INT8 ? 8 : 4;
-    p->off = p->kind == PACKED_INT8 ? 128 : p->kind == PACKED_WORDS && !p->t[2] ? 8 : 0;
+    p->bits = p->kind == PACKED_INT8 || p->word == 4 ? 8 : 4;
+    p->off = p->kind == PACKED_INT8 || (p->kind == PACKED_WORDS && !p->t[2]) ? 1u << (p->bits - 1) : 0;
     p->codes = p->kind != PACKED_FP8 && p->k % SPAN == 0 && p->along % SPAN == 0;
     /* inputs of a group apart from each other */
     for (uint32_t i = 0; p->t[3] && i < p->k; i++)
@@ -171,6 +175,17 @@ static uint32_t nibble(const struct stf_tensor *t, size_t word, uint32_t at)
     return word_at(t, word) >> 4 * at & 15;
 }
 
+/* Code i of those that `word` codes to a word hold. */
+static uint32_t mask_of(const struct packed *p)
+{
+    return p->word == 4 ? 255 : 15;
+}
+
+static uint32_t part_of(const struct packed *p, uint32_t word, uint32_t i)
+{
+    return word >> 32 / p->word * (i % p->word) & mask_of(p);
+}
+
 static uint32_t group_of(const struct packed *p, uint32_t i)
 {
     return p->t[3] ? word_at(p->t[3], i) : i / p->along;
@@ -186,11 +201,12 @@ static float scale_of(const struct packed *p, uint32_t row, uint32_t i, int32_t 
     case PACKED_FP8:
     case PACKED_INT8: *zero = 0; return float_at(s, row / p->down * cols + g);
     case PACKED_WORDS:
-        *zero = z ? (int32_t)nibble(z, row / 8 * cols + g, row % 8) : 8;
+        *zero = (int32_t)(z ? part_of(p, word_at(z, row / p->word * cols + g), row) : mask_of(p) / 2 + 1);
         return float_at(s, row * cols + g);
     case PACKED_AWQ: *zero = (int32_t)nibble(z, g * (n / 8) + row / 8, awq[row % 8]); break;
     case PACKED_GPTQ:
-        *zero = (int32_t)((word_at(z, g * (n / 8) + row / 8) + 0x11111111u) >> 4 * (row % 8) & 15);
+        *zero =
+            (int32_t)part_of(p, word_at(z, g * (n / p->word) + row / p->word) + UINT32_MAX / mask_of(p), row);
         break;
     }
     return float_at(s, g * n + row);
@@ -200,18 +216,19 @@ static int32_t code_of(const struct packed *p, uint32_t row, uint32_t i)
 {
     static const uint8_t awq[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     const struct stf_tensor *q = p->t[0];
-    size_t n = p->n, words = (p->k + 7) / 8;
+    size_t n = p->n;
     switch (p->kind) {
-    case PACKED_WORDS: return (int32_t)nibble(q, row * words + i / 8, i % 8);
+    case PACKED_WORDS:
+        return (int32_t)part_of(p, word_at(q, row * ((p->k - 1ull) / p->word + 1) + i / p->word), i);
     case PACKED_AWQ: return (int32_t)nibble(q, i * (n / 8) + row / 8, awq[row % 8]);
-    case PACKED_GPTQ: return (int32_t)nibble(q, i / 8 * n + row, i % 8);
+    case PACKED_GPTQ: return (int32_t)part_of(p, word_at(q, i / p->word * n + row), i);
     default: return ((const int8_t *)q->data)[(size_t)row * p->k + i];
     }
 }
 
 void packed_codes(const struct packed *p, uint32_t row, uint8_t *code, float *scale, float *min)
 {
-    int32_t up = p->bits == 8 ? 128 : 0;
+    int32_t up = p->kind == PACKED_INT8 ? 128 : 0;
     for (uint32_t i = 0; i < p->k; i++) code[i] = (uint8_t)(code_of(p, row, i) + up);
     for (uint32_t g = 0; g < p->k / SPAN; g++) {
         int32_t zero = 0;

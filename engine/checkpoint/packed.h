@@ -5,12 +5,14 @@
  *                                  .weight_scale the same, [n, 1], [n, k/g], [1] or [] (compressed-tensors)
  *   .weight I8 [n, k]              .weight_scale as above
  *   .weight_packed I32 [n, k/8]    .weight_scale [n, 1] or [n, k/g]; .weight_zero_point I32 [n/8, k/g]
+ *                                  (4 bits; with 8 k/4 and n/4)
  *   .qweight I32 [k, n/8]          .scales [k/g, n], .qzeros I32 [k/g, n/8]           (AWQ)
  *   .qweight I32 [k/8, n]          the same, and .g_idx I32 [k]                       (GPTQ)
+ *   .qweight I32 [k/4, n]          the same with .qzeros [k/g, n/4]                   (GPTQ, 8 bits)
  *
- * Words hold codes of 4 bits, low ones first; AWQ's columns of a word in the order 0 2 4 6 1 3 5 7; GPTQ's
- * zero points are one less than what they mean, words of them 0x11111111 less, with carries. Where k is no
- * multiple of g, or n or k none of 128, the last group is smaller. */
+ * Words hold codes of 4 bits (or 8), low ones first; AWQ's columns of a word in the order 0 2 4 6 1 3 5 7;
+ * GPTQ's zero points are one less than what they mean, words of them 0x11111111 (0x01010101) less, with
+ * carries. Where k is no multiple of g, or n or k none of 128, the last group is smaller. */
 #ifndef KVASIR_PACKED_H
 #define KVASIR_PACKED_H
 
@@ -23,6 +25,7 @@ struct packed {
     enum packed_kind kind;
     uint32_t n, k;
     uint32_t down, along; /* rows and numbers of a row that share a scale */
+    uint32_t word;        /* codes of a word: 8, or 4 */
     /* Whether rows come as codes: of `bits` bits, 32 in a row of a row to a scale, value = scale * (code -
      * off), or scale * code + min where off is 0. */
     bool codes;

@@ -123,6 +123,7 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
 {
     static const char *const served[] = {"fp8", "compressed-tensors", "awq", "gptq"};
     uint32_t method = json_get_live(r->d, dict, "quant_method"), bits = 4;
+    bool awq = json_str_eq(r->d, method, "awq"), gptq = json_str_eq(r->d, method, "gptq");
     bool known = dict == JSON_NONE;
     for (size_t i = 0; i < sizeof served / sizeof *served; i++)
         known = known || json_str_eq(r->d, method, served[i]);
@@ -131,13 +132,11 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
                  "quant_method must be fp8, compressed-tensors, awq or gptq");
     if (dict == JSON_NONE || r->st) return (struct desc_packing){0};
     check_block(r, json_get_live(r->d, dict, "weight_block_size"));
-    if (json_str_eq(r->d, method, "awq") || json_str_eq(r->d, method, "gptq"))
-        hf_u32(r, dict, "bits", 4, 4, &bits);
+    if (awq || gptq) hf_u32(r, dict, "bits", 4, gptq ? 8 : 4, &bits);
     /* Other packings of the same method have tensors that look alike. */
-    uint32_t gptq = json_get_live(r->d, dict, "checkpoint_format"),
+    uint32_t saved = json_get_live(r->d, dict, "checkpoint_format"),
              version = json_get_live(r->d, dict, "version"), format = json_get_live(r->d, dict, "format");
-    bool awq = json_str_eq(r->d, method, "awq");
-    if ((gptq != JSON_NONE && !is_name(r, gptq, awq ? "gemm" : "gptq")) ||
+    if ((saved != JSON_NONE && !is_name(r, saved, awq ? "gemm" : "gptq")) ||
         (awq && version != JSON_NONE && !is_name(r, version, "gemm")) ||
         (awq && format != JSON_NONE && !is_name(r, format, "gemm")))
         hf_fault(r, ST_UNSUPPORTED, "quantization_config",

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
-def words(q, dim, order=range(8)):
-    """Codes of 4 bits [..] to int32 words along `dim`; order[i]: which of eight stands in bits 4i."""
+def words(q, dim, order=range(8), bits=4):
+    """Codes of 4 bits [..] (or 8) to int32 words along `dim`; order[i]: which of eight stands in bits 4i."""
     q = q.movedim(dim, -1)
-    q = q.reshape(*q.shape[:-1], -1, 8).to(torch.int64)
-    out = sum(q[..., c] << 4 * i for i, c in enumerate(order))
+    q = q.reshape(*q.shape[:-1], -1, 32 // bits).to(torch.int64)
+    out = sum(q[..., c] << bits * i for i, c in enumerate(order[:32 // bits]))
     out = torch.where(out >= 2 ** 31, out - 2 ** 32, out).to(torch.int32)
     return out.movedim(-1, dim).contiguous()
 
@@ -62,6 +62,16 @@ def main():
     w, s = torch.randn(n, k).to(torch.float8_e4m3fn), (torch.rand(2, 2) * 0.02).bfloat16()
     blocks = s.float().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
     add("fp8_blocks", w.float() * blocks, weight=w, weight_scale_inv=s)
+    q, z = torch.randint(0, 256, (k := 128, n := 40)), torch.randint(1, 256, (4, n))
+    s, index = (torch.rand(4, n) * 0.02).half(), torch.arange(k) // 32
+    add("gptq8", ((q - z[index]) * s.float()[index]).T, qweight=words(q, 0, bits=8), qzeros=words(z - 1, 1, bits=8),
+        scales=s, g_idx=index.to(torch.int32))
+    q, s = torch.randint(0, 256, (n, k)), (torch.rand(n, 4) * 0.02).bfloat16()
+    add("words8", (q - 128) * s.float().repeat_interleave(32, 1), weight_packed=words(q, 1, bits=8), weight_scale=s,
+        weight_shape=torch.tensor([n, k]))
+    z = torch.randint(0, 256, (n, 4))
+    add("words8_zeros", (q - z.repeat_interleave(32, 1)) * s.float().repeat_interleave(32, 1),
+        weight_packed=words(q, 1, bits=8), weight_scale=s.clone(), weight_zero_point=words(z, 0, bits=8))
     path = pathlib.Path(__file__).parents[2] / "tests/golden/packed/matrices.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(out, path)

@@ -80,11 +80,19 @@ static void test_layouts(void **state)
         const char *stem;
         enum packed_kind kind;
         bool codes;
-    } all[] = {{"awq", PACKED_AWQ, true},           {"awq_wide", PACKED_AWQ, true},
-               {"gptq", PACKED_GPTQ, true},         {"gptq_ordered", PACKED_GPTQ, false},
-               {"words", PACKED_WORDS, true},       {"words_channel", PACKED_WORDS, true},
-               {"words_zeros", PACKED_WORDS, true}, {"int8", PACKED_INT8, true},
-               {"fp8_channel", PACKED_FP8, false},  {"fp8_tensor", PACKED_FP8, false},
+    } all[] = {{"awq", PACKED_AWQ, true},
+               {"awq_wide", PACKED_AWQ, true},
+               {"gptq", PACKED_GPTQ, true},
+               {"gptq_ordered", PACKED_GPTQ, false},
+               {"gptq8", PACKED_GPTQ, true},
+               {"words8", PACKED_WORDS, true},
+               {"words8_zeros", PACKED_WORDS, true},
+               {"words", PACKED_WORDS, true},
+               {"words_channel", PACKED_WORDS, true},
+               {"words_zeros", PACKED_WORDS, true},
+               {"int8", PACKED_INT8, true},
+               {"fp8_channel", PACKED_FP8, false},
+               {"fp8_tensor", PACKED_FP8, false},
                {"fp8_blocks", PACKED_FP8, false}};
     struct stf_files *files = open_golden();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -112,7 +120,7 @@ static void test_refused(void **state)
                {"awq", "awq.qzeros", 2, 2, 4, "qzeros"},
                {"awq", "awq.scales", 2, 3, 40, "scales"},
                {"gptq", "gptq.g_idx", 1, 127, 0, "group for each input"},
-               {"words", "words.weight_packed", 2, 40, 32, "only 4 bits"},
+               {"words", "words.weight_packed", 2, 40, 31, "only 4 or 8 bits"},
                {"words", "words.weight_scale", 2, 40, 3, "row of scales"},
                {"words_zeros", "words_zeros.weight_zero_point", 2, 40, 2, "zero points"},
                {"int8", "int8.weight", 2, 128, 40, "another shape"},
