@@ -64,11 +64,11 @@ def main():
     add("fp8_blocks", w.float() * blocks, weight=w, weight_scale_inv=s)
     q, z = torch.randint(0, 256, (k := 128, n := 40)), torch.randint(1, 256, (4, n))
     s, index = (torch.rand(4, n) * 0.02).half(), torch.arange(k) // 32
-    add("gptq8", ((q - z[index]) * s.float()[index]).T, qweight=words(q, 0, bits=8), qzeros=words(z - 1, 1, bits=8),
-        scales=s, g_idx=index.to(torch.int32))
+    add("gptq8", ((q - z[index]) * s.float()[index]).T, qweight=words(q, 0, bits=8),
+        qzeros=words(z - 1, 1, bits=8), scales=s, g_idx=index.to(torch.int32))
     q, s = torch.randint(0, 256, (n, k)), (torch.rand(n, 4) * 0.02).bfloat16()
-    add("words8", (q - 128) * s.float().repeat_interleave(32, 1), weight_packed=words(q, 1, bits=8), weight_scale=s,
-        weight_shape=torch.tensor([n, k]))
+    add("words8", (q - 128) * s.float().repeat_interleave(32, 1), weight_packed=words(q, 1, bits=8),
+        weight_scale=s, weight_shape=torch.tensor([n, k]))
     z = torch.randint(0, 256, (n, 4))
     add("words8_zeros", (q - z.repeat_interleave(32, 1)) * s.float().repeat_interleave(32, 1),
         weight_packed=words(q, 1, bits=8), weight_scale=s.clone(), weight_zero_point=words(z, 0, bits=8))
