@@ -62,11 +62,33 @@ static enum status add(struct stf_files *f, struct stf_tensor t, const char *nam
     return st;
 }
 
-/* The tensor under its name, or with a '*' in it what it is made of. */
+/* Rows of q, k and v, one behind the other: "x.[ROWS OF Q]_proj". */
+static enum status add_qkv(struct stf_files *f, const struct stf_tensor *t, const char *name,
+                           const char *path, struct err *err)
+{
+    const char *open = strchr(name, '['), *close = strchr(name, ']');
+    uint64_t all = t->rank ? t->shape[0] : 0, q = strtoull(open + 1, NULL, 10);
+    if (!close || q == 0 || q >= all || (all - q) % 2 || t->bytes % all)
+        return err_set(err, ST_FORMAT, "%s: the tensor for %s does not hold q, k and v", path, name);
+    struct stf_tensor part = *t;
+    enum status st = ST_OK;
+    for (int i = 0; i < 3 && !st; i++) {
+        char own[STF_NAME_MAX + 24];
+        part.shape[0] = i ? (all - q) / 2 : q;
+        part.bytes = t->bytes / all * part.shape[0];
+        snprintf(own, sizeof own, "%.*s%c%s", (int)(open - name), name, "qkv"[i], close + 1);
+        st = add(f, part, own, err);
+        part.data = (const char *)part.data + part.bytes;
+    }
+    return st;
+}
+
+/* The tensor under its name, or with a '*' or a '[' in it what it is made of. */
 static enum status add_all(struct stf_files *f, const struct stf_tensor *t, const char *name,
                            const char *path, struct err *err)
 {
     const char *star = strchr(name, '*');
+    if (strchr(name, '[')) return add_qkv(f, t, name, path, err);
     if (!star) return add(f, *t, name, err);
     uint64_t n = t->rank ? t->shape[0] : 0;
     if (t->rank < 2 || n == 0 || n > ITEMS_MAX || t->bytes % n)
@@ -174,10 +196,9 @@ enum status stf_open_gguf(struct gguf_files *g, const struct stf_naming *naming,
     struct stf_files *f = calloc(1, sizeof *f);
     if (f) f->files = calloc(g->count + 1, sizeof *f->files);
     enum status st = f && f->files ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
-    for (uint32_t i = 0; i < g->count && !st; i++) {
-        st = add_file(f, g->parts[i], false, naming, err);
-        g->parts[i] = NULL;
-    }
+    uint32_t taken = 0; /* naming looks at all parts */
+    while (taken < g->count && !st) st = add_file(f, g->parts[taken++], false, naming, err);
+    while (taken > 0) g->parts[--taken] = NULL;
     if (!st && g->tower) {
         st = add_file(f, g->tower, true, naming, err);
         g->tower = NULL;

@@ -228,6 +228,7 @@ static const struct gguf_name COMMON[] = {
     {"blk.#.attn_q", "model.layers.#.self_attn.q_proj"},
     {"blk.#.attn_k", "model.layers.#.self_attn.k_proj"},
     {"blk.#.attn_v", "model.layers.#.self_attn.v_proj"},
+    {"blk.#.attn_qkv", "model.layers.#.self_attn.[]_proj"},
     {"blk.#.attn_output", "model.layers.#.self_attn.o_proj"},
     {"blk.#.attn_q_norm", "model.layers.#.self_attn.q_norm"},
     {"blk.#.attn_k_norm", "model.layers.#.self_attn.k_norm"},
@@ -242,6 +243,7 @@ static const char *const LEFT_OUT[] = {"rope_freqs.", "rope_factors_long.", "rop
                                        "mm.a."};
 
 struct names {
+    const struct gguf_files *f;
     const struct family_gguf *rule;
     const struct gguf_value *taps; /* of the tower: for each layer whether it has one; NULL: none */
     bool swapped;                  /* files of the first conversions call the tower's up down, and down up */
@@ -252,6 +254,14 @@ static uint32_t tap_of(const struct names *n, uint32_t layer)
     uint32_t tap = 0;
     for (uint32_t i = 0; n->taps && i < layer && i < n->taps->count; i++) tap += gguf_item(n->taps, i) != 0;
     return tap;
+}
+
+/* Rows of a layer's queries: what its output projection takes. */
+static uint32_t query_rows(const struct names *n, uint32_t layer)
+{
+    char name[48];
+    snprintf(name, sizeof name, "blk.%u.attn_output.weight", layer);
+    return gguf_columns(&(struct gguf_keys){.f = n->f}, name);
 }
 
 /* What `from` is by one row; false: it does not fit. */
@@ -271,6 +281,7 @@ static bool apply(const struct names *n, const struct gguf_name *row, const char
     for (const char *p = row->to; *p && at < STF_NAME_MAX; p++) {
         int len = *p == '#'   ? snprintf(out + at, STF_NAME_MAX - at, "%u", number)
                   : *p == '@' ? snprintf(out + at, STF_NAME_MAX - at, "%u", tap_of(n, number))
+                  : *p == '[' ? snprintf(out + at, STF_NAME_MAX - at, "[%u", query_rows(n, number))
                               : snprintf(out + at, STF_NAME_MAX - at, "%c", *p);
         at += (size_t)len;
     }
@@ -318,13 +329,13 @@ static bool rename_tensor(const void *arg, const char *from, bool tower, char ou
     }
     snprintf(out, STF_NAME_MAX, "%s", from); /* nobody asks for it: a warning names it */
     for (char *p = out; *p; p++)
-        if (*p == '*') *p = '?';
+        if (*p == '*' || *p == '[') *p = '?';
     return true;
 }
 
 enum status gguf_open_tensors(struct gguf_files *f, struct stf_files **out, struct err *err)
 {
-    struct names n = {.rule = NULL};
+    struct names n = {.f = f};
     enum status st = find_rule(f, &n.rule, err);
     if (st) {
         gguf_files_close(f);

@@ -25,6 +25,7 @@ CASES = {
     "gemma4_moe": "gemma4/moe_released_f32",
     "gemma4_tower": "gemma4/e2b_vision_f32",
 }
+FUSED = {"qwen2_vl"}  # with q, k and v in one, as the converter's --fuse-qkv has them
 ARCH = {"gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3", "gemma4": "gemma4",
         "gemma4_text": "gemma4", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
         "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"}
@@ -34,7 +35,7 @@ TEXT = [("embed_tokens_per_layer", "per_layer_token_embd"),
         ("per_layer_model_projection", "per_layer_model_proj"),
         ("per_layer_projection_norm", "per_layer_proj_norm"), ("embed_tokens", "token_embd"),
         ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"), ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"), ("self_attn.o_proj", "attn_output"), ("self_attn.q_norm", "attn_q_norm"),
         ("self_attn.k_norm", "attn_k_norm"), ("input_layernorm", "attn_norm"),
         ("post_per_layer_input_norm", "post_norm"), ("per_layer_input_gate", "inp_gate"),
         ("per_layer_projection", "proj"), ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
@@ -262,8 +263,22 @@ def finish(w):
     w.close()
 
 
+def fuse(tensors):
+    out = {}
+    for name, data in tensors.items():
+        at = ".self_attn.q_proj."
+        if at in name:
+            data = np.concatenate([tensors[name.replace(at, f".self_attn.{x}_proj.")] for x in "qkv"])
+            out[name.replace(at, ".self_attn.qkv_proj.")] = data
+        elif not re.search(r"\.self_attn\.[kv]_proj\.", name):
+            out[name] = data
+    return out
+
+
 def convert(folder, out):
     top, tensors = json.loads((folder / "config.json").read_text()), load(folder)
+    if Path(out).name in FUSED:
+        tensors = fuse(tensors)
     write_text(folder, f"{out}.gguf", top, tensors)
     if "vision_config" in top and top["model_type"] in PROJECTOR:
         write_tower(folder, f"{out}-mmproj.gguf", top, tensors)
