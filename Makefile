@@ -72,8 +72,7 @@ test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TES
 FAULT_OBJ := $(patsubst %,$(OUT)/faults/%.o,$(shell grep -lrw -e FAULT --include=*.c engine scheduler))
 FAULT_LIB := $(OUT)/libfaults.a
 # The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
-TILES_OBJ   := $(patsubst %,$(OUT)/tiles/%.o,$(wildcard kernels/cpu/*/*amx.c)) \
-	$(OUT)/tests/lib/tiles/dispatch.c.o
+TILES_OBJ   := $(patsubst %,$(OUT)/%.o,$(wildcard tests/lib/tiles/*.c))
 TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
 	test_backend_linear test_backend_codes test_backend_attn test_backend_experts,$(notdir $(CORE_TESTS))))
 TILES_RUN   := $(if $(filter asan tsan,$(CONFIG)),,$(TILES_TESTS))
@@ -93,20 +92,18 @@ endif
 $(OUT)/kernels/cpu/%avx2.c.o:   ISA := -mavx2 -mfma -mf16c
 $(OUT)/kernels/cpu/%avx512.c.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni \
 	-mavx2 -mfma -mf16c
-$(OUT)/kernels/cpu/%amx.c.o $(OUT)/tiles/kernels/cpu/%amx.c.o: ISA := -mamx-tile -mamx-bf16 -mamx-int8 -mprfchw -mavx512f -mavx512bw -mavx512vl \
-	-mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni -mavx2 -mfma -mf16c
+$(OUT)/kernels/cpu/%amx.c.o $(OUT)/tests/lib/tiles/%amx.c.o: ISA := -mamx-tile -mamx-bf16 -mamx-int8 \
+	-mprfchw -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vbmi -mavx512vnni -mavx2 \
+	-mfma -mf16c
 
-$(OUT)/tiles/%amx.c.o: CPPFLAGS += -include tests/lib/tiles/tiles.h
-$(OUT)/tiles/%.c.o: %.c $(OUT)/flags
-	@mkdir -p $(@D)
-	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) $(MODE) $(ISA) -c $< -o $@
+$(OUT)/tests/lib/tiles/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 
 LIB_CFLAGS = $(shell pkg-config --cflags $(PKGS))
 LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
-$(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O1,$(MODE))
+$(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
 
 $(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
 $(OUT)/server/api/openapi.c.o: server/api/openapi.json

@@ -139,7 +139,8 @@ extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_amx;
 extern const struct linear_set avx2_linear_set_bf16, avx2_linear_set_f32, avx2_linear_set_codes,
-    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16, amx_linear_set_codes;
+    avx512_linear_set_bf16, avx512_linear_set_f32, avx512_linear_set_codes, amx_linear_set_bf16,
+    amx_linear_set_codes;
 
 /* cpu/dispatch.c: the set of that name if the machine has it ("auto" and NULL: the best), else NULL. */
 const struct cpu_kernels *cpu_find_kernels(const char *name);

@@ -1,5 +1,7 @@
-"""Experts of FP8 in one tensor, scales of blocks beside it (Qwen3-VL's MoE in FP8): python3 test_fp8_experts.py [--binary B]
-The same answers, bit for bit, as of a checkpoint that has their values as floats."""
+"""Experts of FP8 in one tensor, scales of blocks beside it, as Qwen3-VL's MoE in FP8 has them: the same
+answers, bit for bit, as of checkpoints that have their values as floats.
+
+    python3 test_fp8_experts.py [--binary B]"""
 import json
 import os
 import random
@@ -41,13 +43,14 @@ def write(folder, tensors, packing):
         config = json.load(f)
     config["text_config"]["moe_intermediate_size"] = 32
     if packing:
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     with open(path, "w") as f:
         json.dump(config, f)
 
 
 def score(folder, *flags):
-    server = harness.Server(args.binary, folder, "--kv-memory", "16M", "--dtype", "f32", "--log-level", "error", *flags)
+    flags = "--kv-memory", "16M", "--dtype", "f32", "--log-level", "error", *flags
+    server = harness.Server(args.binary, folder, *flags)
     request = {"prompt": list(range(20, 80)), "max_tokens": 8, "temperature": 0, "echo": True, "logprobs": 1}
     answer = server.ok("/v1/completions", request)["choices"][0]
     server.stop()
@@ -55,7 +58,7 @@ def score(folder, *flags):
 
 
 def test_experts():
-    """As FP8, as floats in the released layout (inputs first), and as transformers 5 saves them (outputs first)."""
+    """As FP8, as floats as released (inputs first), and as transformers 5 saves them (outputs first)."""
     random.seed(8)
     with open(os.path.join(GOLDEN, "model.safetensors"), "rb") as f:
         head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
@@ -68,10 +71,11 @@ def test_experts():
     for name in experts:
         count, rows, columns = head[name]["shape"][0], 32, 64 if "gate_up" in name else 32
         size = rows * columns
-        codes = bytes(random.choice((random.randrange(0x50), 0x80 + random.randrange(0x50))) for _ in range(count * size))
+        codes = bytes(random.choice((0, 0x80)) + random.randrange(0x50) for _ in range(count * size))
         scales = [random.randrange(1, 200) / 2 ** 12 for _ in range(count)]
         values = [e4m3(c) * scales[i // size] for i, c in enumerate(codes)]
-        turned = [values[e * size + r * columns + c] for e in range(count) for c in range(columns) for r in range(rows)]
+        turned = [values[e * size + r * columns + c]
+                  for e in range(count) for c in range(columns) for r in range(rows)]
         plain[name] = ("F32", [count, rows, columns], floats(values))
         saved[name] = ("F32", [count, columns, rows], floats(turned))
         packed[name] = ("F8_E4M3", [count, rows, columns], codes)

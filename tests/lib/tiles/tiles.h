@@ -1,5 +1,5 @@
-/* AMX tiles in plain C, so that the kernels of the amx set are tested on machines without them: the Makefile
- * compiles those files a second time with this in front (libtiles.a). What a tile instruction computes is
+/* AMX tiles in plain C, so that the kernels of the amx set are tested on machines without them: the files of
+ * this folder compile those of the set a second time with this in front. What a tile instruction computes is
  * from Intel's manual (volume 2, TDPBF16PS and the others); bf16 sums are only in that order, without its
  * flushing of denormal numbers. */
 #ifndef KVASIR_TESTS_TILES_H

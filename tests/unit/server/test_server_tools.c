@@ -714,7 +714,7 @@ static void test_random_calls(void **state)
     (void)state;
     static const size_t flags[] = {0, JSON_COMPACT, JSON_INDENT(2), JSON_ENSURE_ASCII,
                                    JSON_INDENT(1) | JSON_ENSURE_ASCII};
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < (test_briefly() ? 5000 : 20000); round++) {
         struct buf text, want;
         buf_init(&text, MAX);
         buf_init(&want, MAX);
@@ -772,7 +772,7 @@ static void test_random_parameters(void **state)
 {
     (void)state;
     static const char *const names[] = {"s", "i", "b", "o", "a", "sz", "n"};
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < (test_briefly() ? 5000 : 20000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         json_t *args = json_object();
@@ -930,7 +930,7 @@ static void test_random_pieces(void **state)
     static const struct chat_output_rules *const all[] = {
         &tools, &one_tool, &plain, &think,     &inside, &drop,     &keep,     &keep_inside,
         &xml,   &one_xml,  &xml,   &think_xml, &bare,   &one_bare, &bare_xml, &think_bare};
-    for (int round = 0; round < 60000; round++) {
+    for (int round = 0; round < (test_briefly() ? 15000 : 60000); round++) {
         struct buf text;
         buf_init(&text, MAX);
         for (uint32_t n = rnd(24) + 1; n; n--)
