@@ -46,7 +46,7 @@ static bool dispatch__amx(void)
     uint32_t a, b, c, d;
     if (!dispatch__avx512() || (dispatch__xcr0() & XCR0_AMX) != XCR0_AMX) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    uint32_t need = 1u << 22 | 1u << 24 | 1u << 25; /* AMX_BF16, AMX_TILE, AMX_INT8 */
+    uint32_t need = 1u << 22 | 1u << 24 | 1u << 25;         /* AMX_BF16, AMX_TILE, AMX_INT8 */
     if ((d & need) != need || !(c & 1u << 1)) return false; /* AVX512_VBMI */
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_NUM, XFEATURE_XTILEDATA_NUM) == 0;
 }
