@@ -35,7 +35,7 @@ enum status checkpoint_pair_text(const char *model, const char *mmproj, const ch
     enum status st = gguf_files_open(model, mmproj, &f, err);
     if (st) return st;
     /* The tokenizer first: it is read whatever the model around it is. */
-    st = gguf_side_text(f.parts[0], name, text, len, err);
+    st = gguf_side_text(f.parts[0], f.tower != NULL, name, text, len, err);
     if (st == ST_NOT_FOUND) st = gguf_config_text(&f, name, text, len, err);
     else if (st) err_prefix(err, st, "%s", model);
     gguf_files_close(&f);

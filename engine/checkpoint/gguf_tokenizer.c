@@ -26,6 +26,7 @@ enum {
 
 struct vocab {
     const struct gguf *g;
+    bool tower; /* there is one */
     const struct gguf_vocab *rules;
     struct err *err;
     uint32_t count;
@@ -95,17 +96,19 @@ static void name_markers(struct vocab *v)
     const struct gguf_vocab *r = v->rules;
     const struct gguf_tensor *embd = gguf_find(v->g, "token_embd.weight");
     uint64_t rows = embd && embd->rank == 2 ? embd->shape[1] : v->count;
-    uint32_t tower = NO_ID, picture = NO_ID, spare = NO_ID;
+    uint32_t picture = NO_ID, spare = NO_ID;
     for (uint32_t i = 0; i < v->count; i++) {
         struct gguf_text t = v->token[i];
         for (const char *const *m = r->markers; *m && v->type[i] == TYPE_NORMAL; m++)
             if (gguf_text_is(t, *m)) v->type[i] = TYPE_CONTROL;
-        if (gguf_text_is(t, r->tower)) tower = i;
-        if (gguf_text_is(t, r->picture)) picture = i;
-        if (gguf_text_is(t, r->spare)) spare = i;
+        if (r->spare && gguf_text_is(t, r->picture)) picture = i;
+        if (r->spare && gguf_text_is(t, r->spare)) spare = i;
     }
-    if (tower == NO_ID || spare == NO_ID || (picture != NO_ID && picture < rows)) return;
-    if (picture != NO_ID) v->token[picture] = (struct gguf_text){NULL, 0};
+    if (!v->tower || spare == NO_ID || (picture != NO_ID && picture < rows)) return;
+    if (picture != NO_ID) {
+        v->token[picture] = (struct gguf_text){NULL, 0};
+        v->type[picture] = TYPE_UNUSED;
+    }
     v->token[spare] = (struct gguf_text){r->picture, strlen(r->picture)};
     v->type[spare] = TYPE_CONTROL;
 }
@@ -542,10 +545,10 @@ static enum status write_template(struct out *o, const struct gguf *g, const cha
     return ST_OK;
 }
 
-static enum status write_from_vocab(struct out *o, const struct gguf *g, struct err *err,
+static enum status write_from_vocab(struct out *o, const struct gguf *g, bool tower, struct err *err,
                                     enum status (*write)(struct out *o, const struct vocab *v))
 {
-    struct vocab v = {.g = g, .err = err};
+    struct vocab v = {.g = g, .tower = tower, .err = err};
     enum status st = read_rules(&v);
     if (!st) st = read_vocab(&v);
     if (!st) st = write(o, &v);
@@ -553,15 +556,16 @@ static enum status write_from_vocab(struct out *o, const struct gguf *g, struct 
     return st;
 }
 
-enum status gguf_side_text(const struct gguf *g, const char *name, char **text, size_t *len, struct err *err)
+enum status gguf_side_text(const struct gguf *g, bool tower, const char *name, char **text, size_t *len,
+                           struct err *err)
 {
     struct out o = {.st = ST_OK};
     enum status st;
     buf_init(&o.b, TEXT_BYTES_MAX);
     if (strcmp(name, "tokenizer.json") == 0) {
-        st = write_from_vocab(&o, g, err, write_tokenizer);
+        st = write_from_vocab(&o, g, tower, err, write_tokenizer);
     } else if (strcmp(name, "tokenizer_config.json") == 0) {
-        st = write_from_vocab(&o, g, err, write_config);
+        st = write_from_vocab(&o, g, tower, err, write_config);
     } else if (strcmp(name, "chat_template.jinja") == 0) {
         st = write_template(&o, g, "tokenizer.chat_template", err);
     } else if (strcmp(name, "additional_chat_templates/tool_use.jinja") == 0) {

@@ -84,6 +84,16 @@ static enum status open_rows(packed_find *find, void *arg, const struct desc_pac
     return ST_OK;
 }
 
+static enum status open_groups(const struct stf_tensor *g, struct packed *p, uint64_t groups, struct err *err)
+{
+    if (g->dtype != STF_I32 || g->rank != 1 || g->shape[0] != p->k)
+        return wrong(err, g, "must name a group for each input");
+    for (uint32_t i = 0; i < p->k; i++)
+        if (word_at(g, i) >= groups) return wrong(err, g, "names a group that there isn't");
+    p->t[3] = g;
+    return ST_OK;
+}
+
 static enum status open_words(packed_find *find, void *arg, const struct desc_packing *said, struct packed *p,
                               struct err *err)
 {
@@ -99,12 +109,12 @@ static enum status open_words(packed_find *find, void *arg, const struct desc_pa
     if (!z && said->zeros) return wrong(err, p->t[0], "there is no weight_zero_point beside it");
     if (z && !shaped(z, STF_I32, (p->n + p->word - 1ull) / p->word, s->shape[1]))
         return wrong(err, z, "must have a word for the zero points of 8 rows (of 4 with 8 bits)");
-    if (find(arg, ".weight_g_idx"))
-        return err_set(err, ST_UNSUPPORTED, "tensor %s: weights in the order of activations are not served",
-                       p->t[0]->name);
     p->t[1] = s;
     p->t[2] = z;
-    return ST_OK;
+    const struct stf_tensor *g = find(arg, ".weight_g_idx");
+    /* llm-compressor leaves -1 where it did not reorder. */
+    bool none = g && g->dtype == STF_I32 && g->bytes >= 4 && word_at(g, 0) == UINT32_MAX;
+    return g && !none ? open_groups(g, p, s->shape[1], err) : ST_OK;
 }
 
 static enum status open_columns(packed_find *find, void *arg, struct packed *p, struct err *err)
@@ -127,14 +137,7 @@ static enum status open_columns(packed_find *find, void *arg, struct packed *p, 
     p->along = shared(p->k, s->shape[0], 0);
     p->t[1] = s;
     p->t[2] = z;
-    if (g && p->kind == PACKED_GPTQ) {
-        if (g->dtype != STF_I32 || g->rank != 1 || g->shape[0] != p->k)
-            return wrong(err, g, "must name a group for each input");
-        for (uint32_t i = 0; i < p->k; i++)
-            if (word_at(g, i) >= s->shape[0]) return wrong(err, g, "names a group that there isn't");
-        p->t[3] = g;
-    }
-    return ST_OK;
+    return g && p->kind == PACKED_GPTQ ? open_groups(g, p, s->shape[0], err) : ST_OK;
 }
 
 static void set_codes(struct packed *p)

@@ -5,7 +5,7 @@
  *                                  .weight_scale the same, [n, 1], [n, k/g], [1] or [] (compressed-tensors)
  *   .weight I8 [n, k]              .weight_scale as above
  *   .weight_packed I32 [n, k/8]    .weight_scale [n, 1] or [n, k/g]; .weight_zero_point I32 [n/8, k/g]
- *                                  (4 bits; with 8 k/4 and n/4)
+ *                                  (4 bits; with 8 k/4 and n/4), .weight_g_idx I32 [k]
  *   .qweight I32 [k, n/8]          .scales [k/g, n], .qzeros I32 [k/g, n/8]           (AWQ)
  *   .qweight I32 [k/8, n]          the same, and .g_idx I32 [k]                       (GPTQ)
  *   .qweight I32 [k/4, n]          the same with .qzeros [k/g, n/4]                   (GPTQ, 8 bits)

@@ -224,7 +224,7 @@ bool load_take_packed(struct loader *ld, const char *stem, uint32_t layer, uint3
     static const char *const suffixes[] = {".qweight",      ".qzeros",           ".scales",
                                            ".g_idx",        ".weight",           ".weight_packed",
                                            ".weight_scale", ".weight_scale_inv", ".weight_zero_point",
-                                           ".weight_shape", ".input_scale"};
+                                           ".weight_shape", ".weight_g_idx",     ".input_scale"};
     struct packed_at at = {ld, stem, layer, expert};
     if (ld->st || !ld->files) return false;
     enum status st = packed_open(load_find_packed, &at, &ld->desc->packing, n, k, p, ld->err);

@@ -30,14 +30,17 @@ static const struct gguf_vocab known[] = {
      .split = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
               "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
      .nfc = true},
-    {.model = "llama", .pre = "gemma4", .user_special = true, .bos = GGUF_BOS_ALWAYS},
+    {.model = "llama",
+     .pre = "gemma4",
+     .user_special = true,
+     .markers = GEMMA_MARKERS,
+     .bos = GGUF_BOS_ALWAYS},
     {.model = "llama", /* Gemma 1 to 3, PaliGemma */
      .markers = GEMMA_MARKERS,
-     .tower = "<start_of_image>",
      .picture = "<image_soft_token>",
      .spare = "<unused99>",
      .bos = GGUF_BOS_UNLESS_NOT},
-    {.model = "gemma4", .user_special = true, .bos = GGUF_BOS_ALWAYS},
+    {.model = "gemma4", .user_special = true, .markers = GEMMA_MARKERS, .bos = GGUF_BOS_ALWAYS},
 };
 
 static bool is(struct gguf_text t, const char *s)

@@ -24,9 +24,9 @@ struct gguf_vocab {
     bool user_special;
     /* NULL-terminated: tokens that are special in the original and in some files are normal ones. */
     const char *const *markers;
-    /* Where `tower` is a token and `picture` is none that the embedding has a row for, `spare`, which nobody
-     * writes, takes its name. */
-    const char *tower, *picture, *spare;
+    /* NULL, or: where the model has a tower and `picture` is no token that the embedding has a row for,
+     * `spare`, which nobody writes, takes its name. */
+    const char *picture, *spare;
     enum gguf_bos bos;
 };
 

@@ -642,15 +642,15 @@ static enum status add_extra(struct loader *l, const struct tok_extra *x)
 
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
 {
-    return tok_load_extra(dir, NULL, 0, out, err);
+    return tok_load_extra(dir, NULL, NULL, 0, out, err);
 }
 
-enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
-                           struct tokenizer **out, struct err *err)
+enum status tok_load_extra(const char *dir, const char *mmproj, const struct tok_extra *extra,
+                           size_t extra_count, struct tokenizer **out, struct err *err)
 {
     static const char name[] = "tokenizer.json";
     struct json_doc doc = {0};
-    enum status st = checkpoint_json(dir, NULL, name, FILE_BYTES_MAX, &doc, err);
+    enum status st = checkpoint_json(dir, mmproj, name, FILE_BYTES_MAX, &doc, err);
     if (st) return st;
     struct tokenizer *t = calloc(1, sizeof *t);
     if (!t) {

@@ -25,9 +25,10 @@ struct tok_extra {
     uint32_t digits, count;
     bool special;
 };
-/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. */
-enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
-                           struct tokenizer **out, struct err *err) KV_MUST_CHECK;
+/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. mmproj: the GGUF
+ * file of the model's tower, or NULL. */
+enum status tok_load_extra(const char *dir, const char *mmproj, const struct tok_extra *extra,
+                           size_t extra_count, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
 /* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
  * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */

@@ -72,6 +72,9 @@ def main():
     z = torch.randint(0, 256, (n, 4))
     add("words8_zeros", (q - z.repeat_interleave(32, 1)) * s.float().repeat_interleave(32, 1),
         weight_packed=words(q, 1, bits=8), weight_scale=s.clone(), weight_zero_point=words(z, 0, bits=8))
+    index = torch.arange(k)[torch.randperm(k)] // 32
+    add("words_ordered", (q % 16 - 8) * s.float()[:, index], weight_packed=words(q % 16, 1),
+        weight_scale=s.clone(), weight_g_idx=index.to(torch.int32))
     path = pathlib.Path(__file__).parents[2] / "tests/golden/packed/matrices.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(out, path)

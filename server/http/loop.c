@@ -393,7 +393,7 @@ static enum status events_start(struct model *m, struct err *err)
 
 /* Tokenizer and chat template, which load beside the weights. */
 struct text_load {
-    const char *dir;
+    const char *dir, *mmproj;
     struct model *m;
     enum status st;
     struct err err;
@@ -406,8 +406,8 @@ static void text_load(void *arg)
     const struct family_prompt *rule;
     enum status st = family_prompt_load(t->dir, &rule, &t->err);
     if (!st)
-        st = tok_load_extra(t->dir, rule ? rule->tokens : NULL, rule ? rule->token_count : 0, &m->tok,
-                            &t->err);
+        st = tok_load_extra(t->dir, t->mmproj, rule ? rule->tokens : NULL, rule ? rule->token_count : 0,
+                            &m->tok, &t->err);
     if (!st) {
         st = template_load(t->dir, &m->tmpl, &t->err);
         if (st == ST_NOT_FOUND && rule) {
@@ -425,7 +425,7 @@ static enum status engine_and_text_load(struct server *s, struct model *m, struc
 {
     struct load_clock clock = {.started_us = now_us()};
     struct engine_options eo = server_engine_options(s->opt, s->model_dir);
-    struct text_load text = {.dir = s->model_dir, .m = m};
+    struct text_load text = {.dir = s->model_dir, .mmproj = s->opt->mmproj, .m = m};
     uv_thread_t thread;
     clock.line_us = clock.started_us;
     eo.progress = load_progress;

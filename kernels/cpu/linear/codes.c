@@ -39,7 +39,7 @@ void cpu_codes_shape(const struct be_weight_desc *d, struct be_weight *w)
         w->bits = u32_max(w->bits, c->bits);
         w->group = u32_min(w->group, c->group);
         w->min = w->min || c->min || c->off != first->off;
-        w->look = w->look && c->values == first->values;
+        w->look = w->look && c->values == first->values && c->off == first->off;
     }
     if (w->look) {
         w->bits = 4;

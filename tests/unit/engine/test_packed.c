@@ -80,19 +80,13 @@ static void test_layouts(void **state)
         const char *stem;
         enum packed_kind kind;
         bool codes;
-    } all[] = {{"awq", PACKED_AWQ, true},
-               {"awq_wide", PACKED_AWQ, true},
-               {"gptq", PACKED_GPTQ, true},
-               {"gptq_ordered", PACKED_GPTQ, false},
-               {"gptq8", PACKED_GPTQ, true},
-               {"words8", PACKED_WORDS, true},
-               {"words8_zeros", PACKED_WORDS, true},
-               {"words", PACKED_WORDS, true},
-               {"words_channel", PACKED_WORDS, true},
-               {"words_zeros", PACKED_WORDS, true},
-               {"int8", PACKED_INT8, true},
-               {"fp8_channel", PACKED_FP8, false},
-               {"fp8_tensor", PACKED_FP8, false},
+    } all[] = {{"awq", PACKED_AWQ, true},           {"awq_wide", PACKED_AWQ, true},
+               {"gptq", PACKED_GPTQ, true},         {"gptq_ordered", PACKED_GPTQ, false},
+               {"gptq8", PACKED_GPTQ, true},        {"words_ordered", PACKED_WORDS, false},
+               {"words8", PACKED_WORDS, true},      {"words8_zeros", PACKED_WORDS, true},
+               {"words", PACKED_WORDS, true},       {"words_channel", PACKED_WORDS, true},
+               {"words_zeros", PACKED_WORDS, true}, {"int8", PACKED_INT8, true},
+               {"fp8_channel", PACKED_FP8, false},  {"fp8_tensor", PACKED_FP8, false},
                {"fp8_blocks", PACKED_FP8, false}};
     struct stf_files *files = open_golden();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

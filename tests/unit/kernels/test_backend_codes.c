@@ -115,6 +115,7 @@ struct codes_case {
     bool bias;
     struct be_codes kind[3];
 };
+static bool most; /* the largest codes and inputs, and of 8 bits the smallest, too */
 static const struct codes_case cases[] = {
     {32, 1, 1, 1, BE_EPI_F32, false, {KIND(8, 32, 128, false)}},
     {64, 40, 1, 33, BE_EPI_F32, true, {KIND(4, 32, 8, false)}},
@@ -125,6 +126,8 @@ static const struct codes_case cases[] = {
     {96, 45, 1, 35, BE_EPI_F32, true, {KIND(5, 32, 16, false)}},
     {256, 70, 1, 7, BE_EPI_F32, false, {KIND(5, 32, 0, true)}},
     {512, 50, 1, 34, BE_EPI_ACT, false, {KIND(6, 16, 32, false)}},
+    {256, 70, 1, 40, BE_EPI_ADD_F32, false, {KIND(8, 32, 128, false)}},
+    {4096, 33, 1, 200, BE_EPI_F32, false, {KIND(4, 32, 8, false)}},
     {256, 20, 2, 3, BE_EPI_GLU_SILU, false, {KIND(5, 32, 0, true), KIND(6, 16, 32, false)}},
     {256, 48, 3, 21, BE_EPI_F32, true, {KIND(4, 32, 0, true), KIND(5, 32, 16, false), KIND(4, 16, 4, false)}},
     {640, 64, 1, 100, BE_EPI_F32, false, {KIND(8, 32, 0, true)}},
@@ -171,21 +174,24 @@ static void fixture_init(struct fixture *f, const struct codes_case *c, enum be_
     f->ld_out = f->f32_out ? f->n_out : be_ld(f->n_out);
     rng_state = 5 + c->k * 31 + c->n;
     for (uint32_t p = 0; p < c->parts; p++) part_init(&f->part[p], c->kind[p], c->n, c->k);
+    for (size_t i = 0; most && i < (size_t)c->n * c->k; i++)
+        f->part[0].code[i] =
+            c->kind[0].bits == 8 && i / c->k % 2 ? 0 : (uint8_t)((1u << c->kind[0].bits) - 1);
     if (c->bias) f->bias = must(malloc(f->n_all * sizeof(float)));
     for (uint32_t i = 0; c->bias && i < f->n_all; i++) f->bias[i] = (float)draw(100) * 0.01f;
     f->x = must(aligned_alloc(64, (size_t)c->t * c->k * 4));
     f->xd = must(malloc((size_t)c->t * c->k * sizeof(float)));
     for (uint32_t t = 0; t < c->t; t++)
         for (uint32_t k = 0; k < c->k; k += 32) {
-            float most = 0, v[32];
+            float top = 0, v[32];
             bool zeros = (t + k / 32) % 7 == 3;
             for (uint32_t i = 0; i < 32; i++) {
-                v[i] = zeros ? 0 : bf16((float)(int32_t)(draw(2001) - 1000) * 0.003f);
-                most = fmaxf(most, fabsf(v[i]));
+                v[i] = zeros ? 0 : most ? 1 : bf16((float)(int32_t)(draw(2001) - 1000) * 0.003f);
+                top = fmaxf(top, fabsf(v[i]));
                 put(f->x, act, (size_t)t * c->k + k + i, v[i]);
             }
             for (uint32_t i = 0; i < 32; i++)
-                f->xd[(size_t)t * c->k + k + i] = zeros ? 0 : rintf(v[i] * (127 / most)) * (most / 127);
+                f->xd[(size_t)t * c->k + k + i] = zeros ? 0 : rintf(v[i] * (127 / top)) * (top / 127);
         }
 }
 
@@ -306,6 +312,21 @@ static void test_linear(void **state)
         }
 }
 
+/* No sum on the way may overflow. */
+static void test_most(void **state)
+{
+    (void)state;
+    static const struct be_codes kinds[] = {KIND(4, 32, 8, false),   KIND(5, 32, 0, true),
+                                            KIND(6, 16, 32, false),  KIND(6, 32, 32, false),
+                                            KIND(8, 32, 128, false), KIND(8, 32, 0, true)};
+    most = true;
+    for (size_t s = 0; s < TEST_SETS; s++)
+        for (size_t i = 0; be_cpu_has(backend_sets[s]) && i < sizeof kinds / sizeof *kinds; i++)
+            check_case(&(struct codes_case){64, 33, 1, 17, BE_EPI_F32, false, {kinds[i]}}, BE_F32,
+                       backend_sets[s]);
+    most = false;
+}
+
 static void test_embed(void **state)
 {
     (void)state;
@@ -383,6 +404,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_most),
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_scales_beyond_f16),

@@ -37,7 +37,7 @@ static void open_fixture(struct fixture *f, const char *variant)
     golden_dir(dir, sizeof dir, "paligemma", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
     if (family_load(dir, NULL, f->config, &f->desc, &err) || family_prompt_load(dir, &f->rule, &err) ||
-        tok_load_extra(dir, f->rule->tokens, f->rule->token_count, &f->t, &err) ||
+        tok_load_extra(dir, NULL, f->rule->tokens, f->rule->token_count, &f->t, &err) ||
         template_create(f->rule->chat_template, strlen(f->rule->chat_template), NULL, 0, NULL, &f->chat,
                         &err))
         fail_msg("%s: %s", variant, err.msg);
