@@ -38,6 +38,17 @@ static float e4m3(uint8_t v)
     return v >> 7 ? -f : f;
 }
 
+/* Code i of those that `word` codes to a word hold. */
+static uint32_t mask_of(const struct packed *p)
+{
+    return p->word == 4 ? 255 : 15;
+}
+
+static uint32_t part_of(const struct packed *p, uint32_t word, uint32_t i)
+{
+    return word >> 32 / p->word * (i % p->word) & mask_of(p);
+}
+
 /* ---- which layout ---- */
 
 static bool is_float(const struct stf_tensor *t)
@@ -167,6 +178,7 @@ enum status packed_open(packed_find *find, void *arg, const struct desc_packing 
         p->kind = t->dtype == STF_I8 ? PACKED_INT8 : PACKED_FP8;
         st = open_rows(find, arg, said, p, err);
     }
+    p->more = said->zeros_plain ? 0 : UINT32_MAX / mask_of(p);
     if (!st) set_codes(p);
     return st;
 }
@@ -176,17 +188,6 @@ enum status packed_open(packed_find *find, void *arg, const struct desc_packing 
 static uint32_t nibble(const struct stf_tensor *t, size_t word, uint32_t at)
 {
     return word_at(t, word) >> 4 * at & 15;
-}
-
-/* Code i of those that `word` codes to a word hold. */
-static uint32_t mask_of(const struct packed *p)
-{
-    return p->word == 4 ? 255 : 15;
-}
-
-static uint32_t part_of(const struct packed *p, uint32_t word, uint32_t i)
-{
-    return word >> 32 / p->word * (i % p->word) & mask_of(p);
 }
 
 static uint32_t group_of(const struct packed *p, uint32_t i)
@@ -208,8 +209,7 @@ static float scale_of(const struct packed *p, uint32_t row, uint32_t i, int32_t 
         return float_at(s, row * cols + g);
     case PACKED_AWQ: *zero = (int32_t)nibble(z, g * (n / 8) + row / 8, awq[row % 8]); break;
     case PACKED_GPTQ:
-        *zero =
-            (int32_t)part_of(p, word_at(z, g * (n / p->word) + row / p->word) + UINT32_MAX / mask_of(p), row);
+        *zero = (int32_t)part_of(p, word_at(z, g * (n / p->word) + row / p->word) + p->more, row);
         break;
     }
     return float_at(s, g * n + row);

@@ -26,6 +26,7 @@ struct packed {
     uint32_t n, k;
     uint32_t down, along; /* rows and numbers of a row that share a scale */
     uint32_t word;        /* codes of a word: 8, or 4 */
+    uint32_t more;        /* what is added to a word of GPTQ's zero points */
     /* Whether rows come as codes: of `bits` bits, 32 in a row of a row to a scale, value = scale * (code -
      * off), or scale * code + min where off is 0. */
     bool codes;

@@ -136,12 +136,15 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     /* Other packings of the same method have tensors that look alike. */
     uint32_t saved = json_get_live(r->d, dict, "checkpoint_format"),
              version = json_get_live(r->d, dict, "version"), format = json_get_live(r->d, dict, "format");
-    if ((saved != JSON_NONE && !is_name(r, saved, awq ? "gemm" : "gptq")) ||
+    bool v2 = gptq && is_name(r, saved, "gptq_v2");
+    if ((saved != JSON_NONE && !v2 && !is_name(r, saved, awq ? "gemm" : "gptq")) ||
         (awq && version != JSON_NONE && !is_name(r, version, "gemm")) ||
         (awq && format != JSON_NONE && !is_name(r, format, "gemm")))
         hf_fault(r, ST_UNSUPPORTED, "quantization_config",
-                 "only checkpoint_format gptq and AWQ's version gemm are served");
-    return read_groups(r, json_get_live(r->d, dict, "config_groups"));
+                 "only checkpoint_format gptq, gptq_v2 and AWQ's version gemm are served");
+    struct desc_packing p = read_groups(r, json_get_live(r->d, dict, "config_groups"));
+    p.zeros_plain = v2;
+    return p;
 }
 
 static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *out,

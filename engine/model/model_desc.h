@@ -168,8 +168,9 @@ struct desc_vision {
 
 /* What quantization_config says of packed matrices that their tensors don't (engine/checkpoint/packed.h). */
 struct desc_packing {
-    uint32_t group; /* numbers of a row that share a scale; 0 = not said, or not the same everywhere */
-    bool zeros;     /* there are zero points everywhere */
+    uint32_t group;   /* numbers of a row that share a scale; 0 = not said, or not the same everywhere */
+    bool zeros;       /* there are zero points everywhere */
+    bool zeros_plain; /* GPTQ's are what they mean (gptq_v2), not one less */
 };
 
 struct model_desc {

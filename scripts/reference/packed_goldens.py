@@ -75,6 +75,9 @@ def main():
     index = torch.arange(k)[torch.randperm(k)] // 32
     add("words_ordered", (q % 16 - 8) * s.float()[:, index], weight_packed=words(q % 16, 1),
         weight_scale=s.clone(), weight_g_idx=index.to(torch.int32))
+    q, z = q[:, :n].T % 16, torch.randint(0, 16, (4, n))
+    q, s, index = q.repeat(4, 1)[:k], (torch.rand(4, n) * 0.02).half(), torch.arange(k) // 32
+    add("gptq_v2", ((q - z[index]) * s.float()[index]).T, qweight=words(q, 0), qzeros=words(z, 1), scales=s)
     path = pathlib.Path(__file__).parents[2] / "tests/golden/packed/matrices.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(out, path)

@@ -176,6 +176,10 @@ static void test_said(void **state)
     assert_int_equal(packed_open(find, &words, &group, 40, 128, &p, &err), ST_OK);
     assert_int_equal(packed_open(find, &words, &wrong, 40, 128, &p, &err), ST_FORMAT);
     assert_int_equal(packed_open(find, &words, &zeros, 40, 128, &p, &err), ST_FORMAT);
+    const struct desc_packing plain = {.zeros_plain = true};
+    struct place v2 = {.files = files, .stem = "gptq_v2"};
+    assert_int_equal(packed_open(find, &v2, &plain, 40, 128, &p, &err), ST_OK);
+    check_rows(&p, floats_of(files, "gptq_v2")->data, "gptq_v2");
     stf_close(files);
 }
 
