@@ -103,7 +103,7 @@ LIB_LDLIBS = $(shell pkg-config --libs $(PKGS))
 $(OUT)/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 $(OUT)/tests/unit/server/%.c.o: EXTRA = $(LIB_CFLAGS)
 # Tests spend their time in what they call; compiled at -O1 they build twice as fast.
-$(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O2 $(ONE_OF_EACH),$(MODE))
+$(OUT)/tests/unit/%.c.o $(OUT)/tests/sim/%.c.o: MODE := $(patsubst -O3,-O1,$(MODE))
 
 $(OUT)/server/page/page.c.o: $(wildcard server/page/*.html)
 $(OUT)/server/api/openapi.c.o: server/api/openapi.json

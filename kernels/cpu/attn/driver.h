@@ -71,10 +71,10 @@ struct attn_piece {
     char *p;  /* [2][ATTN_GROUP][ATTN_STRIDE] probabilities, like q */
     float *o; /* f32 [ATTN_ROWS][o_stride] */
     char *unpacked; /* attn__unpacked bytes, of a cache of codes */
-    /* What this thread does next, whose first keys may be asked for; rows = 0: not known. */
+    /* What this thread does next, whose first keys may be asked for; table NULL: not known. */
     struct attn_next {
         const uint32_t *table;
-        uint32_t kv_head, rows, first, last; /* blocks */
+        uint32_t kv_head, first, last; /* blocks */
     } then;
 };
 
@@ -219,7 +219,6 @@ static struct attn_next attn__then(const struct attn_job *j, uint32_t item)
     struct attn_at at = attn__first(&w);
     return (struct attn_next){.table = r->tables + r->seq_table[seq],
                               .kv_head = w.kv_head,
-                              .rows = w.rows,
                               .first = r->lo[at.t] / KV_SLOTS,
                               .last = r->hi[at.t] / KV_SLOTS};
 }
@@ -244,7 +243,7 @@ static void attn__range(void *ctx, uint32_t begin, uint32_t end, struct backend 
     KN_ASSERT(used <= b->thread_scratch_bytes);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t seq = attn__place(&w, item);
-        w.then = item + 1 < end ? attn__then(j, item + 1) : (struct attn_next){.rows = 0};
+        w.then = item + 1 < end ? attn__then(j, item + 1) : (struct attn_next){.table = NULL};
         attn__load(&w);
         const uint32_t *table = r->tables + r->seq_table[seq];
         attn__walk(&w, table);

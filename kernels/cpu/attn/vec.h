@@ -228,7 +228,7 @@ ATTN_INLINE const void *attn__then_key(const struct attn_piece *w, uint32_t i)
 {
     const struct be_kv *kv = &w->j->a->kv;
     const struct attn_next *n = &w->then;
-    if (!n->rows || n->first + i > n->last || kv->type != BE_KV_ACT) return NULL;
+    if (!n->table || n->first + i > n->last || kv->type != BE_KV_ACT) return NULL;
     return kv_k(kv_layer(kv, n->table[n->first + i]), w->j->act, kv->head_dim, n->kv_head);
 }
 
