@@ -30,8 +30,8 @@ KV_EVENTS ?= $(if $(shell pkg-config --exists $(KV_PKGS) 2>/dev/null && echo 1),
 PKGS      += $(if $(filter 1,$(KV_EVENTS)),$(KV_PKGS))
 # The tests use cmocka. A machine without it, as one with a GPU may be, still builds those of the core
 # (tests/lib/cmocka); CMOCKA=none asks for that.
-CMOCKA    ?= $(if $(shell printf '\#include <%s.h>\n' setjmp stdarg stddef stdint cmocka | \
-	$(CC) -E -x c - >/dev/null 2>&1 && echo 1),cmocka,none)
+CMOCKA    ?= $(if $(shell $(CC) -E $(foreach h,setjmp stdarg stddef stdint cmocka,-include $(h).h) \
+	-x c /dev/null >/dev/null 2>&1 && echo 1),cmocka,none)
 LD_CMOCKA := $(if $(filter none,$(CMOCKA)),,-lcmocka)
 
 BASE_CFLAGS := -std=c11 -D_GNU_SOURCE -g -Wall -Wextra -Wshadow -Wconversion -ffp-contract=off \
