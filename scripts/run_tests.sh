@@ -35,6 +35,16 @@ for t in "$@"; do
     case " ${TEST_SKIP:-} " in *" $(basename "$t") "*) continue ;; esac
     case " $long " in *" $(basename "$t") "*) echo "1 $t" ;; *) echo "2 $t" ;; esac
 done | sort -s -k 1,1 | cut -c 3- >"$list"
+for name in ${TEST_SKIP:-} ${TEST_FULL:-}; do # a misspelt name would select nothing
+    case " $* " in
+    *"/$name"*) ;;
+    *)
+        echo "FAIL TEST_SKIP or TEST_FULL names $name, which is none of these tests"
+        echo "0 passed, 1 failed"
+        exit 1
+        ;;
+    esac
+done
 want=$(grep -c . "$list")
 : >"$all"
 <"$list" xargs -P "${TEST_JOBS:-$(nproc)}" -I{} sh "$0" --one "$out" {} | tee "$all"

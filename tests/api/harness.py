@@ -265,6 +265,9 @@ class Checks:
             self.true(function.__name__, False, "".join(traceback.format_exception(fault))[-1400:])
 
     def end(self):
+        if not self.passed and not self.failed:
+            print("FAIL nothing was run: no test function has the names that were given")
+            self.failed = 1
         print(f"{self.passed} passed, {self.failed} failed")
         sys.exit(1 if self.failed else 0)
 

@@ -35,7 +35,11 @@ void test_backend_args(int *argc, char **argv)
     }
     table = be_cpu_ops();
     const char *only = getenv("KVASIR_TEST_SETS"); /* "best": the reference and the best that the CPU has */
-    for (int i = TEST_SETS - 1, best = 0; only && strcmp(only, "best") == 0 && i > 0; i--) {
+    if (only && strcmp(only, "best") != 0) {
+        fprintf(stderr, "KVASIR_TEST_SETS must be best\n");
+        exit(2);
+    }
+    for (int i = TEST_SETS - 1, best = 0; only && i > 0; i--) {
         if (best || !be_cpu_has(backend_sets[i])) backend_sets[i] = "none";
         else best = i;
     }

@@ -11,6 +11,7 @@
 #include "config/base/log.h"
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/scheduler.h"
+#include "tests/lib/selectors.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -1090,15 +1091,17 @@ static void test_blocks_move_between_groups(void **state)
 int main(int argc, char **argv)
 {
     bool brief = getenv("KVASIR_TEST_SHORT") != NULL;
+    const char *only = NULL;
     seed_count = brief ? 24 : 60;
     request_count = brief ? 80 : 300;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--seed") == 0) first_seed = v;
-        if (strcmp(argv[i], "--seeds") == 0) seed_count = (uint32_t)v;
-        if (strcmp(argv[i], "--requests") == 0) request_count = (uint32_t)v;
-        if (strcmp(argv[i], "--steps") == 0) steps_wanted = v;
-        if (strcmp(argv[i], "--only") == 0) cmocka_set_test_filter(argv[i + 1]);
+        else if (strcmp(argv[i], "--seeds") == 0) seed_count = (uint32_t)v;
+        else if (strcmp(argv[i], "--requests") == 0) request_count = (uint32_t)v;
+        else if (strcmp(argv[i], "--steps") == 0) steps_wanted = v;
+        else if (strcmp(argv[i], "--only") == 0) only = argv[i + 1];
+        else return fprintf(stderr, "unknown argument %s\n", argv[i]), 2;
     }
     signal(SIGABRT, print_seed);
     log_set_level((enum log_level) - 1); /* injected faults are not news */
@@ -1118,5 +1121,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mutant_stale_partial_block),
         cmocka_unit_test(test_T22_mutant_position_from_token_count),
     };
+    if (only) selects_tests(only, tests, sizeof tests / sizeof *tests);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

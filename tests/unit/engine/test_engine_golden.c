@@ -14,6 +14,7 @@
 #include "engine/prompt/image_prep.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/selectors.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -250,12 +251,11 @@ static uint32_t run_variant(const char *family, const char *variant, const char 
 /* Returns how many variants failed. */
 static uint32_t run_family(const char *family, const char variants[][64], uint32_t n)
 {
-    const char *only = getenv("GOLDEN_VARIANT"), *set = getenv("GOLDEN_KERNELS");
     uint32_t failed = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (only && !strstr(variants[i], only)) continue;
+        if (!selects_variant(variants[i])) continue;
         for (size_t k = 0; k < TEST_SETS; k++)
-            if (be_cpu_has(SETS[k]) && (!set || strcmp(set, SETS[k]) == 0))
+            if (be_cpu_has(SETS[k]) && selects_kernels(SETS[k]))
                 failed += run_variant(family, variants[i], SETS[k]);
     }
     return failed;
@@ -316,13 +316,13 @@ static void test_integers(void **state)
         {"qwen2_5_vl", "qwen", "qwen2_5_vl_f32", true}, {"qwen3_vl", "qwen", "qwen3_vl_f32", true},
         {"qwen3_moe", "qwen", "qwen3_moe_f32", false},  {"gemma4_moe", "gemma4", "moe_released_f32", false},
         {"gemma4", "gemma4", "e4b_released_f32", false}};
-    const char *only = getenv("GOLDEN_VARIANT");
     uint32_t failed = 0;
     (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t k = 0; k < TEST_SETS; k++) {
             char file[700], tower[700], dir[600];
-            if (!be_cpu_has(SETS[k]) || (only && !strstr(all[i].variant, only))) continue;
+            if (!selects_variant(all[i].variant) || !be_cpu_has(SETS[k]) || !selects_kernels(SETS[k]))
+                continue;
             snprintf(file, sizeof file, "%s/tests/golden/gguf/%s.gguf", golden_root(), all[i].file);
             snprintf(tower, sizeof tower, "%s/tests/golden/gguf/%s-mmproj.gguf", golden_root(), all[i].file);
             golden_dir(dir, sizeof dir, all[i].family, all[i].variant);
@@ -346,5 +346,5 @@ int main(int argc, char **argv)
 {
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_families), cmocka_unit_test(test_integers)};
-    return cmocka_run_group_tests_name("engine_golden", tests, NULL, NULL);
+    return selectors_end(cmocka_run_group_tests_name("engine_golden", tests, NULL, NULL));
 }

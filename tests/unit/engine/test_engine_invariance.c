@@ -9,6 +9,7 @@
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
 #include "tests/lib/pictures.h"
+#include "tests/lib/selectors.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -218,11 +219,11 @@ static void check_set(const struct variant *v, const char *set)
 
 static void check_variants(const struct variant *variants, size_t count)
 {
-    const char *only = getenv("GOLDEN_KERNELS"), *name = getenv("GOLDEN_VARIANT");
+    const char *name = getenv("GOLDEN_VARIANT");
     for (size_t k = 0; k < TEST_SETS; k++) {
-        if (!be_cpu_has(SETS[k]) || (only && strcmp(only, SETS[k]) != 0)) continue;
+        if (!be_cpu_has(SETS[k]) || !selects_kernels(SETS[k])) continue;
         for (size_t i = 0; i < count; i++) {
-            if (name && !strstr(variants[i].name, name)) continue;
+            if (!selects_variant(variants[i].name)) continue;
             if (test_briefly() && ((!k && be_cpu_has("avx2")) || (!name && i % 6))) continue;
             if (getenv("KVASIR_TEST_SHORT") && !test_briefly() && !name && i % 4 != k)
                 continue; /* each on one set */
@@ -313,5 +314,5 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3),   cmocka_unit_test(test_gemma4),
                                        cmocka_unit_test(test_qwen),     cmocka_unit_test(test_paligemma),
                                        cmocka_unit_test(test_kv_codes), cmocka_unit_test(test_it_can_fail)};
-    return cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL);
+    return selectors_end(cmocka_run_group_tests_name("engine_invariance", tests, NULL, NULL));
 }

@@ -17,6 +17,7 @@
 #include "engine/internal.h"
 #include "tests/lib/backend_sets.h"
 #include "tests/lib/golden.h"
+#include "tests/lib/selectors.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -243,8 +244,7 @@ static void check_family(const char *family, const char *const *quick, size_t qu
     for (uint32_t i = 0; i < n; i++) {
         bool wanted = !getenv("KVASIR_TEST_SHORT") || only;
         for (size_t k = 0; k < quick_count && !wanted; k++) wanted = strcmp(quick[k], names[i]) == 0;
-        if (!wanted || (only && !strstr(names[i], only)) || (without && strcmp(names[i], without) == 0))
-            continue;
+        if (!wanted || !selects_variant(names[i]) || (without && strcmp(names[i], without) == 0)) continue;
         failed += !check_variant(family, names[i]);
         run++;
     }
@@ -279,5 +279,6 @@ int main(int argc, char **argv)
     test_backend_args(&argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_gemma3), cmocka_unit_test(test_qwen),
                                        cmocka_unit_test(test_paligemma)};
-    return cmocka_run_group_tests_name("CUDA beside CPU", tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("CUDA beside CPU", tests, NULL, NULL);
+    return BACKEND_ON_CPU ? failed : selectors_end(failed);
 }

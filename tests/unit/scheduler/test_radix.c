@@ -11,6 +11,7 @@
 #include "scheduler/cache/kv_blocks.h"
 #include "scheduler/cache/radix_cache.h"
 #include "tests/lib/block_index.h"
+#include "tests/lib/selectors.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -1287,16 +1288,17 @@ static void print_seed(int sig)
 
 int main(int argc, char **argv)
 {
+    const char *only = NULL;
     brief = getenv("KVASIR_TEST_SHORT") != NULL;
     world_count = brief ? 60 : 250;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t v = strtoull(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--seed") == 0) {
             first_seed = v;
-            cmocka_set_test_filter("test_random*");
-        }
-        if (strcmp(argv[i], "--worlds") == 0) world_count = (uint32_t)v;
-        if (strcmp(argv[i], "--only") == 0) cmocka_set_test_filter(argv[i + 1]);
+            only = "test_random*";
+        } else if (strcmp(argv[i], "--worlds") == 0) world_count = (uint32_t)v;
+        else if (strcmp(argv[i], "--only") == 0) only = argv[i + 1];
+        else return fprintf(stderr, "unknown argument %s\n", argv[i]), 2;
     }
     signal(SIGABRT, print_seed);
     const struct CMUnitTest tests[] = {
@@ -1316,5 +1318,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_planted_window_off_by_one),
         cmocka_unit_test(test_planted_stale_partial_block),
     };
+    if (only) selects_tests(only, tests, sizeof tests / sizeof *tests);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
