@@ -56,6 +56,8 @@ static const struct row rows[] = {
      "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
      "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+    {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
+     "with API keys: cached data is reused by requests of the same key alone, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
