@@ -42,6 +42,8 @@ struct options {
     char *host;
     uint64_t port;        /* 0 = the system picks one */
     char *api_key_file;   /* one key per line; NULL = open */
+    char *cors_origins;   /* web pages that may use the server: "loopback", or a list */
+    char *allowed_hosts;  /* names that it may be reached by: "auto", or a list */
     char *control_tokens; /* text | parse */
     char *tool_parser;    /* auto | strict */
     bool accept_any_model;

@@ -81,6 +81,7 @@ struct server {
     struct MHD_Daemon *mhd;
     int listen_fd;
     uint16_t port;
+    bool loopback; /* it listens on a loopback address: only this machine can connect */
     char url[300]; /* http://HOST:PORT */
     enum server_phase phase;
     uint64_t phase_us;   /* when it began */

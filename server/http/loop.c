@@ -14,6 +14,7 @@
 #include "server/media/alias.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
+#include "server/http/origin.h"
 #include "server/dialect/store.h"
 #include "server/http/request.h"
 #include "server/http/routes.h"
@@ -228,6 +229,12 @@ static enum status listen_open(struct server *s, struct err *err)
     s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
                                              : ((struct sockaddr_in *)&at)->sin_port);
     s->listen_fd = fd;
+    s->loopback = at.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr)
+                                           : ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+    if (!s->loopback && !s->auth)
+        log_warn("no API keys, and %.200s is not a loopback address: whoever reaches it can use the server "
+                 "(--api-key-file)",
+                 s->opt->host);
     bool six = strchr(s->opt->host, ':') != NULL;
     snprintf(s->url, sizeof s->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "",
              s->port);
@@ -808,6 +815,7 @@ int server_run(const struct options *opt, char *model_dir)
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
     }
+    if (!st) st = origin_options_check(opt, &err);
     if (!st) st = connections_max(s, &err);
     if (!st && loop_open(s)) st = err_set(&err, ST_IO, "can't make the event loop");
     if (!st) st = pool_start(s, &err);

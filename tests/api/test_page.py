@@ -35,7 +35,7 @@ def test_headers(server, chrome):
         status, head, html = server.request(method, "/", headers={"Accept": "text/html,*/*;q=0.8"})
         check.equal(f"{method} /", (status, head["content-type"]), (200, "text/html; charset=utf-8"))
         for name, value in (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"),
-                            ("vary", "Accept"), ("cache-control", "no-cache")):
+                            ("vary", "Accept, Origin"), ("cache-control", "no-cache")):
             check.equal(f"{method} / {name}", head.get(name), value)
         policy = dict(p.split(" ", 1) for p in head["content-security-policy"].split("; "))
         check.equal("nothing but what is named", policy["default-src"], "'none'")
