@@ -100,7 +100,7 @@ static const struct row rows[] = {
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "accepted API keys, one per line (default: no key needed)"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
-     "web pages that may use the server: http(s)://HOST[:PORT], loopback (those of this machine) or *; its "
+     "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
      "own page always may"},
     {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
      "names in the Host header, beside loopback ones, addresses and --host: HOST, *.HOST or *; auto: these "

@@ -201,9 +201,11 @@ static bool origin_item_ok(struct span item)
     static const char *const words[] = {"*", "loopback", "null"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (same(item, span_of(words[i]))) return true;
-    return origin_authority(item, &authority) && authority_split(authority, &name, &has_port) &&
-           item.len <= ORIGIN_BYTES && !memchr(authority.at, '/', authority.len) &&
-           !memchr(authority.at, '*', authority.len);
+    const char *colon = memmem(item.at, item.len, "://", 3); /* any scheme: programs have their own */
+    if (!colon || colon == item.at) return false;
+    authority = (struct span){colon + 3, item.len - (size_t)(colon + 3 - item.at)};
+    return authority_split(authority, &name, &has_port) && item.len <= ORIGIN_BYTES &&
+           !memchr(authority.at, '/', authority.len) && !memchr(authority.at, '*', authority.len);
 }
 
 enum status origin_options_check(const struct options *o, struct err *err)
@@ -212,7 +214,7 @@ enum status origin_options_check(const struct options *o, struct err *err)
     for (const char *list = o->cors_origins; item_next(&list, &item);)
         if (!origin_item_ok(item))
             return err_set(err, ST_INVALID,
-                           "--cors-origins: '%.*s' is none of http(s)://HOST[:PORT], loopback, null and *",
+                           "--cors-origins: '%.*s' is none of SCHEME://HOST[:PORT], loopback, null and *",
                            (int)item.len, item.at);
     for (const char *list = o->allowed_hosts; item_next(&list, &item);)
         if (!host_item_ok(item))

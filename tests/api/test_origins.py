@@ -227,11 +227,13 @@ def test_hosts():
 
 
 def test_lists():
-    s = opened("--cors-origins", f"{EVIL}, null")
+    s = opened("--cors-origins", f"{EVIL}, null,app://some.program")
     try:
         check.equal("a configured one", ask(s, CHAT, "POST", BODY, Origin=EVIL), (200, None, EVIL))
         check.equal("null if it is named", ask(s, Origin="null"), (200, None, "null"))
         check.equal("its preflight", preflight(s, EVIL)[::2], (204, EVIL))
+        program = "app://some.program"
+        check.equal("a program's", ask(s, Origin=program), (200, None, program))
         check.equal("with another port", ask(s, Origin=EVIL + ":8443"), REFUSED)
         check.equal("by http", ask(s, Origin=EVIL.replace("https", "http")), REFUSED)
         check.equal("loopback is no longer named", ask(s, Origin="http://localhost:3000"), REFUSED)
@@ -248,6 +250,7 @@ def test_lists():
         ("--cors-origins", "evil.example"),
         ("--cors-origins", "https://a.example/"),
         ("--cors-origins", "https://*.example"),
+        ("--cors-origins", "://a"),
         ("--cors-origins", "loopback,,"),
         ("--allowed-hosts", "a:80"),
         ("--allowed-hosts", "http://a"),

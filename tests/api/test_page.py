@@ -399,7 +399,8 @@ def test_other_pages(server, chrome):
         check.equal("a page without an origin", browser.Page(chrome).js(ask), "refused")
         page = browser.Page(chrome)
         page.open(f"http://rebound.example:{guarded.port}/")
-        check.true("a name that was made to lead here", "--allowed-hosts" in page.js("document.body.innerText"))
+        shown = page.js("document.body.innerText")
+        check.true("a name that was made to lead here", "--allowed-hosts" in shown, shown)
         check.equal("is of no use", page.js("fetch('/v1/models').then(r => r.status)"), 421)
         page.open(f"{url}/")
         check.true("its own page answers", len(say(page, "Hello!")) > 0)
@@ -581,8 +582,8 @@ def main():
     args = harness.arguments(__doc__)
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     with_browser = [test_chat, test_stream, test_pictures, test_broken, test_settings, test_hostile,
-                    test_markdown, test_key, test_other_pages, test_tools, test_keyboard, test_sizes, test_tree_shown,
-                    test_second_model]
+                    test_markdown, test_key, test_other_pages, test_tools, test_keyboard, test_sizes,
+                    test_tree_shown, test_second_model]
     chrome = browser.Browser() if browser.found() else None
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")
