@@ -99,14 +99,14 @@ static const struct row rows[] = {
      "calls in an answer: as the chat template writes them, and with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "accepted API keys, one per line (default: no key needed)"},
+    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
+     "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
      "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
      "own page always may"},
     {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
      "names in the Host header, beside loopback ones, addresses and --host: HOST, *.HOST or *; auto: these "
      "alone without API keys on a loopback address, else any"},
-    {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
-     "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "answer requests whatever model they name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",

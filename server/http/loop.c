@@ -657,6 +657,7 @@ static void tick_event(uv_timer_t *t)
     peak_note(&s->handed, 0, now);
     s->round_us = now;
     conn_sweep(s, now);
+    if (s->phase == SRV_READY) ready_say(s);
     s->stuck_ticks = s->mhd_ready && s->moved == s->moved_seen ? s->stuck_ticks + 1 : 0;
     s->moved_seen = s->moved;
     if (s->stuck_ticks == STUCK_TICKS) {
@@ -664,7 +665,6 @@ static void tick_event(uv_timer_t *t)
         conn_unstick(s);
     }
     failed_check(s, now);
-    if (s->phase == SRV_READY) ready_say(s);
     requests_poll(s);
     if (s->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
