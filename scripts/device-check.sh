@@ -237,7 +237,7 @@ part_cublaslt() {
 }
 part_sanitizer() {
     local tool=$1 t sanitizer short=2
-    [ "$tool" = racecheck ] && short=3 # it alone takes a thousand times as long
+    [ "$tool" = racecheck ] && short=3 # minutes where the others take seconds
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
     if [ "$emulated" -eq 1 ]; then
         sanitizer=()
@@ -276,7 +276,7 @@ for part in "${parts[@]}"; do
     sanitizer | *check) # each is a process of its own, and most of the time is the CPU's
         tools=$part
         [ "$part" = sanitizer ] && tools="memcheck synccheck initcheck racecheck" # the slowest last
-        together 6
+        together $((emulated ? 1 : 6))
         for tool in $tools; do part_sanitizer "$tool"; done
         gather
         ;;

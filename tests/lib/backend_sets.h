@@ -28,7 +28,7 @@ const char *test_engine_kernels(const char *set);
 #define BACKEND_ON_CPU test_on_cpu()
 
 /* KVASIR_TEST_SHORT=2: what is done is all there is to see for a sanitizer; others judge the results. 3: the
- * same in the smallest sizes, for one that takes a thousand times as long (compute-sanitizer's racecheck). */
+ * same in the smallest sizes, for one that is slower by far (compute-sanitizer's racecheck). */
 bool test_briefly(void);
 bool test_in_small(void);
 
