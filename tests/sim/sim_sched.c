@@ -1243,7 +1243,7 @@ static void test_places_are_divided(void **state)
     struct sched_stats st;
     hall_open(&h, PLACES, false);
     for (uint32_t t = 1; t <= TENANTS; t++) {
-        for (uint32_t i = 0; i < 2 * PLACES; i++) hall_send(&h, t, 50, 40 + 50 * (TENANTS - t), false);
+        for (uint32_t i = 0; i < 2 * PLACES; i++) hall_send(&h, t, 10, 80 + 50 * (TENANTS - t), false);
         for (uint32_t i = 0; i < 2; i++) hall_step(&h);
         uint32_t begun[TENANTS + 1] = {0};
         for (uint32_t i = 0; i < h.count; i++) begun[h.guests[i].q.tenant] += h.guests[i].began > 0;
