@@ -11,7 +11,8 @@
 
 enum {
     QUANTUM = 32,
-    ROUNDS = 4, /* of QUANTUM steps in which light tenants alone may run */
+    SHORT = 256, /* tokens that a tenant is served in shorter steps, where there are others */
+    ROUNDS = 4,  /* of QUANTUM steps in which light tenants alone may run */
     /* A sequence whose KV was evicted keeps its place so long that about one part in so many of the engine's
      * time goes into work that is done twice, */
     WORK_PARTS = 50,
@@ -145,4 +146,16 @@ struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *
         most = theirs;
     }
     return best;
+}
+
+bool sched__short_runs(const struct scheduler *s)
+{
+    const struct sequence *looked_up = NULL;
+    if (tenants_active(s->tenants) < 2) return false;
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
+        if (tenants_served(s->tenants, q->req.tenant) < SHORT) return true;
+        looked_up = q;
+    }
+    return false;
 }

@@ -240,7 +240,8 @@ struct sequence *sched__pick_waiting(struct scheduler *s);
  * none. q NULL: which one gives its blocks when the arena is full, of those of the worst priority. */
 struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q);
 void sched__place_taken(struct scheduler *s, struct sequence *q); /* q is about to run */
-void sched__served(struct scheduler *s, struct sequence *q);      /* it has run */
+bool sched__short_runs(const struct scheduler *s); /* one of a tenant that was served little so far */
+void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 
 /* scheduler/plan.c: who runs in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);

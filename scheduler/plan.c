@@ -11,6 +11,9 @@
 
 /* However much time the decodes take: the part of a step's time that prefills get. */
 #define PREFILL_PART 3
+/* The part of its time that a step has while a tenant that was served little so far is among others: what it
+ * waits for is mostly their prefills. */
+#define SHORT_PART (2.0 / 3)
 /* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and
  * comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
@@ -262,7 +265,8 @@ static double prefill_budget(struct scheduler *s)
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* What a step costs before the first token is worth as much prefill at least: weights that are read for
      * one row serve more. */
-    double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
+    double step = (double)s->opt.step_us * (sched__short_runs(s) ? SHORT_PART : 1),
+           fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, fixed));
     double full = rows * s->cost.us[STEP_ROWS]; /* so that what rows end is divided, too */
