@@ -4,12 +4,9 @@ Numbers like T9 are rows of the list of failures elsewhere that these tests hold
 import base64
 import json
 import os
-import select
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -456,113 +453,6 @@ def test_timeout():
             s.stop()
 
 
-def hold(s, text, key=None, **fields):
-    """A stream that holds its place until it is closed, or gives it to others."""
-    c = s.connect()
-    body = {"messages": [turn("user", text)], "max_tokens": ENDLESS, "ignore_eos": True, "stream": True, **fields}
-    c.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json", **({"Authorization": "Bearer " + key} if key else {})})
-    return c
-
-
-def begins(c, seconds=120):
-    return bool(select.select([c.sock], [], [], seconds)[0])
-
-
-def test_fair():
-    """One sequence at a time: what one user has sent waits for each other, by priority; a second user's request begins at once."""
-    s = Server(BINARY, endless(DEMO), "--max-sequences", "1")
-    try:
-        for late, overtakes in (({"user": "a"}, False), ({"user": "a", "priority": -1}, True)):
-            first = hold(s, "count first", user="a", stream=False)  # of a stream that nobody reads so much may wait, then it is ended
-            check.true("the first one runs", wait_until(lambda: s.held()[1:] == (1, 0)), s.held())
-            waiting = {}
-            for name in [str(i) for i in range(9)] + ["late"]:
-                waiting[name] = hold(s, "count " + name, **(late if name == "late" else {"user": "a"}))
-                check.true(f"{name} waits", wait_until(lambda: s.held()[1:] == (1, len(waiting))), s.held())
-            order, running = [], first
-            while waiting:
-                running.close()
-                sockets = {c.sock: name for name, c in waiting.items()}
-                begun = [sockets[x] for x in select.select(list(sockets), [], [], 120)[0]]
-                if not check.equal(f"{late}: one begins", len(begun), 1):
-                    break
-                order += begun
-                running = waiting.pop(begun[0])
-            running.close()
-            behind = len(order) - 1 - order.index("late")
-            check.true(f"{late}: {'overtakes' if overtakes else 'waits'}", behind >= 8 if overtakes else behind == 0, order)
-            check.true("all are gone", wait_until(lambda: s.held() == (0, 0, 0)), s.held())
-        queue = [hold(s, f"count {i}", user="a", stream=False) for i in range(5)]
-        check.true("four wait", wait_until(lambda: s.held()[1:] == (1, 4)), s.held())
-        status, answer = s.post(CHAT, {"messages": [turn("user", "hello")], "max_tokens": 3, "user": "b"})
-        check.equal("another user's is answered", (status, s.held()[1:]), (200, (1, 4)))
-        for c in queue:
-            c.close()
-    finally:
-        s.stop()
-
-
-def test_keys_share():
-    """A key with as many sequences of long prompts as may run, and more that wait, doesn't hold up another one's few tokens."""
-    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
-        f.write("one\ntwo\n")
-        f.flush()
-        for sequences in (1, 32):
-            s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", str(sequences))
-            try:
-                prompts = [{"prompt": [20 + (i * 7 + j * j) % 200 for j in range(3900)], "max_tokens": ENDLESS, "ignore_eos": True} for i in range(40)]
-                crowd = [s.connect() for _ in prompts]
-                for c, body in zip(crowd, prompts):
-                    c.request("POST", TEXT, json.dumps(body), {"Content-Type": "application/json", "Authorization": "Bearer one"})
-                check.true("the crowd is there", wait_until(lambda: s.held()[1:] == (sequences, len(crowd) - sequences)), s.held())
-                for i in range(3):
-                    steps, begin = s.metric("kvasir:engine_steps_total"), time.monotonic()
-                    status, _ = s.post(TEXT, {"prompt": f"hello {i}", "max_tokens": 5, "ignore_eos": True}, {"Authorization": "Bearer two"})
-                    spent, steps = time.monotonic() - begin, s.metric("kvasir:engine_steps_total") - steps
-                    print(f"{sequences} sequences: another key's 5 tokens take {spent:.3f} s and {steps:.0f} steps of the engine")
-                    check.equal("answered", status, 200)
-                    # Its own take 5, and the prefill a few where it is divided; a busy machine makes steps between the readings.
-                    check.true("in few steps", steps <= 60, steps)
-                check.equal("the crowd is still there", s.held()[1:], (sequences, len(crowd) - sequences))
-                for c in crowd:
-                    c.close()
-            finally:
-                s.stop()
-
-
-def test_priority_right():
-    """One sequence at a time: the priority of a key without the right orders its own requests only, that of one with it comes before all."""
-    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
-        f.write("# keys\none\ntwo priority\n")
-        f.flush()
-        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", "1")
-        try:
-            runs, later, sooner = (hold(s, "count", "one", priority=p, stream=p != 0) for p in (0, 1, -5))
-            check.true("one's wait", wait_until(lambda: s.held()[1:] == (1, 2)), s.held())
-            two = hold(s, "hello", "two", max_tokens=3)
-            check.true("two is answered, whatever priorities one gives", begins(two))
-            two.close()
-            check.true("one's still wait", wait_until(lambda: s.held()[1:] == (1, 2)), s.held())
-            first = hold(s, "count up", "two", priority=-1)
-            check.true("two's begins", begins(first))
-            check.true("one's own are in order of its priorities", begins(sooner) and not begins(later, 0))
-            steps, gave = s.sums("kvasir:engine_steps_total", "vllm:num_preemptions_total")
-            check.true("two's goes on", wait_until(lambda: s.metric("kvasir:engine_steps_total") > steps + 200))
-            check.equal("and gives its place to none", s.metric("vllm:num_preemptions_total"), gave)
-            first.close()
-            runs.close()
-            later.close()
-            sooner.close()
-        finally:
-            s.stop()
-        for line, error in (("one prioritised", "line 1"), (" priority", "line 1")):
-            with tempfile.NamedTemporaryFile("w", suffix=".keys") as g:
-                g.write(line + "\n")
-                g.flush()
-                p = subprocess.run([BINARY, "serve", "--model", DEMO, "--port", "0", "--api-key-file", g.name], capture_output=True, text=True, timeout=120)
-                check.true("a mark that there is not", p.returncode and error in p.stderr and "priority" in p.stderr, p.stderr)
-
-
 def test_small_arena():
     """Hardly room for two conversations: eviction and preemption all the time, and every answer is the one of a server with room."""
     small, large = Server(BINARY, DEMO, "--kv-memory", "2M"), Server(BINARY, DEMO)
@@ -596,7 +486,7 @@ if __name__ == "__main__":
     BINARY, DEMO = args.binary, args.demo
     shared = [test_twice, test_completions, test_same_picture, test_other_picture, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
-    alone = [test_off, test_admin, test_timeout, test_fair, test_keys_share, test_priority_right, test_small_arena]
+    alone = [test_off, test_admin, test_timeout, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, DEMO)
