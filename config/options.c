@@ -98,7 +98,8 @@ static const struct row rows[] = {
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "calls in an answer: as the chat template writes them, and with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
-     "accepted API keys, one per line (default: no key needed)"},
+     "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
+     "before other keys' (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",

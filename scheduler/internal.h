@@ -67,6 +67,10 @@ struct sequence {
     struct sched_cache_info cache; /* of the first admission */
     bool looked;                   /* `cache` is final */
     bool resumed;                  /* ran before and was preempted */
+    bool kept;                     /* nobody takes its place before its quantum is over (fair.c) */
+    uint64_t since;                /* scheduler.turn when it began to run */
+    uint32_t computed;             /* tokens that were computed or cached at some time */
+    uint32_t lost;                 /* of which so many had to be computed again when it began to run */
     bool deferred;                 /* not to be admitted in this turn */
     bool waits;                    /* for the prefill of waits_for to reach wait_until */
     struct seq_id waits_for;
@@ -146,7 +150,10 @@ struct scheduler {
     struct radix_cache *cache; /* NULL: off */
     struct cache_outline outline_next;
     struct tenants *tenants;
-    double guess_price;                         /* of this step: lookup_worth */
+    uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) got something, or
+                            wanted nothing */
+    double lost;         /* tokens that the last resumed sequences had to compute again, on average */
+    double guess_price;  /* of this step: lookup_worth */
     struct guess_odds guess_odds;               /* of all sequences */
     struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
     double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
@@ -230,6 +237,12 @@ bool sched__decodes(const struct sequence *q);
 
 /* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
+/* The running sequence that has to give its place or blocks to q, of a tenant that has more than q's; NULL:
+ * none. q NULL: which one gives its blocks when the arena is full, of those of the worst priority. */
+struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q);
+void sched__place_taken(struct scheduler *s, struct sequence *q); /* q is about to run */
+bool sched__short_runs(const struct scheduler *s); /* one of a tenant that was served little so far */
+void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 
 /* scheduler/plan.c: who runs in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);

@@ -469,7 +469,6 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
     q->tokens[q->count++] = id;
     q->generated++;
     q->drew = true;
-    tenants_charge(s->tenants, q->req.tenant, 1);
     s->now.generated_tokens++;
     if (is_one_of(id, q->req.stop_ids, q->req.stop_id_count))
         end_sequence(s, q, END_STOP_TOKEN, id, NULL, now_us);
@@ -484,6 +483,7 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
 static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     q->position += n;
+    sched__served(s, q);
     sched__cache_publish(s, q, false);
     sched__blocks_trim(s, q);
 }

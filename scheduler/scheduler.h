@@ -114,6 +114,7 @@ struct sched_sequence {
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
     int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
+    int64_t rank;     /* among the tenant's own sequences of equal priority: lower = earlier */
     uint64_t tenant;  /* who sent the request (hash of API key or user), for fairness between tenants; 0 =
                          unknown */
     uint8_t salt[32]; /* name space of prefix cache and image features: hash of the request's cache_salt; all

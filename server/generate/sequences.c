@@ -541,7 +541,8 @@ void gen_submit(struct request *r)
             .ignore_eos = g->p.ignore_eos,
             .stop_ids = g->p.stop_ids,
             .stop_id_count = g->p.stop_id_count,
-            .priority = g->p.priority,
+            .priority = r->http.may_precede ? g->p.priority : 0,
+            .rank = r->http.may_precede ? 0 : g->p.priority,
             .tenant = g->p.tenant,
             .no_cache_read = c->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS,
             .deadline_us =

@@ -202,7 +202,7 @@ struct run {
     struct test_picture pool[PICTURES];
     uint32_t pictures; /* in the pool; 0 without a tower */
     bool cut;          /* they have shapes of their own and may be cut */
-    uint32_t length_max, picture_percent, rate, flight_max, salts, talkative;
+    uint32_t length_max, picture_percent, rate, flight_max, salts, tenants, talkative;
     bool cache;
     bool lookup;          /* guesses are those of look-up */
     bool drafter;         /* the warm engine has one */
@@ -637,7 +637,8 @@ static void submit(struct run *r, const struct spec *p)
         if (chance(80)) q->images[i].pixels.rgb = NULL;
     struct sched_sequence seq = sequence_of(q);
     seq.priority = chance(30) ? (int64_t)rnd(3) - 1 : 0;
-    seq.tenant = rnd(3);
+    seq.tenant = rnd(r->tenants);
+    seq.rank = (int64_t)(r->request_count % 3) - 1;
     if (sched_submit(r->s, &seq, &q->id, &err)) fail_msg("instance %u: %s", r->instance, err.msg);
     q->submitted = true;
     r->live++;
@@ -909,6 +910,7 @@ static void run_instance(const struct options *o, const char *model, const char 
     r->rate = rates[rnd(4)];
     r->flight_max = 1 + rnd(FLIGHT_MAX);
     r->salts = chance(30) ? 3 : 1;
+    r->tenants = r->instance % 2 ? 3 : 50; /* fewer and more than run at a time: both preempt */
     r->talkative = talks[rnd(3)];
     bool shapes = r->info->image.config.dynamic;
     r->cut = r->info->image.present && shapes && r->info->image.rule == SPAN_CAUSAL;
