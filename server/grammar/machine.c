@@ -295,6 +295,11 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
     return to;
 }
 
+uint32_t machine__cost(const struct grammar *g, uint32_t state)
+{
+    return 1 + g->states[state].place_count;
+}
+
 /* ---- all of it ---- */
 
 static bool first_state(struct grammar *g)

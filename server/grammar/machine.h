@@ -126,6 +126,9 @@ size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);
+/* The size of a state: the positions that it holds, at least 1. It depends on the grammar and the state's
+ * language position alone, never on what is cached: a byte's step from the state costs about so much. */
+uint32_t machine__cost(const struct grammar *g, uint32_t state);
 uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte);
 /* Where the byte leads: STATE_DEAD where it does not. */
 static inline uint32_t machine__next(struct grammar *g, uint32_t state, uint8_t byte)
