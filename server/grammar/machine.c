@@ -356,8 +356,7 @@ void machine__close(struct grammar *g)
     free(g->places);
     free(g->states);
     free(g->state_slots);
-    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) free(g->masks[i].bits);
-    free(g->masks);
+    masks__free(g);
 }
 
 size_t machine__made(const struct grammar *g)
@@ -386,6 +385,6 @@ void machine__drop(struct grammar *g)
     rx_pool_cut(g->pool, g->pool_base);
     memset(g->cont_slots, 0, g->cont_slot_count * sizeof *g->cont_slots);
     memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
-    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) g->masks[i].state = 0;
+    masks__drop(g);
     if (!first_state(g)) g->failed = true;
 }

@@ -5,6 +5,7 @@
 #ifndef KVASIR_GRAMMAR_MACHINE_H
 #define KVASIR_GRAMMAR_MACHINE_H
 
+#include "config/base/work_lock.h"
 #include "server/grammar/build.h"
 
 #include <pthread.h>
@@ -54,15 +55,11 @@ struct slice_kind {
 };
 extern const struct slice_kind slice_kinds[SLICES];
 
-struct mask {
-    uint32_t state; /* 0 = free */
-    uint64_t used;
-    uint32_t *bits;
-};
+struct masks; /* mask.c */
 
 struct grammar {
     atomic_uint refs;
-    pthread_mutex_t lock; /* all below */
+    pthread_mutex_t lock; /* all below, but for atomics; config/base/work_lock.h */
     struct rx_pool *pool;
     struct gx_node *nodes;
     uint32_t node_count;
@@ -91,10 +88,16 @@ struct grammar {
     uint32_t era;
     bool failed; /* out of memory: nothing but the end is allowed any more */
 
-    const struct grammar_vocab *mask_vocab; /* of the masks */
-    struct mask *masks;
-    uint64_t mask_clock;
+    struct masks *masks;           /* kept ones, and whose mask is being made; NULL: none yet */
+    atomic_size_t bytes;           /* that it held last; read without the lock */
+    struct grammar_memory *memory; /* which counts them; NULL: nobody does */
+    size_t counted;                /* of them, there */
 };
+
+/* mask.c; under the lock */
+void masks__drop(struct grammar *g);  /* kept ones name states of an era that is over */
+void masks__free(struct grammar *g);  /* and counts the grammar's bytes no more */
+void masks__count(struct grammar *g); /* brings `bytes` up to date */
 
 /* build.c */
 rx grammar__character(struct rx_pool *p, enum slice_of_what what);
