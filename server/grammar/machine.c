@@ -9,7 +9,6 @@
  * that to be where they are, twice what they need, up to a limit. */
 #define MADE_MAX    ((size_t)16 << 20)
 #define MADE_LIMIT  ((size_t)64 << 20)
-#define REGEX_BYTES 64u /* about, of one with what is kept beside it */
 #define LIFE_STATES 1024u
 /* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
 #define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
@@ -191,11 +190,21 @@ static void unite(struct grammar *g, size_t from)
 {
     struct place *p = g->places + from;
     size_t n = g->place_count - from, m = 0;
+    rx *left = NULL;
+    size_t cap = 0;
     qsort(p, n, sizeof *p, by_cont);
-    for (size_t i = 0; i < n; i++) {
-        if (m && p[m - 1].cont == p[i].cont) p[m - 1].left = rx_alt(g->pool, p[m - 1].left, p[i].left);
-        else p[m++] = p[i];
+    for (size_t i = 0, k; i < n; i = k) {
+        uint32_t cont = p[i].cont;
+        for (k = i + 1; k < n && p[k].cont == cont; k++) {
+        }
+        if (k - i > 1 && !array_room((void **)&left, &cap, k - i, sizeof *left)) {
+            g->failed = true;
+            break;
+        }
+        for (size_t j = i; k - i > 1 && j < k; j++) left[j - i] = p[j].left;
+        p[m++] = (struct place){k - i > 1 ? rx_union(g->pool, left, k - i) : p[i].left, cont};
     }
+    free(left);
     g->place_count = from + m;
 }
 
@@ -223,8 +232,10 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
         return STATE_DEAD;
     }
     g->place_count += m;
+    uint32_t cost = 1;
+    for (uint32_t i = 0; i < m; i++) cost += rx_cost(g->pool, p[i].left);
     g->states[g->state_count] = (struct state){
-        .places = (uint32_t)from, .place_count = m, .accepts = accepts, .slice = SLICE_UNKNOWN};
+        .places = (uint32_t)from, .place_count = m, .cost = cost, .accepts = accepts, .slice = SLICE_UNKNOWN};
     g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
     return g->state_count++;
 }
@@ -297,7 +308,7 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
 
 uint32_t machine__cost(const struct grammar *g, uint32_t state)
 {
-    return 1 + g->states[state].place_count;
+    return g->states[state].cost;
 }
 
 /* ---- all of it ---- */
@@ -364,7 +375,7 @@ size_t machine__made(const struct grammar *g)
 {
     return g->state_count * sizeof *g->states + g->move_bytes + g->cont_count * sizeof *g->conts +
            g->place_count * sizeof *g->places + (g->node_count - g->node_base) * sizeof *g->nodes +
-           (rx_pool_count(g->pool) - g->pool_base) * REGEX_BYTES + members__made(g->members);
+           rx_pool_used(g->pool) - g->pool_base_bytes + members__made(g->members);
 }
 
 void machine__tidy(struct grammar *g)
