@@ -45,6 +45,7 @@ struct rx_pool {
     size_t seen_count, seen_cap;
     uint32_t stamp;
     size_t work, work_max;
+    rx kept;
     uint32_t *slots; /* hash of nodes; 0 = free (K_NONE is never looked up) */
     size_t slot_count;
     struct memo {
@@ -224,6 +225,11 @@ void rx_pool_free(struct rx_pool *p)
 enum status rx_status(const struct rx_pool *p)
 {
     return p->st;
+}
+
+rx *rx_pool_kept(struct rx_pool *p)
+{
+    return &p->kept;
 }
 
 void rx_pool_recover(struct rx_pool *p)
