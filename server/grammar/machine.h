@@ -36,7 +36,7 @@ struct moves {
     uint32_t next[]; /* [count] by class; STATE_UNKNOWN */
 };
 struct state {
-    uint32_t places, place_count;
+    uint32_t places, place_count, cost;
     bool accepts;
     int8_t slice;        /* which of the vocabulary's slices it takes whole: -1 none, SLICE_UNKNOWN */
     struct moves *moves; /* NULL: none known */
@@ -68,7 +68,7 @@ struct grammar {
     size_t list_count, list_cap;
     gx start;
     rx one[SLICE_KINDS]; /* one such character */
-    size_t pool_base;
+    size_t pool_base, pool_base_bytes;
     uint32_t node_base;      /* what was there when it was finished */
     struct members *members; /* members.c */
 

@@ -172,15 +172,16 @@ static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *
 static bool all_take(struct grammar *g, const struct state *s)
 {
     enum { MANY = 8 };
-    rx all = RX_NONE;
+    rx all[MANY];
     uint32_t count = 0;
     for (uint32_t i = 0; i < s->place_count; i++) {
         rx left = g->places[s->places + i].left;
         if (rx_bounded(g->pool, left)) continue;
-        if (++count > MANY) return false;
-        all = rx_alt(g->pool, all, rx_widened(g->pool, left));
+        if (count == MANY) return false;
+        all[count++] = rx_widened(g->pool, left);
     }
-    return count > 1 && rx_free_run(g->pool, all, g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
+    return count > 1 &&
+           rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
 }
 
 /* How many such characters can follow in any case. */
