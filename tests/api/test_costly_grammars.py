@@ -1,0 +1,190 @@
+"""Grammars that cost a lot, from many clients beside ordinary ones:
+python3 test_costly_grammars.py [--binary B] [--model DIR] [--clients N]
+Nobody waits for another's grammar: a stream goes on, a short chat is answered, /health is quick; each costly request ends, validly or with a clear
+error, in a bounded time; the memory comes back. The same request ends the same, whatever runs beside it."""
+import http.client
+import json
+import os
+import queue
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Checks, Server, arguments, wait_until  # noqa: E402
+
+check = Checks()
+LIST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/costly_grammars.json")
+CLEAR = {400: ("unsupported_schema", "constraint_too_costly"), 503: ("grammar_memory", "overloaded", "out_of_memory")}
+OWN_SECONDS = 10.0
+
+
+def text_of(value, i=0):
+    """A value of the list: {"of", "times"} is repeated, "@i@" being which time it is; a list is one text."""
+    if isinstance(value, list):
+        return "".join(text_of(v, i) for v in value)
+    if isinstance(value, dict):
+        return "".join(text_of(value["of"]).replace("@i@", str(k)) for k in range(value["times"]))
+    return value
+
+
+def request_of(entry):
+    kind, value = entry["kind"], entry["value"]
+    text = value if kind == "schema" else text_of(value)
+    forms = {
+        "pattern": lambda: {"type": "string", "pattern": text},
+        "not_pattern": lambda: {"type": "string", "not": {"pattern": text}},
+        "patternProperties": lambda: {"type": "object", "patternProperties": {text: {"type": "null"}}},
+        "propertyNames": lambda: {"type": "object", "propertyNames": {"pattern": text}},
+        "schema": lambda: text,
+    }
+    constraint = {"guided_json": forms[kind]()} if kind in forms else {"guided_" + kind.removeprefix("guided_"): text}
+    return {"prompt": "a", "max_tokens": 20, "temperature": 1, "seed": 1, **constraint}
+
+
+def ask(server, body, path="/v1/completions", timeout=60):
+    begin = time.monotonic()
+    status, answer = server.post(path, body, timeout=timeout)
+    return status, answer, time.monotonic() - begin
+
+
+def outcome(status, answer):
+    if status == 200:
+        choice = answer["choices"][0]
+        return status, choice["text"], choice["finish_reason"]
+    return status, answer["error"].get("code"), answer["error"]["message"]
+
+
+class Stream(threading.Thread):
+    """An ordinary stream, without an end: when its tokens come."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.gaps, self.over, self.last = server, [], False, None
+        self.start()
+
+    def run(self):
+        while not self.over:
+            connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
+            body = {"prompt": "once", "max_tokens": 400, "stream": True, "ignore_eos": True, "seed": 3}
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer, self.last = connection.getresponse(), None
+            for line in answer:
+                if self.over:
+                    break
+                if line.startswith(b"data: {"):
+                    now = time.monotonic()
+                    if self.last:
+                        self.gaps.append(now - self.last)
+                    self.last = now
+            connection.close()
+
+    def take(self):
+        gaps, self.gaps = sorted(self.gaps), []
+        return gaps
+
+
+def part(sorted_values, share):
+    return sorted_values[min(len(sorted_values) - 1, int(share * len(sorted_values)))] if sorted_values else float("inf")
+
+
+def repeat(results, over, call):
+    while not over.is_set():
+        begin = time.monotonic()
+        call()
+        results.append(time.monotonic() - begin)
+        time.sleep(0.02)
+
+
+def memory(server):
+    with open(f"/proc/{server.process.pid}/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS")) >> 10
+
+
+def in_a_crowd(server, bodies, clients):
+    jobs, results = queue.Queue(), {}
+    for item in enumerate(bodies):
+        jobs.put(item)
+
+    def client():
+        while True:
+            try:
+                i, body = jobs.get_nowait()
+            except queue.Empty:
+                return
+            results[i] = ask(server, body)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return results
+
+
+def crowd(args):
+    with open(LIST) as f:
+        entries = json.load(f)
+    bodies = [request_of(e) for e in entries]
+    server = Server(args.binary, args.model, "--max-sequences", "64", "--grammar-memory", "128M")
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
+    health = lambda: check.equal("/health", server.request("GET", "/health")[0], 200)
+    short = lambda: server.ok("/v1/chat/completions", chat)
+    ask(server, {"prompt": "a", "max_tokens": 1, "guided_regex": "a"})  # the vocabulary's trie is made
+    for _ in range(20):
+        short()
+    stream = Stream(server)
+    time.sleep(1)
+    alone, before = [], memory(server)
+    for _ in range(10):
+        begin = time.monotonic()
+        short()
+        alone.append(time.monotonic() - begin)
+    gaps = stream.take()
+    step = part(gaps, 0.5)
+    over, healths, chats = threading.Event(), [], []
+    beside = [threading.Thread(target=repeat, args=(r, over, c)) for r, c in ((healths, health), (chats, short))]
+    for t in beside:
+        t.start()
+    begin = time.monotonic()
+    results = in_a_crowd(server, bodies, args.clients)
+    took = time.monotonic() - begin
+    over.set()
+    for t in beside:
+        t.join()
+    crowded = stream.take()
+    held = memory(server)
+    codes = {}
+    for i, (status, answer, seconds) in sorted(results.items()):
+        what = outcome(status, answer)
+        codes[what[:1] + (what[1:2] if status != 200 else what[2:])] = codes.get(what[:1] + (what[1:2] if status != 200 else what[2:]), 0) + 1
+        check.true(f"costly grammar {i} ends clearly", status == 200 or what[1] in CLEAR.get(status, ()), f"{json.dumps(entries[i])[:100]}: {what}")
+        check.true(f"costly grammar {i} ends in time", seconds <= OWN_SECONDS, f"{json.dumps(entries[i])[:100]}: {seconds:.1f} s")
+    healths.sort()
+    chats.sort()
+    print(f"{len(bodies)} costly requests of {args.clients} clients in {took:.1f} s: {codes}; slowest {max(r[2] for r in results.values()):.2f} s")
+    print(f"step {1e3 * step:.1f} ms; stream's gaps p99 {part(crowded, 0.99) / step:.1f} steps (alone {part(gaps, 0.99) / step:.1f}), "
+          f"longest {1e3 * part(crowded, 1):.0f} ms")
+    print(f"5-token chat alone {1e3 * part(sorted(alone), 0.5):.0f} ms, beside p50 {1e3 * part(chats, 0.5):.0f}, p99 {1e3 * part(chats, 0.99):.0f} ms; "
+          f"/health p99 {1e3 * part(healths, 0.99):.0f} ms, longest {1e3 * healths[-1]:.0f} ms; memory {before} -> {held} MB")
+    # Generous: this test's own threads and the server share the machine's cores.
+    check.true("the stream goes on", crowded and part(crowded, 1) < 1.0, f"{part(crowded, 1):.2f} s")
+    check.true("short chats are answered", part(chats, 0.9) < 1.0, f"{part(chats, 0.9):.2f} s")
+    check.true("/health is quick", part(healths, 0.95) <= 0.1, f"{part(healths, 0.95):.3f} s")
+    stream.over = True
+    wait_until(lambda: memory(server) < before + 60, seconds=25, step=0.5)
+    check.true("the memory comes back", memory(server) < before + 60, f"{before} -> {held} -> {memory(server)} MB")
+    again = {}
+    for i in range(0, len(bodies), 9):  # alone, and from nothing that is kept
+        status, answer, seconds = ask(server, bodies[i])
+        again[i] = outcome(status, answer)
+        first = outcome(*results[i][:2])
+        if 503 not in (status, first[0]):
+            check.equal(f"costly grammar {i} ends the same alone", again[i], first)
+    server.stop()
+
+
+if __name__ == "__main__":
+    args = arguments(__doc__, clients=32)
+    check.run(crowd, args)
+    check.end()
