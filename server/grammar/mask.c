@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MASKS 64u /* kept for a grammar */
 /* What is made on the way is dropped beyond this already, where memory for grammars is short. */
@@ -88,6 +89,25 @@ bool grammar_shared(const struct grammar *g)
     return atomic_load(&g->refs) > 1;
 }
 
+/* ---- pace ---- */
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+struct pace pace_of(uint64_t units, uint32_t ns)
+{
+    return (struct pace){units, ns ? now_ns() + ns : 0};
+}
+
+bool pace_over(const struct pace *p)
+{
+    return !p->left || (p->end_ns && now_ns() >= p->end_ns);
+}
+
 /* ---- whose turn it is ---- */
 
 bool mask__own(struct grammar *g, const void *who)
@@ -140,13 +160,13 @@ static uint64_t state_work(struct grammar *g, uint32_t state)
     return first_visit(g, state) ? WORK_STATE + (uint64_t)WORK_PLACE * machine__cost(g, state) : 0;
 }
 
-/* Goes on with a walk for about so much work; false: it is not at its end, nor over the limit. */
-static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *w, uint64_t work)
+/* Goes on with a walk; false: it is not at its end, nor over the limit. */
+static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p)
 {
     const struct trie *t = w->t;
     uint32_t i = w->at, *bits = w->mask->bits;
-    uint64_t cost = w->mask->cost, end = WORK_MASK;
-    if (cost < WORK_MASK && work < WORK_MASK - cost) end = cost + work;
+    uint64_t from = w->mask->cost, cost = from, end = WORK_MASK;
+    if (cost < WORK_MASK && p->left < WORK_MASK - cost) end = cost + p->left;
     while (i < t->count && cost <= end) {
         const struct trie_node *n = &t->nodes[i];
         uint32_t to = machine__next(g, w->path[n->depth - 1], n->byte);
@@ -156,14 +176,17 @@ static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *
             continue;
         }
         w->path[n->depth] = to;
-        cost += state_work(g, to);
         if (n->token != NO_TOKEN) set(bits, n->token);
         if (n->twins) /* asked of the node: their table is large and would be read at random */
             for (uint32_t id = v->twin[n->token]; id != NO_TOKEN; id = v->twin[id]) set(bits, id);
         i++;
+        uint64_t first = state_work(g, to);
+        cost += first;
+        if (first && p->end_ns && now_ns() >= p->end_ns) break;
     }
     w->at = i;
     w->mask->cost = cost;
+    pace_use(p, cost - from);
     return i >= t->count || cost > WORK_MASK;
 }
 
@@ -269,13 +292,11 @@ void mask__abandon(struct grammar *g, struct walk *w)
     w->mask = NULL;
 }
 
-enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, uint64_t *left,
+enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
                             struct mask **out, enum matcher_failure *why)
 {
     struct mask *mask = w->mask;
-    uint64_t before = mask->cost;
-    bool done = walk(g, v, w, *left), any = false;
-    *left -= mask->cost - before < *left ? mask->cost - before : *left;
+    bool done = walk(g, v, w, p), any = false;
     if (!done && !g->failed) return MASK_LATER;
     uint32_t state = w->path[0];
     if (!g->failed && g->states[state].accepts)

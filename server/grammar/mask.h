@@ -10,16 +10,33 @@
 #include "server/grammar/vocab.h"
 
 #define WORK_STATE  256u /* of a state that is visited first: with its table it takes some hundred bytes */
-#define WORK_PLACE  4u   /* and of each of its positions */
+#define WORK_PLACE  64u  /* and of each of its positions, for the steps of all its bytes together */
 #define WORK_BYTE   4u   /* of a byte of the answer, and of each position of the state it leads to */
 #define WORK_INLINE (1u << 15) /* of one call that plans a step: 100 to 200 microseconds */
 #define WORK_SLICE  (1u << 17) /* under a grammar's lock, on a thread for masks: half a millisecond */
+/* States may cost more time than their size says: calls also look at the clock, which decides when and where
+ * a mask is made, and nothing else. Of a matcher whose last mask took long, planning tries it shortly. */
+#define INLINE_NS 200000u
+#define SHORT_NS  20000u
+#define SLICE_NS  2000000u
 /* Of one mask: a tenth of a second, and some 30 MB of states. Of an answer's masks: as much twice, and for
  * each token as much as a few walks over the whole vocabulary. */
 #define WORK_MASK   (1u << 24)
 #define WORK_ANSWER (1u << 25)
 #define WORK_TOKEN  (1u << 20)
 #define WORK_WALKS  4u
+
+/* What one call may still do. */
+struct pace {
+    uint64_t left;  /* units */
+    int64_t end_ns; /* of the monotonic clock; 0: any time */
+};
+struct pace pace_of(uint64_t units, uint32_t ns);
+bool pace_over(const struct pace *p);
+static inline void pace_use(struct pace *p, uint64_t units)
+{
+    p->left -= units < p->left ? units : p->left;
+}
 
 struct mask {
     atomic_uint refs;
@@ -35,11 +52,11 @@ struct walk {
     uint32_t at;
     uint32_t *path; /* [vocabulary's depth + 1] states */
 };
-/* Both under the lock. begin: the mask at `state`; READY: it was kept. go_on: uses up *left or makes it.
+/* Both under the lock. begin: the mask at `state`; READY: it was kept. go_on: uses up *p or makes it.
  * READY: *out has a reference of it. FAILED: *why. */
 enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
                             struct mask **out, enum matcher_failure *why);
-enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, uint64_t *left,
+enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
                             struct mask **out, enum matcher_failure *why);
 void mask__abandon(struct grammar *g, struct walk *w);
 /* While someone's mask is under way nobody else may add to the grammar or drop what was made. */

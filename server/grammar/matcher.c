@@ -31,6 +31,7 @@ struct matcher {
     struct walk walk;
     struct ready ready[READY];
     uint64_t worked;
+    bool slow; /* the last mask took long */
     atomic_uint refs;
     atomic_bool job, stopped;
     atomic_int failure;
@@ -145,8 +146,8 @@ static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, u
     return state;
 }
 
-/* Under the lock, as the grammar's owner: the states of the tokens; false: *left is used up. */
-static bool go(struct matcher *m, uint64_t *left)
+/* Under the lock, as the grammar's owner: the states of the tokens; false: *p is used up. */
+static bool go(struct matcher *m, struct pace *p)
 {
     struct grammar *g = m->g;
     if (m->era != g->era) {
@@ -159,7 +160,7 @@ static bool go(struct matcher *m, uint64_t *left)
         uint64_t work = 0;
         uint32_t i = m->count;
         size_t made = machine__made(g);
-        if (!*left) return false;
+        if (pace_over(p)) return false;
         uint32_t state = after_token(m, m->at[i].state, m->tokens[i], &work);
         m->at[i + 1].state = state;
         if (i + 1 > m->known) {
@@ -169,7 +170,7 @@ static bool go(struct matcher *m, uint64_t *left)
         }
         if (i < m->again) g->found_again += machine__made(g) - made;
         m->count = i + 1;
-        *left -= work < *left ? work : *left;
+        pace_use(p, work);
     }
     return true;
 }
@@ -201,21 +202,21 @@ static enum mask_state settle(struct matcher *m, enum mask_state st, struct mask
     return st;
 }
 
-/* Under the lock: goes on with the mask after m->tokens[0..target). LATER: *left is used up, and the grammar
+/* Under the lock: goes on with the mask after m->tokens[0..target). LATER: *p is used up, and the grammar
  * is this matcher's until it goes on or abandons it. BUSY: another's mask is under way. */
-static enum mask_state make(struct matcher *m, uint64_t *left)
+static enum mask_state make(struct matcher *m, struct pace *p)
 {
     struct mask *mask = NULL;
     enum matcher_failure why = MATCHER_FINE;
-    uint64_t before = *left;
+    uint64_t before = p->left;
     if (!mask__own(m->g, m)) return MASK_BUSY;
-    bool there = go(m, left);
+    bool there = go(m, p);
     enum mask_state st = MASK_LATER;
     if (there && !m->walk.mask)
         st = mask__begin(m->g, m->v, m->g->failed ? STATE_DEAD : m->at[m->target].state, &m->walk, &mask,
                          &why);
-    if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, left, &mask, &why);
-    m->worked += before - *left;
+    if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
+    m->worked += before - p->left;
     if (st == MASK_LATER) masks__count(m->g);
     return st == MASK_LATER ? st : settle(m, st, mask, why);
 }
@@ -247,12 +248,14 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
     m->worked = 0;
     enum mask_state st = MASK_LATER;
     do {
-        uint64_t left = WORK_INLINE;
-        st = make(m, &left);
+        struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+        st = make(m, &p);
     } while (st == MASK_LATER && !m->threads);
     work_unlock(&m->g->lock);
     if (st == MASK_BUSY) return MASK_LATER; /* until the other's is made */
+    if (st != MASK_LATER) m->slow = false;
     if (st != MASK_LATER) return answer(m, r);
+    m->slow = true;
     atomic_fetch_add(&m->refs, 1);
     atomic_store(&m->job, true);
     mask_threads__add(m->threads, m);
@@ -262,7 +265,7 @@ enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint3
 uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts)
 {
     uint32_t n = 0;
-    uint64_t left = WORK_INLINE;
+    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
     for (; n < drafts && n + 1 < READY; n++) {
         const struct ready *r = &m->ready[(count + n) % READY];
         uint32_t id = tokens[count + n];
@@ -271,7 +274,7 @@ uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t coun
         r = &m->ready[m->target % READY];
         if (!(r->set && r->count == m->target)) {
             if (!work_lock_try(&m->g->lock)) break;
-            enum mask_state st = make(m, &left);
+            enum mask_state st = make(m, &p);
             if (st == MASK_LATER) abandon(m);
             work_unlock(&m->g->lock);
             if (st != MASK_READY) break;
@@ -295,7 +298,9 @@ void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uin
     uint32_t n = words < v->words ? words : v->words, any = 0;
     if (!r && aim(m, tokens, count)) {
         work_lock(&m->g->lock);
-        for (uint64_t left = UINT64_MAX; make(m, &left) == MASK_LATER;) left = UINT64_MAX;
+        struct pace p = {UINT64_MAX, 0};
+        while (make(m, &p) == MASK_LATER) {
+        }
         work_unlock(&m->g->lock);
         r = find_ready(m, tokens, count);
     }
@@ -309,11 +314,11 @@ void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uin
 
 bool matcher__slice(struct matcher *m)
 {
-    uint64_t left = WORK_SLICE;
+    struct pace p = pace_of(WORK_SLICE, SLICE_NS);
     work_lock(&m->g->lock);
     bool stopped = atomic_load(&m->stopped);
     if (stopped) abandon(m);
-    bool done = stopped || make(m, &left) != MASK_LATER;
+    bool done = stopped || make(m, &p) != MASK_LATER;
     work_unlock(&m->g->lock);
     return done;
 }
@@ -338,15 +343,15 @@ void matcher__done(struct matcher *m)
 
 #define FORCED_BYTES 64u
 
-/* The only byte that can follow; -1: there are several, or the text may end, or *left is used up. */
-static int only_byte(struct grammar *g, uint32_t state, uint64_t *left)
+/* The only byte that can follow; -1: there are several, or the text may end, or *p is used up. */
+static int only_byte(struct grammar *g, uint32_t state, struct pace *p)
 {
     int found = -1;
     uint64_t each = machine__cost(g, state);
     if (g->states[state].accepts) return -1;
     for (unsigned b = 0; b < 256; b++) {
-        if (*left < each) return -1;
-        *left -= each;
+        if (p->left < each) return -1;
+        pace_use(p, each);
         if (!machine__next(g, state, (uint8_t)b)) continue;
         if (found >= 0) return -1;
         found = (int)b;
@@ -384,14 +389,15 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
     uint8_t text[FORCED_BYTES];
     size_t len = 0, at = 0, used = 0;
     uint32_t n = 0;
-    uint64_t left = WORK_INLINE;
+    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
     if (atomic_load(&m->job) || !aim(m, tokens, count) || !work_lock_try(&m->g->lock)) return 0;
     if (!mask__own(m->g, m)) {
         work_unlock(&m->g->lock);
         return 0;
     }
-    uint32_t state = go(m, &left) && !m->g->failed ? m->at[count].state : STATE_DEAD;
-    for (int b; state && len < sizeof text && (b = only_byte(m->g, state, &left)) >= 0; len++) {
+    uint32_t state = go(m, &p) && !m->g->failed ? m->at[count].state : STATE_DEAD;
+    for (int b; state && len < sizeof text && !pace_over(&p) && (b = only_byte(m->g, state, &p)) >= 0;
+         len++) {
         text[len] = (uint8_t)b;
         state = machine__next(m->g, state, (uint8_t)b);
     }

@@ -126,7 +126,7 @@ def crowd(args):
     with open(LIST) as f:
         entries = json.load(f)
     bodies = [request_of(e) for e in entries]
-    server = Server(args.binary, args.model, "--max-sequences", "64", "--grammar-memory", "128M")
+    server = Server(args.binary, args.demo, "--max-sequences", "64", "--grammar-memory", "128M")
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
     health = lambda: check.equal("/health", server.request("GET", "/health")[0], 200)
     short = lambda: server.ok("/v1/chat/completions", chat)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { LEN = 30, MOST = 12000, END = 0 };
+enum { LEN = 30, MOST = 5000, END = 0 };
 
 static uint64_t rng = 1;
 static uint32_t dice(uint32_t below)
@@ -113,7 +113,7 @@ static void test_limits(void **state)
     static const struct {
         uint32_t tokens;
         enum matcher_failure why;
-    } cases[] = {{1500, MATCHER_ANSWER_COST}, {12000, MATCHER_MASK_COST}};
+    } cases[] = {{700, MATCHER_ANSWER_COST}, {5000, MATCHER_MASK_COST}};
     for (int c = 0; c < 2; c++) {
         struct grammar_vocab *v = vocab_of(cases[c].tokens);
         struct mask_threads *t = threads_of(2);
@@ -141,7 +141,7 @@ static void test_limits(void **state)
 static void test_stop(void **state)
 {
     (void)state;
-    struct grammar_vocab *v = vocab_of(1500);
+    struct grammar_vocab *v = vocab_of(700);
     struct grammar *g = grammar_of();
     struct mask_threads *t = threads_of(1);
     struct matcher *m, *other;
@@ -167,7 +167,7 @@ static void test_memory(void **state)
 {
     (void)state;
     struct grammar_memory memory = {.most = 8u << 20};
-    struct grammar_vocab *v = vocab_of(1500);
+    struct grammar_vocab *v = vocab_of(700);
     struct grammar *g = grammar_of();
     struct matcher *m;
     uint32_t bits[MOST / 32 + 1], tokens[20];
