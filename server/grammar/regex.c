@@ -62,7 +62,7 @@ struct rx_pool {
 
 #define MEMO_MAX (1u << 18)
 #define LIST_MAX ((size_t)1 << 25) /* items of all lists, and transitions: 128 MiB, 256 MiB */
-#define SET_MAX  (1u << 15)        /* items of one set, and transitions of one */
+#define SET_MAX  (1u << 16)        /* items of one set, and transitions of one */
 
 static rx fail(struct rx_pool *p, enum status st)
 {
@@ -766,7 +766,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
             if (was[i].stamp == p->stamp) (void)seen_before(p, was[i].what, was[i].rest);
         free(was);
     }
-    uint64_t h = mix(what, rest);
+    uint64_t h = mix(mix(what, 1), rest);
     for (; p->seen[h & (p->seen_cap - 1)].stamp == p->stamp; h++) {
         const struct seen *s = &p->seen[h & (p->seen_cap - 1)];
         if (s->what == what && s->rest == rest) return true;
@@ -776,15 +776,24 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
     return false;
 }
 
+static void first_add(struct rx_pool *p, uint32_t what, rx rest)
+{
+    if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
+        (void)fail(p, ST_NOMEM);
+    else p->firsts[p->first_count++] = (struct first){what, rest};
+}
+
 /* `what` then `rest` is to be looked at, unless it was. */
 static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 {
     const struct node *n = &p->nodes[what];
-    bool logic = n->kind == K_AND || n->kind == K_NOT;
-    if (n->kind == K_BYTES || logic) {
-        if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
-            (void)fail(p, ST_NOMEM);
-        else p->firsts[p->first_count++] = (struct first){logic ? what | LOGIC : n->a, rest};
+    rx head = head_of(p, what);
+    if (n->kind == K_AND || n->kind == K_NOT) {
+        first_add(p, what | LOGIC, rest);
+        return;
+    }
+    if (head) {
+        first_add(p, p->nodes[head].a, cons(p, tail_of(p, what), rest));
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
@@ -941,7 +950,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
 /* Beyond so many transitions it is hard to tell. */
-#define LIFE_WORK   128u /* for each state that may be looked at */
+#define LIFE_WORK   16u /* for each state that may be looked at */
 #define COVERS_WORK (1u << 16)
 
 struct search { /* pairs of what was reached */
