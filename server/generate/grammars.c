@@ -245,13 +245,7 @@ enum status grammars_keep(struct grammars *g, const char *text, struct grammar *
     return st;
 }
 
-struct grammars_stats grammars_stats(struct grammars *g)
+const struct grammar_memory *grammars_memory(const struct grammars *g)
 {
-    struct grammars_stats st = {.bytes = atomic_load(&g->memory.used),
-                                .masks = mask_threads_stats(g->threads)};
-    uv_mutex_lock(&g->lock);
-    st.count = g->count;
-    for (size_t i = 0; i < g->count; i++) st.in_use += grammar_shared(g->kept[i].grammar);
-    uv_mutex_unlock(&g->lock);
-    return st;
+    return &g->memory;
 }

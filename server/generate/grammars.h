@@ -29,10 +29,6 @@ void grammars_dismiss(struct grammars *g, size_t description);
  * leave too little memory. ST_TOO_LARGE: it alone takes more than there is. Workers only. */
 enum status grammars_keep(struct grammars *g, const char *key, struct grammar *grammar) KV_MUST_CHECK;
 
-struct grammars_stats {
-    uint64_t count, in_use, bytes;
-    struct mask_threads_stats masks;
-};
-struct grammars_stats grammars_stats(struct grammars *g);
+const struct grammar_memory *grammars_memory(const struct grammars *g);
 
 #endif

@@ -69,17 +69,12 @@ enum status grammar_from_text(const char *text, size_t len, struct grammar **out
 
 /* Threads that make the masks which take long, so that no step waits for them. */
 struct mask_threads;
-struct mask_threads_stats {
-    uint64_t masks; /* that they were given */
-    double seconds; /* that they have worked */
-};
 /* wake: on such a thread, when a mask is ready or has failed. idle: on such a thread, about once a second. */
 enum status mask_threads_create(uint32_t threads, void (*wake)(void *arg), void *wake_arg,
                                 void (*idle)(void *arg), void *idle_arg,
                                 struct mask_threads **out) KV_MUST_CHECK;
 /* NULL is fine. Grammars whose masks are being made are of no more use. */
 void mask_threads_destroy(struct mask_threads *t);
-struct mask_threads_stats mask_threads_stats(struct mask_threads *t);
 
 /* One answer's way through a grammar: the functions of a struct sampling_constraint. */
 struct matcher;

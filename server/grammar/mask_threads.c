@@ -20,7 +20,6 @@ struct mask_threads {
     pthread_cond_t work;
     struct queue little, large;
     bool stopping;
-    struct mask_threads_stats stats;
     int64_t idle_ns; /* when `idle` was called last */
     void (*wake)(void *arg), *wake_arg;
     void (*idle)(void *arg), *idle_arg;
@@ -62,7 +61,6 @@ void mask_threads__add(struct mask_threads *t, struct matcher *m)
 {
     pthread_mutex_lock(&t->lock);
     append(&t->little, m);
-    t->stats.masks++;
     pthread_cond_signal(&t->work);
     pthread_mutex_unlock(&t->lock);
 }
@@ -81,15 +79,12 @@ static void idle(struct mask_threads *t, int64_t now)
 static void slice(struct mask_threads *t, struct matcher *m, bool large)
 {
     pthread_mutex_unlock(&t->lock);
-    int64_t start = now_ns();
     bool done = matcher__slice(m);
-    double seconds = 1e-9 * (double)(now_ns() - start);
     if (done) {
         matcher__done(m);
         t->wake(t->wake_arg);
     }
     pthread_mutex_lock(&t->lock);
-    t->stats.seconds += seconds;
     if (done) return;
     if (large) prepend(&t->large, m);
     else append(matcher__worked(m) < WORK_LITTLE ? &t->little : &t->large, m);
@@ -148,12 +143,4 @@ void mask_threads_destroy(struct mask_threads *t)
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->work);
     free(t);
-}
-
-struct mask_threads_stats mask_threads_stats(struct mask_threads *t)
-{
-    pthread_mutex_lock(&t->lock);
-    struct mask_threads_stats out = t->stats;
-    pthread_mutex_unlock(&t->lock);
-    return out;
 }

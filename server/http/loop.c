@@ -814,6 +814,7 @@ int server_run(const struct options *opt, char *model_dir)
     if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
         grammars_create(opt->grammar_memory, wake_engine, s, &s->grammars))
         st = err_set(&err, ST_NOMEM, "out of memory");
+    if (!st) s->grammar_memory = grammars_memory(s->grammars);
     if (!st && opt->api_key_file) {
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
