@@ -17,9 +17,10 @@
 #define DESCRIPTION_PART 32u
 #define RESERVE_LEAST    ((size_t)64 << 10)
 /* What nobody has used for so long goes, the oldest first, until the rest takes this part of the memory. */
-#define IDLE_US    10000000u
-#define IDLE_PART  8u
-#define TRIM_LEAST ((size_t)16 << 20) /* freed bytes that are worth a walk over the heap */
+#define IDLE_US   10000000u
+#define IDLE_PART 8u
+/* Freed bytes that are worth a walk over the heap: of grammars, or estimated for those that were compiled. */
+#define TRIM_LEAST ((size_t)16 << 20)
 
 struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
@@ -28,9 +29,9 @@ struct kept {
 };
 
 struct grammars {
-    uv_mutex_t lock; /* of `kept` and `reserved`; not held during work */
+    uv_mutex_t lock; /* of what follows, to `compiled`; not held during work */
     struct kept *kept;
-    size_t count, cap, reserved;
+    size_t count, cap, reserved, compiled; /* compiled: estimates since the heap was trimmed */
     struct grammar_memory memory;
     pthread_mutex_t vocab_lock;
     struct grammar_vocab *vocab;
@@ -189,8 +190,12 @@ static void idle(void *arg)
 {
     struct grammars *g = arg;
     uint64_t now = now_us();
-    if (now < IDLE_US || evict(g, g->memory.most / IDLE_PART, now - IDLE_US) < TRIM_LEAST) return;
-    (void)malloc_trim(0);
+    size_t freed = now < IDLE_US ? 0 : evict(g, g->memory.most / IDLE_PART, now - IDLE_US);
+    uv_mutex_lock(&g->lock);
+    bool trim = !g->reserved && freed + g->compiled >= TRIM_LEAST;
+    if (trim) g->compiled = 0;
+    uv_mutex_unlock(&g->lock);
+    if (trim) (void)malloc_trim(0);
 }
 
 static size_t estimate(size_t description)
@@ -215,6 +220,7 @@ void grammars_dismiss(struct grammars *g, size_t description)
 {
     uv_mutex_lock(&g->lock);
     g->reserved -= estimate(description);
+    g->compiled += estimate(description);
     uv_mutex_unlock(&g->lock);
 }
 

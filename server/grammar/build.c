@@ -320,7 +320,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
                            : err_set(err, ST_TOO_LARGE, "the grammar can begin in too many ways");
     }
     if (!st) {
-        masks__count(g);
+        machine__count(g);
         *out = g;
         b->g = NULL;
     }

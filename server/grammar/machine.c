@@ -376,8 +376,17 @@ size_t machine__bytes(const struct grammar *g)
                (g->cont_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
 }
 
+void machine__count(struct grammar *g)
+{
+    size_t n = rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g) + masks__bytes(g);
+    if (g->memory) atomic_fetch_add(&g->memory->used, n - g->counted); /* modulo 2^64 where it shrank */
+    g->counted = g->memory ? n : 0;
+    atomic_store(&g->bytes, g->failed ? SIZE_MAX : n);
+}
+
 void machine__close(struct grammar *g)
 {
+    if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
     moves_free(g);
     free(g->conts);
     free(g->cont_slots);

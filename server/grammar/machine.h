@@ -55,7 +55,7 @@ struct slice_kind {
 };
 extern const struct slice_kind slice_kinds[SLICES];
 
-struct masks; /* mask.c */
+struct masks; /* mask.h */
 
 struct grammar {
     atomic_uint refs;
@@ -94,10 +94,10 @@ struct grammar {
     size_t counted;                /* of them, there */
 };
 
-/* mask.c; under the lock */
-void masks__drop(struct grammar *g);  /* kept ones name states of an era that is over */
-void masks__free(struct grammar *g);  /* and counts the grammar's bytes no more */
-void masks__count(struct grammar *g); /* brings `bytes` up to date */
+/* mask_store.c; under the lock */
+void masks__drop(struct grammar *g); /* kept ones name states of an era that is over */
+void masks__free(struct grammar *g);
+size_t masks__bytes(const struct grammar *g);
 
 /* build.c */
 rx grammar__character(struct rx_pool *p, enum slice_of_what what);
@@ -124,7 +124,8 @@ bool members__ends(const struct grammar *g, gx node);       /* may it be the las
 #define STATE_FIRST 1u
 size_t machine__bytes(const struct grammar *g);
 bool machine__open(struct grammar *g);  /* after build.c is done; false: no memory (`failed`), or too wide */
-void machine__close(struct grammar *g); /* frees its part */
+void machine__close(struct grammar *g); /* frees its part, and that of the masks */
+void machine__count(struct grammar *g); /* brings `bytes`, and `memory`, up to date */
 size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes free */
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);

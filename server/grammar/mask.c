@@ -6,76 +6,14 @@
 #include <string.h>
 #include <time.h>
 
-#define MASKS 64u /* kept for a grammar */
 /* What is made on the way is dropped beyond this already, where memory for grammars is short. */
 #define SHORT_MADE ((size_t)1 << 20)
-
-struct kept {
-    uint32_t state; /* 0 = free */
-    uint64_t used;
-    struct mask *mask;
-};
-struct masks {
-    struct kept kept[MASKS];
-    uint64_t clock;
-    const struct grammar_vocab *vocab; /* of the masks */
-    const void *owner;                 /* whose mask is under way; NULL: nobody's */
-    uint32_t *stamps, stamp;           /* by state: the last walk that visited it */
-    size_t stamp_cap;
-    atomic_size_t bytes; /* of masks that live */
-};
-
-static struct masks *masks_of(struct grammar *g)
-{
-    if (!g->masks) g->masks = calloc(1, sizeof *g->masks);
-    if (!g->masks) g->failed = true;
-    return g->masks;
-}
-
-static size_t mask_bytes(const struct grammar *g)
-{
-    return sizeof(struct mask) + g->masks->vocab->words * sizeof(uint32_t);
-}
-
-void mask__drop(struct grammar *g, struct mask *mask)
-{
-    if (!mask || atomic_fetch_sub(&mask->refs, 1) > 1) return;
-    atomic_fetch_sub(&g->masks->bytes, mask_bytes(g));
-    free(mask);
-}
-
-void masks__drop(struct grammar *g)
-{
-    for (uint32_t i = 0; g->masks && i < MASKS; i++) {
-        mask__drop(g, g->masks->kept[i].mask);
-        g->masks->kept[i] = (struct kept){0};
-    }
-}
-
-void masks__free(struct grammar *g)
-{
-    masks__drop(g);
-    if (g->masks) free(g->masks->stamps);
-    free(g->masks);
-    if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
-}
-
-void masks__count(struct grammar *g)
-{
-    size_t n = rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g);
-    if (g->masks)
-        n +=
-            sizeof *g->masks + g->masks->stamp_cap * sizeof *g->masks->stamps + atomic_load(&g->masks->bytes);
-    if (g->memory) atomic_fetch_add(&g->memory->used, n - g->counted); /* modulo 2^64 where it shrank */
-    g->counted = g->memory ? n : 0;
-    atomic_store(&g->bytes, g->failed ? SIZE_MAX : n);
-}
 
 void grammar_count_in(struct grammar *g, struct grammar_memory *memory)
 {
     work_lock(&g->lock);
     g->memory = memory;
-    masks__count(g);
+    machine__count(g);
     work_unlock(&g->lock);
 }
 
@@ -112,7 +50,7 @@ bool pace_over(const struct pace *p)
 
 bool mask__own(struct grammar *g, const void *who)
 {
-    struct masks *k = masks_of(g);
+    struct masks *k = masks__of(g);
     if (k && k->owner) return k->owner == who;
     machine__tidy(g);
     size_t made = machine__made(g);
@@ -125,7 +63,7 @@ bool mask__own(struct grammar *g, const void *who)
 void mask__disown(struct grammar *g)
 {
     if (g->masks) g->masks->owner = NULL;
-    masks__count(g);
+    machine__count(g);
 }
 
 /* ---- the walk ---- */
@@ -135,29 +73,9 @@ static void set(uint32_t *bits, uint32_t id)
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-/* Whether this walk comes to the state for the first time. */
-static bool first_visit(struct grammar *g, uint32_t state)
-{
-    struct masks *k = g->masks;
-    if (state >= k->stamp_cap) {
-        size_t cap = 2 * (size_t)state + 64;
-        uint32_t *to = realloc(k->stamps, cap * sizeof *to);
-        if (!to) {
-            g->failed = true;
-            return false;
-        }
-        memset(to + k->stamp_cap, 0, (cap - k->stamp_cap) * sizeof *to);
-        k->stamps = to;
-        k->stamp_cap = cap;
-    }
-    bool first = k->stamps[state] != k->stamp;
-    k->stamps[state] = k->stamp;
-    return first;
-}
-
 static uint64_t state_work(struct grammar *g, uint32_t state)
 {
-    return first_visit(g, state) ? WORK_STATE + (uint64_t)WORK_PLACE * machine__cost(g, state) : 0;
+    return mask__first_visit(g, state) ? WORK_STATE + (uint64_t)WORK_PLACE * machine__cost(g, state) : 0;
 }
 
 /* Goes on with a walk; false: it is not at its end, nor over the limit. */
@@ -235,24 +153,6 @@ static int slice_of(struct grammar *g, uint32_t state)
 
 /* ---- masks ---- */
 
-static struct kept *kept_at(struct masks *k, uint32_t state)
-{
-    for (uint32_t i = 0; i < MASKS; i++)
-        if (k->kept[i].state == state) return &k->kept[i];
-    return NULL;
-}
-
-static void keep(struct grammar *g, uint32_t state, struct mask *mask)
-{
-    struct masks *k = g->masks;
-    struct kept *to = &k->kept[0];
-    for (uint32_t i = 1; i < MASKS; i++)
-        if (k->kept[i].used < to->used) to = &k->kept[i];
-    mask__drop(g, to->mask);
-    atomic_fetch_add(&mask->refs, 1);
-    *to = (struct kept){.state = state, .used = ++k->clock, .mask = mask};
-}
-
 enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
                             struct mask **out, enum matcher_failure *why)
 {
@@ -261,20 +161,20 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     if (g->failed || !state) return MASK_FAILED;
     if (k->vocab != v) masks__drop(g); /* another tokenizer: never in a server */
     k->vocab = v;
-    struct kept *at = kept_at(k, state);
+    struct kept *at = mask__kept(k, state);
     if (at) {
         at->used = ++k->clock;
         atomic_fetch_add(&at->mask->refs, 1);
         *out = at->mask;
         return MASK_READY;
     }
-    w->mask = malloc(mask_bytes(g));
+    w->mask = malloc(mask__bytes(g));
     if (!w->mask) {
         *why = MATCHER_MEMORY;
         return MASK_FAILED;
     }
     atomic_init(&w->mask->refs, 1);
-    atomic_fetch_add(&k->bytes, mask_bytes(g));
+    atomic_fetch_add(&k->bytes, mask__bytes(g));
     k->stamp++;
     w->mask->cost = state_work(g, state);
     int slice = slice_of(g, state);
@@ -308,7 +208,7 @@ enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, st
         mask__drop(g, mask);
         return MASK_FAILED;
     }
-    keep(g, state, mask);
+    mask__keep(g, state, mask);
     *out = mask;
     return MASK_READY;
 }

@@ -1,5 +1,6 @@
 /* Masks, and who makes them. Internal to server/grammar/: mask.c makes a mask in pieces of bounded work,
- * matcher.c follows an answer and asks for them, mask_threads.c has threads for those that take long.
+ * mask_store.c keeps them, matcher.c follows an answer and asks for them, mask_threads.c has threads for
+ * those that take long.
  *
  * Work is counted in units of some nanoseconds, as if nothing were cached: a mask's cost is the nodes of the
  * vocabulary's trie that its walk visits, and the sizes of the distinct states that it visits. So the cost is
@@ -43,7 +44,31 @@ struct mask {
     uint64_t cost;
     uint32_t bits[]; /* [vocabulary's words] */
 };
-void mask__drop(struct grammar *g, struct mask *mask); /* NULL is fine */
+
+/* mask_store.c, under the lock but for mask__drop. */
+#define MASKS 64u /* kept for a grammar */
+struct kept {
+    uint32_t state; /* 0 = free */
+    uint64_t used;
+    struct mask *mask;
+};
+struct masks {
+    struct kept kept[MASKS];
+    uint64_t clock;
+    const struct grammar_vocab *vocab; /* of the masks */
+    const void *owner;                 /* whose mask is under way; NULL: nobody's */
+    uint32_t *stamps, stamp;           /* by state: the last walk that visited it */
+    size_t stamp_cap;
+    atomic_size_t bytes; /* of masks that live */
+};
+
+struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
+void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL is fine */
+size_t mask__bytes(const struct grammar *g);              /* of one */
+struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: it is not kept */
+void mask__keep(struct grammar *g, uint32_t state, struct mask *mask);
+/* Whether this walk (masks.stamp) comes to the state for the first time. */
+bool mask__first_visit(struct grammar *g, uint32_t state);
 
 /* A mask in the making: where the walk over the trie is. Of the grammar's current states. */
 struct walk {

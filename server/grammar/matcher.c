@@ -217,7 +217,7 @@ static enum mask_state make(struct matcher *m, struct pace *p)
                          &why);
     if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
     m->worked += before - p->left;
-    if (st == MASK_LATER) masks__count(m->g);
+    if (st == MASK_LATER) machine__count(m->g);
     return st == MASK_LATER ? st : settle(m, st, mask, why);
 }
 

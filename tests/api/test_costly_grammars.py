@@ -1,7 +1,9 @@
 """Grammars that cost a lot, from many clients beside ordinary ones:
 python3 test_costly_grammars.py [--binary B] [--model DIR] [--clients N]
-Nobody waits for another's grammar: a stream goes on, a short chat is answered, /health is quick; each costly request ends, validly or with a clear
-error, in a bounded time; the memory comes back. The same request ends the same, whatever runs beside it."""
+Nobody waits for another's grammar: a stream goes on, a short chat is answered, /health is quick; each costly
+request ends, validly or with a clear error, in a bounded time; the memory comes back. The same request ends
+the same, whatever runs beside it."""
+
 import http.client
 import json
 import os
@@ -16,8 +18,12 @@ from harness import Checks, Server, arguments, wait_until  # noqa: E402
 
 check = Checks()
 LIST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/costly_grammars.json")
-CLEAR = {400: ("unsupported_schema", "constraint_too_costly"), 503: ("grammar_memory", "overloaded", "out_of_memory")}
-OWN_SECONDS = 10.0
+CLEAR = {
+    400: ("unsupported_schema", "constraint_too_costly"),
+    503: ("grammar_memory", "overloaded", "out_of_memory"),
+}
+OWN_SECONDS = 10.0  # alone
+CROWD_SECONDS = 30.0  # beside many, on a machine that may be busy
 
 
 def text_of(value, i=0):
@@ -39,11 +45,13 @@ def request_of(entry):
         "propertyNames": lambda: {"type": "object", "propertyNames": {"pattern": text}},
         "schema": lambda: text,
     }
-    constraint = {"guided_json": forms[kind]()} if kind in forms else {"guided_" + kind.removeprefix("guided_"): text}
+    constraint = (
+        {"guided_json": forms[kind]()} if kind in forms else {"guided_" + kind.removeprefix("guided_"): text}
+    )
     return {"prompt": "a", "max_tokens": 20, "temperature": 1, "seed": 1, **constraint}
 
 
-def ask(server, body, path="/v1/completions", timeout=15):
+def ask(server, body, path="/v1/completions", timeout=40):
     begin = time.monotonic()
     try:
         status, answer = server.post(path, body, timeout=timeout)
@@ -71,7 +79,9 @@ class Stream(threading.Thread):
         while not self.over:
             connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
             body = {"prompt": "once", "max_tokens": 400, "stream": True, "ignore_eos": True, "seed": 3}
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
             answer, self.last = connection.getresponse(), None
             for line in answer:
                 if self.over:
@@ -89,7 +99,11 @@ class Stream(threading.Thread):
 
 
 def part(sorted_values, share):
-    return sorted_values[min(len(sorted_values) - 1, int(share * len(sorted_values)))] if sorted_values else float("inf")
+    return (
+        sorted_values[min(len(sorted_values) - 1, int(share * len(sorted_values)))]
+        if sorted_values
+        else float("inf")
+    )
 
 
 def repeat(results, over, call):
@@ -145,9 +159,12 @@ def crowd(args):
         short()
         alone.append(time.monotonic() - begin)
     gaps = stream.take()
-    step = part(gaps, 0.5)
+    seconds, steps = server.sums("kvasir:engine_step_seconds_total", "kvasir:engine_steps_total")
+    step = seconds / steps
     over, healths, chats = threading.Event(), [], []
-    beside = [threading.Thread(target=repeat, args=(r, over, c)) for r, c in ((healths, health), (chats, short))]
+    beside = [
+        threading.Thread(target=repeat, args=(r, over, c)) for r, c in ((healths, health), (chats, short))
+    ]
     for t in beside:
         t.start()
     begin = time.monotonic()
@@ -163,26 +180,47 @@ def crowd(args):
         what = outcome(status, answer)
         name = f"{status} {what[2] if status == 200 else what[1]}"
         codes[name] = codes.get(name, 0) + 1
-        check.true(f"costly grammar {i} ends clearly", status == 200 or what[1] in CLEAR.get(status, ()), f"{json.dumps(entries[i])[:100]}: {what}")
-        check.true(f"costly grammar {i} ends in time", seconds <= OWN_SECONDS, f"{json.dumps(entries[i])[:100]}: {seconds:.1f} s")
+        check.true(
+            f"costly grammar {i} ends clearly",
+            status == 200 or what[1] in CLEAR.get(status, ()),
+            f"{json.dumps(entries[i])[:100]}: {what}",
+        )
+        check.true(
+            f"costly grammar {i} ends in time",
+            seconds <= CROWD_SECONDS,
+            f"{json.dumps(entries[i])[:100]}: {seconds:.1f} s",
+        )
     healths.sort()
     chats.sort()
-    print(f"{len(bodies)} costly requests of {args.clients} clients in {took:.1f} s: {codes}; slowest {max(r[2] for r in results.values()):.2f} s")
-    print(f"step {1e3 * step:.1f} ms; stream's gaps p99 {part(crowded, 0.99) / step:.1f} steps (alone {part(gaps, 0.99) / step:.1f}), "
-          f"longest {1e3 * part(crowded, 1):.0f} ms")
-    print(f"5-token chat alone {1e3 * part(sorted(alone), 0.5):.0f} ms, beside p50 {1e3 * part(chats, 0.5):.0f}, p99 {1e3 * part(chats, 0.99):.0f} ms; "
-          f"/health p99 {1e3 * part(healths, 0.99):.0f} ms, longest {1e3 * healths[-1]:.0f} ms; memory {before} -> {held} MB")
+    slowest = max(r[2] for r in results.values())
+    print(f"{len(bodies)} costly requests of {args.clients} clients in {took:.1f} s: {codes}")
+    print(f"the slowest took {slowest:.2f} s; a step takes {1e3 * step:.1f} ms")
+    print(
+        f"stream's gaps p99 {part(crowded, 0.99) / step:.1f} steps (alone {part(gaps, 0.99) / step:.1f}), "
+        f"longest {1e3 * part(crowded, 1):.0f} ms"
+    )
+    print(
+        f"5-token chat alone {1e3 * part(sorted(alone), 0.5):.0f} ms, "
+        f"beside p50 {1e3 * part(chats, 0.5):.0f}, p99 {1e3 * part(chats, 0.99):.0f} ms"
+    )
+    print(
+        f"/health p99 {1e3 * part(healths, 0.99):.0f} ms, longest {1e3 * healths[-1]:.0f} ms; "
+        f"memory {before} -> {held} MB"
+    )
     # Generous: this test's own threads and the server share the machine's cores.
     check.true("the stream goes on", crowded and part(crowded, 1) < 1.0, f"{part(crowded, 1):.2f} s")
     check.true("short chats are answered", part(chats, 0.9) < 1.0, f"{part(chats, 0.9):.2f} s")
     check.true("/health is quick", part(healths, 0.95) <= 0.1, f"{part(healths, 0.95):.3f} s")
     stream.over = True
     wait_until(lambda: memory(server) < before + 60, seconds=25, step=0.5)
-    check.true("the memory comes back", memory(server) < before + 60, f"{before} -> {held} -> {memory(server)} MB")
+    check.true(
+        "the memory comes back", memory(server) < before + 60, f"{before} -> {held} -> {memory(server)} MB"
+    )
     again = {}
     for i in range(0, len(bodies), 9):  # alone, and from nothing that is kept
         status, answer, seconds = ask(server, bodies[i])
         again[i] = outcome(status, answer)
+        check.true(f"costly grammar {i} takes no longer alone", seconds <= OWN_SECONDS, f"{seconds:.1f} s")
         first = outcome(*results[i][:2])
         if 503 not in (status, first[0]):
             check.equal(f"costly grammar {i} ends the same alone", again[i], first)
@@ -190,7 +228,7 @@ def crowd(args):
 
 
 def many_forms(args):
-    """100 schemas of 8,000 properties at once stay under the memory for grammars; it comes back when nobody uses them."""
+    """100 schemas of 8,000 properties at once stay under the memory for grammars; it comes back at idle."""
     most = 64
     server = Server(args.binary, args.demo, "--grammar-memory", f"{most}M")
     short = {"prompt": "a", "max_tokens": 2, "temperature": 1, "seed": 1}
@@ -207,7 +245,11 @@ def many_forms(args):
     watcher.start()
     bodies = []
     for k in range(100):
-        schema = {"type": "object", "properties": {f"p{k}_{i}": {"type": "integer"} for i in range(8000)}, "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": {f"p{k}_{i}": {"type": "integer"} for i in range(8000)},
+            "additionalProperties": False,
+        }
         bodies.append({**short, "guided_json": schema})
     begin = time.monotonic()
     results = in_a_crowd(server, bodies, 100)
@@ -218,13 +260,28 @@ def many_forms(args):
     for status, answer, _ in results.values():
         name = f"{status} {'' if status == 200 else answer['error']['code']}"
         codes[name] = codes.get(name, 0) + 1
-        check.true("a large form ends clearly", status == 200 or (status == 503 and answer["error"]["code"] in CLEAR[503]), str(answer)[:200])
-    print(f"100 forms of 8,000 properties in {took:.1f} s: {codes}; grammars held at most {top[0]:.0f} MB, process {before} -> {held} MB")
+        check.true(
+            "a large form ends clearly",
+            status == 200 or (status == 503 and answer["error"]["code"] in CLEAR[503]),
+            str(answer)[:200],
+        )
+    print(
+        f"100 forms of 8,000 properties in {took:.1f} s: {codes}; grammars held at most {top[0]:.0f} MB, "
+        f"process {before} -> {held} MB"
+    )
     check.true("some large forms are answered", codes.get("200 ", 0) >= 5, str(codes))
     # A mask in the making, and a grammar that is being compiled, come on top.
     check.true("grammars stay under --grammar-memory", top[0] <= most + 32, f"{top[0]:.0f} MB")
+    wait_until(lambda: memory(server) < before + 100, seconds=25, step=0.5)
+    check.true(
+        "the memory comes back", memory(server) < before + 100, f"{before} -> {held} -> {memory(server)} MB"
+    )
     wait_until(lambda: server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20, seconds=25, step=0.5)
-    check.true("idle grammars are released", server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20, str(server.metric("kvasir:grammar_bytes")))
+    check.true(
+        "idle grammars are released",
+        server.metric("kvasir:grammar_bytes") <= most / 8 * 2**20,
+        str(server.metric("kvasir:grammar_bytes")),
+    )
     server.stop()
 
 
