@@ -1078,6 +1078,20 @@ bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
     return life_of(p, a, states) == LIFE_NONE;
 }
 
+rx rx_live(struct rx_pool *p, rx a, size_t states)
+{
+    struct node n = p->nodes[a];
+    if (!n.logic) return a;
+    if (n.kind != K_ALT) return rx_matches_nothing(p, a, states) ? RX_NONE : a;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    for (uint32_t i = 0; i < n.b; i++) {
+        rx x = p->list[n.a + i];
+        if (!rx_matches_nothing(p, x, states)) parts_add(p, &t, K_ALT, x);
+    }
+    return parts_end(p, &t);
+}
+
 /* Walks a and `of` together over the texts of `of`: at each place a must have some text left, or, `whole`,
  * match where `of` does. */
 static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
