@@ -953,7 +953,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
 /* Beyond so many transitions it is hard to tell. */
-#define LIFE_WORK   16u /* for each state that may be looked at; a quarter where one is wide */
+#define LIFE_WORK   64u /* for each state that may be looked at; less where the first one is wide */
 #define LIFE_WIDE   64u
 #define COVERS_WORK (1u << 16)
 
@@ -1033,7 +1033,7 @@ static enum life walk(struct rx_pool *p, rx a, size_t states)
     struct search q;
     struct at at;
     if (p->st) return LIFE_UNSURE;
-    size_t work = LIFE_WORK * states / (rx_cost(p, a) > LIFE_WIDE ? 4 : 1);
+    size_t work = LIFE_WORK * states / (rx_cost(p, a) > LIFE_WIDE ? 16 : 1);
     enum life found = search_open(&q, states, work) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
     for (int byte; found == LIFE_NONE && (byte = search_next(p, &q, &at)) != -1;) {
         rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.x, (uint8_t)byte);
@@ -1056,7 +1056,9 @@ static enum life life_of(struct rx_pool *p, rx a, size_t states)
     struct node n = p->nodes[a];
     if (n.life) return n.life;
     enum life out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
-    if (n.kind == K_AND || n.kind == K_NOT) out = walk(p, a, states);
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out != LIFE_NONE; i++)
+        if (life_of(p, p->list[n.a + i], states) == LIFE_NONE) out = LIFE_NONE;
+    if ((n.kind == K_AND && out != LIFE_NONE) || n.kind == K_NOT) out = walk(p, a, states);
     if (n.kind == K_REPEAT) out = life_of(p, n.a, states);
     for (uint32_t i = 0; n.kind == K_ALT && i < n.b && out != LIFE_SOME; i++) {
         part = life_of(p, p->list[n.a + i], states);
@@ -1076,6 +1078,20 @@ static enum life life_of(struct rx_pool *p, rx a, size_t states)
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
 {
     return life_of(p, a, states) == LIFE_NONE;
+}
+
+rx rx_live(struct rx_pool *p, rx a, size_t states)
+{
+    struct node n = p->nodes[a];
+    if (!n.logic) return a;
+    if (n.kind != K_ALT) return rx_matches_nothing(p, a, states) ? RX_NONE : a;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    for (uint32_t i = 0; i < n.b; i++) {
+        rx x = p->list[n.a + i];
+        if (!rx_matches_nothing(p, x, states)) parts_add(p, &t, K_ALT, x);
+    }
+    return parts_end(p, &t);
 }
 
 /* Walks a and `of` together over the texts of `of`: at each place a must have some text left, or, `whole`,

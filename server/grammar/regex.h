@@ -67,6 +67,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c);
 /* Does it match no text at all? Walks what and and not combine, at most `states` sets of it: false where that
  * was not enough to tell. The answer depends on the expression alone. */
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);
+rx rx_live(struct rx_pool *p, rx a, size_t states); /* without the alternatives that match nothing */
 /* Has it texts of a few lengths only? false also where that is hard to tell. */
 bool rx_bounded(const struct rx_pool *p, rx a);
 /* Without its exceptions, which are some texts of a few lengths: what has a free run without limit (below)
