@@ -101,7 +101,7 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
     case GX_EMPTY: push(g, w, rest); break;
     case GX_REGEX:
         if (!places_room(g, 1)) g->failed = true;
-        else g->places[g->place_count++] = (struct place){n.a, rest};
+        else g->places[g->place_count++] = (struct place){rx_live(g->pool, n.a, LIFE_STATES), rest};
         if (n.nullable) push(g, w, rest);
         break;
     case GX_SEQ: push(g, w, cons(g, n.a, cons(g, n.b, rest))); break;
@@ -296,7 +296,7 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
     else free(w.items);
     for (uint32_t i = 0; i < n && !g->failed; i++) {
         struct place p = g->places[first + i];
-        rx left = rx_derivative(g->pool, p.left, byte);
+        rx left = rx_live(g->pool, rx_derivative(g->pool, p.left, byte), LIFE_STATES);
         if (!left) continue;
         bool ends = !together && rx_nullable(g->pool, left);
         const struct cont *c = &g->conts[p.cont];
@@ -304,8 +304,7 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
             g->failed = true;
             break;
         }
-        if (left != RX_EMPTY && !rx_matches_nothing(g->pool, left, LIFE_STATES))
-            g->places[g->place_count++] = (struct place){left, p.cont};
+        if (left != RX_EMPTY) g->places[g->place_count++] = (struct place){left, p.cont};
         if (!ends) continue;
         accepts = accepts || c->accepts;
         memcpy(g->places + g->place_count, g->places + c->places, c->place_count * sizeof *g->places);

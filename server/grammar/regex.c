@@ -1,6 +1,7 @@
-/* See regex.h. Expressions are kept in a normal form: right-nested sequences, sorted lists of alternatives, byte
- * sets united, common beginnings of what is built factored out. What is left of a match is a set of items: an
- * item is a sequence of cells, the rest of the innermost sequence first, then of those around it. */
+/* See regex.h. Expressions are kept in a normal form: right-nested sequences, sorted lists of alternatives,
+ * byte sets united, common beginnings of what is built factored out. What is left of a match is a set of
+ * items: an item is a sequence of cells, the rest of the innermost sequence first, then of those around it.
+ */
 #include "server/grammar/regex.h"
 
 #include "server/grammar/room.h"
@@ -15,9 +16,10 @@ enum life { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
 struct node {
     uint8_t kind, life;
     bool nullable, logic, counts; /* logic: and or not within; counts: a cell of it counts */
-    uint32_t a, b, c; /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
-    uint32_t first, first_count; /* its transitions; count FIRST_UNKNOWN: not made yet */
-    uint32_t cost;               /* 0 = not known yet */
+    uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
+    uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
+    uint32_t cost;                /* 0 = not known yet */
+    uint32_t least;               /* no text that it matches is shorter */
 };
 #define FIRST_UNKNOWN UINT32_MAX
 /* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
@@ -123,6 +125,13 @@ static bool rehash(struct rx_pool *p, size_t slots)
     return true;
 }
 
+static uint32_t times(uint32_t x, uint32_t y)
+{
+    uint64_t n = (uint64_t)x * y;
+    if (!x || !y) return 0;
+    return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
+}
+
 static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items)
 {
     const struct node *a = &p->nodes[n->a], *b = &p->nodes[n->b];
@@ -131,6 +140,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         n->nullable = a->nullable && b->nullable;
         n->logic = a->logic || b->logic;
         n->counts = (a->kind == K_REPEAT && a->counts) || b->counts;
+        n->least = a->least > RX_NO_LIMIT - b->least ? RX_NO_LIMIT : a->least + b->least;
         break;
     case K_NOT:
         n->nullable = !a->nullable;
@@ -140,18 +150,21 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         n->nullable = n->b == 0 || a->nullable;
         n->logic = a->logic;
         n->counts = n->b > 0 || n->c != RX_NO_LIMIT;
+        n->least = times(a->least, n->b);
         break;
     case K_ALT:
     case K_AND:
         n->nullable = n->kind == K_AND;
         n->logic = n->kind == K_AND;
+        n->least = n->kind == K_AND ? 0 : RX_NO_LIMIT;
         for (uint32_t i = 0; i < n->b; i++) {
             const struct node *x = &p->nodes[items[i]];
             n->nullable = n->kind == K_AND ? n->nullable && x->nullable : n->nullable || x->nullable;
             n->logic = n->logic || x->logic;
+            if ((x->least > n->least) == (n->kind == K_AND)) n->least = x->least;
         }
         break;
-    default: break;
+    default: n->least = n->kind == K_BYTES; break;
     }
     n->life = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
 }
@@ -200,10 +213,10 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
         return ST_NOMEM;
     }
     p->nodes[RX_NONE] = (struct node){.kind = K_NONE, .life = LIFE_NONE, .first_count = FIRST_UNKNOWN};
-    p->nodes[RX_EMPTY] = (struct node){
-        .kind = K_EMPTY, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
-    p->nodes[RX_ALL] = (struct node){
-        .kind = K_NOT, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_EMPTY] =
+        (struct node){.kind = K_EMPTY, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_ALL] =
+        (struct node){.kind = K_NOT, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
     *out = p;
     return ST_OK;
 }
@@ -240,6 +253,11 @@ void rx_pool_recover(struct rx_pool *p)
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
+}
+
+size_t rx_pool_work(const struct rx_pool *p)
+{
+    return p->work;
 }
 
 size_t rx_pool_used(const struct rx_pool *p)
@@ -396,8 +414,7 @@ static rx factor(struct rx_pool *p, rx x, rx y)
     if (first != other) {
         if (tail_of(p, x) != tail_of(p, y)) return RX_NONE;
         uint32_t set[8];
-        for (int w = 0; w < 8; w++)
-            set[w] = p->sets[p->nodes[first].a][w] | p->sets[p->nodes[other].a][w];
+        for (int w = 0; w < 8; w++) set[w] = p->sets[p->nodes[first].a][w] | p->sets[p->nodes[other].a][w];
         return cons(p, rx_bytes(p, set), tail_of(p, x));
     }
     struct parts heads = {.cap = 32};
@@ -521,13 +538,6 @@ static rx without_empty(struct rx_pool *p, rx a)
     parts_add(p, &t, K_ALT, a);
     t.items[0] = t.items[--t.count];
     return parts_end(p, &t);
-}
-
-static uint32_t times(uint32_t x, uint32_t y)
-{
-    if (!x || !y) return 0;
-    uint64_t n = (uint64_t)x * y;
-    return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
 }
 
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
@@ -766,7 +776,7 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
             if (was[i].stamp == p->stamp) (void)seen_before(p, was[i].what, was[i].rest);
         free(was);
     }
-    uint64_t h = mix(what, rest);
+    uint64_t h = mix(mix(what, 1), rest);
     for (; p->seen[h & (p->seen_cap - 1)].stamp == p->stamp; h++) {
         const struct seen *s = &p->seen[h & (p->seen_cap - 1)];
         if (s->what == what && s->rest == rest) return true;
@@ -776,15 +786,24 @@ static bool seen_before(struct rx_pool *p, rx what, rx rest)
     return false;
 }
 
+static void first_add(struct rx_pool *p, uint32_t what, rx rest)
+{
+    if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
+        (void)fail(p, ST_NOMEM);
+    else p->firsts[p->first_count++] = (struct first){what, rest};
+}
+
 /* `what` then `rest` is to be looked at, unless it was. */
 static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 {
     const struct node *n = &p->nodes[what];
-    bool logic = n->kind == K_AND || n->kind == K_NOT;
-    if (n->kind == K_BYTES || logic) {
-        if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
-            (void)fail(p, ST_NOMEM);
-        else p->firsts[p->first_count++] = (struct first){logic ? what | LOGIC : n->a, rest};
+    rx head = head_of(p, what);
+    if (n->kind == K_AND || n->kind == K_NOT) {
+        first_add(p, what | LOGIC, rest);
+        return;
+    }
+    if (head) {
+        first_add(p, p->nodes[head].a, cons(p, tail_of(p, what), rest));
         return;
     }
     if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
@@ -834,10 +853,13 @@ static bool first_ready(struct rx_pool *p, rx a)
     return p->nodes[a].first_count != FIRST_UNKNOWN || first_make(p, a);
 }
 
+/* What is combined by and is searched for a text that it matches, once for each set that is reached. */
+#define LOGIC_COST 16u
+
 uint32_t rx_cost(struct rx_pool *p, rx a)
 {
     struct node n = p->nodes[a];
-    uint32_t cost = 1;
+    uint32_t cost = n.kind == K_AND ? LOGIC_COST : 1;
     if (n.cost) return n.cost;
     for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++) cost += rx_cost(p, p->list[n.a + i]);
     if (n.kind == K_NOT && a != RX_ALL) cost += rx_cost(p, n.a);
@@ -864,6 +886,7 @@ static rx derive(struct rx_pool *p, rx a, uint8_t byte)
     struct parts t = {.cap = 32};
     t.items = t.first;
     n = p->nodes[a];
+    p->work += n.first_count / 8;
     for (uint32_t i = 0; i < n.first_count; i++) {
         struct first f = p->firsts[n.first + i];
         if (f.what & LOGIC) parts_add(p, &t, K_ALT, cons(p, rx_derivative(p, f.what & ~LOGIC, byte), f.rest));
@@ -940,17 +963,19 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
-/* Beyond so many transitions it is hard to tell. */
-#define LIFE_WORK   128u /* for each state that may be looked at */
+/* Beyond so many transitions it is hard to tell: for each state that may be looked at; less where the first
+ * one is wide, or far from an end. */
+#define LIFE_WORK   128u
+#define LIFE_WIDE   128u
 #define COVERS_WORK (1u << 16)
 
-struct search { /* pairs of what was reached */
+struct search {     /* pairs of what was reached */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */
     struct at {
         rx x, y;
         struct rx_classes *classes; /* NULL: nothing of it was tried yet */
         unsigned byte;              /* to be tried next */
-    } *path;
+    } * path;
     rx *found; /* [count]: each x in the order in which it was reached */
     size_t cap, count, depth, states, work;
 };
@@ -1020,7 +1045,9 @@ static enum life walk(struct rx_pool *p, rx a, size_t states)
     struct search q;
     struct at at;
     if (p->st) return LIFE_UNSURE;
-    enum life found = search_open(&q, states, LIFE_WORK * states) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
+    bool hard = rx_cost(p, a) > LIFE_WIDE || p->nodes[a].least > states;
+    size_t work = LIFE_WORK * states / (hard ? 32 : 1);
+    enum life found = search_open(&q, states, work) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
     for (int byte; found == LIFE_NONE && (byte = search_next(p, &q, &at)) != -1;) {
         rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.x, (uint8_t)byte);
         if (byte < 0 || p->st) found = LIFE_UNSURE;
@@ -1042,7 +1069,9 @@ static enum life life_of(struct rx_pool *p, rx a, size_t states)
     struct node n = p->nodes[a];
     if (n.life) return n.life;
     enum life out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
-    if (n.kind == K_AND || n.kind == K_NOT) out = walk(p, a, states);
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out != LIFE_NONE; i++)
+        if (life_of(p, p->list[n.a + i], states) == LIFE_NONE) out = LIFE_NONE;
+    if ((n.kind == K_AND && out != LIFE_NONE) || n.kind == K_NOT) out = walk(p, a, states);
     if (n.kind == K_REPEAT) out = life_of(p, n.a, states);
     for (uint32_t i = 0; n.kind == K_ALT && i < n.b && out != LIFE_SOME; i++) {
         part = life_of(p, p->list[n.a + i], states);
@@ -1062,6 +1091,20 @@ static enum life life_of(struct rx_pool *p, rx a, size_t states)
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
 {
     return life_of(p, a, states) == LIFE_NONE;
+}
+
+rx rx_live(struct rx_pool *p, rx a, size_t states)
+{
+    struct node n = p->nodes[a];
+    if (!n.logic) return a;
+    if (n.kind != K_ALT) return rx_matches_nothing(p, a, states) ? RX_NONE : a;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    for (uint32_t i = 0; i < n.b; i++) {
+        rx x = p->list[n.a + i];
+        if (!rx_matches_nothing(p, x, states)) parts_add(p, &t, K_ALT, x);
+    }
+    return parts_end(p, &t);
 }
 
 /* Walks a and `of` together over the texts of `of`: at each place a must have some text left, or, `whole`,
