@@ -7,7 +7,6 @@
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "config/hf/reader.h"
-#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "kernels/cuda_loader.h"
@@ -130,25 +129,6 @@ static void add_eos(struct model_info *m, uint32_t id)
     if (m->eos_count < MODEL_EOS_MAX) m->eos_ids[m->eos_count++] = id;
 }
 
-/* All absent when there is no such file. */
-static enum status load_generation(const char *dir, struct hf_generation *g, struct err *err)
-{
-    char *text = NULL, *where = checkpoint_where(dir, "generation_config.json");
-    size_t len;
-    enum status st = where
-                         ? checkpoint_text(dir, "generation_config.json", HF_FILE_BYTES_MAX, &text, &len, err)
-                         : err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    if (st == ST_NOT_FOUND) {
-        *g = (struct hf_generation){0};
-        st = ST_OK;
-    } else if (!st) {
-        st = hf_generation_parse(text, len, where, g, err);
-    }
-    free(text);
-    free(where);
-    return st;
-}
-
 static const char *weights_name(const struct engine *e)
 {
     static const char *const made[] = {"float", "int8", "int4"};
@@ -160,7 +140,7 @@ static const char *weights_name(const struct engine *e)
 static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
 {
     struct hf_generation g;
-    enum status st = load_generation(e->dir, &g, err);
+    enum status st = family_load_generation(e->dir, &g, err);
     if (st) return st;
     struct model_info *m = &e->info;
     const struct model_desc *d = &e->net.desc;
@@ -223,7 +203,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                                 .std = {0.5f, 0.5f, 0.5f}};
         return ST_OK;
     }
-    st = image_config_load(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
+    st = family_load_images(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
         bool patches = d->vision.end == VISION_EMBED
@@ -260,7 +240,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
         st = err_set(err, ST_UNSUPPORTED,
                      "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
                      e->dir, e->model_type);
-    if (!st && !opt->random_weights) st = checkpoint_open(e->dir, opt->mmproj, files, err);
+    if (!st && !opt->random_weights) st = family_open(e->dir, opt->mmproj, files, err);
     if (!st) model_desc_settle(&e->net.desc, *files);
     if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
     if (!st) {

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,4 +50,10 @@ enum status file_text(const char *path, size_t max, char **text, size_t *len, st
     t[*len] = '\0';
     *text = t;
     return ST_OK;
+}
+
+char *file_join(const char *dir, const char *name)
+{
+    char *path;
+    return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
 }

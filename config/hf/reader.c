@@ -81,14 +81,20 @@ void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
 }
 
+void hf_check_heads(struct hf_reader *r, const struct hf_text *t)
+{
+    if (r->st) return;
+    if (t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
+    if (t->num_attention_heads % t->num_key_value_heads)
+        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+}
+
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
     hf_u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
-    if (!r->st && t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
-    if (!r->st && t->num_attention_heads % t->num_key_value_heads)
-        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+    hf_check_heads(r, t);
 }
 
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,

@@ -3,8 +3,8 @@
  * ones get a clear line or are read, and nothing crashes (run this under the address and undefined
  * sanitizers). */
 #include "config/gguf/gguf.h"
-#include "engine/checkpoint/files.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/families/families.h"
 
 #include <math.h>
@@ -42,8 +42,7 @@ static void load(struct side *s, const char *model, const char *mmproj)
 {
     struct err err = {""};
     s->config = calloc(1, sizeof *s->config);
-    if (family_load(model, mmproj, s->config, &s->desc, &err) ||
-        checkpoint_open(model, mmproj, &s->files, &err))
+    if (family_load(model, mmproj, s->config, &s->desc, &err) || family_open(model, mmproj, &s->files, &err))
         fail_msg("%s", err.msg);
     model_desc_settle(&s->desc, s->files);
 }
@@ -220,11 +219,11 @@ static void test_same_models(void **state)
 
 static void expect(const char *model, const char *mmproj, enum status want, const char *says)
 {
+    static struct hf_config config;
+    struct model_desc desc;
     struct err err = {""};
-    char *text;
-    size_t len;
-    enum status st = checkpoint_pair_text(model, mmproj, "config.json", 1 << 20, &text, &len, &err);
-    if (!st) free(text);
+    enum status st = family_load(model, mmproj, &config, &desc, &err);
+    model_desc_free(&desc);
     if (st != want || (want && !strstr(err.msg, says))) fail_msg("%s: \"%s\"", status_name(st), err.msg);
 }
 
@@ -248,24 +247,27 @@ static uint32_t random_below(uint64_t *seed, uint32_t n)
 /* Everything that is done with a file before its numbers are used. */
 static void use(const char *model, const char *mmproj)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "preprocessor_config.json",
-                                        "video_preprocessor_config.json", "tokenizer.json"};
     static struct hf_config config;
     struct err err = {""};
     struct model_desc desc;
     struct stf_files *files;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char *text;
-        size_t len;
-        err.msg[0] = '\0';
-        if (!checkpoint_pair_text(model, mmproj, names[i], 1 << 20, &text, &len, &err)) free(text);
-        else if (!err.msg[0]) fail_msg("%s: a fault without a word", names[i]);
+    struct hf_generation generation;
+    struct image_config images;
+    const struct family_prompt *prompt;
+    if (family_load_generation(model, &generation, &err) && !err.msg[0]) fail_msg("sampling: no word");
+    err.msg[0] = '\0';
+    if (family_load_prompt(model, &prompt, &err) && !err.msg[0]) fail_msg("prompts: no word");
+    err.msg[0] = '\0';
+    if (!family_load(model, mmproj, &config, &desc, &err)) {
+        if (desc.has_vision && family_load_images(model, mmproj, config.model_type, &images, &err) &&
+            !err.msg[0])
+            fail_msg("images: no word");
+        model_desc_free(&desc);
+    } else if (!err.msg[0]) {
+        fail_msg("a fault without a word");
     }
     err.msg[0] = '\0';
-    if (!family_load(model, mmproj, &config, &desc, &err)) model_desc_free(&desc);
-    else if (!err.msg[0]) fail_msg("a fault without a word");
-    err.msg[0] = '\0';
-    if (checkpoint_open(model, mmproj, &files, &err)) {
+    if (family_open(model, mmproj, &files, &err)) {
         if (!err.msg[0]) fail_msg("a fault without a word");
         return;
     }
