@@ -139,9 +139,6 @@ static const char *weights_name(const struct engine *e)
 /* Special ids and defaults: both files' stop ids count. */
 static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
 {
-    struct hf_generation g;
-    enum status st = family_load_generation(e->dir, &g, err);
-    if (st) return st;
     struct model_info *m = &e->info;
     const struct model_desc *d = &e->net.desc;
     *m = (struct model_info){.family = e->model_type,
@@ -156,51 +153,29 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                              .weight_bytes = e->net.survey.memory_bytes,
                              .vocab_size = d->vocab,
                              .bos_id = d->bos_id};
-    for (uint32_t i = 0; i < g.eos_count; i++) add_eos(m, g.eos_ids[i]);
+    enum status st = family_load_generation(e->dir, &m->generation, err);
+    if (st) return st;
+    for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
     for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
-    m->generation = (struct model_generation_defaults){.has_temperature = g.has_temperature,
-                                                       .has_top_p = g.has_top_p,
-                                                       .has_top_k = g.has_top_k,
-                                                       .has_min_p = g.has_min_p,
-                                                       .has_repetition_penalty = g.has_repetition_penalty,
-                                                       .has_do_sample = g.has_do_sample,
-                                                       .do_sample = g.do_sample,
-                                                       .temperature = g.temperature,
-                                                       .top_p = g.top_p,
-                                                       .min_p = g.min_p,
-                                                       .repetition_penalty = g.repetition_penalty,
-                                                       .top_k = g.top_k,
-                                                       .suppress_count = g.suppress_count};
-    _Static_assert(sizeof m->generation.suppress_ids == sizeof g.suppress_ids, "all of them fit");
-    memcpy(m->generation.suppress_ids, g.suppress_ids, sizeof g.suppress_ids);
     m->image = d->image;
     if (!d->has_vision) return ST_OK;
-    if (opt->random_weights && !d->vision.image_size) {
-        m->image.config = (struct image_config){.filter = IMAGE_BICUBIC,
+    if (opt->random_weights) {
+        uint32_t side = d->vision.image_size; /* 0: any */
+        m->image.config = (struct image_config){.width = side,
+                                                .height = side,
+                                                .filter = side ? IMAGE_BILINEAR : IMAGE_BICUBIC,
                                                 .do_resize = true,
                                                 .do_rescale = true,
                                                 .do_normalize = true,
                                                 .rescale_factor = 1.0 / 255,
                                                 .mean = {0.5f, 0.5f, 0.5f},
                                                 .std = {0.5f, 0.5f, 0.5f},
-                                                .dynamic = true,
+                                                .dynamic = !side,
                                                 .patch = d->vision.patch,
                                                 .merge = d->vision.merge,
                                                 .depth = d->vision.depth,
                                                 .area_min = 65536,
                                                 .area_max = 16777216};
-        return ST_OK;
-    }
-    if (opt->random_weights) {
-        m->image.config = (struct image_config){.width = d->vision.image_size,
-                                                .height = d->vision.image_size,
-                                                .filter = IMAGE_BILINEAR,
-                                                .do_resize = true,
-                                                .do_rescale = true,
-                                                .do_normalize = true,
-                                                .rescale_factor = 1.0 / 255,
-                                                .mean = {0.5f, 0.5f, 0.5f},
-                                                .std = {0.5f, 0.5f, 0.5f}};
         return ST_OK;
     }
     st = family_load_images(e->dir, opt->mmproj, e->model_type, &m->image.config, err);

@@ -81,10 +81,9 @@ struct hf_config {
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
-    bool bidirectional_images;         /* an image's tokens attend to each other in both directions */
-    uint32_t boi_id, eoi_id, image_id; /* boi, eoi: what stands around a picture */
-    uint32_t video_id;                 /* HF_NO_ID = none */
-    uint32_t bos_id;                   /* HF_NO_ID = none */
+    bool bidirectional_images;   /* an image's tokens attend to each other in both directions */
+    uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
+    uint32_t bos_id;             /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count; /* 0 = the file names none */
     /* Of a drafter: the width of the model that it drafts for. */

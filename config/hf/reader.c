@@ -8,33 +8,36 @@ void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *
     if (!r->st) r->st = err_set(r->err, st, "%s: %s%s: %s", r->file, r->scope, key, what);
 }
 
-void hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
+bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
     if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf_fault(r, ST_FORMAT, key, what);
     else *v = (uint32_t)x;
+    return !r->st;
 }
 
-void hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
+bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
     if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf_fault(r, ST_FORMAT, key, what);
     else *v = x;
+    return !r->st;
 }
 
-void hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
+bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     if (!json_bool(r->d, n, v)) hf_fault(r, ST_FORMAT, key, "must be true or false");
+    return !r->st;
 }
 
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count)

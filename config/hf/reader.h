@@ -34,10 +34,10 @@ struct hf_reader {
 /* Notes the fault "file: key: what" if it is the first. */
 void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *what);
 
-/* Absent or null leaves *v. */
-void hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
-void hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v);
-void hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
+/* Absent or null leaves *v, and false. */
+bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
+bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v);
+bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
 /* An id, or a list of them, added to the ids that are there already (at most HF_EOS_MAX). */
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count);
 /* Only the one named by `want` is served. */

@@ -36,7 +36,8 @@ void family_defaults(const struct family *family, const struct family_type *type
 {
     *c = (struct hf_config){.text = *type->text,
                             .has_vision = has_vision,
-                            .video_id = HF_NO_ID,
+                            .image_id = family->image_id ? family->image_id : HF_NO_ID,
+                            .video_id = family->video_id ? family->video_id : HF_NO_ID,
                             .bos_id = family->bos_id ? family->bos_id : HF_NO_ID};
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
     if (has_vision) c->vision = *type->vision;

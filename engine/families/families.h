@@ -61,7 +61,7 @@ struct family {
     const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
     const struct family_prompt *prompt;     /* NULL: all that there is to say stands in the checkpoint */
     const struct family_gguf *gguf; /* behind the last one without a name; NULL: there are no such files */
-    uint32_t bos_id;                /* the classes' default; 0: none */
+    uint32_t bos_id, image_id, video_id; /* the classes' defaults; 0: none */
 };
 
 /* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by

@@ -30,7 +30,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
         const struct family_gguf *r = family_gguf_at(i);
         if (!gguf_text_is(arch, r->arch)) continue;
         known = true;
-        if (f->tower ? r->projector && gguf_text_is(projector, r->projector) : !r->projector) {
+        if (f->tower ? r->projector && gguf_text_is(projector, r->projector) : r->model_type != NULL) {
             *out = r;
             return ST_OK;
         }
@@ -42,7 +42,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
     char served[256] = "";
     size_t used = 0;
     for (size_t i = 0; family_gguf_at(i); i++) {
-        if (family_gguf_at(i)->projector) continue;
+        if (!family_gguf_at(i)->model_type) continue;
         int n =
             snprintf(served + used, sizeof served - used, "%s%s", used ? ", " : "", family_gguf_at(i)->arch);
         if (n > 0 && (size_t)n < sizeof served - used) used += (size_t)n;
@@ -111,6 +111,11 @@ static enum status open_keys(const char *model, const char *mmproj, struct gguf_
     return st;
 }
 
+static const struct family *find_family(const struct gguf_keys *k, const struct family_type **type)
+{
+    return family_find(k->f->tower ? k->rule->tower_type : k->rule->model_type, type);
+}
+
 enum status gguf_config(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
                         struct err *err)
 {
@@ -119,7 +124,7 @@ enum status gguf_config(const char *model, const char *mmproj, struct hf_config 
     enum status st = open_keys(model, mmproj, &f, &k, err);
     if (st) return st;
     const struct family_type *type;
-    const struct family *family = family_find(k.rule->model_type, &type);
+    const struct family *family = find_family(&k, &type);
     family_defaults(family, type, f.tower != NULL, c);
     check_served(&k);
     read_text(&k, &c->text);
@@ -140,7 +145,7 @@ enum status gguf_prompt(const char *model, const struct family_prompt **out, str
     const struct family_type *type;
     enum status st = open_keys(model, NULL, &f, &k, err);
     if (st) return st;
-    *out = family_find(k.rule->model_type, &type)->prompt;
+    *out = find_family(&k, &type)->prompt;
     gguf_files_close(&f);
     return ST_OK;
 }

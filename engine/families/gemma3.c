@@ -120,14 +120,6 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_double(r, obj, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
 }
 
-static void default_images(struct hf_config *c)
-{
-    c->mm_tokens_per_image = 256;
-    c->boi_id = 255999;
-    c->eoi_id = 256000;
-    c->image_id = 262144;
-}
-
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     read_text(r, r->text, &c->text);
@@ -135,10 +127,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
     siglip_read(r, r->vision, &c->vision);
-    default_images(c);
+    c->mm_tokens_per_image = 256;
     hf_u32(r, 0, "mm_tokens_per_image", 1, 1u << 16, &c->mm_tokens_per_image);
-    gemma_id(r, "boi_token_index", "boi_token_id", &c->boi_id);
-    gemma_id(r, "eoi_token_index", "eoi_token_id", &c->eoi_id);
     gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
 }
 
@@ -263,7 +253,7 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
     uint32_t scale = 4, id;
-    default_images(c);
+    c->mm_tokens_per_image = 256;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
     gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
     gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
@@ -275,8 +265,6 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     siglip_check(&k->r, v);
     uint32_t side = v->image_size / v->patch_size / scale;
     gguf_set_u32(k, "clip.vision.projector.scale_factor", side * side, 1, 1u << 16, &c->mm_tokens_per_image);
-    gguf_token(k, "<start_of_image>", &c->boi_id);
-    gguf_token(k, "<end_of_image>", &c->eoi_id);
     if ((gguf_token(k, "<image_soft_token>", &id) && id < c->text.vocab_size) ||
         gguf_token(k, "<unused99>", &id))
         c->image_id = id;
@@ -308,13 +296,8 @@ static const struct gguf_name TOWER_NAMES[] = {
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma3",
      .model_type = "gemma3_text",
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .text = gguf_text,
-     .stops = gemma_gguf_stops},
-    {.arch = "gemma3",
      .projector = "gemma3",
-     .model_type = "gemma3",
+     .tower_type = "gemma3",
      .norms_plus_one = true,
      .names = gemma_gguf_names,
      .tower_names = TOWER_NAMES,
@@ -331,6 +314,7 @@ const struct family family_gemma3 = {
     .read = read,
     .describe = describe,
     .bos_id = 2,
+    .image_id = 262144,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,
 };

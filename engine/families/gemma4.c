@@ -106,14 +106,6 @@ static void read_tower(struct hf_reader *r, struct hf_vision *v)
     check_tower(r, v, head, kv_heads);
 }
 
-static void default_images(struct hf_config *c)
-{
-    c->boi_id = 255999;
-    c->eoi_id = 258882;
-    c->image_id = 258880;
-    c->video_id = 258884;
-}
-
 static void read_vision(struct hf_reader *r, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
@@ -134,9 +126,6 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
         read_tower(r, v);
     }
     r->scope = "";
-    default_images(c);
-    hf_u32(r, 0, "boi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->boi_id);
-    hf_u32(r, 0, "eoi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->eoi_id);
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
     hf_u32(r, 0, "video_token_id", 0, SIZE_MAX_VOCAB - 1, &c->video_id);
     if (!r->st && json_kind(r->d, json_get_live(r->d, 0, "audio_config")) == JSON_OBJECT)
@@ -649,7 +638,6 @@ static const struct gguf_name GGUF_NAMES[] = {
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    default_images(c);
     gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
     gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
     gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
@@ -665,8 +653,6 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     c->bidirectional_images = c->text.hidden_size_per_layer_input == 0;
     gguf_token(k, "<|image|>", &c->image_id);
     gguf_token(k, "<|video|>", &c->video_id);
-    gguf_token(k, "<|image>", &c->boi_id);
-    gguf_token(k, "<image|>", &c->eoi_id);
 }
 
 /* As many tokens as the class has by default. */
@@ -716,13 +702,8 @@ static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma4",
      .model_type = "gemma4_text",
-     .names = GGUF_NAMES,
-     .text = gguf_text,
-     .stops = GGUF_STOPS,
-     .never = GGUF_NEVER},
-    {.arch = "gemma4",
      .projector = "gemma4v",
-     .model_type = "gemma4",
+     .tower_type = "gemma4",
      .names = GGUF_NAMES,
      .tower_names = TOWER_NAMES,
      .text = gguf_text,
@@ -743,6 +724,8 @@ const struct family family_gemma4 = {
     .read = read,
     .describe = describe,
     .bos_id = 2,
+    .image_id = 258880,
+    .video_id = 258884,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,
 };

@@ -22,11 +22,12 @@ struct gguf_keys {
 struct gguf_name {
     const char *from, *to;
 };
-/* One kind of file, or pair of files. */
+/* One kind of file, and the tower that goes with it. */
 struct family_gguf {
     const char *arch;       /* general.architecture */
-    const char *projector;  /* clip.projector_type of the tower; NULL: the model alone */
-    const char *model_type; /* as in config.json */
+    const char *model_type; /* as in config.json, of the model alone; NULL: it is another row's */
+    const char *projector;  /* clip.projector_type of the tower; NULL: there are none */
+    const char *tower_type; /* model_type with it */
     bool norms_plus_one;    /* norms are stored with the 1 added that the description adds */
     const struct gguf_name *names,
         *tower_names; /* behind the last an empty one; they win over the common ones */

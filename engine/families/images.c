@@ -4,10 +4,10 @@
 
 #include "config/base/json.h"
 #include "config/gguf/gguf.h"
+#include "config/hf/reader.h"
 #include "engine/families/from_gguf.h"
 #include "engine/prompt/image_prep.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,213 +15,133 @@ enum {
     CONFIG_BYTES_MAX = 1 << 20,
     TARGET_SIDE_MAX = 16384,
     CROPS_MAX = 64,
-    PATCH_MAX = 256,
-    FRAMES_MAX = 100000
+    FRAMES_MAX = 100000,
 };
-#define AREA_MAX (1ull << 40)
-
-/* One settings object and what to call it in messages. */
-struct settings {
-    const struct json_doc *doc;
-    uint32_t node;
-    const char *path;
-    struct err *err;
-    bool size_only; /* min_pixels and max_pixels mean nothing here */
-};
-
-static enum status wrong(const struct settings *s, const char *key, const char *want)
-{
-    return err_set(s->err, ST_FORMAT, "%s: %s must be %s", s->path, key, want);
-}
-
-static enum status read_bool(const struct settings *s, const char *key, bool *out)
-{
-    uint32_t v = json_get_live(s->doc, s->node, key);
-    if (v == JSON_NONE || json_bool(s->doc, v, out)) return ST_OK;
-    return wrong(s, key, "true or false");
-}
-
-static enum status read_count(const struct settings *s, const char *key, uint32_t max, uint32_t *out)
-{
-    uint32_t v = json_get_live(s->doc, s->node, key);
-    uint64_t n;
-    if (v == JSON_NONE) return ST_OK;
-    if (!json_uint(s->doc, v, &n) || n < 1 || n > max) return wrong(s, key, "a whole number in range");
-    *out = (uint32_t)n;
-    return ST_OK;
-}
-
-static enum status read_positive(const struct settings *s, const char *key, double *out)
-{
-    uint32_t v = json_get_live(s->doc, s->node, key);
-    double d;
-    if (v == JSON_NONE) return ST_OK;
-    if (!json_double(s->doc, v, &d) || !isfinite(d) || d <= 0.0) return wrong(s, key, "a number over 0");
-    *out = d;
-    return ST_OK;
-}
+#define AREA_MAX 0x1p40
 
 /* A list of three numbers, or one number for all three channels. */
-static enum status read_channels(const struct settings *s, const char *key, bool positive, float out[3])
+static void read_channels(struct hf_reader *r, uint32_t obj, const char *key, double lo, float out[3])
 {
-    uint32_t v = json_get_live(s->doc, s->node, key);
-    if (v == JSON_NONE) return ST_OK;
-    bool list = json_kind(s->doc, v) == JSON_ARRAY;
-    if (list && json_count(s->doc, v) != 3) return wrong(s, key, "a list of 3 numbers");
-    float read[3];
-    for (uint32_t c = 0; c < 3; c++) {
+    uint32_t v = json_get_live(r->d, obj, key);
+    bool list = json_kind(r->d, v) == JSON_ARRAY;
+    for (uint32_t c = 0; c < 3 && v != JSON_NONE && !r->st; c++) {
         double d;
-        if (!json_double(s->doc, list ? json_at(s->doc, v, c) : v, &d) || !isfinite(d) || fabs(d) > 1e6 ||
-            (positive && d < 1e-6))
-            return wrong(s, key, positive ? "numbers over 0" : "numbers");
-        read[c] = (float)d;
+        if ((list && json_count(r->d, v) != 3) || !json_double(r->d, list ? json_at(r->d, v, c) : v, &d) ||
+            !(d >= lo && d <= 1e6))
+            hf_fault(r, ST_FORMAT, key, lo > 0 ? "must be 3 numbers over 0" : "must be 3 numbers");
+        else out[c] = (float)d;
     }
-    memcpy(out, read, sizeof read);
-    return ST_OK;
 }
 
 /* 896, or {"height": 896, "width": 896}. */
-static enum status read_size(const struct settings *s, struct image_config *out)
+static void read_size(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
-    uint32_t v = json_get_live(s->doc, s->node, "size");
-    if (v == JSON_NONE) return ST_OK;
-    if (json_kind(s->doc, v) != JSON_OBJECT) {
-        enum status st = read_count(s, "size", TARGET_SIDE_MAX, &out->width);
+    uint32_t v = json_get_live(r->d, obj, "size");
+    if (v == JSON_NONE) return;
+    if (json_kind(r->d, v) != JSON_OBJECT) {
+        hf_u32(r, obj, "size", 1, TARGET_SIDE_MAX, &out->width);
         out->height = out->width;
-        return st;
+        return;
     }
-    uint32_t height = 0, width = 0;
-    struct settings size = {.doc = s->doc, .node = v, .path = s->path, .err = s->err};
-    enum status st = read_count(&size, "height", TARGET_SIDE_MAX, &height);
-    if (!st) st = read_count(&size, "width", TARGET_SIDE_MAX, &width);
-    if (st) return err_prefix(s->err, st, "size");
-    if (!height || !width)
-        return err_set(s->err, ST_UNSUPPORTED,
-                       "%s: size must have height and width: this family's pictures have one fixed size, not "
-                       "one by edge",
-                       s->path);
-    out->height = height;
-    out->width = width;
-    return ST_OK;
+    out->height = out->width = 0;
+    hf_u32(r, v, "height", 1, TARGET_SIDE_MAX, &out->height);
+    hf_u32(r, v, "width", 1, TARGET_SIDE_MAX, &out->width);
+    if (!out->height || !out->width)
+        hf_fault(r, ST_UNSUPPORTED, "size",
+                 "must have height and width: this family's images have one fixed size, not one by edge");
 }
 
-static enum status read_area(const struct settings *s, const char *key, uint64_t *out)
+static void read_area(struct hf_reader *r, uint32_t obj, const char *key, uint64_t *area)
 {
-    uint32_t v = json_get_live(s->doc, s->node, key);
-    uint64_t n;
-    if (v == JSON_NONE) return ST_OK;
-    if (!json_uint(s->doc, v, &n) || n < 1 || n > AREA_MAX)
-        return wrong(s, key, "a number of pixels in range");
-    *out = n;
-    return ST_OK;
+    double pixels = (double)*area;
+    hf_double(r, obj, key, 1, AREA_MAX, &pixels);
+    *area = (uint64_t)pixels;
 }
 
 /* min_pixels and max_pixels, or size.shortest_edge and size.longest_edge, which are areas in spite of their
- * names; the former win. */
-static enum status read_areas(const struct settings *s, struct image_config *out)
+ * names; the former win. size_only: the former mean nothing here. */
+static void read_areas(struct hf_reader *r, uint32_t obj, bool size_only, struct image_config *out)
 {
-    struct settings size = {
-        .doc = s->doc, .node = json_get_live(s->doc, s->node, "size"), .path = s->path, .err = s->err};
-    enum status st = ST_OK;
-    if (size.node != JSON_NONE) {
-        static const char *const known[] = {"min_pixels", "max_pixels", "shortest_edge", "longest_edge"};
-        bool any = false; /* json_get_live has nothing of what is not an object */
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-            any |= json_get_live(s->doc, size.node, known[i]) != JSON_NONE;
-        if (!any)
-            return err_set(
-                s->err, ST_UNSUPPORTED,
-                "%s: size must have shortest_edge and longest_edge: this family's pictures keep their shape",
-                s->path);
-        st = read_area(&size, "min_pixels", &out->area_min);
-        if (!st) st = read_area(&size, "max_pixels", &out->area_max);
-        if (!st) st = read_area(&size, "shortest_edge", &out->area_min);
-        if (!st) st = read_area(&size, "longest_edge", &out->area_max);
+    static const char *const least[] = {"min_pixels", "shortest_edge"}, *const most[] = {"max_pixels",
+                                                                                         "longest_edge"};
+    uint32_t size = json_get_live(r->d, obj, "size");
+    bool any = size == JSON_NONE; /* json_get_live has nothing of what is not an object */
+    for (int i = 0; i < 2; i++) {
+        any |= json_get_live(r->d, size, least[i]) != JSON_NONE ||
+               json_get_live(r->d, size, most[i]) != JSON_NONE;
+        read_area(r, size, least[i], &out->area_min);
+        read_area(r, size, most[i], &out->area_max);
     }
-    if (!st && !s->size_only) st = read_area(s, "min_pixels", &out->area_min);
-    if (!st && !s->size_only) st = read_area(s, "max_pixels", &out->area_max);
-    if (!st) st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
-    if (!st) st = read_count(s, "merge_size", PATCH_MAX, &out->merge);
-    if (!st) st = read_count(s, "temporal_patch_size", PATCH_MAX, &out->depth);
-    if (!st && out->area_min > out->area_max)
-        st = wrong(s, "size", "a smallest area that is not over the largest");
-    return st;
+    if (!any)
+        hf_fault(r, ST_UNSUPPORTED, "size",
+                 "must have shortest_edge and longest_edge: this family's images keep their shape");
+    read_area(r, size_only ? JSON_NONE : obj, least[0], &out->area_min);
+    read_area(r, size_only ? JSON_NONE : obj, most[0], &out->area_max);
+    hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &out->patch);
+    hf_u32(r, obj, "merge_size", 1, SIZE_MAX_PATCH, &out->merge);
+    hf_u32(r, obj, "temporal_patch_size", 1, SIZE_MAX_PATCH, &out->depth);
+    if (out->area_min > out->area_max)
+        hf_fault(r, ST_FORMAT, "size", "must have a smallest area that is not over the largest");
 }
 
 /* max_soft_tokens -> area_max, for pictures and videos alike. */
-static enum status read_budget(const struct settings *s, struct image_config *out)
+static void read_budget(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
     uint64_t unit = (uint64_t)out->patch * out->merge;
     uint32_t tokens = (uint32_t)(out->area_max / (unit * unit)); /* the class default */
-    enum status st = read_count(s, "patch_size", PATCH_MAX, &out->patch);
-    if (!st) st = read_count(s, "pooling_kernel_size", PATCH_MAX, &out->merge);
-    if (!st) st = read_count(s, "max_soft_tokens", 1u << 20, &tokens);
-    if (!st && !image_budget(out, tokens, &out->area_max))
-        st = wrong(s, "max_soft_tokens", "70, 140, 280, 560 or 1120");
-    return st;
+    hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &out->patch);
+    hf_u32(r, obj, "pooling_kernel_size", 1, SIZE_MAX_PATCH, &out->merge);
+    hf_u32(r, obj, "max_soft_tokens", 1, 1u << 20, &tokens);
+    if (!image_budget(out, tokens, &out->area_max))
+        hf_fault(r, ST_FORMAT, "max_soft_tokens", "must be 70, 140, 280, 560 or 1120");
 }
 
 /* What only the settings for videos have. */
-static enum status read_frames(const struct settings *s, struct image_config *out)
+static void read_frames(struct hf_reader *r, uint32_t obj, struct image_config *out)
 {
-    if (out->video_uniform) return read_count(s, "num_frames", FRAMES_MAX, &out->video_frames_max);
     bool cap = false;
     uint32_t tokens = out->video_volume ? 768 : 128000;
-    enum status st = read_positive(s, "fps", &out->video_fps);
-    if (!st) st = read_count(s, "min_frames", FRAMES_MAX, &out->video_frames_min);
-    if (!st) st = read_count(s, "max_frames", FRAMES_MAX, &out->video_frames_max);
-    if (!st) st = read_bool(s, "cap_pixels_per_frame", &cap);
-    if (!st) st = read_count(s, "max_video_tokens", 1u << 30, &tokens);
+    if (out->video_uniform) {
+        hf_u32(r, obj, "num_frames", 1, FRAMES_MAX, &out->video_frames_max);
+        return;
+    }
+    hf_double(r, obj, "fps", 1e-9, 1e9, &out->video_fps);
+    hf_u32(r, obj, "min_frames", 1, FRAMES_MAX, &out->video_frames_min);
+    hf_u32(r, obj, "max_frames", 1, FRAMES_MAX, &out->video_frames_max);
+    hf_bool(r, obj, "cap_pixels_per_frame", &cap);
+    hf_u32(r, obj, "max_video_tokens", 1, 1u << 30, &tokens);
     out->video_cap_tokens = cap ? tokens : 0;
-    return st;
 }
 
-static enum status read_filter(const struct settings *s, enum image_filter *out)
-{
-    uint32_t v = json_get_live(s->doc, s->node, "resample");
-    int64_t code;
-    if (v == JSON_NONE) return ST_OK;
-    if (!json_int(s->doc, v, &code)) return wrong(s, "resample", "a whole number");
-    if (code != IMAGE_BILINEAR && code != IMAGE_BICUBIC)
-        return err_set(s->err, ST_UNSUPPORTED,
-                       "%s: resample %lld: only 2 (bilinear) and 3 (bicubic) are supported", s->path,
-                       (long long)code);
-    *out = (enum image_filter)code;
-    return ST_OK;
-}
-
-static enum status read_settings(const struct settings *s, struct image_config *out)
+static void read_settings(struct hf_reader *r, uint32_t obj, bool videos, struct image_config *out)
 {
     static const char *const never[] = {"do_center_crop", "do_pad"};
-    enum status st = ST_OK;
-    for (size_t i = 0; !st && i < sizeof never / sizeof *never; i++) {
+    uint32_t filter = out->filter;
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
         bool on = false;
-        st = read_bool(s, never[i], &on);
-        if (!st && on) st = err_set(s->err, ST_UNSUPPORTED, "%s: %s is not supported", s->path, never[i]);
+        hf_bool(r, obj, never[i], &on);
+        if (on) hf_fault(r, ST_UNSUPPORTED, never[i], "is not supported");
     }
-    if (!st && out->budgets) st = read_budget(s, out);
-    else if (!st) st = out->dynamic ? read_areas(s, out) : read_size(s, out);
-    if (!st) st = read_filter(s, &out->filter);
-    if (!st) st = read_bool(s, "do_resize", &out->do_resize);
-    if (!st) st = read_bool(s, "do_rescale", &out->do_rescale);
-    if (!st) st = read_bool(s, "do_normalize", &out->do_normalize);
-    if (!st) st = read_positive(s, "rescale_factor", &out->rescale_factor);
-    if (!st) st = read_channels(s, "image_mean", false, out->mean);
-    if (!st) st = read_channels(s, "image_std", true, out->std);
-    if (out->dynamic) return st;
-    if (!st) st = read_bool(s, "do_pan_and_scan", &out->pan_and_scan);
-    if (!st) st = read_count(s, "pan_and_scan_min_crop_size", TARGET_SIDE_MAX, &out->pan_min_crop);
-    if (!st) st = read_count(s, "pan_and_scan_max_num_crops", CROPS_MAX, &out->pan_max_crops);
-    if (!st) st = read_positive(s, "pan_and_scan_min_ratio_to_activate", &out->pan_min_ratio);
-    return st;
-}
-
-static enum status read_video_settings(const struct settings *s, struct image_config *out)
-{
-    struct settings v = *s;
-    v.size_only = out->video_volume; /* the class with that rule has no such arguments, unlike the other */
-    enum status st = read_settings(&v, out);
-    return st ? st : read_frames(&v, out);
+    /* The class with videos by volume has no such arguments, unlike the other. */
+    if (out->budgets) read_budget(r, obj, out);
+    else if (out->dynamic) read_areas(r, obj, videos && out->video_volume, out);
+    else read_size(r, obj, out);
+    hf_u32(r, obj, "resample", 0, 255, &filter);
+    if (filter != IMAGE_BILINEAR && filter != IMAGE_BICUBIC)
+        hf_fault(r, ST_UNSUPPORTED, "resample", "only 2 (bilinear) and 3 (bicubic) are supported");
+    else out->filter = (enum image_filter)filter;
+    hf_bool(r, obj, "do_resize", &out->do_resize);
+    hf_bool(r, obj, "do_rescale", &out->do_rescale);
+    hf_bool(r, obj, "do_normalize", &out->do_normalize);
+    hf_double(r, obj, "rescale_factor", 1e-9, 1e9, &out->rescale_factor);
+    read_channels(r, obj, "image_mean", -1e6, out->mean);
+    read_channels(r, obj, "image_std", 1e-6, out->std);
+    if (videos) read_frames(r, obj, out);
+    if (out->dynamic) return;
+    hf_bool(r, obj, "do_pan_and_scan", &out->pan_and_scan);
+    hf_u32(r, obj, "pan_and_scan_min_crop_size", 1, TARGET_SIDE_MAX, &out->pan_min_crop);
+    hf_u32(r, obj, "pan_and_scan_max_num_crops", 1, CROPS_MAX, &out->pan_max_crops);
+    hf_double(r, obj, "pan_and_scan_min_ratio_to_activate", 1e-9, 1e9, &out->pan_min_ratio);
 }
 
 /* A checkpoint; videos: what is read of it are the settings for those. */
@@ -238,15 +158,14 @@ static enum status read_file(const struct source *from, const char *file, const 
     char *path;
     enum status st = json_load(from->model, file, CONFIG_BYTES_MAX, &doc, &path, err);
     uint32_t node = st ? JSON_NONE : key ? json_get_live(&doc, 0, key) : 0;
+    struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .st = st};
     *found = node != JSON_NONE;
-    if (*found) {
-        struct settings s = {.doc = &doc, .node = node, .path = path, .err = err};
-        if (json_kind(&doc, node) != JSON_OBJECT) st = wrong(&s, key ? key : "the file", "an object");
-        else st = from->videos ? read_video_settings(&s, out) : read_settings(&s, out);
-    }
+    if (*found && json_kind(&doc, node) != JSON_OBJECT)
+        hf_fault(&r, ST_FORMAT, key ? key : "the file", "must be an object");
+    if (*found) read_settings(&r, node, from->videos, out);
     json_free(&doc);
     free(path);
-    return st == ST_NOT_FOUND ? ST_OK : st;
+    return r.st == ST_NOT_FOUND ? ST_OK : r.st;
 }
 
 /* The first of the files that has settings. ST_NOT_FOUND: none. */

@@ -25,7 +25,6 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     siglip_read(r, r->vision, &c->vision);
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     hf_u32(r, 0, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
-    c->image_id = 256000;
     gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
 }
 
@@ -95,6 +94,7 @@ const struct family family_paligemma = {
     .read = read,
     .describe = describe,
     .bos_id = 2,
+    .image_id = 256000,
     .pictures = &PICTURES,
     .prompt = &PROMPT,
 };

@@ -66,10 +66,10 @@ static const struct gguf_name TOWER_NAMES[] = {
 
 /* Alone, a model of the next version is the same. */
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "qwen2vl", .model_type = "qwen2_vl", .text = qwen_gguf_text, .stops = qwen_gguf_stops},
     {.arch = "qwen2vl",
-     .projector = "qwen2vl_merger",
      .model_type = "qwen2_vl",
+     .projector = "qwen2vl_merger",
+     .tower_type = "qwen2_vl",
      .tower_names = TOWER_NAMES,
      .text = qwen_gguf_text,
      .tower = qwen_gguf_tower,
@@ -81,6 +81,8 @@ static const struct family_gguf gguf_kinds[] = {
 const struct family family_qwen2_vl = {
     .types = {{"qwen2_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_VL_VISION}},
     .read = qwen_read,
+    .image_id = 151655,
+    .video_id = 151656,
     .describe = describe,
     .pictures = &qwen2_vl_pictures,
     .gguf = gguf_kinds,

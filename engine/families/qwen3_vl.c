@@ -149,16 +149,13 @@ static const struct gguf_name TOWER_NAMES[] = {
     {NULL, NULL},
 };
 
-#define GGUF_KIND(a, t, e)                                                                                   \
-    .arch = (a), .model_type = (t), .names = (e), .text = qwen_gguf_text, .stops = qwen_gguf_stops
-#define GGUF_TOWER                                                                                           \
-    .projector = "qwen3vl_merger", .tower_names = TOWER_NAMES, .tower = gguf_tower,                          \
-    .pictures = gguf_pictures, .videos = gguf_videos
+#define GGUF_KIND(kind, type)                                                                                \
+    .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
+    .tower_names = TOWER_NAMES, .text = qwen_gguf_text, .tower = gguf_tower, .pictures = gguf_pictures,      \
+    .videos = gguf_videos, .stops = qwen_gguf_stops
 static const struct family_gguf gguf_kinds[] = {
-    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL)},
-    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL), GGUF_TOWER},
-    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts)},
-    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts), GGUF_TOWER},
+    {GGUF_KIND("qwen3vl", "qwen3_vl")},
+    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe"), .names = qwen_gguf_experts},
     {NULL},
 };
 
@@ -166,6 +163,8 @@ const struct family family_qwen3_vl = {
     .types = {{"qwen3_vl", HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION},
               {"qwen3_vl_moe", HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION}},
     .read = qwen_read,
+    .image_id = 151655,
+    .video_id = 151656,
     .describe = describe,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,

@@ -322,14 +322,6 @@ static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_
     hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
-static void default_images(struct hf_config *c)
-{
-    c->image_id = 151655;
-    c->video_id = 151656;
-    c->boi_id = 151652;
-    c->eoi_id = 151653;
-}
-
 static void check_images(struct hf_reader *r, struct hf_config *c)
 {
     if (c->image_id >= c->text.vocab_size)
@@ -343,11 +335,8 @@ void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_co
     read_text(r, type, text, &c->text);
     read_id(r, text, "bos_token_id", &c->bos_id);
     if (!c->has_vision) return;
-    default_images(c);
     read_id(r, text, "image_token_id", &c->image_id);
     read_id(r, text, "video_token_id", &c->video_id);
-    read_id(r, text, "vision_start_token_id", &c->boi_id);
-    read_id(r, text, "vision_end_token_id", &c->eoi_id);
     read_vision(r, r->vision, &c->text, &c->vision);
     check_images(r, c);
 }
@@ -405,7 +394,6 @@ void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
 void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    default_images(c);
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
     gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
     gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
@@ -415,8 +403,6 @@ void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
     gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
     gguf_token(k, "<|image_pad|>", &c->image_id);
     gguf_token(k, "<|video_pad|>", &c->video_id);
-    gguf_token(k, "<|vision_start|>", &c->boi_id);
-    gguf_token(k, "<|vision_end|>", &c->eoi_id);
     check_vision(&k->r, &c->text, v, false);
     check_images(&k->r, c);
 }

@@ -26,9 +26,8 @@ struct vocab {
     struct tokenizer *t;
     struct err *err;
     uint32_t count;
-    struct gguf_text *token; /* [count] as the original spells it; p is NULL where it has none */
+    struct gguf_text *token; /* [count] p is NULL where the original has none */
     uint8_t *type;           /* [count] */
-    char *respelt;           /* bytes of those that the file spells in another way */
 };
 
 /* ---- the file's metadata ---- */
@@ -96,40 +95,6 @@ static void name_markers(struct vocab *v)
     v->type[spare] = TYPE_CONTROL;
 }
 
-static bool respelt(const struct vocab *v, uint32_t id)
-{
-    return !v->kind->byte_level && v->type[id] == TYPE_USER &&
-           memchr(v->token[id].p, ' ', v->token[id].len) != NULL;
-}
-
-/* User-defined tokens of a SentencePiece-style vocabulary stand in the file with spaces: the original has
- * U+2581 for each. */
-static enum status respell(struct vocab *v)
-{
-    static const char mark[3] = {'\xE2', '\x96', '\x81'};
-    size_t total = 0;
-    for (uint32_t i = 0; i < v->count; i++)
-        if (respelt(v, i)) total += 3 * v->token[i].len; /* tokens don't overlap: less than 3 files */
-    if (!total) return ST_OK;
-    if (!(v->respelt = malloc(total))) return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
-    char *to = v->respelt;
-    for (uint32_t i = 0; i < v->count; i++) {
-        if (!respelt(v, i)) continue;
-        struct gguf_text from = v->token[i];
-        v->token[i].p = to;
-        for (size_t k = 0; k < from.len; k++) {
-            if (from.p[k] == ' ') {
-                memcpy(to, mark, sizeof mark);
-                to += sizeof mark;
-            } else {
-                *to++ = from.p[k];
-            }
-        }
-        v->token[i].len = (size_t)(to - v->token[i].p);
-    }
-    return ST_OK;
-}
-
 static enum status read_vocab(struct vocab *v)
 {
     const struct gguf_value *tokens = array(v, "tokenizer.ggml.tokens", true);
@@ -144,7 +109,6 @@ static enum status read_vocab(struct vocab *v)
     for (uint32_t i = 0; i < v->count && gguf_next_string(tokens, &at, &v->token[i]); i++) continue;
     enum status st = read_types(v);
     if (!st && v->kind->markers) name_markers(v);
-    if (!st) st = respell(v);
     for (uint32_t i = 0; i < v->count && v->kind->user_special && !st; i++)
         if (v->type[i] == TYPE_NORMAL && is_marker(v->token[i])) v->type[i] = TYPE_CONTROL;
     for (uint32_t i = 0; i < v->count && !st; i++)
@@ -311,22 +275,38 @@ static enum status set_steps(const struct vocab *v)
     return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
 }
 
+/* User-defined tokens of a SentencePiece-style vocabulary stand in the file with spaces: the original has
+ * U+2581 for each. */
+static enum status put_token(const struct vocab *v, uint32_t id, struct tok_textbuf *tmp)
+{
+    struct gguf_text s = v->token[id];
+    if (!v->kind->byte_level && s.len > TOKEN_BYTES_MAX)
+        return err_set(v->err, ST_UNSUPPORTED, "token %u has more than %u bytes", id, TOKEN_BYTES_MAX);
+    if (!tok__utf8_valid((const uint8_t *)s.p, s.len))
+        return err_set(v->err, ST_FORMAT, "tokenizer.ggml.tokens[%u] is not UTF-8", id);
+    if (!v->kind->byte_level && v->type[id] == TYPE_USER) {
+        tmp->len = 0;
+        if (tok__replace(&v->t->norms[0], &(struct tok_text){.s = (const uint8_t *)s.p, .len = s.len}, tmp))
+            return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+        s = (struct gguf_text){(const char *)tmp->s, tmp->len};
+    }
+    v->t->flags[id] |= TOK_IN_MODEL;
+    return tok__add_literal(v->t, id, s.p, s.len, v->err);
+}
+
 static enum status put_vocab(const struct vocab *v)
 {
+    struct tok_textbuf tmp = {.mixed = false};
     uint32_t highest = 0;
     for (uint32_t i = 0; i < v->count; i++)
         if (v->token[i].p) highest = i;
     enum status st = tok__allocate_vocab(v->t, highest, v->count, v->err);
-    for (uint32_t i = 0; i < v->count && !st; i++) {
-        struct gguf_text s = v->token[i];
-        if (!s.p) continue;
-        if (!v->kind->byte_level && s.len > TOKEN_BYTES_MAX)
-            return err_set(v->err, ST_UNSUPPORTED, "token %u has more than %u bytes", i, TOKEN_BYTES_MAX);
-        if (!tok__utf8_valid((const uint8_t *)s.p, s.len))
-            return err_set(v->err, ST_FORMAT, "tokenizer.ggml.tokens[%u] is not UTF-8", i);
-        st = tok__add_literal(v->t, i, s.p, s.len, v->err);
-        if (!st) v->t->flags[i] |= TOK_IN_MODEL;
-    }
+    for (uint32_t i = 0; i < v->count && !st; i++)
+        if (v->token[i].p) st = put_token(v, i, &tmp);
+    for (uint32_t i = 0; i <= highest && !st; i++)
+        if (v->token[i].p)
+            v->token[i] = (struct gguf_text){v->t->literals + v->t->literal[i].at, v->t->literal[i].len};
+    tok__textbuf_fini(&tmp);
     return st;
 }
 
@@ -413,7 +393,6 @@ enum status tok_load_gguf(const struct gguf *g, const struct tok_gguf_kind *kind
     enum status st = v.t ? build(&v) : err_set(err, ST_NOMEM, "tokenizer: out of memory");
     free(v.token);
     free(v.type);
-    free(v.respelt);
     if (!st) st = tok__finish(v.t, extra, extra_count, err);
     if (st) tok_free(v.t);
     else *out = v.t;
