@@ -57,3 +57,15 @@ char *file_join(const char *dir, const char *name)
     char *path;
     return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
 }
+
+enum status file_text_in(const char *dir, const char *name, size_t max, char **path, char **text, size_t *len,
+                         struct err *err)
+{
+    char *own = file_join(dir, name);
+    *text = NULL;
+    enum status st =
+        own ? file_text(own, max, text, len, err) : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    if (path) *path = own;
+    else free(own);
+    return st;
+}

@@ -101,8 +101,7 @@ struct hf_generation {
     uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never drawn */
     uint32_t suppress_count;
 };
-/* `name` is used in messages. */
-enum status hf_generation_parse(const char *text, size_t len, const char *name, struct hf_generation *out,
-                                struct err *err) KV_MUST_CHECK;
+/* All absent where the directory has no such file. */
+enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
 
 #endif

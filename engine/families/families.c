@@ -1,7 +1,10 @@
 /* See families.h: the list, the lookup, and what is common to reading every config.json. */
 #include "engine/families/families.h"
 
+#include "config/base/file.h"
+#include "config/gguf/gguf.h"
 #include "config/hf/reader.h"
+#include "engine/checkpoint/safetensors.h"
 #include "engine/families/gguf_keys.h"
 
 #include <math.h>
@@ -36,8 +39,8 @@ void family_defaults(const struct family *family, const struct family_type *type
 {
     *c = (struct hf_config){.text = *type->text,
                             .has_vision = has_vision,
-                            .image_id = family->image_id ? family->image_id : HF_NO_ID,
-                            .video_id = family->video_id ? family->video_id : HF_NO_ID,
+                            .image_id = has_vision && family->image_id ? family->image_id : HF_NO_ID,
+                            .video_id = has_vision && family->video_id ? family->video_id : HF_NO_ID,
                             .bos_id = family->bos_id ? family->bos_id : HF_NO_ID};
     snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
     if (has_vision) c->vision = *type->vision;
@@ -188,17 +191,53 @@ enum status family_parse(const char *text, size_t len, const char *name, struct 
     return st;
 }
 
-enum status family_parse_prompt(const char *text, size_t len, const char *name,
-                                const struct family_prompt **out, struct err *err)
+enum status family_load_prompt(const char *model, const struct family_prompt **out, struct err *err)
 {
     struct json_doc doc = {0};
+    char *path;
     *out = NULL;
-    enum status st = json_parse(text, len, name, &doc, err);
-    if (st) return st;
-    struct hf_reader r = {.d = &doc, .file = name, .scope = "", .err = err, .vision = JSON_NONE};
+    if (gguf_is(model)) return gguf_prompt(model, out, err);
+    enum status st = json_load(model, "config.json", HF_FILE_BYTES_MAX, &doc, &path, err);
+    struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .st = st};
     const struct family_type *type;
-    const struct family *family = find_type(&r, &type);
+    const struct family *family = st ? NULL : find_type(&r, &type);
     if (family) *out = family->prompt;
     json_free(&doc);
+    free(path);
     return r.st;
+}
+
+/* ---- a directory, or GGUF files ---- */
+
+static enum status no_tower(const char *dir, const char *mmproj, struct err *err)
+{
+    if (!mmproj) return ST_OK;
+    return err_set(err, ST_INVALID, "%s: only a GGUF file has its tower in a file of its own", dir);
+}
+
+enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
+                        struct err *err)
+{
+    char *path = NULL, *text = NULL;
+    size_t len;
+    *d = (struct model_desc){0};
+    if (gguf_is(model)) return gguf_config(model, mmproj, c, d, err);
+    enum status st = no_tower(model, mmproj, err);
+    if (!st) st = file_text_in(model, "config.json", HF_FILE_BYTES_MAX, &path, &text, &len, err);
+    if (!st) st = family_parse(text, len, path, c, d, err);
+    free(text);
+    free(path);
+    return st;
+}
+
+enum status family_load_generation(const char *model, struct hf_generation *g, struct err *err)
+{
+    return gguf_is(model) ? gguf_generation(model, g, err) : hf_generation_load(model, g, err);
+}
+
+enum status family_open(const char *model, const char *mmproj, struct stf_files **out, struct err *err)
+{
+    if (gguf_is(model)) return gguf_open_tensors(model, mmproj, out, err);
+    enum status st = no_tower(model, mmproj, err);
+    return st ? st : stf_open(model, out, err);
 }

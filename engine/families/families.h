@@ -95,8 +95,6 @@ enum status family_load_generation(const char *model, struct hf_generation *g, s
 /* What the family says about prompts; NULL in *out: nothing. */
 enum status family_load_prompt(const char *model, const struct family_prompt **out,
                                struct err *err) KV_MUST_CHECK;
-enum status family_parse_prompt(const char *text, size_t len, const char *name,
-                                const struct family_prompt **out, struct err *err) KV_MUST_CHECK;
 /* prompt NULL: no tokens but those of the files. */
 enum status family_load_tokenizer(const char *model, const char *mmproj, const struct family_prompt *prompt,
                                   struct tokenizer **out, struct err *err) KV_MUST_CHECK;

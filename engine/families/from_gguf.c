@@ -1,5 +1,5 @@
-/* See from_gguf.h. */
-#include "engine/families/from_gguf.h"
+/* A checkpoint out of GGUF files: its configuration, and its tensors under the names that they have in a
+ * directory. What differs between families stands in their records. See gguf_keys.h. */
 
 #include "engine/checkpoint/gguf_files.h"
 #include "engine/checkpoint/safetensors.h"
@@ -92,12 +92,18 @@ static void read_text(struct gguf_keys *k, struct hf_text *t)
 
 static void read_tower(struct gguf_keys *k, struct hf_config *c)
 {
+    struct hf_vision *v = &c->vision;
     uint32_t out = c->text.hidden_size;
     (void)gguf_u32(gguf_key(k, "clip.vision.projection_dim"), &out);
     if (out != c->text.hidden_size)
         k->r.st = err_set(k->r.err, ST_FORMAT, "%s: made for a model of width %u; that of %s is %u",
                           gguf_path(k->f->tower), out, k->r.file, c->text.hidden_size);
-    else k->rule->tower(k, c);
+    gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+    gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
+    gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &v->patch_size);
+    gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
+    if (!k->r.st) k->rule->tower(k, c);
 }
 
 static enum status open_keys(const char *model, const char *mmproj, struct gguf_files *f, struct gguf_keys *k,
@@ -152,39 +158,38 @@ enum status gguf_prompt(const char *model, const struct family_prompt **out, str
 
 /* ---- sampling defaults ---- */
 
-static bool add_id(uint32_t *ids, uint32_t *count, uint32_t max, double id)
+static void add_id(struct gguf_keys *k, const char *key, double id, uint32_t max, uint32_t *ids,
+                   uint32_t *count)
 {
     for (uint32_t i = 0; i < *count; i++)
-        if (ids[i] == id) return true;
-    if (*count == max || !(id >= 0 && id < SIZE_MAX_VOCAB)) return false;
-    ids[(*count)++] = (uint32_t)id;
-    return true;
+        if (ids[i] == id) return;
+    if (*count == max || !(id >= 0 && id < SIZE_MAX_VOCAB))
+        gguf_fault(k, ST_FORMAT, key, "must be token ids, and not too many");
+    else ids[(*count)++] = (uint32_t)id;
 }
 
-static bool read_stops(struct gguf_keys *k, struct hf_generation *g)
+static void read_stops(struct gguf_keys *k, struct hf_generation *g)
 {
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
     uint32_t id;
-    bool ok = true;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (gguf_u32(gguf_key(k, ends[i]), &id)) ok = ok && add_id(g->eos_ids, &g->eos_count, HF_EOS_MAX, id);
+        if (gguf_u32(gguf_key(k, ends[i]), &id))
+            add_id(k, ends[i], id, HF_EOS_MAX, g->eos_ids, &g->eos_count);
     for (const char *const *s = k->rule->stops; s && *s; s++)
-        if (gguf_token(k, *s, &id)) ok = ok && add_id(g->eos_ids, &g->eos_count, HF_EOS_MAX, id);
-    return ok;
+        if (gguf_token(k, *s, &id)) add_id(k, ends[0], id, HF_EOS_MAX, g->eos_ids, &g->eos_count);
 }
 
-static bool read_suppressed(struct gguf_keys *k, struct hf_generation *g)
+static void read_suppressed(struct gguf_keys *k, struct hf_generation *g)
 {
-    const struct gguf_value *v = gguf_key(k, "tokenizer.ggml.suppress_tokens");
-    bool list = v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING, ok = true;
+    static const char key[] = "tokenizer.ggml.suppress_tokens";
+    const struct gguf_value *v = gguf_key(k, key);
+    bool list = v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING;
     uint32_t id;
-    for (uint64_t i = 0; list && ok && i < v->count; i++)
-        ok = add_id(g->suppress_ids, &g->suppress_count, HF_SUPPRESS_MAX, gguf_item(v, i));
+    for (uint64_t i = 0; list && i < v->count && !k->r.st; i++)
+        add_id(k, key, gguf_item(v, i), HF_SUPPRESS_MAX, g->suppress_ids, &g->suppress_count);
     for (const char *const *s = k->rule->never; !list && s && *s; s++)
-        if (gguf_token(k, *s, &id))
-            ok = ok && add_id(g->suppress_ids, &g->suppress_count, HF_SUPPRESS_MAX, id);
-    return ok;
+        if (gguf_token(k, *s, &id)) add_id(k, key, id, HF_SUPPRESS_MAX, g->suppress_ids, &g->suppress_count);
 }
 
 enum status gguf_generation(const char *model, struct hf_generation *g, struct err *err)
@@ -194,10 +199,8 @@ enum status gguf_generation(const char *model, struct hf_generation *g, struct e
     enum status st = open_keys(model, NULL, &f, &k, err);
     if (st) return st;
     *g = (struct hf_generation){0};
-    if (!read_stops(&k, g))
-        gguf_fault(&k, ST_FORMAT, "tokenizer.ggml.eos_token_id", "is no token, or too many");
-    if (!read_suppressed(&k, g))
-        gguf_fault(&k, ST_FORMAT, "tokenizer.ggml.suppress_tokens", "has no token ids, or too many");
+    read_stops(&k, g);
+    read_suppressed(&k, g);
     g->has_temperature = gguf_read_f64(&k, "general.sampling.temp", 0, 1000, &g->temperature);
     g->has_do_sample = g->do_sample = g->has_temperature;
     g->has_top_p = gguf_read_f64(&k, "general.sampling.top_p", 0, 1, &g->top_p);

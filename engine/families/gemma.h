@@ -15,9 +15,6 @@ void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v);
 /* All of the tower but its end. */
 struct desc_vision siglip_tower(const struct hf_config *c);
 
-/* A token id with two spellings; `key` wins. */
-void gemma_id(struct hf_reader *r, const char *key, const char *alias, uint32_t *id);
-
 /* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
  *   A  language_model.model.X  vision_tower.vision_model.Y  multi_modal_projector.Z  language_model.lm_head
  *   B  model.language_model.X  model.vision_tower.[..].Y    model.(the same)         lm_head

@@ -129,7 +129,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     siglip_read(r, r->vision, &c->vision);
     c->mm_tokens_per_image = 256;
     hf_u32(r, 0, "mm_tokens_per_image", 1, 1u << 16, &c->mm_tokens_per_image);
-    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+    hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &c->image_id); /* wins */
 }
 
 /* ---- description ---- */
@@ -255,13 +256,8 @@ static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
     uint32_t scale = 4, id;
     c->mm_tokens_per_image = 256;
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
-    gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
-    gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
     gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
-    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &v->patch_size);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 256, &scale);
-    gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
     siglip_check(&k->r, v);
     uint32_t side = v->image_size / v->patch_size / scale;
     gguf_set_u32(k, "clip.vision.projector.scale_factor", side * side, 1, 1u << 16, &c->mm_tokens_per_image);

@@ -13,37 +13,15 @@
 
 /* ---- config.json ---- */
 
-static const struct hf_text GEMMA4_TEXT = {
-    .vocab_size = 262144,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 30,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 131072,
-    .sliding_window = 512,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .qk_norm = true,
-    .activation = HF_GELU_TANH,
-    .hidden_size_per_layer_input = 256,
-};
-static const struct hf_text UNIFIED_TEXT = {
-    .vocab_size = 262144,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 30,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 262144,
-    .sliding_window = 1024,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .qk_norm = true,
-    .activation = HF_GELU_TANH,
-};
+#define TEXT(...)                                                                                            \
+    {                                                                                                        \
+        .vocab_size = 262144, .hidden_size = 2304, .intermediate_size = 9216, .num_hidden_layers = 30,       \
+        .num_attention_heads = 8, .num_key_value_heads = 4, .head_dim = 256, .rms_norm_eps = 1e-6,           \
+        .tie_word_embeddings = true, .qk_norm = true, .activation = HF_GELU_TANH, __VA_ARGS__                \
+    }
+static const struct hf_text GEMMA4_TEXT =
+    TEXT(.max_position_embeddings = 131072, .sliding_window = 512, .hidden_size_per_layer_input = 256);
+static const struct hf_text UNIFIED_TEXT = TEXT(.max_position_embeddings = 262144, .sliding_window = 1024);
 
 static const struct hf_vision TOWER = {
     .hidden_size = 768,
@@ -638,13 +616,8 @@ static const struct gguf_name GGUF_NAMES[] = {
 static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
-    gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
-    gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
-    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &v->patch_size);
     gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 64, &v->spatial_merge_size);
     gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
-    gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
     gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, 1u << 16,
                  &v->position_side);
     v->standardize = gguf_columns(k, "v.std_scale");

@@ -43,12 +43,6 @@ void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     siglip_check(r, v);
 }
 
-void gemma_id(struct hf_reader *r, const char *key, const char *alias, uint32_t *id)
-{
-    hf_u32(r, 0, alias, 0, SIZE_MAX_VOCAB - 1, id);
-    hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
-}
-
 bool gemma_canonical(const char *name, char out[DESC_NAME_MAX])
 {
     const char *s = name, *rest = family_after(name, "model."), *x;

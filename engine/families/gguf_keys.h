@@ -8,7 +8,10 @@
 #include "engine/checkpoint/gguf_files.h"
 
 struct family_gguf;
+struct family_prompt;
 struct image_config;
+struct model_desc;
+struct stf_files;
 
 struct gguf_keys {
     const struct gguf_files *f;
@@ -31,7 +34,7 @@ struct family_gguf {
     bool norms_plus_one;    /* norms are stored with the 1 added that the description adds */
     const struct gguf_name *names,
         *tower_names; /* behind the last an empty one; they win over the common ones */
-    /* What not all have, after that; may be NULL. */
+    /* What not all have, after that. */
     void (*text)(struct gguf_keys *k, struct hf_text *t);
     void (*tower)(struct gguf_keys *k, struct hf_config *c);
     /* All but mean and deviation, over the class defaults; videos NULL: as for pictures. */
@@ -66,5 +69,18 @@ uint32_t gguf_rows(const struct gguf_keys *k, const char *tensor);
 uint32_t gguf_tower_width(const struct gguf_keys *k);
 /* The id of a token with that text. false: the vocabulary has none. */
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id);
+
+/* ---- from_gguf.c: what a directory has in its JSON files, for families.c and images.c ---- */
+
+/* As family_load; *d is zero. */
+enum status gguf_config(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
+                        struct err *err) KV_MUST_CHECK;
+enum status gguf_generation(const char *model, struct hf_generation *g, struct err *err) KV_MUST_CHECK;
+enum status gguf_prompt(const char *model, const struct family_prompt **out, struct err *err) KV_MUST_CHECK;
+/* Over the class defaults in *out. ST_NOT_FOUND: there is no tower. */
+enum status gguf_images(const char *model, const char *mmproj, bool videos, struct image_config *out,
+                        struct err *err) KV_MUST_CHECK;
+enum status gguf_open_tensors(const char *model, const char *mmproj, struct stf_files **out,
+                              struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -5,7 +5,7 @@
 #include "config/base/json.h"
 #include "config/gguf/gguf.h"
 #include "config/hf/reader.h"
-#include "engine/families/from_gguf.h"
+#include "engine/families/gguf_keys.h"
 #include "engine/prompt/image_prep.h"
 
 #include <stdlib.h>

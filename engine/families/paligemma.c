@@ -25,7 +25,8 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     siglip_read(r, r->vision, &c->vision);
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     hf_u32(r, 0, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
-    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+    hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &c->image_id); /* wins */
 }
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)

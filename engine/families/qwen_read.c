@@ -395,12 +395,7 @@ void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
     struct hf_vision *v = &c->vision;
     gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
-    gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
-    gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
-    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &v->patch_size);
-    gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
     gguf_set_u32(k, "mm.2.weight", gguf_rows(k, "mm.2.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
-    gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
     gguf_token(k, "<|image_pad|>", &c->image_id);
     gguf_token(k, "<|video_pad|>", &c->video_id);
     check_vision(&k->r, &c->text, v, false);

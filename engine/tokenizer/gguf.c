@@ -233,15 +233,6 @@ static enum status derive_merges(const struct vocab *v)
 
 /* ---- struct tokenizer ---- */
 
-static char *copy_of(const char *s, size_t len)
-{
-    char *p = malloc(len + 1);
-    if (!p) return NULL;
-    memcpy(p, s, len);
-    p[len] = '\0';
-    return p;
-}
-
 static bool set_replace(struct tok_norm *n, const char *from, const char *to)
 {
     *n = (struct tok_norm){.kind = TOK_NORM_REPLACE,
@@ -284,7 +275,7 @@ static enum status put_token(const struct vocab *v, uint32_t id, struct tok_text
         return err_set(v->err, ST_UNSUPPORTED, "token %u has more than %u bytes", id, TOKEN_BYTES_MAX);
     if (!tok__utf8_valid((const uint8_t *)s.p, s.len))
         return err_set(v->err, ST_FORMAT, "tokenizer.ggml.tokens[%u] is not UTF-8", id);
-    if (!v->kind->byte_level && v->type[id] == TYPE_USER) {
+    if (!v->kind->byte_level && v->type[id] == TYPE_USER && s.len) {
         tmp->len = 0;
         if (tok__replace(&v->t->norms[0], &(struct tok_text){.s = (const uint8_t *)s.p, .len = s.len}, tmp))
             return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
@@ -315,12 +306,10 @@ static enum status put_added(const struct vocab *v)
     enum status st = ST_OK;
     for (uint32_t i = 0; i < v->count && !st; i++) {
         bool user = v->type[i] == TYPE_USER;
-        struct gguf_text s = v->token[i];
-        if (s.len == 0 || !(user || v->type[i] == TYPE_CONTROL || v->type[i] == TYPE_UNKNOWN)) continue;
+        if (v->token[i].len == 0 || !(user || v->type[i] == TYPE_CONTROL || v->type[i] == TYPE_UNKNOWN))
+            continue;
         struct tok_added flags = {.special = !user || v->kind->user_special};
-        char *content = copy_of(s.p, s.len);
-        st = content ? tok__put_added(v->t, i, content, s.len, &flags, v->err)
-                     : err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+        st = tok__put_added(v->t, i, &flags, v->err);
     }
     return st;
 }
@@ -358,8 +347,9 @@ static enum status put_roles(const struct vocab *v)
     for (size_t i = 0; i < sizeof roles / sizeof *roles && !st; i++) {
         uint32_t id;
         if ((st = role_id(v, roles[i][0], &id)) || id == TOK_NO_ID) continue;
-        st = tok__put_role(v->t, roles[i][1], copy_of(v->token[id].p, v->token[id].len), v->token[id].len,
-                           &(struct tok_added){.special = true}, v->err);
+        st = tok__put_role(v->t, roles[i][1], v->token[id].p, v->token[id].len, v->err);
+        if (!st && v->token[id].len && !(v->t->flags[id] & TOK_ADDED))
+            st = tok__put_added(v->t, id, &(struct tok_added){.special = true}, v->err);
     }
     return st;
 }

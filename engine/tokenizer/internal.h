@@ -52,7 +52,7 @@ struct tok_merges {
 };
 
 struct tok_added {
-    char *content; /* owned */
+    const char *content; /* its literal */
     size_t len;
     char *needle; /* owned: what is searched, the normalised content of a `normalized` token */
     size_t needle_len;
@@ -209,14 +209,12 @@ static inline uint32_t tok__char_id(const struct tokenizer *t, uint32_t cp)
 }
 
 /* ---- tokenizer/load.c ---- */
-/* Adds a token whose literal stands at id already, or changes its flags. Takes content. */
-enum status tok__put_added(struct tokenizer *t, uint32_t id, char *content, size_t len,
-                           const struct tok_added *flags, struct err *err) KV_MUST_CHECK;
-/* Keeps role: content; a later one replaces an earlier one. A named token of the vocabulary becomes an added
- * token with those flags, as AutoTokenizer makes it one. role NULL: that alone. Takes content; NULL: there
- * was no memory for it. */
-enum status tok__put_role(struct tokenizer *t, const char *role, char *content, size_t len,
-                          const struct tok_added *flags, struct err *err) KV_MUST_CHECK;
+/* Makes the token of that id an added one, or changes its flags. */
+enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags,
+                           struct err *err) KV_MUST_CHECK;
+/* Keeps role: content; a later one replaces an earlier one. */
+enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
+                          struct err *err) KV_MUST_CHECK;
 /* What follows from vocabulary, merges, added tokens and steps, which are all there but for `extra`. */
 enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
                         struct err *err) KV_MUST_CHECK;

@@ -299,41 +299,26 @@ static enum status add_post_processor(struct loader *l, uint32_t node)
 
 /* ---- added tokens ---- */
 
-static struct tok_added *find_added(struct tokenizer *t, const char *content, size_t len)
+static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 {
-    uint32_t id = tok__literal_id(t, content, len);
-    if (id == TOK_NO_ID || !(t->flags[id] & TOK_ADDED)) return NULL;
-    for (size_t i = 0; i < t->added_count; i++) {
+    for (size_t i = 0; i < t->added_count && t->flags[id] & TOK_ADDED; i++)
         if (t->added[i].id == id) return &t->added[i];
-    }
     return NULL;
 }
 
-enum status tok__put_added(struct tokenizer *t, uint32_t id, char *content, size_t len,
-                           const struct tok_added *flags, struct err *err)
+enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
-    struct tok_added *a = find_added(t, content, len);
-    if (a) {
-        free(content);
-    } else {
-        if (t->added_count == t->added_cap) {
-            size_t cap = t->added_cap ? t->added_cap * 2 : 64;
-            struct tok_added *p = realloc(t->added, cap * sizeof *p);
-            if (!p) {
-                free(content);
-                return err_set(err, ST_NOMEM, "added_tokens: out of memory");
-            }
-            t->added = p;
-            t->added_cap = cap;
-        }
-        a = &t->added[t->added_count++];
-        *a = (struct tok_added){.content = content, .len = len, .id = id};
+    struct tok_added *a = find_added(t, id);
+    if (!a && t->added_count == t->added_cap) {
+        size_t cap = t->added_cap ? t->added_cap * 2 : 64;
+        struct tok_added *p = realloc(t->added, cap * sizeof *p);
+        if (!p) return err_set(err, ST_NOMEM, "added_tokens: out of memory");
+        t->added = p;
+        t->added_cap = cap;
     }
-    a->single_word = flags->single_word;
-    a->lstrip = flags->lstrip;
-    a->rstrip = flags->rstrip;
-    a->normalized = flags->normalized;
-    a->special = flags->special;
+    if (!a) a = &t->added[t->added_count++];
+    *a = *flags;
+    a->id = id;
     unsigned bits = (t->flags[id] | TOK_ADDED) & ~(unsigned)TOK_SPECIAL;
     t->flags[id] = (uint8_t)(bits | (a->special ? TOK_SPECIAL : 0));
     return ST_OK;
@@ -366,16 +351,11 @@ static enum status read_added(struct loader *l, uint32_t list)
         (void)json_uint(l->d, json_get(l->d, node, "id"), &id); /* checked when the vocabulary was read */
         enum status st = read_flags(l, node, "added_tokens", false, &flags);
         if (!st) st = get_string(l, node, "added_tokens", "content", &content, &len);
+        if (!st && len > 0 && (st = tok__add_literal(t, (uint32_t)id, content, len, l->err)))
+            err_prefix(l->err, st, "added_tokens");
+        if (!st && len > 0) st = tok__put_added(t, (uint32_t)id, &flags, l->err);
+        free(content);
         if (st) return st;
-        if (len == 0) {
-            free(content);
-            continue;
-        }
-        if ((st = tok__add_literal(t, (uint32_t)id, content, len, l->err))) {
-            free(content);
-            return err_prefix(l->err, st, "added_tokens");
-        }
-        if ((st = tok__put_added(t, (uint32_t)id, content, len, &flags, l->err))) return st;
     }
     return ST_OK;
 }
@@ -387,6 +367,8 @@ static enum status finish_added(struct tokenizer *t, struct err *err)
     for (size_t i = 0; i < t->added_count && !st; i++) {
         struct tok_added *a = &t->added[i];
         struct tok_textbuf buf = {.mixed = false};
+        a->content = t->literals + t->literal[a->id].at;
+        a->len = t->literal[a->id].len;
         struct tok_text text = {.s = (const uint8_t *)a->content, .len = a->len};
         if (a->normalized) st = tok__normalize(t, &text, &buf);
         const void *needle = a->normalized ? buf.s : text.s;
@@ -478,54 +460,44 @@ static enum status read_tokenizer(struct loader *l)
 
 /* ---- side files ---- */
 
-static enum status set_role(struct tokenizer *t, const char *role, const char *content)
+enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
+                          struct err *err)
 {
     size_t i = 0;
     while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
     if (i == t->role_cap) {
         size_t cap = t->role_cap ? 2 * t->role_cap : 16;
         struct tok_role *p = realloc(t->roles, cap * sizeof *p);
-        if (!p) return ST_NOMEM;
+        if (!p) return err_set(err, ST_NOMEM, "special tokens: out of memory");
         t->roles = p;
         t->role_cap = cap;
     }
-    struct tok_role new = {strdup(role), strdup(content)};
-    if (i < t->role_count) {
-        free(t->roles[i].role);
-        free(t->roles[i].content);
-    } else {
-        t->role_count++;
-    }
-    t->roles[i] = new;
-    return new.role &&new.content ? ST_OK : ST_NOMEM;
+    struct tok_role *r = &t->roles[i];
+    if (i < t->role_count) free(r->content);
+    else *r = (struct tok_role){.role = strdup(role)};
+    t->role_count += i == t->role_count;
+    r->content = strndup(content, len);
+    return r->role && r->content ? ST_OK : err_set(err, ST_NOMEM, "special tokens: out of memory");
 }
 
-enum status tok__put_role(struct tokenizer *t, const char *role, char *content, size_t len,
-                          const struct tok_added *flags, struct err *err)
-{
-    if (!content || (role && set_role(t, role, content))) {
-        free(content);
-        return err_set(err, ST_NOMEM, "special tokens: out of memory");
-    }
-    uint32_t id = len > 0 ? tok__literal_id(t, content, len) : TOK_NO_ID;
-    if (id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED))
-        return tok__put_added(t, id, content, len, flags, err);
-    free(content);
-    return ST_OK;
-}
-
+/* A named token of the vocabulary becomes a special added token, as AutoTokenizer makes it one. role NULL:
+ * that alone. */
 static enum status put_role(struct loader *l, const char *role, uint32_t value)
 {
     bool object = json_kind(l->d, value) == JSON_OBJECT;
     uint32_t text = object ? json_get_live(l->d, value, "content") : value;
-    struct tok_added flags = {.special = true};
+    struct tok_added flags = {0};
     if (json_kind(l->d, text) != JSON_STRING) return ST_OK;
-    enum status st = object ? read_flags(l, value, "special tokens", true, &flags) : ST_OK;
-    if (st) return st;
-    flags.special = true;
     size_t len = 0;
     char *content = json_str_dup(l->d, text, &len);
-    return tok__put_role(l->t, role, content, len, &flags, l->err);
+    if (!content) return err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+    enum status st = role ? tok__put_role(l->t, role, content, len, l->err) : ST_OK;
+    uint32_t id = len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
+    free(content);
+    if (st || id == TOK_NO_ID || l->t->flags[id] & TOK_ADDED) return st;
+    if (object) st = read_flags(l, value, "special tokens", true, &flags);
+    flags.special = true;
+    return st ? st : tok__put_added(l->t, id, &flags, l->err);
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -576,8 +548,8 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
         st = read_flags(l, value, "added_tokens_decoder", false, &flags);
         if (!st) st = get_string(l, value, "added_tokens_decoder", "content", &content, &len);
         uint32_t id = !st && len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
-        if (id != TOK_NO_ID) st = tok__put_added(l->t, id, content, len, &flags, l->err);
-        else free(content);
+        if (id != TOK_NO_ID) st = tok__put_added(l->t, id, &flags, l->err);
+        free(content);
         key = json_next(l->d, value);
     }
     return st;
@@ -624,8 +596,10 @@ static enum status add_extra(struct tokenizer *t, const struct tok_extra *x, str
         if (x->digits) snprintf(number, sizeof number, "%0*u", (int)x->digits, i);
         int n = asprintf(&content, "%s%s%s", x->prefix, number, x->suffix);
         if (n < 0) return err_set(err, ST_NOMEM, "added tokens: out of memory");
-        st = tok__put_role(t, NULL, content, (size_t)n,
-                           &(struct tok_added){.special = x->special, .normalized = !x->special}, err);
+        uint32_t id = tok__literal_id(t, content, (size_t)n);
+        struct tok_added flags = {.special = x->special, .normalized = !x->special};
+        free(content);
+        if (id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED)) st = tok__put_added(t, id, &flags, err);
     }
     return st;
 }
@@ -691,10 +665,7 @@ void tok_free(struct tokenizer *t)
         free(t->decode_replace[i].to);
         free(t->splits[i].literal);
     }
-    for (size_t i = 0; i < t->added_count; i++) {
-        free(t->added[i].content);
-        free(t->added[i].needle);
-    }
+    for (size_t i = 0; i < t->added_count; i++) free(t->added[i].needle);
     free(t->added);
     tok__trie_fini(&t->raw_trie);
     tok__trie_fini(&t->normal_trie);

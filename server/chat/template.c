@@ -84,23 +84,13 @@ static enum status pick_templates(const json_t *root, const json_t **plain, cons
     return ST_OK;
 }
 
-static enum status read_file(const char *dir, const char *name, size_t max, char **text, size_t *len,
-                             struct err *err)
-{
-    char *path = file_join(dir, name);
-    enum status st =
-        path ? file_text(path, max, text, len, err) : err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    free(path);
-    return st;
-}
-
 static enum status load_json(const char *dir, const char *name, struct template **out, struct err *err)
 {
     char *text = NULL;
     size_t len = 0;
     json_error_t je;
     const json_t *plain, *tools;
-    enum status st = read_file(dir, name, CONFIG_BYTES_MAX, &text, &len, err);
+    enum status st = file_text_in(dir, name, CONFIG_BYTES_MAX, NULL, &text, &len, err);
     if (st) return st;
     /* Integers as reals: "model_max_length" of a release is 10^30, which jansson refuses as an integer. */
     json_t *root = json_loadb(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
@@ -121,9 +111,9 @@ static enum status load_source(const char *dir, struct template **out, struct er
                       tool_name[] = "additional_chat_templates/tool_use.jinja";
     char *text = NULL, *tool = NULL;
     size_t len = 0, tool_len = 0;
-    enum status st = read_file(dir, name, TEMPLATE_BYTES_MAX, &text, &len, err);
+    enum status st = file_text_in(dir, name, TEMPLATE_BYTES_MAX, NULL, &text, &len, err);
     if (st) return st;
-    st = read_file(dir, tool_name, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
+    st = file_text_in(dir, tool_name, TEMPLATE_BYTES_MAX, NULL, &tool, &tool_len, err);
     if (st == ST_NOT_FOUND) st = ST_OK;
     if (!st) {
         st = template_create(text, len, tool, tool_len, NULL, out, err);
