@@ -56,10 +56,16 @@ static const struct row rows[] = {
      "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
      "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+    {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
+     "with API keys: cached data is reused by requests of the same key alone, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded pictures of requests that wait or run; beyond it a request gets 429, unless it is alone"},
+    {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
+     "compiled schemas, expressions and grammars, with their masks; beyond it a request with a new one "
+     "waits, "
+     "then gets 503"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
      "what /v1/responses keeps for previous_response_id and retrieval, in memory; 0 = nothing"},
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
@@ -96,9 +102,16 @@ static const struct row rows[] = {
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "calls in an answer: as the chat template writes them, and with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
-     "accepted API keys, one per line (default: no key needed)"},
+     "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
+     "before other keys' (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
+    {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
+     "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
+     "own page always may"},
+    {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
+     "names in the Host header, beside loopback ones, addresses and --host: HOST, *.HOST or *; auto: these "
+     "alone without API keys on a loopback address, else any"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "answer requests whatever model they name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",

@@ -100,9 +100,10 @@ enum seq_end {
     END_STOP_TOKEN,   /* one of stop_ids */
     END_LENGTH,       /* tokens_max generated, or the context is full */
     END_CANCELLED,
-    END_ERROR,    /* the engine failed; message in the event */
-    END_DEADLINE, /* deadline_us passed */
-    SEQ_ENDS      /* how many there are */
+    END_ERROR,      /* the engine failed; message in the event */
+    END_DEADLINE,   /* deadline_us passed */
+    END_CONSTRAINT, /* its constraint has failed: MASK_FAILED */
+    SEQ_ENDS        /* how many there are */
 };
 
 struct sched_sequence {
@@ -114,6 +115,7 @@ struct sched_sequence {
     const uint32_t *stop_ids; /* borrowed until EV_END */
     uint32_t stop_id_count;
     int64_t priority; /* lower = earlier; equal: tenants share evenly, then first come, first served */
+    int64_t rank;     /* among the tenant's own sequences of equal priority: lower = earlier */
     uint64_t tenant;  /* who sent the request (hash of API key or user), for fairness between tenants; 0 =
                          unknown */
     uint8_t salt[32]; /* name space of prefix cache and image features: hash of the request's cache_salt; all
@@ -186,6 +188,8 @@ uint32_t sched_context_max(const struct scheduler *s);
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
                          struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
+/* A mask that was MASK_LATER may be ready: the engine thread looks. Any thread. */
+void sched_wake(struct scheduler *s);
 /* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when
  * another's encode failed), but never while its last EV_IMAGE is unanswered. Refusing an unanswered EV_IMAGE
  * always ends the sequence. supply: the prepared pixels that belong to the image's key; ownership moves
@@ -200,12 +204,12 @@ void sched_reset_features(struct scheduler *s);
  */
 void sched_announce_cache(struct scheduler *s);
 /* The shape of the prefix cache: how long its pieces are and where they branch, nothing of what is in them.
- * Of those pieces that requests without a salt use; a salt's are in the sums alone. The ones used last, in an
- * order in which parents come first. */
+ * Of those pieces that requests with one salt use. The ones used last, in an order in which parents come
+ * first. */
 #define CACHE_OUTLINE_MAX  512u
 #define CACHE_OUTLINE_ROOT UINT32_MAX
 struct cache_outline {
-    uint64_t nodes, tokens; /* of the whole cache */
+    uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the pieces looked at */
     uint32_t count;
     struct cache_outline_node {
         uint32_t parent;     /* index; CACHE_OUTLINE_ROOT: prompts begin with it */
@@ -217,9 +221,10 @@ struct cache_outline {
     } at[CACHE_OUTLINE_MAX];
 };
 /* Asks the engine thread for one, made at its next turn; then it calls wake. Returns a ticket. Any thread. */
-uint64_t sched_outline_ask(struct scheduler *s);
-/* The last one; false if that was made before the ticket was given. Any thread. */
-bool sched_outline(struct scheduler *s, uint64_t ticket, struct cache_outline *out);
+uint64_t sched_outline_ask(struct scheduler *s, const uint8_t salt[32]);
+/* The last one; false if that was made before the ticket was given. One of another salt is never given out:
+ * then this asks again, and changes the ticket. Any thread. */
+bool sched_outline(struct scheduler *s, const uint8_t salt[32], uint64_t *ticket, struct cache_outline *out);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0
@@ -270,6 +275,7 @@ struct sched_stats {
         accepted_tokens;                     /* runs with guesses; the guesses; of which were drawn */
     uint64_t accepted_at[SCHED_GUESSES_MAX]; /* by place in their run */
     uint64_t ended[SEQ_ENDS];                /* by enum seq_end */
+    uint64_t mask_waits; /* runs that were left out of a step, because their mask was not ready */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */

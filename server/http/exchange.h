@@ -21,15 +21,16 @@ struct exchange {
     bool close_after;          /* the answer says Connection: close */
     char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
     bool id_from_client;
-    char *path; /* normalised, still percent-encoded */
-    char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
-    bool has_origin;
+    char *path;               /* normalised, still percent-encoded */
+    char *cors;               /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
+    const char *allow_origin; /* Access-Control-Allow-Origin, or NULL: libmicrohttpd's, or static */
     struct buf body;
     uint64_t body_seen;    /* bytes, including dropped ones */
     size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */
     size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
                               body_bytes */
     bool has_key, one_key; /* came with a valid API key; the server knows no other */
+    bool may_precede;      /* its `priority` counts before other tenants' requests */
     uint8_t key[32];       /* its SHA-256 */
     uint64_t arrived_us;   /* monotonic */
     int64_t created;       /* Unix seconds */

@@ -4,7 +4,6 @@ Numbers like T9 are rows of the list of failures elsewhere that these tests hold
 import base64
 import json
 import os
-import select
 import sys
 import tempfile
 import threading
@@ -414,6 +413,111 @@ def test_off():
         on.stop()
 
 
+def test_scope():
+    """Two keys send the same: with --cache-scope key (the default) neither learns of the other's; with server
+    both share."""
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
+        f.write("one\ntwo\n")
+        f.flush()
+        for scope in ("key", "server"):
+            s = Server(
+                BINARY,
+                DEMO,
+                "--api-key-file",
+                f.name,
+                *(() if scope == "key" else ("--cache-scope", "server")),
+            )
+            try:
+                check_scope(s, scope)
+            finally:
+                s.stop()
+
+
+def check_scope(s, scope):
+    shared = scope == "server"
+    a, b = ({"Authorization": f"Bearer {k}"} for k in ("one", "two"))
+    secret = [turn("user", image(picture(60)), words("my password is swordfish; what is in this picture?"))]
+
+    def say(key, turns, **fields):
+        status, answer = s.post(
+            CHAT,
+            {
+                "messages": turns,
+                "max_tokens": 4,
+                "temperature": 0,
+                "return_cache_info": True,
+                **PROBS,
+                **fields,
+            },
+            key,
+        )
+        check.equal("status", status, 200)
+        return answer
+
+    def metric(name):
+        return s.metric(f"kvasir:{name}")
+
+    def tree(key):
+        return json.loads(s.request("GET", "/cache_tree", None, key)[2])
+
+    first = say(a, secret)
+    pictures, known, mine = decoded(s), metric("image_alias_hits_total"), tree(a)
+    check.true(
+        f"{scope}: the tree has what the caller made",
+        len(mine["nodes"]) > 0 and mine["total_tokens"] >= total(first),
+        mine,
+    )
+    check.equal(
+        f"{scope}: and what another made",
+        tree(b),
+        mine if shared else {"total_nodes": 0, "total_tokens": 0, "nodes": []},
+    )
+    # As the attack goes: guesses of growing length, each told how much of it somebody has cached.
+    guesses = [turn("user", "My "), turn("user", "My p"), turn("user", "My password is s")]
+    learnt = [
+        (i["equal_tokens"], i["stop"])
+        for i in (say(b, [g], cache_salt=f"fresh {n}")["cache_info"] for n, g in enumerate(guesses))
+    ]
+    check.equal(f"{scope}: behind a salt of its own", learnt, [(0, "salt")] * 3)
+    again = say(b, secret)
+    info = again["cache_info"]
+    check.equal(
+        f"{scope}: hits of another key",
+        (cached(again), info["equal_tokens"], info["stop"], info["differs_at"]),
+        (total(first) - 1, total(first), "none", None) if shared else (0, 0, "salt", None),
+    )
+    check.equal(
+        f"{scope}: the picture is decoded, its file unknown",
+        (decoded(s) - pictures, metric("image_alias_hits_total") - known),
+        (0, 1) if shared else (1, 0),
+    )
+    check.equal(f"{scope}: same answer", again["choices"], first["choices"])
+    check.equal(f"{scope}: its own it finds", cached(say(b, secret)), total(first) - 1)
+    for salt in ("x", "one"):  # what the client chooses is no way into another key's
+        say(a, secret, cache_salt=salt)
+        check.equal(
+            f"{scope}: another key's salt {salt}",
+            cached(say(b, secret, cache_salt=salt)),
+            total(first) - 1 if shared else 0,
+        )
+    kept = s.post("/v1/responses", {"input": "hello", "max_output_tokens": 4, "cache_salt": "x"}, a)[1]["id"]
+    path = f"/v1/responses/{kept}"
+    check.equal(
+        f"{scope}: kept responses",
+        [
+            s.request("GET", path + q, None, k)[0]
+            for q, k in (("?cache_salt=x", a), ("", a), ("?cache_salt=x", b))
+        ],
+        [200, 404, 404],
+    )
+    if not shared:
+        check.true(
+            "no sum tells of another's",
+            tree(b)["total_nodes"] == len(tree(b)["nodes"]) < metric("prefix_cache_nodes"),
+            tree(b),
+        )
+
+
 def test_admin():
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
         f.write("one\ntwo\n")
@@ -454,42 +558,6 @@ def test_timeout():
             s.stop()
 
 
-def test_fair():
-    """One sequence at a time: a second user's single request does not wait for all that the first one has sent, and priority goes before both."""
-    s = Server(BINARY, endless(DEMO), "--max-sequences", "1")
-
-    def send(name, **fields):
-        """A stream that holds the place that it is given until it is closed."""
-        c = s.connect()
-        body = {"messages": [turn("user", "count " + name)], "max_tokens": ENDLESS, "ignore_eos": True, "stream": True, **fields}
-        c.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
-        return c
-
-    try:
-        for late, overtakes in (({"user": "a"}, False), ({"user": "b"}, True), ({"user": "a", "priority": -1}, True)):
-            first = send("first", user="a", stream=False)  # of a stream that nobody reads so much may wait, then it is ended
-            check.true("the first one runs", wait_until(lambda: s.held()[1:] == (1, 0)), s.held())
-            waiting = {}
-            for name in [str(i) for i in range(9)] + ["late"]:
-                waiting[name] = send(name, **(late if name == "late" else {"user": "a"}))
-                check.true(f"{name} waits", wait_until(lambda: s.held()[1:] == (1, len(waiting))), s.held())
-            order, running = [], first
-            while waiting:
-                running.close()
-                sockets = {c.sock: name for name, c in waiting.items()}
-                begun = [sockets[x] for x in select.select(list(sockets), [], [], 120)[0]]
-                if not check.equal(f"{late}: one begins", len(begun), 1):
-                    break
-                order += begun
-                running = waiting.pop(begun[0])
-            running.close()
-            behind = len(order) - 1 - order.index("late")
-            check.true(f"{late}: {'overtakes' if overtakes else 'waits'}", behind >= 8 if overtakes else behind == 0, order)
-            check.true("all are gone", wait_until(lambda: s.held() == (0, 0, 0)), s.held())
-    finally:
-        s.stop()
-
-
 def test_small_arena():
     """Hardly room for two conversations: eviction and preemption all the time, and every answer is the one of a server with room."""
     small, large = Server(BINARY, DEMO, "--kv-memory", "2M"), Server(BINARY, DEMO)
@@ -523,7 +591,7 @@ if __name__ == "__main__":
     BINARY, DEMO = args.binary, args.demo
     shared = [test_twice, test_completions, test_same_picture, test_other_picture, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
-    alone = [test_off, test_admin, test_timeout, test_fair, test_small_arena]
+    alone = [test_off, test_scope, test_admin, test_timeout, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, DEMO)
