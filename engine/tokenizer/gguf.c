@@ -218,7 +218,7 @@ static enum status derive_merges(const struct vocab *v)
     struct pairs pairs = {NULL, 0, 0};
     struct rank *order = calloc(v->count, sizeof *order);
     enum status st = order ? order_tokens(v, order) : err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
-    for (uint32_t i = 0; i < v->count && !st; i++)
+    for (uint32_t i = 0; i < v->count && !st && pairs.count < TOK_RANK_LIMIT; i++)
         if (v->token[order[i].id].p) st = add_splits(v, order[i].id, &pairs);
     free(order);
     if (!st) st = tok__merges_open(&m, v->t, "tokenizer.ggml.tokens", pairs.count, v->err);
