@@ -106,7 +106,10 @@ void sched__place_taken(struct scheduler *s, struct sequence *q)
 
 void sched__served(struct scheduler *s, struct sequence *q)
 {
-    if (q->position <= q->computed) return;
+    if (q->position <= q->computed) {
+        if (q->kept) q->since = s->turn; /* its quantum begins where it goes on */
+        return;
+    }
     tenants_charge(s->tenants, q->req.tenant, q->position - q->computed);
     q->computed = q->position;
     if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) s->other_turn = s->turn;

@@ -1293,26 +1293,32 @@ static void test_tenants_take_turns(void **state)
     assert_true(0.97 * us[0] <= us[1]);
 }
 
-/* Light ones that fill all places without end leave every fifth turn to a long prompt. */
-static void test_long_prompt_ends_beside_light_ones(void **state)
+/* Light ones that fill all places without end leave every fifth turn to a long prompt, and time to compute
+ * again what it lost meanwhile. */
+static void long_prompt_ends(bool no_cache)
 {
-    (void)state;
     enum { PROMPT = 300, ANSWER = 10, CHUNK = 4, OTHERS = 3 };
     static struct hall h;
-    struct sched_options opt = {.hash_seed = 1, .prefill_chunk = CHUNK};
+    struct sched_options opt = {.hash_seed = 1, .prefill_chunk = CHUNK, .no_prefix_cache = no_cache};
     struct err err;
     hall_open(&h, 1, false);
     sched_destroy(h.s);
     ASSERT(sched_create(&h.e, &opt, &h.s, &err) == ST_OK);
     const struct guest *longest = hall_send(&h, 1, PROMPT, ANSWER, false), *last = NULL;
     const uint64_t turns = (PROMPT / CHUNK + ANSWER) / TURN + 1;
-    while (longest->live && h.steps < 6 * turns * TURN) {
+    while (longest->live && h.steps < (no_cache ? 12 : 6) * turns * TURN) {
         hall_step(&h);
         if (h.steps > 20 && !(last && last->live)) last = hall_send(&h, 2 + h.count % OTHERS, 4, 3, true);
     }
     assert_false(longest->live);
     while (h.live > 0) hall_step(&h);
     hall_close(&h);
+}
+static void test_long_prompt_ends_beside_light_ones(void **state)
+{
+    (void)state;
+    long_prompt_ends(false);
+    long_prompt_ends(true);
 }
 
 static void test_blocks_move_between_groups(void **state)
