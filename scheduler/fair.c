@@ -50,6 +50,18 @@ static bool less(const struct claim *a, const struct claim *b)
     return a->time != b->time ? a->time < b->time : a->kind < b->kind;
 }
 
+/* Does one of a tenant that isn't light run? */
+static bool others_run(const struct scheduler *s)
+{
+    const struct sequence *looked_up = NULL;
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
+        if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) return true;
+        looked_up = q;
+    }
+    return false;
+}
+
 struct sequence *sched__pick_waiting(struct scheduler *s)
 {
     struct sequence *best = NULL;
@@ -79,7 +91,7 @@ struct sequence *sched__pick_waiting(struct scheduler *s)
         least = base;
     }
     if (best) tenants_advance(s->tenants, clock);
-    if (light) s->other_turn = s->turn;
+    if (light && !others_run(s)) s->other_turn = s->turn;
     return best;
 }
 
@@ -94,7 +106,10 @@ void sched__place_taken(struct scheduler *s, struct sequence *q)
 
 void sched__served(struct scheduler *s, struct sequence *q)
 {
-    if (q->position <= q->computed) return;
+    if (q->position <= q->computed) {
+        if (q->kept) q->since = s->turn; /* its quantum begins where it goes on */
+        return;
+    }
     tenants_charge(s->tenants, q->req.tenant, q->position - q->computed);
     q->computed = q->position;
     if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) s->other_turn = s->turn;

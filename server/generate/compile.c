@@ -1,4 +1,5 @@
-/* Compiling the grammars of requests: a queue in front of the workers. Event loop's thread. */
+/* Compiling the grammars of requests: a queue in front of the workers, in which tenants take turns. Event
+ * loop's thread. */
 #include "server/generate/generate.h"
 #include "server/generate/grammars.h"
 #include "server/http/request.h"
@@ -26,16 +27,20 @@ static bool waits(const struct request *r)
     return r->gen && !r->working && r->gen->compile_waits && r->state == RQ_WORKING && !r->cancelled;
 }
 
-/* The oldest one that waits; how many compile. */
-static struct request *next_of(const struct server *s, uint32_t *compiling)
+static bool compiles(const struct request *r)
 {
-    struct request *oldest = NULL;
-    *compiling = 0;
-    for (struct request *r = s->requests; r; r = r->next) {
-        if (r->working && r->compiling) ++*compiling;
-        if (waits(r)) oldest = r;
-    }
-    return oldest;
+    return r->working && r->compiling;
+}
+
+/* Of those that wait, with a description of less than so many bytes, the first one by turn, then by age. */
+static struct request *next_of(const struct server *s, size_t below)
+{
+    struct request *first = NULL;
+    for (struct request *r = s->requests; r; r = r->next)
+        if (waits(r) && r->gen->compile_bytes < below &&
+            (!first || r->gen->compile_turn <= first->gen->compile_turn))
+            first = r;
+    return first;
 }
 
 static void late(struct request *r, bool memory)
@@ -50,31 +55,52 @@ static void late(struct request *r, bool memory)
     request_fail(r);
 }
 
+static void compiled(struct request *r)
+{
+    r->gen->done(r);
+    gen_compile_next(r->srv);
+}
+
 void gen_compile_next(struct server *s)
 {
     struct request *r;
-    uint32_t compiling;
-    while (s->compile_waits && (r = next_of(s, &compiling))) {
+    uint32_t compiling = 0;
+    size_t below = SIZE_MAX; /* larger ones have no room */
+    if (!s->compile_waits) return;
+    s->compile_waits = false;
+    for (r = s->requests; r; r = r->next) compiling += compiles(r);
+    while (compiling < compiles_max() && (r = next_of(s, below))) {
         struct gen *g = r->gen;
-        bool free = compiling < compiles_max();
-        bool fits = free && grammars_reserve(s->grammars, strlen(g->compile_key));
-        if (!fits && now_us() - g->compile_us > WAIT_US) {
-            late(r, free);
+        if (!grammars_reserve(s->grammars, g->compile_bytes)) {
+            below = g->compile_bytes;
             continue;
         }
-        if (!fits) return;
+        if (g->compile_turn >= s->compile_turn) s->compile_turn = g->compile_turn + 1;
         g->compile_waits = false;
         r->compiling = true;
-        request_work(r, job, g->done);
+        request_work(r, job, compiled);
+        compiling++;
     }
-    s->compile_waits = false;
+    uint64_t now = now_us();
+    for (r = s->requests; r; r = r->next) {
+        if (!waits(r)) continue;
+        if (now - r->gen->compile_us > WAIT_US) late(r, r->gen->compile_bytes >= below);
+        else s->compile_waits = true;
+    }
 }
 
 void gen_compile(struct request *r, void (*done)(struct request *r))
 {
     struct gen *g = r->gen;
+    struct server *s = r->srv;
     g->done = done;
     g->compile_us = now_us();
-    g->compile_waits = r->srv->compile_waits = true;
-    gen_compile_next(r->srv);
+    g->compile_bytes = strlen(g->compile_key);
+    g->compile_turn = s->compile_turn;
+    for (const struct request *o = s->requests; o; o = o->next)
+        if ((waits(o) || compiles(o)) && o->gen->p.tenant == g->p.tenant &&
+            o->gen->compile_turn >= g->compile_turn)
+            g->compile_turn = o->gen->compile_turn + 1;
+    g->compile_waits = s->compile_waits = true;
+    gen_compile_next(s);
 }

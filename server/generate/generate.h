@@ -199,8 +199,9 @@ struct gen {
     const struct grammar_vocab *vocab; /* with it: the model's tokens */
     json_t *compile;   /* what it is to be compiled from, with all that the body had of it; owned, as */
     char *compile_key; /* its text. NULL: there is nothing to compile */
+    size_t compile_bytes;
     bool compile_waits;
-    uint64_t compile_us; /* since when */
+    uint64_t compile_us, compile_turn; /* since when; a tenant has one grammar compiled in each turn */
     struct gen_params p;
     struct gen_prompt *prompts;
     uint32_t prompt_count;
@@ -273,8 +274,8 @@ extern const char gen_grammar_memory_full[];
 bool gen_constraint_start(struct choice *c);
 
 /* generate/compile.c (loop): compiles g->compile on a worker, then calls done. So few at a time that workers
- * are left for everything else; the others wait, also for memory (--grammar-memory), in the order of their
- * coming. */
+ * are left for everything else; the others wait, also for memory (--grammar-memory): tenants take turns, and
+ * for whom memory is left goes before whom it is not. */
 void gen_compile(struct request *r, void (*done)(struct request *r));
 void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
 

@@ -117,6 +117,7 @@ struct server {
     uint32_t load;             /* generating requests in flight */
     uint32_t polls;            /* requests with a poll: request_wait */
     bool compile_waits;        /* requests wait for their grammar to be compiled */
+    uint64_t compile_turn;     /* after those that were begun */
     size_t body_bytes;         /* request bodies held */
     size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t answer_bytes;       /* answers held, in progress or being read */

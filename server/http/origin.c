@@ -76,8 +76,8 @@ static bool address_parse(struct span name, struct in6_addr *out)
     if (name.len > 2 && *name.at == '[') {
         name = (struct span){name.at + 1, name.len - 2};
         n = 0;
-    } else if (memchr(name.at, ':', name.len)) {
-        return false;
+    } else if (memchr(name.at, ':', name.len) || !memchr(name.at, '.', name.len)) {
+        return false; /* "cafe" is a name, though ::ffff:cafe is an address */
     }
     if (n + name.len >= sizeof text) return false;
     memcpy(text + n, name.at, name.len);

@@ -167,6 +167,7 @@ def test_hosts():
             f"evil.example:{port}",
             "localhost.evil.example",
             "127.0.0.1.evil.example",
+            "cafe",
             "evil.example.",
             "localhost:1x",
             "x",

@@ -139,6 +139,39 @@ def test_priority_right():
             s.stop()
 
 
+def test_compiling():
+    """New grammars of a key, wrong ones or large ones, hold up no other key's."""
+    with key_file("one\ntwo\n") as f:
+        s = Server(BINARY, DEMO, "--api-key-file", f.name)
+
+        def crowd(count, constraint):
+            sent = [s.connect() for _ in range(count)]
+            for i, c in enumerate(sent):
+                body = {"prompt": "a", "max_tokens": 1, **constraint(i)}
+                c.request("POST", TEXT, json.dumps(body), headers("one"))
+            return sent
+
+        def answered(sent, seconds=0):
+            return len(select.select([c.sock for c in sent], [], [], seconds)[0])
+
+        try:
+            wrong = crowd(60, lambda i: {"guided_regex": f"({i}"})
+            begin = time.monotonic()
+            check.true("wrong ones are refused", wait_until(lambda: answered(wrong) == 60))
+            spent = time.monotonic() - begin
+            check.true("one after the other, at once", spent <= 2, spent)
+            words = ["-%d-" % j + "x" * 400 for j in range(1000)]
+            large = crowd(16, lambda i: {"guided_json": {"enum": [str(i) + word for word in words]}})
+            check.true("the first large one is compiled", answered(large, 60))
+            body = {"prompt": "a", "guided_regex": "[ab]{3}"}
+            check.equal("another key's is", s.post(TEXT, body, headers("two"))[0], 200)
+            check.true("before most of them", answered(large) <= 8, answered(large))
+            for c in wrong + large:
+                c.close()
+        finally:
+            s.stop()
+
+
 def test_key_marks():
     for text in ("one prioritised\n", " priority\n"):
         with key_file("# keys\n" + text) as f:
@@ -151,7 +184,7 @@ def test_key_marks():
 if __name__ == "__main__":
     args = arguments(__doc__)
     BINARY, DEMO = args.binary, args.demo
-    for test in (test_users, test_keys, test_priority_right, test_key_marks):
+    for test in (test_users, test_keys, test_priority_right, test_compiling, test_key_marks):
         if not args.only or test.__name__ in args.only:
             check.run(test)
     check.end()

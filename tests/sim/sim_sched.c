@@ -1293,6 +1293,34 @@ static void test_tenants_take_turns(void **state)
     assert_true(0.97 * us[0] <= us[1]);
 }
 
+/* Light ones that fill all places without end leave every fifth turn to a long prompt, and time to compute
+ * again what it lost meanwhile. */
+static void long_prompt_ends(bool no_cache)
+{
+    enum { PROMPT = 300, ANSWER = 10, CHUNK = 4, OTHERS = 3 };
+    static struct hall h;
+    struct sched_options opt = {.hash_seed = 1, .prefill_chunk = CHUNK, .no_prefix_cache = no_cache};
+    struct err err;
+    hall_open(&h, 1, false);
+    sched_destroy(h.s);
+    ASSERT(sched_create(&h.e, &opt, &h.s, &err) == ST_OK);
+    const struct guest *longest = hall_send(&h, 1, PROMPT, ANSWER, false), *last = NULL;
+    const uint64_t turns = (PROMPT / CHUNK + ANSWER) / TURN + 1;
+    while (longest->live && h.steps < (no_cache ? 12 : 6) * turns * TURN) {
+        hall_step(&h);
+        if (h.steps > 20 && !(last && last->live)) last = hall_send(&h, 2 + h.count % OTHERS, 4, 3, true);
+    }
+    assert_false(longest->live);
+    while (h.live > 0) hall_step(&h);
+    hall_close(&h);
+}
+static void test_long_prompt_ends_beside_light_ones(void **state)
+{
+    (void)state;
+    long_prompt_ends(false);
+    long_prompt_ends(true);
+}
+
 static void test_blocks_move_between_groups(void **state)
 {
     (void)state;
@@ -1342,6 +1370,7 @@ int main(int argc, char **argv)
     signal(SIGABRT, print_seed);
     log_set_level((enum log_level) - 1); /* injected faults are not news */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_long_prompt_ends_beside_light_ones),
         cmocka_unit_test(test_blocks_move_between_groups),
         cmocka_unit_test(test_T31_identical_prompt_computes_one_token),
         cmocka_unit_test(test_equal_prompts_compute_once),
