@@ -5,33 +5,35 @@
 #include "server/http/request.h"
 #include "server/api/api.h"
 
-/* The text is parsed; what stays of the body are the files of pictures that are not decoded yet, and what the
- * dialect keeps. */
-static void body_drop(struct request *r)
-{
-    r->srv->body_bytes -= r->http.body.len;
-    buf_fini(&r->http.body);
-    r->http.body_kept = gen_images_bytes(r->gen) + r->gen->dialect_kept;
-    r->srv->body_bytes += r->http.body_kept;
-}
-
+/* What stays of the body are the files of images that are not decoded yet, and what the dialect keeps. */
 static void generate_done(struct request *r)
 {
-    body_drop(r);
+    request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
     gen_submit(r);
+}
+
+static void generate_read(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
+        (g->dialect && g->dialect->translate(g, &g->root)))
+        return;
+    if (gen_parse(g, g->root) ||
+        (g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root))) {
+        if (g->dialect) g->dialect->fault(g);
+    }
 }
 
 static void generate_job(struct request *r)
 {
     struct gen *g = r->gen;
-    /* Pictures in it may be large, and gen_images has copies of what it needs. */
-    if (!request_body_parse(r, &g->root) && !request_model_check(r, g->root) &&
-        (!g->dialect || !g->dialect->translate(g, &g->root))) {
-        if (!gen_parse(g, g->root) &&
-            !(g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root)) &&
-            (!g->remote || g->fetched))
-            (void)gen_constraint_make(g, g->root);
-        if (r->answer.error.http && g->dialect) g->dialect->fault(g);
+    if (!g->fetched) generate_read(r);
+    if (!r->answer.error.http) {
+        if (g->remote && !g->fetched) return;
+        bool bad = g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root);
+        if (bad || gen_constraint_make(g, g->root)) {
+            if (g->dialect) g->dialect->fault(g);
+        }
     }
     request_body_trim(r, g->root, !r->answer.error.http);
 }

@@ -85,11 +85,12 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 static void tokenize(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
+    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root))) return;
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
     if (field(g->root, "messages")) {
-        if (!tokenize_chat(r, g->root, g)) {
+        if (!g->fetched && (tokenize_read(g, g->root) || g->remote)) return;
+        if (!tokenize_chat(g, g->root)) {
             const struct prompt *p = &g->prompts[0].prompt;
             tokens_write(r, g->root, p->tokens, p->token_count, p);
         }
@@ -148,10 +149,12 @@ static void detokenize(struct request *r)
 static void count_tokens(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
-        g->dialect->translate(g, &g->root))
+    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
+                        g->dialect->translate(g, &g->root)))
         return;
-    if (tokenize_chat(r, g->root, g)) {
+    enum status st = g->fetched ? ST_OK : tokenize_read(g, g->root);
+    if (!st && g->remote && !g->fetched) return;
+    if (st || tokenize_chat(g, g->root)) {
         g->dialect->fault(g);
         return;
     }
@@ -164,16 +167,22 @@ static void count_tokens(struct request *r)
     if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
+static void body_end(struct request *r)
+{
+    const struct gen *g = r->gen;
+    if (!g->remote || g->fetched || r->answer.error.http) request_body_trim(r, g->root, false);
+}
+
 static void count_tokens_job(struct request *r)
 {
     count_tokens(r);
-    request_body_trim(r, r->gen->root, false);
+    body_end(r);
 }
 
 static void tokenize_job(struct request *r)
 {
     tokenize(r);
-    request_body_trim(r, r->gen->root, false);
+    body_end(r);
 }
 
 static void detokenize_job(struct request *r)

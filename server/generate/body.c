@@ -56,7 +56,8 @@ void request_body_trim(struct request *r, json_t *root, bool stops)
             continue;
         json_object_del(root, key);
     }
-    if (r->parse_cost > TRIM_COST) malloc_trim(0); /* the allocator would keep them, for each worker */
+    if (r->parse_cost + r->http.body_kept > TRIM_COST)
+        malloc_trim(0); /* the allocator would keep them, for each worker */
 }
 
 enum status request_model_check(struct request *r, json_t *root)

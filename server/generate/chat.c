@@ -21,7 +21,6 @@
 struct chat {
     struct request *r;
     struct gen *g;
-    struct chat_messages messages;
     struct chat_pictures pictures;
     struct template_result rendered;
 };
@@ -30,7 +29,6 @@ static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
     chat_pictures_free(&c->pictures);
-    chat_messages_free(&c->messages);
 }
 
 static enum status no_memory(struct chat *c)
@@ -49,7 +47,7 @@ static enum status render(struct chat *c, json_t *root)
     while (count < SPECIALS_MAX &&
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
-    struct template_request rq = {.messages = c->messages.list,
+    struct template_request rq = {.messages = c->g->messages.list,
                                   .tools = json_array_size(tools) ? tools : NULL,
                                   .documents = json_is_array(documents) ? documents : NULL,
                                   .kwargs = field(root, "chat_template_kwargs"),
@@ -67,7 +65,7 @@ static enum status render(struct chat *c, json_t *root)
     return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
 }
 
-static enum status build(struct chat *c, const json_t *original)
+static enum status build(struct chat *c, json_t *root)
 {
     const struct model *m = c->r->srv->model;
     struct gen *g = c->g;
@@ -86,8 +84,8 @@ static enum status build(struct chat *c, const json_t *original)
     for (uint32_t i = 0; i < g->picture_count; i++)
         g->pictures[i].first = prompt_picture(p, g->pictures[i].first);
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
-                            c->pictures.count, p, &g->prompts[0].places, &err);
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, field(root, "messages"),
+                            c->pictures.list, c->pictures.count, p, &g->prompts[0].places, &err);
     return st ? api_fail_status(&c->r->answer.error, st, "messages", &err) : ST_OK;
 }
 
@@ -118,7 +116,7 @@ static char *message_text(const json_t *message, size_t *len)
 static enum status answer_shape(struct chat *c)
 {
     struct gen *g = c->g;
-    const json_t *last = json_array_get(c->messages.list, json_array_size(c->messages.list) - 1);
+    const json_t *last = json_array_get(g->messages.list, json_array_size(g->messages.list) - 1);
     const char *last_role = json_string_value(json_object_get(last, "role"));
     const char *role = g->p.add_generation_prompt || !last_role ? "assistant" : last_role;
     g->answer_role = strdup(role);
@@ -128,27 +126,35 @@ static enum status answer_shape(struct chat *c)
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
-static enum status chat_build(struct chat *c, json_t *root, const json_t *messages)
+static enum status messages_read(struct gen *g, json_t *root, const json_t *messages)
 {
-    const struct server *s = c->r->srv;
+    const struct server *s = g->r->srv;
     const struct model *m = s->model;
     json_t *tools = field(root, "tools");
     struct chat_limits limits = {.messages_max = LIMIT_MESSAGES,
                                  .images_max = (size_t)s->opt->max_images,
                                  .text_only = !m->info->image.present};
     if (!m->tmpl) {
-        return api_fail(&c->r->answer.error, 400, "chat_template_error", "messages",
+        return api_fail(&g->r->answer.error, 400, "chat_template_error", "messages",
                         "This model has no chat template; use /v1/completions.");
     }
     limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
         limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
-    enum status st = chat_messages_parse(messages, &limits, &c->messages, &c->r->answer.error);
-    if (!st) st = gen_remote(c->g, &c->messages);
-    if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
+    enum status st = chat_messages_parse(messages, &limits, &g->messages, &g->r->answer.error);
+    return st ? st : gen_remote(g);
+}
+
+enum status gen_read_chat(struct gen *g, json_t *root)
+{
+    return messages_read(g, root, field(root, "messages"));
+}
+
+static enum status chat_build(struct chat *c, json_t *root)
+{
+    enum status st = chat_pictures_make(c->g, &c->pictures);
     if (!st) st = render(c, root);
-    if (!st) st = build(c, messages);
-    return st;
+    return st ? st : build(c, root);
 }
 
 /* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it;
@@ -164,8 +170,8 @@ static bool inside_reasoning(const struct chat *c)
     if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
-    char *text =
-        message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
+    char *text = message_text(json_array_get(c->g->messages.list, json_array_size(c->g->messages.list) - 1),
+                              &text_len);
     const char *open = text ? strstr(text, open_tag) : NULL;
     bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_form));
     free(text);
@@ -175,7 +181,7 @@ static bool inside_reasoning(const struct chat *c)
 enum status gen_prompt_chat(struct gen *g, json_t *root)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, root, field(root, "messages"));
+    enum status st = chat_build(&c, root);
     if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
@@ -196,31 +202,37 @@ static void name_prompt(struct api_error *e)
     memcpy(p, as, strlen(as));
 }
 
-enum status gen_prompt_parts(struct gen *g, json_t *parts)
+enum status gen_read_parts(struct gen *g, json_t *parts)
 {
     struct api_error *e = &g->r->answer.error;
-    struct chat c = {.r = g->r, .g = g};
     if (!g->r->srv->model->own_prompts)
         return api_fail(e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)
         return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
-    json_t *root = json_object(), *messages = json_pack("[{s:s,s:O}]", "role", "user", "content", parts);
-    enum status st = root && messages ? ST_OK : no_memory(&c);
+    json_t *messages = json_pack("[{s:s,s:O}]", "role", "user", "content", parts);
+    if (!messages) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
     g->p.add_special_tokens = false; /* the rule writes bos where it belongs */
-    if (!st) st = chat_build(&c, root, messages);
-    if (!st) st = gen_truncate(g, &g->prompts[0]);
-    if (!st) st = gen_context_check(g, &g->prompts[0]);
+    enum status st = messages_read(g, NULL, messages);
     if (st) name_prompt(e);
-    chat_fini(&c);
     json_decref(messages);
-    json_decref(root);
     return st;
 }
 
-enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
+enum status gen_prompt_parts(struct gen *g)
 {
-    struct api_error *e = &r->answer.error;
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = chat_build(&c, NULL);
+    if (!st) st = gen_truncate(g, &g->prompts[0]);
+    if (!st) st = gen_context_check(g, &g->prompts[0]);
+    if (st) name_prompt(&g->r->answer.error);
+    chat_fini(&c);
+    return st;
+}
+
+enum status tokenize_read(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     p->add_generation_prompt =
         field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
@@ -237,8 +249,13 @@ enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
     if (field(root, "chat_template"))
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
     if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
-    struct chat c = {.r = r, .g = g};
-    enum status st = chat_build(&c, root, field(root, "messages"));
+    return gen_read_chat(g, root);
+}
+
+enum status tokenize_chat(struct gen *g, json_t *root)
+{
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = chat_build(&c, root);
     chat_fini(&c);
     return st;
 }

@@ -1,7 +1,8 @@
 /* A generating request, of chat completions or completions. Internal to server/.
  *
- *   on a worker   body.c -> parse.c, tools.c: what is asked -> prompt.c or chat.c, pictures.c: the prompts
- *                 remote.c: files of pictures; where some are to be fetched first, all of it runs twice
+ *   on a worker   body.c -> parse.c, tools.c, chat.c: what is asked
+ *                 remote.c: where images are to be fetched, the loop does so before the job goes on
+ *                 prompt.c or chat.c, pictures.c: the prompts
  *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
  *                 write.c: the answer, of what pieces.c says is new; end.c: what ends it early
  *
@@ -197,6 +198,7 @@ struct gen {
     json_t *form_root;             /* a schema that came as a text; owned, until the body is trimmed */
     struct grammar *grammar;       /* what constrains the answers; NULL: nothing. Owned */
     struct gen_params p;
+    struct chat_messages messages; /* of a chat, or of a prompt that is a list of parts; owned */
     struct gen_prompt *prompts;
     uint32_t prompt_count;
     struct choice *choices;
@@ -226,8 +228,8 @@ struct gen {
 /* all that it owns, when none of its sequences is alive */
 void gen_free(struct gen *g);
 /* Loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
- * memory. dialect: NULL = OpenAI's. The job runs a second time, with a new gen, where pictures had to be
- * fetched (generate/remote.h): all that it needs it must find in the request's body. */
+ * memory. dialect: NULL = OpenAI's. Where the job leaves URLs in gen->remote, it is called again when their
+ * files are there, with gen->fetched set: it goes on with what it has read. */
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r));
 
@@ -263,11 +265,16 @@ bool gen_constraint_start(struct choice *c);
 enum status gen_parse_tools(struct gen *g, json_t *root);
 enum status gen_parse_thinking(struct gen *g, json_t *root);
 
-/* generate/prompt.c (worker): fill g->prompts, check the context length. */
+/* generate/chat.c, generate/prompt.c (worker). First the messages or the kind of prompt, and the URLs that
+ * have to be fetched: g->remote. */
+enum status gen_read_chat(struct gen *g, json_t *root);
+enum status gen_read_completion(struct gen *g, json_t *root);
+/* Then, with the files: fill g->prompts, check the context length. */
 enum status gen_prompt_chat(struct gen *g, json_t *root);
 enum status gen_prompt_completion(struct gen *g, json_t *root);
-/* For /tokenize: ids of a chat (kind "messages") in *out. */
-enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
+/* The same two for /tokenize: the ids of a chat. */
+enum status tokenize_read(struct gen *g, json_t *root);
+enum status tokenize_chat(struct gen *g, json_t *root);
 
 /* generate/sequences.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */

@@ -232,7 +232,7 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     return st ? st : gen_context_check(g, p);
 }
 
-enum status gen_prompt_completion(struct gen *g, json_t *root)
+enum status gen_read_completion(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     json_t *v = field(root, "prompt");
@@ -241,9 +241,15 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "prompt",
                         "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
-    json_t *suffix = field(root, "suffix");
-    if (infill_check(g, suffix, v)) return ST_INVALID;
-    if (json_is_object(json_array_get(v, 0))) return gen_prompt_parts(g, v);
+    if (infill_check(g, field(root, "suffix"), v)) return ST_INVALID;
+    return json_is_object(json_array_get(v, 0)) ? gen_read_parts(g, v) : ST_OK;
+}
+
+enum status gen_prompt_completion(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->answer.error;
+    json_t *v = field(root, "prompt"), *suffix = field(root, "suffix");
+    if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", "prompt", "prompt is empty.");

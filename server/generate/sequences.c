@@ -47,6 +47,7 @@ void gen_free(struct gen *g)
     }
     gen_images_free(g);
     gen_remote_end(g);
+    chat_messages_free(&g->messages);
     free(g->choices);
     free(g->prompts);
     free(g->answer_role);
@@ -62,54 +63,17 @@ void gen_free(struct gen *g)
     free(g);
 }
 
-/* The request's gen, as its job finds it; false: out of memory, and answered so. */
-static bool gen_new(struct request *r, enum gen_kind kind, const struct dialect *dialect,
-                    void (*done)(struct request *r))
-{
-    struct gen *g = calloc(1, sizeof *g);
-    if (!g) {
-        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
-        request_fail(r);
-        return false;
-    }
-    g->r = r;
-    g->kind = kind;
-    g->dialect = dialect;
-    g->p.n = 1;
-    g->done = done;
-    r->gen = g;
-    r->gen_cancel = gen_cancel;
-    r->gen_free = gen_free;
-    r->srv->load++;
-    return true;
-}
+/* ---- images that are fetched before there is a prompt ---- */
 
-/* ---- pictures that are fetched before there is a prompt ---- */
-
-/* After a job: true if it waits for files. */
-static bool remote_start(struct request *r)
-{
-    struct gen *g = r->gen;
-    if (!g->remote || g->fetched || r->answer.error.http) return false;
-    r->fetches++;
-    fetch_start(g->remote, r);
-    return true;
-}
-
-/* The files have come: the job begins anew. */
+/* The files are there: the job goes on. */
 static void go_on(struct request *r)
 {
-    struct gen *old = r->gen;
     r->fetches--;
     if (r->cancelled || !r->http.mhd || r->state != RQ_WORKING) { /* answered meanwhile, or nobody is there */
         request_release(r);
         return;
     }
-    if (!gen_new(r, old->kind, old->dialect, old->done)) return;
-    r->gen->remote = old->remote;
     r->gen->fetched = true;
-    old->remote = NULL;
-    gen_free(old);
     request_work(r, r->job_run, r->job_done);
 }
 
@@ -121,13 +85,32 @@ void gen_remote_done(struct server *s)
 
 static void job_ended(struct request *r)
 {
-    if (!remote_start(r)) r->gen->done(r);
+    struct gen *g = r->gen;
+    if (!g->remote || g->fetched || r->answer.error.http) {
+        g->done(r);
+        return;
+    }
+    /* What was read of the body stays while the files are fetched, and not its text. */
+    request_body_drop(r, r->http.body.len + 150 * r->http.body_marks);
+    r->fetches++;
+    fetch_start(g->remote, r);
 }
 
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r))
 {
-    if (gen_new(r, kind, dialect, done)) request_work(r, job, job_ended);
+    struct gen *g = calloc(1, sizeof *g);
+    if (!g) {
+        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        request_fail(r);
+        return;
+    }
+    *g = (struct gen){.r = r, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
+    r->gen = g;
+    r->gen_cancel = gen_cancel;
+    r->gen_free = gen_free;
+    r->srv->load++;
+    request_work(r, job, job_ended);
 }
 
 static void touch(struct gen *g, struct gen **list)
