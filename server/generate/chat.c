@@ -47,7 +47,7 @@ static enum status render(struct chat *c, json_t *root)
     while (count < SPECIALS_MAX &&
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
-    struct template_request rq = {.messages = c->g->messages.list,
+    struct template_request rq = {.messages = &c->g->messages,
                                   .tools = json_array_size(tools) ? tools : NULL,
                                   .documents = json_is_array(documents) ? documents : NULL,
                                   .kwargs = field(root, "chat_template_kwargs"),
@@ -65,7 +65,7 @@ static enum status render(struct chat *c, json_t *root)
     return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
 }
 
-static enum status build(struct chat *c, json_t *root)
+static enum status build(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
     struct gen *g = c->g;
@@ -84,25 +84,21 @@ static enum status build(struct chat *c, json_t *root)
     for (uint32_t i = 0; i < g->picture_count; i++)
         g->pictures[i].first = prompt_picture(p, g->pictures[i].first);
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, field(root, "messages"),
-                            c->pictures.list, c->pictures.count, p, &g->prompts[0].places, &err);
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->pictures.list, c->pictures.count,
+                            p, &g->prompts[0].places, &err);
     return st ? api_fail_status(&c->r->answer.error, st, "messages", &err) : ST_OK;
 }
 
-/* Text of a message whose content is a string or a list of parts; malloc'd. */
-static char *message_text(const json_t *message, size_t *len)
+/* Text of the last message; malloc'd. */
+static char *last_text(const struct gen *g, size_t *len)
 {
-    json_t *content = json_object_get(message, "content"), *part;
+    const struct chat_message *m = &g->messages.list[g->messages.count - 1];
     struct buf b;
-    size_t i;
     buf_init(&b, SIZE_MAX / 4);
     enum status st = buf_reserve(&b, 1);
-    if (!st && json_is_string(content))
-        st = buf_add(&b, json_string_value(content), json_string_length(content));
-    json_array_foreach(content, i, part)
-    {
-        json_t *text = json_object_get(part, "text");
-        if (!st && json_is_string(text)) st = buf_add(&b, json_string_value(text), json_string_length(text));
+    for (uint32_t i = 0; i < m->part_count && !st; i++) {
+        const json_t *text = m->parts[i].text;
+        if (text) st = buf_add(&b, json_string_value(text), json_string_length(text));
     }
     if (st) {
         buf_fini(&b);
@@ -116,13 +112,10 @@ static char *message_text(const json_t *message, size_t *len)
 static enum status answer_shape(struct chat *c)
 {
     struct gen *g = c->g;
-    const json_t *last = json_array_get(g->messages.list, json_array_size(g->messages.list) - 1);
-    const char *last_role = json_string_value(json_object_get(last, "role"));
-    const char *role = g->p.add_generation_prompt || !last_role ? "assistant" : last_role;
-    g->answer_role = strdup(role);
-    if (!g->answer_role) return no_memory(c);
-    if (!g->p.echo || !last_role || strcmp(last_role, role) != 0) return ST_OK;
-    g->prompts[0].text = message_text(last, &g->prompts[0].text_len);
+    enum chat_role last = g->messages.list[g->messages.count - 1].role;
+    g->answer_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
+    if (!g->p.echo || g->answer_role != chat_role_shown(last)) return ST_OK;
+    g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
@@ -154,7 +147,7 @@ static enum status chat_build(struct chat *c, json_t *root)
 {
     enum status st = chat_pictures_make(c->g, &c->pictures);
     if (!st) st = render(c, root);
-    return st ? st : build(c, root);
+    return st ? st : build(c);
 }
 
 /* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it;
@@ -170,8 +163,7 @@ static bool inside_reasoning(const struct chat *c)
     if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
-    char *text = message_text(json_array_get(c->g->messages.list, json_array_size(c->g->messages.list) - 1),
-                              &text_len);
+    char *text = last_text(c->g, &text_len);
     const char *open = text ? strstr(text, open_tag) : NULL;
     bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_form));
     free(text);

@@ -203,9 +203,9 @@ struct gen {
     uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open;
-    struct stop_set *stops; /* NULL = none */
-    char *answer_role;      /* chat: "assistant", or the last message's role */
-    bool inside_reasoning;  /* chat: the prompt ends within the model's reasoning */
+    struct stop_set *stops;  /* NULL = none */
+    const char *answer_role; /* chat: "assistant", or the last message's role */
+    bool inside_reasoning;   /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[8]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
                             are not */
     uint32_t tag_id_count;

@@ -50,7 +50,6 @@ void gen_free(struct gen *g)
     chat_messages_free(&g->messages);
     free(g->choices);
     free(g->prompts);
-    free(g->answer_role);
     stop_set_free(g->stops);
     free(g->p.stops);
     free(g->p.stop_ids);
