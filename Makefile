@@ -184,7 +184,8 @@ CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 NVCC_ARCH  = -gencode arch=compute_80,code=sm_80 \
 	$(if $(CUDA_CHECK),,-gencode arch=compute_90,code=[sm_90,compute_90])
 NVCC_FLAGS = -std=c++17 -O3 $(if $(CUDA_CHECK),-Xcicc -O0 -Xptxas -O0) -fmad=false -lineinfo -I. \
-	-Xcompiler -fPIC,-Wall,-Wextra --threads 2 $(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings)
+	-Xcompiler -fPIC,-Wall,-Wextra --threads 2 $(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings) $(NVCC_EXTRA)
+# NVCC_EXTRA: more flags, as -DCU_JITTER (hopper.cuh).
 # Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
 $(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = \
 	-gencode arch=compute_90a,code=sm_90a $(if $(CUDA_CHECK),, \

@@ -56,6 +56,8 @@ static const struct row rows[] = {
      "what an engine step may take: long prompts and pictures are cut to it; 0 = no limit"},
     {"prefix-cache", K_CHOICE, AT(prefix_cache), "on", 0, 0, "on|off", NULL,
      "reuse what earlier requests computed of an equal prompt beginning, text and pictures"},
+    {"cache-scope", K_CHOICE, AT(cache_scope), "key", 0, 0, "key|server", NULL,
+     "with API keys: cached data is reused by requests of the same key alone, or by all"},
     {"encoder-cache-memory", K_SIZE, AT(encoder_cache_memory), "256M", 1, UINT64_MAX, NULL, "SIZE",
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
@@ -99,6 +101,12 @@ static const struct row rows[] = {
      "accepted API keys, one per line (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
+    {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",
+     "web pages that may use the server: SCHEME://HOST[:PORT], loopback (those of this machine) or *; its "
+     "own page always may"},
+    {"allowed-hosts", K_STRING, AT(allowed_hosts), "auto", 0, 0, NULL, "HOST[,HOST]",
+     "names in the Host header, beside loopback ones, addresses and --host: HOST, *.HOST or *; auto: these "
+     "alone without API keys on a loopback address, else any"},
     {"accept-any-model", K_BOOL, AT(accept_any_model), "off", 0, 0, NULL, NULL,
      "answer requests whatever model they name"},
     {"max-body-bytes", K_SIZE, AT(max_body_bytes), "64M", 1024, 1ull << 31, NULL, "SIZE",

@@ -27,6 +27,7 @@ struct options {
     uint64_t step_ms;                   /* time budget of a step; 0 = none */
     uint64_t prefill_chunk;             /* tokens of one sequence's prefill per step; 0 = the step's budget */
     char *prefix_cache;                 /* on | off */
+    char *cache_scope;                  /* key | server: who shares cached data where there are API keys */
     uint64_t encoder_cache_memory;      /* bytes of encoded pictures kept */
     uint64_t picture_memory;            /* bytes of decoded pictures held by requests that wait or run */
     uint64_t answer_memory;             /* bytes of answers that are being made or read */
@@ -41,6 +42,8 @@ struct options {
     char *host;
     uint64_t port;        /* 0 = the system picks one */
     char *api_key_file;   /* one key per line; NULL = open */
+    char *cors_origins;   /* web pages that may use the server: "loopback", or a list */
+    char *allowed_hosts;  /* names that it may be reached by: "auto", or a list */
     char *control_tokens; /* text | parse */
     char *tool_parser;    /* auto | strict */
     bool accept_any_model;

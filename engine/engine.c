@@ -116,7 +116,8 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
                              "kernel set %s: this CPU doesn't have it (kvasir inspect --devices lists those "
                              "that it has)",
                              set);
-    if (r != BE_OK) return err_set(err, r == BE_NOMEM ? ST_NOMEM : ST_DEVICE, "the backend can't be opened");
+    if (r == BE_NOMEM) return err_set(err, ST_NOMEM, "out of memory for the compute threads");
+    if (r != BE_OK) return err_set(err, ST_DEVICE, "the backend can't be opened");
     e->ops->caps(e->be, &e->becaps);
     snprintf(e->device, sizeof e->device, "%s", e->becaps.device);
     snprintf(e->backend_name, sizeof e->backend_name, "%s", e->becaps.name);

@@ -136,6 +136,7 @@ struct scheduler {
     bool reset_cache, announce_cache;
     uint64_t outlines_asked, outline_made; /* tickets given; up to which `outline` answers them */
     struct cache_outline outline;
+    uint8_t outline_salt[32], outline_asked_salt[32]; /* whose `outline` is; whose the next one is */
     uint64_t arrivals;
     struct sched_stats seen; /* `now`, as it was published last */
 

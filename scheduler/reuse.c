@@ -235,23 +235,31 @@ bool sched__cache_reset_wanted(struct scheduler *s)
     return wanted || announce;
 }
 
-uint64_t sched_outline_ask(struct scheduler *s)
+/* Under the lock. While one is pending, its salt stays: who wants another's asks again when it is made. */
+static uint64_t outline_ask(struct scheduler *s, const uint8_t salt[32])
 {
-    pthread_mutex_lock(&s->lock);
-    uint64_t ticket = ++s->outlines_asked;
+    if (s->outlines_asked == s->outline_made) memcpy(s->outline_asked_salt, salt, 32);
     s->poked = true;
     pthread_cond_signal(&s->work);
+    return ++s->outlines_asked;
+}
+
+uint64_t sched_outline_ask(struct scheduler *s, const uint8_t salt[32])
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t ticket = outline_ask(s, salt);
     pthread_mutex_unlock(&s->lock);
     return ticket;
 }
 
-bool sched_outline(struct scheduler *s, uint64_t ticket, struct cache_outline *out)
+bool sched_outline(struct scheduler *s, const uint8_t salt[32], uint64_t *ticket, struct cache_outline *out)
 {
     pthread_mutex_lock(&s->lock);
-    bool there = s->outline_made >= ticket;
-    if (there) *out = s->outline;
+    bool made = s->outline_made >= *ticket, own = memcmp(s->outline_salt, salt, 32) == 0;
+    if (made && own) *out = s->outline;
+    else if (made) *ticket = outline_ask(s, salt);
     pthread_mutex_unlock(&s->lock);
-    return there;
+    return made && own;
 }
 
 void sched__cache_outline(struct scheduler *s)
@@ -259,12 +267,15 @@ void sched__cache_outline(struct scheduler *s)
     pthread_mutex_lock(&s->lock);
     uint64_t asked = s->outlines_asked;
     bool wanted = asked > s->outline_made;
+    uint8_t salt[32];
+    memcpy(salt, s->outline_asked_salt, sizeof salt);
     pthread_mutex_unlock(&s->lock);
     if (!wanted) return;
-    if (s->cache) radix_outline(s->cache, &s->outline_next);
+    if (s->cache) radix_outline(s->cache, salt, &s->outline_next);
     pthread_mutex_lock(&s->lock);
     s->outline = s->outline_next;
     s->outline_made = asked;
+    memcpy(s->outline_salt, salt, sizeof salt);
     pthread_mutex_unlock(&s->lock);
     if (s->opt.wake) s->opt.wake(s->opt.wake_arg);
 }

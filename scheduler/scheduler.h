@@ -200,12 +200,12 @@ void sched_reset_features(struct scheduler *s);
  */
 void sched_announce_cache(struct scheduler *s);
 /* The shape of the prefix cache: how long its pieces are and where they branch, nothing of what is in them.
- * Of those pieces that requests without a salt use; a salt's are in the sums alone. The ones used last, in an
- * order in which parents come first. */
+ * Of those pieces that requests with one salt use. The ones used last, in an order in which parents come
+ * first. */
 #define CACHE_OUTLINE_MAX  512u
 #define CACHE_OUTLINE_ROOT UINT32_MAX
 struct cache_outline {
-    uint64_t nodes, tokens; /* of the whole cache */
+    uint64_t nodes, tokens; /* without a salt: of the whole cache; else of the pieces looked at */
     uint32_t count;
     struct cache_outline_node {
         uint32_t parent;     /* index; CACHE_OUTLINE_ROOT: prompts begin with it */
@@ -217,9 +217,10 @@ struct cache_outline {
     } at[CACHE_OUTLINE_MAX];
 };
 /* Asks the engine thread for one, made at its next turn; then it calls wake. Returns a ticket. Any thread. */
-uint64_t sched_outline_ask(struct scheduler *s);
-/* The last one; false if that was made before the ticket was given. Any thread. */
-bool sched_outline(struct scheduler *s, uint64_t ticket, struct cache_outline *out);
+uint64_t sched_outline_ask(struct scheduler *s, const uint8_t salt[32]);
+/* The last one; false if that was made before the ticket was given. One of another salt is never given out:
+ * then this asks again, and changes the ticket. Any thread. */
+bool sched_outline(struct scheduler *s, const uint8_t salt[32], uint64_t *ticket, struct cache_outline *out);
 /* Takes the oldest event; false when there is none. */
 bool sched_poll(struct scheduler *s, struct sched_event *ev);
 uint64_t sched_poll_since(const struct scheduler *s); /* pushed_us of the event that sched_poll would take; 0

@@ -8,11 +8,14 @@
 #                graphs of decode steps
 #   golden       whole checkpoints against transformers' log-probs, and against the CPU in the same process
 #   invariance   a request alone, in chunks, beside others: bit-equal
-#   sanitizer    compute-sanitizer over the quick half of the table tests; one tool: memcheck racecheck
-#                initcheck synccheck
+#   stress       Hopper's kernels built with pauses at random in every thread's part of their pipelines
+#                (CU_JITTER): wrappers, self-check, tables, golden checkpoints
+#   sanitizer    compute-sanitizer over the quick half of the table tests, several at a time; one tool:
+#                memcheck initcheck synccheck racecheck (that one in the smallest sizes)
+#   cublaslt     which algorithms of cuBLASLt give a row the same bits in any batch, and their speed
 #   kernels      bandwidth and TFLOP/s of each kernel against measured copy bandwidth and matrix peak
 #   steps        the same for whole steps of Gemma 3 4B and Qwen3-VL-8B with random weights
-#   no PART: all but the sanitizer's, which takes as long as all others together; `all`: everything
+#   no PART: all but stress, the sanitizer's and cublaslt; `all`: everything
 #   --hopper     runs what it can with KVASIR_CUDA_HOPPER=0 (portable kernels), 1, or once with each; default:
 #                as the backend chooses (README)
 #   --emulated   the same script on the emulated device, in tiny sizes: checks the script, measures nothing
@@ -36,9 +39,9 @@ while [ $# -gt 0 ]; do
         *) echo "--hopper must be 0, 1 or both" && exit 2 ;;
         esac
         ;;
-    build | tests | golden | invariance | kernels | steps) parts+=("$1") ;;
+    build | tests | golden | invariance | stress | cublaslt | kernels | steps) parts+=("$1") ;;
     sanitizer | memcheck | racecheck | initcheck | synccheck) parts+=("$1") ;;
-    all) parts+=(build tests golden invariance kernels steps sanitizer) ;;
+    all) parts+=(build tests golden invariance stress kernels steps cublaslt sanitizer) ;;
     *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
@@ -58,31 +61,62 @@ failed=0
 checks=""
 tests=$root/release/tests
 
-# check NAME SECONDS COMMAND...: one check under its time limit.
-check() {
-    local name=$1 limit=$(($2 * ${LIMIT_SCALE:-1})) rc=0 begin=$SECONDS word=ok mark
+# attempt LOG SECONDS COMMAND...: runs it under its time limit; what it printed, and "exit status, seconds" in
+# LOG.rc.
+attempt() {
+    local to=$1 limit=$2 rc=0 begin=$SECONDS
     shift 2
-    printf '\n==== %s: %s\n' "$name" "$*" >>"$log"
-    mark=$(wc -l <"$log")
-    timeout -k 10 "$limit" "$@" >>"$log" 2>&1 || rc=$?
+    timeout -k 10 "$limit" "$@" >"$to" 2>&1 || rc=$?
     # A check of the Hopper path that fell back to the portable one has checked nothing.
     case " $* " in
-    *" KVASIR_CUDA_HOPPER=1 "*)
-        tail -n +"$((mark + 1))" "$log" | grep -q "Hopper kernels are not used" && rc=1
-        ;;
+    *" KVASIR_CUDA_HOPPER=1 "*) grep -q "Hopper kernels are not used" "$to" && [ "$rc" -ne 124 ] && rc=1 ;;
     esac
+    echo "$rc $((SECONDS - begin))" >"$to.rc"
+}
+# count NAME SECONDS LOG COMMAND...: counts and prints what an attempt came to; its log joins the others.
+count() {
+    local name=$1 limit=$2 from=$3 rc seconds word=ok
+    shift 3
+    read -r rc seconds <"$from.rc"
+    { printf '\n==== %s: %s\n' "$name" "$*" && cat "$from"; } >>"$log"
     if [ "$rc" -eq 0 ]; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
         word=FAIL
     fi
-    echo "$word $name ($((SECONDS - begin)) s)$([ "$rc" -eq 124 ] && echo ": more than $limit s")"
-    [ "$rc" -eq 0 ] || tail -n +"$((mark + 1))" "$log" | tail -n 25
+    echo "$word $name ($seconds s)$([ "$rc" -eq 124 ] && echo ": more than $limit s")"
+    [ "$rc" -eq 0 ] || tail -n 25 "$from"
+    rm -f "$from" "$from.rc"
     checks="$checks${checks:+,}
-{\"name\":\"$name\",\"ok\":$([ "$rc" -eq 0 ] && echo true || echo false),\"exit\":$rc,\
-\"seconds\":$((SECONDS - begin))}"
+{\"name\":\"$name\",\"ok\":$([ "$rc" -eq 0 ] && echo true || echo false),\"exit\":$rc,\"seconds\":$seconds}"
     return "$rc"
+}
+# check NAME SECONDS COMMAND...: one check under its time limit. Between `together N` and `gather` it is only
+# started, as soon as fewer than N others run.
+at_once=0
+waiting=()
+check() {
+    local name=$1 limit=$(($2 * ${LIMIT_SCALE:-1})) to=$out/check-$((checked += 1)).log
+    shift 2
+    if [ "$at_once" -eq 0 ]; then
+        attempt "$to" "$limit" "$@"
+        count "$name" "$limit" "$to" "$@"
+        return
+    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
+    attempt "$to" "$limit" "$@" &
+    waiting+=("$(printf '%q ' count "$name" "$limit" "$to" "$@")")
+}
+checked=0
+together() {
+    at_once=$1
+}
+gather() {
+    wait
+    at_once=0
+    for w in "${waiting[@]}"; do eval "$w"; done
+    waiting=()
 }
 # on_paths NAME SECONDS COMMAND...: the check on each path that was asked for.
 on_paths() {
@@ -165,14 +199,44 @@ part_golden() {
 }
 part_invariance() {
     if [ "$emulated" -eq 1 ]; then
-        echo "     (the emulated device takes minutes for it: only that the program starts)"
-        on_paths invariance 120 env GOLDEN_VARIANT=none "$tests/test_engine_invariance" --backend cuda
+        echo "     (left out: it takes minutes on the emulated device)"
     else
         on_paths invariance 500 "$tests/test_engine_invariance" --backend cuda
     fi
 }
+# The library anew, with pauses; the programs are those of the other parts.
+part_stress() {
+    local dir=$root/stress/release
+    if [ "$emulated" -eq 1 ]; then
+        echo "     (the emulated device has schedules at random of its own: CUEMU_SCHED=rand)"
+        return
+    fi
+    check "build for stress" 300 make -j"$(nproc)" OUT_ROOT="$root/stress" NVCC="$nvcc" \
+        NVCC_EXTRA=-DCU_JITTER "$dir/kvasir-cuda.so" "$dir/cuda/hopper" || return
+    together 4
+    for t in 1 2 3; do check "stress, wrappers $t" 60 "$dir/cuda/hopper"; done
+    for t in linear attn experts; do
+        check "stress, table $t" 120 env KVASIR_CUDA_HOPPER=1 KVASIR_CUDA_LIBRARY="$dir/kvasir-cuda.so" \
+            "$tests/test_backend_$t" --backend cuda
+    done
+    check "stress, golden" 120 env KVASIR_CUDA_HOPPER=1 KVASIR_CUDA_LIBRARY="$dir/kvasir-cuda.so" \
+        "$tests/test_engine_golden" --backend cuda
+    gather
+}
+part_cublaslt() {
+    local probe=$root/release/probe_cublaslt
+    if [ "$emulated" -eq 1 ]; then
+        echo "     (needs the real library)"
+        return
+    fi
+    check "build of the probe" 100 "$nvcc" -std=c++17 -O2 -arch=native tests/bench/probe_cublaslt.cu \
+        -o "$probe" -lcublasLt -Xlinker -rpath,"$(dirname "$nvcc")/../lib64" || return
+    printf '\ncublaslt\n' >>"$table"
+    check cublaslt 240 sh -c 'exec "$1" "$2" >>"$3" 2>&1' sh "$probe" "${PROBE_SECONDS:-2}" "$table"
+}
 part_sanitizer() {
-    local tool=$1 t sanitizer
+    local tool=$1 t sanitizer short=2
+    [ "$tool" = racecheck ] && short=3 # minutes where the others take seconds
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
     if [ "$emulated" -eq 1 ]; then
         sanitizer=()
@@ -185,7 +249,7 @@ part_sanitizer() {
         return
     fi
     for t in "$@"; do
-        on_paths "$tool $t" 130 env KVASIR_TEST_SHORT=2 "${sanitizer[@]}" "$tests/test_backend_$t" \
+        on_paths "$tool $t" 200 env KVASIR_TEST_SHORT=$short "${sanitizer[@]}" "$tests/test_backend_$t" \
             --backend cuda
     done
 }
@@ -208,8 +272,13 @@ for part in "${parts[@]}"; do
     case $part in
     build) ;;
     kernels | steps) part_bench "$part" ;;
-    sanitizer) for tool in memcheck racecheck initcheck synccheck; do part_sanitizer $tool; done ;;
-    *check) part_sanitizer "$part" ;;
+    sanitizer | *check) # each is a process of its own, and most of the time is the CPU's
+        tools=$part
+        [ "$part" = sanitizer ] && tools="memcheck synccheck initcheck racecheck" # the slowest last
+        together $((emulated ? 1 : 6))
+        for tool in $tools; do part_sanitizer "$tool"; done
+        gather
+        ;;
     *) "part_$part" ;;
     esac
 done

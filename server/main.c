@@ -1,6 +1,5 @@
 /* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed
  * engine) that ends the process. */
-#include "config/base/cgroup.h"
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
 #include "config/options.h"
@@ -10,6 +9,7 @@
 #include "server/server.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
 #include <sodium.h>
@@ -84,19 +84,8 @@ static char *model_find(const struct options *o, struct err *err)
 
 static int fail(const struct err *err)
 {
-    fprintf(stderr, "kvasir: %s\n", err->msg);
+    (void)log_print(STDERR_FILENO, "kvasir: %s\n", err->msg);
     return 1;
-}
-
-/* The worker pool decodes pictures and tokenizes: as many workers as cores, so that one large picture holds
- * up none of the small requests. */
-static void workers_set(void)
-{
-    char text[16];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN), quota = (long)cgroup_cpus("");
-    if (quota && quota < cores) cores = quota;
-    snprintf(text, sizeof text, "%ld", cores < 4 ? 4 : cores > 32 ? 32 : cores);
-    setenv("UV_THREADPOOL_SIZE", text, 0);
 }
 
 static int inspect(const struct options *o, const char *dir)
@@ -118,9 +107,19 @@ static int inspect_devices(void)
     return fflush(stdout) ? 1 : 0;
 }
 
+/* Who starts us may have closed them: nothing else must get their numbers. */
+static bool standard_files_open(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd) return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "help";
+    if (!standard_files_open()) return 1;
+    log_open();
     bus_error_catch();
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0)
         return puts("kvasir " KVASIR_VERSION) < 0;
@@ -144,7 +143,6 @@ int main(int argc, char **argv)
     if (log_level_parse(opt.log_level, &level)) log_set_level(level);
     if (sodium_init() < 0) return 1;
     json_object_seed(0); /* not thread-safe later on */
-    workers_set();
     char *dir = model_find(&opt, &err);
     int rc = !dir ? fail(&err) : serve ? server_run(&opt, dir) : inspect(&opt, dir);
     free(dir);

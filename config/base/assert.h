@@ -3,13 +3,14 @@
 #ifndef KVASIR_ASSERT_H
 #define KVASIR_ASSERT_H
 
-#include <stdio.h>
+#include "config/base/log.h"
+
 #include <stdlib.h>
 
 #define ASSERT(cond)                                                                                         \
     do {                                                                                                     \
         if (__builtin_expect(!(cond), 0)) {                                                                  \
-            fprintf(stderr, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                     \
+            (void)log_print(2, "%s:%d: assertion failed: %s\n", __FILE__, __LINE__, #cond);                  \
             abort();                                                                                         \
         }                                                                                                    \
     } while (0)
@@ -19,8 +20,8 @@
     do {                                                                                                     \
         long long a_ = (long long)(a), b_ = (long long)(b);                                                  \
         if (__builtin_expect(!(a_ op b_), 0)) {                                                              \
-            fprintf(stderr, "%s:%d: assertion failed: %s %s %s (%lld, %lld)\n", __FILE__, __LINE__, #a, #op, \
-                    #b, a_, b_);                                                                             \
+            (void)log_print(2, "%s:%d: assertion failed: %s %s %s (%lld, %lld)\n", __FILE__, __LINE__, #a,   \
+                            #op, #b, a_, b_);                                                                \
             abort();                                                                                         \
         }                                                                                                    \
     } while (0)

@@ -1,15 +1,21 @@
 /* See log.h. */
 #include "config/base/log.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 static atomic_int current_level = LOG_INFO;
-static atomic_bool status_shown;
+static bool status_shown;
 static const char *const names[] = {"error", "warn", "info", "debug"};
 
 void log_set_level(enum log_level level)
@@ -35,37 +41,73 @@ bool log_level_parse(const char *name, enum log_level *out)
 
 #define ERASE "\r\033[K" /* the line that the cursor stands in */
 
-static void put(const char *text, size_t len)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below, and of poll with its write */
+static int again[] = {-1, -1, -1}; /* stdout and stderr, opened with O_NONBLOCK; -1: they are not */
+static unsigned long dropped;      /* lines since the last one that was taken */
+
+/* O_NONBLOCK belongs to what was opened, and that is shared with whoever started us: it is not ours to set. A
+ * file would get a place of its own to write at, and a socket can't be opened again. */
+void log_open(void)
 {
-    ssize_t w = write(STDERR_FILENO, text, len);
-    (void)w;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
+        struct stat st;
+        char path[32];
+        if (fstat(fd, &st) || !(S_ISFIFO(st.st_mode) || isatty(fd))) continue;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        again[fd] = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    }
+}
+
+static bool put(int fd, const char *text, size_t len)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    ssize_t n =
+        again[fd] >= 0 ? write(again[fd], text, len) : send(fd, text, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0 && errno == ENOTSOCK && poll(&p, 1, 0) == 1) n = write(fd, text, len);
+    return n == (ssize_t)len;
 }
 
 bool log_status(const char *text)
 {
     char line[256];
     if (!log_enabled(LOG_INFO) || !isatty(STDERR_FILENO)) return false;
-    bool shown = atomic_exchange(&status_shown, text != NULL);
-    if (!shown && !text) return true;
     int n = snprintf(line, sizeof line, ERASE "%s", text ? text : "");
-    put(line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    pthread_mutex_lock(&lock);
+    if (status_shown || text) put(STDERR_FILENO, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    status_shown = text != NULL;
+    pthread_mutex_unlock(&lock);
     return true;
+}
+
+static size_t line_begin(char *line, size_t cap, enum log_level level)
+{
+    struct timespec ts;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    gmtime_r(&ts.tv_sec, &tm);
+    size_t n = strftime(line, cap, "%Y-%m-%dT%H:%M:%S", &tm);
+    int m = snprintf(line + n, cap - n, ".%03dZ %s ", (int)(ts.tv_nsec / 1000000), names[level]);
+    return n + (m > 0 ? (size_t)m : 0);
+}
+
+/* Under the lock. */
+static bool dropped_say(void)
+{
+    char line[128];
+    size_t n = line_begin(line, sizeof line, LOG_WARN);
+    int m =
+        snprintf(line + n, sizeof line - n, "%lu lines of the log were dropped: nobody read it\n", dropped);
+    return put(STDERR_FILENO, line, n + (size_t)m);
 }
 
 void log_msg(enum log_level level, const char *fmt, ...)
 {
     if (!log_enabled(level)) return;
     char line[2048];
-    struct timespec ts;
-    struct tm tm;
-    clock_gettime(CLOCK_REALTIME, &ts);
-    gmtime_r(&ts.tv_sec, &tm);
-    size_t n = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &tm);
-    int m = snprintf(line + n, sizeof line - n, ".%03dZ %s ", (int)(ts.tv_nsec / 1000000), names[level]);
-    if (m > 0) n += (size_t)m;
+    size_t n = line_begin(line, sizeof line, level);
     va_list ap;
     va_start(ap, fmt);
-    m = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
+    int m = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
     va_end(ap);
     if (m > 0) n += (size_t)m;
     if (n > sizeof line - 2) n = sizeof line - 2;
@@ -74,6 +116,24 @@ void log_msg(enum log_level level, const char *fmt, ...)
             line[i] = ' '; /* one event stays one line, whatever a client wrote */
     }
     line[n++] = '\n';
-    if (atomic_exchange(&status_shown, false)) put(ERASE, sizeof ERASE - 1);
-    put(line, n);
+    pthread_mutex_lock(&lock);
+    if (status_shown) put(STDERR_FILENO, ERASE, sizeof ERASE - 1);
+    status_shown = false;
+    if (dropped && dropped_say()) dropped = 0;
+    if (dropped || !put(STDERR_FILENO, line, n)) dropped++;
+    pthread_mutex_unlock(&lock);
+}
+
+bool log_print(int fd, const char *fmt, ...)
+{
+    char text[4096];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (n < 0) return false;
+    pthread_mutex_lock(&lock);
+    bool taken = put(fd, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1);
+    pthread_mutex_unlock(&lock);
+    return taken;
 }

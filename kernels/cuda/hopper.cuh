@@ -35,10 +35,12 @@
 #define CU_HOPPER_BODY 1
 #endif
 
-/* How long a wait for a barrier may take, in nanoseconds: with a word for trouble (the self-check) it is set
- * and the kernel goes on with what is there; without one the kernel traps. */
-#define CU_WAIT_CHECK_NS 100000000ull
-#define CU_WAIT_NS       30000000000ull
+/* How long a wait for a barrier may take, in seconds: with a word for trouble (the self-check) it is set and
+ * the kernel goes on with what is there, unsynchronised; without one the kernel traps. Neither may depend on
+ * how busy the device is: other processes' time slices count too, and compute-sanitizer's racecheck makes a
+ * stage of these kernels take more than 0.1 s. */
+#define CU_WAIT_CHECK_S 10
+#define CU_WAIT_S       30
 
 /* Registers of a thread in a block of one producing and two multiplying warpgroups: of the 168 that each
  * begins with, some change hands (128 * 72 + 256 * 216 = 384 * 168; more than that would wait for ever). */
@@ -65,9 +67,9 @@ static inline void cu_mbar_arrive_tx(uint64_t *bar, uint32_t bytes, CUEMU_SITE)
 {
     cuemu::mbar_arrive(bar, bytes, CUEMU_AT_SITE);
 }
-static inline void cu_mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *, CUEMU_SITE)
+static inline void cu_mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble, CUEMU_SITE)
 {
-    cuemu::mbar_wait(bar, parity, CUEMU_AT_SITE);
+    cuemu::mbar_wait(bar, parity, trouble, CUEMU_AT_SITE);
 }
 static inline void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar, CUEMU_SITE)
 {
@@ -122,6 +124,17 @@ template <int REGS> static inline void cu_regs_more()
 #else
 /* ---- wrappers, PTX */
 
+/* With CU_JITTER (`scripts/device-check.sh stress`) threads, or warps, pause at random before and after each
+ * step of a pipeline, so that a missing wait gives wrong results. */
+template <int LANES = 1> static __device__ __forceinline__ void cu_jitter()
+{
+#if defined(CU_JITTER)
+    uint32_t h = ((uint32_t)clock() ^ (blockIdx.x * 1024 + threadIdx.x / LANES)) * 2654435761u;
+    h = (h ^ h >> 15) * 2246822519u;
+    if (h >> 29 == 0) __nanosleep(h >> 13 & 0x1fff); /* one time in eight, up to 8 us */
+#endif
+}
+
 /* A barrier in shared memory: a phase ends when `count` arrivals have come and as many bytes as were
  * announced. Phase 0 comes first; waiting for parity p returns once the phase of that parity has ended (so
  * for parity 1 at once in the beginning). */
@@ -136,11 +149,13 @@ static __device__ __forceinline__ void cu_mbar_init_done()
 }
 static __device__ __forceinline__ void cu_mbar_arrive(uint64_t *bar)
 {
+    cu_jitter();
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cu_smem_addr(bar)) : "memory");
 }
 /* Arrives, and announces bytes of bulk copies; before those are issued. */
 static __device__ __forceinline__ void cu_mbar_arrive_tx(uint64_t *bar, uint32_t bytes)
 {
+    cu_jitter();
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(cu_smem_addr(bar)), "r"(bytes)
                  : "memory");
 }
@@ -160,24 +175,31 @@ static __device__ __forceinline__ uint64_t cu_nanoseconds()
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
 }
-static __device__ __forceinline__ void cu_mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble)
+static __device__ __forceinline__ void cu_mbar_poll(uint64_t *bar, uint32_t parity, uint32_t *trouble)
 {
     if (cu_mbar_try(bar, parity)) return;
     uint64_t begin = cu_nanoseconds();
     for (uint32_t i = 1; !cu_mbar_try(bar, parity); i++) {
         if (i % 64) continue;
         if (trouble && *static_cast<volatile uint32_t *>(trouble)) return;
-        if (cu_nanoseconds() - begin < (trouble ? CU_WAIT_CHECK_NS : CU_WAIT_NS)) continue;
+        if (cu_nanoseconds() - begin < (trouble ? CU_WAIT_CHECK_S : CU_WAIT_S) * 1000000000ull) continue;
         if (!trouble) __trap();
         atomicExch(trouble, 1u);
         return;
     }
+}
+static __device__ __forceinline__ void cu_mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble)
+{
+    cu_jitter();
+    cu_mbar_poll(bar, parity, trouble);
+    cu_jitter();
 }
 /* Copies from global to shared memory in the background, by the copy engine; counts as `bytes` at the barrier
  * when done. Both addresses and the size are multiples of 16. One thread calls. */
 static __device__ __forceinline__ void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes,
                                                     uint64_t *bar)
 {
+    cu_jitter();
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             cu_smem_addr(smem)),
@@ -186,6 +208,7 @@ static __device__ __forceinline__ void cu_bulk_copy(void *smem, const void *gmem
 }
 static __device__ __forceinline__ void cu_proxy_fence()
 {
+    cu_jitter();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /* All threads of the four warps call these. */
@@ -196,6 +219,7 @@ static __device__ __forceinline__ void cu_wgmma_fence()
 static __device__ __forceinline__ void cu_wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    cu_jitter<32>();
 }
 /* Until at most PENDING groups of this warp are on their way. */
 template <int PENDING> static __device__ __forceinline__ void cu_wgmma_wait()

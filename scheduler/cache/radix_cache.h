@@ -125,7 +125,8 @@ struct radix_stats {
 };
 void radix_stats(const struct radix_cache *c, struct radix_stats *out);
 
-void radix_outline(const struct radix_cache *c, struct cache_outline *out); /* in bounded time */
+/* Of what this salt has cached; in bounded time. */
+void radix_outline(const struct radix_cache *c, const uint8_t salt[32], struct cache_outline *out);
 
 /* Checks everything; aborts on a broken invariant (structure, items, block counts against kvb_references). */
 void radix_check(const struct radix_cache *c);

@@ -1,8 +1,9 @@
-/* The shape of the radix cache for people who look at it: the nodes used last, from the root of the requests
- * without a salt downwards. What it costs is bounded, however large the tree is. See radix_cache.h. */
+/* The shape of the radix cache for people who look at it: the nodes used last, from the root of a salt
+ * downwards. What it costs is bounded, however large the tree is. See radix_cache.h. */
 #include "scheduler/cache/radix_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { LOOKED_MAX = 8192 }; /* nodes looked at, siblings that came first last */
 
@@ -48,20 +49,25 @@ static struct candidate pop(struct heap *h)
     return top;
 }
 
-void radix_outline(const struct radix_cache *c, struct cache_outline *out)
+void radix_outline(const struct radix_cache *c, const uint8_t salt[32], struct cache_outline *out)
 {
     static const uint8_t no_salt[32];
+    bool whole = memcmp(salt, no_salt, sizeof no_salt) == 0;
     struct heap *heap = malloc(sizeof *heap); /* without memory the sums alone */
     uint32_t looked = 0;
     out->count = 0;
-    out->nodes = c->stats.nodes;
-    out->tokens = c->stats.items;
-    const struct radix_node *n = heap ? radix__root(c, no_salt) : NULL;
+    out->nodes = whole ? c->stats.nodes : 0; /* what others have cached is not told to whom has a salt */
+    out->tokens = whole ? c->stats.items : 0;
+    const struct radix_node *n = heap ? radix__root(c, salt) : NULL;
     if (heap) heap->count = 0;
     uint32_t parent = CACHE_OUTLINE_ROOT;
     while (n && out->count < CACHE_OUTLINE_MAX) {
-        for (const struct radix_node *k = n->child; k && looked < LOOKED_MAX; k = k->next, looked++)
+        for (const struct radix_node *k = n->child; k && looked < LOOKED_MAX; k = k->next, looked++) {
             push(heap, k, parent);
+            if (whole) continue;
+            out->nodes++;
+            out->tokens += k->end - k->start;
+        }
         if (!heap->count) break;
         struct candidate next = pop(heap);
         n = next.node;

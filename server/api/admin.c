@@ -8,20 +8,14 @@
 
 enum { DROP_PREFIXES = 1, DROP_FEATURES = 2, DROP_ALIASES = 4 };
 
-static bool this_machine_only(const char *host)
-{
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
-}
-
 /* A cold cache costs everybody time: not for whoever happens to reach an open server. */
 static bool allowed(struct request *r)
 {
     const struct server *s = r->srv;
     const char *how = s->opt->enable_admin;
     /* A browser on this machine reaches the server too, on behalf of any page it shows. */
-    bool page = r->http.has_origin || exchange_header(&r->http, "Sec-Fetch-Site");
-    if (strcmp(how, "on") == 0 ||
-        (strcmp(how, "auto") == 0 && (s->auth || (this_machine_only(s->opt->host) && !page))))
+    bool page = exchange_header(&r->http, "Origin") || exchange_header(&r->http, "Sec-Fetch-Site");
+    if (strcmp(how, "on") == 0 || (strcmp(how, "auto") == 0 && (s->auth || (s->loopback && !page))))
         return true;
     (void)api_fail(&r->answer.error, 403, "insufficient_permissions", NULL,
                    "This server does not offer admin calls (--enable-admin).");

@@ -1,5 +1,6 @@
 /* GET /cache_tree: the shape of the prefix cache. The engine thread draws it up between two steps; the
  * request sleeps until then. */
+#include "server/generate/generate.h"
 #include "server/http/json_out.h"
 #include "server/http/request.h"
 #include "server/api/api.h"
@@ -38,10 +39,12 @@ static void outline_write(struct json_out *o, const struct cache_outline *tree)
 static void outline_poll(struct request *r)
 {
     struct cache_outline *tree = malloc(sizeof *tree);
+    uint8_t salt[32];
+    gen_salt(r, "", 0, salt);
     if (!tree) {
         (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
         request_fail(r);
-    } else if (sched_outline(r->srv->model->sched, r->ticket, tree)) {
+    } else if (sched_outline(r->srv->model->sched, salt, &r->ticket, tree)) {
         struct json_out o = {.buf = &r->answer.out};
         outline_write(&o, tree);
         request_answer(r, o.st ? 500 : 200);
@@ -54,6 +57,8 @@ static void outline_poll(struct request *r)
 
 void api_cache_tree_start(struct request *r)
 {
-    r->ticket = sched_outline_ask(r->srv->model->sched);
+    uint8_t salt[32];
+    gen_salt(r, "", 0, salt);
+    r->ticket = sched_outline_ask(r->srv->model->sched, salt);
     request_wait(r, outline_poll);
 }

@@ -120,9 +120,8 @@ static bool owner_of(const struct request *r, struct response_owner *owner)
     const char *salt = query(r, "cache_salt");
     *owner = (struct response_owner){0};
     if (r->http.has_key) memcpy(owner->key, r->http.key, sizeof owner->key);
-    if (!salt) return true;
-    char *text = strdup(salt);
-    if (text) gen_salt(text, percent_decode(text), owner->salt);
+    char *text = strdup(salt ? salt : "");
+    if (text) gen_salt(r, text, percent_decode(text), owner->salt);
     bool ok = text != NULL;
     free(text);
     return ok;

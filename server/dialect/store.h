@@ -12,7 +12,7 @@
 
 #define RESPONSE_ID_BYTES 40u /* "resp_", 32 hexadecimal digits, a NUL */
 
-/* Whose they are: a hash of the API key, and one of cache_salt; zeros without one. For all others they don't
+/* Whose they are: a hash of the API key, and gen_salt's; zeros without one. For all others they don't
  * exist. */
 struct response_owner {
     uint8_t key[32], salt[32];

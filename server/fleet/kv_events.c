@@ -2,6 +2,7 @@
 #include "server/fleet/kv_events.h"
 
 #include "config/base/log.h"
+#include "config/base/threads.h"
 #include "server/fleet/kv_wire.h"
 
 #include <errno.h>
@@ -21,7 +22,8 @@ enum {
     BATCH_BYTES = 1 << 20,
     SEND_BATCHES = 4096, /* that wait for one subscriber; beyond it, it misses some and sees it */
     ANEW_MS = 1000,      /* subscribers that come together are told together */
-    LINGER_MS = 200
+    LINGER_MS = 200,
+    ZMQ_THREADS = 4 /* two of its own, ours, and a margin */
 };
 
 struct batch {
@@ -314,7 +316,7 @@ enum status kv_events_open(const struct kv_events_options *o, struct kv_events *
     k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     buf_init(&k->queue, SIZE_MAX / 2);
     buf_init(&k->taken, SIZE_MAX / 2);
-    k->context = zmq_ctx_new();
+    k->context = threads_fit(ZMQ_THREADS) ? zmq_ctx_new() : NULL; /* it aborts where it can't start them */
     k->pub = k->context ? zmq_socket(k->context, ZMQ_XPUB) : NULL;
     k->replay = k->pub && o->replay ? zmq_socket(k->context, ZMQ_ROUTER) : NULL;
     k->kept = o->replay ? calloc(REPLAY_BATCHES, sizeof *k->kept) : NULL;

@@ -10,6 +10,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -283,6 +284,9 @@ static json_t *description(const struct gen *g, json_t *tools)
                           p->reasoning == REASONING_NONE ? -1 : (int)p->reasoning_form, "calls",
                           tools ? (int)p->calls : 0, "required", p->call_form.required, "parallel",
                           p->parallel_calls, "tools", tools != NULL, "named", p->call_form.named);
+    char salt[2 * sizeof p->salt + 1]; /* that a grammar is compiled already can be told by time */
+    sodium_bin2hex(salt, sizeof salt, p->salt, sizeof p->salt);
+    if (d) json_object_set_new(d, "salt", json_string(salt));
     if (d && p->form.value) json_object_set(d, "value", p->form.value);
     if (d && tools) json_object_set(d, "functions", tools);
     if (d && tools && p->call_form.allowed) json_object_set(d, "allowed", p->call_form.allowed);

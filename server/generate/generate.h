@@ -76,7 +76,7 @@ struct gen_params {
     bool service_tier; /* the request had the field */
     int64_t priority;
     uint64_t tenant;  /* hash of API key and `user`; 0 = unknown */
-    uint8_t salt[32]; /* hash of cache_salt; all zero without one */
+    uint8_t salt[32]; /* gen_salt */
     bool return_cache_info;
     enum tool_form calls; /* chat: tools are offered, and calls of this form are looked for in the answer */
     struct tool_types *tool_types; /* owned; NULL where the form needs none */
@@ -247,8 +247,9 @@ enum status gen_parse(struct gen *g, json_t *root);
 /* Only cache_salt: the name space of everything cached, also of what /tokenize caches about pictures.
  */
 enum status gen_parse_salt(struct gen *g, json_t *root);
-/* The hash of one: gen.p.salt. */
-void gen_salt(const char *text, size_t len, uint8_t out[32]);
+/* The name space of what is cached for a request: a hash of its cache_salt (len 0: it has none) and, with
+ * --cache-scope key, of its API key. All zero without either. */
+void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32]);
 /* Only mm_processor_kwargs. */
 enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 

@@ -315,12 +315,20 @@ static void hash_part(crypto_hash_sha256_state *h, const void *data, size_t len)
     crypto_hash_sha256_update(h, data, len);
 }
 
-void gen_salt(const char *text, size_t len, uint8_t out[32])
+void gen_salt(const struct request *r, const char *text, size_t len, uint8_t out[32])
 {
-    static const char purpose[] = "kvasir cache salt";
+    static const char purpose[] = "kvasir cache salt", of_key[] = "kvasir cache salt of an API key";
+    bool by_key = r->http.has_key && strcmp(r->srv->opt->cache_scope, "key") == 0;
     crypto_hash_sha256_state h;
+    memset(out, 0, 32);
+    if (!by_key && !len) return;
     crypto_hash_sha256_init(&h);
-    hash_part(&h, purpose, sizeof purpose);
+    if (by_key) {
+        hash_part(&h, of_key, sizeof of_key);
+        hash_part(&h, r->http.key, sizeof r->http.key);
+    } else {
+        hash_part(&h, purpose, sizeof purpose);
+    }
     hash_part(&h, text, len);
     crypto_hash_sha256_final(&h, out);
 }
@@ -329,13 +337,14 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     json_t *salt = field(root, "cache_salt");
+    gen_salt(g->r, "", 0, g->p.salt);
     if (!salt) return ST_OK;
     if (!json_is_string(salt))
         return api_fail(e, 400, "invalid_type", "cache_salt", "cache_salt must be a string.");
     if (!json_string_length(salt) || json_string_length(salt) > 1024) {
         return api_fail(e, 400, "invalid_value", "cache_salt", "cache_salt must have 1 to 1024 bytes.");
     }
-    gen_salt(json_string_value(salt), json_string_length(salt), g->p.salt);
+    gen_salt(g->r, json_string_value(salt), json_string_length(salt), g->p.salt);
     return ST_OK;
 }
 

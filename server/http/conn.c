@@ -215,20 +215,21 @@ static void pump_down(struct conn *n)
 
 /* The gate's answer, and the end of the connection. A lack of memory ends it without. */
 static void refuse(struct conn *n, const struct api_error *e, enum error_shape shape, const char *id,
-                   bool cors)
+                   const char *origin)
 {
     struct buf text;
     buf_init(&text, PIECE);
     buf_init(&n->last, PIECE);
     bool anthropic = shape == ERROR_ANTHROPIC;
     error_json(e, shape, &text);
-    bool ok = !buf_addf(
-        &n->last,
-        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: "
-        "kvasir/" KVASIR_VERSION "\r\nX-Request-Id: %s\r\n%s%s%s%s%sContent-Length: %zu\r\n\r\n",
-        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id, anthropic ? "Request-Id: " : "",
-        anthropic ? id : "", anthropic ? "\r\n" : "", cors ? "Access-Control-Allow-Origin: *\r\n" : "",
-        e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
+    bool ok = !buf_addf(&n->last,
+                        "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nServer: "
+                        "kvasir/" KVASIR_VERSION "\r\nX-Request-Id: %s\r\nVary: Origin\r\n%s%s%s%s%s%s%s"
+                        "Content-Length: %zu\r\n\r\n",
+                        e->http, MHD_get_reason_phrase_for((unsigned)e->http), id,
+                        anthropic ? "Request-Id: " : "", anthropic ? id : "", anthropic ? "\r\n" : "",
+                        origin ? "Access-Control-Allow-Origin: " : "", origin ? origin : "",
+                        origin ? "\r\n" : "", e->http == 503 ? "Retry-After: 1\r\n" : "", text.len);
     ok = ok && text.len && !buf_add(&n->last, text.data, text.len);
     buf_fini(&text);
     n->refused = true;
@@ -252,7 +253,7 @@ static void refuse_input(struct conn *n, const struct api_error *e)
     request_id_make(id, n->in.id);
     metrics_rejected(n->srv->metrics, e->http);
     log_info("req=%s path= status=%d %s", id, e->http, e->message);
-    refuse(n, e, ERROR_OPENAI, id, false);
+    refuse(n, e, ERROR_OPENAI, id, NULL);
 }
 
 bool conn_answer_early(struct request *r)
@@ -263,7 +264,7 @@ bool conn_answer_early(struct request *r)
     r->answer.status = r->answer.error.http;
     request_to(r, RQ_ANSWER);
     r->http.queued = true;
-    refuse(n, &r->answer.error, r->answer.shape, r->http.id, r->http.has_origin);
+    refuse(n, &r->answer.error, r->answer.shape, r->http.id, r->http.allow_origin);
     server_kick(n->srv);
     return true;
 }

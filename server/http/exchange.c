@@ -98,7 +98,6 @@ bool exchange_open(struct exchange *x, struct MHD_Connection *c, const char *met
     const char *given = exchange_header(x, "X-Request-Id");
     x->id_from_client = given && request_id_ok(given);
     request_id_make(x->id, given);
-    x->has_origin = exchange_header(x, "Origin") != NULL;
     if (x->path) path_normalise(x->path);
     return x->path != NULL;
 }

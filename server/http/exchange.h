@@ -21,9 +21,9 @@ struct exchange {
     bool close_after;          /* the answer says Connection: close */
     char id[REQUEST_ID_BYTES]; /* X-Request-Id, also the base of the object's id */
     bool id_from_client;
-    char *path; /* normalised, still percent-encoded */
-    char *cors; /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
-    bool has_origin;
+    char *path;               /* normalised, still percent-encoded */
+    char *cors;               /* Access-Control-Allow-Headers to echo in a preflight, or NULL */
+    const char *allow_origin; /* Access-Control-Allow-Origin, or NULL: libmicrohttpd's, or static */
     struct buf body;
     uint64_t body_seen;    /* bytes, including dropped ones */
     size_t body_marks;     /* of its bytes, those that stand between JSON values: a bound on their number */

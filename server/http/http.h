@@ -81,7 +81,9 @@ struct server {
     struct MHD_Daemon *mhd;
     int listen_fd;
     uint16_t port;
+    bool loopback; /* it listens on a loopback address: only this machine can connect */
     char url[300]; /* http://HOST:PORT */
+    bool ready_said;
     enum server_phase phase;
     uint64_t phase_us;   /* when it began */
     uint64_t signal_us;  /* of the first SIGTERM or SIGINT; 0 = none yet */

@@ -14,9 +14,11 @@
 #include "server/media/alias.h"
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
+#include "server/http/origin.h"
 #include "server/dialect/store.h"
 #include "server/http/request.h"
 #include "server/http/routes.h"
+#include "server/http/workers.h"
 #include "server/chat/template.h"
 #include "server/generate/generate.h"
 #include "server/generate/grammars.h"
@@ -228,6 +230,12 @@ static enum status listen_open(struct server *s, struct err *err)
     s->port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
                                              : ((struct sockaddr_in *)&at)->sin_port);
     s->listen_fd = fd;
+    s->loopback = at.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr)
+                                           : ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+    if (!s->loopback && !s->auth)
+        log_warn("no API keys, and %.200s is not a loopback address: whoever reaches it can use the server "
+                 "(--api-key-file)",
+                 s->opt->host);
     bool six = strchr(s->opt->host, ':') != NULL;
     snprintf(s->url, sizeof s->url, "http://%s%.200s%s:%u", six ? "[" : "", s->opt->host, six ? "]" : "",
              s->port);
@@ -236,7 +244,7 @@ static enum status listen_open(struct server *s, struct err *err)
 
 /* Descriptors beside those of connections (three each): the loop's and libmicrohttpd's, a checkpoint's while
  * it is loaded. */
-#define FILES_KEPT 28u
+#define FILES_KEPT 30u
 
 static enum status connections_max(struct server *s, struct err *err)
 {
@@ -515,11 +523,18 @@ static void phase_set(struct server *s, enum server_phase phase)
     if (phase >= SRV_DRAINING) conn_listen_stop(s);
 }
 
+/* Whoever started us waits for this line: again at each tick, until it is taken. */
+static void ready_say(struct server *s)
+{
+    if (s->model && !s->ready_said)
+        s->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", s->url);
+}
+
 static void loaded_event(uv_async_t *a)
 {
     struct server *s = a->data;
     if (s->load_status) {
-        fprintf(stderr, "kvasir: %s\n", s->load_err.msg);
+        (void)log_print(STDERR_FILENO, "kvasir: %s\n", s->load_err.msg);
         s->exit_code = 1;
         phase_set(s, SRV_ENDING);
         return;
@@ -535,8 +550,7 @@ static void loaded_event(uv_async_t *a)
              (unsigned long long)(s->opt->encoder_cache_memory >> 20));
     if (s->phase != SRV_LOADING) return;
     phase_set(s, SRV_READY);
-    printf("kvasir: listening on %s\n", s->url);
-    fflush(stdout);
+    ready_say(s);
 }
 
 static void wake_event(uv_async_t *a)
@@ -643,6 +657,7 @@ static void tick_event(uv_timer_t *t)
     peak_note(&s->handed, 0, now);
     s->round_us = now;
     conn_sweep(s, now);
+    if (s->phase == SRV_READY) ready_say(s);
     s->stuck_ticks = s->mhd_ready && s->moved == s->moved_seen ? s->stuck_ticks + 1 : 0;
     s->moved_seen = s->moved;
     if (s->stuck_ticks == STUCK_TICKS) {
@@ -702,40 +717,19 @@ static void handle_close(uv_handle_t *h, void *arg)
 static int loop_open(struct server *s)
 {
     int rc = uv_loop_init(&s->loop);
+    if (!rc) rc = uv_idle_init(&s->loop, &s->mhd_idle);
+    if (!rc) rc = uv_timer_init(&s->loop, &s->tick);
+    if (!rc) rc = uv_async_init(&s->loop, &s->wake, wake_event);
+    if (!rc) rc = uv_async_init(&s->loop, &s->loaded, loaded_event);
+    if (!rc) rc = uv_signal_init(&s->loop, &s->sigterm);
+    if (!rc) rc = uv_signal_init(&s->loop, &s->sigint);
     if (rc) return rc;
-    uv_idle_init(&s->loop, &s->mhd_idle);
     s->mhd_run = mhd_again;
-    uv_timer_init(&s->loop, &s->tick);
-    uv_async_init(&s->loop, &s->wake, wake_event);
-    uv_async_init(&s->loop, &s->loaded, loaded_event);
-    uv_signal_init(&s->loop, &s->sigterm);
-    uv_signal_init(&s->loop, &s->sigint);
     s->mhd_idle.data = s->tick.data = s->wake.data = s->loaded.data = s->sigterm.data = s->sigint.data = s;
     uv_signal_start(&s->sigterm, signal_event, SIGTERM);
     uv_signal_start(&s->sigint, signal_event, SIGINT);
     uv_timer_start(&s->tick, tick_event, TICK_US / 1000, TICK_US / 1000);
     return 0;
-}
-
-/* libuv starts its worker threads with the first job, and aborts where one can't be: better now than in
- * service. */
-static void nothing_to_do(uv_work_t *w)
-{
-    (void)w;
-}
-static void pool_started(uv_work_t *w, int status)
-{
-    (void)status;
-    *(bool *)w->data = true;
-}
-static enum status pool_start(struct server *s, struct err *err)
-{
-    bool done = false;
-    uv_work_t job = {.data = &done};
-    if (uv_queue_work(&s->loop, &job, nothing_to_do, pool_started))
-        return err_set(err, ST_IO, "can't start worker threads");
-    while (!done) uv_run(&s->loop, UV_RUN_ONCE);
-    return ST_OK;
 }
 
 static void server_end(struct server *s)
@@ -808,19 +802,20 @@ int server_run(const struct options *opt, char *model_dir)
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
     }
+    if (!st) st = origin_options_check(opt, &err);
     if (!st) st = connections_max(s, &err);
     if (!st && loop_open(s)) st = err_set(&err, ST_IO, "can't make the event loop");
-    if (!st) st = pool_start(s, &err);
+    if (!st) st = workers_start(&s->loop, &err);
     if (!st) st = media_open(s, &err);
     if (!st) st = listen_open(s, &err);
     if (!st) st = mhd_open(s, &err);
     if (st) {
-        fprintf(stderr, "kvasir: %s\n", err.msg);
+        (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);
         return 1;
     }
     s->engine_thread_started = uv_thread_create(&s->engine_thread, engine_main, s) == 0;
     if (!s->engine_thread_started) {
-        fprintf(stderr, "kvasir: can't start a thread\n");
+        (void)log_print(STDERR_FILENO, "kvasir: can't start a thread\n");
         return 1;
     }
     mhd_pump(s);

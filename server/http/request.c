@@ -230,8 +230,9 @@ static bool header(struct MHD_Response *resp, const char *name, const char *valu
 
 static void headers_cors(struct request *r, struct MHD_Response *resp)
 {
-    if (!r->http.has_origin) return;
-    header(resp, "Access-Control-Allow-Origin", "*");
+    header(resp, "Vary", r->answer.policy ? "Accept, Origin" : "Origin");
+    if (!r->http.allow_origin) return;
+    header(resp, "Access-Control-Allow-Origin", r->http.allow_origin);
     header(resp, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
     if (r->http.cors) {
         header(resp, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS, HEAD");
@@ -269,7 +270,6 @@ struct MHD_Response *request_response(struct request *r)
         header(resp, "X-Content-Type-Options", "nosniff");
         header(resp, "Referrer-Policy", "no-referrer");
         header(resp, "Cache-Control", "no-cache");
-        header(resp, "Vary", "Accept");
     }
     if (r->answer.status == 401) header(resp, "WWW-Authenticate", "Bearer");
     if (r->answer.status == 415) {

@@ -1,7 +1,8 @@
-/* Which function serves which path, and every check that needs the headers only: key, path, method, state of
- * the server, queue, content type, size, in this order. Framing was checked before (http_in.c). Event loop's
- * thread. */
+/* Which function serves which path, and every check that needs the headers only: origin, key, path, method,
+ * state of the server, queue, content type, size, in this order. Framing was checked before (http_in.c).
+ * Event loop's thread. */
 #include "server/http/limits.h"
+#include "server/http/origin.h"
 #include "server/http/request.h"
 #include "server/http/routes.h"
 #include "server/api/api.h"
@@ -285,6 +286,7 @@ static bool options_admit(struct request *r)
 bool routes_admit(struct request *r)
 {
     r->answer.shape = error_shape(r);
+    if (!origin_admit(r)) return false;
     if (r->http.method == M_OPTIONS) return options_admit(r);
     const struct route *route = route_find(r->http.path, strlen(r->http.path));
     /* A wrong key learns nothing about which paths exist. */

@@ -26,7 +26,8 @@ class Browser:
         self.process = subprocess.Popen(
             [found(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
              "--no-first-run", "--disable-background-networking", "--disable-component-update",
-             "--hide-scrollbars", "--remote-debugging-pipe", "--user-data-dir=" + self.folder, "about:blank"],
+             "--host-resolver-rules=MAP *.example 127.0.0.1", "--hide-scrollbars",
+             "--remote-debugging-pipe", "--user-data-dir=" + self.folder, "about:blank"],
             preexec_fn=pipes, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL)
         os.close(theirs_in)

@@ -23,7 +23,7 @@ import zlib
 class Server:
     def __init__(self, binary, model, *flags, wait=True, env=None, log=None):
         """log: where its stderr goes; default this process's own."""
-        command = [binary, "serve", "--model", model, "--port", "0", "--log-level", "warn", "--shutdown-delay", "0", *flags]
+        command = [binary, "serve", "--model", model, "--port", "0", "--log-level", "warn", "--shutdown-delay", "0", "--allowed-hosts", "*", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log or sys.stderr, text=True, env={**os.environ, **(env or {})})
         self.host, self.port = "127.0.0.1", None
         if wait:

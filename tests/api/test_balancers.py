@@ -324,7 +324,7 @@ def sent_again(name, program, folder):
         check.true(f"{name}: conversations are spread", min(begun) > 0, begun)
         bad.mode = "streams"
         with socket.create_connection(("127.0.0.1", balancer.port), timeout=30) as s:
-            head = f"POST / HTTP/1.1\r\nHost: x\r\nx-session-id: {mine['x-session-id']}\r\n"
+            head = f"POST / HTTP/1.1\r\nHost: localhost\r\nx-session-id: {mine['x-session-id']}\r\n"
             s.sendall(head.encode() + b"Content-Length: 2\r\n\r\n{}")
             got = b""
             while b"first" not in got and (piece := s.recv(1 << 16)):
@@ -355,7 +355,7 @@ def drains(args):
     server = Server(args.binary, endless(args.model), "--shutdown-delay", "2", "--drain-timeout", "1")
     body = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": ENDLESS, "ignore_eos": True}
     data = json.dumps({**body, "stream": True}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     data = head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as s:
         s.sendall(data)

@@ -414,6 +414,111 @@ def test_off():
         on.stop()
 
 
+def test_scope():
+    """Two keys send the same: with --cache-scope key (the default) neither learns of the other's; with server
+    both share."""
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
+        f.write("one\ntwo\n")
+        f.flush()
+        for scope in ("key", "server"):
+            s = Server(
+                BINARY,
+                DEMO,
+                "--api-key-file",
+                f.name,
+                *(() if scope == "key" else ("--cache-scope", "server")),
+            )
+            try:
+                check_scope(s, scope)
+            finally:
+                s.stop()
+
+
+def check_scope(s, scope):
+    shared = scope == "server"
+    a, b = ({"Authorization": f"Bearer {k}"} for k in ("one", "two"))
+    secret = [turn("user", image(picture(60)), words("my password is swordfish; what is in this picture?"))]
+
+    def say(key, turns, **fields):
+        status, answer = s.post(
+            CHAT,
+            {
+                "messages": turns,
+                "max_tokens": 4,
+                "temperature": 0,
+                "return_cache_info": True,
+                **PROBS,
+                **fields,
+            },
+            key,
+        )
+        check.equal("status", status, 200)
+        return answer
+
+    def metric(name):
+        return s.metric(f"kvasir:{name}")
+
+    def tree(key):
+        return json.loads(s.request("GET", "/cache_tree", None, key)[2])
+
+    first = say(a, secret)
+    pictures, known, mine = decoded(s), metric("image_alias_hits_total"), tree(a)
+    check.true(
+        f"{scope}: the tree has what the caller made",
+        len(mine["nodes"]) > 0 and mine["total_tokens"] >= total(first),
+        mine,
+    )
+    check.equal(
+        f"{scope}: and what another made",
+        tree(b),
+        mine if shared else {"total_nodes": 0, "total_tokens": 0, "nodes": []},
+    )
+    # As the attack goes: guesses of growing length, each told how much of it somebody has cached.
+    guesses = [turn("user", "My "), turn("user", "My p"), turn("user", "My password is s")]
+    learnt = [
+        (i["equal_tokens"], i["stop"])
+        for i in (say(b, [g], cache_salt=f"fresh {n}")["cache_info"] for n, g in enumerate(guesses))
+    ]
+    check.equal(f"{scope}: behind a salt of its own", learnt, [(0, "salt")] * 3)
+    again = say(b, secret)
+    info = again["cache_info"]
+    check.equal(
+        f"{scope}: hits of another key",
+        (cached(again), info["equal_tokens"], info["stop"], info["differs_at"]),
+        (total(first) - 1, total(first), "none", None) if shared else (0, 0, "salt", None),
+    )
+    check.equal(
+        f"{scope}: the picture is decoded, its file unknown",
+        (decoded(s) - pictures, metric("image_alias_hits_total") - known),
+        (0, 1) if shared else (1, 0),
+    )
+    check.equal(f"{scope}: same answer", again["choices"], first["choices"])
+    check.equal(f"{scope}: its own it finds", cached(say(b, secret)), total(first) - 1)
+    for salt in ("x", "one"):  # what the client chooses is no way into another key's
+        say(a, secret, cache_salt=salt)
+        check.equal(
+            f"{scope}: another key's salt {salt}",
+            cached(say(b, secret, cache_salt=salt)),
+            total(first) - 1 if shared else 0,
+        )
+    kept = s.post("/v1/responses", {"input": "hello", "max_output_tokens": 4, "cache_salt": "x"}, a)[1]["id"]
+    path = f"/v1/responses/{kept}"
+    check.equal(
+        f"{scope}: kept responses",
+        [
+            s.request("GET", path + q, None, k)[0]
+            for q, k in (("?cache_salt=x", a), ("", a), ("?cache_salt=x", b))
+        ],
+        [200, 404, 404],
+    )
+    if not shared:
+        check.true(
+            "no sum tells of another's",
+            tree(b)["total_nodes"] == len(tree(b)["nodes"]) < metric("prefix_cache_nodes"),
+            tree(b),
+        )
+
+
 def test_admin():
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
         f.write("one\ntwo\n")
@@ -523,7 +628,7 @@ if __name__ == "__main__":
     BINARY, DEMO = args.binary, args.demo
     shared = [test_twice, test_completions, test_same_picture, test_other_picture, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
-    alone = [test_off, test_admin, test_timeout, test_fair, test_small_arena]
+    alone = [test_off, test_scope, test_admin, test_timeout, test_fair, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, DEMO)

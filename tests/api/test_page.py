@@ -4,12 +4,14 @@ text, keyboard, names of controls, a phone's width. --screenshots writes docs/pa
 docs/page-phone-dark.png instead."""
 import base64
 import hashlib
+import http.server
 import json
 import os
 import re
 import socket
 import sys
 import tempfile
+import threading
 import time
 
 import browser
@@ -35,7 +37,7 @@ def test_headers(server, chrome):
         status, head, html = server.request(method, "/", headers={"Accept": "text/html,*/*;q=0.8"})
         check.equal(f"{method} /", (status, head["content-type"]), (200, "text/html; charset=utf-8"))
         for name, value in (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"),
-                            ("vary", "Accept"), ("cache-control", "no-cache")):
+                            ("vary", "Accept, Origin"), ("cache-control", "no-cache")):
             check.equal(f"{method} / {name}", head.get(name), value)
         policy = dict(p.split(" ", 1) for p in head["content-security-policy"].split("; "))
         check.equal("nothing but what is named", policy["default-src"], "'none'")
@@ -370,6 +372,42 @@ def test_key(server, chrome):
         closed.stop()
 
 
+def test_other_pages(server, chrome):
+    """What pages of other origins get of a server on this machine, by a real browser: names below .example
+    resolve to 127.0.0.1 here."""
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<p>another page")
+
+        def log_message(self, *_):
+            pass
+
+    guarded = harness.Server(args.binary, args.demo, "--allowed-hosts", "auto")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        url, body = f"http://127.0.0.1:{guarded.port}", json.dumps({"prompt": "a", "max_tokens": 2})
+        ask = (f"fetch('{url}/v1/completions', {{method: 'POST', headers: {{'Content-Type': "
+               f"'application/json'}}, body: {json.dumps(body)}}}).then(r => r.status, () => 'refused')")
+        for host, want in (("localhost", 200), ("127.0.0.1", 200), ("evil.example", "refused")):
+            page = browser.Page(chrome)
+            page.open(f"http://{host}:{site.server_port}/")
+            check.equal(f"a page of {host}", page.js(ask), want)
+        check.equal("a page without an origin", browser.Page(chrome).js(ask), "refused")
+        page = browser.Page(chrome)
+        page.open(f"http://rebound.example:{guarded.port}/")
+        shown = page.js("document.body.innerText")
+        check.true("a name that was made to lead here", "--allowed-hosts" in shown, shown)
+        check.equal("is of no use", page.js("fetch('/v1/models').then(r => r.status)"), 421)
+        page.open(f"{url}/")
+        check.true("its own page answers", len(say(page, "Hello!")) > 0)
+        site.shutdown()
+    guarded.stop()
+
+
 def test_tools(server, chrome):
     """What a stream with reasoning and calls becomes: by events, since the demo model knows neither."""
     page = opened(server, chrome)
@@ -544,8 +582,8 @@ def main():
     args = harness.arguments(__doc__)
     server = harness.Server(args.binary, args.demo, "--enable-admin", "on")
     with_browser = [test_chat, test_stream, test_pictures, test_broken, test_settings, test_hostile,
-                    test_markdown, test_key, test_tools, test_keyboard, test_sizes, test_tree_shown,
-                    test_second_model]
+                    test_markdown, test_key, test_other_pages, test_tools, test_keyboard, test_sizes,
+                    test_tree_shown, test_second_model]
     chrome = browser.Browser() if browser.found() else None
     if not chrome:
         print("skipped: there is no chromium; the page itself is not tested")

@@ -58,7 +58,13 @@ void test_backend_args(int *argc, char **argv)
 bool test_briefly(void)
 {
     const char *s = getenv("KVASIR_TEST_SHORT");
-    return s && strcmp(s, "2") == 0;
+    return s && (strcmp(s, "2") == 0 || strcmp(s, "3") == 0);
+}
+
+bool test_in_small(void)
+{
+    const char *s = getenv("KVASIR_TEST_SHORT");
+    return s && strcmp(s, "3") == 0;
 }
 
 bool test_on_cpu(void)

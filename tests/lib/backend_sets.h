@@ -27,7 +27,9 @@ const char *test_engine_kernels(const char *set);
 #define be_cpu_has     test_has
 #define BACKEND_ON_CPU test_on_cpu()
 
-/* KVASIR_TEST_SHORT=2: what is done is all there is to see for a sanitizer; others judge the results. */
+/* KVASIR_TEST_SHORT=2: what is done is all there is to see for a sanitizer; others judge the results. 3: the
+ * same in the smallest sizes, for one that is slower by far (compute-sanitizer's racecheck). */
 bool test_briefly(void);
+bool test_in_small(void);
 
 #endif

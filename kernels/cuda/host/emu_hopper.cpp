@@ -155,7 +155,7 @@ void mbar_arrive(uint64_t *bar, uint32_t bytes, const char *file, int line)
     m.pending--;
     bar_progress(m);
 }
-void mbar_wait(uint64_t *bar, uint32_t parity, const char *file, int line)
+void mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble, const char *file, int line)
 {
     maybe_yield();
     Th *t = self();
@@ -168,6 +168,8 @@ void mbar_wait(uint64_t *bar, uint32_t parity, const char *file, int line)
         wait_here("mbarrier.try_wait", file, line);
     }
     race_acquire(t, m.known);
+    static const bool late = env_u64("CUEMU_WAIT_LATE", 0);
+    if (late && trouble) *trouble = 1;
 }
 
 /* ---- bulk copies */

@@ -10,7 +10,8 @@ namespace cuemu
 void mbar_init(uint64_t *bar, uint32_t count, const char *file, int line);
 /* bytes: announced with the arrival. */
 void mbar_arrive(uint64_t *bar, uint32_t bytes, const char *file, int line);
-void mbar_wait(uint64_t *bar, uint32_t parity, const char *file, int line);
+/* trouble: hopper.cuh; set where CUEMU_WAIT_LATE is in the environment, for a wait that takes too long. */
+void mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble, const char *file, int line);
 void bulk_copy(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar, const char *file, int line);
 void proxy_fence();
 uint32_t smem_addr(const void *p);

@@ -1,4 +1,5 @@
-/* The status line behind the log: on a terminal it comes and goes, elsewhere nothing of it is written. */
+/* The log: the status line behind it comes and goes on a terminal, elsewhere nothing of it is written; and no
+ * line waits for a reader. */
 #include "config/base/log.h"
 
 #include <fcntl.h>
@@ -7,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -84,8 +86,42 @@ static void test_file(void **state)
     close(ends[1]);
 }
 
+static void say_many(void)
+{
+    for (int i = 0; i < 3000; i++) log_info("line %d", i);
+}
+
+static void say_one(void)
+{
+    log_info("and on");
+}
+
+/* A pipe that nobody reads: nothing waits, and the next line that is taken says how many were not. */
+static void test_unread(void **state)
+{
+    (void)state;
+    static char got[1 << 18], more[512];
+    int ends[2];
+    alarm(60); /* ends a test that waits */
+    assert_int_equal(pipe(ends), 0);
+    heard(ends[1], ends[0], say_many, got, sizeof got);
+    heard(ends[1], ends[0], say_one, more, sizeof more);
+    alarm(0);
+    unsigned long taken = 0, dropped = 0;
+    for (const char *p = got; (p = strstr(p, "info line ")); p++) taken++;
+    const char *said = strstr(more, " warn ");
+    assert_non_null(said);
+    assert_int_equal(sscanf(said, " warn %lu lines of the log were dropped", &dropped), 1);
+    assert_true(taken > 100 && dropped > 100);
+    assert_int_equal(taken + dropped, 3000);
+    assert_non_null(strstr(said, " info and on\n"));
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_terminal), cmocka_unit_test(test_file),
+                                       cmocka_unit_test(test_unread)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -330,8 +330,8 @@ static void test_values_and_bits(void **state)
         if (!be_cpu_has(sets[s])) continue;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             /* The access checker of the emulated device takes a second for a hundred thousand products. */
-            if (test_briefly() && (double)cases[i].k * cases[i].n * cases[i].parts * cases[i].t > 5e6)
-                continue;
+            double products = (double)cases[i].k * cases[i].n * cases[i].parts * cases[i].t;
+            if (test_briefly() && products > (test_in_small() ? 1.1e6 : 5e6)) continue;
             check_case(&cases[i], BE_BF16, sets[s]);
             check_case(&cases[i], BE_F32, sets[s]);
         }
@@ -509,7 +509,7 @@ static void test_weights_come_and_go(void **state)
             unsigned char *want = must(malloc(row * c.t)), *got = must(malloc(row * c.t));
             struct be_weight *w[N] = {NULL};
             rng_state = 5;
-            for (int step = 0; step < (test_briefly() ? 8 : 60); step++) {
+            for (int step = 0; step < (test_in_small() ? 4 : test_briefly() ? 8 : 60); step++) {
                 uint32_t at = (uint32_t)((rnd() + 1) * N / 2) % N;
                 if (w[at]) {
                     be_cpu_ops()->weight_free(b, w[at]);

@@ -736,13 +736,15 @@ struct plant {
     bool skip_copy;
 };
 
+static const uint8_t no_salt[32];
+
 /* Pieces follow their parents, and no more of them and their tokens are shown than there are. */
 static void check_outline(const struct world *w)
 {
     static struct cache_outline o;
     static uint32_t children[CACHE_OUTLINE_MAX];
     uint64_t tokens = 0;
-    radix_outline(w->cache, &o);
+    radix_outline(w->cache, no_salt, &o);
     memset(children, 0, sizeof children);
     for (uint32_t i = 0; i < o.count; i++) {
         const struct cache_outline_node *n = &o.at[i];
@@ -1036,7 +1038,6 @@ static uint32_t count_cross_matches(uint32_t images, uint32_t cached, uint32_t s
                                     uint32_t *missed)
 {
     static const struct shape full_only = {1, {0}};
-    static const uint8_t no_salt[32];
     rng_state = 5;
     struct world *w = world_new(&full_only, 2, cached + 2, true);
     uint32_t cross = 0;
@@ -1103,7 +1104,7 @@ static void test_many_children(void **state)
         }
         radix_check(w->cache);
         struct cache_outline *o = malloc(sizeof *o);
-        radix_outline(w->cache, o);
+        radix_outline(w->cache, no_salt, o);
         assert_int_equal(o->count, CACHE_OUTLINE_MAX);
         assert_int_equal(o->at[0].children, children);
         for (uint32_t i = 1; i < o->count; i++) assert_true(o->at[i].parent == 0 && o->at[i].start == 3);
@@ -1112,14 +1113,15 @@ static void test_many_children(void **state)
     }
 }
 
-/* What is shown of the tree: lengths and branches, the last used first; of salted requests the sums alone. */
+/* What is shown of the tree: lengths and branches, the last used first. Without a salt the sums are of the
+ * whole cache; with one they are its own. */
 static void test_outline(void **state)
 {
     (void)state;
     rng_state = 14;
     struct world *w = world_new(&gemma_like, 8, 2000, true);
     struct cache_outline *o = malloc(sizeof *o);
-    radix_outline(w->cache, o);
+    radix_outline(w->cache, no_salt, o);
     assert_int_equal(o->count + o->nodes + o->tokens, 0);
     struct text *a = tokens_text(1, 40), *b = tokens_text(1, 30), *salted = tokens_text(1, 20);
     static const uint8_t key[32] = {7};
@@ -1130,7 +1132,7 @@ static void test_outline(void **state)
         text_seal(all[i]);
         put(w, all[i], 100, true);
     }
-    radix_outline(w->cache, o);
+    radix_outline(w->cache, no_salt, o);
     assert_int_equal(o->count, 3);
     assert_int_equal(o->tokens, 30 + 10 + 16 + 20);
     const struct cache_outline_node *n = o->at;
@@ -1139,6 +1141,13 @@ static void test_outline(void **state)
     assert_true(n[1].parent == 0 && n[1].start == 30 && n[1].end == 46 && n[1].pictures == 1);
     assert_true(n[2].parent == 0 && n[2].start == 30 && n[2].end == 40 && n[2].pictures == 0);
     assert_true(n[2].uses_ago > n[1].uses_ago && n[0].running + n[1].running + n[2].running == 0);
+    radix_outline(w->cache, salted->salt, o);
+    assert_int_equal(o->count, 1);
+    assert_int_equal(o->nodes, 1);
+    assert_int_equal(o->tokens, 20);
+    assert_int_equal(n[0].end, 20);
+    radix_outline(w->cache, key, o);
+    assert_int_equal(o->count + o->nodes + o->tokens, 0);
     free(o);
     world_free(w);
 }
