@@ -12,30 +12,23 @@ static void generate_done(struct request *r)
     gen_submit(r);
 }
 
-static void generate_read(struct request *r)
+static enum status generate_read(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
-        (g->dialect && g->dialect->translate(g, &g->root)))
-        return;
-    if (gen_parse(g, g->root) ||
-        (g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root))) {
-        if (g->dialect) g->dialect->fault(g);
-    }
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
+    if (g->dialect) return g->dialect->read(g, g->root);
+    if (gen_parse(g, g->root)) return ST_INVALID;
+    return g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
 }
 
 static void generate_job(struct request *r)
 {
     struct gen *g = r->gen;
-    if (!g->fetched) generate_read(r);
-    if (!r->answer.error.http) {
-        if (g->remote && !g->fetched) return;
-        bool bad = g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root);
-        if (bad || gen_constraint_make(g, g->root)) {
-            if (g->dialect) g->dialect->fault(g);
-        }
-    }
-    request_body_trim(r, g->root, !r->answer.error.http);
+    enum status st = g->fetched ? ST_OK : generate_read(r);
+    if (!st && g->remote && !g->fetched) return;
+    if (!st) st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+    if (!st) (void)gen_constraint_make(g);
+    gen_read_end(g);
 }
 
 void api_chat_start(struct request *r)

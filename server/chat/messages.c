@@ -28,16 +28,19 @@ const char *chat_role_shown(enum chat_role role)
     return role_names[role == CHAT_FUNCTION ? CHAT_TOOL : role];
 }
 
+void chat_message_drop(struct chat_messages *m)
+{
+    struct chat_message *last = &m->list[--m->count];
+    for (uint32_t k = 0; k < last->part_count; k++) json_decref(last->parts[k].text);
+    free(last->parts);
+    json_decref(last->reasoning);
+    json_decref(last->calls);
+    json_decref(last->more);
+}
+
 void chat_messages_free(struct chat_messages *m)
 {
-    for (size_t i = 0; i < m->count; i++) {
-        struct chat_message *one = &m->list[i];
-        for (uint32_t k = 0; k < one->part_count; k++) json_decref(one->parts[k].text);
-        free(one->parts);
-        json_decref(one->reasoning);
-        json_decref(one->calls);
-        json_decref(one->more);
-    }
+    while (m->count) chat_message_drop(m);
     for (size_t i = 0; i < m->image_count; i++) json_decref(m->images[i].source);
     free(m->list);
     free(m->images);
@@ -104,9 +107,8 @@ static struct chat_message *last_message(const struct chat_reader *r)
     return &r->out->list[r->out->count - 1];
 }
 
-static enum status part_add(struct chat_reader *r, struct chat_part part)
+static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    struct chat_message *m = last_message(r);
     void *parts = grown(m->parts, m->part_count, m->part_cap, sizeof *m->parts);
     if (!parts) {
         json_decref(part.text);
@@ -120,7 +122,8 @@ static enum status part_add(struct chat_reader *r, struct chat_part part)
 
 enum status chat_text_add(struct chat_reader *r, json_t *text, uint32_t number)
 {
-    return text ? part_add(r, (struct chat_part){.text = text, .number = number}) : chat_no_memory(r);
+    return text ? part_add(r, last_message(r), (struct chat_part){.text = text, .number = number})
+                : chat_no_memory(r);
 }
 
 enum status chat_reasoning_add(struct chat_reader *r, json_t *text)
@@ -184,7 +187,7 @@ enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const c
     json_t *all = joined(m->parts, count, nth_part, between);
     for (uint32_t i = 0; i < count; i++) json_decref(m->parts[i].text);
     m->part_count = 0;
-    return all ? part_add(r, (struct chat_part){.text = all}) : chat_no_memory(r);
+    return all ? part_add(r, m, (struct chat_part){.text = all}) : chat_no_memory(r);
 }
 
 /* One more reference to a value of the body (jansson's signature lacks the const; the value itself does not
@@ -223,7 +226,7 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     if (!images) return chat_no_memory(r);
     if (m->image_count == m->image_cap) m->image_cap = m->image_cap ? 2 * m->image_cap : 4;
     m->images = images;
-    if (part_add(r, (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
+    if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
     *out = &m->images[m->image_count++];
     **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};
     snprintf(path, sizeof path, "%s%s", suffix, url);

@@ -68,6 +68,7 @@ struct chat_messages {
     size_t image_count, image_cap;
 };
 void chat_messages_free(struct chat_messages *m);
+void chat_message_drop(struct chat_messages *m); /* the last one, which has no image */
 
 struct chat_limits {
     size_t messages_max;    /* 0 = 100000 */

@@ -36,11 +36,10 @@ static enum status no_memory(struct chat *c)
     return api_fail(&c->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
-static enum status render(struct chat *c, json_t *root)
+static enum status render(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
     const struct gen_params *p = &c->g->p;
-    json_t *tools = field(root, "tools"), *documents = field(root, "documents");
     struct template_special specials[SPECIALS_MAX];
     size_t count = 0;
     struct err err = {0};
@@ -48,9 +47,9 @@ static enum status render(struct chat *c, json_t *root)
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
     struct template_request rq = {.messages = &c->g->messages,
-                                  .tools = json_array_size(tools) ? tools : NULL,
-                                  .documents = json_is_array(documents) ? documents : NULL,
-                                  .kwargs = field(root, "chat_template_kwargs"),
+                                  .tools = json_array_size(c->g->tools) ? c->g->tools : NULL,
+                                  .documents = json_is_array(c->g->documents) ? c->g->documents : NULL,
+                                  .kwargs = c->g->variables,
                                   .specials = specials,
                                   .special_count = count,
                                   .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
@@ -62,7 +61,8 @@ static enum status render(struct chat *c, json_t *root)
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return no_memory(c);
-    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
+    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
+              : ST_OK;
 }
 
 static enum status build(struct chat *c)
@@ -78,7 +78,7 @@ static enum status build(struct chat *c)
         prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
                      c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&c->r->answer.error, st, "messages", &err);
+    if (st) return api_fail_status(&c->r->answer.error, st, gen_source(g), &err);
     for (uint32_t i = 0; i < p->span_count; i++)
         if (p->spans[i].picture) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
     for (uint32_t i = 0; i < g->picture_count; i++)
@@ -86,7 +86,7 @@ static enum status build(struct chat *c)
     if (!g->p.return_cache_info) return ST_OK;
     st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->pictures.list, c->pictures.count,
                             p, &g->prompts[0].places, &err);
-    return st ? api_fail_status(&c->r->answer.error, st, "messages", &err) : ST_OK;
+    return st ? api_fail_status(&c->r->answer.error, st, gen_source(g), &err) : ST_OK;
 }
 
 /* Text of the last message; malloc'd. */
@@ -119,34 +119,50 @@ static enum status answer_shape(struct chat *c)
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
-static enum status messages_read(struct gen *g, json_t *root, const json_t *messages)
+const char *gen_source(const struct gen *g)
+{
+    return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
+}
+
+enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 {
     const struct server *s = g->r->srv;
     const struct model *m = s->model;
-    json_t *tools = field(root, "tools");
-    struct chat_limits limits = {.messages_max = LIMIT_MESSAGES,
-                                 .images_max = (size_t)s->opt->max_images,
-                                 .text_only = !m->info->image.present};
-    if (!m->tmpl) {
-        return api_fail(&g->r->answer.error, 400, "chat_template_error", "messages",
+    *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
+                                         .images_max = (size_t)s->opt->max_images,
+                                         .text_only = !m->info->image.present},
+                              .err = &g->r->answer.error,
+                              .out = &g->messages,
+                              .at = {.field = gen_source(g), .index = -1}};
+    if (!m->tmpl)
+        return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template; use /v1/completions.");
-    }
-    limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
+    r->limits.arguments_as_text = template_caps(m->tmpl, json_array_size(g->tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
-        limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
-    enum status st = chat_messages_parse(messages, &limits, &g->messages, &g->r->answer.error);
-    return st ? st : gen_remote(g);
+        r->limits.videos_max = r->limits.images_max < LIMIT_VIDEOS ? r->limits.images_max : LIMIT_VIDEOS;
+    return ST_OK;
+}
+
+enum status gen_read_added(struct gen *g)
+{
+    if (!g->messages.count)
+        return api_fail(&g->r->answer.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
+    return gen_remote(g);
 }
 
 enum status gen_read_chat(struct gen *g, json_t *root)
 {
-    return messages_read(g, root, field(root, "messages"));
+    struct chat_reader r;
+    g->documents = json_incref(field(root, "documents"));
+    if (gen_read_begin(g, &r)) return ST_INVALID;
+    enum status st = chat_messages_parse(field(root, "messages"), &r.limits, r.out, r.err);
+    return st ? st : gen_read_added(g);
 }
 
-static enum status chat_build(struct chat *c, json_t *root)
+static enum status chat_build(struct chat *c)
 {
     enum status st = chat_pictures_make(c->g, &c->pictures);
-    if (!st) st = render(c, root);
+    if (!st) st = render(c);
     return st ? st : build(c);
 }
 
@@ -170,28 +186,16 @@ static bool inside_reasoning(const struct chat *c)
     return inside;
 }
 
-enum status gen_prompt_chat(struct gen *g, json_t *root)
+enum status gen_prompt_chat(struct gen *g)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, root);
+    enum status st = chat_build(&c);
     if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
     if (!st) st = answer_shape(&c);
     chat_fini(&c);
     return st;
-}
-
-/* Errors name what the client wrote: messages[0].content is the prompt. */
-static void name_prompt(struct api_error *e)
-{
-    static const char in[] = "messages[0].content", as[] = "prompt";
-    char *p = e->param;
-    size_t n = strlen(in);
-    if (strncmp(p, in, n) == 0) memmove(p + strlen(as), p + n, strlen(p + n) + 1);
-    else if (strncmp(p, "messages", 8) == 0) p[strlen(as)] = '\0';
-    else return;
-    memcpy(p, as, strlen(as));
 }
 
 enum status gen_read_parts(struct gen *g, json_t *parts)
@@ -202,22 +206,20 @@ enum status gen_read_parts(struct gen *g, json_t *parts)
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)
         return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
-    json_t *messages = json_pack("[{s:s,s:O}]", "role", "user", "content", parts);
-    if (!messages) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    struct chat_reader r;
+    struct chat_message *m;
     g->p.add_special_tokens = false; /* the rule writes bos where it belongs */
-    enum status st = messages_read(g, NULL, messages);
-    if (st) name_prompt(e);
-    json_decref(messages);
-    return st;
+    if (gen_read_begin(g, &r) || chat_message_add(&r, CHAT_USER, &m) || chat_content_read(&r, parts, ""))
+        return ST_INVALID;
+    return gen_read_added(g);
 }
 
 enum status gen_prompt_parts(struct gen *g)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, NULL);
+    enum status st = chat_build(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
-    if (st) name_prompt(&g->r->answer.error);
     chat_fini(&c);
     return st;
 }
@@ -240,14 +242,15 @@ enum status tokenize_read(struct gen *g, json_t *root)
     }
     if (field(root, "chat_template"))
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
-    if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
+    g->tools = json_incref(field(root, "tools"));
+    if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
     return gen_read_chat(g, root);
 }
 
-enum status tokenize_chat(struct gen *g, json_t *root)
+enum status tokenize_chat(struct gen *g)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, root);
+    enum status st = chat_build(&c);
     chat_fini(&c);
     return st;
 }

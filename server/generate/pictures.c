@@ -236,7 +236,7 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
-    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", "messages",
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, the images and videos in "
                     "your messages resulted "
                     "in more than that. "

@@ -26,7 +26,7 @@ uint32_t gen_ids_max(const struct gen *g)
 enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
-    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", what,
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
@@ -36,7 +36,7 @@ enum status gen_too_long(struct gen *g)
 enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
-    const char *param = g->kind == GEN_CHAT ? "messages" : "prompt";
+    const char *what = g->kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
     if (g->p.max_tokens_fit && g->p.has_max && count < m && g->p.max_tokens > m - count) {
         g->p.max_tokens_cut = g->p.max_tokens - (m - count);
         g->p.max_tokens = m - count;
@@ -49,22 +49,21 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
                         (unsigned long long)m, (unsigned long long)count + r, (unsigned long long)count,
-                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r,
-                        g->kind == GEN_CHAT ? "messages" : "prompt");
+                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX && count > caps->span_tokens_max) {
         return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model sees a prompt as a whole, and this server has memory for %u tokens of "
                         "it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
-                        caps->span_tokens_max, param, (unsigned long long)count, param);
+                        caps->span_tokens_max, what, (unsigned long long)count, what);
     }
     if (count >= m && !scoring) {
         return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
                         "%llu tokens. Please reduce the "
                         "length of the %s.",
-                        (unsigned long long)m, param, (unsigned long long)count, param);
+                        (unsigned long long)m, what, (unsigned long long)count, what);
     }
     return ST_OK;
 }

@@ -35,6 +35,7 @@ void gen_free(struct gen *g)
     g->r->srv->load--;
     if (g->dialect && g->dialect->end) g->dialect->end(g);
     gen_shed(g);
+    gen_read_free(g);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         free(g->choices[i].detok);
         matcher_free(g->choices[i].matcher);
@@ -47,18 +48,17 @@ void gen_free(struct gen *g)
     }
     gen_images_free(g);
     gen_remote_end(g);
-    chat_messages_free(&g->messages);
     free(g->choices);
     free(g->prompts);
     stop_set_free(g->stops);
     free(g->p.stops);
+    json_decref(g->p.stop_list);
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
     free((void *)(uintptr_t)g->p.sampling.bias); /* ours: generate/parse.c made it */
     json_decref(g->root);
     free(g->dialect_state);
-    json_decref(g->form_root);
     free(g);
 }
 
@@ -542,7 +542,7 @@ void gen_submit(struct request *r)
             if (st == ST_AGAIN)
                 (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
                                "Too many requests are waiting; try again later.");
-            (void)api_fail_status(&r->answer.error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
+            (void)api_fail_status(&r->answer.error, st, gen_source(g), &err);
             gen_cancel(r);
             request_fail(r);
             return;
