@@ -62,6 +62,10 @@ static const struct row rows[] = {
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded pictures of requests that wait or run; beyond it a request gets 429, unless it is alone"},
+    {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
+     "compiled schemas, expressions and grammars, with their masks; beyond it a request with a new one "
+     "waits, "
+     "then gets 503"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
      "what /v1/responses keeps for previous_response_id and retrieval, in memory; 0 = nothing"},
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",
@@ -98,7 +102,8 @@ static const struct row rows[] = {
     {"tool-parser", K_CHOICE, AT(tool_parser), "auto", 0, 0, "auto|strict", NULL,
      "calls in an answer: as the chat template writes them, and with auto also as plain JSON"},
     {"api-key-file", K_STRING, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
-     "accepted API keys, one per line (default: no key needed)"},
+     "accepted API keys, one per line; a line \"KEY priority\" lets its requests' priority count "
+     "before other keys' (default: no key needed)"},
     {"enable-admin", K_CHOICE, AT(enable_admin), "auto", 0, 0, "auto|on|off", NULL,
      "POST /reset_prefix_cache and the like; auto: with API keys, or if --host is this machine only"},
     {"cors-origins", K_STRING, AT(cors_origins), "loopback", 0, 0, NULL, "ORIGIN[,ORIGIN]",

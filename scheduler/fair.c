@@ -1,30 +1,161 @@
-/* Which waiting sequence is next: the best priority first; within it those that have run before; then the
- * tenant that has been served least. See scheduler/internal.h and tenants.h. */
+/* Evenness between tenants: which waiting sequence is admitted next, and which running one gives it its
+ * place. The best priority goes first. Within it tenants get equally many of the places of running sequences,
+ * and where they are more than places, equally many tokens in turns of QUANTUM steps. A tenant that was
+ * served less than QUANTUM tokens since it has had nothing to do is light: it need not wait for its turn, so
+ * a short request runs at once whoever else is there. See scheduler/internal.h and tenants.h. */
 #include "scheduler/internal.h"
 
 #include "scheduler/tenants.h"
+
+#include <math.h>
+
+enum {
+    QUANTUM = 32,
+    SHORT = 256, /* tokens that a tenant is served in shorter steps, where there are others */
+    ROUNDS = 4,  /* of QUANTUM steps in which light tenants alone may run */
+    /* A sequence whose KV was evicted keeps its place so long that about one part in so many of the engine's
+     * time goes into work that is done twice, */
+    WORK_PARTS = 50,
+    LOST_MEAN = 4,        /* of so many that were resumed last */
+    STEP_FIXED_ROWS = 20, /* where a step costs as much as so many rows before its first one */
+};
+
+/* What a tenant has; smaller is less. */
+struct claim {
+    uint32_t running;
+    uint64_t time;
+    enum { OVERDUE, LIGHT, OTHER } kind;
+};
+
+/* For long nobody but light tenants was served: one that isn't has a turn. */
+static bool overdue(const struct scheduler *s)
+{
+    return s->turn - s->other_turn > ROUNDS * QUANTUM;
+}
+
+static struct claim claim_of(const struct scheduler *s, uint64_t tenant)
+{
+    struct claim c = {tenants_running(s->tenants, tenant), tenants_time(s->tenants, tenant),
+                      overdue(s) ? OVERDUE : OTHER};
+    if (tenants_served(s->tenants, tenant) >= QUANTUM) return c;
+    uint64_t clock = tenants_clock(s->tenants);
+    c.kind = LIGHT;
+    c.time = c.time > clock + QUANTUM ? c.time - QUANTUM : clock;
+    return c;
+}
+
+static bool less(const struct claim *a, const struct claim *b)
+{
+    if (a->running != b->running) return a->running < b->running;
+    return a->time != b->time ? a->time < b->time : a->kind < b->kind;
+}
 
 struct sequence *sched__pick_waiting(struct scheduler *s)
 {
     struct sequence *best = NULL;
     const struct sequence *looked_up = NULL;
-    uint64_t best_time = 0, time = 0;
+    struct claim least = {0}, base = {0};
+    uint64_t clock = UINT64_MAX;
+    bool light = true;
     /* The list is in order of (priority, arrival): the choice lies in the first run of equal priority, and
-     * the first of equals came first. One that was preempted goes on before new ones begin; the oldest of
-     * them, as it is the last to be preempted again. */
+     * the first of equals came first. */
     for (struct sequence *q = s->waiting.head; q && !(best && q->req.priority != best->req.priority);
          q = q->next) {
         if (q->deferred) continue;
-        if (q->resumed) return q;
         if (!looked_up ||
             looked_up->req.tenant != q->req.tenant) { /* a crowd of one tenant costs one look-up */
-            time = tenants_time(s->tenants, q->req.tenant);
+            uint64_t time = tenants_time(s->tenants, q->req.tenant);
+            base = claim_of(s, q->req.tenant);
             looked_up = q;
+            if (time < clock) clock = time;
+            light &= base.kind == LIGHT;
         }
-        if (best && time >= best_time) continue;
+        if (best && best->req.tenant == q->req.tenant) {
+            if (q->req.rank < best->req.rank) best = q;
+            continue;
+        }
+        if (best && !less(&base, &least)) continue;
         best = q;
-        best_time = time;
+        least = base;
     }
-    if (best) tenants_advance(s->tenants, best_time);
+    if (best) tenants_advance(s->tenants, clock);
+    if (light) s->other_turn = s->turn;
     return best;
+}
+
+void sched__place_taken(struct scheduler *s, struct sequence *q)
+{
+    q->kept = overdue(s);
+    q->since = s->turn;
+    q->lost = q->computed > q->position ? q->computed - q->position : 0;
+    if (q->position > q->computed) q->computed = q->position;
+    if (q->resumed) s->lost += ((double)q->lost - s->lost) / LOST_MEAN;
+}
+
+void sched__served(struct scheduler *s, struct sequence *q)
+{
+    if (q->position <= q->computed) return;
+    tenants_charge(s->tenants, q->req.tenant, q->position - q->computed);
+    q->computed = q->position;
+    if (tenants_served(s->tenants, q->req.tenant) >= QUANTUM) s->other_turn = s->turn;
+}
+
+/* Does r's tenant, which has `theirs`, owe its place to one that has `ours`? By places at once; where it has
+ * only one more, when its turn is over. */
+static bool owes(const struct scheduler *s, const struct sequence *r, const struct claim *theirs,
+                 const struct claim *ours)
+{
+    bool light = ours->kind == LIGHT && !ours->running;
+    uint32_t n = s->running.count;
+    double lost = fmax(r->lost, s->lost), least = light ? 0 : lost * WORK_PARTS * n / (n + STEP_FIXED_ROWS);
+    if (theirs->running < ours->running + 2) {
+        if (theirs->running <= ours->running || theirs->time + light <= ours->time) return false;
+        if (!light || r->kept || theirs->kind == LIGHT) least += QUANTUM;
+    }
+    return (double)(s->turn - r->since) >= least;
+}
+
+/* Of one tenant: whether r rather than v loses its place. */
+static bool before(const struct sequence *r, const struct sequence *v)
+{
+    if (r->req.priority != v->req.priority || r->req.rank != v->req.rank)
+        return r->req.priority == v->req.priority && r->req.rank > v->req.rank;
+    return !r->pin.node < !v->pin.node; /* its KV goes to the cache */
+}
+
+/* From the end of the list: of equals the youngest. */
+struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q)
+{
+    struct sequence *best = NULL;
+    const struct sequence *looked_up = NULL;
+    struct claim ours = {0}, theirs = {0}, most = {0};
+    int64_t priority = q ? q->req.priority : s->running.tail->req.priority;
+    if (q) ours = claim_of(s, q->req.tenant);
+    for (struct sequence *r = s->running.tail; r && r->req.priority >= priority; r = r->prev) {
+        if (q && r->req.tenant == q->req.tenant) continue;
+        if (!looked_up || looked_up->req.tenant != r->req.tenant) {
+            theirs = claim_of(s, r->req.tenant);
+            if (q) theirs.time = tenants_time(s->tenants, r->req.tenant);
+            else theirs = (struct claim){.running = theirs.running};
+            looked_up = r;
+        }
+        if (q && !owes(s, r, &theirs, &ours)) continue;
+        if (best && best->req.tenant == r->req.tenant ? !before(r, best) : best && !less(&most, &theirs))
+            continue;
+        best = r;
+        most = theirs;
+    }
+    return best;
+}
+
+bool sched__short_runs(const struct scheduler *s)
+{
+    const struct sequence *looked_up = NULL;
+    if (tenants_active(s->tenants) < 2) return false;
+    for (const struct sequence *q = s->running.head; q; q = q->next) {
+        if (looked_up && looked_up->req.tenant == q->req.tenant) continue;
+        if (tenants_served(s->tenants, q->req.tenant) < SHORT) return true;
+        looked_up = q;
+    }
+    return false;
 }

@@ -60,6 +60,7 @@ struct sequence {
     uint32_t draft_slot;           /* while it runs: engine_run.draft_slot */
     bool drew;                     /* since it runs: what its last draw left is in that slot */
     bool forced;                   /* the guesses are the constraint's */
+    enum mask_state mask;          /* of its next draw, in this turn; READY without a constraint */
     bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
@@ -67,6 +68,10 @@ struct sequence {
     struct sched_cache_info cache; /* of the first admission */
     bool looked;                   /* `cache` is final */
     bool resumed;                  /* ran before and was preempted */
+    bool kept;                     /* nobody takes its place before its quantum is over (fair.c) */
+    uint64_t since;                /* scheduler.turn when it began to run */
+    uint32_t computed;             /* tokens that were computed or cached at some time */
+    uint32_t lost;                 /* of which so many had to be computed again when it began to run */
     bool deferred;                 /* not to be admitted in this turn */
     bool waits;                    /* for the prefill of waits_for to reach wait_until */
     struct seq_id waits_for;
@@ -146,7 +151,10 @@ struct scheduler {
     struct radix_cache *cache; /* NULL: off */
     struct cache_outline outline_next;
     struct tenants *tenants;
-    double guess_price;                         /* of this step: lookup_worth */
+    uint64_t other_turn; /* of the last step in which tenants that aren't light (fair.c) got something, or
+                            wanted nothing */
+    double lost;         /* tokens that the last resumed sequences had to compute again, on average */
+    double guess_price;  /* of this step: lookup_worth */
     struct guess_odds guess_odds;               /* of all sequences */
     struct guess_cost guess_costs[GUESS_COSTS]; /* by the logarithm of the number of decodes */
     double draft_us;             /* learnt time of a guess of the drafter, for all sequences; 0 = not known */
@@ -159,6 +167,7 @@ struct scheduler {
     uint32_t run_count, step_tokens;
     uint32_t step_rows;           /* tokens that prefills may fill the step up to */
     struct step_cost cost;        /* learnt model of step times */
+    struct sequence **asking;     /* [sequences_max] those whose masks are asked for */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
@@ -168,6 +177,7 @@ struct scheduler {
     struct sequence *wide;  /* whose picture had no room beside the others in the last step; compared only: it
                                may be gone */
     bool image_failed;      /* some sequence has a `failure` */
+    bool mask_failed;       /* some sequence's mask has failed */
     struct sched_stats now; /* without `waiting` and `failed` */
 
     atomic_uint backlog; /* sequences submitted and not yet running */
@@ -220,6 +230,14 @@ void sched__cache_check(const struct scheduler *s);
 /* Of the list, with what only running ones have. */
 void sched__running_remove(struct scheduler *s, struct sequence *q);
 
+/* scheduler/constraint.c: asks for the masks of all running sequences; those whose constraint has failed end.
+ * A sequence whose mask is not ready draws nothing in this turn. */
+void sched__masks_prepare(struct scheduler *s);
+/* Of q->proposed draft tokens behind its tokens those stay that have ready masks. */
+void sched__masks_cut(struct sequence *q);
+void sched__masks_stop(const struct sequence *q);                /* q has ended */
+uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* behind its tokens: how many */
+
 /* scheduler/guess.c: sets `proposed` of the decoding sequences, and writes the guesses behind their tokens.
  */
 void sched__guess(struct scheduler *s);
@@ -230,6 +248,12 @@ bool sched__decodes(const struct sequence *q);
 
 /* scheduler/fair.c: which waiting sequence, not deferred, is admitted next; NULL: none. */
 struct sequence *sched__pick_waiting(struct scheduler *s);
+/* The running sequence that has to give its place or blocks to q, of a tenant that has more than q's; NULL:
+ * none. q NULL: which one gives its blocks when the arena is full, of those of the worst priority. */
+struct sequence *sched__pick_victim(struct scheduler *s, const struct sequence *q);
+void sched__place_taken(struct scheduler *s, struct sequence *q); /* q is about to run */
+bool sched__short_runs(const struct scheduler *s); /* one of a tenant that was served little so far */
+void sched__served(struct scheduler *s, struct sequence *q); /* it has run */
 
 /* scheduler/plan.c: who runs in this step, with how many tokens. */
 void sched__admit(struct scheduler *s, uint64_t now_us);

@@ -1,6 +1,7 @@
 /* Which sequences run in the next step, and with how many tokens: admission by memory, decodes first, then
- * prefill chunks (scheduler/prefill.c) of the time that is left, a picture's tokens whole, and preemption of
- * the youngest when the arena is full. See scheduler/internal.h. */
+ * prefill chunks (scheduler/prefill.c) of the time that is left, a picture's tokens whole, and preemption
+ * where a tenant has more than its share or the arena is full (scheduler/fair.c). See scheduler/internal.h.
+ */
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
@@ -10,6 +11,9 @@
 
 /* However much time the decodes take: the part of a step's time that prefills get. */
 #define PREFILL_PART 3
+/* The part of its time that a step has while a tenant that was served little so far is among others: what it
+ * waits for is mostly their prefills. */
+#define SHORT_PART (2.0 / 3)
 /* Those that begin to stand aside for another's prefill, in one turn: each costs a walk over the waiting and
  * comparisons with all that run. */
 enum { DEFERRED_MAX = 16 };
@@ -17,6 +21,7 @@ enum { DEFERRED_MAX = 16 };
 void sched__running_remove(struct scheduler *s, struct sequence *q)
 {
     sched__list_remove(&s->running, q);
+    tenants_stop(s->tenants, q->req.tenant);
     s->draft_slots[s->draft_slots_free++] = q->draft_slot;
 }
 
@@ -51,35 +56,75 @@ static bool has_room(const struct scheduler *s, const struct sequence *q)
     return kvb_can_reclaim(s->blocks, need);
 }
 
+/* Whether q can't be admitted whatever room there is. */
+static bool no_place(const struct scheduler *s, const struct sequence *q)
+{
+    return s->running.count == s->caps.sequences_max ||
+           (s->running.head && (q->alone || s->running.head->alone));
+}
+
+/* Would q find room if all gave way that may have to? */
+static bool could_fit(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t need[ENGINE_GROUPS_MAX] = {0}, most[ENGINE_GROUPS_MAX];
+    for (const struct sequence *r = q; r && (r == q || r->req.priority < q->req.priority);
+         r = r == q ? s->running.head : r->next) {
+        sched__blocks_worst(s, (uint64_t)r->count + 1, most);
+        for (uint32_t g = 0; g < s->caps.group_count; g++) need[g] += most[g];
+    }
+    return kvb_could_ever_allocate(s->blocks, need);
+}
+
+/* Takes a place or blocks from a tenant that has more than q's. */
+static bool take_from_others(struct scheduler *s, const struct sequence *q)
+{
+    struct sequence *victim = could_fit(s, q) ? sched__pick_victim(s, q) : NULL;
+    if (victim) sched__preempt(s, victim);
+    return victim != NULL;
+}
+
+/* A place for q and what the cache has for it. False: both have to wait. */
+static bool take_place(struct scheduler *s, struct sequence *q)
+{
+    while (no_place(s, q))
+        if (!take_from_others(s, q)) return false;
+    sched__cache_take(s, q);
+    while (s->running.count > 0 && !has_room(s, q)) {
+        if (take_from_others(s, q)) continue;
+        sched__cache_undo(s, q);
+        q->refused_at = s->freed + 1;
+        return false;
+    }
+    return true;
+}
+
 /* Admits while the whole history of the next one fits beside what runs: by priority, then evenly between
- * tenants, then by arrival. Nobody overtakes one that waits for room; those that wait for another's prefill
- * of the same prefix stand aside. */
+ * tenants, then by arrival; a tenant that has more than its share gives way. Nobody overtakes one that waits
+ * for room; those that wait for another's prefill of the same prefix stand aside. */
 void sched__admit(struct scheduler *s, uint64_t now_us)
 {
     uint32_t deferred = 0;
     if (s->waiting.head) sched__cache_defer(s);
-    while (s->waiting.head && s->running.count < s->caps.sequences_max) {
+    else tenants_advance_all(s->tenants);
+    while (s->waiting.head) {
         struct sequence *q = sched__pick_waiting(s);
         if (!q) return;
-        if (s->running.head && (q->alone || s->running.head->alone)) return;
-        if (s->running.count > 0 && q->refused_at == s->freed + 1) return;
+        if ((no_place(s, q) || (s->running.count > 0 && q->refused_at == s->freed + 1)) &&
+            !sched__pick_victim(s, q))
+            return;
         if (sched__cache_waits(s, q)) {
             if (++deferred == DEFERRED_MAX) return;
             q->deferred = true;
             continue;
         }
-        sched__cache_take(s, q);
-        if (s->running.count > 0 && !has_room(s, q)) {
-            sched__cache_undo(s, q);
-            q->refused_at = s->freed + 1;
-            return;
-        }
+        if (!take_place(s, q)) return;
         sched__cache_admitted(s, q);
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
         q->running = true;
         if (!q->admitted_us) q->admitted_us = now_us;
-        tenants_charge(s->tenants, q->req.tenant, q->count - q->position);
+        sched__place_taken(s, q);
+        tenants_start(s->tenants, q->req.tenant);
         sched__list_insert(&s->running, q);
         ASSERT_CMP(s->draft_slots_free, >, 0);
         q->drew = false;
@@ -88,14 +133,15 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
 }
 
 /* Tokens of q's next run within `budget`: never ends where tokens go as a whole, never enters a picture that
- * is not encoded. 0 = none now; then *span_need is what the whole would take if only the budget stands in its
- * way, else 0. */
+ * is not encoded, never comes to a draw whose mask is not ready. 0 = none now; then *span_need is what the
+ * whole would take if only the budget stands in its way, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
-    uint32_t from = q->position, left = q->count - from;
+    uint32_t from = q->position, left = q->count - from - (q->mask != MASK_READY);
     uint32_t end = from + (left < budget ? left : budget);
     *span_need = 0;
+    if (q->mask == MASK_FAILED) return 0;
     for (uint32_t i = q->next_span; i < p->span_count; i++) {
         const struct prompt_span *im = &p->spans[i];
         if (im->begin > from ? im->begin >= end : end <= from) break;
@@ -103,7 +149,7 @@ static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *sp
         if (!sched__span_ready(q, i)) return begin > from ? begin - from : 0;
         if (end < im->whole_end) {
             if (begin > from) return begin - from;
-            *span_need = im->whole_end - from;
+            if (q->mask == MASK_READY || im->whole_end < q->count) *span_need = im->whole_end - from;
             return 0;
         }
     }
@@ -150,12 +196,12 @@ static void remove_run(struct scheduler *s, const struct sequence *q)
     }
 }
 
-/* Blocks for q's run; takes them from the youngest running sequences if it must. False: q itself had to go,
- * or memory for its table is missing. */
+/* Blocks for q's run; takes them from other running sequences if it must. False: q itself had to go, or
+ * memory for its table is missing. */
 static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     while (!sched__blocks_ensure(s, q, n)) {
-        struct sequence *victim = s->running.tail;
+        struct sequence *victim = sched__pick_victim(s, NULL);
         /* sched_submit lets nothing in that can't run alone in an empty arena. But a block of a sequence that
          * is gone, or of a chunk larger than it must be, may have stood between q's blocks: then these are
          * scattered over more slabs than they need. So q starts anew, alone. */
@@ -167,7 +213,7 @@ static bool make_room(struct scheduler *s, struct sequence *q, uint32_t n)
     return true;
 }
 
-/* Adds q's run of n tokens to the step. False: q had to give its blocks to older ones instead. */
+/* Adds q's run of n tokens to the step. False: q had to give its blocks to others instead. */
 static bool add_run(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     if (!make_room(s, q, n)) return false;
@@ -195,12 +241,15 @@ uint32_t sched__prefill_run(struct scheduler *s, struct sequence *q, uint32_t to
 static void plan_decodes(struct scheduler *s)
 {
     sched__guess(s);
-    for (struct sequence *q = s->running.head; q; q = q->next) {
+    for (struct sequence *q = s->running.head; q;) {
         if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
-        if (!sched__decodes(q)) continue;
+        if (q->run_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
+            q = q->next;
+            continue;
+        }
         while (q->proposed && !sched__blocks_free(s, q, 1 + q->proposed))
-            q->proposed--;                           /* others took them */
-        if (!add_run(s, q, 1 + q->proposed)) return; /* q was the youngest: nobody stands after it */
+            q->proposed--; /* others took them */
+        q = add_run(s, q, 1 + q->proposed) ? q->next : s->running.head;
     }
 }
 
@@ -217,7 +266,8 @@ static double prefill_budget(struct scheduler *s)
     if (step_cost_rows(&s->cost) < s->step_rows) s->step_rows = step_cost_rows(&s->cost);
     /* What a step costs before the first token is worth as much prefill at least: weights that are read for
      * one row serve more. */
-    double step = (double)s->opt.step_us, fixed = s->cost.us[STEP_FIXED];
+    double step = (double)s->opt.step_us * (sched__short_runs(s) ? SHORT_PART : 1),
+           fixed = s->cost.us[STEP_FIXED];
     double left = step - s->slice_us - fmax(step_cost_us(&s->cost, &l), fixed);
     left = fmax(left, fmax(step / PREFILL_PART, fixed));
     double full = rows * s->cost.us[STEP_ROWS]; /* so that what rows end is divided, too */
@@ -229,6 +279,7 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = q->proposed = 0;
+    sched__masks_prepare(s);
     /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes
      * stand back. */
     const struct sequence *wide = s->wide;

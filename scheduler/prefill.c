@@ -79,17 +79,23 @@ static double give(struct scheduler *s, struct prefill *c, double cost)
     return n ? run_cost(s, q->position, n, q->position + n == q->count) : 0;
 }
 
-/* One tenant's sequences share `cost`; the first of them came first. What they took. */
+static bool goes_before(const struct prefill *a, const struct prefill *b)
+{
+    return a->q->req.rank != b->q->req.rank ? a->q->req.rank < b->q->req.rank : a->left < b->left;
+}
+
+/* One tenant's sequences share `cost`; the first of the best rank came first. What they took. */
 static double serve(struct scheduler *s, uint64_t tenant, uint32_t n, double cost)
 {
-    struct prefill *oldest = s->prefills;
-    while (oldest->q->req.tenant != tenant) oldest++;
+    struct prefill *oldest = NULL;
+    for (struct prefill *c = s->prefills; c < s->prefills + n; c++)
+        if (c->q->req.tenant == tenant && (!oldest || c->q->req.rank < oldest->q->req.rank)) oldest = c;
     double used = 0, reserve = fmin(cost / OLDEST_PART, oldest->need);
     while (used < cost) {
         struct prefill *next = NULL;
         for (uint32_t i = 0; i < n; i++) {
             struct prefill *c = &s->prefills[i];
-            if (!c->done && c->q->req.tenant == tenant && (!next || c->left < next->left)) next = c;
+            if (!c->done && c->q->req.tenant == tenant && (!next || goes_before(c, next))) next = c;
         }
         if (!next) break;
         bool keep = next != oldest && !oldest->done;

@@ -19,10 +19,13 @@ static struct radix_view view_of(const struct sequence *q)
                                .salt = q->req.salt};
 }
 
-/* Log-probs of the prompt come from computing it. */
-static bool reads_cache(const struct scheduler *s, const struct sequence *q)
+/* Whether q may take tokens over, and how many. Log-probs of the prompt come from computing it; once it ran
+ * it may go on from what it computed. */
+static bool reads_cache(const struct scheduler *s, const struct sequence *q, uint32_t *most)
 {
-    return s->cache && !q->req.no_cache_read && q->req.sampling->prompt_logprobs == SAMPLING_NO_LOGPROBS;
+    bool scores = q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS;
+    *most = scores && q->scored < q->req.prompt->token_count ? q->scored - 1 : q->count - 1;
+    return s->cache && (q->resumed || !(q->req.no_cache_read || scores));
 }
 
 void sched__cache_admitted(struct scheduler *s, struct sequence *q)
@@ -95,7 +98,8 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
         return;
     }
     bool writes = !q->req.no_cache_write;
-    if (reads_cache(s, q) && !radix_match(s->cache, &v, q->count - 1, &hit))
+    uint32_t most;
+    if (reads_cache(s, q, &most) && !radix_match(s->cache, &v, most, &hit))
         hit = (struct radix_hit){.info = {.stop = CACHE_STOP_SALT}};
     if (writes && !radix_pin_hit(s->cache, &v, &hit, &q->pin)) hit.length = 0;
     if (hit.length && !take_blocks(s, q, &hit)) {
@@ -181,12 +185,14 @@ void sched__cache_defer(struct scheduler *s)
  * compute it twice. */
 bool sched__cache_waits(struct scheduler *s, struct sequence *q)
 {
-    if (!s->cache || !reads_cache(s, q)) return false;
+    uint32_t most, known = UINT32_MAX;
+    if (!reads_cache(s, q, &most)) return false;
     struct radix_view v = view_of(q);
-    uint32_t known = UINT32_MAX;
     for (struct sequence *r = s->running.head; r; r = r->next) {
         if (r->position >= r->req.prompt->token_count || !r->pin.node) continue;
-        if (r->req.priority > q->req.priority) continue; /* its prefill stands back for others, q need not */
+        if (r->req.priority > q->req.priority ||
+            (r->req.tenant == q->req.tenant && r->req.rank > q->req.rank))
+            continue; /* its prefill stands back for others, q need not */
         struct radix_view w = view_of(r);
         uint32_t limit =
                      r->req.prompt->token_count < q->count - 1 ? r->req.prompt->token_count : q->count - 1,
@@ -196,7 +202,7 @@ bool sched__cache_waits(struct scheduler *s, struct sequence *q)
         if (common <= r->position) continue;
         if (known == UINT32_MAX) {
             struct radix_hit hit;
-            known = radix_match(s->cache, &v, q->count - 1, &hit) ? hit.length : 0;
+            known = radix_match(s->cache, &v, most, &hit) ? hit.length : 0;
         }
         if (common < known + s->caps.block_tokens) continue;
         q->waits = true;

@@ -9,15 +9,18 @@
 
 struct tenant {
     uint64_t id, time;
-    uint32_t live;  /* sequences; 0: kept for its debt, or free */
-    uint32_t chain; /* next of the bucket, or next free one */
+    uint64_t served;  /* tokens since it has live sequences */
+    uint32_t live;    /* sequences; 0: kept for its debt, or free */
+    uint32_t running; /* of these */
+    uint32_t chain;   /* next of the bucket, or next free one */
 };
 
 struct tenants {
-    uint64_t seed, clock;
+    uint64_t seed, clock, latest; /* latest: the largest time */
     uint32_t cap, bucket_mask;
-    uint32_t used;  /* entries in the table */
-    uint32_t fresh; /* entries [fresh, cap) were never used */
+    uint32_t used;   /* entries in the table */
+    uint32_t active; /* of which have live sequences */
+    uint32_t fresh;  /* entries [fresh, cap) were never used */
     uint32_t free_head;
     uint32_t live, live_max; /* sequences of all tenants */
     struct tenant *all;      /* [cap] */
@@ -37,7 +40,7 @@ static void forget_all(struct tenants *t)
     for (uint32_t i = 0; i <= t->bucket_mask; i++) t->buckets[i] = NONE;
     t->used = t->fresh = 0;
     t->free_head = NONE;
-    t->clock = 0;
+    t->clock = t->latest = 0;
 }
 
 enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **out, struct err *err)
@@ -121,15 +124,18 @@ void tenants_enter(struct tenants *t, uint64_t id)
     ASSERT_CMP(t->live, <, t->live_max);
     struct tenant *x = find(t, id);
     if (!x) x = add(t, id);
-    x->live++;
+    if (x->live++ == 0) {
+        x->served = 0;
+        t->active++;
+    }
     t->live++;
 }
 
 void tenants_leave(struct tenants *t, uint64_t id)
 {
     struct tenant *x = find(t, id);
-    ASSERT(x && x->live > 0);
-    x->live--;
+    ASSERT(x && x->live > x->running);
+    t->active -= --x->live == 0;
     if (--t->live == 0) forget_all(t);
     else if (x->live == 0 && x->time <= t->clock) drop(t, x);
 }
@@ -139,6 +145,22 @@ void tenants_charge(struct tenants *t, uint64_t id, uint64_t tokens)
     struct tenant *x = find(t, id);
     ASSERT(x && x->live > 0);
     x->time = tokens + (x->time > t->clock ? x->time : t->clock);
+    x->served += tokens;
+    if (x->time > t->latest) t->latest = x->time;
+}
+
+void tenants_start(struct tenants *t, uint64_t id)
+{
+    struct tenant *x = find(t, id);
+    ASSERT(x && x->live > x->running);
+    x->running++;
+}
+
+void tenants_stop(struct tenants *t, uint64_t id)
+{
+    struct tenant *x = find(t, id);
+    ASSERT(x && x->running > 0);
+    x->running--;
 }
 
 uint64_t tenants_time(const struct tenants *t, uint64_t id)
@@ -152,6 +174,11 @@ void tenants_advance(struct tenants *t, uint64_t time)
     if (time > t->clock) t->clock = time;
 }
 
+void tenants_advance_all(struct tenants *t)
+{
+    tenants_advance(t, t->latest);
+}
+
 uint64_t tenants_clock(const struct tenants *t)
 {
     return t->clock;
@@ -163,6 +190,23 @@ uint32_t tenants_live(const struct tenants *t, uint64_t id)
     return x ? x->live : 0;
 }
 
+uint32_t tenants_running(const struct tenants *t, uint64_t id)
+{
+    const struct tenant *x = find(t, id);
+    return x ? x->running : 0;
+}
+
+uint64_t tenants_served(const struct tenants *t, uint64_t id)
+{
+    const struct tenant *x = find(t, id);
+    return x ? x->served : 0;
+}
+
+uint32_t tenants_active(const struct tenants *t)
+{
+    return t->active;
+}
+
 uint32_t tenants_count(const struct tenants *t)
 {
     return t->used;
@@ -170,13 +214,16 @@ uint32_t tenants_count(const struct tenants *t)
 
 void tenants_check(const struct tenants *t)
 {
-    uint32_t used = 0, live = 0, unused = 0;
+    uint32_t used = 0, live = 0, active = 0, unused = 0;
     for (uint32_t b = 0; b <= t->bucket_mask; b++) {
         for (uint32_t i = t->buckets[b]; i != NONE; i = t->all[i].chain, used++) {
             ASSERT_CMP(i, <, t->fresh);
             ASSERT_CMP(bucket_of(t, t->all[i].id) - t->buckets, ==, b);
             ASSERT(find(t, t->all[i].id) == &t->all[i]);
+            ASSERT_CMP(t->all[i].running, <=, t->all[i].live);
+            ASSERT_CMP(t->all[i].time, <=, t->latest > t->clock ? t->latest : t->clock);
             live += t->all[i].live;
+            active += t->all[i].live > 0;
         }
     }
     for (uint32_t i = t->free_head; i != NONE; i = t->all[i].chain) unused++;
@@ -184,5 +231,6 @@ void tenants_check(const struct tenants *t)
     ASSERT_CMP(used + unused, ==, t->fresh);
     ASSERT_CMP(t->fresh, <=, t->cap);
     ASSERT_CMP(live, ==, t->live);
+    ASSERT_CMP(active, ==, t->active);
     ASSERT_CMP(live, <=, t->live_max);
 }

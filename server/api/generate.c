@@ -9,7 +9,8 @@
 static void generate_done(struct request *r)
 {
     request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
-    gen_submit(r);
+    if (r->gen->compile && !r->answer.error.http) gen_compile(r, gen_submit);
+    else gen_submit(r);
 }
 
 static enum status generate_read(struct request *r)

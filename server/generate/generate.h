@@ -199,11 +199,16 @@ struct gen_picture {
 struct gen {
     struct request *r;
     enum gen_kind kind;
-    const struct dialect *dialect; /* NULL: OpenAI's */
-    void *dialect_state;           /* the dialect's own; one block of malloc, owned */
-    size_t dialect_kept;           /* bytes of the body, or made of it, that it keeps until the end */
-    json_t *root;                  /* the body, until gen_read_end: then the request's id in it */
-    struct grammar *grammar;       /* what constrains the answers; NULL: nothing. Owned */
+    const struct dialect *dialect;     /* NULL: OpenAI's */
+    void *dialect_state;               /* the dialect's own; one block of malloc, owned */
+    size_t dialect_kept;               /* bytes of the body, or made of it, that it keeps until the end */
+    json_t *root;                      /* the body, until gen_read_end: then the request's id in it */
+    struct grammar *grammar;           /* what constrains the answers; NULL: nothing. Owned */
+    const struct grammar_vocab *vocab; /* with it: the model's tokens */
+    json_t *compile;   /* what it is to be compiled from, with all that the body had of it; owned, as */
+    char *compile_key; /* its text. NULL: there is nothing to compile */
+    bool compile_waits;
+    uint64_t compile_us; /* since when */
     struct gen_params p;
     /* what else the prompt of a chat is made of; owned, until gen_read_end */
     struct chat_messages messages;         /* also of a prompt that is a list of parts */
@@ -281,11 +286,25 @@ struct format_paths {
     const char *format, *type, *name, *strict;
 };
 enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths);
-/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar. After
- * the prompt is built. */
+/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar, if it
+ * was compiled before, else g->compile. After the prompt is built. */
 enum status gen_constraint_make(struct gen *g);
+/* Worker, with memory reserved: g->compile -> g->grammar. r->answer.error on failure. */
+enum status gen_constraint_compile(struct gen *g);
+void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
+/* The field that asked for the constraint. */
+const char *gen_constraint_param(const struct gen *g);
+/* Why the matcher of a choice has failed, as a message; the error's code. */
+const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap);
+extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);
+
+/* generate/compile.c (loop): compiles g->compile on a worker, then calls done. So few at a time that workers
+ * are left for everything else; the others wait, also for memory (--grammar-memory), in the order of their
+ * coming. */
+void gen_compile(struct request *r, void (*done)(struct request *r));
+void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
 
 /* generate/tools.c (worker): the fields of a chat -> g->tools, g->p.call_form. */
 enum status gen_parse_tools(struct gen *g, json_t *root);

@@ -30,6 +30,7 @@ struct exchange {
     size_t body_kept;      /* bytes of encoded pictures that outlive the body: they count among the server's
                               body_bytes */
     bool has_key, one_key; /* came with a valid API key; the server knows no other */
+    bool may_precede;      /* its `priority` counts before other tenants' requests */
     uint8_t key[32];       /* its SHA-256 */
     uint64_t arrived_us;   /* monotonic */
     int64_t created;       /* Unix seconds */

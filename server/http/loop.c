@@ -4,6 +4,7 @@
 #include "config/base/assert.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
+#include "config/base/work_lock.h"
 #include "engine/families/families.h"
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -293,6 +294,11 @@ static void wake_loop(void *arg)
     uv_async_send(&((struct server *)arg)->wake);
 }
 
+static void wake_engine(void *arg)
+{
+    sched_wake(((struct server *)arg)->loading.sched);
+}
+
 #ifdef KVASIR_FAULTS
 /* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
 static enum status test_mutation(uint32_t *out, struct err *err)
@@ -559,6 +565,7 @@ static void wake_event(uv_async_t *a)
     if (!s->model) return;
     gen_events(s);
     gen_remote_done(s);
+    gen_compile_next(s);
     requests_poll(s);
     mhd_pump(s);
 }
@@ -665,6 +672,7 @@ static void tick_event(uv_timer_t *t)
         conn_unstick(s);
     }
     failed_check(s, now);
+    gen_compile_next(s);
     requests_poll(s);
     if (s->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = s->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
@@ -764,6 +772,7 @@ static void server_end(struct server *s)
     uv_walk(&s->loop, handle_close, NULL);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
+    grammars_stop(s->grammars);
     model_free(&s->loading);
 }
 
@@ -796,8 +805,10 @@ int server_run(const struct options *opt, char *model_dir)
     s->responses = response_store_create(opt->response_store);
     signal(SIGPIPE, SIG_IGN);
     enum status st = ST_OK;
-    if (!s->model_name || !s->metrics || !s->aliases || !s->responses || grammars_create(&s->grammars))
+    if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
+        grammars_create(opt->grammar_memory, wake_engine, s, &s->grammars))
         st = err_set(&err, ST_NOMEM, "out of memory");
+    if (!st) s->grammar_memory = grammars_memory(s->grammars);
     if (!st && opt->api_key_file) {
         s->auth = auth_load(opt->api_key_file, &err);
         if (!s->auth) st = ST_INVALID;
@@ -818,6 +829,7 @@ int server_run(const struct options *opt, char *model_dir)
         (void)log_print(STDERR_FILENO, "kvasir: can't start a thread\n");
         return 1;
     }
+    work_lock_never();
     mhd_pump(s);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     server_end(s);

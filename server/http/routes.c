@@ -85,10 +85,26 @@ static const struct route *route_find(const char *path, size_t len)
 
 /* ---- keys ---- */
 
+struct auth_key {
+    unsigned char digest[crypto_hash_sha256_BYTES];
+    bool may_precede;
+};
+
 struct auth {
     size_t count;
-    unsigned char (*digests)[crypto_hash_sha256_BYTES];
+    struct auth_key *keys;
 };
+
+/* A line "KEY" or "KEY priority" without its end. */
+static bool key_line(const char *line, size_t n, struct auth_key *key)
+{
+    static const char mark[] = "priority";
+    size_t end = strcspn(line, " \t"), at = end + strspn(line + end, " \t");
+    if (end > n) end = n;
+    key->may_precede = end < n;
+    crypto_hash_sha256(key->digest, (const unsigned char *)line, (unsigned long long)end);
+    return end && (end == n || (n - at == sizeof mark - 1 && memcmp(line + at, mark, sizeof mark - 1) == 0));
+}
 
 struct auth *auth_load(const char *file, struct err *err)
 {
@@ -101,33 +117,35 @@ struct auth *auth_load(const char *file, struct err *err)
         return NULL;
     }
     char *line = NULL;
-    size_t cap = 0;
+    size_t cap = 0, number = 0;
     ssize_t n;
-    bool ok = true;
-    while (ok && (n = getline(&line, &cap, f)) >= 0) {
-        while (n && (line[n - 1] == '\n' || line[n - 1] == '\r' || line[n - 1] == ' ')) n--;
+    enum status st = ST_OK;
+    while (!st && (n = getline(&line, &cap, f)) >= 0) {
+        number++;
+        while (n && strchr("\n\r \t", line[n - 1])) n--;
         if (!n || line[0] == '#') continue;
-        void *grown = realloc(a->digests, (a->count + 1) * sizeof *a->digests);
-        ok = grown != NULL;
-        if (!ok) break;
-        a->digests = grown;
-        crypto_hash_sha256(a->digests[a->count++], (const unsigned char *)line, (unsigned long long)n);
+        struct auth_key *grown = realloc(a->keys, (a->count + 1) * sizeof *a->keys);
+        if (grown) a->keys = grown;
+        if (!grown) st = err_set(err, ST_NOMEM, "--api-key-file %s: out of memory", file);
+        else if (!key_line(line, (size_t)n, &a->keys[a->count++]))
+            st = err_set(err, ST_INVALID,
+                         "--api-key-file %s, line %zu: after a key there may be a space and the word "
+                         "\"priority\", nothing else",
+                         file, number);
     }
+    if (!st && !a->count) st = err_set(err, ST_INVALID, "--api-key-file %s: holds no key", file);
     if (line) sodium_memzero(line, cap);
     free(line);
     fclose(f);
-    if (!ok || !a->count) {
-        (void)err_set(err, ST_INVALID, "--api-key-file %s: %s", file, ok ? "holds no key" : "out of memory");
-        auth_free(a);
-        return NULL;
-    }
-    return a;
+    if (!st) return a;
+    auth_free(a);
+    return NULL;
 }
 
 void auth_free(struct auth *a)
 {
     if (!a) return;
-    free(a->digests);
+    free(a->keys);
     free(a);
 }
 
@@ -135,18 +153,21 @@ static bool key_ok(struct request *r, const struct auth *a, const char *key)
 {
     unsigned char digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256(digest, (const unsigned char *)key, strlen(key));
-    int found = 0; /* every key is compared, so that time tells nothing */
-    for (size_t i = 0; i < a->count; i++) found |= sodium_memcmp(digest, a->digests[i], sizeof digest) == 0;
-    if (!found) return false;
+    size_t found = a->count; /* every key is compared, so that time tells nothing */
+    for (size_t i = 0; i < a->count; i++)
+        if (sodium_memcmp(digest, a->keys[i].digest, sizeof digest) == 0) found = i;
+    if (found == a->count) return false;
     memcpy(r->http.key, digest, sizeof r->http.key);
     r->http.has_key = true;
     r->http.one_key = a->count == 1;
+    r->http.may_precede = a->keys[found].may_precede;
     return true;
 }
 
 static bool authorised(struct request *r)
 {
     const struct auth *a = r->srv->auth;
+    r->http.may_precede = !a;
     if (!a) return true;
     const char *v = exchange_header(&r->http, "Authorization");
     if (v && strncasecmp(v, "Bearer ", 7) == 0) {

@@ -4,7 +4,6 @@ Numbers like T9 are rows of the list of failures elsewhere that these tests hold
 import base64
 import json
 import os
-import select
 import sys
 import tempfile
 import threading
@@ -559,42 +558,6 @@ def test_timeout():
             s.stop()
 
 
-def test_fair():
-    """One sequence at a time: a second user's single request does not wait for all that the first one has sent, and priority goes before both."""
-    s = Server(BINARY, endless(DEMO), "--max-sequences", "1")
-
-    def send(name, **fields):
-        """A stream that holds the place that it is given until it is closed."""
-        c = s.connect()
-        body = {"messages": [turn("user", "count " + name)], "max_tokens": ENDLESS, "ignore_eos": True, "stream": True, **fields}
-        c.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
-        return c
-
-    try:
-        for late, overtakes in (({"user": "a"}, False), ({"user": "b"}, True), ({"user": "a", "priority": -1}, True)):
-            first = send("first", user="a", stream=False)  # of a stream that nobody reads so much may wait, then it is ended
-            check.true("the first one runs", wait_until(lambda: s.held()[1:] == (1, 0)), s.held())
-            waiting = {}
-            for name in [str(i) for i in range(9)] + ["late"]:
-                waiting[name] = send(name, **(late if name == "late" else {"user": "a"}))
-                check.true(f"{name} waits", wait_until(lambda: s.held()[1:] == (1, len(waiting))), s.held())
-            order, running = [], first
-            while waiting:
-                running.close()
-                sockets = {c.sock: name for name, c in waiting.items()}
-                begun = [sockets[x] for x in select.select(list(sockets), [], [], 120)[0]]
-                if not check.equal(f"{late}: one begins", len(begun), 1):
-                    break
-                order += begun
-                running = waiting.pop(begun[0])
-            running.close()
-            behind = len(order) - 1 - order.index("late")
-            check.true(f"{late}: {'overtakes' if overtakes else 'waits'}", behind >= 8 if overtakes else behind == 0, order)
-            check.true("all are gone", wait_until(lambda: s.held() == (0, 0, 0)), s.held())
-    finally:
-        s.stop()
-
-
 def test_small_arena():
     """Hardly room for two conversations: eviction and preemption all the time, and every answer is the one of a server with room."""
     small, large = Server(BINARY, DEMO, "--kv-memory", "2M"), Server(BINARY, DEMO)
@@ -628,7 +591,7 @@ if __name__ == "__main__":
     BINARY, DEMO = args.binary, args.demo
     shared = [test_twice, test_completions, test_same_picture, test_other_picture, test_growing, test_named, test_salt, test_pixels_on_demand, test_concurrent,
               test_metrics, test_reset]
-    alone = [test_off, test_scope, test_admin, test_timeout, test_fair, test_small_arena]
+    alone = [test_off, test_scope, test_admin, test_timeout, test_small_arena]
     wanted = [t for t in shared if not args.only or t.__name__ in args.only]
     if wanted:
         server = Server(BINARY, DEMO)

@@ -695,8 +695,9 @@ static void test_random_load(void **state)
         simulate(first_seed + i, request_count, false, &sound, &t);
     }
     print_totals(&t);
-    if (seed_count < 20) return; /* one seed, looked at */
-    for (int i = 0; i < SEQ_ENDS; i++) assert_true(t.ended[i] > 0);
+    if (seed_count < 20) return;             /* one seed, looked at */
+    for (int i = 0; i < END_CONSTRAINT; i++) /* constraints: test_fuzz_cache */
+        assert_true(t.ended[i] > 0);
     assert_true(t.preemptions > 0 && t.refused > 0 && t.resets > 0);
     if (seed_count >= 60) assert_true(t.resumed > 0);
     assert_true(t.hits > 0 && t.copies > 0 && t.evictions > 0 && t.waits > 0);
@@ -1057,6 +1058,241 @@ static void test_tenants_share_evenly(void **state)
     desk_close(&d);
 }
 
+/* ---- shares ---- */
+
+/* Tenant 1 and some others always have more to do than there are places; light tenants send a short request
+ * now and then. */
+enum { GUESTS = 400, GUEST_TOKENS = 8, TURN = 32 };
+struct guest {
+    struct prompt p;
+    struct sampling_params sampling;
+    struct sched_sequence q;
+    uint32_t tokens[CONTEXT];
+    uint64_t came, began, before; /* steps; before: what others who are light may take first */
+    bool light, below, live;      /* below: its tenant has had less than its share */
+};
+struct hall {
+    struct engine e;
+    struct scheduler *s;
+    struct guest *guests; /* [GUESTS] */
+    uint32_t count, live, places;
+    uint64_t steps, useful; /* tokens that have to be computed */
+    uint64_t served[51];    /* tokens by tenant */
+};
+static struct hall *hall;
+static void hall_run(const struct engine_run *r)
+{
+    struct guest *g =
+        (struct guest *)(void *)((char *)(uintptr_t)r->sampling - offsetof(struct guest, sampling));
+    if (!g->began) g->began = hall->steps;
+    hall->served[g->q.tenant] += r->count;
+}
+static void hall_open(struct hall *h, uint32_t places, bool small)
+{
+    memset(h, 0, sizeof *h);
+    hall = h;
+    h->places = places;
+    h->guests = calloc(GUESTS, sizeof *h->guests);
+    h->e.vocab = VOCAB;
+    h->e.eos = EOS;
+    h->e.on_run = hall_run;
+    h->e.takes.fixed = 20000;
+    h->e.takes.row = 1000;
+    h->e.caps = (struct engine_caps){.group_count = 2,
+                                     .block_tokens = 16,
+                                     .context_max = CONTEXT,
+                                     .span_tokens_max = 16,
+                                     .sequences_max = places,
+                                     .batch_tokens_max = 512 + places};
+    h->e.caps.groups[0] = (struct engine_kv_group){.layers = 1, .block_units = 1};
+    h->e.caps.groups[1] = (struct engine_kv_group){.layers = 1, .block_units = 1, .window = 64};
+    /* A block of each group per 16 tokens; small: for the half of what runs. */
+    h->e.caps.arena_units = small ? CONTEXT / 16 * (places + 4) : CONTEXT / 8 * (3ull * places + 60);
+    fake_open(&h->e, true);
+    struct sched_options opt = {.hash_seed = 1};
+    struct err err;
+    ASSERT(sched_create(&h->e, &opt, &h->s, &err) == ST_OK);
+}
+static void hall_close(struct hall *h)
+{
+    sched_destroy(h->s);
+    fake_close(&h->e);
+    free(h->guests);
+}
+static struct guest *hall_send(struct hall *h, uint64_t tenant, uint32_t prompt, uint32_t answer, bool light)
+{
+    struct guest *g = &h->guests[h->count++];
+    ASSERT_CMP(h->count, <=, GUESTS);
+    fill_tokens(g->tokens, prompt, 5000 + h->count);
+    g->p = (struct prompt){.tokens = g->tokens, .token_count = prompt};
+    g->sampling = plain;
+    g->q = (struct sched_sequence){.prompt = &g->p,
+                                   .sampling = &g->sampling,
+                                   .tokens_max = answer,
+                                   .ignore_eos = true,
+                                   .tenant = tenant,
+                                   .user = g};
+    g->came = h->steps;
+    g->light = light;
+    g->live = true;
+    struct err err;
+    struct seq_id id;
+    ASSERT(sched_submit(h->s, &g->q, &id, &err) == ST_OK);
+    h->live++;
+    h->useful += prompt + answer - 1;
+    return g;
+}
+static void hall_step(struct hall *h)
+{
+    struct sched_event ev;
+    h->steps++;
+    sched_step(h->s, h->steps);
+    if (h->steps % 256 == 0) sched_check(h->s);
+    while (sched_poll(h->s, &ev)) {
+        if (ev.kind != EV_END) continue;
+        ASSERT(ev.end == END_LENGTH);
+        ((struct guest *)ev.user)->live = false;
+        h->live--;
+    }
+}
+/* What the light ones that wait or run take at most before another one: each a step for its prompt, one per
+ * token, and one in which it gives its place. */
+static uint64_t hall_light_work(const struct hall *h)
+{
+    uint64_t steps = 0;
+    for (uint32_t i = 0; i < h->count; i++)
+        if (h->guests[i].live && h->guests[i].light) steps += h->guests[i].q.tokens_max + 2;
+    return steps;
+}
+
+/* `heavy` tenants want everything; of `tenants` the others are light. one: all are the same tenant. */
+static void hall_fill(struct hall *h, uint32_t tenants, uint32_t heavy, uint32_t light_every, bool one)
+{
+    uint32_t next = heavy;
+    for (uint32_t i = 0; i < 2 * h->places + 2 * heavy + 10; i++)
+        hall_send(h, one ? 1 : 1 + i % heavy, 100 + rnd(150), 60 + rnd(60), false);
+    for (uint32_t step = 0; h->live > 0; step++) {
+        hall_step(h);
+        if (step < 50 || heavy == tenants || rnd(light_every) || h->live < h->places || h->count == GUESTS)
+            continue;
+        next = next + 1 < tenants ? next + 1 : heavy;
+        bool again = false;
+        uint64_t recent = 0, before = hall_light_work(h);
+        for (uint32_t i = 0; i < h->count; i++) {
+            const struct guest *g = &h->guests[i];
+            if (g->q.tenant != next + 1) continue;
+            again |= g->live;
+            if (g->came + 4ull * tenants * TURN > h->steps) recent += g->p.token_count + g->q.tokens_max;
+        }
+        if (again) continue;
+        struct guest *g = hall_send(h, one ? 1 : next + 1, 1 + rnd(GUEST_TOKENS), 1 + rnd(5), true);
+        g->before = before;
+        g->below = recent < TURN;
+    }
+}
+
+/* A request of a tenant that has less than its share starts within two steps, whatever others have sent and
+ * however many may run; those that want more places than there are light ones in front of them wait for
+ * these. All together take no longer than as one tenant, whose sequences nobody preempts. */
+static void test_light_tenants_start_at_once(void **state)
+{
+    (void)state;
+    static const uint32_t places_of[] = {1, 1, 2, 3, 8, 16, 50};
+    static struct hall h;
+    double us[2] = {0};
+    uint64_t rows = 0, useful = 0, longest = 0, lights = 0, preemptions = 0;
+    for (uint32_t i = 0; i < seed_count; i++) {
+        current_seed = first_seed + i;
+        for (int one = 0; one < 2; one++) {
+            rng_state = fake_mix(current_seed);
+            uint32_t places = places_of[current_seed % 7], tenants = 2 + rnd(49),
+                     heavy = 1 + (rnd(2) ? rnd(tenants) : 0);
+            hall_open(&h, places, false);
+            hall_fill(&h, tenants, heavy, 10 + rnd(20), one);
+            for (uint32_t k = 0; k < h.count && !one; k++) {
+                const struct guest *g = &h.guests[k];
+                if (!g->below) continue;
+                uint64_t waited = g->began - g->came;
+                if (waited > 2 + (tenants > places ? g->before : 0))
+                    fail_msg("seed %llu: %u places, %u tenants: waits %llu steps, others take %llu",
+                             ull(current_seed), places, tenants, ull(waited), ull(g->before));
+                if (waited > longest + g->before) longest = waited - g->before;
+                lights++;
+            }
+            struct sched_stats st;
+            sched_stats(h.s, &st);
+            if (!one) preemptions += st.preemptions;
+            else assert_int_equal(st.preemptions, 0);
+            us[one] += h.e.clock_us;
+            if (!one) rows += h.e.rows;
+            if (!one) useful += h.useful;
+            hall_close(&h);
+        }
+    }
+    printf("%llu light requests wait %llu steps at most beside others of their kind; %llu preemptions; "
+           "%llu rows for %llu tokens; %.1f s, as one tenant %.1f s\n",
+           ull(lights), ull(longest), ull(preemptions), ull(rows), ull(useful), us[0] / 1e6, us[1] / 1e6);
+    assert_true(0.97 * (double)rows <= (double)useful && 0.97 * us[0] <= us[1]);
+    if (seed_count >= 20) assert_true(lights > 100 && preemptions > 100);
+}
+
+/* Who comes later gets its part of the places at once, all of it, and gives it back when it is done. */
+static void test_places_are_divided(void **state)
+{
+    (void)state;
+    enum { PLACES = 24, TENANTS = 4 };
+    static struct hall h;
+    struct sched_stats st;
+    hall_open(&h, PLACES, false);
+    for (uint32_t t = 1; t <= TENANTS; t++) {
+        for (uint32_t i = 0; i < 2 * PLACES; i++) hall_send(&h, t, 10, 80 + 50 * (TENANTS - t), false);
+        for (uint32_t i = 0; i < 2; i++) hall_step(&h);
+        uint32_t begun[TENANTS + 1] = {0};
+        for (uint32_t i = 0; i < h.count; i++) begun[h.guests[i].q.tenant] += h.guests[i].began > 0;
+        assert_int_equal(begun[t], PLACES / t);
+        sched_stats(h.s, &st);
+        assert_int_equal(st.running, PLACES);
+    }
+    while (h.live > 0) hall_step(&h);
+    assert_true(0.97 * (double)h.e.rows <= (double)h.useful);
+    hall_close(&h);
+}
+
+/* More tenants than places, each with one long request: they take turns, and none is ever served more than
+ * two turns more than another. Where the arena holds less than all of them, turns are longer, but still
+ * nearly all work is done once. */
+static void test_tenants_take_turns(void **state)
+{
+    (void)state;
+    enum { EACH = 6 };
+    static struct hall h;
+    double us[2] = {0};
+    for (uint32_t tenants = 2; tenants <= 50; tenants += 16) {
+        for (uint32_t places = 1; places < tenants; places = 4 * places + 1) {
+            for (int k = 0; k < 3; k++) {
+                bool small = k > 0, one = k > 1;
+                hall_open(&h, places, small);
+                for (uint32_t i = 0; i < EACH * tenants; i++)
+                    hall_send(&h, one ? 1 : 1 + i % tenants, 60, 300, false);
+                while (h.live == EACH * tenants) hall_step(&h);
+                uint64_t least = UINT64_MAX, most = 0;
+                for (uint32_t i = 1; i <= tenants; i++) {
+                    least = h.served[i] < least ? h.served[i] : least;
+                    most = h.served[i] > most ? h.served[i] : most;
+                }
+                if (!small && most > least + 60 + 2 * TURN)
+                    fail_msg("%u tenants, %u places: from %llu to %llu tokens", tenants, places, ull(least),
+                             ull(most));
+                while (h.live > 0) hall_step(&h);
+                if (small) us[one] += h.e.clock_us;
+                hall_close(&h);
+            }
+        }
+    }
+    printf("with little memory: %.1f s, as one tenant %.1f s\n", us[0] / 1e6, us[1] / 1e6);
+    assert_true(0.97 * us[0] <= us[1]);
+}
+
 static void test_blocks_move_between_groups(void **state)
 {
     (void)state;
@@ -1112,6 +1348,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_full_hit_never_asks_for_pixels),
         cmocka_unit_test(test_salt_isolates),
         cmocka_unit_test(test_tenants_share_evenly),
+        cmocka_unit_test(test_light_tenants_start_at_once),
+        cmocka_unit_test(test_places_are_divided),
+        cmocka_unit_test(test_tenants_take_turns),
         cmocka_unit_test(test_random_load),
         cmocka_unit_test(test_refused_guesses_leave_no_trace),
         cmocka_unit_test(test_barely_one_context),

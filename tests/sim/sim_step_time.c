@@ -6,6 +6,7 @@
 #include "config/base/log.h"
 #include "scheduler/scheduler.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -342,13 +343,38 @@ static void test_picture_beside_stream(void **state)
     world_close(&w);
 }
 
+/* 128 long prompts of one tenant, more than run at once; another one's 5 tokens take half a second beside
+ * them. All together take no longer than as one tenant. */
+static void test_few_tokens_beside_a_crowd(void **state)
+{
+    (void)state;
+    enum { CROWD = 128, SHORTS = 40 };
+    static struct world w;
+    double ends[2] = {0}, longest = 0;
+    for (int one = 0; one < 2; one++) {
+        world_open(&w, 64, 10);
+        struct job *shorts[SHORTS];
+        for (uint32_t i = 0; i < CROWD; i++) add(&w, 0, 3900, 20, 0, 1);
+        for (uint32_t i = 0; i < SHORTS; i++) shorts[i] = add(&w, 1e6 + 10.03e6 * i, 5, 5, 0, one ? 1 : 2);
+        run(&w);
+        for (uint32_t i = 0; i < w.count; i++) ends[one] = fmax(ends[one], w.jobs[i].ends);
+        for (uint32_t i = 0; i < SHORTS && !one; i++)
+            longest = fmax(longest, shorts[i]->ends - shorts[i]->arrives);
+        world_close(&w);
+    }
+    printf("5 tokens beside a crowd: %.0f ms; all in %.1f s, as one tenant %.1f s\n", longest / 1e3,
+           ends[0] / 1e6, ends[1] / 1e6);
+    assert_true(longest <= 5 * STEP_US && 0.97 * ends[0] <= ends[1]);
+}
+
 int main(void)
 {
     log_set_level((enum log_level) - 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_short_beside_long),     cmocka_unit_test(test_mixed_load),
-        cmocka_unit_test(test_tenants_share_time),    cmocka_unit_test(test_long_prompt_ends),
-        cmocka_unit_test(test_picture_beside_stream), cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_short_beside_long),         cmocka_unit_test(test_mixed_load),
+        cmocka_unit_test(test_tenants_share_time),        cmocka_unit_test(test_long_prompt_ends),
+        cmocka_unit_test(test_picture_beside_stream),     cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_few_tokens_beside_a_crowd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

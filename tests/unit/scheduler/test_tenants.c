@@ -41,6 +41,10 @@ static void test_times(void **state)
     assert_int_equal(tenants_time(t, 1), 500);
     assert_int_equal(tenants_time(t, 0), 0);
     assert_int_equal(tenants_live(t, 1), 2);
+    assert_int_equal(tenants_active(t), 2);
+    tenants_start(t, 1);
+    assert_int_equal(tenants_running(t, 1), 1);
+    assert_int_equal(tenants_served(t, 1), 500);
     tenants_advance(t, 300);
     assert_int_equal(tenants_time(t, 0), 300); /* the clock is a floor: waiting behind others earns nothing */
     assert_int_equal(tenants_time(t, 77), 300);
@@ -48,6 +52,8 @@ static void test_times(void **state)
     assert_int_equal(tenants_clock(t), 300); /* never back */
     tenants_charge(t, 0, 1);
     assert_int_equal(tenants_time(t, 0), 301);
+    tenants_advance_all(t);
+    assert_int_equal(tenants_clock(t), 500);
     tenants_leave(t, 1);
     assert_int_equal(tenants_live(t, 1), 1);
     tenants_check(t);
@@ -148,8 +154,19 @@ static struct sequence *admit(struct bed *b)
     struct sequence *q = sched__pick_waiting(&b->s);
     if (!q) return NULL;
     sched__list_remove(&b->s.waiting, q);
-    tenants_charge(b->s.tenants, q->req.tenant, q->count);
+    sched__place_taken(&b->s, q);
     return q;
+}
+/* It computes so many tokens. */
+static void serve(struct bed *b, struct sequence *q, uint32_t tokens)
+{
+    q->position += tokens;
+    sched__served(&b->s, q);
+}
+static void run(struct bed *b, struct sequence *q)
+{
+    sched__list_insert(&b->s.running, q);
+    tenants_start(b->s.tenants, q->req.tenant);
 }
 
 static void test_pick(void **state)
@@ -158,35 +175,88 @@ static void test_pick(void **state)
     struct bed *b = bed_make();
     assert_null(sched__pick_waiting(&b->s));
     struct sequence *late = submit(b, 5, 1, 10), *a1 = submit(b, 1, 0, 100), *a2 = submit(b, 1, 0, 100),
-                    *b1 = submit(b, 2, 0, 30), *b2 = submit(b, 2, 0, 100), *c1 = submit(b, 0, 0, 40),
-                    *first = submit(b, 1, -1, 5);
-    assert_ptr_equal(admit(b), first); /* priority before everything; tenant 1 pays for it */
-    assert_ptr_equal(admit(b), b1);    /* 2 and 0 are equal: who came first */
-    assert_ptr_equal(admit(b), c1);
-    assert_ptr_equal(admit(b), a1); /* 5 against 30 and 40 */
-    a2->resumed = true;             /* it ran before: on with it, whoever got less */
-    assert_ptr_equal(admit(b), a2);
-    assert_ptr_equal(admit(b), b2);
-    assert_ptr_equal(admit(b), late);
+                    *b1 = submit(b, 2, 0, 80), *b2 = submit(b, 2, 0, 100), *c1 = submit(b, 0, 0, 90),
+                    *first = submit(b, 1, -1, 50);
+    struct sequence *order[] = {first, b1, c1, a1, b2, a2, late};
+    /* Priority before everything, and tenant 1 pays for it; 2 and 0 are equal: who came first; then 50
+     * against 80 and 90; then 80 against 150. */
+    for (uint32_t i = 0; i < 7; i++) {
+        assert_ptr_equal(admit(b), order[i]);
+        serve(b, order[i], order[i]->count);
+    }
     assert_null(admit(b));
     bed_free(b);
 }
 
-static void test_oldest_of_the_preempted(void **state)
+/* Places count before tokens; of equals that need not wait for their turn; a rank is for its own tenant. */
+static void test_places_and_ranks(void **state)
 {
     (void)state;
     struct bed *b = bed_make();
-    struct sequence *low = submit(b, 1, 1, 1), *x = submit(b, 1, 0, 1), *y = submit(b, 1, 0, 1),
-                    *z = submit(b, 2, 0, 1);
-    low->resumed = y->resumed = z->resumed = true;
-    assert_ptr_equal(admit(b), y);
-    assert_ptr_equal(admit(b), z);
-    assert_ptr_equal(admit(b), x); /* a better priority goes before one that was preempted */
-    assert_ptr_equal(admit(b), low);
+    struct sequence *x = submit(b, 1, 0, 1), *y1 = submit(b, 2, 0, 1), *y2 = submit(b, 2, 0, 1),
+                    *z = submit(b, 3, 0, 1);
+    y2->req.rank = -5;
+    serve(b, z, 1000);
+    assert_ptr_equal(admit(b), x); /* y2's rank is nothing to tenant 1 */
+    run(b, x);
+    assert_ptr_equal(admit(b), y2);
+    run(b, y2);
+    assert_ptr_equal(admit(b), z); /* without a place, whatever it was served */
+    assert_ptr_equal(admit(b), y1);
+    struct sequence *u = submit(b, 4, 0, 1), *v = submit(b, 5, 0, 1);
+    serve(b, u, 32);
+    assert_ptr_equal(admit(b), v);
+    serve(b, v, 1);
+    struct sequence *w = submit(b, 5, 0, 1);
+    assert_ptr_equal(admit(b), w);
     bed_free(b);
 }
 
-/* Who stands aside for this turn is no obstacle, to others of its priority or to lower ones. */
+/* Who gives its place to whom. */
+static void test_victims(void **state)
+{
+    (void)state;
+    struct bed *b = bed_make();
+    struct sequence *a[4], *c, *d;
+    for (uint32_t i = 0; i < 4; i++) {
+        a[i] = submit(b, 1, i == 3 ? -1 : 0, 1);
+        run(b, admit(b));
+    }
+    assert_ptr_equal(sched__pick_victim(&b->s, NULL), a[2]);    /* the arena is full */
+    assert_null(sched__pick_victim(&b->s, submit(b, 1, 0, 1))); /* nobody gives to its own tenant */
+    c = submit(b, 2, 0, 1);
+    assert_ptr_equal(sched__pick_victim(&b->s, c), a[2]); /* the youngest, at once */
+    a[0]->req.rank = 7;
+    assert_ptr_equal(sched__pick_victim(&b->s, c), a[0]);
+    a[0]->req.rank = 0;
+    assert_null(sched__pick_victim(&b->s, submit(b, 3, 1, 1))); /* all are of a better priority */
+    /* One place each: the light one takes it at once, others after a turn, and only from who was served more.
+     */
+    for (uint32_t i = 1; i < 4; i++) {
+        sched__list_remove(&b->s.running, a[i]);
+        tenants_stop(b->s.tenants, 1);
+    }
+    assert_null(sched__pick_victim(&b->s, c)); /* tenant 1 is light itself */
+    serve(b, a[0], 100);
+    assert_ptr_equal(sched__pick_victim(&b->s, c), a[0]);
+    a[0]->kept = true;
+    assert_null(sched__pick_victim(&b->s, c));
+    a[0]->kept = false;
+    d = submit(b, 4, 0, 1);
+    serve(b, d, 99);
+    assert_null(sched__pick_victim(&b->s, d));
+    b->s.turn += 32;
+    assert_ptr_equal(sched__pick_victim(&b->s, d), a[0]);
+    a[0]->lost = 1000; /* what it computed again has to be worth it */
+    assert_null(sched__pick_victim(&b->s, d));
+    assert_ptr_equal(sched__pick_victim(&b->s, c), a[0]);
+    b->s.turn += 100 * 50;
+    assert_ptr_equal(sched__pick_victim(&b->s, d), a[0]);
+    serve(b, d, 2);
+    assert_null(sched__pick_victim(&b->s, d));
+    bed_free(b);
+}
+
 static void test_deferred_stand_aside(void **state)
 {
     (void)state;
@@ -194,7 +264,7 @@ static void test_deferred_stand_aside(void **state)
     struct sequence *x = submit(b, 1, 0, 10), *y = submit(b, 1, 0, 10), *z = submit(b, 2, 1, 10);
     x->deferred = true;
     assert_ptr_equal(sched__pick_waiting(&b->s), y);
-    y->deferred = y->resumed = true;
+    y->deferred = true;
     assert_ptr_equal(sched__pick_waiting(&b->s), z);
     z->deferred = true;
     assert_null(sched__pick_waiting(&b->s));
@@ -219,14 +289,18 @@ static void turn(struct machine *m)
 {
     for (uint32_t i = 0; i < m->places; i++) {
         if (m->place[i].q && --m->place[i].left == 0) {
+            tenants_stop(m->b->s.tenants, m->place[i].q->req.tenant);
             tenants_leave(m->b->s.tenants, m->place[i].q->req.tenant);
             m->place[i].q = NULL;
         }
         if (!m->place[i].q && (m->place[i].q = admit(m->b))) {
             m->place[i].left = m->place[i].q->count;
             m->admitted_at[m->place[i].q->arrival] = m->now + 1;
+            tenants_start(m->b->s.tenants, m->place[i].q->req.tenant);
         }
-        if (m->place[i].q) m->served[m->place[i].q->req.tenant]++;
+        if (!m->place[i].q) continue;
+        m->served[m->place[i].q->req.tenant]++;
+        serve(m->b, m->place[i].q, 1);
     }
     if (m->now++ % 128 == 0) tenants_check(m->b->s.tenants);
 }
@@ -313,7 +387,8 @@ int main(void)
         cmocka_unit_test(test_debt_is_kept_until_the_clock_passes),
         cmocka_unit_test(test_full_of_debts),
         cmocka_unit_test(test_pick),
-        cmocka_unit_test(test_oldest_of_the_preempted),
+        cmocka_unit_test(test_places_and_ranks),
+        cmocka_unit_test(test_victims),
         cmocka_unit_test(test_deferred_stand_aside),
         cmocka_unit_test(test_late_tenant_waits_little),
         cmocka_unit_test(test_long_run_shares),

@@ -1,0 +1,157 @@
+"""How users and keys share a server: python3 test_shares.py [--binary B] [--demo DIR] [test ...]"""
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import ENDLESS, Checks, Server, arguments, endless, wait_until  # noqa: E402
+
+check = Checks()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def headers(key=None):
+    auth = {"Authorization": "Bearer " + key} if key else {}
+    return {"Content-Type": "application/json", **auth}
+
+
+def hold(s, text, key=None, **fields):
+    """A request that runs until it is closed. A stream that nobody reads is ended at last, others not."""
+    c = s.connect()
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": ENDLESS, "ignore_eos": True}
+    c.request("POST", CHAT, json.dumps({"stream": True, **body, **fields}), headers(key))
+    return c
+
+
+def begins(c, seconds=120):
+    return bool(select.select([c.sock], [], [], seconds)[0])
+
+
+def holds(s, running, waiting):
+    return wait_until(lambda: s.held()[1:] == (running, waiting))
+
+
+def key_file(text):
+    f = tempfile.NamedTemporaryFile("w", suffix=".keys")
+    f.write(text)
+    f.flush()
+    return f
+
+
+def test_users():
+    """One sequence at a time: what one user has sent waits for each other, by priority; a second user's
+    request begins at once."""
+    s = Server(BINARY, endless(DEMO), "--max-sequences", "1")
+    try:
+        for priority, overtakes in ((0, False), (-1, True)):
+            running = hold(s, "count first", user="a", stream=False)
+            check.true("the first one runs", holds(s, 1, 0), s.held())
+            waiting = {}
+            for name in [str(i) for i in range(9)] + ["late"]:
+                own = {"priority": priority} if name == "late" else {}
+                waiting[name] = hold(s, "count " + name, user="a", **own)
+                check.true(f"{name} waits", holds(s, 1, len(waiting)), s.held())
+            order = []
+            while waiting:
+                running.close()
+                sockets = {c.sock: name for name, c in waiting.items()}
+                begun = [sockets[x] for x in select.select(list(sockets), [], [], 120)[0]]
+                if not check.equal(f"{priority}: one begins", len(begun), 1):
+                    break
+                order += begun
+                running = waiting.pop(begun[0])
+            running.close()
+            behind = len(order) - 1 - order.index("late")
+            check.true(f"{priority} overtakes or waits", behind >= 8 if overtakes else behind == 0, order)
+            check.true("all are gone", wait_until(lambda: s.held() == (0, 0, 0)), s.held())
+        queue = [hold(s, f"count {i}", user="a", stream=False) for i in range(5)]
+        check.true("four wait", holds(s, 1, 4), s.held())
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "user": "b"}
+        check.equal("another user's is answered", s.post(CHAT, body)[0], 200)
+        check.equal("the others are there", s.held()[1:], (1, 4))
+        for c in queue:
+            c.close()
+    finally:
+        s.stop()
+
+
+def beside_crowd(s, sequences):
+    """Key one's crowd of long prompts; what key two's 5 tokens take beside it."""
+    ids = [[20 + (i * 7 + j * j) % 200 for j in range(3900)] for i in range(40)]
+    crowd = [s.connect() for _ in ids]
+    for c, prompt in zip(crowd, ids):
+        body = {"prompt": prompt, "max_tokens": ENDLESS, "ignore_eos": True}
+        c.request("POST", TEXT, json.dumps(body), headers("one"))
+    waiting = len(crowd) - sequences
+    check.true("the crowd is there", holds(s, sequences, waiting), s.held())
+    for i in range(3):
+        steps, begin = s.metric("kvasir:engine_steps_total"), time.monotonic()
+        body = {"prompt": f"hello {i}", "max_tokens": 5, "ignore_eos": True}
+        status, _ = s.post(TEXT, body, headers("two"))
+        spent, steps = time.monotonic() - begin, s.metric("kvasir:engine_steps_total") - steps
+        print(f"{sequences} sequences: another key's 5 tokens take {spent:.3f} s, {steps:.0f} steps")
+        check.equal("answered", status, 200)
+        # Its own take 5. On a busy machine the engine makes some between the readings.
+        check.true("in few steps", steps <= 60, steps)
+    check.equal("the crowd is still there", s.held()[1:], (sequences, waiting))
+    for c in crowd:
+        c.close()
+
+
+def test_keys():
+    """A key with as many sequences of long prompts as may run, and more that wait, doesn't hold up another
+    one's few tokens."""
+    with key_file("one\ntwo\n") as f:
+        for sequences in (1, 32):
+            s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", str(sequences))
+            try:
+                beside_crowd(s, sequences)
+            finally:
+                s.stop()
+
+
+def test_priority_right():
+    """One sequence at a time: the priority of a key without the right orders its own requests only, that of
+    one with it comes before all."""
+    with key_file("# keys\none\ntwo priority\n") as f:
+        s = Server(BINARY, endless(DEMO), "--api-key-file", f.name, "--max-sequences", "1")
+        try:
+            runs, later, sooner = (hold(s, "count", "one", priority=p, stream=p != 0) for p in (0, 1, -5))
+            check.true("one's wait", holds(s, 1, 2), s.held())
+            two = hold(s, "hello", "two", max_tokens=3)
+            check.true("two is answered, whatever priorities one gives", begins(two))
+            two.close()
+            check.true("one's still wait", holds(s, 1, 2), s.held())
+            first = hold(s, "count up", "two", priority=-1)
+            check.true("two's begins", begins(first))
+            check.true("one's own are in order of its priorities", begins(sooner) and not begins(later, 0))
+            steps, gave = s.sums("kvasir:engine_steps_total", "vllm:num_preemptions_total")
+            goes_on = wait_until(lambda: s.metric("kvasir:engine_steps_total") > steps + 200)
+            check.true("two's goes on", goes_on)
+            check.equal("and gives its place to none", s.metric("vllm:num_preemptions_total"), gave)
+            for c in (first, runs, later, sooner):
+                c.close()
+        finally:
+            s.stop()
+
+
+def test_key_marks():
+    for text in ("one prioritised\n", " priority\n"):
+        with key_file("# keys\n" + text) as f:
+            command = [BINARY, "serve", "--model", DEMO, "--port", "0", "--api-key-file", f.name]
+            p = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            named = f"{f.name}, line 2" in p.stderr
+            check.true("refused, with the line", p.returncode == 1 and named, p.stderr)
+
+
+if __name__ == "__main__":
+    args = arguments(__doc__)
+    BINARY, DEMO = args.binary, args.demo
+    for test in (test_users, test_keys, test_priority_right, test_key_marks):
+        if not args.only or test.__name__ in args.only:
+            check.run(test)
+    check.end()
