@@ -82,9 +82,12 @@ static enum status count_piece(struct chat_reader *r, const char *suffix)
 }
 
 /* Room for one more element of `size` bytes; NULL: out of memory. */
-static void *grown(void *list, size_t count, size_t cap, size_t size)
+static void *grown(void *list, size_t count, size_t *cap, size_t size)
 {
-    return count < cap ? list : realloc(list, (cap ? 2 * cap : 4) * size);
+    if (count < *cap) return list;
+    void *more = realloc(list, (*cap ? 2 * *cap : 4) * size);
+    if (more) *cap = *cap ? 2 * *cap : 4;
+    return more;
 }
 
 enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out)
@@ -93,9 +96,8 @@ enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct 
     size_t max = r->limits.messages_max ? r->limits.messages_max : 100000;
     if (m->count >= max)
         return api_fail(r->err, 400, "invalid_value", r->at.field, "There are more than %zu messages.", max);
-    void *list = grown(m->list, m->count, m->cap, sizeof *m->list);
+    void *list = grown(m->list, m->count, &m->cap, sizeof *m->list);
     if (!list) return chat_no_memory(r);
-    if (m->count == m->cap) m->cap = m->cap ? 2 * m->cap : 4;
     m->list = list;
     *out = &m->list[m->count++];
     **out = (struct chat_message){.role = role, .at = r->at};
@@ -109,12 +111,11 @@ static struct chat_message *last_message(const struct chat_reader *r)
 
 static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
 {
-    void *parts = grown(m->parts, m->part_count, m->part_cap, sizeof *m->parts);
+    void *parts = grown(m->parts, m->part_count, &m->part_cap, sizeof *m->parts);
     if (!parts) {
         json_decref(part.text);
         return chat_no_memory(r);
     }
-    if (m->part_count == m->part_cap) m->part_cap = m->part_cap ? 2 * m->part_cap : 4;
     m->parts = parts;
     m->parts[m->part_count++] = part;
     return ST_OK;
@@ -178,14 +179,14 @@ enum status chat_reasoning_end(struct chat_reader *r, struct chat_message *m)
 
 enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const char *between)
 {
-    uint32_t count = m->part_count;
+    size_t count = m->part_count;
     m->list = true;
-    for (uint32_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (!m->parts[i].text) return ST_OK;
     m->list = false;
     if (count == 1) return ST_OK;
     json_t *all = joined(m->parts, count, nth_part, between);
-    for (uint32_t i = 0; i < count; i++) json_decref(m->parts[i].text);
+    for (size_t i = 0; i < count; i++) json_decref(m->parts[i].text);
     m->part_count = 0;
     return all ? part_add(r, m, (struct chat_part){.text = all}) : chat_no_memory(r);
 }
@@ -222,9 +223,8 @@ enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, c
     if (m->image_count >= r->limits.images_max)
         return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
                           r->limits.images_max);
-    void *images = grown(m->images, m->image_count, m->image_cap, sizeof *m->images);
+    void *images = grown(m->images, m->image_count, &m->image_cap, sizeof *m->images);
     if (!images) return chat_no_memory(r);
-    if (m->image_count == m->image_cap) m->image_cap = m->image_cap ? 2 * m->image_cap : 4;
     m->images = images;
     if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
     *out = &m->images[m->image_count++];
@@ -587,13 +587,11 @@ enum status chat_messages_parse(const json_t *messages, const struct chat_limits
                                 struct chat_messages *out, struct api_error *err)
 {
     struct chat_reader r = {.limits = *limits, .err = err, .out = out, .at = {.field = "messages"}};
-    size_t n = json_array_size(messages), max = limits->messages_max ? limits->messages_max : 100000;
+    size_t n = json_array_size(messages);
     if (!json_is_array(messages))
         return api_fail(err, 400, messages ? "invalid_type" : "missing_required_parameter", "messages",
                         messages ? "'messages' must be an array." : "'messages' is missing.");
-    if (!n || n > max)
-        return api_fail(err, 400, n ? "invalid_value" : "empty_array", "messages",
-                        n ? "There are more than %zu messages." : "'messages' is empty.", max);
+    if (!n) return api_fail(err, 400, "empty_array", "messages", "'messages' is empty.");
     enum status st = ST_OK;
     for (size_t i = 0; i < n && !st; i++) {
         r.at.index = (int32_t)i;

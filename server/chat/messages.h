@@ -52,7 +52,7 @@ struct chat_message {
     struct chat_place at;
     bool list; /* the content is the list of parts; else it is the text of the only one */
     struct chat_part *parts;
-    uint32_t part_count, part_cap;
+    size_t part_count, part_cap;
     json_t *reasoning; /* a string (while it is read a list of them), or NULL */
     json_t *calls;     /* [{"id", "type", "function": {"name", "arguments"}}], or NULL: arguments are objects
                           where they parse, unless the template wants text */

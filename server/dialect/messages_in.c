@@ -12,31 +12,33 @@
 /* ---- fields that the chat has by the same name ---- */
 
 /* Anthropic's, and those of this server without which its promise (seed) and its cache can't be used. */
-static const char *const same[] = {"max_tokens",
-                                   "stream",
-                                   "temperature",
-                                   "top_p",
-                                   "top_k",
-                                   "service_tier",
-                                   "seed",
-                                   "min_p",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "skip_special_tokens",
-                                   "cache_salt",
-                                   "priority",
-                                   "mm_processor_kwargs",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "request_id"};
+static const char *const same[] = {
+    /* as a chat has them */
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "service_tier",
+    "seed",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "cache_salt",
+    "priority",
+    "mm_processor_kwargs",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "request_id"};
 
 static enum status limits(struct reader *r)
 {
@@ -80,42 +82,23 @@ static enum status stop_sequences(struct reader *r)
 
 /* ---- tools ---- */
 
-static enum status tool(struct reader *r, json_t *from, size_t i, json_t *list)
+static json_t *tool(struct reader *r, json_t *from, const char *path)
 {
-    char path[40];
     json_t *type, *name, *text, *schema = field(from, "input_schema"), *strict = field(from, "strict");
-    snprintf(path, sizeof path, "tools[%zu]", i);
-    if (!json_is_object(from)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
-    if (reader_member(r, from, path, "type", false, &type)) return ST_INVALID;
+    if (reader_member(r, from, path, "type", false, &type)) return NULL;
     if (type && !json_is(type, "custom"))
-        return api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                        json_string_value(type));
+        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
+                       json_string_value(type));
     if (reader_member(r, from, path, "name", true, &name) ||
         reader_member(r, from, path, "description", false, &text))
-        return ST_INVALID;
+        return NULL;
     if (!schema)
-        return api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
+        (void)api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
     if (!json_is_object(schema) || json_big_int(schema))
-        return api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
-    json_t *f = json_pack("{s:O}", "name", name), *both;
-    bool ok = f && !(text && json_object_set(f, "description", text)) &&
-              !json_object_set(f, "parameters", schema) && !(strict && json_object_set(f, "strict", strict));
-    both = ok ? json_pack("{s:s,s:O}", "type", "function", "function", f) : NULL;
-    json_decref(f);
-    return !both || json_array_append_new(list, both) ? reader_no_memory(r) : ST_OK;
-}
-
-static enum status tools(struct reader *r)
-{
-    json_t *from = field(r->from, "tools"), *to;
-    if (!from) return ST_OK;
-    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (json_array_size(from) > LIMIT_TOOLS)
-        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (!(r->g->tools = to = json_array())) return reader_no_memory(r);
-    for (size_t i = 0; i < json_array_size(from); i++)
-        if (tool(r, json_array_get(from, i), i, to)) return ST_INVALID;
-    return ST_OK;
+        (void)api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
+    return r->e->http ? NULL
+                      : json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text, "parameters",
+                                  schema, "strict", strict);
 }
 
 /* *single: one call at most. */
@@ -215,6 +198,7 @@ static enum status user(struct reader *r)
 /* ---- the whole ---- */
 
 static const char *const others[] = {
+    /* of its own, or without a meaning here */
     "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
     "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",
@@ -227,8 +211,8 @@ static enum status read_body(struct gen *g, json_t *root, bool counting)
     bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));
     if (!g->dialect_state) return reader_no_memory(&r);
-    if (limits(&r) || stop_sequences(&r) || tools(&r) || tool_choice(&r, &single) || thinking(&r, &ask) ||
-        output_config(&r, &ask) || messages_read(g, root, &go_on) ||
+    if (limits(&r) || stop_sequences(&r) || reader_tools(&r, tool) || tool_choice(&r, &single) ||
+        thinking(&r, &ask) || output_config(&r, &ask) || messages_read(g, root, &go_on) ||
         reader_same(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others) || user(&r))
         return ST_INVALID;
     if (single) g->p.parallel_calls = false;

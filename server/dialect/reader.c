@@ -3,6 +3,7 @@
 
 #include "config/base/log.h"
 #include "server/http/fields.h"
+#include "server/http/limits.h"
 #include "server/http/request.h"
 
 #include <stdio.h>
@@ -41,6 +42,26 @@ enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t
             continue;
         return api_fail(r->e, 400, "unsupported_parameter", list[i][0], "%s is not supported here%s%s.",
                         list[i][0], list[i][1] ? ": use " : "", list[i][1] ? list[i][1] : "");
+    }
+    return ST_OK;
+}
+
+enum status reader_tools(struct reader *r, json_t *(*one)(struct reader *r, json_t *tool, const char *path))
+{
+    json_t *from = field(r->from, "tools");
+    if (!from) return ST_OK;
+    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
+    if (json_array_size(from) > LIMIT_TOOLS)
+        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
+    if (!(r->g->tools = json_array())) return reader_no_memory(r);
+    for (size_t i = 0; i < json_array_size(from); i++) {
+        json_t *tool = json_array_get(from, i), *f = NULL, *both;
+        char path[40];
+        snprintf(path, sizeof path, "tools[%zu]", i);
+        if (!json_is_object(tool)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
+        if (!(f = one(r, tool, path))) return r->e->http ? ST_INVALID : reader_no_memory(r);
+        both = json_pack("{s:s,s:o}", "type", "function", "function", f);
+        if (!both || json_array_append_new(r->g->tools, both)) return reader_no_memory(r);
     }
     return ST_OK;
 }

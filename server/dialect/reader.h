@@ -22,6 +22,8 @@ enum status reader_member(struct reader *r, json_t *object, const char *name, co
 /* Fields that other interfaces have, with what this one has in their place (or NULL): refused, but for what
  * means nothing: an empty array, an `n` of 1. */
 enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t count);
+/* `tools` -> g->tools; one: the function of a tool, a new object; NULL: r->e says why. */
+enum status reader_tools(struct reader *r, json_t *(*one)(struct reader *r, json_t *tool, const char *path));
 /* Reads the fields that a chat has by the same name. others: that the dialect has besides. */
 enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
                         const char *const *others, size_t other_count);

@@ -14,60 +14,64 @@
 /* ---- fields that the chat has by the same name ---- */
 
 /* OpenAI's, and those of this server and of others that the chat takes too. */
-static const char *const same[] = {"stream",
-                                   "temperature",
-                                   "top_p",
-                                   "parallel_tool_calls",
-                                   "service_tier",
-                                   "user",
-                                   "top_k",
-                                   "min_p",
-                                   "seed",
-                                   "stop",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "skip_special_tokens",
-                                   "mm_processor_kwargs",
-                                   "cache_salt",
-                                   "priority",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "request_id"};
-static const char *const others[] = {"background",
-                                     "chat_template_kwargs",
-                                     "context_management",
-                                     "conversation",
-                                     "include",
-                                     "include_reasoning",
-                                     "input",
-                                     "instructions",
-                                     "max_output_tokens",
-                                     "max_tool_calls",
-                                     "metadata",
-                                     "model",
-                                     "moderation",
-                                     "previous_response_id",
-                                     "prompt",
-                                     "prompt_cache_key",
-                                     "prompt_cache_options",
-                                     "prompt_cache_retention",
-                                     "reasoning",
-                                     "safety_identifier",
-                                     "store",
-                                     "stream_options",
-                                     "text",
-                                     "tool_choice",
-                                     "tools",
-                                     "top_logprobs",
-                                     "truncation"};
+static const char *const same[] = {
+    /* as a chat has them */
+    "stream",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "service_tier",
+    "user",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "skip_special_tokens",
+    "mm_processor_kwargs",
+    "cache_salt",
+    "priority",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "request_id"};
+static const char *const others[] = {
+    /* of its own, or without a meaning here */
+    "background",
+    "chat_template_kwargs",
+    "context_management",
+    "conversation",
+    "include",
+    "include_reasoning",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "model",
+    "moderation",
+    "previous_response_id",
+    "prompt",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "store",
+    "stream_options",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "truncation"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static enum status refused(struct reader *r)
@@ -125,42 +129,26 @@ static enum status limits(struct reader *r)
 
 /* ---- tools ---- */
 
-/* Flat here, nested in a chat; in the order of its fields, which the prompt shows. */
-static enum status tool(struct reader *r, json_t *from, size_t i, json_t *list)
+/* In the order of its fields, which the prompt shows. */
+static json_t *tool(struct reader *r, json_t *from, const char *path)
 {
-    char path[40];
-    json_t *type = field(from, "type"), *v;
+    json_t *type = field(from, "type"), *f, *v;
     const char *key;
-    snprintf(path, sizeof path, "tools[%zu]", i);
-    if (!json_is_object(from)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
     if (!json_is_string(type))
-        return api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
-                        "A tool needs a type.");
+        (void)api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
+                       "A tool needs a type.");
     if (!json_is(type, "function"))
-        return api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                        json_string_value(type));
-    json_t *f = json_object();
-    bool ok = f != NULL;
+        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
+                       json_string_value(type));
+    bool ok = !r->e->http && (f = json_object());
+    if (!ok) return NULL;
     json_object_foreach(from, key, v)
     {
         if (ok && strcmp(key, "type") != 0 && !json_is_null(v)) ok = !json_object_set(f, key, v);
     }
-    json_t *both = ok ? json_pack("{s:s,s:O}", "type", "function", "function", f) : NULL;
+    if (ok) return f;
     json_decref(f);
-    return !both || json_array_append_new(list, both) ? reader_no_memory(r) : ST_OK;
-}
-
-static enum status tools(struct reader *r)
-{
-    json_t *from = field(r->from, "tools"), *to;
-    if (!from) return ST_OK;
-    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (json_array_size(from) > LIMIT_TOOLS)
-        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (!(r->g->tools = to = json_array())) return reader_no_memory(r);
-    for (size_t i = 0; i < json_array_size(from); i++)
-        if (tool(r, json_array_get(from, i), i, to)) return ST_INVALID;
-    return ST_OK;
+    return NULL;
 }
 
 static enum status tool_choice(struct reader *r)
@@ -352,7 +340,7 @@ static enum status read_body(struct gen *g, json_t *root, bool counting)
     struct reader r = {.g = g, .e = &g->r->answer.error, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
     if (!s) return reader_no_memory(&r);
-    if (refused(&r) || limits(&r) || tools(&r) || tool_choice(&r) || text_and_reasoning(&r) ||
+    if (refused(&r) || limits(&r) || reader_tools(&r, tool) || tool_choice(&r) || text_and_reasoning(&r) ||
         before(&r, s) || responses_messages(&r, s) || (!counting && (echo(&r, s) || keep(&r, s))) ||
         reader_same(&r, same, COUNT(same), others, COUNT(others)))
         return ST_INVALID;

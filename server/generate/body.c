@@ -40,6 +40,11 @@ enum status request_body_parse(struct request *r, json_t **root)
     return api_fail(&r->answer.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
+const char *gen_source(const struct gen *g)
+{
+    return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
+}
+
 void gen_read_free(struct gen *g)
 {
     json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->form_root};

@@ -119,11 +119,6 @@ static enum status answer_shape(struct chat *c)
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
-const char *gen_source(const struct gen *g)
-{
-    return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
-}
-
 enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 {
     const struct server *s = g->r->srv;
@@ -227,19 +222,8 @@ enum status gen_prompt_parts(struct gen *g)
 enum status tokenize_read(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
-    struct gen_params *p = &g->p;
-    p->add_generation_prompt =
-        field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
-    if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root) ||
-        gen_parse_image_bounds(g, root)) {
+    if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
-    }
-    if (p->add_generation_prompt && p->continue_final_message) {
-        return api_fail(e, 400, "invalid_value", "continue_final_message",
-                        "continue_final_message and add_generation_prompt exclude each other.");
-    }
     if (field(root, "chat_template"))
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
     g->tools = json_incref(field(root, "tools"));

@@ -264,6 +264,8 @@ enum status request_model_check(struct request *r, json_t *root);
  * dialect those that mean the same there, behind what its reader has filled in. r->answer.error on failure.
  */
 enum status gen_parse(struct gen *g, json_t *root);
+/* Only whether the last message is continued, and which special tokens are added. */
+enum status gen_parse_turn(struct gen *g, json_t *root);
 /* stop: a string or an array of them, or NULL. */
 enum status gen_parse_stops(struct gen *g, json_t *stop);
 /* Who shares with whom: by API key or by `user`, which may be NULL. */

@@ -267,35 +267,40 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+enum status gen_parse_turn(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->answer.error;
+    struct gen_params *p = &g->p;
+    p->add_special_tokens = g->kind == GEN_COMPLETION;
+    p->add_generation_prompt = true;
+    bool has_add = field(root, "add_generation_prompt") != NULL;
+    if (field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
+        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
+        field_bool(e, root, "continue_final_message", &p->continue_final_message))
+        return ST_INVALID;
+    if (p->continue_final_message && has_add && p->add_generation_prompt)
+        return api_fail(e, 400, "invalid_value", "continue_final_message",
+                        "continue_final_message and add_generation_prompt exclude each other.");
+    p->add_generation_prompt = p->add_generation_prompt && !p->continue_final_message;
+    return ST_OK;
+}
+
 static enum status parse_output(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
-    p->add_special_tokens = g->kind == GEN_COMPLETION;
-    p->add_generation_prompt = true;
-    bool has_add = field(root, "add_generation_prompt") != NULL;
     if (field_bool(e, root, "echo", &p->echo) || field_bool(e, root, "ignore_eos", &p->ignore_eos) ||
         field_bool(e, root, "skip_special_tokens", &p->skip_special) ||
         field_bool(e, root, "spaces_between_special_tokens", &ignored) ||
         field_bool(e, root, "include_stop_str_in_output", &p->include_stop) ||
         field_bool(e, root, "no_stop_trim", &no_trim) ||
         field_bool(e, root, "return_token_ids", &p->return_token_ids) ||
-        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
-        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &p->continue_final_message)) {
+        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) || gen_parse_turn(g, root)) {
         return ST_INVALID;
     }
     p->include_stop = p->include_stop || no_trim;
-    if (p->continue_final_message) {
-        if (has_add && p->add_generation_prompt) {
-            return api_fail(e, 400, "invalid_value", "continue_final_message",
-                            "continue_final_message and add_generation_prompt exclude each other.");
-        }
-        p->add_generation_prompt = false;
-    }
     if (field_int(e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
         return ST_INVALID;
     if (p->has_truncate && !p->truncate)
