@@ -19,6 +19,7 @@ struct node {
     uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
     uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
     uint32_t cost;                /* 0 = not known yet */
+    uint32_t least;               /* no text that it matches is shorter */
 };
 #define FIRST_UNKNOWN UINT32_MAX
 /* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
@@ -124,6 +125,13 @@ static bool rehash(struct rx_pool *p, size_t slots)
     return true;
 }
 
+static uint32_t times(uint32_t x, uint32_t y)
+{
+    uint64_t n = (uint64_t)x * y;
+    if (!x || !y) return 0;
+    return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
+}
+
 static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items)
 {
     const struct node *a = &p->nodes[n->a], *b = &p->nodes[n->b];
@@ -132,6 +140,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         n->nullable = a->nullable && b->nullable;
         n->logic = a->logic || b->logic;
         n->counts = (a->kind == K_REPEAT && a->counts) || b->counts;
+        n->least = a->least > RX_NO_LIMIT - b->least ? RX_NO_LIMIT : a->least + b->least;
         break;
     case K_NOT:
         n->nullable = !a->nullable;
@@ -141,18 +150,21 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
         n->nullable = n->b == 0 || a->nullable;
         n->logic = a->logic;
         n->counts = n->b > 0 || n->c != RX_NO_LIMIT;
+        n->least = times(a->least, n->b);
         break;
     case K_ALT:
     case K_AND:
         n->nullable = n->kind == K_AND;
         n->logic = n->kind == K_AND;
+        n->least = n->kind == K_AND ? 0 : RX_NO_LIMIT;
         for (uint32_t i = 0; i < n->b; i++) {
             const struct node *x = &p->nodes[items[i]];
             n->nullable = n->kind == K_AND ? n->nullable && x->nullable : n->nullable || x->nullable;
             n->logic = n->logic || x->logic;
+            if ((x->least > n->least) == (n->kind == K_AND)) n->least = x->least;
         }
         break;
-    default: break;
+    default: n->least = n->kind == K_BYTES; break;
     }
     n->life = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
 }
@@ -241,6 +253,11 @@ void rx_pool_recover(struct rx_pool *p)
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
+}
+
+size_t rx_pool_work(const struct rx_pool *p)
+{
+    return p->work;
 }
 
 size_t rx_pool_used(const struct rx_pool *p)
@@ -521,13 +538,6 @@ static rx without_empty(struct rx_pool *p, rx a)
     parts_add(p, &t, K_ALT, a);
     t.items[0] = t.items[--t.count];
     return parts_end(p, &t);
-}
-
-static uint32_t times(uint32_t x, uint32_t y)
-{
-    if (!x || !y) return 0;
-    uint64_t n = (uint64_t)x * y;
-    return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
 }
 
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
@@ -876,6 +886,7 @@ static rx derive(struct rx_pool *p, rx a, uint8_t byte)
     struct parts t = {.cap = 32};
     t.items = t.first;
     n = p->nodes[a];
+    p->work += n.first_count / 8;
     for (uint32_t i = 0; i < n.first_count; i++) {
         struct first f = p->firsts[n.first + i];
         if (f.what & LOGIC) parts_add(p, &t, K_ALT, cons(p, rx_derivative(p, f.what & ~LOGIC, byte), f.rest));
@@ -952,9 +963,10 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
-/* Beyond so many transitions it is hard to tell. */
-#define LIFE_WORK   64u /* for each state that may be looked at; less where the first one is wide */
-#define LIFE_WIDE   64u
+/* Beyond so many transitions it is hard to tell: for each state that may be looked at; less where the first
+ * one is wide, or far from an end. */
+#define LIFE_WORK   128u
+#define LIFE_WIDE   128u
 #define COVERS_WORK (1u << 16)
 
 struct search {     /* pairs of what was reached */
@@ -1033,7 +1045,8 @@ static enum life walk(struct rx_pool *p, rx a, size_t states)
     struct search q;
     struct at at;
     if (p->st) return LIFE_UNSURE;
-    size_t work = LIFE_WORK * states / (rx_cost(p, a) > LIFE_WIDE ? 16 : 1);
+    bool hard = rx_cost(p, a) > LIFE_WIDE || p->nodes[a].least > states;
+    size_t work = LIFE_WORK * states / (hard ? 32 : 1);
     enum life found = search_open(&q, states, work) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
     for (int byte; found == LIFE_NONE && (byte = search_next(p, &q, &at)) != -1;) {
         rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.x, (uint8_t)byte);

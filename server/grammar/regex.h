@@ -29,6 +29,8 @@ void rx_pool_recover(struct rx_pool *p); /* from ST_TOO_LARGE */
 /* So much more work may be done, in expressions that are looked up. SIZE_MAX: any. */
 void rx_pool_work_max(struct rx_pool *p, size_t most);
 rx *rx_pool_kept(struct rx_pool *p); /* an expression of whoever builds with the pool; at first RX_NONE */
+size_t
+rx_pool_work(const struct rx_pool *p); /* that was done: it counts, where time would depend on the machine */
 size_t rx_pool_used(const struct rx_pool *p); /* bytes, without what is reserved */
 /* Number of expressions; and back to an earlier number: those made since are gone. */
 size_t rx_pool_count(const struct rx_pool *p);

@@ -38,7 +38,8 @@ struct expr {
 struct random_grammar {
     struct expr e[NODES];
     int count, body[RULES];
-    bool counted; /* large counts within what is combined: where a text ends dead may be hard to tell */
+    bool counted;   /* large counts, or much that is combined: a dead end may be hard to tell then */
+    unsigned logic; /* parts that are */
 };
 
 /* Optional parts within optional ones, alternatives of different lengths, counts within counts, large counts,
@@ -64,6 +65,8 @@ static int make_costly(struct random_grammar *r, unsigned depth)
         if (e->max < e->min) e->max = e->min + dice(2);
         r->counted = r->counted || (e->max >= 50 && e->max != RX_NO_LIMIT);
     }
+    r->logic += e->kind == AND || e->kind == NOT || e->kind == AHEAD;
+    r->counted = r->counted || r->logic > 3;
     int a = make_costly(r, depth - 1);
     r->e[at].a = a;
     if (r->e[at].kind == REPEAT || r->e[at].kind == NOT) return at;
@@ -235,6 +238,7 @@ static struct grammar *make_costly_grammar(struct random_grammar *r)
     struct err err = {""};
     r->count = 0;
     r->counted = false;
+    r->logic = 0;
     r->body[0] = make_costly(r, 5);
     for (int i = 1; i < RULES; i++) r->body[i] = r->body[0];
     assert_int_equal(gb_create(&b), ST_OK);
@@ -327,7 +331,7 @@ static void test_texts(void **state)
 static void test_costly_texts(void **state)
 {
     (void)state;
-    compare(make_costly_grammar, test_briefly() ? 1500 : 6000, test_briefly() ? 1000 : 4000);
+    compare(make_costly_grammar, test_briefly() ? 1500 : 5000, test_briefly() ? 1000 : 3500);
 }
 
 /* ---- masks ---- */
@@ -433,8 +437,7 @@ static void test_masks(void **state)
         seed_now = seed;
         struct grammar *g = make_grammar(&r);
         if (g) wander(g);
-        g = make_costly_grammar(&r);
-        if (g) wander(g);
+        if (seed % 4 == 0 && (g = make_costly_grammar(&r))) wander(g);
     }
 }
 
