@@ -5,37 +5,31 @@
 #include "server/http/request.h"
 #include "server/api/api.h"
 
-/* The text is parsed; what stays of the body are the files of pictures that are not decoded yet, and what the
- * dialect keeps. */
-static void body_drop(struct request *r)
-{
-    r->srv->body_bytes -= r->http.body.len;
-    buf_fini(&r->http.body);
-    r->http.body_marks = 0;
-    r->http.body_kept = gen_images_bytes(r->gen) + r->gen->dialect_kept;
-    r->srv->body_bytes += r->http.body_kept;
-}
-
+/* What stays of the body are the files of images that are not decoded yet, and what the dialect keeps. */
 static void generate_done(struct request *r)
 {
-    body_drop(r);
+    request_body_drop(r, gen_images_bytes(r->gen) + r->gen->dialect_kept);
     if (r->gen->compile && !r->answer.error.http) gen_compile(r, gen_submit);
     else gen_submit(r);
+}
+
+static enum status generate_read(struct request *r)
+{
+    struct gen *g = r->gen;
+    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return ST_INVALID;
+    if (g->dialect) return g->dialect->read(g, g->root);
+    if (gen_parse(g, g->root)) return ST_INVALID;
+    return g->kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root);
 }
 
 static void generate_job(struct request *r)
 {
     struct gen *g = r->gen;
-    /* Pictures in it may be large, and gen_images has copies of what it needs. */
-    if (!request_body_parse(r, &g->root) && !request_model_check(r, g->root) &&
-        (!g->dialect || !g->dialect->translate(g, &g->root))) {
-        if (!gen_parse(g, g->root) &&
-            !(g->kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root)) &&
-            (!g->remote || g->fetched))
-            (void)gen_constraint_make(g, g->root);
-        if (r->answer.error.http && g->dialect) g->dialect->fault(g);
-    }
-    request_body_trim(r, g->root, !r->answer.error.http);
+    enum status st = g->fetched ? ST_OK : generate_read(r);
+    if (!st && g->remote && !g->fetched) return;
+    if (!st) st = g->kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root);
+    if (!st) (void)gen_constraint_make(g);
+    gen_read_end(g);
 }
 
 void api_chat_start(struct request *r)

@@ -85,11 +85,12 @@ static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
 static void tokenize(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root)) return;
+    if (!g->fetched && (request_body_parse(r, &g->root) || request_model_check(r, g->root))) return;
     json_t *prompt = field(g->root, "prompt");
     if (!prompt) prompt = field(g->root, "content");
     if (field(g->root, "messages")) {
-        if (!tokenize_chat(r, g->root, g)) {
+        if (!g->fetched && (tokenize_read(g, g->root) || g->remote)) return;
+        if (!tokenize_chat(g)) {
             const struct prompt *p = &g->prompts[0].prompt;
             tokens_write(r, g->root, p->tokens, p->token_count, p);
         }
@@ -148,13 +149,10 @@ static void detokenize(struct request *r)
 static void count_tokens(struct request *r)
 {
     struct gen *g = r->gen;
-    if (request_body_parse(r, &g->root) || request_model_check(r, g->root) ||
-        g->dialect->translate(g, &g->root))
+    if (!g->fetched &&
+        (request_body_parse(r, &g->root) || request_model_check(r, g->root) || g->dialect->read(g, g->root)))
         return;
-    if (tokenize_chat(r, g->root, g)) {
-        g->dialect->fault(g);
-        return;
-    }
+    if ((g->remote && !g->fetched) || tokenize_chat(g)) return;
     struct json_out o = {.buf = &r->answer.out};
     jo_text(&o, g->dialect == &dialect_input_tokens
                     ? "{\"object\":\"response.input_tokens\",\"input_tokens\":"
@@ -164,22 +162,28 @@ static void count_tokens(struct request *r)
     if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
+/* The last step of the job, if no files are fetched before it. */
+static void read_end(struct gen *g)
+{
+    if (!g->remote || g->fetched || g->r->answer.error.http) gen_read_end(g);
+}
+
 static void count_tokens_job(struct request *r)
 {
     count_tokens(r);
-    request_body_trim(r, r->gen->root, false);
+    read_end(r->gen);
 }
 
 static void tokenize_job(struct request *r)
 {
     tokenize(r);
-    request_body_trim(r, r->gen->root, false);
+    read_end(r->gen);
 }
 
 static void detokenize_job(struct request *r)
 {
     detokenize(r);
-    request_body_trim(r, r->gen->root, false);
+    read_end(r->gen);
 }
 
 static void job_end(struct request *r)

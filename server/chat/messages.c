@@ -1,6 +1,7 @@
 /* See chat/messages.h. */
 #include "server/chat/messages.h"
 
+#include "config/base/buf.h"
 #include "server/http/fields.h"
 #include "server/http/json_in.h"
 #include "server/http/limits.h"
@@ -15,53 +16,179 @@
 #define VIDEO_FPS_MIN 0.01
 #define VIDEO_FPS_MAX 240.0
 
-enum role { ROLE_SYSTEM, ROLE_DEVELOPER, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL, ROLE_FUNCTION, ROLE_OTHER };
 static const char *const role_names[] = {"system", "developer", "user", "assistant", "tool", "function"};
 
-struct parser {
-    const struct chat_limits *limits;
-    struct api_error *err;
-    struct image_ref *images;
-    size_t image_count, image_cap, video_count, pieces;
-    json_t *list;
-    size_t at; /* message being parsed */
-    enum role role;
-    json_t *reasoning_text; /* of thinking parts of this message; owned */
-};
-
-static enum status oom(struct parser *p)
+const char *chat_role_name(enum chat_role role)
 {
-    api_error_set(p->err, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return role_names[role];
+}
+
+const char *chat_role_shown(enum chat_role role)
+{
+    return role_names[role == CHAT_FUNCTION ? CHAT_TOOL : role];
+}
+
+void chat_message_drop(struct chat_messages *m)
+{
+    struct chat_message *last = &m->list[--m->count];
+    for (uint32_t k = 0; k < last->part_count; k++) json_decref(last->parts[k].text);
+    free(last->parts);
+    json_decref(last->reasoning);
+    json_decref(last->calls);
+    json_decref(last->more);
+}
+
+void chat_messages_free(struct chat_messages *m)
+{
+    while (m->count) chat_message_drop(m);
+    for (size_t i = 0; i < m->image_count; i++) json_decref(m->images[i].source);
+    free(m->list);
+    free(m->images);
+    *m = (struct chat_messages){0};
+}
+
+/* ---- what all readers use ---- */
+
+enum status chat_no_memory(struct chat_reader *r)
+{
+    api_error_set(r->err, 503, "out_of_memory", NULL, "The server is out of memory.");
     return ST_NOMEM;
 }
 
-/* A client's fault at messages[at]<suffix>. */
-static enum status fault(struct parser *p, const char *code, const char *suffix, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-static enum status fault(struct parser *p, const char *code, const char *suffix, const char *fmt, ...)
+void chat_place_name(const struct chat_place *at, const char *suffix, char *out, size_t cap)
+{
+    char index[16] = "";
+    if (at->index >= 0) snprintf(index, sizeof index, "[%d]", at->index);
+    snprintf(out, cap, "%s%s%s", at->field, index, at->whole ? "" : suffix);
+}
+
+enum status chat_fault(struct chat_reader *r, const char *code, const char *suffix, const char *fmt, ...)
 {
     char path[128], text[400];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    snprintf(path, sizeof path, "messages[%zu]%s", p->at, suffix);
-    api_error_set(p->err, 400, code, path, "%s", text);
-    return ST_INVALID;
+    chat_place_name(&r->at, suffix, path, sizeof path);
+    return api_fail(r->err, 400, code, path, "%s", text);
 }
 
 /* One more content part or tool call: each becomes several values. */
-static enum status count_piece(struct parser *p, const char *suffix)
+static enum status count_piece(struct chat_reader *r, const char *suffix)
 {
-    if (++p->pieces <= LIMIT_PARTS) return ST_OK;
-    return fault(p, "invalid_value", suffix, "There are more than %u content parts and tool calls.",
-                 LIMIT_PARTS);
+    if (++r->pieces <= LIMIT_PARTS) return ST_OK;
+    return chat_fault(r, "invalid_value", suffix, "There are more than %u content parts and tool calls.",
+                      LIMIT_PARTS);
 }
 
-/* Sets a fresh reference; consumes value also on failure. */
-static enum status set_new(struct parser *p, json_t *object, const char *key, json_t *value)
+/* Room for one more element of `size` bytes; NULL: out of memory. */
+static void *grown(void *list, size_t count, size_t *cap, size_t size)
 {
-    return !value || json_object_set_new(object, key, value) ? oom(p) : ST_OK;
+    if (count < *cap) return list;
+    void *more = realloc(list, (*cap ? 2 * *cap : 4) * size);
+    if (more) *cap = *cap ? 2 * *cap : 4;
+    return more;
+}
+
+enum status chat_message_add(struct chat_reader *r, enum chat_role role, struct chat_message **out)
+{
+    struct chat_messages *m = r->out;
+    size_t max = r->limits.messages_max ? r->limits.messages_max : 100000;
+    if (m->count >= max)
+        return api_fail(r->err, 400, "invalid_value", r->at.field, "There are more than %zu messages.", max);
+    void *list = grown(m->list, m->count, &m->cap, sizeof *m->list);
+    if (!list) return chat_no_memory(r);
+    m->list = list;
+    *out = &m->list[m->count++];
+    **out = (struct chat_message){.role = role, .at = r->at};
+    return ST_OK;
+}
+
+static struct chat_message *last_message(const struct chat_reader *r)
+{
+    return &r->out->list[r->out->count - 1];
+}
+
+static enum status part_add(struct chat_reader *r, struct chat_message *m, struct chat_part part)
+{
+    void *parts = grown(m->parts, m->part_count, &m->part_cap, sizeof *m->parts);
+    if (!parts) {
+        json_decref(part.text);
+        return chat_no_memory(r);
+    }
+    m->parts = parts;
+    m->parts[m->part_count++] = part;
+    return ST_OK;
+}
+
+enum status chat_text_add(struct chat_reader *r, json_t *text, uint32_t number)
+{
+    return text ? part_add(r, last_message(r), (struct chat_part){.text = text, .number = number})
+                : chat_no_memory(r);
+}
+
+enum status chat_reasoning_add(struct chat_reader *r, json_t *text)
+{
+    struct chat_message *m = last_message(r);
+    if (!m->reasoning) m->reasoning = json_array();
+    return !text || json_array_append_new(m->reasoning, text) ? chat_no_memory(r) : ST_OK;
+}
+
+enum status chat_call_add(struct chat_reader *r, json_t *call)
+{
+    struct chat_message *m = last_message(r);
+    if (!m->calls) m->calls = json_array();
+    return !call || json_array_append_new(m->calls, call) ? chat_no_memory(r) : ST_OK;
+}
+
+/* A new string of texts; NULL: out of memory. next: the i-th one. */
+static json_t *joined(const void *of, size_t count, const json_t *(*next)(const void *of, size_t i),
+                      const char *between)
+{
+    struct buf all;
+    buf_init(&all, SIZE_MAX / 4);
+    enum status st = buf_reserve(&all, 1);
+    for (size_t i = 0; i < count && !st; i++) {
+        const json_t *text = next(of, i);
+        if (i) st = buf_add(&all, between, strlen(between));
+        if (!st) st = buf_add(&all, json_string_value(text), json_string_length(text));
+    }
+    json_t *v = st ? NULL : json_stringn_nocheck(all.data, all.len);
+    buf_fini(&all);
+    return v;
+}
+
+static const json_t *nth_part(const void *of, size_t i)
+{
+    return ((const struct chat_part *)of)[i].text;
+}
+
+static const json_t *nth_element(const void *of, size_t i)
+{
+    return json_array_get(of, i);
+}
+
+enum status chat_reasoning_end(struct chat_reader *r, struct chat_message *m)
+{
+    if (!m->reasoning || json_is_string(m->reasoning)) return ST_OK;
+    json_t *all = joined(m->reasoning, json_array_size(m->reasoning), nth_element, "");
+    json_decref(m->reasoning);
+    m->reasoning = all;
+    return all ? ST_OK : chat_no_memory(r);
+}
+
+enum status chat_one_text(struct chat_reader *r, struct chat_message *m, const char *between)
+{
+    size_t count = m->part_count;
+    m->list = true;
+    for (size_t i = 0; i < count; i++)
+        if (!m->parts[i].text) return ST_OK;
+    m->list = false;
+    if (count == 1) return ST_OK;
+    json_t *all = joined(m->parts, count, nth_part, between);
+    for (size_t i = 0; i < count; i++) json_decref(m->parts[i].text);
+    m->part_count = 0;
+    return all ? part_add(r, m, (struct chat_part){.text = all}) : chat_no_memory(r);
 }
 
 /* One more reference to a value of the body (jansson's signature lacks the const; the value itself does not
@@ -71,132 +198,136 @@ static json_t *share(const json_t *v)
     return json_incref((json_t *)(uintptr_t)v);
 }
 
-/* json_copy, but NULL where it would leave members out for lack of memory. */
-static json_t *copy_of(const json_t *object)
+/* A copy of the object with one more member, or another in its place; consumes value. NULL: out of memory. */
+static json_t *copy_with(const json_t *object, const char *key, json_t *value)
 {
     json_t *copy = json_copy((json_t *)(uintptr_t)object);
-    if (copy && json_object_size(copy) == json_object_size(object)) return copy;
+    bool ok = copy && value && json_object_size(copy) == json_object_size(object);
+    if (ok && !json_object_set(copy, key, value)) {
+        json_decref(value);
+        return copy;
+    }
+    json_decref(value);
     json_decref(copy);
     return NULL;
 }
 
-static json_t *text_part(const json_t *text)
-{
-    return json_pack("{s:s,s:O}", "type", "text", "text", text);
-}
-
 /* ---- images ---- */
 
-static enum status new_ref(struct parser *p, size_t part, const char *where, struct image_ref **out)
+enum status chat_image_add(struct chat_reader *r, uint32_t number, bool video, const char *suffix,
+                           const char *url, struct image_ref **out)
 {
-    char path[96];
-    snprintf(path, sizeof path, ".content[%zu]", part);
-    if (p->limits->text_only) return fault(p, "too_many_images", path, "This model takes no pictures.");
-    if (p->image_count >= p->limits->images_max) {
-        return fault(p, "too_many_images", path, "At most %zu image(s) may be provided in one prompt.",
-                     p->limits->images_max);
-    }
-    if (p->image_count == p->image_cap) {
-        size_t cap = p->image_cap ? p->image_cap * 2 : 4;
-        struct image_ref *more = realloc(p->images, cap * sizeof *more);
-        if (!more) return oom(p);
-        p->images = more;
-        p->image_cap = cap;
-    }
-    struct image_ref *ref = &p->images[p->image_count++];
-    *ref = (struct image_ref){.message = (uint32_t)p->at, .part = (uint32_t)part};
-    snprintf(ref->param, sizeof ref->param, "messages[%zu].content[%zu].%s", p->at, part, where);
-    *out = ref;
+    struct chat_messages *m = r->out;
+    char path[64];
+    if (r->limits.text_only) return chat_fault(r, "too_many_images", suffix, "This model takes no pictures.");
+    if (m->image_count >= r->limits.images_max)
+        return chat_fault(r, "too_many_images", suffix, "At most %zu image(s) may be provided in one prompt.",
+                          r->limits.images_max);
+    void *images = grown(m->images, m->image_count, &m->image_cap, sizeof *m->images);
+    if (!images) return chat_no_memory(r);
+    m->images = images;
+    if (part_add(r, last_message(r), (struct chat_part){.video = video, .number = number})) return ST_NOMEM;
+    *out = &m->images[m->image_count++];
+    **out = (struct image_ref){.video = video, .message = (uint32_t)m->count - 1, .part = number};
+    snprintf(path, sizeof path, "%s%s", suffix, url);
+    chat_place_name(&r->at, path, (*out)->param, sizeof(*out)->param);
     return ST_OK;
 }
 
-static enum status add_image(struct parser *p, const json_t *url, const json_t *detail, size_t part,
-                             const char *where)
+/* The part at hand of a content: its number, and its path ".content[2]". */
+struct part_at {
+    uint32_t number;
+    char path[40];
+};
+
+static enum status add_image(struct chat_reader *r, const json_t *url, const json_t *detail,
+                             const struct part_at *at, const char *where)
 {
     static const char *const details[] = {"auto", "low", "high", "original"};
     char path[96];
-    enum image_detail d = IMAGE_DETAIL_AUTO;
-    snprintf(path, sizeof path, ".content[%zu].%s", part, where);
+    size_t d = 0;
+    snprintf(path, sizeof path, "%s%s", at->path, where);
     if (!url || json_is_null(url))
-        return fault(p, "missing_required_parameter", path, "An image part needs a URL.");
-    if (!json_is_string(url)) return fault(p, "invalid_type", path, "The URL of an image must be a string.");
+        return chat_fault(r, "missing_required_parameter", path, "An image part needs a URL.");
+    if (!json_is_string(url))
+        return chat_fault(r, "invalid_type", path, "The URL of an image must be a string.");
     if (detail && !json_is_null(detail)) {
-        size_t i = 0;
-        while (i < 4 && !json_is(detail, details[i])) i++;
-        snprintf(path, sizeof path, ".content[%zu].%s", part,
-                 strchr(where, '.') ? "image_url.detail" : "detail");
-        if (i == 4)
-            return fault(p, json_is_string(detail) ? "invalid_value" : "invalid_type", path,
-                         "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
-        d = (enum image_detail)i;
+        while (d < 4 && !json_is(detail, details[d])) d++;
+        snprintf(path, sizeof path, "%s%s", at->path,
+                 strchr(where + 1, '.') ? ".image_url.detail" : ".detail");
+        if (d == 4)
+            return chat_fault(r, json_is_string(detail) ? "invalid_value" : "invalid_type", path,
+                              "The detail of an image must be one of 'auto', 'low', 'high', 'original'.");
     }
     struct image_ref *ref;
-    enum status st = new_ref(p, part, where, &ref);
+    enum status st = chat_image_add(r, at->number, false, at->path, where, &ref);
     if (st) return st;
+    ref->source = share(url);
     ref->url = json_string_value(url);
     ref->url_len = json_string_length(url);
-    ref->detail = d;
+    ref->detail = (enum image_detail)d;
     return ST_OK;
 }
 
 /* image_url: {"image_url": {"url", "detail"}} or {"image_url": "url"}; input_image: the latter; image:
  * {"image": "url"} or
  * {"url": ...}. */
-static enum status image_part(struct parser *p, const json_t *part, size_t idx)
+static enum status image_part(struct chat_reader *r, const json_t *part, const struct part_at *at)
 {
     const json_t *u = json_object_get(part, "image_url"), *detail = json_object_get(part, "detail"), *other;
     if (json_is_object(u)) {
         if (json_object_get(u, "detail")) detail = json_object_get(u, "detail");
-        return add_image(p, json_object_get(u, "url"), detail, idx, "image_url.url");
+        return add_image(r, json_object_get(u, "url"), detail, at, ".image_url.url");
     }
     if (u || !json_is(json_object_get(part, "type"), "image"))
-        return add_image(p, u, detail, idx, "image_url");
+        return add_image(r, u, detail, at, ".image_url");
     other = json_object_get(part, "image");
-    if (json_is_object(other)) return add_image(p, json_object_get(other, "url"), detail, idx, "image.url");
-    return other ? add_image(p, other, detail, idx, "image")
-                 : add_image(p, json_object_get(part, "url"), detail, idx, "url");
+    if (json_is_object(other)) return add_image(r, json_object_get(other, "url"), detail, at, ".image.url");
+    return other ? add_image(r, other, detail, at, ".image")
+                 : add_image(r, json_object_get(part, "url"), detail, at, ".url");
 }
 
 /* video_url: {"video_url": {"url", "fps"}} or {"video_url": "url"}; video: {"video": "url"} or {"video":
  * {"url", "fps"}}. Instead of a URL an array of them: the frames as pictures. fps may stand in the part as
  * well. */
-static enum status video_part(struct parser *p, const json_t *part, size_t idx, const char *type)
+static enum status video_part(struct chat_reader *r, const json_t *part, const struct part_at *at,
+                              const char *type)
 {
     const char *field = strcmp(type, "video") == 0 ? "video" : "video_url";
     const json_t *v = json_object_get(part, field), *fps = json_object_get(part, "fps"), *url = v;
     char where[32], path[96];
-    snprintf(where, sizeof where, "%s%s", field, json_is_object(v) ? ".url" : "");
-    snprintf(path, sizeof path, ".content[%zu].%s", idx, where);
+    snprintf(where, sizeof where, ".%s%s", field, json_is_object(v) ? ".url" : "");
+    snprintf(path, sizeof path, "%s%s", at->path, where);
     if (json_is_object(v)) {
         url = json_object_get(v, "url");
         if (json_object_get(v, "fps")) fps = json_object_get(v, "fps");
     }
     size_t frames = json_is_array(url) ? json_array_size(url) : 0;
     if (!url || json_is_null(url))
-        return fault(p, "missing_required_parameter", path, "A video part needs a URL.");
+        return chat_fault(r, "missing_required_parameter", path, "A video part needs a URL.");
     if (!json_is_string(url) && !json_is_array(url))
-        return fault(p, "invalid_type", path, "A video must be a URL or an array of image URLs, its frames.");
-    if (json_is_array(url) && !frames) return fault(p, "empty_array", path, "The video has no frames.");
+        return chat_fault(r, "invalid_type", path,
+                          "A video must be a URL or an array of image URLs, its frames.");
+    if (json_is_array(url) && !frames) return chat_fault(r, "empty_array", path, "The video has no frames.");
     for (size_t i = 0; i < frames; i++)
         if (!json_is_string(json_array_get(url, i)))
-            return fault(p, "invalid_type", path, "The frames of a video must be URL strings.");
-    snprintf(path, sizeof path, ".content[%zu].fps", idx);
+            return chat_fault(r, "invalid_type", path, "The frames of a video must be URL strings.");
+    snprintf(path, sizeof path, "%s.fps", at->path);
     if (fps && !json_is_null(fps) && !json_is_number(fps))
-        return fault(p, "invalid_type", path, "fps must be a number.");
+        return chat_fault(r, "invalid_type", path, "fps must be a number.");
     double n = fps && !json_is_null(fps) ? json_number_value(fps) : 0.0;
     if (fps && !json_is_null(fps) && !(n >= VIDEO_FPS_MIN && n <= VIDEO_FPS_MAX))
-        return fault(p, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN,
-                     VIDEO_FPS_MAX);
-    if (p->video_count >= p->limits->videos_max) {
-        snprintf(path, sizeof path, ".content[%zu]", idx);
-        return fault(p, "too_many_videos", path, "At most %zu video(s) may be provided in one prompt.",
-                     p->limits->videos_max);
+        return chat_fault(r, "invalid_value", path, "fps must be a number from %g to %g.", VIDEO_FPS_MIN,
+                          VIDEO_FPS_MAX);
+    if (r->videos >= r->limits.videos_max) {
+        return chat_fault(r, "too_many_videos", at->path,
+                          "At most %zu video(s) may be provided in one prompt.", r->limits.videos_max);
     }
     struct image_ref *ref;
-    enum status st = new_ref(p, idx, where, &ref);
+    enum status st = chat_image_add(r, at->number, true, at->path, where, &ref);
     if (st) return st;
-    p->video_count++;
-    ref->video = true;
+    r->videos++;
+    ref->source = share(url);
     ref->fps = n;
     if (frames) {
         ref->frames = url;
@@ -234,339 +365,238 @@ static enum part_kind kind_of_part(const char *type, const char **field)
     return PART_UNSUPPORTED;
 }
 
-static enum status text_of(struct parser *p, const json_t *part, size_t idx, const char *field,
-                           const json_t **out)
+static enum status text_of(struct chat_reader *r, const json_t *part, const struct part_at *at,
+                           const char *field, const json_t **out)
 {
     char path[96];
     *out = json_object_get(part, field);
     if (!*out && strcmp(field, "reasoning") == 0) *out = json_object_get(part, "thinking");
-    snprintf(path, sizeof path, ".content[%zu].%s", idx, field);
+    snprintf(path, sizeof path, "%s.%s", at->path, field);
     if (!*out || json_is_null(*out))
-        return fault(p, "missing_required_parameter", path, "The content part has no '%s'.", field);
+        return chat_fault(r, "missing_required_parameter", path, "The content part has no '%s'.", field);
     if (!json_is_string(*out))
-        return fault(p, "invalid_type", path, "'%s' of a content part must be a string.", field);
+        return chat_fault(r, "invalid_type", path, "'%s' of a content part must be a string.", field);
     return ST_OK;
 }
 
-static enum status add_reasoning(struct parser *p, const json_t *text)
-{
-    const char *old = p->reasoning_text ? json_string_value(p->reasoning_text) : "";
-    size_t a = p->reasoning_text ? json_string_length(p->reasoning_text) : 0, b = json_string_length(text);
-    char *both = malloc(a + b + 1);
-    if (!both) return oom(p);
-    memcpy(both, old, a);
-    memcpy(both + a, json_string_value(text), b);
-    json_t *joined = json_stringn_nocheck(both, a + b);
-    free(both);
-    if (!joined) return oom(p);
-    json_decref(p->reasoning_text);
-    p->reasoning_text = joined;
-    return ST_OK;
-}
-
-static enum status append_part(struct parser *p, json_t *parts, json_t *part)
-{
-    return !part || json_array_append_new(parts, part) ? oom(p) : ST_OK;
-}
-
-static enum status parse_part(struct parser *p, const json_t *part, size_t idx, json_t *parts)
+static enum status parse_part(struct chat_reader *r, const json_t *part, const struct part_at *at)
 {
     char path[64];
-    const char *type, *field;
-    const json_t *text;
-    snprintf(path, sizeof path, ".content[%zu]", idx);
-    if (count_piece(p, path)) return ST_INVALID;
+    const char *name, *field;
+    const json_t *text, *type = json_object_get(part, "type");
+    if (count_piece(r, at->path)) return ST_INVALID;
     if (json_is_string(part))
-        return append_part(p, parts, text_part(part)); /* some clients send bare strings */
-    if (!json_is_object(part)) return fault(p, "invalid_type", path, "A content part must be an object.");
-    type = json_string_value(json_object_get(part, "type"));
-    if (!type && !json_object_get(part, "type"))
-        type = json_object_get(part, "image_url") ? "image_url"
-               : json_object_get(part, "text")    ? "text"
-                                                  : NULL;
-    snprintf(path, sizeof path, ".content[%zu].type", idx);
-    if (!type && json_object_get(part, "type"))
-        return fault(p, "invalid_type", path, "The type of a content part must be a string.");
-    if (!type) return fault(p, "missing_required_parameter", path, "The content part has no type.");
-    bool said = json_object_get(part, "type") != NULL;
-    enum part_kind kind =
-        said && !json_is(json_object_get(part, "type"), type) ? PART_UNSUPPORTED : kind_of_part(type, &field);
-    bool assistant = p->role == ROLE_ASSISTANT;
-    if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !p->limits->videos_max))
-        return fault(p, "unsupported_content_part", path, "Content parts of type '%.60s' are not supported.",
-                     type);
+        return chat_text_add(r, share(part), at->number); /* some clients send bare strings */
+    if (!json_is_object(part))
+        return chat_fault(r, "invalid_type", at->path, "A content part must be an object.");
+    name = type                                 ? json_string_value(type)
+           : json_object_get(part, "image_url") ? "image_url"
+           : json_object_get(part, "text")      ? "text"
+                                                : NULL;
+    snprintf(path, sizeof path, "%s.type", at->path);
+    if (!name && type)
+        return chat_fault(r, "invalid_type", path, "The type of a content part must be a string.");
+    if (!name) return chat_fault(r, "missing_required_parameter", path, "The content part has no type.");
+    enum part_kind kind = type && !json_is(type, name) ? PART_UNSUPPORTED : kind_of_part(name, &field);
+    bool assistant = last_message(r)->role == CHAT_ASSISTANT;
+    if (kind == PART_UNSUPPORTED || (kind == PART_VIDEO && !r->limits.videos_max))
+        return chat_fault(r, "unsupported_content_part", path,
+                          "Content parts of type '%.60s' are not supported.", name);
     if (assistant ? kind == PART_IMAGE || kind == PART_VIDEO : kind == PART_REFUSAL || kind == PART_REASONING)
-        return fault(p, "invalid_value", path,
-                     "Content parts of type '%.60s' are not allowed in a message of this role.", type);
-    if (kind == PART_IMAGE || kind == PART_VIDEO) {
-        enum status st = kind == PART_IMAGE ? image_part(p, part, idx) : video_part(p, part, idx, type);
-        json_t *image = st ? NULL : json_pack("{s:s}", "type", kind == PART_IMAGE ? "image" : "video");
-        return st ? st : append_part(p, parts, image);
-    }
-    enum status st = text_of(p, part, idx, field, &text);
+        return chat_fault(r, "invalid_value", path,
+                          "Content parts of type '%.60s' are not allowed in a message of this role.", name);
+    if (kind == PART_IMAGE) return image_part(r, part, at);
+    if (kind == PART_VIDEO) return video_part(r, part, at, name);
+    enum status st = text_of(r, part, at, field, &text);
     if (st) return st;
-    return kind == PART_REASONING ? add_reasoning(p, text) : append_part(p, parts, text_part(text));
+    return kind == PART_REASONING ? chat_reasoning_add(r, share(text))
+                                  : chat_text_add(r, share(text), at->number);
 }
 
-/* All parts are texts: one string with newlines between them. NULL: out of memory. */
-static json_t *join_parts(const json_t *parts)
+enum status chat_content_read(struct chat_reader *r, const json_t *content, const char *name)
 {
-    size_t len = 0, n = json_array_size(parts), at = 0;
-    for (size_t i = 0; i < n; i++)
-        len += json_string_length(json_object_get(json_array_get(parts, i), "text")) + 1;
-    char *buf = malloc(len + 1);
-    if (!buf) return NULL;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *t = json_object_get(json_array_get(parts, i), "text");
-        if (i) buf[at++] = '\n';
-        memcpy(buf + at, json_string_value(t), json_string_length(t));
-        at += json_string_length(t);
-    }
-    json_t *out = json_stringn_nocheck(buf, at);
-    free(buf);
-    return out;
-}
-
-static bool has_image(const json_t *parts)
-{
-    for (size_t i = 0; i < json_array_size(parts); i++)
-        if (!json_object_get(json_array_get(parts, i), "text")) return true;
-    return false;
-}
-
-static enum status parse_content(struct parser *p, const json_t *content, json_t *out)
-{
-    if (json_is_string(content)) return set_new(p, out, "content", share(content));
+    enum chat_role role = last_message(r)->role;
+    if (json_is_string(content)) return chat_text_add(r, share(content), 0);
     if (!content || json_is_null(content)) {
-        if (p->role == ROLE_ASSISTANT || p->role == ROLE_FUNCTION || p->role == ROLE_OTHER)
-            return set_new(p, out, "content", json_string(""));
-        if (!content)
-            return fault(p, "missing_required_parameter", ".content", "The message has no content.");
-        return fault(p, "invalid_type", ".content",
-                     "The content of this message must be a string or an array of parts, not null.");
+        if (role == CHAT_ASSISTANT || role == CHAT_FUNCTION) return chat_text_add(r, json_string(""), 0);
+        if (!content) return chat_fault(r, "missing_required_parameter", name, "The message has no content.");
+        return chat_fault(r, "invalid_type", name,
+                          "The content of this message must be a string or an array of parts, not null.");
     }
     if (!json_is_array(content))
-        return fault(p, "invalid_type", ".content",
-                     "The content of a message must be a string or an array of parts.");
-    if (!json_array_size(content) && p->role != ROLE_ASSISTANT)
-        return fault(p, "empty_array", ".content", "The content array is empty.");
-    json_t *parts = json_array();
-    if (!parts) return oom(p);
+        return chat_fault(r, "invalid_type", name,
+                          "The content of a message must be a string or an array of parts.");
+    if (!json_array_size(content) && role != CHAT_ASSISTANT)
+        return chat_fault(r, "empty_array", name, "The content array is empty.");
     enum status st = ST_OK;
-    for (size_t i = 0; i < json_array_size(content) && !st; i++)
-        st = parse_part(p, json_array_get(content, i), i, parts);
-    if (st) {
-        json_decref(parts);
-        return st;
+    for (size_t i = 0; i < json_array_size(content) && !st; i++) {
+        struct part_at at = {.number = (uint32_t)i};
+        snprintf(at.path, sizeof at.path, "%s[%zu]", name, i);
+        st = parse_part(r, json_array_get(content, i), &at);
     }
-    bool join = (p->role == ROLE_TOOL || p->role == ROLE_FUNCTION) && !has_image(parts);
-    if (!join && json_array_size(parts)) return set_new(p, out, "content", parts);
-    json_t *text = join_parts(parts);
-    json_decref(parts);
-    return set_new(p, out, "content", text);
+    if (st) return st;
+    struct chat_message *m = last_message(r);
+    m->list = true;
+    return role == CHAT_TOOL || role == CHAT_FUNCTION || !m->part_count ? chat_one_text(r, m, "\n") : ST_OK;
 }
 
 /* ---- tool calls ---- */
 
 /* Arguments come as JSON text; templates iterate over an object. What does not parse stays text. */
-static enum status set_arguments(struct parser *p, json_t *function, const json_t *args)
+static json_t *arguments_of(const struct chat_reader *r, const json_t *args)
 {
-    if (p->limits->arguments_as_text)
-        return set_new(p, function, "arguments", args ? share(args) : json_string(""));
-    if (!args || json_is_null(args) || (json_is_string(args) && !json_string_length(args)))
-        return set_new(p, function, "arguments", json_object());
     json_t *parsed = NULL;
     const char *text = json_string_value(args);
-    if (text && json_from_text(text, json_string_length(args), &parsed) == ST_NOMEM) return oom(p);
-    if (parsed && (!json_is_object(parsed) || json_big_int(parsed))) {
-        json_decref(parsed);
-        parsed = NULL;
-    }
-    return set_new(p, function, "arguments", parsed ? parsed : share(args));
+    if (r->limits.arguments_as_text) return args ? share(args) : json_string("");
+    if (!args || json_is_null(args) || (text && !json_string_length(args))) return json_object();
+    if (text && json_from_text(text, json_string_length(args), &parsed) == ST_NOMEM) return NULL;
+    if (json_is_object(parsed) && !json_big_int(parsed)) return parsed;
+    json_decref(parsed);
+    return share(args);
 }
 
-static enum status parse_function(struct parser *p, const json_t *f, const char *path, json_t **out)
+json_t *chat_call_new(const struct chat_reader *r, json_t *id, json_t *name, json_t *arguments)
+{
+    json_t *args = arguments_of(r, arguments);
+    return args ? json_pack("{s:O,s:s,s:{s:O,s:o}}", "id", id, "type", "function", "function", "name", name,
+                            "arguments", args)
+                : NULL;
+}
+
+static enum status parse_function(struct chat_reader *r, const json_t *f, const char *path, json_t **out)
 {
     char where[96];
     snprintf(where, sizeof where, "%s.name", path);
     if (!json_is_object(f))
-        return fault(p, f ? "invalid_type" : "missing_required_parameter", path,
-                     "A function call must be an object.");
+        return chat_fault(r, f ? "invalid_type" : "missing_required_parameter", path,
+                          "A function call must be an object.");
     const json_t *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
-    if (!name) return fault(p, "missing_required_parameter", where, "The function call has no name.");
+    if (!name) return chat_fault(r, "missing_required_parameter", where, "The function call has no name.");
     if (!json_is_string(name))
-        return fault(p, "invalid_type", where, "The name of a function must be a string.");
+        return chat_fault(r, "invalid_type", where, "The name of a function must be a string.");
     snprintf(where, sizeof where, "%s.arguments", path);
     if (args &&
         ((!json_is_string(args) && !json_is_object(args) && !json_is_null(args)) || json_big_int(args)))
-        return fault(p, "invalid_type", where, "The arguments of a function must be a string.");
-    json_t *copy = copy_of(f);
-    if (!copy) return oom(p);
-    enum status st = set_arguments(p, copy, args);
-    if (st) {
-        json_decref(copy);
-        return st;
-    }
-    *out = copy;
-    return ST_OK;
+        return chat_fault(r, "invalid_type", where, "The arguments of a function must be a string.");
+    *out = copy_with(f, "arguments", arguments_of(r, args));
+    return *out ? ST_OK : chat_no_memory(r);
 }
 
-static enum status parse_tool_calls(struct parser *p, const json_t *calls, json_t *out)
+static enum status parse_tool_calls(struct chat_reader *r, const json_t *calls)
 {
     if (!calls || json_is_null(calls)) return ST_OK;
     if (!json_is_array(calls))
-        return fault(p, "invalid_type", ".tool_calls", "'tool_calls' must be an array.");
-    if (!json_array_size(calls)) return ST_OK;
-    json_t *list = json_array();
-    if (set_new(p, out, "tool_calls", list)) return ST_NOMEM;
+        return chat_fault(r, "invalid_type", ".tool_calls", "'tool_calls' must be an array.");
     for (size_t i = 0; i < json_array_size(calls); i++) {
         char path[64];
         json_t *call = json_array_get(calls, i), *function = NULL;
         snprintf(path, sizeof path, ".tool_calls[%zu]", i);
-        if (count_piece(p, path)) return ST_INVALID;
-        if (!json_is_object(call)) return fault(p, "invalid_type", path, "A tool call must be an object.");
+        if (count_piece(r, path)) return ST_INVALID;
+        if (!json_is_object(call))
+            return chat_fault(r, "invalid_type", path, "A tool call must be an object.");
         snprintf(path, sizeof path, ".tool_calls[%zu].function", i);
-        enum status st = parse_function(p, json_object_get(call, "function"), path, &function);
+        enum status st = parse_function(r, json_object_get(call, "function"), path, &function);
+        if (!st) st = chat_call_add(r, copy_with(call, "function", function));
         if (st) return st;
-        json_t *copy = copy_of(call);
-        if (!copy || json_object_set_new(copy, "function", function)) {
-            if (!copy) json_decref(function);
-            json_decref(copy);
-            return oom(p);
-        }
-        if (json_array_append_new(list, copy)) return oom(p);
     }
     return ST_OK;
 }
 
 /* function_call of old clients: one call. */
-static enum status parse_function_call(struct parser *p, const json_t *f, json_t *out)
+static enum status parse_function_call(struct chat_reader *r, const json_t *f)
 {
     json_t *function = NULL;
-    if (!f || json_is_null(f) || json_object_get(out, "tool_calls")) return ST_OK;
-    enum status st = parse_function(p, f, ".function_call", &function);
+    if (!f || json_is_null(f) || last_message(r)->calls) return ST_OK;
+    enum status st = parse_function(r, f, ".function_call", &function);
     if (st) return st;
-    json_t *calls = json_pack("[{s:s,s:O}]", "type", "function", "function", function);
-    json_decref(function);
-    return set_new(p, out, "tool_calls", calls);
+    return chat_call_add(r, json_pack("{s:s,s:o}", "type", "function", "function", function));
 }
 
 /* ---- messages ---- */
 
-static enum status parse_role(struct parser *p, const json_t *role)
+static enum status parse_role(struct chat_reader *r, const json_t *role, enum chat_role *out)
 {
-    if (!role) return fault(p, "missing_required_parameter", ".role", "The message has no role.");
+    size_t i = 0, n = sizeof role_names / sizeof *role_names;
+    if (!role) return chat_fault(r, "missing_required_parameter", ".role", "The message has no role.");
     if (!json_is_string(role))
-        return fault(p, "invalid_type", ".role", "The role of a message must be a string.");
-    size_t i = 0;
-    while (i < ROLE_OTHER && !json_is(role, role_names[i])) i++;
-    if (i == ROLE_OTHER && !p->limits->allow_any_role)
-        return fault(p, "invalid_value", ".role",
-                     "'%.60s' is not one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
-                     json_string_value(role));
-    p->role = (enum role)i;
+        return chat_fault(r, "invalid_type", ".role", "The role of a message must be a string.");
+    while (i < n && !json_is(role, role_names[i])) i++;
+    *out = (enum chat_role)i;
+    if (i < n) return ST_OK;
+    return chat_fault(r, "invalid_value", ".role",
+                      "'%.60s' is not one of 'system', 'developer', 'user', 'assistant', 'tool', 'function'.",
+                      json_string_value(role));
+}
+
+static enum status assistant_extras(struct chat_reader *r, const json_t *from)
+{
+    const json_t *audio = json_object_get(from, "audio"), *refusal = json_object_get(from, "refusal"),
+                 *reasoning = json_object_get(from, "reasoning");
+    if (audio && !json_is_null(audio))
+        return chat_fault(r, "unsupported_parameter", ".audio", "Audio of earlier answers is not supported.");
+    enum status st = parse_tool_calls(r, json_object_get(from, "tool_calls"));
+    if (!st) st = parse_function_call(r, json_object_get(from, "function_call"));
+    if (st) return st;
+    struct chat_message *m = last_message(r);
+    if (json_is_string(refusal) && !m->list && !json_string_length(m->parts[0].text)) {
+        json_decref(m->parts[0].text);
+        m->parts[0].text = share(refusal);
+    }
+    if (!json_is_string(reasoning)) reasoning = json_object_get(from, "reasoning_content");
+    if (!json_is_string(reasoning)) return chat_reasoning_end(r, m);
+    json_decref(m->reasoning);
+    m->reasoning = share(reasoning);
     return ST_OK;
 }
 
-static enum status assistant_extras(struct parser *p, const json_t *m, json_t *out)
-{
-    const json_t *audio = json_object_get(m, "audio"), *refusal = json_object_get(m, "refusal"),
-                 *reasoning = json_object_get(m, "reasoning");
-    if (audio && !json_is_null(audio))
-        return fault(p, "unsupported_parameter", ".audio", "Audio of earlier answers is not supported.");
-    enum status st = parse_tool_calls(p, json_object_get(m, "tool_calls"), out);
-    if (!st) st = parse_function_call(p, json_object_get(m, "function_call"), out);
-    if (st) return st;
-    if (json_is_string(refusal) && json_is_string(json_object_get(out, "content")) &&
-        !json_string_length(json_object_get(out, "content")))
-        st = set_new(p, out, "content", share(refusal));
-    if (!st && !json_is_string(reasoning)) reasoning = json_object_get(m, "reasoning_content");
-    if (!st && !json_is_string(reasoning)) reasoning = p->reasoning_text;
-    if (!st && json_is_string(reasoning)) st = set_new(p, out, "reasoning_content", share(reasoning));
-    return st;
-}
-
-/* Keys that were handled; all others are copied. */
-static bool is_known(const char *key)
+bool chat_field_known(const char *name)
 {
     static const char *const known[] = {"role",    "content",   "tool_calls",        "function_call", "audio",
                                         "refusal", "reasoning", "reasoning_content", "thinking"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(key, known[i]) == 0) return true;
+        if (strcmp(name, known[i]) == 0) return true;
     return false;
 }
 
-static enum status parse_message(struct parser *p, const json_t *m, json_t *out)
+static enum status parse_message(struct chat_reader *r, const json_t *from)
 {
-    const char *key;
-    json_t *v, *object = (json_t *)(uintptr_t)m;
-    if (!json_is_object(m)) return fault(p, "invalid_type", "", "A message must be an object.");
-    enum status st = parse_role(p, json_object_get(m, "role"));
+    enum chat_role role;
+    struct chat_message *m;
+    if (!json_is_object(from)) return chat_fault(r, "invalid_type", "", "A message must be an object.");
+    enum status st = parse_role(r, json_object_get(from, "role"), &role);
     if (st) return st;
-    const json_t *name = json_object_get(m, "name"), *id = json_object_get(m, "tool_call_id");
+    const json_t *name = json_object_get(from, "name"), *id = json_object_get(from, "tool_call_id");
     if (name && !json_is_string(name) && !json_is_null(name))
-        return fault(p, "invalid_type", ".name", "The name of a participant must be a string.");
-    if (p->role == ROLE_TOOL && !id)
-        return fault(p, "missing_required_parameter", ".tool_call_id",
-                     "A tool message needs a 'tool_call_id'.");
-    if (p->role == ROLE_TOOL && !json_is_string(id))
-        return fault(p, "invalid_type", ".tool_call_id", "'tool_call_id' must be a string.");
-    if (p->role == ROLE_FUNCTION && !json_is_string(name))
-        return fault(p, name ? "invalid_type" : "missing_required_parameter", ".name",
-                     "A function message needs a 'name'.");
-    st = set_new(p, out, "role",
-                 p->role == ROLE_FUNCTION ? json_string("tool") : json_incref(json_object_get(m, "role")));
-    if (!st) st = parse_content(p, json_object_get(m, "content"), out);
-    if (!st && p->role == ROLE_ASSISTANT) st = assistant_extras(p, m, out);
+        return chat_fault(r, "invalid_type", ".name", "The name of a participant must be a string.");
+    if (role == CHAT_TOOL && !id)
+        return chat_fault(r, "missing_required_parameter", ".tool_call_id",
+                          "A tool message needs a 'tool_call_id'.");
+    if (role == CHAT_TOOL && !json_is_string(id))
+        return chat_fault(r, "invalid_type", ".tool_call_id", "'tool_call_id' must be a string.");
+    if (role == CHAT_FUNCTION && !json_is_string(name))
+        return chat_fault(r, name ? "invalid_type" : "missing_required_parameter", ".name",
+                          "A function message needs a 'name'.");
+    st = chat_message_add(r, role, &m);
     if (st) return st;
-    json_object_foreach(object, key, v)
-    {
-        if (!is_known(key) && !json_is_null(v) && json_object_set(out, key, v)) return oom(p);
-    }
-    return ST_OK;
-}
-
-static enum status parse_list(struct parser *p, const json_t *messages)
-{
-    size_t n = json_array_size(messages), max = p->limits->messages_max ? p->limits->messages_max : 100000;
-    if (!json_is_array(messages)) {
-        api_error_set(p->err, 400, messages ? "invalid_type" : "missing_required_parameter", "messages",
-                      messages ? "'messages' must be an array." : "'messages' is missing.");
-        return ST_INVALID;
-    }
-    if (!n || n > max) {
-        api_error_set(p->err, 400, n ? "invalid_value" : "empty_array", "messages",
-                      n ? "There are more than %zu messages." : "'messages' is empty.", max);
-        return ST_INVALID;
-    }
-    p->list = json_array();
-    if (!p->list) return oom(p);
-    for (p->at = 0; p->at < n; p->at++) {
-        json_t *out = json_object();
-        if (!out || json_array_append_new(p->list, out)) return oom(p);
-        json_decref(p->reasoning_text);
-        p->reasoning_text = NULL;
-        enum status st = parse_message(p, json_array_get(messages, p->at), out);
-        if (st) return st;
-    }
-    return ST_OK;
+    m->more = share(from);
+    st = chat_content_read(r, json_object_get(from, "content"), ".content");
+    return !st && role == CHAT_ASSISTANT ? assistant_extras(r, from) : st;
 }
 
 enum status chat_messages_parse(const json_t *messages, const struct chat_limits *limits,
                                 struct chat_messages *out, struct api_error *err)
 {
-    struct parser p = {.limits = limits, .err = err};
-    enum status st = parse_list(&p, messages);
-    json_decref(p.reasoning_text);
-    struct chat_messages m = {.list = p.list, .images = p.images, .image_count = p.image_count};
-    if (st) chat_messages_free(&m);
-    else *out = m;
+    struct chat_reader r = {.limits = *limits, .err = err, .out = out, .at = {.field = "messages"}};
+    size_t n = json_array_size(messages);
+    if (!json_is_array(messages))
+        return api_fail(err, 400, messages ? "invalid_type" : "missing_required_parameter", "messages",
+                        messages ? "'messages' must be an array." : "'messages' is missing.");
+    if (!n) return api_fail(err, 400, "empty_array", "messages", "'messages' is empty.");
+    enum status st = ST_OK;
+    for (size_t i = 0; i < n && !st; i++) {
+        r.at.index = (int32_t)i;
+        st = parse_message(&r, json_array_get(messages, i));
+    }
+    if (st) chat_messages_free(out);
     return st;
-}
-
-void chat_messages_free(struct chat_messages *m)
-{
-    json_decref(m->list);
-    free(m->images);
-    *m = (struct chat_messages){0};
 }

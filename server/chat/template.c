@@ -294,17 +294,11 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     return ST_OK;
 }
 
-static const char *role_of(const struct template_request *rq, size_t i)
-{
-    const char *role = json_string_value(json_object_get(json_array_get(rq->messages, i), "role"));
-    return role ? role : "";
-}
-
 /* The message that the template's loop was at; the number of messages if it was at none. */
 static size_t message_at_fault(const struct jinja_ctx *c, const struct template_request *rq,
                                const struct template_chat *chat)
 {
-    size_t n = json_array_size(rq->messages), at = n;
+    size_t n = rq->messages->count, at = n;
     uint32_t best = UINT32_MAX;
     for (size_t i = 0; i < n; i++) {
         uint32_t level = jinja_fault_loop(c, chat->each[i]);
@@ -320,8 +314,9 @@ static enum status render_error(enum status st, const struct jinja_error *e, con
 {
     /* Such templates mostly say that roles must alternate, or that they don't know the role: no help to who
      * sends results of tools. */
-    bool lost = e->fault == JINJA_RAISED && strcmp(role_of(rq, at), "tool") == 0 && !caps->tool_role &&
-                !caps->tool_responses;
+    const struct chat_messages *m = rq->messages;
+    bool lost = e->fault == JINJA_RAISED && at < m->count && !caps->tool_role && !caps->tool_responses &&
+                (m->list[at].role == CHAT_TOOL || m->list[at].role == CHAT_FUNCTION);
     if (e->fault == JINJA_RAISED)
         err_set(err, st, "%.300s%s", e->message,
                 lost ? " (this model's chat template has no place for results of tools: put them into a user "
@@ -329,10 +324,12 @@ static enum status render_error(enum status st, const struct jinja_error *e, con
                      : "");
     else if (e->line) err_set(err, st, "line %u of the chat template: %.400s", e->line, e->message);
     else err_set(err, st, "chat template: %.400s", e->message);
-    if (at >= json_array_size(rq->messages)) return st;
-    if (!at) return err_prefix(err, st, "messages[0] (role '%.20s')", role_of(rq, at));
-    return err_prefix(err, st, "messages[%zu] (role '%.20s' after '%.20s')", at, role_of(rq, at),
-                      role_of(rq, at - 1));
+    if (at >= m->count) return st;
+    char place[64];
+    chat_place_name(&m->list[at].at, "", place, sizeof place);
+    if (!at) return err_prefix(err, st, "%s (role '%s')", place, chat_role_shown(m->list[at].role));
+    return err_prefix(err, st, "%s (role '%s' after '%s')", place, chat_role_shown(m->list[at].role),
+                      chat_role_shown(m->list[at - 1].role));
 }
 
 enum status template_render(const struct template *t, const struct template_request *rq,
@@ -346,7 +343,7 @@ enum status template_render(const struct template *t, const struct template_requ
     if (rq->continue_final_message && rq->add_generation_prompt)
         return err_set(err, ST_INVALID,
                        "continue_final_message and add_generation_prompt exclude each other");
-    struct template_chat chat = {.each = malloc((json_array_size(rq->messages) + 1) * sizeof *chat.each)};
+    struct template_chat chat = {.each = malloc((rq->messages->count + 1) * sizeof *chat.each)};
     struct jinja_ctx *c = chat.each ? jinja_ctx_create(&t->limits) : NULL;
     if (!c) {
         free(chat.each);

@@ -7,6 +7,7 @@
 
 #include "config/base/status.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "server/chat/messages.h"
 #include "server/jinja/jinja.h"
 #include "server/chat/reasoning_parse.h"
 #include "server/chat/tool_parse.h"
@@ -62,7 +63,7 @@ struct template_special {
 };
 
 struct template_request {
-    const json_t *messages;  /* normalised by chat_messages_parse; borrowed */
+    const struct chat_messages *messages;
     const json_t *tools;     /* array or NULL; borrowed. Empty = NULL. Bare function objects are wrapped */
     const json_t *documents; /* array or NULL */
     const json_t *kwargs; /* object of further variables (chat_template_kwargs) or NULL; may replace special

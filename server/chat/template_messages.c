@@ -1,5 +1,5 @@
-/* Normalised messages -> the variable `messages`, in the form that a template wants, with the origin of every
- * text. */
+/* The messages of a chat -> the variable `messages`, in the form that a template wants, with the origin of
+ * every text. */
 #include "server/chat/template_internal.h"
 
 #include <string.h>
@@ -66,36 +66,30 @@ static struct jinja_value with_lead(struct builder *b, struct jinja_value v)
     return jinja_join2(b->c, b->lead, v);
 }
 
-static bool is_video(const json_t *part)
-{
-    const char *type = json_string_value(json_object_get(part, "type"));
-    return type && strcmp(type, "video") == 0;
-}
-
-static enum status content_string(struct builder *b, const json_t *parts, enum jinja_origin origin,
+static enum status content_string(struct builder *b, const struct chat_message *m, enum jinja_origin origin,
                                   size_t tagged, struct jinja_value *out)
 {
     struct jinja_value v = jinja_string(b->c, "", 0, JINJA_TEMPLATE);
-    for (size_t i = 0; i < json_array_size(parts); i++) {
-        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
-        const char *place = is_video(part) ? b->rq->video_placeholder : b->rq->image_placeholder;
+    for (size_t i = 0; i < m->part_count; i++) {
+        const json_t *text = m->parts[i].text;
+        const char *place = m->parts[i].video ? b->rq->video_placeholder : b->rq->image_placeholder;
         uint32_t from = content_from(b, origin, (int32_t)i);
         if (i) v = jinja_join2(b->c, v, jinja_string(b->c, "\n", 1, from));
         if (!text && !place)
             return err_set(b->err, ST_INVALID, "this chat template has no place for %s",
-                           is_video(part) ? "videos" : "images");
+                           m->parts[i].video ? "videos" : "images");
         v = jinja_join2(b->c, v, text ? text_value(b, text, from, i == tagged) : literal(b, place));
     }
     *out = v;
     return ST_OK;
 }
 
-static struct jinja_value content_list(struct builder *b, const json_t *parts, enum jinja_origin origin,
-                                       size_t tagged, bool lead)
+static struct jinja_value content_list(struct builder *b, const struct chat_message *m,
+                                       enum jinja_origin origin, size_t tagged, bool lead)
 {
     struct jinja_value list = jinja_list(b->c, content_from(b, origin, -1));
-    for (size_t i = 0; i < json_array_size(parts); i++) {
-        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
+    for (size_t i = 0; i < m->part_count; i++) {
+        const json_t *text = m->parts[i].text;
         uint32_t from = content_from(b, origin, (int32_t)i);
         struct jinja_value d = jinja_dict(b->c, from),
                            v = text ? text_value(b, text, from, i == tagged) : jinja_none();
@@ -105,34 +99,32 @@ static struct jinja_value content_list(struct builder *b, const json_t *parts, e
             jinja_dict_set(b->c, first, "text", 4, with_lead(b, literal(b, "")));
             jinja_list_add(b->c, list, first);
         }
-        jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : is_video(part) ? "video" : "image"));
+        jinja_dict_set(b->c, d, "type", 4, literal(b, text ? "text" : m->parts[i].video ? "video" : "image"));
         if (text) jinja_dict_set(b->c, d, "text", 4, lead ? with_lead(b, v) : v);
         jinja_list_add(b->c, list, d);
     }
     return list;
 }
 
-static enum status content_value(struct builder *b, const json_t *content, enum jinja_origin origin,
+static enum status content_value(struct builder *b, const struct chat_message *m, enum jinja_origin origin,
                                  bool last, bool user, struct jinja_value *out)
 {
     bool tagged = last && b->tag;
     size_t tagged_part = SIZE_MAX;
-    if (!json_is_array(content)) {
-        uint32_t from = content_from(b, origin, -1);
-        struct jinja_value v = json_is_string(content) ? text_value(b, content, from, tagged)
-                                                       : template_value(b->c, content, from);
+    if (!m->list) {
+        struct jinja_value v = text_value(b, m->parts[0].text, content_from(b, origin, -1), tagged);
         *out = user ? with_lead(b, v) : v;
         return ST_OK;
     }
-    for (size_t i = json_array_size(content); tagged && i > 0 && tagged_part == SIZE_MAX; i--)
-        if (json_object_get(json_array_get(content, i - 1), "text")) tagged_part = i - 1;
+    for (size_t i = m->part_count; tagged && i > 0 && tagged_part == SIZE_MAX; i--)
+        if (m->parts[i - 1].text) tagged_part = i - 1;
     if (tagged && tagged_part == SIZE_MAX)
         return err_set(b->err, ST_INVALID, "the final message has no text to continue");
     if (b->caps->content_list) {
-        *out = content_list(b, content, origin, tagged_part, user);
+        *out = content_list(b, m, origin, tagged_part, user);
         return ST_OK;
     }
-    enum status st = content_string(b, content, origin, tagged_part, out);
+    enum status st = content_string(b, m, origin, tagged_part, out);
     if (!st && user) *out = with_lead(b, *out);
     return st;
 }
@@ -140,39 +132,41 @@ static enum status content_value(struct builder *b, const json_t *content, enum 
 /* ---- what a template lacks ---- */
 
 /* A system message's content for a template that takes it as one string only. */
-static enum status system_string(struct builder *b, const json_t *content, bool last, struct jinja_value *out)
+static enum status system_string(struct builder *b, const struct chat_message *m, bool last,
+                                 struct jinja_value *out)
 {
     struct template_caps strings = {.content_list = false};
     const struct template_caps *saved = b->caps;
     b->caps = &strings;
-    enum status st = content_value(b, content, JINJA_INPUT, last, false, out);
+    enum status st = content_value(b, m, JINJA_INPUT, last, false, out);
     b->caps = saved;
     return st;
 }
 
-static bool has_pictures(const json_t *content)
+static bool has_images(const struct chat_message *m)
 {
-    for (size_t i = 0; i < json_array_size(content); i++)
-        if (!json_object_get(json_array_get(content, i), "text")) return true;
+    for (size_t i = 0; i < m->part_count; i++)
+        if (!m->parts[i].text) return true;
     return false;
 }
 
 /* The content of a system message for a template that has them. */
-static enum status system_value(struct builder *b, const json_t *content, bool last, struct jinja_value *out)
+static enum status system_value(struct builder *b, const struct chat_message *m, bool last,
+                                struct jinja_value *out)
 {
-    if (b->caps->content_list && !b->caps->system_pictures && has_pictures(content))
+    if (b->caps->content_list && !b->caps->system_pictures && has_images(m))
         return err_set(b->err, ST_INVALID,
                        "this model's chat template has no place for pictures in a system message: put them "
                        "into a user message");
-    return b->caps->system_list ? content_value(b, content, JINJA_INPUT, last, false, out)
-                                : system_string(b, content, last, out);
+    return b->caps->system_list ? content_value(b, m, JINJA_INPUT, last, false, out)
+                                : system_string(b, m, last, out);
 }
 
 /* A system message for a template without one. */
-static enum status hold_lead(struct builder *b, const json_t *content)
+static enum status hold_lead(struct builder *b, const struct chat_message *m)
 {
     struct jinja_value v;
-    enum status st = system_string(b, content, false, &v);
+    enum status st = system_string(b, m, false, &v);
     if (st) return st;
     v = jinja_join2(b->c, v, jinja_string(b->c, "\n\n", 2, content_from(b, JINJA_INPUT, -1)));
     b->lead = b->have_lead ? jinja_join2(b->c, b->lead, v) : v;
@@ -180,9 +174,9 @@ static enum status hold_lead(struct builder *b, const json_t *content)
     return ST_OK;
 }
 
-static const json_t *name_of_result(const struct builder *b, const json_t *m)
+static const json_t *name_of_result(const struct builder *b, const struct chat_message *m)
 {
-    const json_t *name = json_object_get(m, "name"), *id = json_object_get(m, "tool_call_id");
+    const json_t *name = json_object_get(m->more, "name"), *id = json_object_get(m->more, "tool_call_id");
     if (json_is_string(name) || !json_is_string(id)) return name;
     for (size_t i = 0; i < json_array_size(b->calls); i++) {
         const json_t *call = json_array_get(b->calls, i);
@@ -193,11 +187,11 @@ static const json_t *name_of_result(const struct builder *b, const json_t *m)
 }
 
 /* A tool's result for a template that wants it inside of the assistant's message. */
-static enum status fold_result(struct builder *b, const json_t *m)
+static enum status fold_result(struct builder *b, const struct chat_message *m)
 {
     struct jinja_value d = jinja_dict(b->c, JINJA_INPUT), v;
     const json_t *name = name_of_result(b, m);
-    enum status st = content_value(b, json_object_get(m, "content"), JINJA_INPUT, false, false, &v);
+    enum status st = content_value(b, m, JINJA_INPUT, false, false, &v);
     if (st) return st;
     jinja_dict_set(b->c, d, "name", 4,
                    json_is_string(name) ? input(b, name, field_from(b, JINJA_INPUT, "name"))
@@ -209,49 +203,46 @@ static enum status fold_result(struct builder *b, const json_t *m)
 
 /* ---- messages ---- */
 
-static void set_reasoning(struct builder *b, struct jinja_value d, const json_t *m)
+/* Templates differ in the name. */
+static void set_reasoning(struct builder *b, struct jinja_value d, const struct chat_message *m)
 {
-    static const char *const names[] = {"thinking", "reasoning"};
-    const json_t *r = json_object_get(m, "reasoning_content");
-    if (!json_is_string(r)) return;
-    struct jinja_value v = input(b, r, field_from(b, JINJA_ASSISTANT, "reasoning_content"));
-    jinja_dict_set(b->c, d, "reasoning_content", 17, v);
-    for (size_t i = 0; i < 2; i++) /* templates differ in the name */
-        if (!json_object_get(m, names[i])) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    if (!m->reasoning) return;
+    struct jinja_value v = input(b, m->reasoning, field_from(b, JINJA_ASSISTANT, names[0]));
+    for (size_t i = 0; i < 3; i++) jinja_dict_set(b->c, d, names[i], strlen(names[i]), v);
 }
 
-static enum status add_message(struct builder *b, const json_t *m, bool last)
+static void set_field(struct builder *b, struct jinja_value d, const char *name, const json_t *v)
 {
-    const char *role = json_string_value(json_object_get(m, "role")), *key;
-    json_t *v, *object = (json_t *)(uintptr_t)m; /* iteration does not change it */
-    if (!role) return err_set(b->err, ST_INVALID, "a message has no role");
-    if (strcmp(role, "developer") == 0 && !b->caps->developer_role) role = "system";
-    bool assistant = strcmp(role, "assistant") == 0, user = strcmp(role, "user") == 0;
-    if (strcmp(role, "system") == 0 && !b->caps->system_role && !last)
-        return hold_lead(b, json_object_get(m, "content"));
-    if (strcmp(role, "tool") == 0 && b->caps->tool_responses && b->have_responses) return fold_result(b, m);
+    jinja_dict_set(b->c, d, name, strlen(name), template_value(b->c, v, field_from(b, JINJA_INPUT, name)));
+}
+
+static enum status add_message(struct builder *b, const struct chat_message *m, bool last)
+{
+    enum chat_role is = m->role == CHAT_DEVELOPER && !b->caps->developer_role ? CHAT_SYSTEM : m->role;
+    const char *role = chat_role_shown(is), *key;
+    bool assistant = is == CHAT_ASSISTANT, tool = is == CHAT_TOOL || is == CHAT_FUNCTION;
+    json_t *v;
+    if (is == CHAT_SYSTEM && !b->caps->system_role && !last) return hold_lead(b, m);
+    if (tool && b->caps->tool_responses && b->have_responses) return fold_result(b, m);
     struct jinja_value d = jinja_dict(b->c, JINJA_INPUT), content;
-    json_object_foreach(object, key, v)
+    jinja_dict_set(b->c, d, "role", 4,
+                   jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, "role")));
+    enum status st =
+        is == CHAT_SYSTEM && b->caps->system_role
+            ? system_value(b, m, last, &content)
+            : content_value(b, m, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, is == CHAT_USER, &content);
+    if (st) return st;
+    jinja_dict_set(b->c, d, "content", 7, content);
+    if (m->calls) set_field(b, d, "tool_calls", m->calls);
+    json_object_foreach(m->more, key, v)
     {
-        if (strcmp(key, "role") == 0) {
-            jinja_dict_set(b->c, d, key, strlen(key),
-                           jinja_string(b->c, role, strlen(role), field_from(b, JINJA_INPUT, key)));
-        } else if (strcmp(key, "content") == 0) {
-            enum status st =
-                strcmp(role, "system") == 0 && b->caps->system_role
-                    ? system_value(b, v, last, &content)
-                    : content_value(b, v, assistant ? JINJA_ASSISTANT : JINJA_INPUT, last, user, &content);
-            if (st) return st;
-            jinja_dict_set(b->c, d, key, strlen(key), content);
-        } else if (strcmp(key, "reasoning_content") != 0) {
-            jinja_dict_set(b->c, d, key, strlen(key),
-                           template_value(b->c, v, field_from(b, JINJA_INPUT, key)));
-        }
+        if (!chat_field_known(key) && !json_is_null(v)) set_field(b, d, key, v);
     }
     set_reasoning(b, d, m);
     b->have_responses = false;
-    if (assistant && b->caps->tool_responses && json_object_get(m, "tool_calls")) {
-        b->calls = json_object_get(m, "tool_calls");
+    if (assistant && b->caps->tool_responses && m->calls) {
+        b->calls = m->calls;
         b->responses = jinja_list(b->c, JINJA_INPUT);
         b->have_responses = true;
         jinja_dict_set(b->c, d, "tool_responses", 14, b->responses);
@@ -274,19 +265,18 @@ enum status template_messages(struct jinja_ctx *c, const struct template_caps *c
                         .final_text = final_text,
                         .trace = trace,
                         .err = err};
-    size_t n = json_array_size(rq->messages);
-    const json_t *last = n ? json_array_get(rq->messages, n - 1) : NULL;
-    const char *role = json_string_value(json_object_get(last, "role"));
-    if (tag && (!role || strcmp(role, "assistant") != 0))
+    const struct chat_messages *m = rq->messages;
+    if (tag && (!m->count || m->list[m->count - 1].role != CHAT_ASSISTANT))
         return err_set(err, ST_INVALID, "continue_final_message needs an assistant message at the end");
-    if (tag && !json_object_get(last, "content"))
-        return err_set(err, ST_INVALID, "the final message has no text to continue");
     b.list = jinja_list(c, JINJA_INPUT);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < m->count; i++) {
+        char at[64];
         b.at = (uint32_t)i;
         b.each[i] = jinja_none();
-        enum status st = add_message(&b, json_array_get(rq->messages, i), i + 1 == n);
-        if (st) return err_prefix(err, st, "messages[%zu]", i);
+        enum status st = add_message(&b, &m->list[i], i + 1 == m->count);
+        if (!st) continue;
+        chat_place_name(&m->list[i].at, "", at, sizeof at);
+        return err_prefix(err, st, "%s", at);
     }
     out->list = b.list;
     return ST_OK;

@@ -1,5 +1,4 @@
-/* Anthropic's body -> a body of chat completions, and the chat's errors -> names of the client's own fields.
- * Worker thread. */
+/* Anthropic's body -> what a chat is asked for. Worker thread. */
 #include "server/dialect/messages.h"
 #include "server/dialect/reader.h"
 
@@ -13,33 +12,35 @@
 /* ---- fields that the chat has by the same name ---- */
 
 /* Anthropic's, and those of this server without which its promise (seed) and its cache can't be used. */
-static const char *const same[] = {"max_tokens",
-                                   "stream",
-                                   "temperature",
-                                   "top_p",
-                                   "top_k",
-                                   "service_tier",
-                                   "seed",
-                                   "min_p",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "skip_special_tokens",
-                                   "cache_salt",
-                                   "priority",
-                                   "mm_processor_kwargs",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "request_id"};
+static const char *const same[] = {
+    /* as a chat has them */
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "service_tier",
+    "seed",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "cache_salt",
+    "priority",
+    "mm_processor_kwargs",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "request_id"};
 
-static enum status same_fields(struct reader *r, bool counting)
+static enum status limits(struct reader *r)
 {
     static const char *const refused[][2] = {{"mcp_servers", NULL},
                                              {"n", NULL},
@@ -55,9 +56,9 @@ static enum status same_fields(struct reader *r, bool counting)
     if (field_num(r->e, r->from, "temperature", 0, 1, &temperature, NULL) ||
         field_int(r->e, r->from, "max_tokens", 1, INT64_MAX, &max_tokens, &has))
         return ST_INVALID;
-    if (!has && !counting)
-        return api_fail(r->e, 400, "missing_required_parameter", "max_tokens", "Field required.");
-    return reader_same(r, same, sizeof same / sizeof *same);
+    return has || r->counting
+               ? ST_OK
+               : api_fail(r->e, 400, "missing_required_parameter", "max_tokens", "Field required.");
 }
 
 static enum status stop_sequences(struct reader *r)
@@ -76,74 +77,55 @@ static enum status stop_sequences(struct reader *r)
         if (!json_string_length(s) || json_string_length(s) > LIMIT_STOP_BYTES)
             return api_fail(r->e, 400, "invalid_value", path, "Must have 1 to %u bytes.", LIMIT_STOP_BYTES);
     }
-    return reader_put(r, "stop", json_incref(list));
+    return gen_parse_stops(r->g, list);
 }
 
 /* ---- tools ---- */
 
-static enum status tool(struct reader *r, json_t *from, size_t i, json_t *list)
+static json_t *tool(struct reader *r, json_t *from, const char *path)
 {
-    char path[40];
     json_t *type, *name, *text, *schema = field(from, "input_schema"), *strict = field(from, "strict");
-    snprintf(path, sizeof path, "tools[%zu]", i);
-    if (!json_is_object(from)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
-    if (reader_member(r, from, path, "type", false, &type)) return ST_INVALID;
+    if (reader_member(r, from, path, "type", false, &type)) return NULL;
     if (type && !json_is(type, "custom"))
-        return api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                        json_string_value(type));
+        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
+                       json_string_value(type));
     if (reader_member(r, from, path, "name", true, &name) ||
         reader_member(r, from, path, "description", false, &text))
-        return ST_INVALID;
+        return NULL;
     if (!schema)
-        return api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
+        (void)api_fail(r->e, 400, "missing_required_parameter", path, "input_schema: Field required.");
     if (!json_is_object(schema) || json_big_int(schema))
-        return api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
-    json_t *f = json_pack("{s:O}", "name", name), *both;
-    bool ok = f && !(text && json_object_set(f, "description", text)) &&
-              !json_object_set(f, "parameters", schema) && !(strict && json_object_set(f, "strict", strict));
-    both = ok ? json_pack("{s:s,s:O}", "type", "function", "function", f) : NULL;
-    json_decref(f);
-    return !both || json_array_append_new(list, both) ? reader_no_memory(r) : ST_OK;
+        (void)api_fail(r->e, 400, "invalid_type", path, "input_schema must be an object: a JSON schema.");
+    return r->e->http ? NULL
+                      : json_pack("{s:O,s:O*,s:O,s:O*}", "name", name, "description", text, "parameters",
+                                  schema, "strict", strict);
 }
 
-static enum status tools(struct reader *r)
+/* *single: one call at most. */
+static enum status tool_choice(struct reader *r, bool *single)
 {
-    json_t *from = field(r->from, "tools"), *to;
-    if (!from) return ST_OK;
-    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (json_array_size(from) > LIMIT_TOOLS)
-        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (reader_put(r, "tools", to = json_array())) return ST_INVALID;
-    for (size_t i = 0; i < json_array_size(from); i++)
-        if (tool(r, json_array_get(from, i), i, to)) return ST_INVALID;
-    return ST_OK;
-}
-
-static enum status tool_choice(struct reader *r)
-{
-    static const char *const how[][2] = {{"auto", "auto"}, {"any", "required"}, {"none", "none"}};
-    json_t *from, *type, *name, *single;
+    json_t *from, *type;
+    struct call_form *f = &r->g->p.call_form;
     if (reader_object(r, "tool_choice", &from)) return ST_INVALID;
     if (!from) return ST_OK;
     if (reader_member(r, from, "tool_choice", "type", true, &type)) return ST_INVALID;
-    single = field(from, "disable_parallel_tool_use");
-    if (single && !json_is_boolean(single))
+    json_t *one = field(from, "disable_parallel_tool_use");
+    if (one && !json_is_boolean(one))
         return api_fail(r->e, 400, "invalid_type", "tool_choice.disable_parallel_tool_use",
                         "Must be a boolean.");
-    if (json_is_true(single) && reader_put(r, "parallel_tool_calls", json_false())) return ST_INVALID;
-    for (size_t i = 0; i < sizeof how / sizeof *how; i++)
-        if (json_is(type, how[i][0])) return reader_put(r, "tool_choice", json_string(how[i][1]));
+    *single = json_is_true(one);
+    f->none = json_is(type, "none");
+    f->required = json_is(type, "any");
+    if (f->none || f->required || json_is(type, "auto")) return ST_OK;
     if (!json_is(type, "tool"))
         return api_fail(r->e, 400, "invalid_value", "tool_choice.type", "'%.60s' is not a tool choice.",
                         json_string_value(type));
-    if (reader_member(r, from, "tool_choice", "name", true, &name)) return ST_INVALID;
-    return reader_put(r, "tool_choice",
-                      json_pack("{s:s,s:{s:O}}", "type", "function", "function", "name", name));
+    return reader_member(r, from, "tool_choice", "name", true, &f->name);
 }
 
 /* ---- reasoning and the form of the answer ---- */
 
-static enum status thinking(struct reader *r)
+static enum status thinking(struct reader *r, struct reasoning_ask *ask)
 {
     static const char *const types[] = {"disabled", "enabled", "adaptive", "between_tools"};
     json_t *from, *type, *display, *budget;
@@ -162,32 +144,31 @@ static enum status thinking(struct reader *r)
     budget = field(from, "budget_tokens");
     if (budget && (!json_to_int(budget, &n) || n < 1))
         return api_fail(r->e, 400, "invalid_value", "thinking.budget_tokens", "Must be a positive integer.");
-    if (json_is(display, "omitted") && reader_put(r, "include_reasoning", json_false())) return ST_INVALID;
-    return reader_put(r, "reasoning", json_pack("{s:b}", "enabled", i > 0));
+    ask->drop = json_is(display, "omitted");
+    ask->enabled = i > 0 ? json_true() : json_false();
+    return ST_OK;
 }
 
 /* The effort is for the template alone: here it doesn't switch the thinking on. */
-static enum status effort(struct reader *r, json_t *config)
+static enum status effort(struct reader *r, json_t *config, struct reasoning_ask *ask)
 {
     json_t *kwargs, *value, *all;
     if (reader_object(r, "chat_template_kwargs", &kwargs) ||
         reader_member(r, config, "output_config", "effort", false, &value))
         return ST_INVALID;
-    if (!kwargs && !value) return ST_OK;
-    all = kwargs ? json_incref(kwargs) : json_object();
-    if (reader_put(r, "chat_template_kwargs", all)) return ST_INVALID;
-    return value && !json_object_get(all, "reasoning_effort") &&
-                   json_object_set(all, "reasoning_effort", value)
-               ? reader_no_memory(r)
-               : ST_OK;
+    ask->variables = kwargs;
+    enum status st = gen_reasoning(r->g, ask);
+    all = r->g->variables;
+    if (st || !value || json_object_get(all, "reasoning_effort")) return st;
+    return json_object_set(all, "reasoning_effort", value) ? reader_no_memory(r) : ST_OK;
 }
 
-static enum status output_config(struct reader *r)
+static enum status output_config(struct reader *r, struct reasoning_ask *ask)
 {
     static const char *const names[] = {"output_config.format", "output_format"};
     json_t *config, *format, *old, *type, *schema;
     if (reader_object(r, "output_config", &config) || reader_object(r, "output_format", &old) ||
-        effort(r, config))
+        effort(r, config, ask))
         return ST_INVALID;
     format = field(config, "format");
     const char *name = names[format ? 0 : 1];
@@ -202,9 +183,7 @@ static enum status output_config(struct reader *r)
     if (!json_is_object(schema) || json_big_int(schema))
         return api_fail(r->e, 400, schema ? "invalid_type" : "missing_required_parameter", name,
                         "schema must be an object: a JSON schema.");
-    return reader_put(r, "response_format",
-                      json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "answer",
-                                "schema", schema));
+    return gen_schema(r->g, schema, name, &r->g->p.form);
 }
 
 static enum status user(struct reader *r)
@@ -212,102 +191,50 @@ static enum status user(struct reader *r)
     json_t *from, *id;
     if (reader_object(r, "metadata", &from) || reader_member(r, from, "metadata", "user_id", false, &id))
         return ST_INVALID;
-    return id ? reader_put(r, "user", json_incref(id)) : ST_OK;
+    gen_tenant(r->g, id);
+    return ST_OK;
 }
 
 /* ---- the whole ---- */
 
 static const char *const others[] = {
+    /* of its own, or without a meaning here */
     "cache_control", "chat_template_kwargs", "container", "context_management", "diagnostics",
     "inference_geo", "mcp_servers",          "messages",  "metadata",           "model",
     "output_config", "output_format",        "speed",     "stop_sequences",     "system",
     "thinking",      "tool_choice",          "tools",     "user_profile_id",    "workspace_id"};
 
-static enum status translate(struct gen *g, json_t **root, bool counting)
+static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->answer.error, .from = *root, .to = json_object()};
-    struct translation t = {.g = g, .e = r.e, .chat = json_array()};
+    struct reader r = {.g = g, .e = &g->r->answer.error, .from = root, .counting = counting};
+    struct reasoning_ask ask = {.drop = false};
+    bool single = false, go_on = false;
     g->dialect_state = calloc(1, sizeof(struct messages_state));
-    enum status st = r.to && t.chat && g->dialect_state ? ST_OK : reader_no_memory(&r);
-    if (!st)
-        reader_note_unknown(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others);
-    t.tools = json_array_size(field(r.from, "tools")) > 0;
-    if (!st && (same_fields(&r, counting) || stop_sequences(&r) || tools(&r) || tool_choice(&r) ||
-                thinking(&r) || output_config(&r) || user(&r) || messages_translate_chat(&t, r.from, r.to) ||
-                reader_put(&r, "messages", json_incref(t.chat))))
-        st = ST_INVALID;
-    json_decref(t.chat);
-    if (st) {
-        json_decref(r.to);
-        return st;
-    }
-    json_decref(*root);
-    *root = r.to;
-    g->p.max_tokens_fit = true;
-    return ST_OK;
+    if (!g->dialect_state) return reader_no_memory(&r);
+    if (limits(&r) || stop_sequences(&r) || reader_tools(&r, tool) || tool_choice(&r, &single) ||
+        thinking(&r, &ask) || output_config(&r, &ask) || messages_read(g, root, &go_on) ||
+        reader_same(&r, same, sizeof same / sizeof *same, others, sizeof others / sizeof *others) || user(&r))
+        return ST_INVALID;
+    if (single) g->p.parallel_calls = false;
+    g->p.continue_final_message = go_on;
+    g->p.add_generation_prompt = !go_on;
+    return gen_read_added(g);
 }
 
-static enum status translate_whole(struct gen *g, json_t **root)
+static enum status read_whole(struct gen *g, json_t *root)
 {
-    return translate(g, root, false);
+    return read_body(g, root, false);
 }
 
-static enum status translate_count(struct gen *g, json_t **root)
+static enum status read_count(struct gen *g, json_t *root)
 {
-    return translate(g, root, true);
+    return read_body(g, root, true);
 }
 
-/* ---- errors ---- */
-
-/* "messages[3].content[1]..." of the chat -> where that stands in the request. Returns the length of what it
- * has read; 0: nothing that is known. */
-static size_t place_name(const struct messages_state *s, const char *text, char *out, size_t cap)
-{
-    unsigned chat;
-    int part = -1, n = 0, more = 0;
-    if (sscanf(text, "messages[%u]%n", &chat, &n) != 1 || !n) return 0;
-    if (sscanf(text + n, ".content[%d]%n", &part, &more) != 1 || !more) part = -1;
-    const struct place *p = NULL;
-    for (size_t i = 0; i < s->place_count; i++)
-        if (s->places[i].chat == chat && (s->places[i].part == part || (s->places[i].part < 0 && !p)))
-            p = &s->places[i];
-    if (!p) return 0;
-    char message[32], block[32] = "", inner[32] = "";
-    snprintf(message, sizeof message, p->message == UINT32_MAX ? "system" : "messages[%u]", p->message);
-    if (part >= 0 && p->block >= 0)
-        snprintf(block, sizeof block, p->message == UINT32_MAX ? "[%d]" : ".content[%d]", p->block);
-    if (part >= 0 && p->inner >= 0) snprintf(inner, sizeof inner, ".content[%d]", p->inner);
-    snprintf(out, cap, "%s%s%s", message, block, inner);
-    return (size_t)n + (part >= 0 ? (size_t)more : 0);
-}
-
-static void fault(struct gen *g)
-{
-    static const char *const names[][2] = {{"response_format", "output_config.format"},
-                                           {"parallel_tool_calls", "tool_choice"},
-                                           {"stop", "stop_sequences"},
-                                           {"user", "metadata.user_id"}};
-    struct api_error *e = &g->r->answer.error;
-    const struct messages_state *s = g->dialect_state;
-    char place[128], text[sizeof e->message];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(e->param, names[i][0]) == 0) snprintf(e->param, sizeof e->param, "%s", names[i][1]);
-    size_t n = place_name(s, e->param, place, sizeof place);
-    if (n) {
-        bool url = strstr(e->param + n, "image_url") != NULL;
-        snprintf(e->param, sizeof e->param, "%.110s%s", place, url ? ".source" : "");
-    }
-    n = place_name(s, e->message, place, sizeof place);
-    if (n) {
-        snprintf(text, sizeof text, "%.110s%.390s", place, e->message + n);
-        memcpy(e->message, text, sizeof text);
-    }
-}
-
-const struct dialect dialect_messages = {.translate = translate_whole,
-                                         .fault = fault,
+const struct dialect dialect_messages = {.read = read_whole,
+                                         .source = "messages",
                                          .answer = messages_answer,
                                          .stream_token = messages_stream_token,
                                          .stream = messages_stream,
                                          .stream_error = messages_stream_error};
-const struct dialect dialect_count_tokens = {.translate = translate_count, .fault = fault};
+const struct dialect dialect_count_tokens = {.read = read_count, .source = "messages"};

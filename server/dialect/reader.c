@@ -3,6 +3,7 @@
 
 #include "config/base/log.h"
 #include "server/http/fields.h"
+#include "server/http/limits.h"
 #include "server/http/request.h"
 
 #include <stdio.h>
@@ -11,20 +12,6 @@
 enum status reader_no_memory(struct reader *r)
 {
     return api_fail(r->e, 503, "out_of_memory", NULL, "The server is out of memory.");
-}
-
-enum status reader_put(struct reader *r, const char *name, json_t *value)
-{
-    return !value || json_object_set_new(r->to, name, value) ? reader_no_memory(r) : ST_OK;
-}
-
-enum status reader_same(struct reader *r, const char *const *names, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        json_t *v = field(r->from, names[i]);
-        if (v && reader_put(r, names[i], json_incref(v))) return ST_INVALID;
-    }
-    return ST_OK;
 }
 
 enum status reader_object(struct reader *r, const char *name, json_t **out)
@@ -59,7 +46,27 @@ enum status reader_refuse(struct reader *r, const char *const (*list)[2], size_t
     return ST_OK;
 }
 
-void reader_note_unknown(struct reader *r, const char *const *same, size_t same_count,
+enum status reader_tools(struct reader *r, json_t *(*one)(struct reader *r, json_t *tool, const char *path))
+{
+    json_t *from = field(r->from, "tools");
+    if (!from) return ST_OK;
+    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
+    if (json_array_size(from) > LIMIT_TOOLS)
+        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
+    if (!(r->g->tools = json_array())) return reader_no_memory(r);
+    for (size_t i = 0; i < json_array_size(from); i++) {
+        json_t *tool = json_array_get(from, i), *f = NULL, *both;
+        char path[40];
+        snprintf(path, sizeof path, "tools[%zu]", i);
+        if (!json_is_object(tool)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
+        if (!(f = one(r, tool, path))) return r->e->http ? ST_INVALID : reader_no_memory(r);
+        both = json_pack("{s:s,s:o}", "type", "function", "function", f);
+        if (!both || json_array_append_new(r->g->tools, both)) return reader_no_memory(r);
+    }
+    return ST_OK;
+}
+
+static void note_unknown(struct reader *r, const char *const *same, size_t same_count,
                          const char *const *others, size_t other_count)
 {
     enum { KNOWN_MAX = 96 };
@@ -72,16 +79,18 @@ void reader_note_unknown(struct reader *r, const char *const *same, size_t same_
         log_debug("req=%s fields that mean nothing here are ignored: %s", r->g->r->http.id, names);
 }
 
-json_t *strings_joined(const json_t *list)
+enum status reader_same(struct reader *r, const char *const *same, size_t same_count,
+                        const char *const *others, size_t other_count)
 {
-    struct buf all;
-    buf_init(&all, SIZE_MAX / 4);
-    enum status st = buf_reserve(&all, 1);
-    for (size_t i = 0; i < json_array_size(list) && !st; i++) {
-        const json_t *text = json_array_get(list, i);
-        st = buf_add(&all, json_string_value(text), json_string_length(text));
-    }
-    json_t *v = st ? NULL : json_stringn_nocheck(all.data, all.len);
-    buf_fini(&all);
-    return v;
+    json_t *fields = json_object(), *v;
+    enum status st = fields ? ST_OK : reader_no_memory(r);
+    note_unknown(r, same, same_count, others, other_count);
+    for (size_t i = 0; i < same_count && !st; i++)
+        if ((v = field(r->from, same[i])) && json_object_set(fields, same[i], v)) st = reader_no_memory(r);
+    r->g->p.add_generation_prompt = true;
+    if (!st) st = r->counting ? gen_parse_salt(r->g, fields) : gen_parse(r->g, fields);
+    if (!st && r->counting) st = gen_parse_image_bounds(r->g, fields);
+    r->g->p.max_tokens_fit = true;
+    json_decref(fields);
+    return st;
 }

@@ -8,13 +8,6 @@
 #include "server/generate/pieces.h"
 #include "server/http/json_out.h"
 
-/* Where a message of the chat comes from. */
-enum origin { FROM_INSTRUCTIONS, FROM_BEFORE, FROM_INPUT, FROM_OUTPUT_OF };
-struct message_origin {
-    enum origin from; /* FROM_OUTPUT_OF: an item of the input, its content under `output` */
-    uint32_t item;    /* of the input; of a message made of several the first */
-};
-
 /* Of a text between calls: the log-probs of its tokens begin at `from`. */
 struct logprobs_part {
     uint32_t calls; /* before it */
@@ -30,10 +23,6 @@ struct responses_state {
     bool has_temperature, has_top_p;
     struct buf items; /* the input items, to be kept */
     struct buf echo;  /* fields of the response that only repeat the request */
-    /* of the translation */
-    bool plain; /* the input is a string */
-    struct message_origin *origins;
-    size_t origin_count, origin_cap;
     /* of the answer */
     size_t seen_content;     /* bytes of it that have their tokens */
     uint32_t seen_reasoning; /* tokens */
@@ -53,7 +42,7 @@ struct responses_state {
 };
 
 /* responses_items.c */
-/* `input`, what it follows upon, and `instructions` -> messages of a chat, in r->to. */
+/* `input`, what it follows upon, and `instructions` -> messages of a chat. */
 enum status responses_messages(struct reader *r, struct responses_state *s);
 /* The input, in the form in which it is kept and listed -> s->items. */
 enum status responses_items_keep(struct reader *r, struct responses_state *s);

@@ -1,5 +1,4 @@
-/* The body of /v1/responses -> a body of chat completions, and the chat's errors -> names of the client's own
- * fields. Worker thread. */
+/* The body of /v1/responses -> what a chat is asked for. Worker thread. */
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
@@ -15,60 +14,64 @@
 /* ---- fields that the chat has by the same name ---- */
 
 /* OpenAI's, and those of this server and of others that the chat takes too. */
-static const char *const same[] = {"stream",
-                                   "temperature",
-                                   "top_p",
-                                   "parallel_tool_calls",
-                                   "service_tier",
-                                   "user",
-                                   "top_k",
-                                   "min_p",
-                                   "seed",
-                                   "stop",
-                                   "stop_token_ids",
-                                   "ignore_eos",
-                                   "min_tokens",
-                                   "presence_penalty",
-                                   "frequency_penalty",
-                                   "repetition_penalty",
-                                   "logit_bias",
-                                   "skip_special_tokens",
-                                   "include_reasoning",
-                                   "chat_template_kwargs",
-                                   "mm_processor_kwargs",
-                                   "cache_salt",
-                                   "priority",
-                                   "structured_outputs",
-                                   "guided_json",
-                                   "guided_regex",
-                                   "guided_choice",
-                                   "guided_grammar",
-                                   "request_id"};
-static const char *const others[] = {"background",
-                                     "context_management",
-                                     "conversation",
-                                     "include",
-                                     "input",
-                                     "instructions",
-                                     "max_output_tokens",
-                                     "max_tool_calls",
-                                     "metadata",
-                                     "model",
-                                     "moderation",
-                                     "previous_response_id",
-                                     "prompt",
-                                     "prompt_cache_key",
-                                     "prompt_cache_options",
-                                     "prompt_cache_retention",
-                                     "reasoning",
-                                     "safety_identifier",
-                                     "store",
-                                     "stream_options",
-                                     "text",
-                                     "tool_choice",
-                                     "tools",
-                                     "top_logprobs",
-                                     "truncation"};
+static const char *const same[] = {
+    /* as a chat has them */
+    "stream",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "service_tier",
+    "user",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "skip_special_tokens",
+    "mm_processor_kwargs",
+    "cache_salt",
+    "priority",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "request_id"};
+static const char *const others[] = {
+    /* of its own, or without a meaning here */
+    "background",
+    "chat_template_kwargs",
+    "context_management",
+    "conversation",
+    "include",
+    "include_reasoning",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "model",
+    "moderation",
+    "previous_response_id",
+    "prompt",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "store",
+    "stream_options",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "truncation"};
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static enum status refused(struct reader *r)
@@ -109,7 +112,8 @@ static enum status limits(struct reader *r)
         field_int(r->e, r->from, "top_logprobs", 0, LIMIT_TOP_LOGPROBS, &top, NULL) ||
         reader_object(r, "stream_options", &options))
         return ST_INVALID;
-    if (has && reader_put(r, "max_tokens", json_integer(n))) return ST_INVALID;
+    r->g->p.has_max = has;
+    r->g->p.max_tokens = has ? (uint64_t)n : 0;
     if (include && !json_is_array(include))
         return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
     for (size_t i = 0; i < json_array_size(include); i++) {
@@ -118,63 +122,40 @@ static enum status limits(struct reader *r)
             return api_fail(r->e, 400, "invalid_type", "include", "Must be an array of strings.");
         logprobs = logprobs || json_is(what, "message.output_text.logprobs");
     }
-    if (!logprobs && !top) return ST_OK;
-    return reader_put(r, "logprobs", json_true()) || reader_put(r, "top_logprobs", json_integer(top))
-               ? ST_INVALID
-               : ST_OK;
+    r->g->p.logprobs = logprobs || top;
+    r->g->p.logprobs_top = (uint32_t)top;
+    return ST_OK;
 }
 
 /* ---- tools ---- */
 
-/* Flat here, nested in a chat; in the order of its fields, which the prompt shows. */
-static enum status tool(struct reader *r, json_t *from, size_t i, json_t *list)
+/* In the order of its fields, which the prompt shows. */
+static json_t *tool(struct reader *r, json_t *from, const char *path)
 {
-    char path[40];
-    json_t *type = field(from, "type"), *v;
+    json_t *type = field(from, "type"), *f, *v;
     const char *key;
-    snprintf(path, sizeof path, "tools[%zu]", i);
-    if (!json_is_object(from)) return api_fail(r->e, 400, "invalid_type", path, "Must be an object.");
     if (!json_is_string(type))
-        return api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
-                        "A tool needs a type.");
+        (void)api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", path,
+                       "A tool needs a type.");
     if (!json_is(type, "function"))
-        return api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
-                        json_string_value(type));
-    json_t *f = json_object();
-    bool ok = f != NULL;
+        (void)api_fail(r->e, 400, "unsupported_value", path, "Tools of type '%.60s' are not supported.",
+                       json_string_value(type));
+    bool ok = !r->e->http && (f = json_object());
+    if (!ok) return NULL;
     json_object_foreach(from, key, v)
     {
         if (ok && strcmp(key, "type") != 0 && !json_is_null(v)) ok = !json_object_set(f, key, v);
     }
-    json_t *both = ok ? json_pack("{s:s,s:O}", "type", "function", "function", f) : NULL;
+    if (ok) return f;
     json_decref(f);
-    return !both || json_array_append_new(list, both) ? reader_no_memory(r) : ST_OK;
-}
-
-static enum status tools(struct reader *r)
-{
-    json_t *from = field(r->from, "tools"), *to;
-    if (!from) return ST_OK;
-    if (!json_is_array(from)) return api_fail(r->e, 400, "invalid_type", "tools", "Must be an array.");
-    if (json_array_size(from) > LIMIT_TOOLS)
-        return api_fail(r->e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (reader_put(r, "tools", to = json_array())) return ST_INVALID;
-    for (size_t i = 0; i < json_array_size(from); i++)
-        if (tool(r, json_array_get(from, i), i, to)) return ST_INVALID;
-    return ST_OK;
-}
-
-/* {"type":"function","name":..} -> {"type":"function","function":{"name":..}} */
-static json_t *choice_nested(json_t *choice)
-{
-    return json_pack("{s:s,s:{s:O}}", "type", "function", "function", "name", field(choice, "name"));
+    return NULL;
 }
 
 static enum status tool_choice(struct reader *r)
 {
     json_t *from = field(r->from, "tool_choice"), *type = field(from, "type"), *name = field(from, "name");
     if (!from) return ST_OK;
-    if (!json_is_object(from)) return reader_put(r, "tool_choice", json_incref(from));
+    if (!json_is_object(from)) return r->counting ? ST_OK : gen_choose(r->g, from);
     if (!json_is_string(type))
         return api_fail(r->e, 400, type ? "invalid_type" : "missing_required_parameter", "tool_choice.type",
                         "Must be a string.");
@@ -182,61 +163,53 @@ static enum status tool_choice(struct reader *r)
         if (!json_is_string(name))
             return api_fail(r->e, 400, name ? "invalid_type" : "missing_required_parameter",
                             "tool_choice.name", "Must be a string.");
-        return reader_put(r, "tool_choice", choice_nested(from));
+        r->g->p.call_form.name = name;
+        return ST_OK;
     }
     if (!json_is(type, "allowed_tools"))
         return api_fail(r->e, 400, "unsupported_value", "tool_choice.type",
                         "A tool choice of type '%.60s' is not supported.", json_string_value(type));
-    json_t *list = json_array(), *mode = field(from, "mode"), *allowed = field(from, "tools");
+    json_t *mode = field(from, "mode"), *allowed = field(from, "tools");
     bool ok = json_is_array(allowed) && json_is_string(mode);
-    for (size_t i = 0; i < json_array_size(allowed) && ok; i++) {
-        json_t *one = json_array_get(allowed, i);
-        ok = json_is_string(field(one, "name")) && !json_array_append_new(list, choice_nested(one));
-    }
-    if (ok)
-        return reader_put(r, "tool_choice",
-                          json_pack("{s:s,s:{s:O,s:o}}", "type", "allowed_tools", "allowed_tools", "mode",
-                                    mode, "tools", list));
-    json_decref(list);
-    return api_fail(r->e, 400, "invalid_value", "tool_choice",
-                    "allowed_tools needs a mode, and tools with names.");
+    for (size_t i = 0; i < json_array_size(allowed) && ok; i++)
+        ok = json_is_string(field(json_array_get(allowed, i), "name"));
+    if (ok && r->counting) return ST_OK;
+    return ok ? gen_choose_among(r->g, mode, allowed, false)
+              : api_fail(r->e, 400, "invalid_value", "tool_choice",
+                         "allowed_tools needs a mode, and tools with names.");
 }
 
 /* ---- reasoning, and the form of the text ---- */
 
 static enum status text_format(struct reader *r, json_t *format)
 {
-    static const char *const keys[] = {"name", "description", "schema", "strict"};
-    json_t *type, *inner;
+    static const struct format_paths paths = {"text.format", "text.format.type", "text.format.name",
+                                              "text.format.strict"};
+    json_t *type;
     if (!json_is_object(format) || json_big_int(format))
-        return api_fail(r->e, 400, "invalid_type", "text.format", "Must be an object.");
-    if (reader_member(r, format, "text.format", "type", true, &type)) return ST_INVALID;
-    if (!json_is(type, "json_schema"))
-        return reader_put(r, "response_format", json_pack("{s:O}", "type", type));
+        return api_fail(r->e, 400, "invalid_type", paths.format, "Must be an object.");
+    if (reader_member(r, format, paths.format, "type", true, &type)) return ST_INVALID;
     json_t *schema = field(format, "schema");
-    if (!json_is_object(schema) || json_big_int(schema))
+    if (json_is(type, "json_schema") && (!json_is_object(schema) || json_big_int(schema)))
         return api_fail(r->e, 400, schema ? "invalid_type" : "missing_required_parameter",
                         "text.format.schema", "Must be an object: a JSON schema.");
-    bool ok = (inner = json_object()) != NULL;
-    for (size_t i = 0; i < COUNT(keys) && ok; i++) {
-        json_t *v = field(format, keys[i]);
-        ok = !v || !json_object_set(inner, keys[i], v);
-    }
-    json_t *both = ok ? json_pack("{s:O,s:O}", "type", type, "json_schema", inner) : NULL;
-    json_decref(inner);
-    return reader_put(r, "response_format", both);
+    return r->counting ? ST_OK : gen_format(r->g, type, format, &paths);
 }
 
 static enum status text_and_reasoning(struct reader *r)
 {
-    json_t *text, *reasoning, *effort, *summary, *verbosity;
+    json_t *text, *reasoning, *summary;
+    struct reasoning_ask ask = {.variables = field(r->from, "chat_template_kwargs")};
+    bool include = true;
     if (reader_object(r, "text", &text) || reader_object(r, "reasoning", &reasoning) ||
-        reader_member(r, reasoning, "reasoning", "effort", false, &effort) ||
+        reader_member(r, reasoning, "reasoning", "effort", false, &ask.effort) ||
         reader_member(r, reasoning, "reasoning", "summary", false, &summary) ||
-        reader_member(r, text, "text", "verbosity", false, &verbosity))
+        reader_member(r, text, "text", "verbosity", false, &ask.verbosity) ||
+        gen_effort_check(r->g, ask.effort, "reasoning.effort") ||
+        field_bool(r->e, r->from, "include_reasoning", &include))
         return ST_INVALID;
-    if (effort && reader_put(r, "reasoning_effort", json_incref(effort))) return ST_INVALID;
-    if (verbosity && reader_put(r, "verbosity", json_incref(verbosity))) return ST_INVALID;
+    ask.drop = !include;
+    if (gen_reasoning(r->g, &ask)) return ST_INVALID;
     return field(text, "format") ? text_format(r, field(text, "format")) : ST_OK;
 }
 
@@ -362,34 +335,26 @@ static enum status keep(struct reader *r, struct responses_state *s)
     return ST_OK;
 }
 
-static enum status translate(struct gen *g, json_t **root, bool counting)
+static enum status read_body(struct gen *g, json_t *root, bool counting)
 {
-    struct reader r = {.g = g, .e = &g->r->answer.error, .from = *root, .to = json_object()};
+    struct reader r = {.g = g, .e = &g->r->answer.error, .from = root, .counting = counting};
     struct responses_state *s = state_create(g);
-    enum status st = r.to && s ? ST_OK : reader_no_memory(&r);
-    if (!st) reader_note_unknown(&r, same, COUNT(same), others, COUNT(others));
-    if (!st && (refused(&r) || reader_same(&r, same, COUNT(same)) || limits(&r) || tools(&r) ||
-                tool_choice(&r) || text_and_reasoning(&r) || before(&r, s) || responses_messages(&r, s) ||
-                (!counting && (echo(&r, s) || keep(&r, s)))))
-        st = ST_INVALID;
-    if (st) {
-        json_decref(r.to);
-        return st;
-    }
-    json_decref(*root);
-    *root = r.to;
-    g->p.max_tokens_fit = true;
-    return ST_OK;
+    if (!s) return reader_no_memory(&r);
+    if (refused(&r) || limits(&r) || reader_tools(&r, tool) || tool_choice(&r) || text_and_reasoning(&r) ||
+        before(&r, s) || responses_messages(&r, s) || (!counting && (echo(&r, s) || keep(&r, s))) ||
+        reader_same(&r, same, COUNT(same), others, COUNT(others)))
+        return ST_INVALID;
+    return gen_read_added(g);
 }
 
-static enum status translate_whole(struct gen *g, json_t **root)
+static enum status read_whole(struct gen *g, json_t *root)
 {
-    return translate(g, root, false);
+    return read_body(g, root, false);
 }
 
-static enum status translate_count(struct gen *g, json_t **root)
+static enum status read_count(struct gen *g, json_t *root)
 {
-    return translate(g, root, true);
+    return read_body(g, root, true);
 }
 
 static void end(struct gen *g)
@@ -402,75 +367,14 @@ static void end(struct gen *g)
     buf_fini(&s->echo);
     buf_fini(&s->logprobs);
     free(s->parts);
-    free(s->origins);
 }
 
-/* ---- errors ---- */
-
-/* "messages[3].content[1]..." of the chat -> where that stands in the request. Returns the length of what it
- * has read; 0: nothing that is known. */
-static size_t place_name(const struct responses_state *s, const char *text, char *out, size_t cap)
-{
-    unsigned chat;
-    int n = 0, more = (int)strlen(".content");
-    if (sscanf(text, "messages[%u]%n", &chat, &n) != 1 || !n || chat >= s->origin_count) return 0;
-    const struct message_origin *at = &s->origins[chat];
-    bool content = strncmp(text + n, ".content", (size_t)more) == 0;
-    if (at->from == FROM_INSTRUCTIONS) snprintf(out, cap, "instructions");
-    else if (at->from == FROM_BEFORE) snprintf(out, cap, "previous_response_id");
-    else if (s->plain) snprintf(out, cap, "input");
-    else
-        snprintf(out, cap, "input[%u]%s", at->item,
-                 !content                     ? ""
-                 : at->from == FROM_OUTPUT_OF ? ".output"
-                                              : ".content");
-    return (size_t)n + (content ? (size_t)more : 0);
-}
-
-/* The chat's name of a field, or of what is in it, becomes the client's. */
-static void rename_param(struct api_error *e)
-{
-    static const char *const names[][2] = {{"messages", "input"},
-                                           {"max_tokens", "max_output_tokens"},
-                                           {"response_format.json_schema", "text.format"},
-                                           {"response_format", "text.format"},
-                                           {"reasoning_effort", "reasoning.effort"},
-                                           {"verbosity", "text.verbosity"}};
-    char text[sizeof e->param];
-    for (size_t i = 0; i < COUNT(names); i++) {
-        size_t n = strlen(names[i][0]);
-        if (strncmp(e->param, names[i][0], n) != 0 || (e->param[n] && e->param[n] != '.')) continue;
-        snprintf(text, sizeof text, "%s%.90s", names[i][1], e->param + n);
-        memcpy(e->param, text, sizeof text);
-        return;
-    }
-}
-
-static void fault(struct gen *g)
-{
-    struct api_error *e = &g->r->answer.error;
-    const struct responses_state *s = g->dialect_state;
-    char place[64], text[sizeof e->message];
-    rename_param(e);
-    size_t n = place_name(s, e->param, place, sizeof place);
-    if (n) {
-        bool item = strncmp(place, "input[", 6) == 0;
-        snprintf(text, sizeof e->param, "%s%.60s", place, item ? e->param + n : "");
-        memcpy(e->param, text, sizeof e->param);
-    }
-    n = place_name(s, e->message, place, sizeof place);
-    if (n) {
-        snprintf(text, sizeof text, "%s%.400s", place, e->message + n);
-        memcpy(e->message, text, sizeof text);
-    }
-}
-
-const struct dialect dialect_responses = {.translate = translate_whole,
-                                          .fault = fault,
+const struct dialect dialect_responses = {.read = read_whole,
+                                          .source = "input",
                                           .answer = responses_answer,
                                           .stream_token = responses_stream_token,
                                           .stream = responses_stream,
                                           .stream_error = responses_stream_error,
                                           .token = responses_token,
                                           .end = end};
-const struct dialect dialect_input_tokens = {.translate = translate_count, .fault = fault, .end = end};
+const struct dialect dialect_input_tokens = {.read = read_count, .source = "input", .end = end};

@@ -1,50 +1,31 @@
 /* Items of /v1/responses -> messages of a chat: those that the model wrote in one turn (reasoning, text,
- * calls) become one message. What went before comes from the store and takes the same way. Worker thread.
- * What the chat checks anyway is left to it; its errors find their way back by the origins noted here. */
+ * calls) become one message. What went before comes from the store and takes the same way. Worker thread. */
 #include "server/dialect/responses.h"
 
 #include "server/http/fields.h"
 #include "server/http/json_in.h"
 #include "server/http/json_value.h"
 #include "server/http/limits.h"
-#include "server/http/request.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct intake {
-    struct reader *r;
+    struct chat_reader r; /* at: the item at hand */
     struct responses_state *s;
-    json_t *chat; /* messages; owned by r->to */
-    struct message_origin at;
-    json_t *turn;   /* the model's message that further items belong to, or NULL */
+    bool turn;      /* the last message is the model's, and further items belong to it */
     bool turn_text; /* its last item was text */
     size_t pieces;  /* items and parts so far */
 };
-
-/* At the item at hand: where = "", ".role", ... */
-static enum status fault(struct intake *t, const char *code, const char *where, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-static enum status fault(struct intake *t, const char *code, const char *where, const char *fmt, ...)
-{
-    char path[128], text[300];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    if (t->at.from == FROM_BEFORE) snprintf(path, sizeof path, "previous_response_id");
-    else snprintf(path, sizeof path, "input[%u]%s", t->at.item, where);
-    return api_fail(t->r->e, 400, code, path, "%s", text);
-}
 
 /* Each becomes several values. */
 static enum status count_pieces(struct intake *t, size_t n)
 {
     t->pieces += n;
     if (t->pieces <= LIMIT_PARTS) return ST_OK;
-    return fault(t, "invalid_value", "", "There are more than %u items and content parts.", LIMIT_PARTS);
+    return chat_fault(&t->r, "invalid_value", "", "There are more than %u items and content parts.",
+                      LIMIT_PARTS);
 }
 
 static enum status need_string(struct intake *t, json_t *item, const char *key, json_t **out)
@@ -52,59 +33,27 @@ static enum status need_string(struct intake *t, json_t *item, const char *key, 
     char where[40];
     *out = field(item, key);
     snprintf(where, sizeof where, ".%s", key);
-    if (!*out) return fault(t, "missing_required_parameter", where, "Field required.");
-    return json_is_string(*out) ? ST_OK : fault(t, "invalid_type", where, "Must be a string.");
-}
-
-/* Consumes message. */
-static enum status add_message(struct intake *t, json_t *message)
-{
-    struct responses_state *s = t->s;
-    if (s->origin_count == s->origin_cap) {
-        size_t cap = s->origin_cap ? 2 * s->origin_cap : 16;
-        void *grown = realloc(s->origins, cap * sizeof *s->origins);
-        if (!grown) {
-            json_decref(message);
-            return reader_no_memory(t->r);
-        }
-        s->origins = grown;
-        s->origin_cap = cap;
-    }
-    if (!message || json_array_append_new(t->chat, message)) return reader_no_memory(t->r);
-    s->origins[s->origin_count++] = t->at;
-    return ST_OK;
+    if (!*out) return chat_fault(&t->r, "missing_required_parameter", where, "Field required.");
+    return json_is_string(*out) ? ST_OK : chat_fault(&t->r, "invalid_type", where, "Must be a string.");
 }
 
 /* The model's message that the next item belongs to. */
 static enum status turn_for(struct intake *t, bool anew)
 {
+    struct chat_message *m;
     if (t->turn && !anew) return ST_OK;
-    t->turn = json_pack("{s:s,s:[]}", "role", "assistant", "content");
+    t->turn = true;
     t->turn_text = false;
-    return add_message(t, t->turn);
-}
-
-/* Lists of texts for the time being: turns_settle puts them together. */
-static enum status turn_add(struct intake *t, const char *key, json_t *text)
-{
-    json_t *list = json_object_get(t->turn, key);
-    if (!list && json_object_set_new(t->turn, key, list = json_array())) return reader_no_memory(t->r);
-    return json_array_append(list, text) ? reader_no_memory(t->r) : ST_OK;
+    return chat_message_add(&t->r, CHAT_ASSISTANT, &m);
 }
 
 static enum status turns_settle(struct intake *t)
 {
-    static const char *const keys[] = {"content", "reasoning_content"};
-    size_t i;
-    json_t *message;
-    json_array_foreach(t->chat, i, message)
-    {
-        for (size_t k = 0; k < 2 && json_is(json_object_get(message, "role"), "assistant"); k++) {
-            const json_t *list = json_object_get(message, keys[k]);
-            json_t *all = list ? strings_joined(list) : NULL;
-            if (list && (!all || json_object_set_new(message, keys[k], all))) return reader_no_memory(t->r);
-        }
-    }
+    struct chat_messages *m = t->r.out;
+    for (size_t i = 0; i < m->count; i++)
+        if (m->list[i].role == CHAT_ASSISTANT &&
+            (chat_one_text(&t->r, &m->list[i], "") || chat_reasoning_end(&t->r, &m->list[i])))
+            return ST_NOMEM;
     return ST_OK;
 }
 
@@ -116,36 +65,37 @@ static enum status assistant_item(struct intake *t, json_t *content)
     if (!st) st = turn_for(t, t->turn_text);
     if (st) return st;
     t->turn_text = true;
-    if (!st && json_is_string(content)) return turn_add(t, "content", content);
+    if (json_is_string(content)) return chat_text_add(&t->r, json_incref(content), 0);
     for (size_t i = 0; i < json_array_size(content) && !st; i++) {
         json_t *part = json_array_get(content, i), *type = field(part, "type"), *text;
         char where[48];
         snprintf(where, sizeof where, ".content[%zu]", i);
-        if (!json_is_object(part)) return fault(t, "invalid_type", where, "Must be an object.");
+        if (!json_is_object(part)) return chat_fault(&t->r, "invalid_type", where, "Must be an object.");
         bool refusal = json_is(type, "refusal");
         if (type && !refusal && !json_is(type, "output_text") && !json_is(type, "input_text") &&
             !json_is(type, "text"))
-            return fault(t, "unsupported_content_part", where,
-                         "Only parts of type 'output_text' and 'refusal' are allowed in a message of this "
-                         "role.");
+            return chat_fault(
+                &t->r, "unsupported_content_part", where,
+                "Only parts of type 'output_text' and 'refusal' are allowed in a message of this "
+                "role.");
         text = field(part, refusal ? "refusal" : "text");
         if (!json_is_string(text))
-            return fault(t, text ? "invalid_type" : "missing_required_parameter", where,
-                         "The content part has no text.");
-        st = turn_add(t, "content", text);
+            return chat_fault(&t->r, text ? "invalid_type" : "missing_required_parameter", where,
+                              "The content part has no text.");
+        st = chat_text_add(&t->r, json_incref(text), (uint32_t)i);
     }
     return st;
 }
 
-/* A single text is a string: that is what all templates know. */
-static json_t *content_of(json_t *content)
+/* A single text is a string: that is what all templates know. name: ".content", ".output". */
+static enum status content_of(struct intake *t, json_t *content, const char *name)
 {
-    json_t *part = json_array_size(content) == 1 ? json_array_get(content, 0) : NULL, *type;
+    json_t *part = json_array_size(content) == 1 ? json_array_get(content, 0) : NULL, *type, *text;
     type = field(part, "type");
-    json_t *text = json_is(type, "input_text") || json_is(type, "output_text") || json_is(type, "text")
-                       ? field(part, "text")
-                       : NULL;
-    return json_incref(json_is_string(text) ? text : content);
+    text = json_is(type, "input_text") || json_is(type, "output_text") || json_is(type, "text")
+               ? field(part, "text")
+               : NULL;
+    return chat_content_read(&t->r, json_is_string(text) ? text : content, name);
 }
 
 /* Kinds of parts are the chat's; what it can't know is said here. */
@@ -153,15 +103,15 @@ static enum status parts_check(struct intake *t, json_t *content, const char *ke
 {
     char where[48];
     snprintf(where, sizeof where, ".%s", key);
-    if (!content) return fault(t, "missing_required_parameter", where, "Field required.");
+    if (!content) return chat_fault(&t->r, "missing_required_parameter", where, "Field required.");
     if (!json_is_string(content) && !json_is_array(content))
-        return fault(t, "invalid_type", where, "Must be a string or an array of content parts.");
+        return chat_fault(&t->r, "invalid_type", where, "Must be a string or an array of content parts.");
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *part = json_array_get(content, i);
         if (!json_is(field(part, "type"), "input_image") || !field(part, "file_id")) continue;
         snprintf(where, sizeof where, ".%s[%zu].file_id", key, i);
-        return fault(t, "unsupported_parameter", where,
-                     "This server keeps no files: give the picture as image_url.");
+        return chat_fault(&t->r, "unsupported_parameter", where,
+                          "This server keeps no files: give the picture as image_url.");
     }
     return ST_OK;
 }
@@ -172,36 +122,38 @@ static enum status message_item(struct intake *t, json_t *item)
     if (need_string(t, item, "role", &role) || parts_check(t, content, "content")) return ST_INVALID;
     if (json_is(role, "assistant")) return assistant_item(t, content);
     if (!json_is(role, "user") && !json_is(role, "system") && !json_is(role, "developer"))
-        return fault(t, "invalid_value", ".role",
-                     "'%.60s' is not one of 'user', 'assistant', 'system', 'developer'.",
-                     json_string_value(role));
-    t->turn = NULL;
-    return add_message(t, json_pack("{s:O,s:o}", "role", role, "content", content_of(content)));
+        return chat_fault(&t->r, "invalid_value", ".role",
+                          "'%.60s' is not one of 'user', 'assistant', 'system', 'developer'.",
+                          json_string_value(role));
+    t->turn = false;
+    struct chat_message *m;
+    enum status st = chat_message_add(&t->r,
+                                      json_is(role, "user")     ? CHAT_USER
+                                      : json_is(role, "system") ? CHAT_SYSTEM
+                                                                : CHAT_DEVELOPER,
+                                      &m);
+    return st ? st : content_of(t, content, ".content");
 }
 
 static enum status call_item(struct intake *t, json_t *item)
 {
-    json_t *id, *name, *arguments, *calls;
+    json_t *id, *name, *arguments;
     if (need_string(t, item, "call_id", &id) || need_string(t, item, "name", &name) ||
         need_string(t, item, "arguments", &arguments) || turn_for(t, false))
         return ST_INVALID;
     t->turn_text = false;
-    calls = json_object_get(t->turn, "tool_calls");
-    if (!calls && json_object_set_new(t->turn, "tool_calls", calls = json_array()))
-        return reader_no_memory(t->r);
-    json_t *call = json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function", "name", name,
-                             "arguments", arguments);
-    return !call || json_array_append_new(calls, call) ? reader_no_memory(t->r) : ST_OK;
+    return chat_call_add(&t->r, chat_call_new(&t->r, id, name, arguments));
 }
 
 static enum status result_item(struct intake *t, json_t *item)
 {
     json_t *id, *output = field(item, "output");
     if (need_string(t, item, "call_id", &id) || parts_check(t, output, "output")) return ST_INVALID;
-    t->turn = NULL;
-    if (t->at.from == FROM_INPUT) t->at.from = FROM_OUTPUT_OF;
-    return add_message(
-        t, json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", content_of(output)));
+    t->turn = false;
+    struct chat_message *m;
+    if (chat_message_add(&t->r, CHAT_TOOL, &m)) return ST_INVALID;
+    m->more = json_pack("{s:O}", "tool_call_id", id);
+    return m->more ? content_of(t, output, ".output") : chat_no_memory(&t->r);
 }
 
 /* Without its text, as others send it in encrypted form, it tells this model nothing. */
@@ -209,17 +161,18 @@ static enum status reasoning_item(struct intake *t, json_t *item)
 {
     json_t *content = field(item, "content");
     if (content && !json_is_array(content))
-        return fault(t, "invalid_type", ".content", "Must be an array of parts.");
+        return chat_fault(&t->r, "invalid_type", ".content", "Must be an array of parts.");
     if (count_pieces(t, json_array_size(content))) return ST_INVALID;
     for (size_t i = 0; i < json_array_size(content); i++) {
         json_t *text = field(json_array_get(content, i), "text");
         char where[48];
         snprintf(where, sizeof where, ".content[%zu].text", i);
         if (!json_is_string(text))
-            return fault(t, text ? "invalid_type" : "missing_required_parameter", where,
-                         "The reasoning has no text.");
-        bool other = t->turn_text || (t->turn && json_object_get(t->turn, "tool_calls"));
-        if (turn_for(t, other) || turn_add(t, "reasoning_content", text)) return ST_INVALID;
+            return chat_fault(&t->r, text ? "invalid_type" : "missing_required_parameter", where,
+                              "The reasoning has no text.");
+        const struct chat_messages *m = t->r.out;
+        bool other = t->turn_text || (t->turn && m->list[m->count - 1].calls);
+        if (turn_for(t, other) || chat_reasoning_add(&t->r, json_incref(text))) return ST_INVALID;
     }
     return ST_OK;
 }
@@ -227,17 +180,17 @@ static enum status reasoning_item(struct intake *t, json_t *item)
 static enum status one_item(struct intake *t, json_t *item)
 {
     if (count_pieces(t, 1)) return ST_INVALID;
-    if (!json_is_object(item)) return fault(t, "invalid_type", "", "An item must be an object.");
+    if (!json_is_object(item)) return chat_fault(&t->r, "invalid_type", "", "An item must be an object.");
     json_t *type = field(item, "type");
-    if (type && !json_is_string(type)) return fault(t, "invalid_type", ".type", "Must be a string.");
+    if (type && !json_is_string(type)) return chat_fault(&t->r, "invalid_type", ".type", "Must be a string.");
     if (type ? json_is(type, "message") : field(item, "role") != NULL) return message_item(t, item);
     if (json_is(type, "function_call")) return call_item(t, item);
     if (json_is(type, "function_call_output")) return result_item(t, item);
     if (json_is(type, "reasoning")) return reasoning_item(t, item);
     if (!type && !field(item, "id"))
-        return fault(t, "missing_required_parameter", ".type", "Field required.");
-    return fault(t, "unsupported_value", ".type", "Items of type '%.60s' are not supported.",
-                 type ? json_string_value(type) : "item_reference");
+        return chat_fault(&t->r, "missing_required_parameter", ".type", "Field required.");
+    return chat_fault(&t->r, "unsupported_value", ".type", "Items of type '%.60s' are not supported.",
+                      type ? json_string_value(type) : "item_reference");
 }
 
 /* ---- all of them ---- */
@@ -246,7 +199,7 @@ static enum status kept_json(struct intake *t, const struct buf *text, json_t **
 {
     struct json_in p = {.text = text->data ? text->data : "", .len = text->len};
     enum status st = json_in_parse(&p, out);
-    return st ? reader_no_memory(t->r) : ST_OK;
+    return st ? chat_no_memory(&t->r) : ST_OK;
 }
 
 static enum status kept_items(struct intake *t, const struct response_kept *kept)
@@ -266,11 +219,11 @@ static enum status kept_items(struct intake *t, const struct response_kept *kept
 static enum status items_before(struct intake *t)
 {
     size_t count = 0, i = 0;
-    t->at.from = FROM_BEFORE;
+    t->r.at = (struct chat_place){"previous_response_id", -1, true};
     for (const struct response_kept *k = t->s->before; k; k = k->before) count++;
     if (!count) return ST_OK;
     const struct response_kept **list = calloc(count, sizeof *list);
-    if (!list) return reader_no_memory(t->r);
+    if (!list) return chat_no_memory(&t->r);
     for (const struct response_kept *k = t->s->before; k; k = k->before) list[i++] = k;
     enum status st = ST_OK;
     while (i && !st) st = kept_items(t, list[--i]);
@@ -278,23 +231,28 @@ static enum status items_before(struct intake *t)
     return st;
 }
 
-static enum status items_input(struct intake *t)
+/* A message of one text: the field. */
+static enum status plain_message(struct intake *t, enum chat_role role, const char *name, json_t *text)
 {
-    json_t *input = field(t->r->from, "input");
+    struct chat_message *m;
+    t->r.at = (struct chat_place){name, -1, true};
+    t->turn = false;
+    enum status st = chat_message_add(&t->r, role, &m);
+    return st ? st : chat_text_add(&t->r, json_incref(text), 0);
+}
+
+static enum status items_input(struct intake *t, json_t *input)
+{
+    struct api_error *e = t->r.err;
     if (!input && t->s->before) return ST_OK;
-    if (!input) return api_fail(t->r->e, 400, "missing_required_parameter", "input", "Field required.");
-    t->at = (struct message_origin){FROM_INPUT, 0};
-    t->s->plain = json_is_string(input);
-    if (t->s->plain) {
-        t->turn = NULL;
-        return add_message(t, json_pack("{s:s,s:O}", "role", "user", "content", input));
-    }
+    if (!input) return api_fail(e, 400, "missing_required_parameter", "input", "Field required.");
+    if (json_is_string(input)) return plain_message(t, CHAT_USER, "input", input);
     if (!json_is_array(input))
-        return api_fail(t->r->e, 400, "invalid_type", "input", "Must be a string or an array of items.");
+        return api_fail(e, 400, "invalid_type", "input", "Must be a string or an array of items.");
     if (!json_array_size(input) && !t->s->before)
-        return api_fail(t->r->e, 400, "empty_array", "input", "Must not be empty.");
+        return api_fail(e, 400, "empty_array", "input", "Must not be empty.");
     for (size_t i = 0; i < json_array_size(input); i++) {
-        t->at = (struct message_origin){FROM_INPUT, (uint32_t)i};
+        t->r.at = (struct chat_place){.field = "input", .index = (int32_t)i};
         enum status st = one_item(t, json_array_get(input, i));
         if (st) return st;
     }
@@ -304,13 +262,13 @@ static enum status items_input(struct intake *t)
 enum status responses_messages(struct reader *r, struct responses_state *s)
 {
     json_t *instructions = field(r->from, "instructions");
-    struct intake t = {.r = r, .s = s, .chat = json_array(), .at = {FROM_INSTRUCTIONS, 0}};
-    if (reader_put(r, "messages", t.chat)) return ST_INVALID;
+    struct intake t = {.s = s};
+    if (gen_read_begin(r->g, &t.r)) return ST_INVALID;
     if (instructions && !json_is_string(instructions))
         return api_fail(r->e, 400, "invalid_type", "instructions", "Must be a string.");
-    if (instructions && add_message(&t, json_pack("{s:s,s:O}", "role", "system", "content", instructions)))
-        return ST_INVALID;
-    return items_before(&t) || items_input(&t) || turns_settle(&t) ? ST_INVALID : ST_OK;
+    if (instructions && plain_message(&t, CHAT_SYSTEM, "instructions", instructions)) return ST_INVALID;
+    return items_before(&t) || items_input(&t, field(r->from, "input")) || turns_settle(&t) ? ST_INVALID
+                                                                                            : ST_OK;
 }
 
 /* ---- what is kept ---- */

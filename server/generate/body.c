@@ -40,23 +40,37 @@ enum status request_body_parse(struct request *r, json_t **root)
     return api_fail(&r->answer.error, 400, "invalid_json", NULL, "The body must be a JSON object.");
 }
 
-/* Stop strings are borrowed from the body, and the loop takes the request's id. The rest, which may be large,
- * goes before the request waits its turn, and here, not on the loop: millions of values take a while, of a
- * refused request too. */
-void request_body_trim(struct request *r, json_t *root, bool stops)
+const char *gen_source(const struct gen *g)
 {
+    return g->dialect ? g->dialect->source : g->kind == GEN_CHAT ? "messages" : "prompt";
+}
+
+void gen_read_free(struct gen *g)
+{
+    json_t **owned[] = {&g->tools, &g->documents, &g->variables, &g->form_root};
+    chat_messages_free(&g->messages);
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) {
+        json_decref(*owned[i]);
+        *owned[i] = NULL;
+    }
+}
+
+/* The loop takes the request's id. The rest, which may be large, goes before the request waits its turn, and
+ * here, not on the loop: millions of values take a while, of a refused request too. */
+void gen_read_end(struct gen *g)
+{
+    const struct request *r = g->r;
     const char *key;
     json_t *value;
     void *next;
-    json_object_foreach_safe(root, next, key, value)
+    gen_read_free(g);
+    json_object_foreach_safe(g->root, next, key, value)
     {
         bool id = strcmp(key, "request_id") == 0 || strcmp(key, "rid") == 0;
-        if ((stops && strcmp(key, "stop") == 0) ||
-            (id && json_is_string(value) && json_string_length(value) <= 128))
-            continue;
-        json_object_del(root, key);
+        if (!id || !json_is_string(value) || json_string_length(value) > 128) json_object_del(g->root, key);
     }
-    if (r->parse_cost > TRIM_COST) malloc_trim(0); /* the allocator would keep them, for each worker */
+    if (r->parse_cost + r->http.body_kept > TRIM_COST)
+        malloc_trim(0); /* the allocator would keep them, for each worker */
 }
 
 enum status request_model_check(struct request *r, json_t *root)

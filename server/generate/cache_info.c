@@ -14,31 +14,8 @@ void cache_places_free(struct cache_places *p)
 
 /* ---- from tokens to places ---- */
 
-static const char *role_of(const json_t *original, uint32_t message)
-{
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
-    const char *role = json_string_value(json_object_get(json_array_get(original, message), "role"));
-    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++) {
-        if (strcmp(role, roles[i]) == 0) return roles[i];
-    }
-    return NULL;
-}
-
-/* Number of a part in the content as it was sent: parts with reasoning were taken out of what the template
- * saw. */
-static int32_t part_of(const json_t *original, uint32_t message, int32_t part)
-{
-    const json_t *content = json_object_get(json_array_get(original, message), "content");
-    if (part < 0 || !json_is_array(content)) return part;
-    for (size_t i = 0; i < json_array_size(content); i++) {
-        const char *type = json_string_value(json_object_get(json_array_get(content, i), "type"));
-        if (type && (strcmp(type, "thinking") == 0 || strcmp(type, "reasoning") == 0)) continue;
-        if (part-- == 0) return (int32_t)i;
-    }
-    return -1;
-}
-
-static struct cache_place place_of_source(const struct template_source *s, const json_t *original)
+static struct cache_place place_of_source(const struct template_source *s,
+                                          const struct chat_messages *messages)
 {
     static const enum cache_place_kind kinds[] = {[TEMPLATE_CONTENT] = PLACE_TEXT,
                                                   [TEMPLATE_FIELD] = PLACE_FIELD,
@@ -48,14 +25,15 @@ static struct cache_place place_of_source(const struct template_source *s, const
     struct cache_place p = {.kind = kinds[s->kind], .part = -1};
     if (p.kind != PLACE_TEXT && p.kind != PLACE_FIELD) return p;
     p.message = s->message;
-    p.role = role_of(original, s->message);
+    const struct chat_message *m = &messages->list[s->message];
+    p.role = chat_role_name(m->role);
     p.field = s->field;
-    if (p.kind == PLACE_TEXT) p.part = part_of(original, s->message, s->part);
+    if (p.kind == PLACE_TEXT && s->part >= 0) p.part = (int32_t)m->parts[s->part].number;
     return p;
 }
 
 static struct cache_place place_of_tag(uint32_t tag, const struct template_result *rendered,
-                                       const struct chat_messages *messages, const json_t *original)
+                                       const struct chat_messages *messages)
 {
     if (tag & PROMPT_TAG_PICTURE) {
         uint32_t k = tag & ~PROMPT_TAG_PICTURE;
@@ -65,17 +43,16 @@ static struct cache_place place_of_tag(uint32_t tag, const struct template_resul
                                     .part = (int32_t)ref->part,
                                     .image = k,
                                     .video = ref->video,
-                                    .role = role_of(original, ref->message)};
+                                    .role = chat_role_name(messages->list[ref->message].role)};
     }
     if (!tag || tag > rendered->source_count) return (struct cache_place){.kind = PLACE_TEMPLATE, .part = -1};
-    return place_of_source(&rendered->sources[tag - 1], original);
+    return place_of_source(&rendered->sources[tag - 1], messages);
 }
 
 enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
                                const struct template_result *rendered, const struct chat_messages *messages,
-                               const json_t *original, const struct prompt_picture *pictures,
-                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out,
-                               struct err *err)
+                               const struct prompt_picture *pictures, uint32_t picture_count,
+                               const struct prompt *prompt, struct cache_places *out, struct err *err)
 {
     struct prompt_origin *origins = NULL;
     size_t count = 0;
@@ -85,7 +62,7 @@ enum status cache_places_build(const struct model_info *mi, const struct tokeniz
     struct cache_place *list = malloc((count ? count : 1) * sizeof *list);
     uint32_t before = 0; /* 1 + message of the text behind which we are */
     for (size_t i = 0; list && i < count; i++) {
-        list[i] = place_of_tag(origins[i].tag, rendered, messages, original);
+        list[i] = place_of_tag(origins[i].tag, rendered, messages);
         list[i].token = origins[i].token;
         if (list[i].kind == PLACE_TEXT || list[i].kind == PLACE_IMAGE || list[i].kind == PLACE_FIELD)
             before = list[i].message + 1;

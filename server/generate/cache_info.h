@@ -29,7 +29,7 @@ struct cache_place {
     int32_t part;      /* TEXT, IMAGE: index in the message's content; -1: the content is one string */
     uint32_t image;    /* IMAGE: index among the request's pictures and videos */
     bool video;        /* IMAGE: it is a video */
-    const char *role;  /* of the message, as sent; static; NULL = an unusual one */
+    const char *role;  /* of the message, as sent; static */
     const char *field; /* FIELD: its name; static; NULL = an unusual one */
 };
 struct cache_places {
@@ -38,13 +38,11 @@ struct cache_places {
 };
 void cache_places_free(struct cache_places *p);
 
-/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `pictures`. messages: as
- * chat_messages_parse gave them; original: the `messages` of the request's body, for the parts' numbers
- * there. */
+/* For a prompt that prompt_build made of `rendered` (template_render with trace) and `pictures`. */
 enum status cache_places_build(const struct model_info *mi, const struct tokenizer *tok,
                                const struct template_result *rendered, const struct chat_messages *messages,
-                               const json_t *original, const struct prompt_picture *pictures,
-                               uint32_t picture_count, const struct prompt *prompt, struct cache_places *out,
+                               const struct prompt_picture *pictures, uint32_t picture_count,
+                               const struct prompt *prompt, struct cache_places *out,
                                struct err *err) KV_MUST_CHECK;
 /* The place of a token; NULL: nothing is known (a prompt without messages). */
 const struct cache_place *cache_place_at(const struct cache_places *p, uint32_t token);

@@ -21,7 +21,6 @@
 struct chat {
     struct request *r;
     struct gen *g;
-    struct chat_messages messages;
     struct chat_pictures pictures;
     struct template_result rendered;
 };
@@ -30,7 +29,6 @@ static void chat_fini(struct chat *c)
 {
     template_result_free(&c->rendered);
     chat_pictures_free(&c->pictures);
-    chat_messages_free(&c->messages);
 }
 
 static enum status no_memory(struct chat *c)
@@ -38,21 +36,20 @@ static enum status no_memory(struct chat *c)
     return api_fail(&c->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
-static enum status render(struct chat *c, json_t *root)
+static enum status render(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
     const struct gen_params *p = &c->g->p;
-    json_t *tools = field(root, "tools"), *documents = field(root, "documents");
     struct template_special specials[SPECIALS_MAX];
     size_t count = 0;
     struct err err = {0};
     while (count < SPECIALS_MAX &&
            tok_special_role(m->tok, count, &specials[count].name, &specials[count].text))
         count++;
-    struct template_request rq = {.messages = c->messages.list,
-                                  .tools = json_array_size(tools) ? tools : NULL,
-                                  .documents = json_is_array(documents) ? documents : NULL,
-                                  .kwargs = field(root, "chat_template_kwargs"),
+    struct template_request rq = {.messages = &c->g->messages,
+                                  .tools = json_array_size(c->g->tools) ? c->g->tools : NULL,
+                                  .documents = json_is_array(c->g->documents) ? c->g->documents : NULL,
+                                  .kwargs = c->g->variables,
                                   .specials = specials,
                                   .special_count = count,
                                   .image_placeholder = m->info->image.present ? m->info->image.marker : NULL,
@@ -64,10 +61,11 @@ static enum status render(struct chat *c, json_t *root)
                                   .trace = p->return_cache_info};
     enum status st = template_render(m->tmpl, &rq, &c->rendered, &err);
     if (st == ST_NOMEM) return no_memory(c);
-    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", "messages", "%s", err.msg) : ST_OK;
+    return st ? api_fail(&c->r->answer.error, 400, "chat_template_error", gen_source(c->g), "%s", err.msg)
+              : ST_OK;
 }
 
-static enum status build(struct chat *c, const json_t *original)
+static enum status build(struct chat *c)
 {
     const struct model *m = c->r->srv->model;
     struct gen *g = c->g;
@@ -80,31 +78,27 @@ static enum status build(struct chat *c, const json_t *original)
         prompt_build(m->info, m->tok, c->rendered.runs, c->rendered.run_count, g->p.add_special_tokens,
                      c->pictures.list, c->pictures.count, gen_ids_max(g), p, &err);
     if (st == ST_TOO_LARGE) return gen_too_long(g);
-    if (st) return api_fail_status(&c->r->answer.error, st, "messages", &err);
+    if (st) return api_fail_status(&c->r->answer.error, st, gen_source(g), &err);
     for (uint32_t i = 0; i < p->span_count; i++)
         if (p->spans[i].picture) g->prompts[0].image_tokens += p->spans[i].end - p->spans[i].begin;
     for (uint32_t i = 0; i < g->picture_count; i++)
         g->pictures[i].first = prompt_picture(p, g->pictures[i].first);
     if (!g->p.return_cache_info) return ST_OK;
-    st = cache_places_build(m->info, m->tok, &c->rendered, &c->messages, original, c->pictures.list,
-                            c->pictures.count, p, &g->prompts[0].places, &err);
-    return st ? api_fail_status(&c->r->answer.error, st, "messages", &err) : ST_OK;
+    st = cache_places_build(m->info, m->tok, &c->rendered, &g->messages, c->pictures.list, c->pictures.count,
+                            p, &g->prompts[0].places, &err);
+    return st ? api_fail_status(&c->r->answer.error, st, gen_source(g), &err) : ST_OK;
 }
 
-/* Text of a message whose content is a string or a list of parts; malloc'd. */
-static char *message_text(const json_t *message, size_t *len)
+/* Text of the last message; malloc'd. */
+static char *last_text(const struct gen *g, size_t *len)
 {
-    json_t *content = json_object_get(message, "content"), *part;
+    const struct chat_message *m = &g->messages.list[g->messages.count - 1];
     struct buf b;
-    size_t i;
     buf_init(&b, SIZE_MAX / 4);
     enum status st = buf_reserve(&b, 1);
-    if (!st && json_is_string(content))
-        st = buf_add(&b, json_string_value(content), json_string_length(content));
-    json_array_foreach(content, i, part)
-    {
-        json_t *text = json_object_get(part, "text");
-        if (!st && json_is_string(text)) st = buf_add(&b, json_string_value(text), json_string_length(text));
+    for (uint32_t i = 0; i < m->part_count && !st; i++) {
+        const json_t *text = m->parts[i].text;
+        if (text) st = buf_add(&b, json_string_value(text), json_string_length(text));
     }
     if (st) {
         buf_fini(&b);
@@ -118,37 +112,53 @@ static char *message_text(const json_t *message, size_t *len)
 static enum status answer_shape(struct chat *c)
 {
     struct gen *g = c->g;
-    const json_t *last = json_array_get(c->messages.list, json_array_size(c->messages.list) - 1);
-    const char *last_role = json_string_value(json_object_get(last, "role"));
-    const char *role = g->p.add_generation_prompt || !last_role ? "assistant" : last_role;
-    g->answer_role = strdup(role);
-    if (!g->answer_role) return no_memory(c);
-    if (!g->p.echo || !last_role || strcmp(last_role, role) != 0) return ST_OK;
-    g->prompts[0].text = message_text(last, &g->prompts[0].text_len);
+    enum chat_role last = g->messages.list[g->messages.count - 1].role;
+    g->answer_role = chat_role_shown(g->p.add_generation_prompt ? CHAT_ASSISTANT : last);
+    if (!g->p.echo || g->answer_role != chat_role_shown(last)) return ST_OK;
+    g->prompts[0].text = last_text(g, &g->prompts[0].text_len);
     return g->prompts[0].text ? ST_OK : no_memory(c);
 }
 
-static enum status chat_build(struct chat *c, json_t *root, const json_t *messages)
+enum status gen_read_begin(struct gen *g, struct chat_reader *r)
 {
-    const struct server *s = c->r->srv;
+    const struct server *s = g->r->srv;
     const struct model *m = s->model;
-    json_t *tools = field(root, "tools");
-    struct chat_limits limits = {.messages_max = LIMIT_MESSAGES,
-                                 .images_max = (size_t)s->opt->max_images,
-                                 .text_only = !m->info->image.present};
-    if (!m->tmpl) {
-        return api_fail(&c->r->answer.error, 400, "chat_template_error", "messages",
+    *r = (struct chat_reader){.limits = {.messages_max = LIMIT_MESSAGES,
+                                         .images_max = (size_t)s->opt->max_images,
+                                         .text_only = !m->info->image.present},
+                              .err = &g->r->answer.error,
+                              .out = &g->messages,
+                              .at = {.field = gen_source(g), .index = -1}};
+    if (!m->tmpl)
+        return api_fail(r->err, 400, "chat_template_error", gen_source(g),
                         "This model has no chat template; use /v1/completions.");
-    }
-    limits.arguments_as_text = template_caps(m->tmpl, json_array_size(tools) > 0)->arguments_as_text;
+    r->limits.arguments_as_text = template_caps(m->tmpl, json_array_size(g->tools) > 0)->arguments_as_text;
     if (m->info->image.video_marker && m->info->image.config.video)
-        limits.videos_max = limits.images_max < LIMIT_VIDEOS ? limits.images_max : LIMIT_VIDEOS;
-    enum status st = chat_messages_parse(messages, &limits, &c->messages, &c->r->answer.error);
-    if (!st) st = gen_remote(c->g, &c->messages);
-    if (!st) st = chat_pictures_make(c->g, &c->messages, &c->pictures);
-    if (!st) st = render(c, root);
-    if (!st) st = build(c, messages);
-    return st;
+        r->limits.videos_max = r->limits.images_max < LIMIT_VIDEOS ? r->limits.images_max : LIMIT_VIDEOS;
+    return ST_OK;
+}
+
+enum status gen_read_added(struct gen *g)
+{
+    if (!g->messages.count)
+        return api_fail(&g->r->answer.error, 400, "empty_array", gen_source(g), "'messages' is empty.");
+    return gen_remote(g);
+}
+
+enum status gen_read_chat(struct gen *g, json_t *root)
+{
+    struct chat_reader r;
+    g->documents = json_incref(field(root, "documents"));
+    if (gen_read_begin(g, &r)) return ST_INVALID;
+    enum status st = chat_messages_parse(field(root, "messages"), &r.limits, r.out, r.err);
+    return st ? st : gen_read_added(g);
+}
+
+static enum status chat_build(struct chat *c)
+{
+    enum status st = chat_pictures_make(c->g, &c->pictures);
+    if (!st) st = render(c);
+    return st ? st : build(c);
 }
 
 /* Does the model's own turn, which the prompt has begun, stand within its reasoning? Some templates open it;
@@ -164,18 +174,17 @@ static bool inside_reasoning(const struct chat *c)
     if (len >= tag && memcmp(r->text + len - tag, open_tag, tag) == 0) return !typed;
     if (!c->g->p.continue_final_message) return false;
     size_t text_len;
-    char *text =
-        message_text(json_array_get(c->messages.list, json_array_size(c->messages.list) - 1), &text_len);
+    char *text = last_text(c->g, &text_len);
     const char *open = text ? strstr(text, open_tag) : NULL;
     bool inside = open && !strstr(open, reasoning_close(c->g->p.reasoning_form));
     free(text);
     return inside;
 }
 
-enum status gen_prompt_chat(struct gen *g, json_t *root)
+enum status gen_prompt_chat(struct gen *g)
 {
     struct chat c = {.r = g->r, .g = g};
-    enum status st = chat_build(&c, root, field(root, "messages"));
+    enum status st = chat_build(&c);
     if (!st) g->inside_reasoning = inside_reasoning(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
@@ -184,61 +193,48 @@ enum status gen_prompt_chat(struct gen *g, json_t *root)
     return st;
 }
 
-/* Errors name what the client wrote: messages[0].content is the prompt. */
-static void name_prompt(struct api_error *e)
-{
-    static const char in[] = "messages[0].content", as[] = "prompt";
-    char *p = e->param;
-    size_t n = strlen(in);
-    if (strncmp(p, in, n) == 0) memmove(p + strlen(as), p + n, strlen(p + n) + 1);
-    else if (strncmp(p, "messages", 8) == 0) p[strlen(as)] = '\0';
-    else return;
-    memcpy(p, as, strlen(as));
-}
-
-enum status gen_prompt_parts(struct gen *g, json_t *parts)
+enum status gen_read_parts(struct gen *g, json_t *parts)
 {
     struct api_error *e = &g->r->answer.error;
-    struct chat c = {.r = g->r, .g = g};
     if (!g->r->srv->model->own_prompts)
         return api_fail(e, 400, "invalid_type", "prompt[0]",
                         "A prompt must be a string or an array of token ids.");
     if (g->p.echo)
         return api_fail(e, 400, "invalid_value", "echo", "echo can't be combined with a list of parts.");
-    json_t *root = json_object(), *messages = json_pack("[{s:s,s:O}]", "role", "user", "content", parts);
-    enum status st = root && messages ? ST_OK : no_memory(&c);
+    struct chat_reader r;
+    struct chat_message *m;
     g->p.add_special_tokens = false; /* the rule writes bos where it belongs */
-    if (!st) st = chat_build(&c, root, messages);
+    if (gen_read_begin(g, &r) || chat_message_add(&r, CHAT_USER, &m) || chat_content_read(&r, parts, ""))
+        return ST_INVALID;
+    return gen_read_added(g);
+}
+
+enum status gen_prompt_parts(struct gen *g)
+{
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = chat_build(&c);
     if (!st) st = gen_truncate(g, &g->prompts[0]);
     if (!st) st = gen_context_check(g, &g->prompts[0]);
-    if (st) name_prompt(e);
     chat_fini(&c);
-    json_decref(messages);
-    json_decref(root);
     return st;
 }
 
-enum status tokenize_chat(struct request *r, json_t *root, struct gen *g)
+enum status tokenize_read(struct gen *g, json_t *root)
 {
-    struct api_error *e = &r->answer.error;
-    struct gen_params *p = &g->p;
-    p->add_generation_prompt =
-        field(root, "continue_final_message") ? !json_is_true(field(root, "continue_final_message")) : true;
-    if (field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &p->continue_final_message) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) || gen_parse_salt(g, root) ||
-        gen_parse_image_bounds(g, root)) {
+    struct api_error *e = &g->r->answer.error;
+    if (gen_parse_turn(g, root) || gen_parse_salt(g, root) || gen_parse_image_bounds(g, root))
         return ST_INVALID;
-    }
-    if (p->add_generation_prompt && p->continue_final_message) {
-        return api_fail(e, 400, "invalid_value", "continue_final_message",
-                        "continue_final_message and add_generation_prompt exclude each other.");
-    }
     if (field(root, "chat_template"))
         return api_fail(e, 400, "unsupported_parameter", "chat_template", "chat_template is not supported.");
-    if (gen_parse_thinking(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
-    struct chat c = {.r = r, .g = g};
-    enum status st = chat_build(&c, root, field(root, "messages"));
+    g->tools = json_incref(field(root, "tools"));
+    if (gen_parse_reasoning(g, root)) return ST_INVALID; /* the same variables as for the chat itself */
+    return gen_read_chat(g, root);
+}
+
+enum status tokenize_chat(struct gen *g)
+{
+    struct chat c = {.r = g->r, .g = g};
+    enum status st = chat_build(&c);
     chat_fini(&c);
     return st;
 }

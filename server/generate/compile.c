@@ -19,7 +19,6 @@ static void job(struct request *r)
     struct gen *g = r->gen;
     (void)gen_constraint_compile(g);
     gen_constraint_made(g);
-    if (r->answer.error.http && g->dialect) g->dialect->fault(g);
 }
 
 static bool waits(const struct request *r)

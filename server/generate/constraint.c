@@ -311,11 +311,11 @@ static enum status bare_calls(struct form_maker *m, json_t *tools)
     return ok ? ST_OK : no_memory(m);
 }
 
-enum status gen_constraint_make(struct gen *g, json_t *root)
+enum status gen_constraint_make(struct gen *g)
 {
     struct gen_params *p = &g->p;
     struct form_maker m = {.g = g};
-    json_t *tools = p->calls ? field(root, "tools") : NULL;
+    json_t *tools = p->calls ? g->tools : NULL;
     if (tools && bare_calls(&m, tools)) return ST_NOMEM;
     if (tools && !p->call_form.required && !p->call_form.allowed && !any_strict(tools) && !p->form.kind)
         tools = NULL;

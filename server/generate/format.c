@@ -24,7 +24,7 @@ static enum status text_of(struct api_error *e, json_t *v, const char *path, str
 }
 
 /* A schema, or its text. */
-static enum status schema_of(struct gen *g, json_t *v, const char *path, struct answer_form *f)
+enum status gen_schema(struct gen *g, json_t *v, const char *path, struct answer_form *f)
 {
     struct api_error *e = &g->r->answer.error;
     if (json_is_string(v)) {
@@ -64,44 +64,49 @@ static bool name_ok(const json_t *name)
     return n >= 1 && n <= 64 && n == json_string_length(name) && strspn(s, of) == n;
 }
 
-static enum status from_response_format(struct gen *g, json_t *f, struct answer_form *out)
+enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths)
 {
     struct api_error *e = &g->r->answer.error;
-    if (!json_is_object(f))
-        return api_fail(e, 400, "invalid_type", "response_format", "response_format must be an object.");
-    json_t *type = field(f, "type"), *json_schema = field(f, "json_schema"), *schema;
-    if (!type)
-        return api_fail(e, 400, "missing_required_parameter", "response_format.type",
-                        "response_format.type is missing.");
-    if (!json_is_string(type))
-        return api_fail(e, 400, "invalid_type", "response_format.type",
-                        "response_format.type must be a string.");
+    struct answer_form *out = &g->p.form;
     if (json_is(type, "text")) return ST_OK;
-    if (json_is(type, "json_object")) {
-        schema = field(f, "schema"); /* llama.cpp's */
-        *out = (struct answer_form){.kind = FORM_OBJECT, .param = "response_format"};
-        return schema ? schema_of(g, schema, "response_format", out) : ST_OK;
-    }
+    *out = (struct answer_form){.kind = FORM_OBJECT, .param = paths->format};
+    if (json_is(type, "json_object")) return ST_OK;
     if (json_is(type, "structural_tag"))
-        return api_fail(e, 400, "unsupported_value", "response_format", "structural_tag is not supported.");
+        return api_fail(e, 400, "unsupported_value", paths->format, "structural_tag is not supported.");
     if (!json_is(type, "json_schema"))
-        return api_fail(e, 400, "invalid_value", "response_format.type", "'%.60s' is not a response format.",
+        return api_fail(e, 400, "invalid_value", paths->type, "'%.60s' is not a response format.",
                         json_string_value(type));
-    if (!json_is_object(json_schema))
-        return api_fail(e, 400, "missing_required_parameter", "response_format",
+    if (!json_is_object(in))
+        return api_fail(e, 400, "missing_required_parameter", paths->format,
                         "response_format.json_schema is missing.");
-    json_t *name = field(json_schema, "name"), *strict = field(json_schema, "strict");
+    json_t *name = field(in, "name"), *strict = field(in, "strict"), *schema = field(in, "schema");
     if (name && !name_ok(name))
-        return api_fail(e, 400, "invalid_value", "response_format.json_schema.name",
+        return api_fail(e, 400, "invalid_value", paths->name,
                         "The name of a schema must match [A-Za-z0-9_-]{1,64}.");
     if (strict && !json_is_boolean(strict))
-        return api_fail(e, 400, "invalid_type", "response_format.json_schema.strict",
-                        "strict must be a boolean.");
-    schema = field(json_schema, "schema");
-    *out = (struct answer_form){.kind = FORM_ANY, .param = "response_format"};
-    enum status st = schema ? schema_of(g, schema, "response_format", out) : ST_OK;
-    out->any_order = gen_any_order(json_schema);
+        return api_fail(e, 400, "invalid_type", paths->strict, "strict must be a boolean.");
+    out->kind = FORM_ANY;
+    enum status st = schema ? gen_schema(g, schema, paths->format, out) : ST_OK;
+    out->any_order = gen_any_order(in);
     return st;
+}
+
+static enum status from_response_format(struct gen *g, json_t *f)
+{
+    static const struct format_paths paths = {"response_format", "response_format.type",
+                                              "response_format.json_schema.name",
+                                              "response_format.json_schema.strict"};
+    struct api_error *e = &g->r->answer.error;
+    if (!json_is_object(f))
+        return api_fail(e, 400, "invalid_type", paths.format, "response_format must be an object.");
+    json_t *type = field(f, "type"), *schema = field(f, "schema");
+    if (!type)
+        return api_fail(e, 400, "missing_required_parameter", paths.type, "response_format.type is missing.");
+    if (!json_is_string(type))
+        return api_fail(e, 400, "invalid_type", paths.type, "response_format.type must be a string.");
+    enum status st = gen_format(g, type, field(f, "json_schema"), &paths);
+    if (st || !schema || !json_is(type, "json_object")) return st;
+    return gen_schema(g, schema, paths.format, &g->p.form); /* llama.cpp's */
 }
 
 static enum status from_structured(struct gen *g, json_t *s, struct answer_form *out)
@@ -127,7 +132,7 @@ static enum status from_structured(struct gen *g, json_t *s, struct answer_form 
     if (field_bool(e, s, "disable_any_whitespace", &compact)) return ST_INVALID;
     json_t *v = field(s, found);
     enum status st = ST_OK;
-    if (strcmp(found, "json") == 0) st = schema_of(g, v, "structured_outputs.json", out);
+    if (strcmp(found, "json") == 0) st = gen_schema(g, v, "structured_outputs.json", out);
     else if (strcmp(found, "regex") == 0) st = text_of(e, v, "structured_outputs.regex", out, FORM_REGEX);
     else if (strcmp(found, "choice") == 0) st = choice_of(e, v, "structured_outputs.choice", out);
     else if (strcmp(found, "grammar") == 0) st = text_of(e, v, "structured_outputs.grammar", out, FORM_TEXT);
@@ -150,10 +155,9 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         {"regex", FORM_REGEX},        {"guided_choice", FORM_CHOICE}, {"guided_grammar", FORM_TEXT},
         {"ebnf", FORM_TEXT},          {"grammar", FORM_TEXT}};
     struct api_error *e = &g->r->answer.error;
-    const char *found = NULL;
     json_t *v = field(root, "response_format");
-    if (v && from_response_format(g, v, &g->p.form)) return ST_INVALID;
-    if (g->p.form.kind) found = "response_format";
+    if (v && from_response_format(g, v)) return ST_INVALID;
+    const char *found = g->p.form.kind ? g->p.form.param : NULL;
     if ((v = field(root, "structured_outputs"))) {
         if (found)
             return api_fail(e, 400, "invalid_value", "structured_outputs",
@@ -167,7 +171,7 @@ enum status gen_parse_format(struct gen *g, json_t *root)
         if (found)
             return api_fail(e, 400, "invalid_value", name, "%s can't be combined with %s.", name, found);
         found = name;
-        enum status st = aliases[i].kind == FORM_SCHEMA   ? schema_of(g, v, name, &g->p.form)
+        enum status st = aliases[i].kind == FORM_SCHEMA   ? gen_schema(g, v, name, &g->p.form)
                          : aliases[i].kind == FORM_CHOICE ? choice_of(e, v, name, &g->p.form)
                                                           : text_of(e, v, name, &g->p.form, aliases[i].kind);
         if (st) return st;

@@ -1,7 +1,8 @@
 /* A generating request, of chat completions or completions. Internal to server/.
  *
- *   on a worker   body.c -> parse.c, tools.c: what is asked -> prompt.c or chat.c, pictures.c: the prompts
- *                 remote.c: files of pictures; where some are to be fetched first, all of it runs twice
+ *   on a worker   body.c -> parse.c, tools.c, chat.c: what is asked
+ *                 remote.c: where images are to be fetched, the loop does so before the job goes on
+ *                 prompt.c or chat.c, pictures.c: the prompts
  *   on the loop   sequences.c: to the scheduler, and its events; images.c: pixels that it asks for;
  *                 write.c: the answer, of what pieces.c says is new; end.c: what ends it early
  *
@@ -44,9 +45,18 @@ struct answer_form {
 };
 /* Which calls the answer is to have (generate/tools.c). */
 struct call_form {
-    bool required;
+    bool required, none;
     const char *named; /* the one function that is called; borrowed from the body */
-    json_t *allowed;   /* [{"function": {"name"}}]: only these may be called; borrowed; NULL = all */
+    json_t *name;      /* the same */
+    json_t
+        *allowed; /* [{"function": {"name"}}] or [{"name"}]: only these may be called; borrowed; NULL = all */
+};
+/* What is asked of the model's reasoning; borrowed from the body, each may be NULL. */
+struct reasoning_ask {
+    json_t *effort, *verbosity; /* strings */
+    json_t *enabled;            /* a boolean */
+    json_t *variables;          /* chat_template_kwargs, an object */
+    bool drop, inline_;         /* it is not returned, or within the content */
 };
 
 struct gen_params {
@@ -63,7 +73,8 @@ struct gen_params {
     uint32_t logprobs_top; /* alternatives */
     bool prompt_logprobs;  /* the answer field of that name */
     uint32_t prompt_logprobs_top;
-    struct stop_string *stops; /* [stop_count]; texts borrowed from `root` */
+    struct stop_string *stops; /* [stop_count]; texts borrowed from stop_list */
+    json_t *stop_list;         /* a string or a list of them; owned */
     uint32_t stop_count;
     uint32_t *stop_ids; /* [stop_id_count], owned */
     uint32_t stop_id_count;
@@ -95,11 +106,9 @@ struct choice;
 /* What a dialect does otherwise than OpenAI's chat completions and completions. Its answers are those of a
  * chat; choice->out is there always. */
 struct dialect {
-    /* Worker: puts a body of chat completions in the place of *root; r->answer.error on failure, which leaves
-     * *root alone. */
-    enum status (*translate)(struct gen *g, json_t **root);
-    /* Worker: what came after it has failed: r->answer.error gets the names of the client's own fields. */
-    void (*fault)(struct gen *g);
+    /* Worker: the body -> g->p and what follows it there, but for the prompt. r->answer.error on failure. */
+    enum status (*read)(struct gen *g, json_t *root);
+    const char *source; /* the field with the messages, for errors */
     /* Loop: as gen_write_answer, gen_stream_token, gen_stream_write; and r->answer.error as the last event,
      * into r->answer.out. */
     void (*answer)(struct gen *g);
@@ -193,8 +202,7 @@ struct gen {
     const struct dialect *dialect;     /* NULL: OpenAI's */
     void *dialect_state;               /* the dialect's own; one block of malloc, owned */
     size_t dialect_kept;               /* bytes of the body, or made of it, that it keeps until the end */
-    json_t *root;                      /* the body: kept because stops borrow from it */
-    json_t *form_root;                 /* a schema that came as a text; owned, until the body is trimmed */
+    json_t *root;                      /* the body, until gen_read_end: then the request's id in it */
     struct grammar *grammar;           /* what constrains the answers; NULL: nothing. Owned */
     const struct grammar_vocab *vocab; /* with it: the model's tokens */
     json_t *compile;   /* what it is to be compiled from, with all that the body had of it; owned, as */
@@ -203,13 +211,18 @@ struct gen {
     bool compile_waits;
     uint64_t compile_us, compile_turn; /* since when; a tenant has one grammar compiled in each turn */
     struct gen_params p;
+    /* what else the prompt of a chat is made of; owned, until gen_read_end */
+    struct chat_messages messages;         /* also of a prompt that is a list of parts */
+    json_t *tools, *documents, *variables; /* for the template: [{"type", "function": {"name", ..}}]; a list;
+                                             an object; or NULL */
+    json_t *form_root;                     /* a schema that came as a text */
     struct gen_prompt *prompts;
     uint32_t prompt_count;
     struct choice *choices;
     uint32_t choice_count, choices_open;
-    struct stop_set *stops; /* NULL = none */
-    char *answer_role;      /* chat: "assistant", or the last message's role */
-    bool inside_reasoning;  /* chat: the prompt ends within the model's reasoning */
+    struct stop_set *stops;  /* NULL = none */
+    const char *answer_role; /* chat: "assistant", or the last message's role */
+    bool inside_reasoning;   /* chat: the prompt ends within the model's reasoning */
     uint32_t tag_ids[8]; /* tokens that are the tags of calls and reasoning: shown also where special tokens
                             are not */
     uint32_t tag_id_count;
@@ -229,25 +242,35 @@ struct gen {
     uint32_t image_count;
 };
 
+/* The field with the prompt, for errors. */
+const char *gen_source(const struct gen *g);
 /* all that it owns, when none of its sequences is alive */
 void gen_free(struct gen *g);
 /* Loop thread: attaches a gen to r and hands it to the pool as request_work does, or answers that there is no
- * memory. dialect: NULL = OpenAI's. The job runs a second time, with a new gen, where pictures had to be
- * fetched (generate/remote.h): all that it needs it must find in the request's body. */
+ * memory. dialect: NULL = OpenAI's. Where the job leaves URLs in gen->remote, it is called again when their
+ * files are there, with gen->fetched set: it goes on with what it has read. */
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r));
 
 /* generate/body.c (worker): checks limits, repairs text, parses the body into *root, an object the caller
  * owns. */
 enum status request_body_parse(struct request *r, json_t **root);
-/* Frees the parts of the body that are no longer needed; stops: the stop strings are still needed. NULL is
- * fine. */
-void request_body_trim(struct request *r, json_t *root, bool stops);
+/* The prompt is made, or never will be: frees what it was made of, and the body but for the request's id. */
+void gen_read_end(struct gen *g);
+void gen_read_free(struct gen *g); /* only what it was made of */
 /* Checks that `model` is a name of the served model. */
 enum status request_model_check(struct request *r, json_t *root);
 
-/* generate/parse.c (worker): all fields but messages and prompt. r->answer.error on failure. */
+/* generate/parse.c (worker): the fields of a chat or a completion but for messages and prompt; of another
+ * dialect those that mean the same there, behind what its reader has filled in. r->answer.error on failure.
+ */
 enum status gen_parse(struct gen *g, json_t *root);
+/* Only whether the last message is continued, and which special tokens are added. */
+enum status gen_parse_turn(struct gen *g, json_t *root);
+/* stop: a string or an array of them, or NULL. */
+enum status gen_parse_stops(struct gen *g, json_t *stop);
+/* Who shares with whom: by API key or by `user`, which may be NULL. */
+void gen_tenant(struct gen *g, json_t *user);
 /* Only cache_salt: the name space of everything cached, also of what /tokenize caches about pictures.
  */
 enum status gen_parse_salt(struct gen *g, json_t *root);
@@ -259,9 +282,16 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 
 /* generate/format.c (worker) */
 enum status gen_parse_format(struct gen *g, json_t *root);
+/* A schema, or its text; path: static. */
+enum status gen_schema(struct gen *g, json_t *v, const char *path, struct answer_form *out);
+/* A format of the type: of json_schema `in` has schema, name, strict. Paths: static. */
+struct format_paths {
+    const char *format, *type, *name, *strict;
+};
+enum status gen_format(struct gen *g, json_t *type, json_t *in, const struct format_paths *paths);
 /* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar, if it
  * was compiled before, else g->compile. After the prompt is built. */
-enum status gen_constraint_make(struct gen *g, json_t *root);
+enum status gen_constraint_make(struct gen *g);
 /* Worker, with memory reserved: g->compile -> g->grammar. r->answer.error on failure. */
 enum status gen_constraint_compile(struct gen *g);
 void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
@@ -279,16 +309,32 @@ bool gen_constraint_start(struct choice *c);
 void gen_compile(struct request *r, void (*done)(struct request *r));
 void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
 
-/* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the
- * template (chat_template_kwargs of root) and in the answer. */
+/* generate/tools.c (worker): the fields of a chat -> g->tools, g->p.call_form. */
 enum status gen_parse_tools(struct gen *g, json_t *root);
-enum status gen_parse_thinking(struct gen *g, json_t *root);
-
-/* generate/prompt.c (worker): fill g->prompts, check the context length. */
-enum status gen_prompt_chat(struct gen *g, json_t *root);
+/* "auto", "none", "required". */
+enum status gen_choose(struct gen *g, json_t *word);
+/* nested: the tools are {"function": {"name"}}, not {"name"}. */
+enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested);
+/* Checks these, and whether calls are looked for in the answer. */
+enum status gen_tools_settle(struct gen *g);
+/* The fields of a chat for reasoning. */
+enum status gen_parse_reasoning(struct gen *g, json_t *root);
+enum status gen_effort_check(struct gen *g, json_t *v, const char *path);
+/* Reasoning as variables of the template, and in the answer; after the tools. */
+enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask);
+/* generate/chat.c, generate/prompt.c (worker). First the messages or the kind of prompt, and the URLs that
+ * have to be fetched: g->remote. */
+enum status gen_read_chat(struct gen *g, json_t *root);
+/* The same for other dialects: before, and after they have added their messages; r->at is the dialect's. */
+enum status gen_read_begin(struct gen *g, struct chat_reader *r);
+enum status gen_read_added(struct gen *g);
+enum status gen_read_completion(struct gen *g, json_t *root);
+/* Then, with the files: fill g->prompts, check the context length. */
+enum status gen_prompt_chat(struct gen *g);
 enum status gen_prompt_completion(struct gen *g, json_t *root);
-/* For /tokenize: ids of a chat (kind "messages") in *out. */
-enum status tokenize_chat(struct request *r, json_t *root, struct gen *g);
+/* The same two for /tokenize: the ids of a chat. */
+enum status tokenize_read(struct gen *g, json_t *root);
+enum status tokenize_chat(struct gen *g);
 
 /* generate/sequences.c (loop) */
 void gen_submit(struct request *r); /* after the work: starts the sequences */

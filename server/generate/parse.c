@@ -145,10 +145,9 @@ static enum status parse_bias(struct gen *g, json_t *root)
 
 /* ---- stops ---- */
 
-static enum status parse_stops(struct gen *g, json_t *root)
+enum status gen_parse_stops(struct gen *g, json_t *stop)
 {
     struct api_error *e = &g->r->answer.error;
-    json_t *stop = field(root, "stop");
     if (!stop) return ST_OK;
     size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
     if (count > LIMIT_STOPS)
@@ -156,6 +155,7 @@ static enum status parse_stops(struct gen *g, json_t *root)
     if (!count) return ST_OK;
     g->p.stops = calloc(count, sizeof *g->p.stops);
     if (!g->p.stops) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    g->p.stop_list = json_incref(stop);
     for (size_t i = 0; i < count; i++) {
         json_t *s = json_is_array(stop) ? json_array_get(stop, i) : stop;
         if (!json_is_string(s))
@@ -234,7 +234,7 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
-    int64_t v = 0;
+    int64_t v = p->logprobs_top;
     bool has = false;
     if (g->kind == GEN_CHAT) {
         if (field_bool(e, root, "logprobs", &p->logprobs) ||
@@ -267,35 +267,40 @@ static enum status parse_logprobs(struct gen *g, json_t *root)
     return ST_OK;
 }
 
+enum status gen_parse_turn(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->answer.error;
+    struct gen_params *p = &g->p;
+    p->add_special_tokens = g->kind == GEN_COMPLETION;
+    p->add_generation_prompt = true;
+    bool has_add = field(root, "add_generation_prompt") != NULL;
+    if (field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
+        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
+        field_bool(e, root, "continue_final_message", &p->continue_final_message))
+        return ST_INVALID;
+    if (p->continue_final_message && has_add && p->add_generation_prompt)
+        return api_fail(e, 400, "invalid_value", "continue_final_message",
+                        "continue_final_message and add_generation_prompt exclude each other.");
+    p->add_generation_prompt = p->add_generation_prompt && !p->continue_final_message;
+    return ST_OK;
+}
+
 static enum status parse_output(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     struct gen_params *p = &g->p;
     bool no_trim = false, ignored = true;
     p->skip_special = true;
-    p->add_special_tokens = g->kind == GEN_COMPLETION;
-    p->add_generation_prompt = true;
-    bool has_add = field(root, "add_generation_prompt") != NULL;
     if (field_bool(e, root, "echo", &p->echo) || field_bool(e, root, "ignore_eos", &p->ignore_eos) ||
         field_bool(e, root, "skip_special_tokens", &p->skip_special) ||
         field_bool(e, root, "spaces_between_special_tokens", &ignored) ||
         field_bool(e, root, "include_stop_str_in_output", &p->include_stop) ||
         field_bool(e, root, "no_stop_trim", &no_trim) ||
         field_bool(e, root, "return_token_ids", &p->return_token_ids) ||
-        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) ||
-        field_bool(e, root, "add_special_tokens", &p->add_special_tokens) ||
-        field_bool(e, root, "add_generation_prompt", &p->add_generation_prompt) ||
-        field_bool(e, root, "continue_final_message", &p->continue_final_message)) {
+        field_bool(e, root, "return_tokens_as_token_ids", &p->tokens_as_ids) || gen_parse_turn(g, root)) {
         return ST_INVALID;
     }
     p->include_stop = p->include_stop || no_trim;
-    if (p->continue_final_message) {
-        if (has_add && p->add_generation_prompt) {
-            return api_fail(e, 400, "invalid_value", "continue_final_message",
-                            "continue_final_message and add_generation_prompt exclude each other.");
-        }
-        p->add_generation_prompt = false;
-    }
     if (field_int(e, root, "truncate_prompt_tokens", -1, UINT32_MAX, &p->truncate, &p->has_truncate))
         return ST_INVALID;
     if (p->has_truncate && !p->truncate)
@@ -303,6 +308,9 @@ static enum status parse_output(struct gen *g, json_t *root)
                         "truncate_prompt_tokens must be -1 or at least 1.");
     if (field_int(e, root, "priority", INT64_MIN, INT64_MAX, &p->priority, NULL)) return ST_INVALID;
     p->service_tier = field(root, "service_tier") != NULL;
+    p->parallel_calls = true;
+    if (g->kind == GEN_CHAT && field_bool(e, root, "parallel_tool_calls", &p->parallel_calls))
+        return ST_INVALID;
     return field_bool(e, root, "return_cache_info", &p->return_cache_info);
 }
 
@@ -350,11 +358,10 @@ enum status gen_parse_salt(struct gen *g, json_t *root)
 
 /* Fairness is between API keys; where there is one key or none, between values of `user`. With several keys
  * `user` doesn't count: nobody gets a larger share by making names up. */
-static void find_tenant(struct gen *g, json_t *root)
+void gen_tenant(struct gen *g, json_t *user)
 {
     static const char purpose[] = "kvasir tenant";
     const struct request *r = g->r;
-    json_t *user = field(root, "user");
     bool by_user = json_is_string(user) && json_string_length(user) && (!r->http.has_key || r->http.one_key);
     if (!r->http.has_key && !by_user) return;
     unsigned char digest[crypto_hash_sha256_BYTES];
@@ -456,14 +463,16 @@ enum status gen_parse(struct gen *g, json_t *root)
 {
     bool chat = g->kind == GEN_CHAT;
     note_unknown(g, root);
-    find_tenant(g, root);
+    gen_tenant(g, field(root, "user"));
     if (parse_output(g, root) || gen_parse_salt(g, root) || parse_limits(g, root) ||
-        parse_sampling(g, root) || parse_stream(g, root) || parse_stops(g, root) || parse_bias(g, root) ||
-        parse_logprobs(g, root) || parse_stop_ids(g, root) || gen_parse_format(g, root) ||
-        parse_refused(g, root)) {
+        parse_sampling(g, root) || parse_stream(g, root) || gen_parse_stops(g, field(root, "stop")) ||
+        parse_bias(g, root) || parse_logprobs(g, root) || parse_stop_ids(g, root) ||
+        gen_parse_format(g, root) || parse_refused(g, root)) {
         return ST_INVALID;
     }
-    if (chat && (gen_parse_tools(g, root) || gen_parse_thinking(g, root) || gen_parse_image_bounds(g, root)))
+    bool own = chat && !g->dialect;
+    if ((own && gen_parse_tools(g, root)) || (chat && gen_tools_settle(g)) ||
+        (own && gen_parse_reasoning(g, root)) || (chat && gen_parse_image_bounds(g, root)))
         return ST_INVALID;
     return ST_OK;
 }

@@ -236,7 +236,7 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
         *tokens += n;
     }
     if (*tokens <= m->caps.context_max) return ST_OK;
-    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", "messages",
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, the images and videos in "
                     "your messages resulted "
                     "in more than that. "
@@ -244,10 +244,12 @@ static enum status check_room(struct gen *g, const struct image_ref *ref, const 
                     m->caps.context_max);
 }
 
-enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages, struct chat_pictures *out)
+enum status chat_pictures_make(struct gen *g, struct chat_pictures *out)
 {
+    const struct chat_messages *messages = &g->messages;
     size_t count = messages->image_count;
     if (!count) return ST_OK;
+    if (gen_remote(g)) return ST_INVALID;
     out->prepared = calloc(count, sizeof *out->prepared);
     out->parts = calloc(count, sizeof *out->parts);
     out->list = calloc(count, sizeof *out->list);

@@ -19,8 +19,7 @@ struct chat_pictures {
 };
 
 /* Fills g->pictures too. On failure g->r->answer.error is set; chat_pictures_free in either case. */
-enum status chat_pictures_make(struct gen *g, const struct chat_messages *messages,
-                               struct chat_pictures *out);
+enum status chat_pictures_make(struct gen *g, struct chat_pictures *out);
 /* Sets the error for a part whose file can't be had or read; returns ST_INVALID. */
 enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,
                          const struct err *err);

@@ -26,7 +26,7 @@ uint32_t gen_ids_max(const struct gen *g)
 enum status gen_too_long(struct gen *g)
 {
     const char *what = g->kind == GEN_CHAT ? "messages" : "prompt";
-    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", what,
+    return api_fail(&g->r->answer.error, 400, "context_length_exceeded", gen_source(g),
                     "This model's maximum context length is %u tokens. However, your %s resulted in more "
                     "than %u tokens. Please reduce the "
                     "length of the %s.",
@@ -36,7 +36,7 @@ enum status gen_too_long(struct gen *g)
 enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
 {
     uint64_t m = g->r->srv->model->caps.context_max, count = p->prompt.token_count;
-    const char *param = g->kind == GEN_CHAT ? "messages" : "prompt";
+    const char *what = g->kind == GEN_CHAT ? "messages" : "prompt", *param = gen_source(g);
     if (g->p.max_tokens_fit && g->p.has_max && count < m && g->p.max_tokens > m - count) {
         g->p.max_tokens_cut = g->p.max_tokens - (m - count);
         g->p.max_tokens = m - count;
@@ -49,22 +49,21 @@ enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
                         "tokens (%llu in %s, %llu in the "
                         "completion). Please reduce the length of the %s or completion.",
                         (unsigned long long)m, (unsigned long long)count + r, (unsigned long long)count,
-                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r,
-                        g->kind == GEN_CHAT ? "messages" : "prompt");
+                        g->kind == GEN_CHAT ? "the messages" : "your prompt", r, what);
     }
     const struct engine_caps *caps = &g->r->srv->model->caps;
     if (p->prompt.span_count && p->prompt.spans[0].rule == SPAN_PREFIX && count > caps->span_tokens_max) {
         return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model sees a prompt as a whole, and this server has memory for %u tokens of "
                         "it. However, your %s resulted in %llu tokens. Please reduce the length of the %s.",
-                        caps->span_tokens_max, param, (unsigned long long)count, param);
+                        caps->span_tokens_max, what, (unsigned long long)count, what);
     }
     if (count >= m && !scoring) {
         return api_fail(&g->r->answer.error, 400, "context_length_exceeded", param,
                         "This model's maximum context length is %llu tokens. However, your %s resulted in "
                         "%llu tokens. Please reduce the "
                         "length of the %s.",
-                        (unsigned long long)m, param, (unsigned long long)count, param);
+                        (unsigned long long)m, what, (unsigned long long)count, what);
     }
     return ST_OK;
 }
@@ -232,7 +231,7 @@ static enum status one_prompt(struct gen *g, json_t *v, json_t *suffix, const ch
     return st ? st : gen_context_check(g, p);
 }
 
-enum status gen_prompt_completion(struct gen *g, json_t *root)
+enum status gen_read_completion(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     json_t *v = field(root, "prompt");
@@ -241,9 +240,15 @@ enum status gen_prompt_completion(struct gen *g, json_t *root)
         return api_fail(e, 400, "invalid_type", "prompt",
                         "prompt must be a string, an array of strings, or one or more arrays of token ids.");
     }
-    json_t *suffix = field(root, "suffix");
-    if (infill_check(g, suffix, v)) return ST_INVALID;
-    if (json_is_object(json_array_get(v, 0))) return gen_prompt_parts(g, v);
+    if (infill_check(g, field(root, "suffix"), v)) return ST_INVALID;
+    return json_is_object(json_array_get(v, 0)) ? gen_read_parts(g, v) : ST_OK;
+}
+
+enum status gen_prompt_completion(struct gen *g, json_t *root)
+{
+    struct api_error *e = &g->r->answer.error;
+    json_t *v = field(root, "prompt"), *suffix = field(root, "suffix");
+    if (g->messages.list) return gen_prompt_parts(g);
     bool many = json_is_array(v) && !json_is_number(json_array_get(v, 0));
     size_t count = many ? json_array_size(v) : 1;
     if (!count) return api_fail(e, 400, "empty_array", "prompt", "prompt is empty.");

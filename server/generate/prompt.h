@@ -10,7 +10,8 @@ enum status gen_truncate(struct gen *g, struct gen_prompt *p) KV_MUST_CHECK; /* 
 enum status gen_context_check(struct gen *g, const struct gen_prompt *p)
     KV_MUST_CHECK; /* prompt and answer fit the context */
 /* A prompt of /v1/completions that is a list of content parts, for models with a rule of their own: what a
- * chat with this one message has. */
-enum status gen_prompt_parts(struct gen *g, json_t *parts) KV_MUST_CHECK;
+ * chat with this one message has. In two steps, as chats are. */
+enum status gen_read_parts(struct gen *g, json_t *parts) KV_MUST_CHECK;
+enum status gen_prompt_parts(struct gen *g) KV_MUST_CHECK;
 
 #endif

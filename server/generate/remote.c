@@ -38,18 +38,18 @@ static enum status one_url(struct gen *g, const struct image_ref *ref, const cha
     return st ? api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.") : ST_OK;
 }
 
-enum status gen_remote(struct gen *g, const struct chat_messages *messages)
+enum status gen_remote(struct gen *g)
 {
     enum status st = ST_OK;
-    for (size_t i = 0; i < messages->image_count && !st; i++) {
-        const struct image_ref *ref = &messages->images[i];
+    for (size_t i = 0; i < g->messages.image_count && !st; i++) {
+        const struct image_ref *ref = &g->messages.images[i];
         if (!ref->frames) st = one_url(g, ref, ref->url, ref->url_len);
         for (size_t k = 0; k < json_array_size(ref->frames) && !st; k++) {
             const json_t *url = json_array_get(ref->frames, k);
             st = one_url(g, ref, json_string_value(url), json_string_length(url));
         }
     }
-    return st ? st : g->remote && !g->fetched ? ST_AGAIN : ST_OK;
+    return st;
 }
 
 void gen_remote_end(struct gen *g)

@@ -35,6 +35,7 @@ void gen_free(struct gen *g)
     g->r->srv->load--;
     if (g->dialect && g->dialect->end) g->dialect->end(g);
     gen_shed(g);
+    gen_read_free(g);
     for (uint32_t i = 0; i < g->choice_count; i++) {
         free(g->choices[i].detok);
         matcher_free(g->choices[i].matcher);
@@ -51,67 +52,29 @@ void gen_free(struct gen *g)
     gen_remote_end(g);
     free(g->choices);
     free(g->prompts);
-    free(g->answer_role);
     stop_set_free(g->stops);
     free(g->p.stops);
+    json_decref(g->p.stop_list);
     free(g->p.stop_ids);
     tool_types_destroy(g->p.tool_types);
     json_decref(g->p.bare_calls);
     free((void *)(uintptr_t)g->p.sampling.bias); /* ours: generate/parse.c made it */
     json_decref(g->root);
     free(g->dialect_state);
-    json_decref(g->form_root);
     free(g);
 }
 
-/* The request's gen, as its job finds it; false: out of memory, and answered so. */
-static bool gen_new(struct request *r, enum gen_kind kind, const struct dialect *dialect,
-                    void (*done)(struct request *r))
-{
-    struct gen *g = calloc(1, sizeof *g);
-    if (!g) {
-        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
-        request_fail(r);
-        return false;
-    }
-    g->r = r;
-    g->kind = kind;
-    g->dialect = dialect;
-    g->p.n = 1;
-    g->done = done;
-    r->gen = g;
-    r->gen_cancel = gen_cancel;
-    r->gen_free = gen_free;
-    r->srv->load++;
-    return true;
-}
+/* ---- images that are fetched before there is a prompt ---- */
 
-/* ---- pictures that are fetched before there is a prompt ---- */
-
-/* After a job: true if it waits for files. */
-static bool remote_start(struct request *r)
-{
-    struct gen *g = r->gen;
-    if (!g->remote || g->fetched || r->answer.error.http) return false;
-    r->fetches++;
-    fetch_start(g->remote, r);
-    return true;
-}
-
-/* The files have come: the job begins anew. */
+/* The files are there: the job goes on. */
 static void go_on(struct request *r)
 {
-    struct gen *old = r->gen;
     r->fetches--;
     if (r->cancelled || !r->http.mhd || r->state != RQ_WORKING) { /* answered meanwhile, or nobody is there */
         request_release(r);
         return;
     }
-    if (!gen_new(r, old->kind, old->dialect, old->done)) return;
-    r->gen->remote = old->remote;
     r->gen->fetched = true;
-    old->remote = NULL;
-    gen_free(old);
     request_work(r, r->job_run, r->job_done);
 }
 
@@ -123,13 +86,32 @@ void gen_remote_done(struct server *s)
 
 static void job_ended(struct request *r)
 {
-    if (!remote_start(r)) r->gen->done(r);
+    struct gen *g = r->gen;
+    if (!g->remote || g->fetched || r->answer.error.http) {
+        g->done(r);
+        return;
+    }
+    /* What was read of the body stays while the files are fetched, and not its text. */
+    request_body_drop(r, r->http.body.len + 150 * r->http.body_marks);
+    r->fetches++;
+    fetch_start(g->remote, r);
 }
 
 void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dialect,
                void (*job)(struct request *r), void (*done)(struct request *r))
 {
-    if (gen_new(r, kind, dialect, done)) request_work(r, job, job_ended);
+    struct gen *g = calloc(1, sizeof *g);
+    if (!g) {
+        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        request_fail(r);
+        return;
+    }
+    *g = (struct gen){.r = r, .kind = kind, .dialect = dialect, .p.n = 1, .done = done};
+    r->gen = g;
+    r->gen_cancel = gen_cancel;
+    r->gen_free = gen_free;
+    r->srv->load++;
+    request_work(r, job, job_ended);
 }
 
 static void touch(struct gen *g, struct gen **list)
@@ -562,7 +544,7 @@ void gen_submit(struct request *r)
             if (st == ST_AGAIN)
                 (void)api_fail(&r->answer.error, 429, "rate_limit_exceeded", NULL,
                                "Too many requests are waiting; try again later.");
-            (void)api_fail_status(&r->answer.error, st, g->kind == GEN_CHAT ? "messages" : "prompt", &err);
+            (void)api_fail_status(&r->answer.error, st, gen_source(g), &err);
             gen_cancel(r);
             request_fail(r);
             return;

@@ -87,100 +87,103 @@ static bool offered(json_t *tools, const json_t *name)
     return false;
 }
 
-/* {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}, as Chat Completions and (without the inner
- * object) Responses have it. */
-static enum status allowed_parse(struct api_error *e, json_t *choice, json_t *tools, struct call_form *out)
+enum status gen_choose_among(struct gen *g, json_t *mode, json_t *list, bool nested)
 {
-    json_t *in = field(choice, "allowed_tools"), *mode, *list;
-    if (!json_is_object(in)) in = choice;
-    mode = field(in, "mode");
-    list = field(in, "tools");
+    struct api_error *e = &g->r->answer.error;
     if (mode && !json_is(mode, "auto") && !json_is(mode, "required"))
         return api_fail(e, 400, "invalid_value", "tool_choice",
-                        "The mode of allowed_tools must be \"auto\" "
-                        "or \"required\".");
+                        "The mode of allowed_tools must be \"auto\" or \"required\".");
     if (!json_array_size(list))
         return api_fail(e, 400, "invalid_value", "tool_choice", "allowed_tools needs a list of tools.");
     for (size_t i = 0; i < json_array_size(list); i++) {
-        json_t *name = tool_name(list, i);
-        if (!json_is_string(name))
+        if (nested && !json_is_string(tool_name(list, i)))
             return api_fail(
                 e, 400, "invalid_value", "tool_choice",
                 "The tools of allowed_tools are {\"type\": \"function\", \"function\": {\"name\"}}.");
-        if (!offered(tools, name))
-            return api_fail(e, 400, "invalid_value", "tool_choice",
-                            "allowed_tools has a tool that is not in tools.");
     }
-    out->allowed = list;
-    out->required = json_is(mode, "required");
+    g->p.call_form.allowed = list;
+    g->p.call_form.required = json_is(mode, "required");
     return ST_OK;
 }
 
-static enum status choice_object(struct api_error *e, json_t *choice, json_t *tools, struct call_form *out)
+enum status gen_choose(struct gen *g, json_t *word)
 {
+    struct api_error *e = &g->r->answer.error;
+    if (!word) return ST_OK;
+    if (!json_is_string(word))
+        return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
+    g->p.call_form.none = json_is(word, "none");
+    g->p.call_form.required = json_is(word, "required");
+    if (g->p.call_form.none || g->p.call_form.required || json_is(word, "auto")) return ST_OK;
+    return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
+                    json_string_value(word));
+}
+
+static enum status choice_object(struct gen *g, json_t *choice)
+{
+    struct api_error *e = &g->r->answer.error;
     json_t *type = field(choice, "type"), *name = field(field(choice, "function"), "name");
-    const char *t = json_is_string(type) ? json_string_value(type) : NULL;
-    if (!json_array_size(tools))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    if (type && !t)
+    if (type && !json_is_string(type))
         return api_fail(e, 400, "invalid_type", "tool_choice", "The type of tool_choice must be a string.");
-    if (json_is(type, "allowed_tools")) return allowed_parse(e, choice, tools, out);
-    if (json_is(type, "custom")) {
+    if (json_is(type, "allowed_tools")) {
+        json_t *in = field(choice, "allowed_tools");
+        if (!json_is_object(in)) in = choice;
+        return gen_choose_among(g, field(in, "mode"), field(in, "tools"), true);
+    }
+    if (json_is(type, "custom"))
         return api_fail(e, 400, "unsupported_value", "tool_choice",
                         "Tools of type 'custom' are not supported.");
-    }
-    if (t && !json_is(type, "function"))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", t);
+    if (type && !json_is(type, "function"))
+        return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.",
+                        json_string_value(type));
     if (!json_is_string(name))
         return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice must name a function.");
-    if (!offered(tools, name))
-        return api_fail(e, 400, "invalid_value", "tool_choice",
-                        "tool_choice names an unknown function '%.64s'.", json_string_value(name));
-    out->required = true;
-    out->named = json_string_value(name);
-    return ST_OK;
-}
-
-/* *calls: calls may be made. */
-static enum status choice_parse(struct api_error *e, json_t *choice, json_t *tools, bool *calls,
-                                struct call_form *out)
-{
-    bool some = json_array_size(tools) > 0;
-    *calls = some;
-    if (!choice) return ST_OK;
-    if (json_is_object(choice)) return choice_object(e, choice, tools, out);
-    if (!json_is_string(choice))
-        return api_fail(e, 400, "invalid_type", "tool_choice", "tool_choice must be a string or an object.");
-    const char *how = json_string_value(choice);
-    bool none = json_is(choice, "none"), required = json_is(choice, "required");
-    if (!none && !required && !json_is(choice, "auto"))
-        return api_fail(e, 400, "invalid_value", "tool_choice", "'%.60s' is not a tool choice.", how);
-    if (required && !tools)
-        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
-    *calls = !none && some;
-    out->required = required && some;
+    g->p.call_form.name = name;
     return ST_OK;
 }
 
 enum status gen_parse_tools(struct gen *g, json_t *root)
 {
+    json_t *choice = field(root, "tool_choice");
+    g->tools = json_incref(field(root, "tools"));
+    return json_is_object(choice) ? choice_object(g, choice) : gen_choose(g, choice);
+}
+
+/* The choice, of the tools that there are. */
+static enum status choice_check(struct gen *g)
+{
+    struct api_error *e = &g->r->answer.error;
+    struct call_form *f = &g->p.call_form;
+    bool some = json_array_size(g->tools) > 0, chosen = f->name || f->allowed;
+    if ((chosen && !some) || (f->required && !g->tools))
+        return api_fail(e, 400, "invalid_value", "tool_choice", "tool_choice needs tools.");
+    if (f->name && !offered(g->tools, f->name))
+        return api_fail(e, 400, "invalid_value", "tool_choice",
+                        "tool_choice names an unknown function '%.64s'.", json_string_value(f->name));
+    for (size_t i = 0; i < json_array_size(f->allowed); i++) {
+        json_t *one = json_array_get(f->allowed, i), *in = field(one, "function");
+        if (!offered(g->tools, field(in ? in : one, "name")))
+            return api_fail(e, 400, "invalid_value", "tool_choice",
+                            "allowed_tools has a tool that is not in tools.");
+    }
+    f->named = json_string_value(f->name);
+    f->required = some && (f->required || f->name);
+    return ST_OK;
+}
+
+enum status gen_tools_settle(struct gen *g)
+{
     struct api_error *e = &g->r->answer.error;
     const struct model *m = g->r->srv->model;
-    json_t *tools = field(root, "tools");
-    bool calls = false;
-    g->p.parallel_calls = true;
+    json_t *tools = g->tools;
     if (tools && !json_is_array(tools))
         return api_fail(e, 400, "invalid_type", "tools", "tools must be an array.");
     if (json_array_size(tools) > LIMIT_TOOLS)
         return api_fail(e, 400, "invalid_value", "tools", "More than %u tools.", LIMIT_TOOLS);
-    if (tools_check(e, tools) ||
-        choice_parse(e, field(root, "tool_choice"), tools, &calls, &g->p.call_form) ||
-        field_bool(e, root, "parallel_tool_calls", &g->p.parallel_calls)) {
-        return ST_INVALID;
-    }
+    if (tools_check(e, tools) || choice_check(g)) return ST_INVALID;
     /* With "none" the tools still stand in the prompt: what is cached of the chat stays valid, and nothing is
      * parsed. */
-    if (!calls) return ST_OK;
+    if (!json_array_size(tools) || g->p.call_form.none) return ST_OK;
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, true) : NULL;
     if (!caps || !caps->tools) {
         return api_fail(
@@ -203,9 +206,51 @@ enum status gen_parse_tools(struct gen *g, json_t *root)
 
 /* ---- reasoning ---- */
 
-static enum status effort_check(struct api_error *e, json_t *v, const char *path)
+/* Variables for the template; what the client set by hand (chat_template_kwargs) wins. */
+static bool variables_set(struct gen *g, const struct reasoning_ask *a)
+{
+    json_t *all = a->variables ? json_copy(a->variables) : json_object();
+    bool ok = all != NULL, think = a->enabled ? json_is_true(a->enabled) : !json_is(a->effort, "none");
+    if (ok && (a->effort || a->enabled) && !json_object_get(all, "enable_thinking"))
+        ok = !json_object_set_new(all, "enable_thinking", json_boolean(think));
+    if (ok && a->effort && !json_object_get(all, "reasoning_effort"))
+        ok = !json_object_set(all, "reasoning_effort", a->effort);
+    if (ok && a->verbosity && !json_object_get(all, "verbosity"))
+        ok = !json_object_set(all, "verbosity", a->verbosity);
+    g->variables = all;
+    return ok;
+}
+
+enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
+{
+    struct api_error *e = &g->r->answer.error;
+    const struct model *m = g->r->srv->model;
+    const char *key;
+    json_t *v;
+    if (ask->variables && !json_is_object(ask->variables))
+        return api_fail(e, 400, "invalid_type", "chat_template_kwargs",
+                        "chat_template_kwargs must be an object.");
+    json_object_foreach(ask->variables, key, v)
+    {
+        if (!template_reserves(key)) continue;
+        return api_fail(e, 400, "invalid_value", "chat_template_kwargs",
+                        "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
+    }
+    if (!variables_set(g, ask))
+        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(g->tools) > 0) : NULL;
+    g->p.reasoning_form = caps ? caps->reasoning : REASONING_THINK;
+    g->p.reasoning = !caps || !caps->think ? REASONING_NONE
+                     : ask->drop           ? REASONING_DROP
+                     : ask->inline_        ? REASONING_CONTENT
+                                           : REASONING_FIELD;
+    return ST_OK;
+}
+
+enum status gen_effort_check(struct gen *g, json_t *v, const char *path)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    struct api_error *e = &g->r->answer.error;
     if (!v) return ST_OK;
     if (!json_is_string(v)) return api_fail(e, 400, "invalid_type", path, "%s must be a string.", path);
     for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++) {
@@ -215,62 +260,28 @@ static enum status effort_check(struct api_error *e, json_t *v, const char *path
                     json_string_value(v));
 }
 
-/* Variables for the template; what the client set by hand (chat_template_kwargs) wins. */
-static bool variables_set(json_t *root, json_t *effort, json_t *enabled, json_t *verbosity)
-{
-    json_t *kwargs = field(root, "chat_template_kwargs"), *all = kwargs ? json_incref(kwargs) : json_object();
-    bool ok = all != NULL;
-    bool think = enabled ? json_is_true(enabled) : effort && !json_is(effort, "none");
-    if (ok && (effort || enabled) && !json_object_get(all, "enable_thinking"))
-        ok = !json_object_set_new(all, "enable_thinking", json_boolean(think));
-    if (ok && effort && !json_object_get(all, "reasoning_effort"))
-        ok = !json_object_set(all, "reasoning_effort", effort);
-    if (ok && verbosity && !json_object_get(all, "verbosity"))
-        ok = !json_object_set(all, "verbosity", verbosity);
-    if (ok && (effort || enabled || verbosity)) ok = !json_object_set(root, "chat_template_kwargs", all);
-    json_decref(all);
-    return ok;
-}
-
-enum status gen_parse_thinking(struct gen *g, json_t *root)
+enum status gen_parse_reasoning(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
-    const struct model *m = g->r->srv->model;
-    json_t *effort = field(root, "reasoning_effort"), *verbosity = field(root, "verbosity"),
-           *kwargs = field(root, "chat_template_kwargs"), *reasoning = field(root, "reasoning");
+    json_t *reasoning = field(root, "reasoning");
+    struct reasoning_ask ask = {.effort = field(root, "reasoning_effort"),
+                                .verbosity = field(root, "verbosity"),
+                                .enabled = field(reasoning, "enabled"),
+                                .variables = field(root, "chat_template_kwargs")};
     bool include = true, separate = true;
-    if (effort_check(e, effort, "reasoning_effort")) return ST_INVALID;
-    if (verbosity && !json_is_string(verbosity))
+    if (gen_effort_check(g, ask.effort, "reasoning_effort")) return ST_INVALID;
+    if (ask.verbosity && !json_is_string(ask.verbosity))
         return api_fail(e, 400, "invalid_type", "verbosity", "verbosity must be a string.");
-    if (kwargs && !json_is_object(kwargs))
-        return api_fail(e, 400, "invalid_type", "chat_template_kwargs",
-                        "chat_template_kwargs must be an object.");
-    const char *key;
-    json_t *v;
-    json_object_foreach(kwargs, key, v)
-    {
-        if (!template_reserves(key)) continue;
-        return api_fail(e, 400, "invalid_value", "chat_template_kwargs",
-                        "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
-    }
     if (reasoning && !json_is_object(reasoning))
         return api_fail(e, 400, "invalid_type", "reasoning", "reasoning must be an object.");
-    if (effort_check(e, field(reasoning, "effort"), "reasoning.effort")) return ST_INVALID;
-    if (!effort) effort = field(reasoning, "effort");
-    json_t *enabled = field(reasoning, "enabled");
-    if (enabled && !json_is_boolean(enabled))
+    if (gen_effort_check(g, field(reasoning, "effort"), "reasoning.effort")) return ST_INVALID;
+    if (!ask.effort) ask.effort = field(reasoning, "effort");
+    if (ask.enabled && !json_is_boolean(ask.enabled))
         return api_fail(e, 400, "invalid_type", "reasoning.enabled", "reasoning.enabled must be a boolean.");
     if (field_bool(e, root, "include_reasoning", &include) ||
         field_bool(e, root, "separate_reasoning", &separate))
         return ST_INVALID;
-    if (!variables_set(root, effort, enabled, verbosity))
-        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
-    const struct template_caps *caps =
-        m->tmpl ? template_caps(m->tmpl, json_array_size(field(root, "tools")) > 0) : NULL;
-    g->p.reasoning_form = caps ? caps->reasoning : REASONING_THINK;
-    g->p.reasoning = !caps || !caps->think ? REASONING_NONE
-                     : !include            ? REASONING_DROP
-                     : separate            ? REASONING_FIELD
-                                           : REASONING_CONTENT;
-    return ST_OK;
+    ask.drop = !include;
+    ask.inline_ = !separate;
+    return gen_reasoning(g, &ask);
 }

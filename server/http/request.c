@@ -59,6 +59,15 @@ void request_release(struct request *r)
     free(r);
 }
 
+void request_body_drop(struct request *r, size_t kept)
+{
+    r->srv->body_bytes -= r->http.body.len + r->http.body_kept;
+    buf_fini(&r->http.body);
+    r->http.body_marks = 0;
+    r->http.body_kept = kept;
+    r->srv->body_bytes += kept;
+}
+
 static void wake(struct request *r)
 {
     if (exchange_wake(&r->http)) server_kick(r->srv);

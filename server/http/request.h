@@ -2,7 +2,7 @@
  *
  *   BODY -> WORKING -> RUNNING -> ANSWER   (whole: libmicrohttpd's connection sleeps until it is there)
  *                             \-> STREAM   (events: it sleeps whenever none waits)
- *           WORKING -> WORKING             (once more, when the files that it names were fetched)
+ *           WORKING -> WORKING             (it goes on when the files that it names are fetched)
  *   BODY -> SWALLOW -> ANSWER              (refused by its headers, but the body is read away)
  *   BODY -> RUNNING -> ANSWER              (waits for the engine: request_wait)
  *   any state -> http.mhd == NULL          (answer sent, or the client went away: sequences are cancelled)
@@ -70,6 +70,9 @@ void request_answer(struct request *r, int status); /* body in r->answer.out */
 void request_fail(struct request *r);               /* r->answer.error is filled */
 void request_stream_open(struct request *r);        /* first bytes are in r->answer.out */
 void request_stream_more(struct request *r);        /* r->answer.out grew, or r->stream.end was set */
+/* The text of the body is no longer needed; `kept` bytes of it, or made of it, count as held until r is freed
+ * or the next call. Not while a worker has r. */
+void request_body_drop(struct request *r, size_t kept);
 /* Runs job on a worker, then done on the loop (done decides by r->answer.error). */
 void request_work(struct request *r, void (*job)(struct request *r), void (*done)(struct request *r));
 /* poll is called whenever the engine has something to tell, and at every tick, until it answers. */

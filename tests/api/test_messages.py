@@ -229,6 +229,7 @@ def faults():
         return {"messages": [user(), {"role": role, "content": [b]}]}
 
     here = "messages[1].content[0]"
+    bad = {"type": "json_schema", "schema": {"type": "x"}}
     return [
         ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "9"}, "max_tokens"), ({"temperature": 1.5}, "temperature"), ({"top_k": 1.5}, "top_k"),
@@ -278,6 +279,7 @@ def faults():
         ({"output_config": 5}, "output_config"), ({"output_config": {"effort": 5}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": bad}}, "output_config.format"), ({"output_format": bad}, "output_format"),
     ]
 
 

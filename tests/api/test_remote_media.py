@@ -554,6 +554,41 @@ def test_others():
         s.stop(send=not ending)
 
 
+def test_read_once():
+    """The request is read before the fetch, and not again after it: what it follows upon may go meanwhile."""
+    store = Store()
+    s = start("*:*", "127.0.0.0/8")
+    got = []
+    try:
+        ask = {"max_output_tokens": 4, "temperature": 0, "store": True}
+        first = s.ok("/v1/responses", {**ask, "input": "one"})["id"]
+
+        def shown(answer):
+            return [[item.get("content") for item in answer["output"]], answer["usage"]["input_tokens"]]
+
+        def follow(url):
+            parts = [{"type": "input_text", "text": "and?"}, {"type": "input_image", "image_url": url}]
+            turn = {**ask, "previous_response_id": first, "input": [{"role": "user", "content": parts}]}
+            return s.request("POST", "/v1/responses", turn)
+
+        status, _, data = follow(data_url(PNG))
+        want = shown(json.loads(data))
+        t = threading.Thread(target=lambda: got.append(follow(store.url("blocked"))))
+        t.start()
+        check.true("it is being fetched", wait_until(lambda: store.waiting == 1))
+        s.request("DELETE", "/v1/responses/" + first)
+        store.go_on.set()
+        t.join()
+        status, _, data = got[0]
+        check.equal("answered", status, 200)
+        if status == 200:
+            check.equal("the same", shown(json.loads(data)), want)
+        status, _, data = follow(data_url(PNG))
+        check.equal("gone now", json.loads(data)["error"]["code"], "previous_response_not_found")
+    finally:
+        s.stop()
+
+
 def test_files():
     with tempfile.TemporaryDirectory() as root:
         folder = os.path.join(root, "pictures")
@@ -631,7 +666,16 @@ def test_flags():
 
 
 args = arguments(__doc__, qwen=os.path.join(GOLDEN, "qwen/qwen2_5_vl_f32"))
-for test in (test_answers, test_videos, test_refused, test_hostile, test_others, test_files, test_flags):
+for test in (
+    test_answers,
+    test_videos,
+    test_refused,
+    test_hostile,
+    test_others,
+    test_read_once,
+    test_files,
+    test_flags,
+):
     if not args.only or test.__name__ in args.only:
         check.run(test)
 check.end()

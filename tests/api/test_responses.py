@@ -394,6 +394,10 @@ def test_pictures(s, data, word):
         check.equal(f"a bad picture, {path}", (status, answer["error"]["param"]), (400, where))
     status, answer = s.post(RESPONSES, ask([message("user", [{"type": "input_image", "file_id": "f"}])]))
     check.equal("a file", (status, answer["error"]["param"]), (400, "input[0].content[0].file_id"))
+    two = {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}
+    status, answer = s.post(RESPONSES, ask("x", **two))
+    want = "structured_outputs can't be combined with text.format."
+    check.equal("names its own field", (status, answer["error"]["message"]), (400, want))
 
 
 def faults():

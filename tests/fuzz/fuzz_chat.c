@@ -46,9 +46,10 @@ static void ask(enum gen_kind kind, const uint8_t *data, size_t size)
     *g = (struct gen){.r = r, .kind = kind, .p.n = 1};
     buf_init(&r->http.body, SIZE_MAX / 4);
     if (!buf_add(&r->http.body, data, size) && !request_body_parse(r, &g->root) &&
-        !request_model_check(r, g->root) && !gen_parse(g, g->root))
-        (void)(kind == GEN_CHAT ? gen_prompt_chat(g, g->root) : gen_prompt_completion(g, g->root));
-    request_body_trim(r, g->root, !r->answer.error.http);
+        !request_model_check(r, g->root) && !gen_parse(g, g->root) &&
+        !(kind == GEN_CHAT ? gen_read_chat(g, g->root) : gen_read_completion(g, g->root)))
+        (void)(kind == GEN_CHAT ? gen_prompt_chat(g) : gen_prompt_completion(g, g->root));
+    gen_read_end(g);
     buf_fini(&r->http.body);
     gen_free(g);
     answer_close(&r->answer);

@@ -30,7 +30,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     limits.videos_max = data[0] & 4 ? 2 : 0;
     limits.arguments_as_text = data[0] & 8;
     limits.text_only = data[0] & 16;
-    limits.allow_any_role = data[0] & 32;
     struct chat_messages messages = {0};
     struct api_error error = {0};
     if (chat_messages_parse(list, &limits, &messages, &error)) {
@@ -38,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         json_decref(list);
         return 0;
     }
-    struct template_request request = {.messages = messages.list,
+    struct template_request request = {.messages = &messages,
                                        .image_placeholder = "<image>",
                                        .video_placeholder = "<video>",
                                        .add_generation_prompt = data[0] & 64,

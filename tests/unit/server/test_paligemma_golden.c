@@ -6,6 +6,7 @@
 #include "engine/prompt/image_prep.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/template.h"
+#include "tests/lib/chat.h"
 #include "tests/lib/golden.h"
 
 #include <setjmp.h>
@@ -66,12 +67,15 @@ static enum status render(const struct fixture *f, const json_t *messages, struc
                           struct err *err)
 {
     const struct template_special bos = {"bos_token", tok_special(f->t, "bos_token")};
-    struct template_request rq = {.messages = messages,
+    struct chat_messages m = chat_of(messages, false);
+    struct template_request rq = {.messages = &m,
                                   .specials = &bos,
                                   .special_count = 1,
                                   .image_placeholder = f->m.image.marker,
                                   .add_generation_prompt = true};
-    return template_render(f->chat, &rq, r, err);
+    enum status st = template_render(f->chat, &rq, r, err);
+    chat_messages_free(&m);
+    return st;
 }
 
 /* The prompt of a case; picture k has the key keys[k]. */

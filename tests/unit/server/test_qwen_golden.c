@@ -5,6 +5,7 @@
 #include "engine/model/model_desc.h"
 #include "engine/prompt/prompt_build.h"
 #include "server/chat/template.h"
+#include "tests/lib/chat.h"
 #include "tests/lib/golden.h"
 
 #include <setjmp.h>
@@ -131,10 +132,11 @@ static void run_case(const struct fixture *f, const struct golden_case *c, const
     struct album a;
     bool chat = json_object_get(about, "messages") != NULL;
     if (chat) {
-        struct template_request rq = {.messages = json_object_get(about, "messages"),
-                                      .kwargs = json_object_get(about, "template"),
-                                      .add_generation_prompt = true};
+        struct chat_messages m = chat_of(json_object_get(about, "messages"), false);
+        struct template_request rq = {
+            .messages = &m, .kwargs = json_object_get(about, "template"), .add_generation_prompt = true};
         if (template_render(f->chat, &rq, &r, &err)) fail_msg("%s: %s", c->name, err.msg);
+        chat_messages_free(&m);
         if (strcmp(r.text, rendered) != 0)
             fail_msg("%s: rendered as \"%s\", not \"%s\"", c->name, r.text, rendered);
     }

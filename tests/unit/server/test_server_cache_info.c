@@ -68,7 +68,7 @@ static void talk_open(struct talk *t, const char *json, bool open_turn)
     if (!t->original) fail_msg("%s: %s", json, je.text);
     if (chat_messages_parse(t->original, &limits, &t->messages, &e)) fail_msg("%s: %s", json, e.message);
     static const struct template_special specials[] = {{"bos_token", "<bos>"}};
-    struct template_request rq = {.messages = t->messages.list,
+    struct template_request rq = {.messages = &t->messages,
                                   .specials = specials,
                                   .special_count = 1,
                                   .image_placeholder = mi.image.marker,
@@ -91,8 +91,8 @@ static void talk_open(struct talk *t, const char *json, bool open_turn)
                      &t->prompt, &err))
         fail_msg("%s: %s", json, err.msg);
     for (uint32_t i = 0; i < t->prompt.span_count; i++) assert_null(t->prompt.spans[i].pixels.rgb);
-    if (cache_places_build(&mi, tok, &t->rendered, &t->messages, t->original, pictures, count, &t->prompt,
-                           &t->places, &err))
+    if (cache_places_build(&mi, tok, &t->rendered, &t->messages, pictures, count, &t->prompt, &t->places,
+                           &err))
         fail_msg("%s: %s", json, err.msg);
 }
 
