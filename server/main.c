@@ -1,12 +1,14 @@
-/* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed
+/* The program: sub-commands. The only file besides assert.h, bus_error.c and serve.c (second signal, failed
  * engine) that ends the process. */
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
 #include "config/options.h"
+#include "config/version.h"
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
-#include "server/server.h"
+#include "server/model_load.h"
+#include "server/serve.h"
 
 #include <errno.h>
 #include <fcntl.h>

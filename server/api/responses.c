@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *query(const struct request *r, const char *name)
-{
-    return MHD_lookup_connection_value(r->http.mhd, MHD_GET_ARGUMENT_KIND, name);
-}
-
 static void no_memory(struct request *r)
 {
     (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
@@ -38,14 +33,14 @@ struct page {
 
 static enum status page_read(struct request *r, struct page *p)
 {
-    const char *limit = query(r, "limit"), *order = query(r, "order");
+    const char *limit = exchange_argument(&r->http, "limit"), *order = exchange_argument(&r->http, "order");
     char *end = NULL;
     long n = limit ? strtol(limit, &end, 10) : 20;
     if (n < 1 || n > 100 || (limit && (!*limit || *end)))
         return api_fail(&r->answer.error, 400, "invalid_value", "limit", "limit must be from 1 to 100.");
     if (order && strcmp(order, "asc") != 0 && strcmp(order, "desc") != 0)
         return api_fail(&r->answer.error, 400, "invalid_value", "order", "order must be 'asc' or 'desc'.");
-    *p = (struct page){(size_t)n, order && *order == 'a', query(r, "after")};
+    *p = (struct page){(size_t)n, order && *order == 'a', exchange_argument(&r->http, "after")};
     return ST_OK;
 }
 
@@ -95,7 +90,7 @@ static void list_items(struct request *r, const struct response_kept *kept)
 
 static void retrieve(struct request *r, const struct response_kept *kept)
 {
-    const char *stream = query(r, "stream");
+    const char *stream = exchange_argument(&r->http, "stream");
     if (stream && strcmp(stream, "true") == 0) {
         (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "stream",
                        "A kept response is not streamed again.");
@@ -117,7 +112,7 @@ static void forget(struct request *r, const char *id, const struct response_owne
 /* Whose it must be. A salt comes with the URL: there is no body. */
 static bool owner_of(const struct request *r, struct response_owner *owner)
 {
-    const char *salt = query(r, "cache_salt");
+    const char *salt = exchange_argument(&r->http, "cache_salt");
     *owner = (struct response_owner){0};
     if (r->http.has_key) memcpy(owner->key, r->http.key, sizeof owner->key);
     char *text = strdup(salt ? salt : "");

@@ -5,7 +5,7 @@
 #include "server/fetch/address.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
-#include "server/server.h"
+#include "config/version.h"
 
 #include <netdb.h>
 #include <pthread.h>

@@ -10,6 +10,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uv.h>
 
 #define KEPT       128u
 #define KEPT_BYTES ((size_t)256 << 20) /* of all, but for the newest */

@@ -4,7 +4,7 @@
 #define KVASIR_GRAMMARS_H
 
 #include "server/grammar/grammar.h"
-#include "server/http/http.h"
+#include "server/http/model.h"
 
 struct grammars;
 enum status grammars_create(struct grammars **out) KV_MUST_CHECK;

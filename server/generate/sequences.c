@@ -382,7 +382,7 @@ void gen_events(struct server *s)
     struct gen *touched = NULL;
     struct sched_event ev;
     uint64_t now = now_us(), since = sched_poll_since(s->model->sched);
-    if (since && now > since) peak_note(&s->handed, now - since, now);
+    if (since && now > since) peak_note(&s->health.handed, now - since, now);
     while (sched_poll(s->model->sched, &ev)) {
         struct choice *c = ev.user;
         struct request *r = c->gen->r;

@@ -4,6 +4,7 @@
 #include "server/http/http.h"
 
 #include <ctype.h>
+#include <microhttpd.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,11 @@ void exchange_close(struct exchange *x)
 const char *exchange_header(const struct exchange *x, const char *name)
 {
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+const char *exchange_argument(const struct exchange *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
 }
 
 enum status exchange_body_add(struct exchange *x, const char *data, size_t len)
