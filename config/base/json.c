@@ -2,6 +2,7 @@
 #include "config/base/json.h"
 
 #include "config/base/file.h"
+#include "config/base/utf8.h"
 
 #include <errno.h>
 #include <math.h>
@@ -340,30 +341,6 @@ static unsigned hex4(const char *s)
     return v;
 }
 
-static size_t put_utf8(char *dst, unsigned cp)
-{
-    if (cp < 0x80) {
-        dst[0] = (char)cp;
-        return 1;
-    }
-    if (cp < 0x800) {
-        dst[0] = (char)(0xC0 | (cp >> 6));
-        dst[1] = (char)(0x80 | (cp & 63));
-        return 2;
-    }
-    if (cp < 0x10000) {
-        dst[0] = (char)(0xE0 | (cp >> 12));
-        dst[1] = (char)(0x80 | ((cp >> 6) & 63));
-        dst[2] = (char)(0x80 | (cp & 63));
-        return 3;
-    }
-    dst[0] = (char)(0xF0 | (cp >> 18));
-    dst[1] = (char)(0x80 | ((cp >> 12) & 63));
-    dst[2] = (char)(0x80 | ((cp >> 6) & 63));
-    dst[3] = (char)(0x80 | (cp & 63));
-    return 4;
-}
-
 /* One escape at s (after the backslash was seen at s[0]); writes 1..4 bytes, returns raw bytes consumed. */
 static size_t unescape(const char *s, size_t left, char *dst, size_t *wrote)
 {
@@ -386,8 +363,7 @@ static size_t unescape(const char *s, size_t left, char *dst, size_t *wrote)
             used = 12;
         }
     }
-    if (cp >= 0xD800 && cp < 0xE000) cp = 0xFFFD;
-    *wrote = put_utf8(dst, cp);
+    *wrote = utf8_encode(cp, dst);
     return used;
 }
 

@@ -1,6 +1,7 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't
  * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
  */
+#include "config/base/utf8.h"
 #include "engine/checkpoint/files.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -456,8 +457,7 @@ static enum status read_tokenizer(struct loader *l)
 {
     uint32_t version = json_get(l->d, 0, "version"), added = json_get_live(l->d, 0, "added_tokens");
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
-        return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!utf8_valid(l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
     if (version != JSON_NONE && !json_str_eq(l->d, version, "1.0"))
         return err_set(l->err, ST_UNSUPPORTED, "a version other than \"1.0\" is not supported");
     enum status st = each_component(l, json_get_live(l->d, 0, "normalizer"), "normalizer", "normalizers", 0,
@@ -593,8 +593,7 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
 static enum status read_side_doc(struct loader *l)
 {
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
-        return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!utf8_valid(l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
     enum status st = read_flag_overrides(l, json_get_live(l->d, 0, "added_tokens_decoder"));
     if (!st) st = read_roles(l, 0, false);
     if (!st) st = read_extra(l, "additional_special_tokens");

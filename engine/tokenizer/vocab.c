@@ -1,5 +1,6 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the
  * proof of where a text may be cut. Writes only while a tokenizer is being loaded. */
+#include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -461,23 +462,12 @@ static enum status fill_texts(struct tokenizer *t)
 
 /* ---- initial symbols ---- */
 
-static size_t put_utf8(uint32_t cp, char dst[4])
-{
-    if (cp < 0x80) {
-        dst[0] = (char)cp;
-        return 1;
-    }
-    dst[0] = (char)(0xC0 | cp >> 6);
-    dst[1] = (char)(0x80 | (cp & 63));
-    return 2; /* the byte-level alphabet ends below U+0800 */
-}
-
 static enum status byte_symbols(struct tokenizer *t, struct err *err)
 {
     for (uint32_t cp = 0; cp < 0x144; cp++) {
         int b = byte_of_char(cp);
         char utf8[4];
-        if (b >= 0) t->byte_id[b] = model_id(t, utf8, put_utf8(cp, utf8));
+        if (b >= 0) t->byte_id[b] = model_id(t, utf8, utf8_encode(cp, utf8));
     }
     for (unsigned b = 0; b < 0x100; b++) {
         bool in_utf8 = b < 0xC0 || (b >= 0xC2 && b <= 0xF4);

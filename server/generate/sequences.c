@@ -1,6 +1,7 @@
 /* Sequences of a generating request: what comes before them, submitting them, taking their events, ending
  * them. Event loop's thread. What an answer looks like is generate/write.c; what was asked is
  * generate/parse.c. */
+#include "config/base/utf8.h"
 #include "server/http/request.h"
 #include "server/generate/generate.h"
 #include "server/generate/remote.h"

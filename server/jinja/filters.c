@@ -1,5 +1,6 @@
 /* Filters on text, numbers and whole values, the calls of all filters, and tests. Filters on sequences are in
  * jinja/filters_seq.c. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <ctype.h>
@@ -45,7 +46,7 @@ FILTER(f_title)
         char out[4];
         if (first && cp == 0xdf) jn_sb_bytes(c, &sb, "SS", 2, jn_origin_at(s, (size_t)(p - s->p)));
         else
-            jn_sb_bytes(c, &sb, out, jn_encode(first ? jn_to_upper(cp) : jn_to_lower(cp), out),
+            jn_sb_bytes(c, &sb, out, utf8_encode(first ? jn_to_upper(cp) : jn_to_lower(cp), out),
                         jn_origin_at(s, (size_t)(p - s->p)));
         first = edge;
     }

@@ -385,10 +385,8 @@ int jn_str_cased(
 
 /* Unicode (jinja/unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,
-                   const char **next);      /* one code point; a broken byte is U+FFFD, one byte long */
-size_t jn_encode(uint32_t cp, char out[4]); /* surrogates and junk become U+FFFD */
+                   const char **next); /* one code point; a broken byte is U+FFFD, one byte long */
 size_t jn_count_chars(const char *p, size_t len);
-bool jn_valid_utf8(const char *p, size_t len);
 bool jn_is_space(uint32_t cp);
 bool jn_is_printable(uint32_t cp);
 bool jn_is_ident(uint32_t cp, bool start);

@@ -1,5 +1,6 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -216,7 +217,7 @@ static struct jinja_value read_string(struct reader *r)
                 if (low >= 0xdc00 && low < 0xe000) cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
                 else r->p = back;
             }
-            jn_sb_bytes(r->c, &sb, out, jn_encode(cp, out), origin);
+            jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), origin);
         } else {
             bad_json(r);
         }

@@ -1,6 +1,7 @@
 /* Template source -> tokens: white space control, raw blocks, comments, literals. The rules are Jinja2's
  * lexer with trim_blocks and lstrip_blocks on. Runs at parse time on any thread; memory from the template's
  * arena. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -159,7 +160,7 @@ static const char *unescape(struct lex *x, const char *p, const char *end, char 
     if (*p >= '0' && *p <= '7') {
         uint32_t cp = 0;
         for (int i = 0; i < 3 && p < end && *p >= '0' && *p <= '7'; i++) cp = cp * 8 + (uint32_t)(*p++ - '0');
-        *out += jn_encode(cp, *out);
+        *out += utf8_encode(cp, *out);
         return p;
     }
     if (*p == 'x' || *p == 'u' || *p == 'U') {
@@ -172,7 +173,7 @@ static const char *unescape(struct lex *x, const char *p, const char *end, char 
             cp = cp << 4 | (uint32_t)d;
         }
         if (cp > 0x10ffff) lex_fail(x, "illegal Unicode character in a string literal");
-        *out += jn_encode(cp, *out);
+        *out += utf8_encode(cp, *out);
         return p;
     }
     if (*p == 'N') lex_fail(x, "named characters in string literals are not supported");
