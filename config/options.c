@@ -62,6 +62,10 @@ static const struct row rows[] = {
      "encoded pictures kept for later requests (K, M, G suffixes)"},
     {"picture-memory", K_SIZE, AT(picture_memory), "512M", 1, UINT64_MAX, NULL, "SIZE",
      "decoded pictures of requests that wait or run; beyond it a request gets 429, unless it is alone"},
+    {"grammar-memory", K_SIZE, AT(grammar_memory), "256M", 1u << 20, UINT64_MAX, NULL, "SIZE",
+     "compiled schemas, expressions and grammars, with their masks; beyond it a request with a new one "
+     "waits, "
+     "then gets 503"},
     {"response-store", K_SIZE, AT(response_store), "64M", 0, UINT64_MAX, NULL, "SIZE",
      "what /v1/responses keeps for previous_response_id and retrieval, in memory; 0 = nothing"},
     {"answer-memory", K_SIZE, AT(answer_memory), "1G", 1, UINT64_MAX, NULL, "SIZE",

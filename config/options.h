@@ -30,6 +30,7 @@ struct options {
     char *cache_scope;                  /* key | server: who shares cached data where there are API keys */
     uint64_t encoder_cache_memory;      /* bytes of encoded pictures kept */
     uint64_t picture_memory;            /* bytes of decoded pictures held by requests that wait or run */
+    uint64_t grammar_memory;            /* bytes of compiled grammars and their masks */
     uint64_t answer_memory;             /* bytes of answers that are being made or read */
     uint64_t response_store;            /* bytes of responses kept for previous_response_id; 0 = none */
     char *kv_events, *kv_events_replay; /* ZeroMQ addresses; NULL = none */

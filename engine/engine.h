@@ -153,6 +153,10 @@ struct engine_batch {
 enum status engine_submit(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *err) KV_MUST_CHECK;
 
+/* fn(ctx, i) for each i < count, on the engine's threads where it has some: work of the host between steps.
+ */
+void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx);
+
 /* What the drafter guesses to follow a sequence's last token, which was drawn by the last step that had the
  * sequence and is not yet in the cache. */
 struct engine_draft {

@@ -564,3 +564,13 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     e->in_flight = NULL;
     return st;
 }
+
+void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
+{
+    ASSERT(!e->in_flight);
+    if (e->ops->host_each && count > 1) {
+        e->ops->host_each(e->be, count, fn, ctx);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) fn(ctx, i);
+}

@@ -108,9 +108,8 @@ static uint32_t wanted(struct scheduler *s, struct sequence *q, uint32_t rows)
  * how well others do. */
 static uint32_t forced(struct scheduler *s, struct sequence *q, uint32_t rows)
 {
-    const struct sampling_constraint *c = q->req.sampling->constraint;
-    uint32_t prompt = q->req.prompt->token_count, most = c ? room(s, q, most_guesses(s, q, rows)) : 0;
-    return most ? c->forced(c->arg, q->tokens + prompt, q->count - prompt, most, q->tokens + q->count) : 0;
+    uint32_t most = q->req.sampling->constraint ? room(s, q, most_guesses(s, q, rows)) : 0;
+    return most ? sched__masks_forced(q, most) : 0;
 }
 
 /* The engine's, for all q->proposed that are above 0 and not forced. */
@@ -161,7 +160,7 @@ void sched__guess(struct scheduler *s)
     if (!s->opt.guess_all) s->guess_price = guess_price(s);
     bool plain = !s->opt.guess_all && others > 1 && s->now.steps % PLAIN_APART == PLAIN_APART / 2;
     for (struct sequence *q = s->running.head; q; q = q->next) {
-        if (!sched__decodes(q)) continue;
+        if (!sched__decodes(q) || q->mask != MASK_READY) continue;
         q->proposed = forced(s, q, rows);
         q->forced = q->proposed > 0;
         if (!q->forced && !plain) q->proposed = wanted(s, q, rows);
@@ -170,4 +169,5 @@ void sched__guess(struct scheduler *s)
     if (s->caps.drafts) draft(s);
     for (struct sequence *q = s->running.head; q && (s->opt.propose || !s->caps.drafts); q = q->next)
         if (q->proposed && !q->forced) q->proposed = proposed(s, q, q->proposed);
+    for (struct sequence *q = s->running.head; q; q = q->next) sched__masks_cut(q);
 }

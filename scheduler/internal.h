@@ -60,6 +60,7 @@ struct sequence {
     uint32_t draft_slot;           /* while it runs: engine_run.draft_slot */
     bool drew;                     /* since it runs: what its last draw left is in that slot */
     bool forced;                   /* the guesses are the constraint's */
+    enum mask_state mask;          /* of its next draw, in this turn; READY without a constraint */
     bool guess_broke;              /* a step with guesses ended without numbers: no more of them */
     uint32_t position;             /* tokens whose KV is computed */
     uint32_t published;            /* of which the prefix cache knows so many */
@@ -166,6 +167,7 @@ struct scheduler {
     uint32_t run_count, step_tokens;
     uint32_t step_rows;           /* tokens that prefills may fill the step up to */
     struct step_cost cost;        /* learnt model of step times */
+    struct sequence **asking;     /* [sequences_max] those whose masks are asked for */
     struct prefill *prefills;     /* [sequences_max] */
     struct prefill_share *shares; /* [sequences_max] */
     uint64_t turn;                /* steps planned */
@@ -175,6 +177,7 @@ struct scheduler {
     struct sequence *wide;  /* whose picture had no room beside the others in the last step; compared only: it
                                may be gone */
     bool image_failed;      /* some sequence has a `failure` */
+    bool mask_failed;       /* some sequence's mask has failed */
     struct sched_stats now; /* without `waiting` and `failed` */
 
     atomic_uint backlog; /* sequences submitted and not yet running */
@@ -226,6 +229,14 @@ void sched__cache_check(const struct scheduler *s);
 
 /* Of the list, with what only running ones have. */
 void sched__running_remove(struct scheduler *s, struct sequence *q);
+
+/* scheduler/constraint.c: asks for the masks of all running sequences; those whose constraint has failed end.
+ * A sequence whose mask is not ready draws nothing in this turn. */
+void sched__masks_prepare(struct scheduler *s);
+/* Of q->proposed draft tokens behind its tokens those stay that have ready masks. */
+void sched__masks_cut(struct sequence *q);
+void sched__masks_stop(const struct sequence *q);                /* q has ended */
+uint32_t sched__masks_forced(struct sequence *q, uint32_t most); /* behind its tokens: how many */
 
 /* scheduler/guess.c: sets `proposed` of the decoding sequences, and writes the guesses behind their tokens.
  */

@@ -133,14 +133,15 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
 }
 
 /* Tokens of q's next run within `budget`: never ends where tokens go as a whole, never enters a picture that
- * is not encoded. 0 = none now; then *span_need is what the whole would take if only the budget stands in its
- * way, else 0. */
+ * is not encoded, never comes to a draw whose mask is not ready. 0 = none now; then *span_need is what the
+ * whole would take if only the budget stands in its way, else 0. */
 static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *span_need)
 {
     const struct prompt *p = q->req.prompt;
-    uint32_t from = q->position, left = q->count - from;
+    uint32_t from = q->position, left = q->count - from - (q->mask != MASK_READY);
     uint32_t end = from + (left < budget ? left : budget);
     *span_need = 0;
+    if (q->mask == MASK_FAILED) return 0;
     for (uint32_t i = q->next_span; i < p->span_count; i++) {
         const struct prompt_span *im = &p->spans[i];
         if (im->begin > from ? im->begin >= end : end <= from) break;
@@ -148,7 +149,7 @@ static uint32_t chunk_of(const struct sequence *q, uint32_t budget, uint32_t *sp
         if (!sched__span_ready(q, i)) return begin > from ? begin - from : 0;
         if (end < im->whole_end) {
             if (begin > from) return begin - from;
-            *span_need = im->whole_end - from;
+            if (q->mask == MASK_READY || im->whole_end < q->count) *span_need = im->whole_end - from;
             return 0;
         }
     }
@@ -242,7 +243,7 @@ static void plan_decodes(struct scheduler *s)
     sched__guess(s);
     for (struct sequence *q = s->running.head; q;) {
         if (s->run_count == s->caps.sequences_max || s->step_tokens == s->caps.batch_tokens_max) return;
-        if (q->run_tokens || !sched__decodes(q)) {
+        if (q->run_tokens || !sched__decodes(q) || q->mask != MASK_READY) {
             q = q->next;
             continue;
         }
@@ -278,6 +279,7 @@ void sched__plan(struct scheduler *s, uint64_t now_us)
     sched__admit(s, now_us);
     s->run_count = s->step_tokens = 0;
     for (struct sequence *q = s->running.head; q; q = q->next) q->run_tokens = q->proposed = 0;
+    sched__masks_prepare(s);
     /* A picture larger than what others leave of the step's tokens comes first in the next one, and decodes
      * stand back. */
     const struct sequence *wide = s->wide;

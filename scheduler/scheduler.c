@@ -39,6 +39,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     s->free_slots = calloc(s->slot_count, sizeof *s->free_slots);
     s->runs = calloc(s->caps.sequences_max, sizeof *s->runs);
     s->run_seqs = calloc(s->caps.sequences_max, sizeof *s->run_seqs);
+    s->asking = calloc(s->caps.sequences_max, sizeof *s->asking);
     s->prefills = calloc(s->caps.sequences_max, sizeof *s->prefills);
     s->shares = calloc(s->caps.sequences_max, sizeof *s->shares);
     s->drawn = calloc((size_t)s->caps.sequences_max * (s->opt.guess_max + 1u), sizeof *s->drawn);
@@ -50,8 +51,8 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
     if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
-    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares ||
-                !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
+    if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->asking || !s->prefills ||
+                !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
         st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
     if (st) {
         sched_destroy(s);
@@ -106,6 +107,7 @@ void sched_destroy(struct scheduler *s)
     free(s->free_slots);
     free(s->runs);
     free(s->run_seqs);
+    free(s->asking);
     free(s->prefills);
     free(s->shares);
     free(s->drawn);
@@ -240,6 +242,14 @@ void sched_cancel(struct scheduler *s, struct seq_id id)
     pthread_mutex_unlock(&s->lock);
 }
 
+void sched_wake(struct scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->poked = true;
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
 bool sched_poll(struct scheduler *s, struct sched_event *ev)
 {
     return eventq_pop(&s->events, ev);
@@ -271,6 +281,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
     }
+    sched__masks_stop(q);
     if (q->features) sched__features_drop(s, q);
     if (q->running && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
@@ -344,6 +355,16 @@ static bool end_unwanted(struct scheduler *s, uint64_t now_us)
         }
     }
     return any;
+}
+
+/* Those whose constraint has failed; they have no run in this step. */
+static void end_constrained(struct scheduler *s, uint64_t now_us)
+{
+    s->mask_failed = false;
+    for (struct sequence *q = s->running.head, *next; q; q = next) {
+        next = q->next;
+        if (q->mask == MASK_FAILED) end_sequence(s, q, END_CONSTRAINT, 0, NULL, now_us);
+    }
 }
 
 /* Rope position minus position of the text in front of picture i (i may be image_count: behind the last one).
@@ -629,6 +650,10 @@ bool sched_step(struct scheduler *s, uint64_t now_us)
     if (s->image_failed) worked |= end_unwanted(s, now_us);
     s->image_failed = false;
     sched__plan(s, now_us);
+    if (s->mask_failed) {
+        end_constrained(s, now_us);
+        worked = true;
+    }
     if (eventq_pending(&s->events))
         publish(s); /* pictures that are wanted are decoded beside the step, not behind it */
     if (s->run_count > 0) {

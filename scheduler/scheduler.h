@@ -100,9 +100,10 @@ enum seq_end {
     END_STOP_TOKEN,   /* one of stop_ids */
     END_LENGTH,       /* tokens_max generated, or the context is full */
     END_CANCELLED,
-    END_ERROR,    /* the engine failed; message in the event */
-    END_DEADLINE, /* deadline_us passed */
-    SEQ_ENDS      /* how many there are */
+    END_ERROR,      /* the engine failed; message in the event */
+    END_DEADLINE,   /* deadline_us passed */
+    END_CONSTRAINT, /* its constraint has failed: MASK_FAILED */
+    SEQ_ENDS        /* how many there are */
 };
 
 struct sched_sequence {
@@ -187,6 +188,8 @@ uint32_t sched_context_max(const struct scheduler *s);
 enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, struct seq_id *id,
                          struct err *err) KV_MUST_CHECK;
 void sched_cancel(struct scheduler *s, struct seq_id id); /* stale ids are ignored */
+/* A mask that was MASK_LATER may be ready: the engine thread looks. Any thread. */
+void sched_wake(struct scheduler *s);
 /* Answers to EV_IMAGE, any thread. A sequence may ask for the same picture again (after a preemption, or when
  * another's encode failed), but never while its last EV_IMAGE is unanswered. Refusing an unanswered EV_IMAGE
  * always ends the sequence. supply: the prepared pixels that belong to the image's key; ownership moves
@@ -272,6 +275,7 @@ struct sched_stats {
         accepted_tokens;                     /* runs with guesses; the guesses; of which were drawn */
     uint64_t accepted_at[SCHED_GUESSES_MAX]; /* by place in their run */
     uint64_t ended[SEQ_ENDS];                /* by enum seq_end */
+    uint64_t mask_waits; /* runs that were left out of a step, because their mask was not ready */
     uint32_t last_batch_tokens, last_batch_sequences;
     uint64_t step_tokens[SCHED_STEP_BUCKETS],
         step_tokens_total; /* steps of at most 1, 8, 16, 32, ... tokens, and more than 16384 */

@@ -144,7 +144,8 @@ for t in tests/api/test_*.py; do
     t=$(basename "$t" .py)
     case $t in
     test_second_picture) suite_start "api $t" api "$t" build/release/kvasir --pairs 120 --qwen_pairs 60 ;;
-    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack) timed="$timed $t" ;;
+    test_load* | test_memory | test_bodies | test_cuda_fault | test_attack | test_costly_grammars)
+        timed="$timed $t" ;;
     *) suite_start "api $t" api "$t" build/release/kvasir ;;
     esac
 done
@@ -177,7 +178,7 @@ if [ "$quick" -eq 0 ]; then
     # threads; those of attention and experts run threaded in the engine's tests.
     threads="test_backend_linear test_backend_ops test_cuda_loader
         test_engine_golden test_engine_invariance test_engine_open test_engine_pictures test_sched_images
-        test_sched_stats test_server_alias test_server_images test_template"
+        test_sched_stats test_server_alias test_server_images test_template test_constraint test_masks"
     threads=$(echo "$threads" | xargs)
     step "build tsan" make -j"$jobs" CONFIG=tsan ONLY="$threads" all tests
     # One model, few streams: all of it, and test_cache, in scripts/soak.sh.

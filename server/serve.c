@@ -4,6 +4,7 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
+#include "config/base/work_lock.h"
 #include "engine/model/model_info.h"
 #include "server/dialect/store.h"
 #include "server/fetch/fetch.h"
@@ -56,6 +57,11 @@ struct process {
 static void wake_loop(void *arg)
 {
     uv_async_send(&((struct process *)arg)->wake);
+}
+
+static void wake_engine(void *arg)
+{
+    sched_wake(((struct process *)arg)->model.sched);
 }
 
 static void engine_main(void *arg)
@@ -126,6 +132,7 @@ static void wake_event(uv_async_t *a)
     if (!s->model) return;
     gen_events(s);
     gen_remote_done(s);
+    gen_compile_next(s);
     requests_poll(s);
     loop_pump(&p->loop);
 }
@@ -228,6 +235,7 @@ static void tick_event(uv_timer_t *t)
     loop_tick(&p->loop, now);
     if (h->phase == SRV_READY) ready_say(p);
     failed_check(p, now);
+    gen_compile_next(s);
     requests_poll(s);
     if (p->failed_us && drain_us > FAILED_DRAIN_US)
         drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
@@ -313,6 +321,7 @@ static void server_end(struct process *p)
     fetcher_destroy(s->fetcher);
     local_dir_close(s->media_dir);
     loop_close(&p->loop);
+    grammars_stop(s->grammars);
     model_free(&p->model);
 }
 
@@ -341,8 +350,10 @@ static enum status server_open(struct process *p, struct err *err)
     s->metrics = metrics_create();
     s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
     s->responses = response_store_create(o->response_store);
-    if (!s->model_name || !s->metrics || !s->aliases || !s->responses || grammars_create(&s->grammars))
+    if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
+        grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
         return err_set(err, ST_NOMEM, "out of memory");
+    s->grammar_memory = grammars_memory(s->grammars);
     if (o->api_key_file && !(s->auth = auth_load(o->api_key_file, err))) return ST_INVALID;
     enum status st = origin_options_check(o, err);
     if (!st) st = loop_open(&p->loop, s, err);
@@ -367,6 +378,7 @@ int server_run(const struct options *opt, char *model_dir)
         (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);
         return 1;
     }
+    work_lock_never();
     loop_pump(&process.loop);
     uv_run(&process.loop.uv, UV_RUN_DEFAULT);
     server_end(&process);

@@ -23,15 +23,29 @@ struct sampling_bias {
     float bias; /* added to the logit; -100 and below = never */
 };
 
-/* What the form of an answer allows next: constrained decoding. Called on the engine's threads, one at a time
- * for one constraint; tokens[0..count) is the answer so far. The results depend on the tokens alone. */
+/* Constrained decoding: which tokens may follow. tokens[0..count) is the answer so far; all results depend on
+ * it alone, but for MASK_LATER and MASK_BUSY, which only say when. `prepare`, `drafts`, `forced` and `stop`
+ * are called by whoever plans steps, between steps: for one constraint one at a time, for different ones at
+ * once. None of them waits or takes long. */
+enum mask_state {
+    MASK_READY = 0,
+    MASK_LATER, /* it is being made, and the planner is woken then: no draw until it is ready */
+    MASK_BUSY,  /* another thread has what it takes, for a moment: worth another try, else as MASK_LATER */
+    MASK_FAILED /* the answer can't go on: for good */
+};
 struct sampling_constraint {
     void *arg;
-    /* Fills bits[0..words): bit id & 31 of bits[id >> 5] is on where the token may follow. At least one is.
-     */
+    /* Makes the mask that the next draw needs. */
+    enum mask_state (*prepare)(void *arg, const uint32_t *tokens, uint32_t count);
+    /* tokens[count..count + drafts) are draft tokens, and the mask after tokens[0..count) is ready: how many
+     * of them are allowed, and have the mask after them ready too. */
+    uint32_t (*drafts)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t drafts);
+    /* In the step: copies a ready mask into bits[0..words): bit id & 31 of bits[id >> 5] is on where the
+     * token may follow. At least one is. */
     void (*mask)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words);
-    /* A guess, `most` tokens at most, at what follows because there is no choice; returns how many. */
+    /* Draft tokens, `most` at most, that follow because there is no choice; returns how many. */
     uint32_t (*forced)(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out);
+    void (*stop)(void *arg); /* the sequence has ended: what is being made for it is dropped. NULL: nothing */
 };
 
 struct sampling_params {

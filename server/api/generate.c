@@ -11,6 +11,7 @@ static void body_drop(struct request *r)
 {
     r->srv->body_bytes -= r->http.body.len;
     buf_fini(&r->http.body);
+    r->http.body_marks = 0;
     r->http.body_kept = gen_images_bytes(r->gen) + r->gen->dialect_kept;
     r->srv->body_bytes += r->http.body_kept;
 }
@@ -18,7 +19,8 @@ static void body_drop(struct request *r)
 static void generate_done(struct request *r)
 {
     body_drop(r);
-    gen_submit(r);
+    if (r->gen->compile && !r->answer.error.http) gen_compile(r, gen_submit);
+    else gen_submit(r);
 }
 
 static void generate_job(struct request *r)

@@ -320,26 +320,99 @@ enum status gen_constraint_make(struct gen *g, json_t *root)
     if (tools && !p->call_form.required && !p->call_form.allowed && !any_strict(tools) && !p->form.kind)
         tools = NULL;
     if (!tools && !p->form.kind) return ST_OK;
-    struct grammars *all = g->r->srv->grammars;
     struct err err = {{0}};
-    if (grammars_vocab(all, g->r->srv->model, &m.vocab, &err)) return no_memory(&m);
-    json_t *d = description(g, tools);
-    char *key = d ? json_dumps(d, JSON_COMPACT) : NULL;
-    json_decref(d);
-    if (!key) return no_memory(&m);
-    enum status st = ST_OK;
-    g->grammar = grammars_find(all, key);
-    if (!g->grammar && !(st = build(&m, tools, &g->grammar))) grammars_keep(all, key, g->grammar);
-    free(key);
+    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &g->vocab, &err)) return no_memory(&m);
+    g->compile = description(g, tools);
+    g->compile_key = g->compile ? json_dumps(g->compile, JSON_COMPACT) : NULL;
+    if (!g->compile_key) return no_memory(&m);
     p->ignore_eos = false; /* where the form is complete there is nothing but the end */
-    p->form.value = NULL;
-    p->call_form = (struct call_form){0}; /* they are the body's */
-    return st;
+    p->call_form.named = json_string_value(json_object_get(g->compile, "named")); /* the body's goes */
+    g->grammar = grammars_find(g->r->srv->grammars, g->compile_key);
+    if (g->grammar) gen_constraint_made(g);
+    return ST_OK;
+}
+
+void gen_constraint_made(struct gen *g)
+{
+    json_decref(g->compile);
+    free(g->compile_key);
+    g->compile = NULL;
+    g->compile_key = NULL;
+    g->p.form.value = NULL; /* they were borrowed from it, and from the body */
+    g->p.call_form = (struct call_form){0};
+}
+
+enum status gen_constraint_compile(struct gen *g)
+{
+    struct grammars *all = g->r->srv->grammars;
+    struct form_maker m = {.g = g, .vocab = g->vocab};
+    struct api_error *e = &g->r->answer.error;
+    /* Another one with the same key may have come first. */
+    g->grammar = grammars_find(all, g->compile_key);
+    if (g->grammar) {
+        grammars_dismiss(all, strlen(g->compile_key));
+        return ST_OK;
+    }
+    enum status st = build(&m, json_object_get(g->compile, "functions"), &g->grammar);
+    if (st) {
+        grammars_dismiss(all, strlen(g->compile_key));
+        return st;
+    }
+    st = grammars_keep(all, g->compile_key, g->grammar);
+    if (st == ST_TOO_LARGE)
+        return api_fail(e, 400, "unsupported_schema", gen_constraint_param(g),
+                        "The constraint takes %zu MiB compiled, more than all may (--grammar-memory).",
+                        grammar_bytes(g->grammar) >> 20);
+    if (st == ST_AGAIN)
+        return api_fail(e, 503, "grammar_memory", gen_constraint_param(g), "%s", gen_grammar_memory_full);
+    return st ? no_memory(&m) : ST_OK;
+}
+
+const char gen_grammar_memory_full[] =
+    "The grammars in use leave too little of the memory for them (--grammar-memory): try again later.";
+
+const char *gen_constraint_param(const struct gen *g)
+{
+    return g->p.form.param ? g->p.form.param : "tools";
+}
+
+const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap)
+{
+    static const char *const why[] = {
+        [MATCHER_STUCK] =
+            "the answer can't be completed: too much may follow in one place, or no token fits there",
+        [MATCHER_MASK_COST] = "finding the tokens that may follow takes too much work in one place",
+        [MATCHER_ANSWER_COST] =
+            "finding the tokens that may follow takes too much work for an answer of so many",
+        [MATCHER_MEMORY] = "the server is out of memory for it"};
+    enum matcher_failure f = matcher_failure(c->matcher);
+    bool costs = f == MATCHER_MASK_COST || f == MATCHER_ANSWER_COST;
+    snprintf(text, cap, "The constraint in %s could not be kept to: %s.%s", gen_constraint_param(c->gen),
+             why[f] ? why[f] : why[MATCHER_STUCK],
+             costs ? " Use fewer optional parts and counted repeats within each other, or character classes "
+                     "instead of alternatives."
+                   : "");
+    return costs ? "constraint_too_costly" : f == MATCHER_MEMORY ? "out_of_memory" : "unsupported_schema";
+}
+
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+{
+    return matcher_prepare(arg, tokens, count);
+}
+
+static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
+{
+    return matcher_drafts(arg, tokens, count, n);
 }
 
 static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
 {
     matcher_mask(arg, tokens, count, bits, words);
+}
+
+static void stop(void *arg)
+{
+    matcher_stop(arg);
 }
 
 static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
@@ -350,13 +423,15 @@ static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32
 bool gen_constraint_start(struct choice *c)
 {
     struct gen *g = c->gen;
-    const struct grammar_vocab *vocab;
-    struct err err;
     if (!g->grammar) return true;
-    if (grammars_vocab(g->r->srv->grammars, g->r->srv->model, &vocab, &err) ||
-        matcher_create(g->grammar, vocab, &c->matcher))
-        return false;
-    c->constraint = (struct sampling_constraint){.arg = c->matcher, .mask = mask, .forced = forced};
+    if (matcher_create(g->grammar, g->vocab, &c->matcher)) return false;
+    matcher_threads(c->matcher, grammars_threads(g->r->srv->grammars));
+    c->constraint = (struct sampling_constraint){.arg = c->matcher,
+                                                 .prepare = prepare,
+                                                 .drafts = drafts,
+                                                 .mask = mask,
+                                                 .forced = forced,
+                                                 .stop = stop};
     c->sampling.constraint = &c->constraint;
     return true;
 }

@@ -190,12 +190,17 @@ struct gen_picture {
 struct gen {
     struct request *r;
     enum gen_kind kind;
-    const struct dialect *dialect; /* NULL: OpenAI's */
-    void *dialect_state;           /* the dialect's own; one block of malloc, owned */
-    size_t dialect_kept;           /* bytes of the body, or made of it, that it keeps until the end */
-    json_t *root;                  /* the body: kept because stops borrow from it */
-    json_t *form_root;             /* a schema that came as a text; owned, until the body is trimmed */
-    struct grammar *grammar;       /* what constrains the answers; NULL: nothing. Owned */
+    const struct dialect *dialect;     /* NULL: OpenAI's */
+    void *dialect_state;               /* the dialect's own; one block of malloc, owned */
+    size_t dialect_kept;               /* bytes of the body, or made of it, that it keeps until the end */
+    json_t *root;                      /* the body: kept because stops borrow from it */
+    json_t *form_root;                 /* a schema that came as a text; owned, until the body is trimmed */
+    struct grammar *grammar;           /* what constrains the answers; NULL: nothing. Owned */
+    const struct grammar_vocab *vocab; /* with it: the model's tokens */
+    json_t *compile;   /* what it is to be compiled from, with all that the body had of it; owned, as */
+    char *compile_key; /* its text. NULL: there is nothing to compile */
+    bool compile_waits;
+    uint64_t compile_us; /* since when */
     struct gen_params p;
     struct gen_prompt *prompts;
     uint32_t prompt_count;
@@ -253,11 +258,25 @@ enum status gen_parse_image_bounds(struct gen *g, json_t *root);
 
 /* generate/format.c (worker) */
 enum status gen_parse_format(struct gen *g, json_t *root);
-/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar. After
- * the prompt is built. */
+/* generate/constraint.c (worker): what the form of the answer and of its calls asks for -> g->grammar, if it
+ * was compiled before, else g->compile. After the prompt is built. */
 enum status gen_constraint_make(struct gen *g, json_t *root);
+/* Worker, with memory reserved: g->compile -> g->grammar. r->answer.error on failure. */
+enum status gen_constraint_compile(struct gen *g);
+void gen_constraint_made(struct gen *g); /* g->compile is no longer needed */
+/* The field that asked for the constraint. */
+const char *gen_constraint_param(const struct gen *g);
+/* Why the matcher of a choice has failed, as a message; the error's code. */
+const char *gen_constraint_failure(const struct choice *c, char *text, size_t cap);
+extern const char gen_grammar_memory_full[];
 /* Loop: the matcher of a choice. False: no memory. */
 bool gen_constraint_start(struct choice *c);
+
+/* generate/compile.c (loop): compiles g->compile on a worker, then calls done. So few at a time that workers
+ * are left for everything else; the others wait, also for memory (--grammar-memory), in the order of their
+ * coming. */
+void gen_compile(struct request *r, void (*done)(struct request *r));
+void gen_compile_next(struct server *s); /* starts those whose turn has come; ends those that waited long */
 
 /* generate/tools.c (worker): tools, and whether calls of them are looked for; reasoning, as variables of the
  * template (chat_template_kwargs of root) and in the answer. */

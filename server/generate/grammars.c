@@ -1,51 +1,90 @@
 /* See grammars.h. */
 #include "server/generate/grammars.h"
 
+#include "config/base/work_lock.h"
 #include "server/chat/reasoning_parse.h"
 #include "server/chat/tool_parse.h"
 
 #include "engine/model/model_info.h"
 #include "engine/tokenizer/tokenizer.h"
 
+#include <malloc.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
 
-#define KEPT       128u
-#define KEPT_BYTES ((size_t)256 << 20) /* of all, but for the newest */
+/* Measured: a grammar takes up to so many times its description. */
+#define DESCRIPTION_PART 32u
+#define RESERVE_LEAST    ((size_t)64 << 10)
+/* What nobody has used for so long goes, the oldest first, until the rest takes this part of the memory. */
+#define IDLE_US   10000000u
+#define IDLE_PART 8u
+/* Freed bytes that are worth a walk over the heap: of grammars, or estimated for those that were compiled. */
+#define TRIM_LEAST ((size_t)16 << 20)
 
 struct kept {
     uint8_t key[crypto_hash_sha256_BYTES];
-    struct grammar *grammar; /* NULL: free */
-    uint64_t used;
+    struct grammar *grammar;
+    uint64_t used_us;
 };
 
 struct grammars {
-    uv_mutex_t lock;
+    uv_mutex_t lock; /* of what follows, to `compiled`; not held during work */
+    struct kept *kept;
+    size_t count, cap, reserved, compiled; /* compiled: estimates since the heap was trimmed */
+    struct grammar_memory memory;
+    pthread_mutex_t vocab_lock;
     struct grammar_vocab *vocab;
-    uint64_t clock;
-    struct kept kept[KEPT];
+    struct mask_threads *threads;
 };
 
-enum status grammars_create(struct grammars **out)
+static void idle(void *arg);
+
+static uint32_t thread_count(void)
+{
+    unsigned cores = uv_available_parallelism();
+    return cores < 8 ? 1 : cores < 32 ? cores / 4 : 8;
+}
+
+enum status grammars_create(size_t memory, void (*wake)(void *arg), void *arg, struct grammars **out)
 {
     struct grammars *g = calloc(1, sizeof *g);
     if (!g || uv_mutex_init(&g->lock)) {
         free(g);
         return ST_NOMEM;
     }
+    pthread_mutex_init(&g->vocab_lock, NULL);
+    g->memory.most = memory;
+    if (mask_threads_create(thread_count(), wake, arg, idle, g, &g->threads)) {
+        grammars_free(g);
+        return ST_NOMEM;
+    }
     *out = g;
     return ST_OK;
+}
+
+void grammars_stop(struct grammars *g)
+{
+    mask_threads_destroy(g->threads);
+    g->threads = NULL;
 }
 
 void grammars_free(struct grammars *g)
 {
     if (!g) return;
-    for (uint32_t i = 0; i < KEPT; i++) grammar_unref(g->kept[i].grammar);
+    grammars_stop(g);
+    for (size_t i = 0; i < g->count; i++) grammar_unref(g->kept[i].grammar);
+    free(g->kept);
     grammar_vocab_free(g->vocab);
+    pthread_mutex_destroy(&g->vocab_lock);
     uv_mutex_destroy(&g->lock);
     free(g);
+}
+
+struct mask_threads *grammars_threads(struct grammars *g)
+{
+    return g->threads;
 }
 
 static enum status vocab_make(const struct model *m, struct grammar_vocab **out, struct err *err)
@@ -77,16 +116,33 @@ enum status grammars_vocab(struct grammars *g, const struct model *m, const stru
                            struct err *err)
 {
     enum status st = ST_OK;
-    uv_mutex_lock(&g->lock);
+    work_lock(&g->vocab_lock);
     if (!g->vocab) st = vocab_make(m, &g->vocab, err);
     *out = g->vocab;
-    uv_mutex_unlock(&g->lock);
+    work_unlock(&g->vocab_lock);
     return st;
 }
+
+/* ---- those that are kept ---- */
 
 static void key_of(const char *text, uint8_t key[crypto_hash_sha256_BYTES])
 {
     crypto_hash_sha256(key, (const unsigned char *)text, strlen(text));
+}
+
+static struct kept *kept_at(struct grammars *g, const uint8_t *key)
+{
+    for (size_t i = 0; i < g->count; i++)
+        if (memcmp(g->kept[i].key, key, sizeof g->kept[i].key) == 0) return &g->kept[i];
+    return NULL;
+}
+
+/* Under the lock; the caller drops the reference, without it. */
+static struct grammar *take(struct grammars *g, struct kept *k)
+{
+    struct grammar *gone = k->grammar;
+    *k = g->kept[--g->count];
+    return gone;
 }
 
 struct grammar *grammars_find(struct grammars *g, const char *text)
@@ -95,53 +151,108 @@ struct grammar *grammars_find(struct grammars *g, const char *text)
     struct grammar *found = NULL, *gone = NULL;
     key_of(text, key);
     uv_mutex_lock(&g->lock);
-    for (uint32_t i = 0; i < KEPT && !found; i++) {
-        struct kept *k = &g->kept[i];
-        if (!k->grammar || memcmp(k->key, key, sizeof key) != 0) continue;
-        k->used = ++g->clock;
+    struct kept *k = kept_at(g, key);
+    if (k && grammar_bytes(k->grammar) == SIZE_MAX) {
+        gone = take(g, k);
+    } else if (k) {
+        k->used_us = now_us();
         found = grammar_ref(k->grammar);
-        if (grammar_bytes(found) < SIZE_MAX) continue;
-        gone = found;
-        grammar_unref(k->grammar);
-        *k = (struct kept){.grammar = NULL};
     }
     uv_mutex_unlock(&g->lock);
     grammar_unref(gone);
-    return gone ? NULL : found;
+    return found;
 }
 
-static struct kept *oldest_of(struct grammars *g)
+/* Those that nobody uses and nobody has used since `before` go, the oldest first, while all hold more than
+ * `most`. What became free. */
+static size_t evict(struct grammars *g, size_t most, uint64_t before)
 {
-    struct kept *oldest = NULL;
-    for (uint32_t i = 0; i < KEPT; i++)
-        if (g->kept[i].grammar && (!oldest || g->kept[i].used < oldest->used)) oldest = &g->kept[i];
-    return oldest;
-}
-
-/* Until there is a place, and the rest is small enough: the one that was not asked for the longest goes. */
-static struct kept *make_room(struct grammars *g)
-{
+    size_t was = atomic_load(&g->memory.used);
     for (;;) {
-        struct kept *place = NULL, *oldest = oldest_of(g);
-        size_t bytes = 0;
-        for (uint32_t i = 0; i < KEPT; i++) {
-            size_t own = g->kept[i].grammar ? grammar_bytes(g->kept[i].grammar) : 0;
-            if (!g->kept[i].grammar) place = &g->kept[i];
-            bytes = own > KEPT_BYTES ? KEPT_BYTES + 1 : bytes + own;
+        struct kept *oldest = NULL;
+        struct grammar *gone = NULL;
+        uv_mutex_lock(&g->lock);
+        for (size_t i = 0; i < g->count && atomic_load(&g->memory.used) > most; i++) {
+            struct kept *k = &g->kept[i];
+            if (grammar_shared(k->grammar) || k->used_us >= before) continue;
+            if (!oldest || k->used_us < oldest->used_us) oldest = k;
         }
-        if (place && bytes <= KEPT_BYTES) return place;
-        grammar_unref(oldest->grammar);
-        oldest->grammar = NULL;
+        if (oldest) gone = take(g, oldest);
+        uv_mutex_unlock(&g->lock);
+        if (!gone) break;
+        grammar_unref(gone);
     }
+    size_t is = atomic_load(&g->memory.used);
+    return was > is ? was - is : 0;
 }
 
-void grammars_keep(struct grammars *g, const char *text, struct grammar *grammar)
+/* On a thread for masks. */
+static void idle(void *arg)
 {
-    uint8_t key[crypto_hash_sha256_BYTES];
-    key_of(text, key);
+    struct grammars *g = arg;
+    uint64_t now = now_us();
+    size_t freed = now < IDLE_US ? 0 : evict(g, g->memory.most / IDLE_PART, now - IDLE_US);
     uv_mutex_lock(&g->lock);
-    struct kept *place = make_room(g);
-    *place = (struct kept){.grammar = grammar_ref(grammar), .used = ++g->clock};
-    memcpy(place->key, key, sizeof key);
+    bool trim = !g->reserved && freed + g->compiled >= TRIM_LEAST;
+    if (trim) g->compiled = 0;
     uv_mutex_unlock(&g->lock);
+    if (trim) (void)malloc_trim(0);
+}
+
+static size_t estimate(size_t description)
+{
+    return RESERVE_LEAST + DESCRIPTION_PART * description;
+}
+
+bool grammars_reserve(struct grammars *g, size_t description)
+{
+    size_t held = 0, more = estimate(description);
+    uv_mutex_lock(&g->lock);
+    for (size_t i = 0; i < g->count; i++)
+        if (grammar_shared(g->kept[i].grammar)) held += grammar_bytes(g->kept[i].grammar);
+    held += g->reserved;
+    bool fits = !held || held + more <= g->memory.most;
+    if (fits) g->reserved += more;
+    uv_mutex_unlock(&g->lock);
+    return fits;
+}
+
+void grammars_dismiss(struct grammars *g, size_t description)
+{
+    uv_mutex_lock(&g->lock);
+    g->reserved -= estimate(description);
+    g->compiled += estimate(description);
+    uv_mutex_unlock(&g->lock);
+}
+
+enum status grammars_keep(struct grammars *g, const char *text, struct grammar *grammar)
+{
+    struct kept new = {.grammar = grammar, .used_us = now_us()};
+    enum status st = ST_OK;
+    key_of(text, new.key);
+    grammars_dismiss(g, strlen(text));
+    grammar_count_in(grammar, &g->memory);
+    (void)evict(g, g->memory.most, UINT64_MAX);
+    if (grammar_bytes(grammar) > g->memory.most) return ST_TOO_LARGE;
+    if (atomic_load(&g->memory.used) > g->memory.most) return ST_AGAIN;
+    uv_mutex_lock(&g->lock);
+    if (g->count == g->cap) {
+        size_t cap = g->cap ? 2 * g->cap : 64;
+        struct kept *to = realloc(g->kept, cap * sizeof *to);
+        if (to) g->kept = to;
+        if (to) g->cap = cap;
+        else st = ST_NOMEM;
+    }
+    struct kept *same = kept_at(g, new.key); /* compiled by two at once */
+    if (!st && !same) {
+        grammar_ref(grammar);
+        g->kept[g->count++] = new;
+    }
+    uv_mutex_unlock(&g->lock);
+    return st;
+}
+
+const struct grammar_memory *grammars_memory(const struct grammars *g)
+{
+    return &g->memory;
 }

@@ -41,6 +41,8 @@ void gen_free(struct gen *g)
         matcher_free(g->choices[i].matcher);
     }
     grammar_unref(g->grammar);
+    json_decref(g->compile);
+    free(g->compile_key);
     for (uint32_t i = 0; i < g->prompt_count; i++) {
         prompt_free(&g->prompts[i].prompt);
         free(g->prompts[i].text);
@@ -324,7 +326,7 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
     r->sequences_alive--;
     cache_seen(c, ev);
     if (c->finish == FIN_NONE && ev->end != END_ERROR && ev->end != END_CANCELLED &&
-        ev->end != END_DEADLINE) {
+        ev->end != END_DEADLINE && ev->end != END_CONSTRAINT) {
         size_t before = c->text.len;
         if (detok_flush(c->detok, &c->text) == ST_OK) text_match(c, before);
         c->chars += utf8_count(c->text.data ? c->text.data + before : "", c->text.len - before);
@@ -332,17 +334,16 @@ static void on_end(struct choice *c, const struct sched_event *ev, struct gen **
             c->stop_is_id = true;
             c->stop_id = ev->stop_id;
         }
-        if (c->finish == FIN_NONE && ev->end != END_LENGTH && c->matcher &&
-            matcher_gave_up(c->matcher, c->ids, c->id_count, ev->stop_id))
-            gen_abort(r, 400, "unsupported_schema",
-                      "The form of the answer could not be kept to: too much may follow in one place, or no "
-                      "token fits there.");
         choice_finish(c, ev->end == END_LENGTH ? FIN_LENGTH : FIN_STOP);
         if (output_run(c)) gen_abort(r, 500, "internal_error", "The server ran out of memory.");
         touch(g, touched);
     } else if (c->finish == FIN_NONE) {
-        choice_finish(c, ev->end == END_ERROR ? FIN_ERROR : FIN_ABORT);
-        if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
+        choice_finish(c, ev->end == END_ERROR || ev->end == END_CONSTRAINT ? FIN_ERROR : FIN_ABORT);
+        if (ev->end == END_CONSTRAINT) {
+            char text[384];
+            const char *code = gen_constraint_failure(c, text, sizeof text);
+            gen_abort(r, strcmp(code, "out_of_memory") == 0 ? 503 : 400, code, text);
+        } else if (ev->end == END_DEADLINE && !r->cancelled && !g->failed) {
             char text[96];
             snprintf(text, sizeof text, "The request took longer than %llu seconds.",
                      (unsigned long long)r->srv->opt->request_timeout);

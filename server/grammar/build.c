@@ -10,6 +10,7 @@
 #define NODES_MAX   (1u << 21)
 #define REGEXES_MAX ((size_t)1 << 21)
 #define LIFE_STATES 4096u
+#define WORK_MAX    ((size_t)1 << 22) /* of expressions while it is made: some tenths of a second */
 
 struct grammar_builder {
     struct grammar *g;
@@ -74,6 +75,7 @@ enum status gb_create(struct grammar_builder **out)
         gb_free(b);
         return ST_NOMEM;
     }
+    rx_pool_work_max(b->g->pool, WORK_MAX);
     *out = b;
     return ST_OK;
 }
@@ -308,7 +310,9 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     enum status st = check(b, start, err);
     if (!st) {
         for (int i = 0; i < SLICE_KINDS; i++) g->one[i] = grammar__character(g->pool, (enum slice_of_what)i);
+        rx_pool_work_max(g->pool, SIZE_MAX);
         g->pool_base = rx_pool_count(g->pool);
+        g->pool_base_bytes = rx_pool_used(g->pool);
         g->node_base = g->node_count;
         members__base(g);
         if (!machine__open(g))
@@ -316,6 +320,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
                            : err_set(err, ST_TOO_LARGE, "the grammar can begin in too many ways");
     }
     if (!st) {
+        machine__count(g);
         *out = g;
         b->g = NULL;
     }

@@ -316,30 +316,31 @@ static struct ebnf_part repeated(struct ebnf *e, struct ebnf_part a, uint32_t mi
 /* Parts that are regular are put together as far as that goes. */
 static struct ebnf_part many(struct ebnf *e, enode first, bool alt)
 {
-    const struct ebnf_part none = {true, alt ? RX_NONE : RX_EMPTY, 0, 0};
-    struct ebnf_part run = none;
-    size_t n = 0, count = 1;
-    bool open = false;
+    rx (*together)(struct rx_pool *, const rx *, size_t) = alt ? rx_alt_list : rx_concat_list;
+    struct ebnf_part run = {.regular = true};
+    size_t n = 0, count = 1, runs = 0; /* run: of so many parts, whose expressions are behind the list */
     for (enode x = first; x; x = e->nodes[x].next) count += 2;
-    gx *list = malloc(count * sizeof *list);
+    gx *list = malloc(2 * count * sizeof *list);
+    rx *parts = list + count;
     if (!list) ebnf_refuse(e, ST_NOMEM, "out of memory");
     for (enode x = first; x && !e->st; x = e->nodes[x].next) {
         struct ebnf_part p = compile(e, x);
         bool fits = p.regular && run.size + p.size <= RUN_MAX;
-        if (open && !fits && (p.regular || !alt)) {
+        if (runs && !fits && (p.regular || !alt)) {
+            run.r = together(e->p, parts, runs);
             list[n++] = lift(e, run);
-            run = none;
-            open = false;
+            run.size = 0;
+            runs = 0;
         }
         if (p.regular) {
-            run.r = alt ? rx_alt(e->p, run.r, p.r) : rx_concat(e->p, run.r, p.r);
+            parts[runs++] = p.r;
             run.size += p.size;
-            open = true;
         } else {
             list[n++] = p.g;
         }
     }
-    if (n && open) list[n++] = lift(e, run);
+    if (list) run.r = together(e->p, parts, runs);
+    if (n && runs) list[n++] = lift(e, run);
     struct ebnf_part out = {.g = !n || e->st ? 0 : alt ? gb_alt(e->b, list, n) : gb_seq(e->b, list, n)};
     free(list);
     return n ? out : run;

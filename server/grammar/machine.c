@@ -9,11 +9,11 @@
  * that to be where they are, twice what they need, up to a limit. */
 #define MADE_MAX    ((size_t)16 << 20)
 #define MADE_LIMIT  ((size_t)64 << 20)
-#define REGEX_BYTES 64u /* about, of one with what is kept beside it */
 #define LIFE_STATES 1024u
 /* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
 #define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
 #define WIDE_MAX  (1u << 14) /* places of a state */
+#define TOGETHER  8u         /* places that end at once: what follows more of them is made together */
 #define RAW_MAX   (1u << 16) /* of a state in the making, the same ones many times */
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -101,7 +101,7 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
     case GX_EMPTY: push(g, w, rest); break;
     case GX_REGEX:
         if (!places_room(g, 1)) g->failed = true;
-        else g->places[g->place_count++] = (struct place){n.a, rest};
+        else g->places[g->place_count++] = (struct place){rx_live(g->pool, n.a, LIFE_STATES), rest};
         if (n.nullable) push(g, w, rest);
         break;
     case GX_SEQ: push(g, w, cons(g, n.a, cons(g, n.b, rest))); break;
@@ -128,25 +128,33 @@ static void begin_one(struct grammar *g, struct work *w, uint32_t cont)
     }
 }
 
-/* Where a text goes on that has reached `cont`. */
+/* Adds the places where a text goes on from what was pushed; true: it may end there. */
+static bool begin_all(struct grammar *g, struct work *w)
+{
+    size_t from = g->place_count;
+    bool accepts = false;
+    for (uint32_t steps = 0; w->count && !g->failed; steps++) {
+        uint32_t c = w->items[--w->count];
+        if (c) begin_one(g, w, c);
+        else accepts = true;
+        if (steps < BEGIN_MAX) continue;
+        w->count = 0;
+        g->place_count = from;
+        accepts = false;
+    }
+    free(w->items);
+    return accepts;
+}
+
+/* Where a text goes on that has reached `cont`; kept. */
 static void begin(struct grammar *g, uint32_t cont)
 {
     struct work w = {0};
     size_t from = g->place_count;
-    bool accepts = false;
     if (g->conts[cont].known) return;
     g->stamp++;
     push(g, &w, cont);
-    for (uint32_t steps = 0; w.count && !g->failed; steps++) {
-        uint32_t c = w.items[--w.count];
-        if (c) begin_one(g, &w, c);
-        else accepts = true;
-        if (steps < BEGIN_MAX) continue;
-        w.count = 0;
-        g->place_count = from;
-        accepts = false;
-    }
-    free(w.items);
+    bool accepts = begin_all(g, &w);
     struct cont *c = &g->conts[cont];
     c->places = (uint32_t)from;
     c->place_count = (uint32_t)(g->place_count - from);
@@ -191,21 +199,36 @@ static void unite(struct grammar *g, size_t from)
 {
     struct place *p = g->places + from;
     size_t n = g->place_count - from, m = 0;
+    rx *left = NULL;
+    size_t cap = 0;
     qsort(p, n, sizeof *p, by_cont);
-    for (size_t i = 0; i < n; i++) {
-        if (m && p[m - 1].cont == p[i].cont) p[m - 1].left = rx_alt(g->pool, p[m - 1].left, p[i].left);
-        else p[m++] = p[i];
+    for (size_t i = 0, k; i < n; i = k) {
+        uint32_t cont = p[i].cont;
+        for (k = i + 1; k < n && p[k].cont == cont; k++) {
+        }
+        if (k - i > 1 && !array_room((void **)&left, &cap, k - i, sizeof *left)) {
+            g->failed = true;
+            break;
+        }
+        for (size_t j = i; k - i > 1 && j < k; j++) left[j - i] = p[j].left;
+        p[m++] = (struct place){k - i > 1 ? rx_union(g->pool, left, k - i) : p[i].left, cont};
     }
+    free(left);
     g->place_count = from + m;
 }
 
-/* The state of the places from `from` on, which were united and are used up. */
+/* The state of the places from `from` on, which were united and are used up. STATE_DEAD where they are too
+ * many, or sets in them are too large: a text does not go on there. */
 static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 {
     struct place *p = g->places + from;
     uint32_t m = (uint32_t)(g->place_count - from);
+    uint32_t cost = 1;
+    for (uint32_t i = 0; i < m; i++) cost += rx_cost(g->pool, p[i].left);
     g->place_count = from;
-    if (!m && !accepts) return STATE_DEAD;
+    bool wide = m > WIDE_MAX || rx_status(g->pool) == ST_TOO_LARGE;
+    rx_pool_recover(g->pool);
+    if (wide || (!m && !accepts)) return STATE_DEAD;
     if (rx_status(g->pool) ||
         (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count))) {
         g->failed = true;
@@ -224,7 +247,7 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
     }
     g->place_count += m;
     g->states[g->state_count] = (struct state){
-        .places = (uint32_t)from, .place_count = m, .accepts = accepts, .slice = SLICE_UNKNOWN};
+        .places = (uint32_t)from, .place_count = m, .cost = cost, .accepts = accepts, .slice = SLICE_UNKNOWN};
     g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
     return g->state_count++;
 }
@@ -254,26 +277,34 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
         g->failed = true;
         return STATE_DEAD;
     }
-    uint32_t first = g->states[state].places, n = g->states[state].place_count;
+    uint32_t first = g->states[state].places, n = g->states[state].place_count, ending = 0;
     bool accepts = false;
-    /* Beginnings are looked up first: they add places of their own. */
+    /* Beginnings are looked up first: they add places of their own. Those of many are made together: each
+     * alone might have what all of them have. */
+    struct work w = {0};
+    g->stamp++;
     for (uint32_t i = 0; i < n; i++) {
         struct place p = g->places[first + i];
-        if (rx_nullable(g->pool, rx_derivative(g->pool, p.left, byte))) begin(g, p.cont);
+        if (!rx_nullable(g->pool, rx_derivative(g->pool, p.left, byte))) continue;
+        ending++;
+        push(g, &w, p.cont);
     }
+    bool together = ending > TOGETHER;
+    for (uint32_t i = 0; i < w.count && !together; i++) begin(g, w.items[i]);
     size_t from = g->place_count;
+    if (together) accepts = begin_all(g, &w);
+    else free(w.items);
     for (uint32_t i = 0; i < n && !g->failed; i++) {
         struct place p = g->places[first + i];
-        rx left = rx_derivative(g->pool, p.left, byte);
+        rx left = rx_live(g->pool, rx_derivative(g->pool, p.left, byte), LIFE_STATES);
         if (!left) continue;
-        bool ends = rx_nullable(g->pool, left);
+        bool ends = !together && rx_nullable(g->pool, left);
         const struct cont *c = &g->conts[p.cont];
         if (!places_room(g, 1 + (ends ? c->place_count : 0u))) {
             g->failed = true;
             break;
         }
-        if (left != RX_EMPTY && !rx_matches_nothing(g->pool, left, LIFE_STATES))
-            g->places[g->place_count++] = (struct place){left, p.cont};
+        if (left != RX_EMPTY) g->places[g->place_count++] = (struct place){left, p.cont};
         if (!ends) continue;
         accepts = accepts || c->accepts;
         memcpy(g->places + g->place_count, g->places + c->places, c->place_count * sizeof *g->places);
@@ -284,15 +315,16 @@ uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
         if (g->place_count - from > WIDE_MAX) break;
     }
     unite(g, from);
-    if (g->place_count - from > WIDE_MAX) {
-        g->place_count = from;
-        accepts = false;
-    }
     uint32_t to = g->failed ? STATE_DEAD : state_of(g, from, accepts);
     if (g->failed) return STATE_DEAD;
     struct moves *m = g->states[state].moves;
     m->next[m->of_byte[byte]] = to;
     return to;
+}
+
+uint32_t machine__cost(const struct grammar *g, uint32_t state)
+{
+    return g->states[state].cost;
 }
 
 /* ---- all of it ---- */
@@ -343,23 +375,31 @@ size_t machine__bytes(const struct grammar *g)
                (g->cont_slot_count + (size_t)g->state_slot_count + (size_t)g->repeat_slot_count);
 }
 
+void machine__count(struct grammar *g)
+{
+    size_t n = rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g) + masks__bytes(g);
+    if (g->memory) atomic_fetch_add(&g->memory->used, n - g->counted); /* modulo 2^64 where it shrank */
+    g->counted = g->memory ? n : 0;
+    atomic_store(&g->bytes, g->failed ? SIZE_MAX : n);
+}
+
 void machine__close(struct grammar *g)
 {
+    if (g->memory) atomic_fetch_sub(&g->memory->used, g->counted);
     moves_free(g);
     free(g->conts);
     free(g->cont_slots);
     free(g->places);
     free(g->states);
     free(g->state_slots);
-    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) free(g->masks[i].bits);
-    free(g->masks);
+    masks__free(g);
 }
 
 size_t machine__made(const struct grammar *g)
 {
     return g->state_count * sizeof *g->states + g->move_bytes + g->cont_count * sizeof *g->conts +
            g->place_count * sizeof *g->places + (g->node_count - g->node_base) * sizeof *g->nodes +
-           (rx_pool_count(g->pool) - g->pool_base) * REGEX_BYTES + members__made(g->members);
+           rx_pool_used(g->pool) - g->pool_base_bytes + members__made(g->members);
 }
 
 void machine__tidy(struct grammar *g)
@@ -381,6 +421,6 @@ void machine__drop(struct grammar *g)
     rx_pool_cut(g->pool, g->pool_base);
     memset(g->cont_slots, 0, g->cont_slot_count * sizeof *g->cont_slots);
     memset(g->state_slots, 0, g->state_slot_count * sizeof *g->state_slots);
-    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) g->masks[i].state = 0;
+    masks__drop(g);
     if (!first_state(g)) g->failed = true;
 }

@@ -5,6 +5,7 @@
 #ifndef KVASIR_GRAMMAR_MACHINE_H
 #define KVASIR_GRAMMAR_MACHINE_H
 
+#include "config/base/work_lock.h"
 #include "server/grammar/build.h"
 
 #include <pthread.h>
@@ -35,7 +36,7 @@ struct moves {
     uint32_t next[]; /* [count] by class; STATE_UNKNOWN */
 };
 struct state {
-    uint32_t places, place_count;
+    uint32_t places, place_count, cost;
     bool accepts;
     int8_t slice;        /* which of the vocabulary's slices it takes whole: -1 none, SLICE_UNKNOWN */
     struct moves *moves; /* NULL: none known */
@@ -54,15 +55,11 @@ struct slice_kind {
 };
 extern const struct slice_kind slice_kinds[SLICES];
 
-struct mask {
-    uint32_t state; /* 0 = free */
-    uint64_t used;
-    uint32_t *bits;
-};
+struct masks; /* mask.h */
 
 struct grammar {
     atomic_uint refs;
-    pthread_mutex_t lock; /* all below */
+    pthread_mutex_t lock; /* all below, but for atomics; config/base/work_lock.h */
     struct rx_pool *pool;
     struct gx_node *nodes;
     uint32_t node_count;
@@ -71,7 +68,7 @@ struct grammar {
     size_t list_count, list_cap;
     gx start;
     rx one[SLICE_KINDS]; /* one such character */
-    size_t pool_base;
+    size_t pool_base, pool_base_bytes;
     uint32_t node_base;      /* what was there when it was finished */
     struct members *members; /* members.c */
 
@@ -91,10 +88,16 @@ struct grammar {
     uint32_t era;
     bool failed; /* out of memory: nothing but the end is allowed any more */
 
-    const struct grammar_vocab *mask_vocab; /* of the masks */
-    struct mask *masks;
-    uint64_t mask_clock;
+    struct masks *masks;           /* kept ones, and whose mask is being made; NULL: none yet */
+    atomic_size_t bytes;           /* that it held last; read without the lock */
+    struct grammar_memory *memory; /* which counts them; NULL: nobody does */
+    size_t counted;                /* of them, there */
 };
+
+/* mask_store.c; under the lock */
+void masks__drop(struct grammar *g); /* kept ones name states of an era that is over */
+void masks__free(struct grammar *g);
+size_t masks__bytes(const struct grammar *g);
 
 /* build.c */
 rx grammar__character(struct rx_pool *p, enum slice_of_what what);
@@ -121,11 +124,15 @@ bool members__ends(const struct grammar *g, gx node);       /* may it be the las
 #define STATE_FIRST 1u
 size_t machine__bytes(const struct grammar *g);
 bool machine__open(struct grammar *g);  /* after build.c is done; false: no memory (`failed`), or too wide */
-void machine__close(struct grammar *g); /* frees its part */
+void machine__close(struct grammar *g); /* frees its part, and that of the masks */
+void machine__count(struct grammar *g); /* brings `bytes`, and `memory`, up to date */
 size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes free */
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);
+/* The size of a state: the positions that it holds, at least 1. It depends on the grammar and the state's
+ * language position alone, never on what is cached: a byte's step from the state costs about so much. */
+uint32_t machine__cost(const struct grammar *g, uint32_t state);
 uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte);
 /* Where the byte leads: STATE_DEAD where it does not. */
 static inline uint32_t machine__next(struct grammar *g, uint32_t state, uint8_t byte)

@@ -1,123 +1,111 @@
-/* An answer's way through a grammar, and the tokens that may follow. */
-#include "server/grammar/vocab.h"
+/* Masks of a grammar's states: made by a walk over the vocabulary's trie that can be interrupted, and kept.
+ */
+#include "server/grammar/mask.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define MASKS        64u /* kept for a grammar */
-#define FORCED_BYTES 64u
+/* What is made on the way is dropped beyond this already, where memory for grammars is short. */
+#define SHORT_MADE ((size_t)1 << 20)
 
-struct matcher {
-    struct grammar *g;
-    const struct grammar_vocab *v;
-    uint32_t *tokens; /* [count]: those that were looked at */
-    uint32_t *states; /* [count + 1]: before the first one, and after each */
-    uint32_t count, cap;
-    uint32_t era;      /* of the states */
-    uint32_t *path;    /* [v->depth + 1] of a walk */
-    atomic_bool stuck; /* some mask had nothing but the end though the text was not complete */
-};
-
-enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
+void grammar_count_in(struct grammar *g, struct grammar_memory *memory)
 {
-    struct matcher *m = calloc(1, sizeof *m);
-    if (m) {
-        m->cap = 64;
-        m->tokens = malloc(m->cap * sizeof *m->tokens);
-        m->states = malloc((m->cap + 1u) * sizeof *m->states);
-        m->path = malloc((v->depth + 1u) * sizeof *m->path);
-    }
-    if (!m || !m->tokens || !m->states || !m->path) {
-        if (m) {
-            free(m->tokens);
-            free(m->states);
-            free(m->path);
-        }
-        free(m);
-        return ST_NOMEM;
-    }
-    m->g = grammar_ref(g);
-    m->v = v;
-    m->era = UINT32_MAX;
-    *out = m;
-    return ST_OK;
+    work_lock(&g->lock);
+    g->memory = memory;
+    machine__count(g);
+    work_unlock(&g->lock);
 }
 
-void matcher_free(struct matcher *m)
+size_t grammar_bytes(const struct grammar *g)
 {
-    if (!m) return;
-    grammar_unref(m->g);
-    free(m->tokens);
-    free(m->states);
-    free(m->path);
-    free(m);
+    return atomic_load(&g->bytes);
 }
 
-/* ---- where it stands; under the grammar's lock ---- */
-
-static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token)
+bool grammar_shared(const struct grammar *g)
 {
-    const struct grammar_vocab *v = m->v;
-    if (token >= v->count || v->at[token] == v->at[token + 1]) return STATE_DEAD;
-    for (size_t i = v->at[token]; i < v->at[token + 1] && state; i++)
-        state = machine__next(m->g, state, v->bytes[i]);
-    return state;
+    return atomic_load(&g->refs) > 1;
 }
 
-/* The state after the tokens; what is known of them is kept. */
-static uint32_t go(struct matcher *m, const uint32_t *tokens, uint32_t count)
+/* ---- pace ---- */
+
+static int64_t now_ns(void)
 {
-    uint32_t same = 0;
-    machine__tidy(m->g);
-    if (m->g->failed) return STATE_DEAD;
-    uint32_t again = m->era != m->g->era ? m->count : 0; /* so many tokens' states were dropped */
-    size_t before = again ? machine__made(m->g) : 0;
-    if (m->era != m->g->era) m->count = 0;
-    m->era = m->g->era;
-    m->states[0] = STATE_FIRST;
-    while (same < count && same < m->count && m->tokens[same] == tokens[same]) same++;
-    m->count = same;
-    if (count > m->cap) {
-        uint32_t cap = 2 * count;
-        uint32_t *t = realloc(m->tokens, cap * sizeof *t);
-        if (t) m->tokens = t;
-        uint32_t *s = realloc(m->states, (cap + 1u) * sizeof *s);
-        if (s) m->states = s;
-        if (!t || !s) return STATE_DEAD;
-        m->cap = cap;
-    }
-    for (; m->count < count; m->count++) {
-        m->tokens[m->count] = tokens[m->count];
-        m->states[m->count + 1] = after_token(m, m->states[m->count], tokens[m->count]);
-    }
-    if (again) m->g->found_again += machine__made(m->g) - before;
-    return m->states[count];
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* ---- masks ---- */
+struct pace pace_of(uint64_t units, uint32_t ns)
+{
+    return (struct pace){units, ns ? now_ns() + ns : 0};
+}
+
+bool pace_over(const struct pace *p)
+{
+    return !p->left || (p->end_ns && now_ns() >= p->end_ns);
+}
+
+/* ---- whose turn it is ---- */
+
+bool mask__own(struct grammar *g, const void *who)
+{
+    struct masks *k = masks__of(g);
+    if (k && k->owner) return k->owner == who;
+    machine__tidy(g);
+    size_t made = machine__made(g);
+    bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
+    if (is_short && made > SHORT_MADE && made > 2 * g->found_again) machine__drop(g);
+    if (k) k->owner = who;
+    return true;
+}
+
+void mask__disown(struct grammar *g)
+{
+    if (g->masks) g->masks->owner = NULL;
+    machine__count(g);
+}
+
+/* ---- the walk ---- */
 
 static void set(uint32_t *bits, uint32_t id)
 {
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-static void walk(struct matcher *m, const struct trie *t, uint32_t state, uint32_t *bits)
+static uint64_t state_work(struct grammar *g, uint32_t state)
 {
-    struct grammar *g = m->g;
-    m->path[0] = state;
-    for (uint32_t i = 0; i < t->count;) {
+    return mask__first_visit(g, state) ? WORK_STATE + (uint64_t)WORK_PLACE * machine__cost(g, state) : 0;
+}
+
+/* Goes on with a walk; false: it is not at its end, nor over the limit. */
+static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p)
+{
+    const struct trie *t = w->t;
+    uint32_t i = w->at, *bits = w->mask->bits;
+    uint64_t from = w->mask->cost, cost = from, end = WORK_MASK;
+    if (cost < WORK_MASK && p->left < WORK_MASK - cost) end = cost + p->left;
+    while (i < t->count && cost <= end) {
         const struct trie_node *n = &t->nodes[i];
-        uint32_t to = machine__next(g, m->path[n->depth - 1], n->byte);
+        uint32_t to = machine__next(g, w->path[n->depth - 1], n->byte);
+        cost++;
         if (!to) {
             i = n->skip;
             continue;
         }
-        m->path[n->depth] = to;
+        w->path[n->depth] = to;
         if (n->token != NO_TOKEN) set(bits, n->token);
         if (n->twins) /* asked of the node: their table is large and would be read at random */
-            for (uint32_t id = m->v->twin[n->token]; id != NO_TOKEN; id = m->v->twin[id]) set(bits, id);
+            for (uint32_t id = v->twin[n->token]; id != NO_TOKEN; id = v->twin[id]) set(bits, id);
         i++;
+        uint64_t first = state_work(g, to);
+        cost += first;
+        if (first && p->end_ns && now_ns() >= p->end_ns) break;
     }
+    w->at = i;
+    w->mask->cost = cost;
+    pace_use(p, cost - from);
+    return i >= t->count || cost > WORK_MASK;
 }
 
 /* Places that take ordinary characters without end only all together (a name matches a pattern or it does
@@ -125,15 +113,16 @@ static void walk(struct matcher *m, const struct trie *t, uint32_t state, uint32
 static bool all_take(struct grammar *g, const struct state *s)
 {
     enum { MANY = 8 };
-    rx all = RX_NONE;
+    rx all[MANY];
     uint32_t count = 0;
     for (uint32_t i = 0; i < s->place_count; i++) {
         rx left = g->places[s->places + i].left;
         if (rx_bounded(g->pool, left)) continue;
-        if (++count > MANY) return false;
-        all = rx_alt(g->pool, all, rx_widened(g->pool, left));
+        if (count == MANY) return false;
+        all[count++] = rx_widened(g->pool, left);
     }
-    return count > 1 && rx_free_run(g->pool, all, g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
+    return count > 1 &&
+           rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
 }
 
 /* How many such characters can follow in any case. */
@@ -162,163 +151,64 @@ static int slice_of(struct grammar *g, uint32_t state)
     return s->slice;
 }
 
-static void mask_make(struct matcher *m, uint32_t state, uint32_t *bits)
+/* ---- masks ---- */
+
+enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
+                            struct mask **out, enum matcher_failure *why)
 {
-    const struct grammar_vocab *v = m->v;
-    int k = slice_of(m->g, state);
-    if (k < 0) {
-        memset(bits, 0, v->words * sizeof *bits);
-        walk(m, &v->all, state, bits);
-    } else {
-        memcpy(bits, v->slices[k].bits, v->words * sizeof *bits);
-        walk(m, &v->slices[k].rest, state, bits);
+    struct masks *k = g->masks;
+    *why = g->failed ? MATCHER_MEMORY : MATCHER_STUCK;
+    if (g->failed || !state) return MASK_FAILED;
+    if (k->vocab != v) masks__drop(g); /* another tokenizer: never in a server */
+    k->vocab = v;
+    struct kept *at = mask__kept(k, state);
+    if (at) {
+        at->used = ++k->clock;
+        atomic_fetch_add(&at->mask->refs, 1);
+        *out = at->mask;
+        return MASK_READY;
     }
-    if (m->g->states[state].accepts)
-        for (uint32_t i = 0; i < v->end_count; i++) set(bits, v->end_ids[i]);
-}
-
-/* The state's mask as it was kept, or made and kept; NULL: no memory to keep it. */
-static const uint32_t *mask_kept(struct matcher *m, uint32_t state)
-{
-    struct grammar *g = m->g;
-    if (!g->masks) g->masks = calloc(MASKS + 1, sizeof *g->masks);
-    if (!g->masks) return NULL;
-    if (g->mask_vocab != m->v) /* another tokenizer: never in a server */
-        for (uint32_t i = 0; i < MASKS; i++) {
-            free(g->masks[i].bits);
-            g->masks[i] = (struct mask){0};
-        }
-    g->mask_vocab = m->v;
-    struct mask *oldest = &g->masks[0];
-    for (uint32_t i = 0; i < MASKS; i++) {
-        struct mask *k = &g->masks[i];
-        if (k->state == state) {
-            k->used = ++g->mask_clock;
-            return k->bits;
-        }
-        if (!k->bits || (oldest->bits && k->used < oldest->used)) oldest = k;
-        if (!k->bits) break;
+    w->mask = malloc(mask__bytes(g));
+    if (!w->mask) {
+        *why = MATCHER_MEMORY;
+        return MASK_FAILED;
     }
-    if (!oldest->bits) oldest->bits = malloc((m->v->words + 1u) * sizeof *oldest->bits);
-    if (!oldest->bits) return NULL;
-    mask_make(m, state, oldest->bits);
-    oldest->state = g->failed ? 0 : state;
-    oldest->used = ++g->mask_clock;
-    return oldest->bits;
+    atomic_init(&w->mask->refs, 1);
+    atomic_fetch_add(&k->bytes, mask__bytes(g));
+    k->stamp++;
+    w->mask->cost = state_work(g, state);
+    int slice = slice_of(g, state);
+    w->t = slice < 0 ? &v->all : &v->slices[slice].rest;
+    if (slice < 0) memset(w->mask->bits, 0, v->words * sizeof *w->mask->bits);
+    else memcpy(w->mask->bits, v->slices[slice].bits, v->words * sizeof *w->mask->bits);
+    w->at = 0;
+    w->path[0] = state;
+    return MASK_LATER;
 }
 
-size_t grammar_bytes(struct grammar *g)
+void mask__abandon(struct grammar *g, struct walk *w)
 {
-    size_t n = 0;
-    pthread_mutex_lock(&g->lock);
-    for (uint32_t i = 0; g->masks && g->masks[i].bits; i++) n += g->mask_vocab->words * sizeof(uint32_t);
-    n += rx_pool_bytes(g->pool) + members__bytes(g->members) + machine__bytes(g);
-    if (g->failed) n = SIZE_MAX;
-    pthread_mutex_unlock(&g->lock);
-    return n;
+    mask__drop(g, w->mask);
+    w->mask = NULL;
 }
 
-void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
+                            struct mask **out, enum matcher_failure *why)
 {
-    const struct grammar_vocab *v = m->v;
-    uint32_t n = words < v->words ? words : v->words;
-    const uint32_t *mask = NULL;
-    memset(bits, 0, words * sizeof *bits);
-    pthread_mutex_lock(&m->g->lock);
-    uint32_t state = go(m, tokens, count);
-    if (state && m->g->states[state].place_count) mask = mask_kept(m, state);
-    bool complete = state && m->g->states[state].accepts;
-    uint32_t any = 0;
-    for (uint32_t i = 0; mask && !m->g->failed && i < n; i++) any |= bits[i] = mask[i];
-    pthread_mutex_unlock(&m->g->lock);
-    if (any) return;
-    if (!complete) atomic_store(&m->stuck, true);
-    for (uint32_t i = 0; i < v->end_count; i++)
-        if (v->end_ids[i] >> 5 < words) set(bits, v->end_ids[i]);
-}
-
-bool matcher_complete(struct matcher *m, const uint32_t *tokens, uint32_t count)
-{
-    for (uint32_t i = 0; count && i < m->v->end_count; i++)
-        if (tokens[count - 1] == m->v->end_ids[i]) {
-            count--;
-            break;
-        }
-    pthread_mutex_lock(&m->g->lock);
-    uint32_t state = go(m, tokens, count);
-    bool complete = state && m->g->states[state].accepts;
-    pthread_mutex_unlock(&m->g->lock);
-    return complete;
-}
-
-bool matcher_gave_up(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t end)
-{
-    bool is_end = false;
-    if (!atomic_load(&m->stuck)) return false; /* without waiting for who makes a mask */
-    for (uint32_t i = 0; i < m->v->end_count; i++) is_end = is_end || m->v->end_ids[i] == end;
-    return is_end && !matcher_complete(m, tokens, count);
-}
-
-/* ---- guesses ---- */
-
-/* The only byte that can follow; -1: there are several, or the text may end. */
-static int only_byte(struct grammar *g, uint32_t state)
-{
-    int found = -1;
-    if (g->states[state].accepts) return -1;
-    for (unsigned b = 0; b < 256; b++) {
-        if (!machine__next(g, state, (uint8_t)b)) continue;
-        if (found >= 0) return -1;
-        found = (int)b;
+    struct mask *mask = w->mask;
+    bool done = walk(g, v, w, p), any = false;
+    if (!done && !g->failed) return MASK_LATER;
+    uint32_t state = w->path[0];
+    if (!g->failed && g->states[state].accepts)
+        for (uint32_t i = 0; i < v->end_count; i++) set(mask->bits, v->end_ids[i]);
+    for (uint32_t i = 0; i < v->words && !any; i++) any = mask->bits[i] != 0;
+    w->mask = NULL;
+    *why = g->failed ? MATCHER_MEMORY : mask->cost > WORK_MASK ? MATCHER_MASK_COST : MATCHER_STUCK;
+    if (*why != MATCHER_STUCK || !any) {
+        mask__drop(g, mask);
+        return MASK_FAILED;
     }
-    return found;
-}
-
-/* The longest token that begins text[0..len); its length in *used. */
-static uint32_t longest(const struct grammar_vocab *v, const uint8_t *text, size_t len, size_t *used)
-{
-    uint32_t found = NO_TOKEN;
-    for (uint32_t i = 0; i < v->all.count;) {
-        const struct trie_node *n = &v->all.nodes[i];
-        if (n->depth > len || n->byte != text[n->depth - 1]) {
-            i = n->skip;
-            continue;
-        }
-        if (n->token != NO_TOKEN) {
-            found = n->token;
-            *used = n->depth;
-        }
-        uint32_t end = n->skip, depth = n->depth;
-        for (i++; i < end &&
-                  (v->all.nodes[i].depth != depth + 1 || depth == len || v->all.nodes[i].byte != text[depth]);
-             i = v->all.nodes[i].skip) {
-        }
-        if (i >= end) break;
-    }
-    return found;
-}
-
-uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
-                        uint32_t *out)
-{
-    uint8_t text[FORCED_BYTES];
-    size_t len = 0, at = 0, used = 0;
-    uint32_t n = 0;
-    pthread_mutex_lock(&m->g->lock);
-    uint32_t state = go(m, tokens, count);
-    for (int b; state && len < sizeof text && (b = only_byte(m->g, state)) >= 0; len++) {
-        text[len] = (uint8_t)b;
-        state = machine__next(m->g, state, (uint8_t)b);
-    }
-    /* What can be the end of the forced text or the beginning of a longer token is no guess. */
-    bool open = state && m->g->states[state].place_count > 0;
-    pthread_mutex_unlock(&m->g->lock);
-    while (n < most && at < len) {
-        uint32_t id = longest(m->v, text + at, len - at, &used);
-        if (id == NO_TOKEN) break;
-        at += used;
-        if (open && at == len) break;
-        out[n++] = id;
-    }
-    return n;
+    mask__keep(g, state, mask);
+    *out = mask;
+    return MASK_READY;
 }

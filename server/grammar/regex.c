@@ -1,5 +1,7 @@
-/* See regex.h. Expressions are kept in a normal form that makes equal languages of the common kinds equal
- * numbers: alternatives are sorted lists, with byte sets united and common first bytes factored out. */
+/* See regex.h. Expressions are kept in a normal form: right-nested sequences, sorted lists of alternatives,
+ * byte sets united, common beginnings of what is built factored out. What is left of a match is a set of
+ * items: an item is a sequence of cells, the rest of the innermost sequence first, then of those around it.
+ */
 #include "server/grammar/regex.h"
 
 #include "server/grammar/room.h"
@@ -8,12 +10,24 @@
 #include <string.h>
 
 enum kind { K_NONE = 0, K_EMPTY, K_BYTES, K_CONCAT, K_ALT, K_AND, K_NOT, K_REPEAT };
-enum life { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE };
+/* Does it match anything? UNSURE: a bounded search did not tell. */
+enum life { LIFE_UNKNOWN = 0, LIFE_SOME, LIFE_NONE, LIFE_UNSURE };
 
 struct node {
-    uint8_t kind, nullable, logic, life; /* logic: and or not within; life: whether it matches anything */
-    uint32_t a, b, c; /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
+    uint8_t kind, life;
+    bool nullable, logic, counts; /* logic: and or not within; counts: a cell of it counts */
+    uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
+    uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
+    uint32_t cost;                /* 0 = not known yet */
+    uint32_t least;               /* no text that it matches is shorter */
 };
+#define FIRST_UNKNOWN UINT32_MAX
+/* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
+struct first {
+    uint32_t what;
+    rx rest;
+};
+#define LOGIC 0x80000000u
 
 struct rx_pool {
     struct node *nodes;
@@ -22,6 +36,18 @@ struct rx_pool {
     size_t list_count, list_cap;
     uint32_t (*sets)[8];
     size_t set_count, set_cap;
+    struct first *firsts;
+    size_t first_count, first_cap;
+    struct first *todo; /* of a closure */
+    size_t todo_cap;
+    struct seen { /* what a closure has looked at; free but for its stamp */
+        rx what, rest;
+        uint32_t stamp;
+    } * seen;
+    size_t seen_count, seen_cap;
+    uint32_t stamp;
+    size_t work, work_max;
+    rx kept;
     uint32_t *slots; /* hash of nodes; 0 = free (K_NONE is never looked up) */
     size_t slot_count;
     struct memo {
@@ -37,7 +63,8 @@ struct rx_pool {
 };
 
 #define MEMO_MAX (1u << 18)
-#define LIST_MAX ((size_t)1 << 24) /* items of all lists: 64 MiB */
+#define LIST_MAX ((size_t)1 << 25) /* items of all lists, and transitions: 128 MiB, 256 MiB */
+#define SET_MAX  (1u << 15)        /* items of one set, and transitions of one */
 
 static rx fail(struct rx_pool *p, enum status st)
 {
@@ -98,6 +125,13 @@ static bool rehash(struct rx_pool *p, size_t slots)
     return true;
 }
 
+static uint32_t times(uint32_t x, uint32_t y)
+{
+    uint64_t n = (uint64_t)x * y;
+    if (!x || !y) return 0;
+    return x == RX_NO_LIMIT || y == RX_NO_LIMIT || n > UINT32_MAX ? RX_NO_LIMIT : (uint32_t)n;
+}
+
 static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items)
 {
     const struct node *a = &p->nodes[n->a], *b = &p->nodes[n->b];
@@ -105,6 +139,8 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
     case K_CONCAT:
         n->nullable = a->nullable && b->nullable;
         n->logic = a->logic || b->logic;
+        n->counts = (a->kind == K_REPEAT && a->counts) || b->counts;
+        n->least = a->least > RX_NO_LIMIT - b->least ? RX_NO_LIMIT : a->least + b->least;
         break;
     case K_NOT:
         n->nullable = !a->nullable;
@@ -113,18 +149,22 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
     case K_REPEAT:
         n->nullable = n->b == 0 || a->nullable;
         n->logic = a->logic;
+        n->counts = n->b > 0 || n->c != RX_NO_LIMIT;
+        n->least = times(a->least, n->b);
         break;
     case K_ALT:
     case K_AND:
         n->nullable = n->kind == K_AND;
         n->logic = n->kind == K_AND;
+        n->least = n->kind == K_AND ? 0 : RX_NO_LIMIT;
         for (uint32_t i = 0; i < n->b; i++) {
             const struct node *x = &p->nodes[items[i]];
             n->nullable = n->kind == K_AND ? n->nullable && x->nullable : n->nullable || x->nullable;
             n->logic = n->logic || x->logic;
+            if ((x->least > n->least) == (n->kind == K_AND)) n->least = x->least;
         }
         break;
-    default: break;
+    default: n->least = n->kind == K_BYTES; break;
     }
     n->life = n->nullable || !n->logic ? LIFE_SOME : LIFE_UNKNOWN;
 }
@@ -133,6 +173,7 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
 static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
 {
     if (p->st) return RX_NONE;
+    if (++p->work > p->work_max) return fail(p, ST_TOO_LARGE);
     if (2 * p->count >= p->slot_count && !rehash(p, 2 * p->slot_count)) return fail(p, ST_NOMEM);
     uint64_t h = hash_of(p, &n, items);
     uint32_t at;
@@ -140,6 +181,7 @@ static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
         if (same(p, &p->nodes[at], &n, items)) return at;
     if (p->count >= p->max) return fail(p, ST_TOO_LARGE);
     facts(p, &n, items);
+    n.first_count = FIRST_UNKNOWN;
     if (n.kind == K_BYTES) {
         if (!array_room((void **)&p->sets, &p->set_cap, p->set_count + 1, sizeof *p->sets))
             return fail(p, ST_NOMEM);
@@ -164,14 +206,17 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     struct rx_pool *p = calloc(1, sizeof *p);
     if (!p) return ST_NOMEM;
     p->max = nodes_max < 16 ? 16 : nodes_max;
+    p->work_max = SIZE_MAX;
     p->count = 3;
     if (!array_room((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
         rx_pool_free(p);
         return ST_NOMEM;
     }
-    p->nodes[RX_NONE] = (struct node){.kind = K_NONE, .life = LIFE_NONE};
-    p->nodes[RX_EMPTY] = (struct node){.kind = K_EMPTY, .nullable = true, .life = LIFE_SOME};
-    p->nodes[RX_ALL] = (struct node){.kind = K_NOT, .nullable = true, .logic = false, .life = LIFE_SOME};
+    p->nodes[RX_NONE] = (struct node){.kind = K_NONE, .life = LIFE_NONE, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_EMPTY] =
+        (struct node){.kind = K_EMPTY, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
+    p->nodes[RX_ALL] =
+        (struct node){.kind = K_NOT, .nullable = true, .life = LIFE_SOME, .first_count = FIRST_UNKNOWN};
     *out = p;
     return ST_OK;
 }
@@ -184,6 +229,9 @@ void rx_pool_free(struct rx_pool *p)
     free(p->sets);
     free(p->slots);
     free(p->memo);
+    free(p->firsts);
+    free(p->todo);
+    free(p->seen);
     free(p);
 }
 
@@ -192,10 +240,37 @@ enum status rx_status(const struct rx_pool *p)
     return p->st;
 }
 
+rx *rx_pool_kept(struct rx_pool *p)
+{
+    return &p->kept;
+}
+
+void rx_pool_recover(struct rx_pool *p)
+{
+    if (p->st == ST_TOO_LARGE) p->st = ST_OK;
+}
+
+void rx_pool_work_max(struct rx_pool *p, size_t most)
+{
+    p->work_max = most == SIZE_MAX ? most : p->work + most;
+}
+
+size_t rx_pool_work(const struct rx_pool *p)
+{
+    return p->work;
+}
+
+size_t rx_pool_used(const struct rx_pool *p)
+{
+    return p->count * (sizeof *p->nodes + 2 * sizeof *p->slots) + p->list_count * sizeof *p->list +
+           p->first_count * sizeof *p->firsts + p->memo_count * sizeof *p->memo;
+}
+
 size_t rx_pool_bytes(const struct rx_pool *p)
 {
     return p->cap * sizeof *p->nodes + p->list_cap * sizeof *p->list + p->set_cap * sizeof *p->sets +
-           p->slot_count * sizeof *p->slots + p->memo_cap * sizeof *p->memo;
+           p->slot_count * sizeof *p->slots + p->memo_cap * sizeof *p->memo +
+           p->first_cap * sizeof *p->firsts + p->todo_cap * sizeof *p->todo;
 }
 
 size_t rx_pool_count(const struct rx_pool *p)
@@ -205,10 +280,11 @@ size_t rx_pool_count(const struct rx_pool *p)
 
 void rx_pool_cut(struct rx_pool *p, size_t count)
 {
-    p->list_count = p->set_count = 0;
+    p->list_count = p->set_count = p->first_count = 0;
     p->count = count;
-    for (size_t i = 3; i < count; i++) {
-        const struct node *n = &p->nodes[i];
+    for (size_t i = 0; i < count; i++) {
+        struct node *n = &p->nodes[i];
+        n->first_count = FIRST_UNKNOWN;
         if (n->kind == K_BYTES) p->set_count = n->a + 1u;
         if (is_list(n->kind)) p->list_count = n->a + n->b;
     }
@@ -241,6 +317,15 @@ rx rx_literal(struct rx_pool *p, const void *bytes, size_t len)
     rx out = RX_EMPTY;
     while (len-- > 0) out = rx_concat(p, range(p, s[len], s[len]), out);
     return out;
+}
+
+/* a then b, as one cell before the others. */
+static rx cons(struct rx_pool *p, rx a, rx b)
+{
+    if (a == RX_NONE || b == RX_NONE) return RX_NONE;
+    if (a == RX_EMPTY) return b;
+    if (b == RX_EMPTY || (a == RX_ALL && b == RX_ALL)) return a;
+    return intern(p, (struct node){.kind = K_CONCAT, .a = a, .b = b}, NULL);
 }
 
 rx rx_concat(struct rx_pool *p, rx a, rx b)
@@ -321,29 +406,49 @@ static rx tail_of(const struct rx_pool *p, rx x)
     return p->nodes[x].kind == K_CONCAT ? p->nodes[x].b : RX_EMPTY;
 }
 
-/* xa|xb -> x(a|b), x|y -> [xy]: what one step merges another may merge on. */
-static bool factor(struct rx_pool *p, struct parts *t)
+/* xa and ya with a common beginning become x(a|b); x|y -> [xy]. RX_NONE: they have nothing in common. */
+static rx factor(struct rx_pool *p, rx x, rx y)
 {
-    for (size_t i = 0; i < t->count; i++) {
-        rx head = head_of(p, t->items[i]);
-        for (size_t k = i + 1; k < t->count && head; k++) {
-            rx other = head_of(p, t->items[k]), both = RX_NONE, ti = tail_of(p, t->items[i]),
-               tk = tail_of(p, t->items[k]);
-            if (other == head) {
-                both = rx_concat(p, head, rx_alt(p, ti, tk));
-            } else if (other && ti == tk) {
-                uint32_t set[8];
-                for (int w = 0; w < 8; w++)
-                    set[w] = p->sets[p->nodes[head].a][w] | p->sets[p->nodes[other].a][w];
-                both = rx_concat(p, rx_bytes(p, set), ti);
-            }
-            if (!both) continue;
-            t->items[i] = both;
-            t->items[k] = t->items[--t->count];
-            return true;
-        }
+    rx first = head_of(p, x), other = head_of(p, y);
+    if (!first || !other) return RX_NONE;
+    if (first != other) {
+        if (tail_of(p, x) != tail_of(p, y)) return RX_NONE;
+        uint32_t set[8];
+        for (int w = 0; w < 8; w++) set[w] = p->sets[p->nodes[first].a][w] | p->sets[p->nodes[other].a][w];
+        return cons(p, rx_bytes(p, set), tail_of(p, x));
     }
-    return false;
+    struct parts heads = {.cap = 32};
+    heads.items = heads.first;
+    for (; first && first == other; first = head_of(p, x), other = head_of(p, y)) {
+        parts_add(p, &heads, K_NONE, first);
+        x = tail_of(p, x);
+        y = tail_of(p, y);
+    }
+    rx out = heads.failed ? fail(p, ST_NOMEM) : rx_alt(p, x, y);
+    while (heads.count && out) out = cons(p, heads.items[--heads.count], out);
+    if (heads.items != heads.first) free(heads.items);
+    return out;
+}
+
+/* Sorted, without the empty text where another matches it; used up. */
+static rx parts_end(struct rx_pool *p, struct parts *t)
+{
+    bool nullable = false, all = false;
+    parts_sort(t);
+    for (size_t i = 0; i < t->count; i++) {
+        nullable = nullable || (t->items[i] != RX_EMPTY && p->nodes[t->items[i]].nullable);
+        all = all || t->items[i] == RX_ALL;
+    }
+    if (t->count && t->items[0] == RX_NONE) memmove(t->items, t->items + 1, --t->count * sizeof *t->items);
+    if (nullable && t->count > 1 && t->items[0] == RX_EMPTY)
+        memmove(t->items, t->items + 1, --t->count * sizeof *t->items);
+    rx out = t->failed       ? fail(p, ST_NOMEM)
+             : !t->count     ? RX_NONE
+             : all           ? RX_ALL
+             : t->count == 1 ? t->items[0]
+                             : intern(p, (struct node){.kind = K_ALT, .b = (uint32_t)t->count}, t->items);
+    if (t->items != t->first) free(t->items);
+    return out;
 }
 
 rx rx_alt(struct rx_pool *p, rx a, rx b)
@@ -351,22 +456,38 @@ rx rx_alt(struct rx_pool *p, rx a, rx b)
     if (a == b || b == RX_NONE) return a;
     if (a == RX_NONE) return b;
     if (a == RX_ALL || b == RX_ALL) return RX_ALL;
-    struct parts t = {.cap = 32};
+    struct parts t = {.cap = 32}, more = {.cap = 32};
     t.items = t.first;
+    more.items = more.first;
     parts_add(p, &t, K_ALT, a);
-    parts_add(p, &t, K_ALT, b);
-    while (!t.failed && factor(p, &t)) {
+    parts_add(p, &more, K_ALT, b);
+    for (size_t k = 0; k < more.count && !t.failed && !more.failed && !p->st; k++) {
+        rx x = more.items[k];
+        for (size_t i = 0; i < t.count; i++) {
+            rx both = factor(p, x, t.items[i]);
+            if (!both) continue;
+            x = both; /* it may go together with others now */
+            t.items[i] = t.items[--t.count];
+            i = SIZE_MAX;
+        }
+        p->work += t.count / 8;
+        parts_add(p, &t, K_ALT, x);
     }
-    parts_sort(&t);
-    bool nullable = false;
-    for (size_t i = 0; i < t.count; i++)
-        nullable = nullable || (t.items[i] != RX_EMPTY && p->nodes[t.items[i]].nullable);
-    if (nullable && t.count > 1 && t.items[0] == RX_EMPTY)
-        memmove(t.items, t.items + 1, --t.count * sizeof *t.items);
-    rx out = t.failed       ? fail(p, ST_NOMEM)
-             : t.count == 1 ? t.items[0]
-                            : intern(p, (struct node){.kind = K_ALT, .b = (uint32_t)t.count}, t.items);
-    if (t.items != t.first) free(t.items);
+    t.failed = t.failed || more.failed;
+    if (more.items != more.first) free(more.items);
+    return parts_end(p, &t);
+}
+
+rx rx_alt_list(struct rx_pool *p, const rx *list, size_t n)
+{
+    if (n < 2) return n ? list[0] : RX_NONE;
+    return rx_alt(p, rx_alt_list(p, list, n / 2), rx_alt_list(p, list + n / 2, n - n / 2));
+}
+
+rx rx_concat_list(struct rx_pool *p, const rx *list, size_t n)
+{
+    rx out = RX_EMPTY;
+    while (n-- > 0) out = rx_concat(p, list[n], out);
     return out;
 }
 
@@ -407,6 +528,18 @@ rx rx_not(struct rx_pool *p, rx a)
     return intern(p, (struct node){.kind = K_NOT, .a = a}, NULL);
 }
 
+/* The alternatives but for the empty text. */
+static rx without_empty(struct rx_pool *p, rx a)
+{
+    const struct node *n = &p->nodes[a];
+    if (n->kind != K_ALT || p->list[n->a] != RX_EMPTY) return a;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    parts_add(p, &t, K_ALT, a);
+    t.items[0] = t.items[--t.count];
+    return parts_end(p, &t);
+}
+
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
 {
     if (max == 0 || a == RX_EMPTY) return RX_EMPTY;
@@ -415,6 +548,15 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
     if (p->nodes[a].nullable) min = 0;
     if (a == RX_ALL) return RX_ALL;
     if (max == 1) return min ? a : rx_alt(p, a, RX_EMPTY);
+    a = without_empty(p, a);
+    struct node n = p->nodes[a];
+    uint32_t least = times(n.b, min), most = times(n.c, max);
+    /* a{b,c}{min,max}: k times it is a{kb,kc}; no count may be left out between k and k + 1 times. */
+    bool whole = max == min || (n.c == RX_NO_LIMIT && min > 0) ||
+                 (uint64_t)n.b * (min + 1ull) <= (uint64_t)n.c * min + 1;
+    if (n.kind == K_REPEAT && whole && least < RX_NO_LIMIT &&
+        (most < RX_NO_LIMIT || n.c == RX_NO_LIMIT || max == RX_NO_LIMIT))
+        return rx_repeat(p, n.a, least, most);
     return intern(p, (struct node){.kind = K_REPEAT, .a = a, .b = min, .c = max}, NULL);
 }
 
@@ -506,35 +648,258 @@ static bool memo_room(struct rx_pool *p)
     return true;
 }
 
+/* ---- sets of items ---- */
+
+#define SPINE_MAX    24u /* cells of an item that are looked at for counters */
+#define COUNTERS_MAX 4u
+
+struct counted { /* an item as a counter of it sees it */
+    uint64_t key;
+    uint32_t min, max;
+    rx item, base, rest;
+    uint32_t at; /* so many cells are before it */
+};
+
+/* The k-th counter of the item: false where it has not so many. */
+static bool counter_of(const struct rx_pool *p, rx item, uint32_t k, struct counted *out)
+{
+    *out = (struct counted){.item = item};
+    for (rx x = item; p->nodes[x].counts && out->at < SPINE_MAX; x = p->nodes[x].b, out->at++) {
+        const struct node *n = &p->nodes[x], *h = n->kind == K_CONCAT ? &p->nodes[n->a] : n;
+        if (h->kind == K_REPEAT && (h->b || h->c != RX_NO_LIMIT) && k-- == 0) {
+            out->base = h->a;
+            out->min = h->b;
+            out->max = h->c;
+            out->rest = n->kind == K_CONCAT ? n->b : RX_EMPTY;
+            out->key = mix(mix(out->key, h->a), out->rest);
+            return true;
+        }
+        if (n->kind != K_CONCAT) return false;
+        out->key = mix(out->key, n->a);
+    }
+    return false;
+}
+
+static int by_counter(const void *a, const void *b)
+{
+    const struct counted *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    if (x->min != y->min) return x->min < y->min ? -1 : 1;
+    return x->max < y->max ? -1 : x->max > y->max;
+}
+
+static bool same_but_count(const struct rx_pool *p, const struct counted *x, const struct counted *y)
+{
+    if (x->base != y->base || x->rest != y->rest || x->at != y->at) return false;
+    rx a = x->item, b = y->item;
+    for (uint32_t i = 0; i < x->at; i++, a = p->nodes[a].b, b = p->nodes[b].b)
+        if (p->nodes[a].a != p->nodes[b].a) return false;
+    return true;
+}
+
+static rx with_count(struct rx_pool *p, const struct counted *c)
+{
+    rx cells[SPINE_MAX], x = c->item;
+    for (uint32_t i = 0; i < c->at; i++, x = p->nodes[x].b) cells[i] = p->nodes[x].a;
+    rx out = cons(p, intern(p, (struct node){.kind = K_REPEAT, .a = c->base, .b = c->min, .c = c->max}, NULL),
+                  c->rest);
+    for (uint32_t i = c->at; i-- > 0;) out = cons(p, cells[i], out);
+    return out;
+}
+
+/* Items that differ in one count alone become one where their counts leave no gap: a{1,2} and a{3,5} are
+ * a{1,5}. So a repeat within a repeat has as many items as its own count, not as the product of both. */
+static void merge_counts(struct rx_pool *p, struct parts *t)
+{
+    struct counted *list = NULL;
+    for (uint32_t k = COUNTERS_MAX; k-- > 0 && !t->failed;) {
+        size_t n = 0, kept = 0;
+        struct counted c;
+        for (size_t i = 0; i < t->count; i++) n += counter_of(p, t->items[i], k, &c);
+        if (n < 2) continue;
+        if (!list) list = malloc(t->count * sizeof *list);
+        if (!list) {
+            t->failed = true;
+            break;
+        }
+        n = 0;
+        for (size_t i = 0; i < t->count; i++)
+            if (counter_of(p, t->items[i], k, &c)) list[n++] = c;
+            else t->items[kept++] = t->items[i];
+        qsort(list, n, sizeof *list, by_counter);
+        for (size_t i = 0; i < n;) {
+            c = list[i++];
+            bool changed = false;
+            for (; i < n && same_but_count(p, &c, &list[i]) && list[i].min <= c.max + (c.max < RX_NO_LIMIT);
+                 i++) {
+                changed = changed || list[i].max > c.max;
+                if (list[i].max > c.max) c.max = list[i].max;
+            }
+            t->items[kept++] = changed ? with_count(p, &c) : c.item;
+        }
+        t->count = kept;
+    }
+    free(list);
+}
+
+/* The set of the items, which are used up. */
+static rx set_end(struct rx_pool *p, struct parts *t)
+{
+    bool counts = false;
+    parts_sort(t);
+    for (size_t i = 0; i < t->count; i++) counts = counts || p->nodes[t->items[i]].counts;
+    if (counts && t->count > 1) merge_counts(p, t);
+    if (t->count > SET_MAX) (void)fail(p, ST_TOO_LARGE);
+    return parts_end(p, t);
+}
+
+rx rx_union(struct rx_pool *p, const rx *list, size_t n)
+{
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    for (size_t i = 0; i < n; i++)
+        if (list[i]) parts_add(p, &t, K_ALT, list[i]);
+    return set_end(p, &t);
+}
+
+/* Was the pair there in this closure? It is now. */
+static bool seen_before(struct rx_pool *p, rx what, rx rest)
+{
+    if (2 * (p->seen_count + 1) > p->seen_cap) {
+        size_t cap = p->seen_cap ? 2 * p->seen_cap : 256, old = p->seen_cap;
+        struct seen *was = p->seen, *to = calloc(cap, sizeof *to);
+        if (!to) return fail(p, ST_NOMEM), true;
+        p->seen = to;
+        p->seen_cap = cap;
+        p->seen_count = 0;
+        for (size_t i = 0; i < old; i++)
+            if (was[i].stamp == p->stamp) (void)seen_before(p, was[i].what, was[i].rest);
+        free(was);
+    }
+    uint64_t h = mix(mix(what, 1), rest);
+    for (; p->seen[h & (p->seen_cap - 1)].stamp == p->stamp; h++) {
+        const struct seen *s = &p->seen[h & (p->seen_cap - 1)];
+        if (s->what == what && s->rest == rest) return true;
+    }
+    p->seen[h & (p->seen_cap - 1)] = (struct seen){what, rest, p->stamp};
+    p->seen_count++;
+    return false;
+}
+
+static void first_add(struct rx_pool *p, uint32_t what, rx rest)
+{
+    if (!array_room((void **)&p->firsts, &p->first_cap, p->first_count + 1, sizeof *p->firsts))
+        (void)fail(p, ST_NOMEM);
+    else p->firsts[p->first_count++] = (struct first){what, rest};
+}
+
+/* `what` then `rest` is to be looked at, unless it was. */
+static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
+{
+    const struct node *n = &p->nodes[what];
+    rx head = head_of(p, what);
+    if (n->kind == K_AND || n->kind == K_NOT) {
+        first_add(p, what | LOGIC, rest);
+        return;
+    }
+    if (head) {
+        first_add(p, p->nodes[head].a, cons(p, tail_of(p, what), rest));
+        return;
+    }
+    if (n->kind <= K_EMPTY || p->st || seen_before(p, what, rest)) return;
+    if (!array_room((void **)&p->todo, &p->todo_cap, *todo + 1, sizeof *p->todo)) (void)fail(p, ST_NOMEM);
+    else p->todo[(*todo)++] = (struct first){what, rest};
+}
+
+/* Makes the transitions of `a`: each place in it where a text may begin once, in about as many steps. */
+static bool first_make(struct rx_pool *p, rx a)
+{
+    size_t from = p->first_count, todo = 0;
+    if (p->first_count > LIST_MAX) return fail(p, ST_TOO_LARGE), false;
+    p->stamp++;
+    p->seen_count = 0;
+    visit(p, &todo, a, RX_EMPTY);
+    while (todo && !p->st) {
+        struct first f = p->todo[--todo];
+        struct node n = p->nodes[f.what];
+        rx less = f.what;
+        if (p->first_count - from > SET_MAX || todo > SET_MAX) return fail(p, ST_TOO_LARGE), false;
+        switch (n.kind) {
+        case K_CONCAT:
+            visit(p, &todo, n.a, cons(p, n.b, f.rest));
+            if (p->nodes[n.a].nullable) visit(p, &todo, n.b, f.rest);
+            break;
+        case K_ALT:
+            for (uint32_t i = 0; i < n.b; i++) visit(p, &todo, p->list[n.a + i], f.rest);
+            break;
+        default: /* K_REPEAT; what of it is empty adds nothing */
+            if (n.b || n.c != RX_NO_LIMIT) {
+                n.b -= n.b > 0;
+                n.c -= n.c != RX_NO_LIMIT;
+                less = n.c ? intern(p, (struct node){.kind = K_REPEAT, .a = n.a, .b = n.b, .c = n.c}, NULL)
+                           : RX_EMPTY;
+            }
+            visit(p, &todo, n.a, cons(p, less, f.rest));
+        }
+    }
+    p->nodes[a].first = (uint32_t)from;
+    p->nodes[a].first_count = (uint32_t)(p->first_count - from);
+    if (p->st) p->nodes[a].first_count = FIRST_UNKNOWN;
+    return !p->st;
+}
+
+static bool first_ready(struct rx_pool *p, rx a)
+{
+    return p->nodes[a].first_count != FIRST_UNKNOWN || first_make(p, a);
+}
+
+/* What is combined by and is searched for a text that it matches, once for each set that is reached. */
+#define LOGIC_COST 16u
+
+uint32_t rx_cost(struct rx_pool *p, rx a)
+{
+    struct node n = p->nodes[a];
+    uint32_t cost = n.kind == K_AND ? LOGIC_COST : 1;
+    if (n.cost) return n.cost;
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++) cost += rx_cost(p, p->list[n.a + i]);
+    if (n.kind == K_NOT && a != RX_ALL) cost += rx_cost(p, n.a);
+    if (n.kind != K_AND && n.kind != K_NOT && first_ready(p, a)) {
+        n = p->nodes[a];
+        cost += n.first_count;
+        for (uint32_t i = 0; i < n.first_count && n.logic; i++) {
+            uint32_t what = p->firsts[n.first + i].what;
+            if (what & LOGIC) cost += rx_cost(p, what & ~LOGIC);
+        }
+    }
+    p->nodes[a].cost = p->st ? 0 : cost;
+    return cost;
+}
+
 static rx derive(struct rx_pool *p, rx a, uint8_t byte)
 {
-    const struct node n = p->nodes[a];
-    rx out;
-    switch (n.kind) {
-    case K_BYTES: return p->sets[n.a][byte >> 5] >> (byte & 31) & 1 ? RX_EMPTY : RX_NONE;
-    case K_CONCAT:
-        out = rx_concat(p, rx_derivative(p, n.a, byte), n.b);
-        return p->nodes[n.a].nullable ? rx_alt(p, out, rx_derivative(p, n.b, byte)) : out;
-    case K_ALT:
-        out = RX_NONE;
-        for (uint32_t i = 0; i < n.b; i++) out = rx_alt(p, out, rx_derivative(p, p->list[n.a + i], byte));
-        return out;
-    case K_AND:
-        out = RX_ALL;
-        for (uint32_t i = 0; i < n.b && out; i++)
-            out = rx_and(p, out, rx_derivative(p, p->list[n.a + i], byte));
-        return out;
-    case K_NOT: return a == RX_ALL ? RX_ALL : rx_not(p, rx_derivative(p, n.a, byte));
-    case K_REPEAT:
-        out = rx_repeat(p, n.a, n.b ? n.b - 1 : 0, n.c == RX_NO_LIMIT ? n.c : n.c - 1);
-        return rx_concat(p, rx_derivative(p, n.a, byte), out);
-    default: return RX_NONE;
+    struct node n = p->nodes[a];
+    rx out = RX_ALL;
+    if (n.kind == K_NOT) return a == RX_ALL ? RX_ALL : rx_not(p, rx_derivative(p, n.a, byte));
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out; i++)
+        out = rx_and(p, out, rx_derivative(p, p->list[n.a + i], byte));
+    if (n.kind == K_AND || !first_ready(p, a)) return p->st ? RX_NONE : out;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    n = p->nodes[a];
+    p->work += n.first_count / 8;
+    for (uint32_t i = 0; i < n.first_count; i++) {
+        struct first f = p->firsts[n.first + i];
+        if (f.what & LOGIC) parts_add(p, &t, K_ALT, cons(p, rx_derivative(p, f.what & ~LOGIC, byte), f.rest));
+        else if (p->sets[f.what][byte >> 5] >> (byte & 31) & 1) parts_add(p, &t, K_ALT, f.rest);
     }
+    return set_end(p, &t);
 }
 
 rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
 {
-    if (p->nodes[a].kind <= K_BYTES || a == RX_ALL) return derive(p, a, byte);
+    const struct node *n = &p->nodes[a];
+    if (n->kind <= K_EMPTY || a == RX_ALL) return a == RX_ALL ? a : RX_NONE;
+    if (n->kind == K_BYTES) return p->sets[n->a][byte >> 5] >> (byte & 31) & 1 ? RX_EMPTY : RX_NONE;
     uint64_t key = (uint64_t)a << 8 | byte;
     if (p->memo) {
         const struct memo *m = memo_at(p, key);
@@ -580,98 +945,166 @@ void rx_classes_begin(struct rx_classes *c)
     c->size[0] = 256;
 }
 
-void rx_classes_add(const struct rx_pool *p, rx a, struct rx_classes *c)
+void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 {
-    for (;;) {
-        const struct node *n = &p->nodes[a];
-        if (c->count >= 256) return;
-        switch (n->kind) {
-        case K_BYTES:
-            if (c->seen[n->a % 64] != n->a + 1) split(c, p->sets[n->a]);
-            c->seen[n->a % 64] = n->a + 1;
-            return;
-        case K_CONCAT:
-            rx_classes_add(p, n->a, c);
-            if (!p->nodes[n->a].nullable) return;
-            a = n->b;
-            continue;
-        case K_ALT:
-        case K_AND:
-            for (uint32_t i = 0; i < n->b; i++) rx_classes_add(p, p->list[n->a + i], c);
-            return;
-        case K_NOT:
-        case K_REPEAT:
-            if (a == RX_ALL) return;
-            a = n->a;
-            continue;
-        default: return;
-        }
+    struct node n = p->nodes[a];
+    if (n.kind <= K_EMPTY || a == RX_ALL || c->count >= 256) return;
+    if (n.kind == K_NOT) rx_classes_add(p, n.a, c);
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++) rx_classes_add(p, p->list[n.a + i], c);
+    if (n.kind == K_AND || n.kind == K_NOT || !first_ready(p, a)) return;
+    n = p->nodes[a];
+    for (uint32_t i = 0; i < n.first_count && c->count < 256; i++) {
+        uint32_t what = p->firsts[n.first + i].what, *seen = &c->seen[what % 64];
+        if (what & LOGIC) rx_classes_add(p, what & ~LOGIC, c);
+        else if (*seen != what + 1) split(c, p->sets[what]);
+        if (!(what & LOGIC)) *seen = what + 1;
     }
 }
 
-/* ---- questions about whole languages: walks over derivatives ---- */
+/* ---- questions about whole languages: bounded walks over sets ---- */
 
-struct pairs {
+/* Beyond so many transitions it is hard to tell: for each state that may be looked at; less where the first
+ * one is wide, or far from an end. */
+#define LIFE_WORK   128u
+#define LIFE_WIDE   128u
+#define COVERS_WORK (1u << 16)
+
+struct search {     /* pairs of what was reached */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */
-    uint64_t *queue;
-    size_t cap, count, at;
+    struct at {
+        rx x, y;
+        struct rx_classes *classes; /* NULL: nothing of it was tried yet */
+        unsigned byte;              /* to be tried next */
+    } * path;
+    rx *found; /* [count]: each x in the order in which it was reached */
+    size_t cap, count, depth, states, work;
 };
 
-static bool pairs_open(struct pairs *q, size_t states)
+static bool search_open(struct search *q, size_t states, size_t work)
 {
-    *q = (struct pairs){.cap = 64};
+    *q = (struct search){.cap = 64, .states = states, .work = work};
     while (q->cap < 4 * states) q->cap *= 2;
     q->seen = calloc(q->cap, sizeof *q->seen);
-    q->queue = malloc((states + 1) * sizeof *q->queue);
-    return q->seen && q->queue;
+    q->path = malloc((states + 1) * sizeof *q->path);
+    q->found = malloc((states + 1) * sizeof *q->found);
+    return q->seen && q->path && q->found;
 }
 
-static void pairs_close(struct pairs *q)
+static void search_close(struct search *q)
 {
+    while (q->path && q->depth) free(q->path[--q->depth].classes);
     free(q->seen);
-    free(q->queue);
+    free(q->path);
+    free(q->found);
 }
 
-static void pairs_put(struct pairs *q, uint64_t key, size_t states)
+/* Goes on to the pair, unless it was there; false: that would be too many. */
+static bool search_put(struct search *q, rx x, rx y)
 {
-    uint64_t h = mix(7, key);
+    uint64_t key = (uint64_t)x << 32 | y, h = mix(7, key);
     for (; q->seen[h & (q->cap - 1)]; h++)
-        if (q->seen[h & (q->cap - 1)] == key + 1) return;
-    if (q->count > states) return;
+        if (q->seen[h & (q->cap - 1)] == key + 1) return true;
+    if (q->count == q->states) return false;
     q->seen[h & (q->cap - 1)] = key + 1;
-    if (q->count < states) q->queue[q->count] = key;
-    q->count++;
+    q->found[q->count++] = x;
+    q->path[q->depth++] = (struct at){.x = x, .y = y};
+    return true;
+}
+
+/* The next byte, one of each class, that was not tried where the search stands; *at: where that is. -1: all
+ * was tried. -2: hard to tell. */
+static int search_next(struct rx_pool *p, struct search *q, struct at *at)
+{
+    while (q->depth) {
+        struct at *top = &q->path[q->depth - 1];
+        if (!top->classes) {
+            top->classes = malloc(sizeof *top->classes);
+            if (!top->classes) return -2;
+            rx_classes_begin(top->classes);
+            rx_classes_add(p, top->x, top->classes);
+            if (top->y) rx_classes_add(p, top->y, top->classes);
+        }
+        struct rx_classes *c = top->classes;
+        while (top->byte < 256 && !c->size[c->of_byte[top->byte]]) top->byte++;
+        if (top->byte < 256) {
+            size_t cost = rx_cost(p, top->x);
+            if (p->st || cost > q->work) return -2;
+            q->work -= cost;
+            c->size[c->of_byte[top->byte]] = 0; /* tried */
+            *at = *top;
+            return (int)top->byte;
+        }
+        free(c);
+        q->depth--;
+    }
+    return -1;
+}
+
+static enum life walk(struct rx_pool *p, rx a, size_t states)
+{
+    struct search q;
+    struct at at;
+    if (p->st) return LIFE_UNSURE;
+    bool hard = rx_cost(p, a) > LIFE_WIDE || p->nodes[a].least > states;
+    size_t work = LIFE_WORK * states / (hard ? 32 : 1);
+    enum life found = search_open(&q, states, work) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
+    for (int byte; found == LIFE_NONE && (byte = search_next(p, &q, &at)) != -1;) {
+        rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.x, (uint8_t)byte);
+        if (byte < 0 || p->st) found = LIFE_UNSURE;
+        else if (p->nodes[to].life == LIFE_SOME) found = LIFE_SOME;
+        else if (to && !search_put(&q, to, 0)) found = LIFE_UNSURE;
+    }
+    for (size_t i = 0; i < q.depth && found == LIFE_SOME; i++) p->nodes[q.path[i].x].life = LIFE_SOME;
+    for (size_t i = 0; i < q.count && found == LIFE_NONE; i++) p->nodes[q.found[i]].life = LIFE_NONE;
+    search_close(&q);
+    rx_pool_recover(p);
+    return found;
+}
+
+/* What is told of the parts of a sequence or of alternatives is told of the whole. A walk heeds what is known
+ * to match something, never what is known to match nothing or was hard to tell: so the answer depends on the
+ * expression alone. */
+static enum life life_of(struct rx_pool *p, rx a, size_t states)
+{
+    struct node n = p->nodes[a];
+    if (n.life) return n.life;
+    enum life out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out != LIFE_NONE; i++)
+        if (life_of(p, p->list[n.a + i], states) == LIFE_NONE) out = LIFE_NONE;
+    if ((n.kind == K_AND && out != LIFE_NONE) || n.kind == K_NOT) out = walk(p, a, states);
+    if (n.kind == K_REPEAT) out = life_of(p, n.a, states);
+    for (uint32_t i = 0; n.kind == K_ALT && i < n.b && out != LIFE_SOME; i++) {
+        part = life_of(p, p->list[n.a + i], states);
+        if (part != LIFE_NONE) out = part;
+    }
+    for (rx x = a; n.kind == K_CONCAT && out != LIFE_NONE;) {
+        n = p->nodes[x];
+        part = n.life ? (enum life)n.life : life_of(p, n.kind == K_CONCAT ? n.a : x, states);
+        if (part != LIFE_SOME) out = part;
+        if (n.life || n.kind != K_CONCAT) break;
+        x = n.b;
+    }
+    p->nodes[a].life = (uint8_t)out;
+    return out;
 }
 
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
 {
-    struct pairs q;
-    if (p->nodes[a].life) return p->nodes[a].life == LIFE_NONE;
-    bool some = !pairs_open(&q, states);
-    if (!some) pairs_put(&q, a, states);
-    while (!some && q.at < q.count && q.at < states) {
-        rx x = (rx)q.queue[q.at++];
-        struct rx_classes classes;
-        uint32_t done[8] = {0};
-        rx_classes_begin(&classes);
-        rx_classes_add(p, x, &classes);
-        for (unsigned b = 0; b < 256 && !some; b++) {
-            uint8_t c = classes.of_byte[b];
-            if (done[c >> 5] >> (c & 31) & 1) continue;
-            done[c >> 5] |= 1u << (c & 31);
-            rx next = rx_derivative(p, x, (uint8_t)b);
-            some = p->nodes[next].life == LIFE_SOME || p->st;
-            if (next && p->nodes[next].life == LIFE_UNKNOWN) pairs_put(&q, next, states);
-        }
+    return life_of(p, a, states) == LIFE_NONE;
+}
+
+rx rx_live(struct rx_pool *p, rx a, size_t states)
+{
+    struct node n = p->nodes[a];
+    if (!n.logic) return a;
+    if (n.kind != K_ALT) return rx_matches_nothing(p, a, states) ? RX_NONE : a;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
+    for (uint32_t i = 0; i < n.b; i++) {
+        rx x = p->list[n.a + i];
+        if (!rx_matches_nothing(p, x, states)) parts_add(p, &t, K_ALT, x);
     }
-    some = some || q.count > states;
-    if (!p->st) {
-        if (some) p->nodes[a].life = LIFE_SOME;
-        else /* nothing is within reach of any of them */
-            for (size_t i = 0; i < q.count; i++) p->nodes[q.queue[i]].life = LIFE_NONE;
-    }
-    pairs_close(&q);
-    return !some;
+    return parts_end(p, &t);
 }
 
 /* Walks a and `of` together over the texts of `of`: at each place a must have some text left, or, `whole`,
@@ -679,31 +1112,21 @@ bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states)
 static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
 {
     enum { LIFE_STATES = 1024 }; /* as the machine asks: what it finds is kept */
-    struct pairs q;
-    bool ok = pairs_open(&q, states);
-    if (ok) pairs_put(&q, (uint64_t)a << 32 | of, states);
-    while (ok && q.at < q.count && q.at < states) {
-        rx x = (rx)(q.queue[q.at] >> 32), y = (rx)q.queue[q.at];
-        q.at++;
-        struct rx_classes classes;
-        uint32_t done[8] = {0};
-        rx_classes_begin(&classes);
-        rx_classes_add(p, x, &classes);
-        rx_classes_add(p, y, &classes);
-        for (unsigned b = 0; b < 256 && ok; b++) {
-            uint8_t c = classes.of_byte[b];
-            if (done[c >> 5] >> (c & 31) & 1) continue;
-            done[c >> 5] |= 1u << (c & 31);
-            rx to = rx_derivative(p, y, (uint8_t)b), here;
-            if (!to) continue;
-            here = rx_derivative(p, x, (uint8_t)b);
-            ok = here && !p->st && !rx_matches_nothing(p, here, LIFE_STATES) &&
-                 !(whole && p->nodes[to].nullable && !p->nodes[here].nullable);
-            if (ok) pairs_put(&q, (uint64_t)here << 32 | to, states);
-        }
+    struct search q;
+    struct at at;
+    if (p->st) return false;
+    bool ok = search_open(&q, states, COVERS_WORK) && search_put(&q, a, of);
+    for (int byte; ok && (byte = search_next(p, &q, &at)) != -1;) {
+        rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.y, (uint8_t)byte), here;
+        ok = byte >= 0;
+        if (!to) continue;
+        here = rx_derivative(p, at.x, (uint8_t)byte);
+        ok = here && !p->st && !rx_matches_nothing(p, here, LIFE_STATES) &&
+             !(whole && p->nodes[to].nullable && !p->nodes[here].nullable) && search_put(&q, here, to);
     }
-    ok = ok && q.count <= states && !p->st;
-    pairs_close(&q);
+    ok = ok && !p->st;
+    search_close(&q);
+    rx_pool_recover(p);
     return ok;
 }
 

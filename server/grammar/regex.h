@@ -1,7 +1,8 @@
-/* Regular languages over bytes as expressions with and, not and counted repeats; they are matched by
- * derivatives (Brzozowski 1964; Owens, Reppy, Turon 2009: "Regular-expression derivatives re-examined").
- * Equal expressions have equal numbers (hash-consing), so a state of a match is a number. Not thread-safe.
- * Internal to server/grammar/. */
+/* Regular languages over bytes as expressions with and, not and counted repeats. They are matched by sets of
+ * partial derivatives (Antimirov 1996): what is left after a byte is a set of items, at most about as many as
+ * the expression has positions, since items that differ in a count become one. What and and not combine is a
+ * set of its own. Equal expressions have equal numbers (hash-consing), so a state of a match is a number. Not
+ * thread-safe. Internal to server/grammar/. */
 #ifndef KVASIR_REGEX_H
 #define KVASIR_REGEX_H
 
@@ -21,8 +22,16 @@ struct rx_pool;
 enum status rx_pool_create(size_t nodes_max, struct rx_pool **out) KV_MUST_CHECK;
 void rx_pool_free(struct rx_pool *p); /* NULL is fine */
 /* ST_OK, or the first failure of a call since the pool was made: ST_NOMEM, or ST_TOO_LARGE for more nodes
- * than nodes_max. Sticky; whoever builds looks once at the end. */
+ * than nodes_max, a set of too many items, more work than work_max. Sticky; whoever builds looks once at the
+ * end. */
 enum status rx_status(const struct rx_pool *p);
+void rx_pool_recover(struct rx_pool *p); /* from ST_TOO_LARGE */
+/* So much more work may be done, in expressions that are looked up. SIZE_MAX: any. */
+void rx_pool_work_max(struct rx_pool *p, size_t most);
+rx *rx_pool_kept(struct rx_pool *p); /* an expression of whoever builds with the pool; at first RX_NONE */
+size_t
+rx_pool_work(const struct rx_pool *p); /* that was done: it counts, where time would depend on the machine */
+size_t rx_pool_used(const struct rx_pool *p); /* bytes, without what is reserved */
 /* Number of expressions; and back to an earlier number: those made since are gone. */
 size_t rx_pool_count(const struct rx_pool *p);
 size_t rx_pool_bytes(const struct rx_pool *p);
@@ -34,13 +43,20 @@ rx rx_literal(struct rx_pool *p, const void *bytes, size_t len);
 /* One character of [from, to], UTF-8; surrogates are left out. */
 rx rx_chars(struct rx_pool *p, uint32_t from, uint32_t to);
 rx rx_concat(struct rx_pool *p, rx a, rx b);
+/* For expressions: common beginnings are factored out. */
 rx rx_alt(struct rx_pool *p, rx a, rx b);
+rx rx_concat_list(struct rx_pool *p, const rx *list, size_t n); /* in time that is linear */
+rx rx_alt_list(struct rx_pool *p, const rx *list, size_t n);
+/* For what is left of a match: a set, nothing is factored. */
+rx rx_union(struct rx_pool *p, const rx *list, size_t n);
 rx rx_and(struct rx_pool *p, rx a, rx b);
 rx rx_not(struct rx_pool *p, rx a);
 rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO_LIMIT = any number */
 
 bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty text */
 rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte);
+/* The positions that a derivative of `a` goes through, at least 1: a function of the expression alone. */
+uint32_t rx_cost(struct rx_pool *p, rx a);
 /* Bytes of one class, 0..count-1, lead to the same derivative of each expression that was added. */
 struct rx_classes {
     uint8_t of_byte[256];
@@ -49,10 +65,11 @@ struct rx_classes {
     uint32_t seen[64];  /* sets that were added, by a hash of their number */
 };
 void rx_classes_begin(struct rx_classes *c);
-void rx_classes_add(const struct rx_pool *p, rx a, struct rx_classes *c);
-/* Does it match no text at all? Walks the derivatives, at most `states` of them: false where that was not
- * enough to tell. */
+void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c);
+/* Does it match no text at all? Walks what and and not combine, at most `states` sets of it: false where that
+ * was not enough to tell. The answer depends on the expression alone. */
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);
+rx rx_live(struct rx_pool *p, rx a, size_t states); /* without the alternatives that match nothing */
 /* Has it texts of a few lengths only? false also where that is hard to tell. */
 bool rx_bounded(const struct rx_pool *p, rx a);
 /* Without its exceptions, which are some texts of a few lengths: what has a free run without limit (below)

@@ -2,6 +2,9 @@
  * and $ for the one that closes it, which no character inside can be. */
 #include "server/grammar/regex_parse.h"
 
+#include "server/grammar/room.h"
+
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +77,7 @@ static rx hex(struct rx_pool *p, char from, char to)
 
 rx json_any_char(struct rx_pool *p)
 {
+    if (*rx_pool_kept(p)) return *rx_pool_kept(p);
     rx d = rx_alt(p, rx_chars(p, '0', '9'), hex(p, 'A', 'F')), u = rx_literal(p, "\\u", 2),
        low = rx_concat(p, hex(p, 'D', 'D'), rx_concat(p, hex(p, 'C', 'F'), rx_repeat(p, d, 2, 2))),
        high =
@@ -82,7 +86,7 @@ rx json_any_char(struct rx_pool *p)
        other = rx_and(p, rx_repeat(p, d, 4, 4), rx_not(p, rx_alt(p, low, high)));
     rx out = json_chars(p, 0, LAST);
     out = rx_alt(p, out, rx_concat(p, u, other));
-    return rx_alt(p, out, rx_concat(p, u, rx_concat(p, high, rx_concat(p, u, low))));
+    return *rx_pool_kept(p) = rx_alt(p, out, rx_concat(p, u, rx_concat(p, high, rx_concat(p, u, low))));
 }
 
 static rx chars(struct parser *r, uint32_t from, uint32_t to)
@@ -95,6 +99,27 @@ static rx anything(struct parser *r)
     return rx_repeat(r->p, r->json ? json_any_char(r->p) : rx_chars(r->p, 0, LAST), 0, RX_NO_LIMIT);
 }
 
+/* Expressions to be put together at once: one by one they would be gone through each time. */
+struct list {
+    rx *items;
+    size_t count, cap;
+};
+
+static void list_add(struct parser *r, struct list *l, rx x)
+{
+    if (!array_room((void **)&l->items, &l->cap, l->count + 1, sizeof *l->items))
+        (void)refuse(r, ST_NOMEM, "is too large");
+    else l->items[l->count++] = x;
+}
+
+static rx list_end(struct parser *r, struct list *l, rx (*together)(struct rx_pool *, const rx *, size_t))
+{
+    rx out = together(r->p, l->items, l->count);
+    free(l->items);
+    *l = (struct list){0};
+    return out;
+}
+
 /* A set of characters: ranges in any order, made disjoint at the end. */
 struct set {
     uint32_t (*ranges)[2];
@@ -103,15 +128,9 @@ struct set {
 
 static void set_add(struct parser *r, struct set *s, uint32_t from, uint32_t to)
 {
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : 16;
-        void *grown = realloc(s->ranges, cap * sizeof *s->ranges);
-        if (!grown) {
-            (void)refuse(r, ST_NOMEM, "is too large");
-            return;
-        }
-        s->ranges = grown;
-        s->cap = cap;
+    if (!array_room((void **)&s->ranges, &s->cap, s->count + 1, sizeof *s->ranges)) {
+        (void)refuse(r, ST_NOMEM, "is too large");
+        return;
     }
     s->ranges[s->count][0] = from;
     s->ranges[s->count++][1] = to;
@@ -126,20 +145,20 @@ static int by_start(const void *a, const void *b)
 /* Uses the set up. */
 static rx set_end(struct parser *r, struct set *s, bool negated)
 {
-    rx out = RX_NONE;
+    struct list out = {0};
     uint32_t next = 0;
     if (s->count) qsort(s->ranges, s->count, sizeof *s->ranges, by_start);
     for (size_t i = 0; i < s->count; i++) {
         uint32_t from = s->ranges[i][0] > next ? s->ranges[i][0] : next, to = s->ranges[i][1];
         if (to < next || from > to) continue;
-        if (negated && from > next) out = rx_alt(r->p, out, chars(r, next, from - 1));
-        if (!negated) out = rx_alt(r->p, out, chars(r, from, to));
+        if (negated && from > next) list_add(r, &out, chars(r, next, from - 1));
+        if (!negated) list_add(r, &out, chars(r, from, to));
         next = to + 1;
     }
-    if (negated && next <= LAST) out = rx_alt(r->p, out, chars(r, next, LAST));
+    if (negated && next <= LAST) list_add(r, &out, chars(r, next, LAST));
     free(s->ranges);
     *s = (struct set){0};
-    return out;
+    return list_end(r, &out, rx_alt_list);
 }
 
 static void set_add_not(struct parser *r, struct set *s, const uint32_t (*list)[2], size_t n, bool negated)
@@ -173,6 +192,24 @@ static bool set_class(struct parser *r, struct set *s, char c)
     }
 }
 
+/* Characters by their general category: runs of the same one. */
+static struct {
+    uint32_t from;
+    char name[3];
+} runs[8192];
+static size_t run_count;
+static pthread_once_t runs_once = PTHREAD_ONCE_INIT;
+
+static void runs_make(void)
+{
+    for (uint32_t c = 0; c <= LAST && run_count < sizeof runs / sizeof *runs; c++) {
+        const char *name = utf8proc_category_string((utf8proc_int32_t)c);
+        if (run_count && strcmp(runs[run_count - 1].name, name) == 0) continue;
+        runs[run_count].from = c;
+        snprintf(runs[run_count++].name, sizeof runs->name, "%s", name);
+    }
+}
+
 /* \p{L}, \p{Lu}, \p{Letter}: by general category. */
 static void set_property(struct parser *r, struct set *s, bool negated)
 {
@@ -196,16 +233,13 @@ static void set_property(struct parser *r, struct set *s, bool negated)
     for (size_t i = 0; i < sizeof longs / sizeof *longs; i++)
         if (strcmp(name, longs[i][0]) == 0) snprintf(name, sizeof name, "%s", longs[i][1]);
     bool known = false;
-    uint32_t from = 0;
-    bool inside = false;
-    for (uint32_t c = 0; c <= LAST + 1; c++) {
-        const char *category = c > LAST ? "" : utf8proc_category_string((utf8proc_int32_t)c);
-        bool in = c <= LAST && strncmp(category, name, strlen(name)) == 0 && strlen(name) <= 2 && name[0];
+    (void)pthread_once(&runs_once, runs_make);
+    for (size_t i = 0, k; i < run_count; i = k) { /* neighbours that are in go together */
+        bool in = strlen(name) <= 2 && name[0] && strncmp(runs[i].name, name, strlen(name)) == 0;
         known = known || in;
-        in = c <= LAST && in != negated;
-        if (in && !inside) from = c;
-        if (!in && inside) set_add(r, s, from, c - 1);
-        inside = in;
+        for (k = i + 1; k < run_count && (strncmp(runs[k].name, name, strlen(name)) == 0) == in; k++) {
+        }
+        if (in != negated) set_add(r, s, runs[i].from, k < run_count ? runs[k].from - 1 : LAST);
     }
     if (!known) (void)refuse(r, ST_UNSUPPORTED, "has a property that is not supported");
 }
@@ -436,20 +470,19 @@ static rx look_ahead(struct parser *r, rx before, struct ends *e)
     rx rest = sequence(r, true, &rest_ends);
     if (!rest_ends.end && r->json)
         rest = rx_concat(r->p, rest, rx_concat(r->p, anything(r), rx_literal(r->p, "\"", 1)));
-    if (!r->json) (void)0;
     e->end = true;
     return rx_concat(r->p, before, rx_and(r->p, rest, negative ? rx_not(r->p, ahead) : ahead));
 }
 
 static rx sequence(struct parser *r, bool top, struct ends *e)
 {
-    rx out = RX_EMPTY;
+    struct list out = {0};
     bool first = true;
     while (!r->st && r->at < r->len && r->s[r->at] != '|' && r->s[r->at] != ')') {
         char c = r->s[r->at];
         if (top && c == '(' && r->at + 2 < r->len && r->s[r->at + 1] == '?' &&
             (r->s[r->at + 2] == '=' || r->s[r->at + 2] == '!'))
-            return look_ahead(r, out, e);
+            return look_ahead(r, list_end(r, &out, rx_concat_list), e);
         if (c == '^' && first) e->begin = true;
         if (c == '^' && !first && r->s[r->at - 1] == '^') { /* ^^ is ^ */
             r->at++;
@@ -460,19 +493,19 @@ static rx sequence(struct parser *r, bool top, struct ends *e)
             r->at++;
             continue;
         }
-        out = rx_concat(r->p, out, quantified(r));
+        list_add(r, &out, quantified(r));
         first = false;
     }
-    return out;
+    return list_end(r, &out, rx_concat_list);
 }
 
 static rx alternatives(struct parser *r, bool top)
 {
-    rx out = RX_NONE;
+    struct list out = {0};
     for (;;) {
         struct ends e = {false, false};
         rx one = sequence(r, top, &e);
-        if (r->st) return RX_NONE;
+        if (r->st) break;
         if (top && r->json) {
             /* With what is before and behind the match, both quotes included. */
             rx quote = rx_literal(r->p, "\"", 1), any = anything(r);
@@ -481,10 +514,11 @@ static rx alternatives(struct parser *r, bool top)
             if (!e.begin) one = rx_alt(r->p, one, rx_concat(r->p, open, one));
             if (!e.end) one = rx_alt(r->p, one, rx_concat(r->p, one, close));
         }
-        out = rx_alt(r->p, out, one);
-        if (r->at >= r->len || r->s[r->at] != '|') return out;
+        list_add(r, &out, one);
+        if (r->at >= r->len || r->s[r->at] != '|') break;
         r->at++;
     }
+    return list_end(r, &out, rx_alt_list);
 }
 
 static enum status parse(struct parser *r, rx *out)

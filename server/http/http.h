@@ -22,6 +22,7 @@ struct metrics;
 struct auth;
 struct image_alias;
 struct grammars;
+struct grammar_memory;
 struct fetcher;
 struct local_dir;
 struct loop;
@@ -63,16 +64,18 @@ struct server {
 
     struct auth *auth; /* NULL = open */
     struct metrics *metrics;
-    struct image_alias *aliases;      /* what encoded pictures became; any thread */
-    struct fetcher *fetcher;          /* --allow-remote-media, or NULL */
-    struct local_dir *media_dir;      /* --allowed-media-dir, or NULL; any thread */
-    struct grammars *grammars;        /* compiled ones; any thread */
-    struct response_store *responses; /* of /v1/responses; any thread */
+    struct image_alias *aliases;                 /* what encoded pictures became; any thread */
+    struct fetcher *fetcher;                     /* --allow-remote-media, or NULL */
+    struct local_dir *media_dir;                 /* --allowed-media-dir, or NULL; any thread */
+    struct grammars *grammars;                   /* compiled ones; any thread */
+    const struct grammar_memory *grammar_memory; /* what they hold; any thread */
+    struct response_store *responses;            /* of /v1/responses; any thread */
 
     struct request *requests; /* all that live */
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     uint32_t polls;            /* requests with a poll: request_wait */
+    bool compile_waits;        /* requests wait for their grammar to be compiled */
     size_t body_bytes;         /* request bodies held */
     size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t answer_bytes;       /* answers held, in progress or being read */

@@ -3,6 +3,7 @@
 
 #include "engine/model/model_info.h"
 #include "server/fetch/fetch.h"
+#include "server/grammar/grammar.h"
 #include "server/media/alias.h"
 #include "server/http/json_out.h"
 #include "server/http/http.h"
@@ -470,11 +471,12 @@ static void fetch_text(struct writer *w, const struct server *s)
            (double)f.held);
 }
 
-static void engine_text(struct writer *w, const struct sched_stats *st)
+static void engine_text(struct writer *w, const struct sched_stats *st, const struct server *s)
 {
     static const char *const ends[SEQ_ENDS] = {
-        [END_STOP_EOS] = "eos",        [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
-        [END_CANCELLED] = "cancelled", [END_ERROR] = "error",           [END_DEADLINE] = "deadline"};
+        [END_STOP_EOS] = "eos",         [END_STOP_TOKEN] = "stop_token", [END_LENGTH] = "length",
+        [END_CANCELLED] = "cancelled",  [END_ERROR] = "error",           [END_DEADLINE] = "deadline",
+        [END_CONSTRAINT] = "constraint"};
     single(w, "vllm:num_requests_running", "gauge", "Sequences in the running batch.", st->running);
     single(w, "vllm:num_requests_waiting", "gauge", "Sequences admitted and not running.", st->waiting);
     single(w, "vllm:num_preemptions_total", "counter", "Preempted sequences.", (double)st->preemptions);
@@ -497,6 +499,11 @@ static void engine_text(struct writer *w, const struct sched_stats *st)
     single(w, "kvasir:engine_steps_total", "counter", "Engine steps.", (double)st->steps);
     single(w, "kvasir:engine_step_seconds_total", "counter", "Time in engine steps.",
            (double)st->step_us_total * 1e-6);
+    single(w, "kvasir:mask_waits_total", "counter",
+           "Runs left out of a step because the mask of their constraint was not ready.",
+           (double)st->mask_waits);
+    single(w, "kvasir:grammar_bytes", "gauge", "Memory of compiled grammars and their masks.",
+           (double)atomic_load(&s->grammar_memory->used));
     single(w, "kvasir:last_batch_tokens", "gauge", "Tokens of the last step.", st->last_batch_tokens);
     single(w, "kvasir:last_batch_sequences", "gauge", "Sequences of the last step.",
            st->last_batch_sequences);
@@ -620,7 +627,7 @@ enum status metrics_text(const struct server *s, struct buf *out)
         sched_stats(s->model->sched, &st);
         caps = s->model->caps;
     }
-    engine_text(&w, &st);
+    engine_text(&w, &st, s);
     prefix_cache_text(&w, &st);
     images_text(&w, &st, s);
     fetch_text(&w, s);

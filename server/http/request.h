@@ -54,6 +54,7 @@ struct request {
     void (*job_done)(struct request *r); /* loop thread; not called if the client has disconnected */
     size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */
     bool parse_waits;                    /* until others give back theirs */
+    bool compiling;                      /* the job compiles a grammar */
 
     /* generating endpoints */
     struct gen *gen;                       /* owned; and with it: */

@@ -371,6 +371,12 @@ enum status engine_wait(struct engine *e, struct engine_batch *b, struct err *er
     return ST_OK;
 }
 
+void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
+{
+    (void)e;
+    for (uint32_t i = 0; i < count; i++) fn(ctx, i);
+}
+
 /* The token behind index `at`, of which `mine` tells the values from index `first` on. */
 static uint32_t fake_foresee(struct engine *e, const struct engine_run *r, uint64_t seed, uint32_t first,
                              uint32_t at, uint64_t mine[][FAKE_GUESSES_MAX])

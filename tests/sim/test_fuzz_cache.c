@@ -1,12 +1,13 @@
 /* Differential fuzzer of the prefix cache on real checkpoints: random conversations (growing turns, edits,
  * branches, repeats, swapped pictures, several at once) run through the scheduler with small arenas, any
- * chunk size and batch mix, cancels, deadlines and resets; what every request gets must equal, bit for bit,
- * what it gets cold and alone. Where pictures have shapes of their own (Qwen, Gemma 4) they come in several
- * and in several row counts, videos too, stand at any place of the prompt and are swapped for longer and
- * shorter ones; hits may end inside them where their tokens see only what is before them. Where a prompt goes
- * as a whole (PaliGemma) its spans are made as a request's are, and nothing but a whole one may be taken
- * over. Counters show that the cache took part. Known bugs, put in on purpose, must each be found. One
- * thread, virtual clock, everything from a seed; no HTTP, no files but the checkpoints.
+ * chunk size and batch mix, cancels, deadlines and resets, constraints whose masks come late; what every
+ * request gets must equal, bit for bit, what it gets cold and alone. Where pictures have shapes of their own
+ * (Qwen, Gemma 4) they come in several and in several row counts, videos too, stand at any place of the
+ * prompt and are swapped for longer and shorter ones; hits may end inside them where their tokens see only
+ * what is before them. Where a prompt goes as a whole (PaliGemma) its spans are made as a request's are, and
+ * nothing but a whole one may be taken over. Counters show that the cache took part. Known bugs, put in on
+ * purpose, must each be found. One thread, virtual clock, everything from a seed; no HTTP, no files but the
+ * checkpoints.
  *
  *     test_fuzz_cache                                        the short version for CI, and the bugs
  *     test_fuzz_cache --requests N [--seed S] [--model DIR | --family NAME] [--kernels SET]
@@ -145,12 +146,26 @@ struct spec {
     struct history h;
     struct sampling_params sampling;
     struct sampling_bias bias[2];
+    bool constrained;
+    uint32_t fails_at; /* answer of so many tokens whose constraint fails; 0 = none */
     uint32_t tokens_max, tokens_min, stop_ids[2], stop_id_count;
     bool ignore_eos;
     struct answer cold;
 };
+/* A constraint whose masks come late, by chance, and never in a step that does not wait for them. */
+struct constraint {
+    struct sampling_constraint is;
+    struct sampling_params sampling; /* the spec's, with it */
+    uint64_t luck;                   /* 0: masks are ready at once */
+    uint32_t ready; /* tokens after which the last mask was found ready, and as many draft tokens behind: */
+    uint32_t drafts;
+    uint64_t lates;
+    uint32_t fails_at;
+    bool stopped;
+};
 struct request {
     const struct spec *spec;
+    struct constraint constraint;
     struct prompt prompt; /* tokens are the spec's; images below */
     struct prompt_span images[SPANS_MAX];
     uint32_t in_doubt; /* first picture whose key is withheld; IMAGES_MAX = none */
@@ -171,7 +186,7 @@ struct totals { /* counters first: add_totals goes over them */
     uint64_t requests, cacheable, hits, prompt_tokens, hit_tokens, partial, pictures, pictures_reused,
         feature_hits;
     uint64_t evictions, evicted_blocks, preemptions, cancelled, expired, refused, pictures_asked, instances,
-        inside, grids, guessed, guessed_right, looked_up, whole;
+        inside, grids, guessed, guessed_right, looked_up, whole, constrained, masks_late, masks_failed;
     uint64_t stops[CACHE_STOP_DISABLED + 1];
     uint64_t differences;
     double seconds;
@@ -394,12 +409,87 @@ static void draw_sampling(const struct run *r, struct spec *p)
         p->sampling.bias = p->bias;
         p->sampling.bias_count = 2;
     }
+    p->constrained = chance(30);
+    if (p->constrained && chance(10)) p->fails_at = 1 + rnd(12);
     p->tokens_max = 1 + rnd(chance(r->talkative) ? ANSWER_MAX : chance(50) ? 12 : 3);
     if (p->sampling.prompt_logprobs != SAMPLING_NO_LOGPROBS && chance(30)) p->tokens_max = 0;
     p->tokens_min = chance(10) ? min_u32(rnd(4), p->tokens_max) : 0;
     p->ignore_eos = chance(50);
     p->stop_id_count = chance(20) ? 1 + rnd(2) : 0;
     for (uint32_t i = 0; i < 2; i++) p->stop_ids[i] = rnd(r->caps.vocab_size);
+}
+
+/* ---- constraints ---- */
+
+/* What may follow depends on the answer so far: about a quarter of all ids. */
+static bool allows(const uint32_t *tokens, uint32_t count, uint32_t id)
+{
+    uint64_t h = count;
+    for (uint32_t i = 0; i < count; i++) h = mix(h ^ tokens[i]);
+    return mix(h + id) % 4 == 0;
+}
+
+static enum mask_state prepare(void *arg, const uint32_t *tokens, uint32_t count)
+{
+    struct constraint *c = arg;
+    (void)tokens;
+    assert_false(c->stopped);
+    c->ready = UINT32_MAX;
+    c->luck = c->luck ? mix(c->luck) : 0;
+    if (c->luck % 3 == 1) { /* now, or in some turns */
+        c->lates++;
+        return c->luck >> 8 & 1 ? MASK_BUSY : MASK_LATER;
+    }
+    if (c->fails_at && count + 1 >= c->fails_at) return MASK_FAILED;
+    c->ready = count;
+    c->drafts = 0;
+    return MASK_READY;
+}
+
+static uint32_t drafts(void *arg, const uint32_t *tokens, uint32_t count, uint32_t n)
+{
+    struct constraint *c = arg;
+    assert_int_equal(c->ready, count);
+    c->luck = c->luck ? mix(c->luck) : 0;
+    uint32_t most = c->luck ? min_u32(n, (uint32_t)(c->luck >> 8) % (n + 1)) : n;
+    if (c->fails_at) most = min_u32(most, c->fails_at > count + 2 ? c->fails_at - count - 2 : 0);
+    while (c->drafts < most && allows(tokens, count + c->drafts, tokens[count + c->drafts])) c->drafts++;
+    return c->drafts;
+}
+
+static void mask(void *arg, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+{
+    struct constraint *c = arg;
+    assert_in_range(count, c->ready, c->ready + c->drafts);
+    memset(bits, 0, words * sizeof *bits);
+    for (uint32_t id = 0; id < 32 * words; id++)
+        if (allows(tokens, count, id)) bits[id >> 5] |= 1u << (id & 31);
+}
+
+static uint32_t forced(void *arg, const uint32_t *tokens, uint32_t count, uint32_t most, uint32_t *out)
+{
+    struct constraint *c = arg;
+    uint32_t n = c->luck % 4 ? 0 : min_u32(most, 2);
+    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)mix(c->luck + i) % 200;
+    (void)tokens;
+    (void)count;
+    return n;
+}
+
+static void stop(void *arg)
+{
+    ((struct constraint *)arg)->stopped = true;
+}
+
+static const struct sampling_params *constrain(struct request *q)
+{
+    struct constraint *c = &q->constraint;
+    if (!q->spec->constrained) return &q->spec->sampling;
+    c->fails_at = q->spec->fails_at;
+    c->is = (struct sampling_constraint){c, prepare, drafts, mask, forced, stop};
+    c->sampling = q->spec->sampling;
+    c->sampling.constraint = &c->is;
+    return &c->sampling;
 }
 
 /* As prompt_build does. */
@@ -445,7 +535,7 @@ static struct sched_sequence sequence_of(struct request *q)
 {
     const struct spec *p = q->spec;
     struct sched_sequence seq = {.prompt = &q->prompt,
-                                 .sampling = &p->sampling,
+                                 .sampling = constrain(q),
                                  .tokens_max = p->tokens_max,
                                  .tokens_min = p->tokens_min,
                                  .ignore_eos = p->ignore_eos,
@@ -528,6 +618,7 @@ static void compare(struct run *r, const struct request *q)
         differs(r, q, "it ends with an error");
         return;
     }
+    if (q->spec->constrained && !q->constraint.stopped) differs(r, q, "its constraint was not stopped");
     if (got->end == END_CANCELLED && !q->cancel_in) differs(r, q, "cancelled by nobody");
     if (got->end == END_DEADLINE && !q->deadline_us) differs(r, q, "it had no deadline");
     for (uint32_t i = 0; i < got->count; i++) {
@@ -585,6 +676,9 @@ static void count_end(struct run *r, const struct request *q)
     t->cancelled += q->got.end == END_CANCELLED;
     t->expired += q->got.end == END_DEADLINE;
     t->refused += q->got.end == END_ERROR;
+    t->constrained += q->spec->constrained;
+    t->masks_late += q->constraint.lates;
+    t->masks_failed += q->got.end == END_CONSTRAINT;
     t->prompt_tokens += h->count;
     t->cacheable += may;
     t->hits += q->cache.reused > 0;
@@ -629,6 +723,7 @@ static void submit(struct run *r, const struct spec *p)
     q->salt = (uint8_t)rnd(r->salts);
     q->no_read = chance(4);
     q->no_write = chance(4);
+    q->constraint.luck = mix(rnd(1u << 30)) | 1;
     q->cancel_in = chance(6) ? 1 + rnd(30) : 0;
     q->deadline_us = chance(3) ? r->now_us + 1 + rnd(20000) : 0;
     fill_prompt(r, q);
@@ -1044,6 +1139,7 @@ static void check_not_vacuous(const char *name, const struct totals *t)
         fail_msg("%s: only %llu hits end inside a block", name, (unsigned long long)t->partial);
     if (!t->evictions || !t->evicted_blocks || !t->preemptions || !t->cancelled || !t->expired)
         fail_msg("%s: no evictions, preemptions or cancels", name);
+    if (!t->constrained || !t->masks_late || !t->masks_failed) fail_msg("%s: no masks came late", name);
     if (!t->guessed_right || t->guessed == t->guessed_right) fail_msg("%s: no guesses of both kinds", name);
     if (t->grids >= 500 && !t->inside) fail_msg("%s: no hit ends inside a picture", name);
     if (t->pictures && (!t->pictures_reused || !t->feature_hits || !t->pictures_asked || !t->refused))
@@ -1085,9 +1181,13 @@ static uint64_t fuzz(const struct options *o, bool print, uint32_t *last)
                "seed %llu. Where reuse ended:",
                set_count, (unsigned long long)o->seed);
         for (uint32_t i = 0; i <= CACHE_STOP_DISABLED; i++) printf(" %llu", (unsigned long long)all.stops[i]);
-        printf("\n%llu tokens guessed, %llu rightly; %llu of them by look-up\n%llu differences\n",
-               (unsigned long long)all.guessed, (unsigned long long)all.guessed_right,
-               (unsigned long long)all.looked_up, (unsigned long long)all.differences);
+        printf("\n%llu constrained, %llu masks late, %llu failed; %llu tokens guessed, %llu rightly; %llu of "
+               "them "
+               "by look-up\n%llu differences\n",
+               (unsigned long long)all.constrained, (unsigned long long)all.masks_late,
+               (unsigned long long)all.masks_failed, (unsigned long long)all.guessed,
+               (unsigned long long)all.guessed_right, (unsigned long long)all.looked_up,
+               (unsigned long long)all.differences);
         fflush(stdout);
     }
     if (!o->no_cache && o->instance < 0 && !has_bug(o) && !all.differences) {

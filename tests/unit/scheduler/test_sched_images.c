@@ -89,6 +89,11 @@ enum status engine_draft(struct engine *e, const struct engine_draft *d, uint32_
     return err_set(err, ST_UNSUPPORTED, "no drafter");
 }
 
+void engine_each(struct engine *e, uint32_t count, void (*fn)(void *ctx, uint32_t i), void *ctx)
+{
+    (void)e;
+    for (uint32_t i = 0; i < count; i++) fn(ctx, i);
+}
 void engine_kv_copy(struct engine *e, uint32_t group, uint32_t from_unit, uint32_t to_unit, uint32_t tokens)
 {
     (void)e;

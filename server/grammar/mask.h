@@ -1,0 +1,98 @@
+/* Masks, and who makes them. Internal to server/grammar/: mask.c makes a mask in pieces of bounded work,
+ * mask_store.c keeps them, matcher.c follows an answer and asks for them, mask_threads.c has threads for
+ * those that take long.
+ *
+ * Work is counted in units of some nanoseconds, as if nothing were cached: a mask's cost is the nodes of the
+ * vocabulary's trie that its walk visits, and the sizes of the distinct states that it visits. So the cost is
+ * a function of the grammar and the tokens alone, and so is where a limit ends a request. */
+#ifndef KVASIR_GRAMMAR_MASK_H
+#define KVASIR_GRAMMAR_MASK_H
+
+#include "server/grammar/vocab.h"
+
+#define WORK_STATE  256u /* of a state that is visited first: with its table it takes some hundred bytes */
+#define WORK_PLACE  64u  /* and of each of its positions, for the steps of all its bytes together */
+#define WORK_BYTE   4u   /* of a byte of the answer, and of each position of the state it leads to */
+#define WORK_INLINE (1u << 15) /* of one call that plans a step: 100 to 200 microseconds */
+#define WORK_SLICE  (1u << 17) /* under a grammar's lock, on a thread for masks: half a millisecond */
+/* States may cost more time than their size says: calls also look at the clock, which decides when and where
+ * a mask is made, and nothing else. Of a matcher whose last mask took long, planning tries it shortly. */
+#define INLINE_NS 200000u
+#define SHORT_NS  20000u
+#define SLICE_NS  2000000u
+/* Of one mask: a tenth of a second, and some 30 MB of states. Of an answer's masks: as much twice, and for
+ * each token as much as a few walks over the whole vocabulary. */
+#define WORK_MASK   (1u << 24)
+#define WORK_ANSWER (1u << 25)
+#define WORK_TOKEN  (1u << 20)
+#define WORK_WALKS  4u
+
+/* What one call may still do. */
+struct pace {
+    uint64_t left;  /* units */
+    int64_t end_ns; /* of the monotonic clock; 0: any time */
+};
+struct pace pace_of(uint64_t units, uint32_t ns);
+bool pace_over(const struct pace *p);
+static inline void pace_use(struct pace *p, uint64_t units)
+{
+    p->left -= units < p->left ? units : p->left;
+}
+
+struct mask {
+    atomic_uint refs;
+    uint64_t cost;
+    uint32_t bits[]; /* [vocabulary's words] */
+};
+
+/* mask_store.c, under the lock but for mask__drop. */
+#define MASKS 64u /* kept for a grammar */
+struct kept {
+    uint32_t state; /* 0 = free */
+    uint64_t used;
+    struct mask *mask;
+};
+struct masks {
+    struct kept kept[MASKS];
+    uint64_t clock;
+    const struct grammar_vocab *vocab; /* of the masks */
+    const void *owner;                 /* whose mask is under way; NULL: nobody's */
+    uint32_t *stamps, stamp;           /* by state: the last walk that visited it */
+    size_t stamp_cap;
+    atomic_size_t bytes; /* of masks that live */
+};
+
+struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
+void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL is fine */
+size_t mask__bytes(const struct grammar *g);              /* of one */
+struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: it is not kept */
+void mask__keep(struct grammar *g, uint32_t state, struct mask *mask);
+/* Whether this walk (masks.stamp) comes to the state for the first time. */
+bool mask__first_visit(struct grammar *g, uint32_t state);
+
+/* A mask in the making: where the walk over the trie is. Of the grammar's current states. */
+struct walk {
+    struct mask *mask; /* NULL: none is under way */
+    const struct trie *t;
+    uint32_t at;
+    uint32_t *path; /* [vocabulary's depth + 1] states */
+};
+/* Both under the lock. begin: the mask at `state`; READY: it was kept. go_on: uses up *p or makes it.
+ * READY: *out has a reference of it. FAILED: *why. */
+enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, uint32_t state, struct walk *w,
+                            struct mask **out, enum matcher_failure *why);
+enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p,
+                            struct mask **out, enum matcher_failure *why);
+void mask__abandon(struct grammar *g, struct walk *w);
+/* While someone's mask is under way nobody else may add to the grammar or drop what was made. */
+bool mask__own(struct grammar *g, const void *who); /* false: another does */
+void mask__disown(struct grammar *g);
+
+/* matcher.c, for mask_threads.c: a slice of work; true: there is nothing more to do. */
+bool matcher__slice(struct matcher *m);
+uint64_t matcher__worked(const struct matcher *m); /* units, for the mask that is being made */
+void matcher__done(struct matcher *m);             /* hands it back, and drops a reference */
+struct matcher **matcher__link(struct matcher *m); /* of their queue */
+void mask_threads__add(struct mask_threads *t, struct matcher *m);
+
+#endif

@@ -1,0 +1,83 @@
+/* The masks that a grammar keeps, and which states a walk has visited. */
+#include "server/grammar/mask.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct masks *masks__of(struct grammar *g)
+{
+    if (!g->masks) g->masks = calloc(1, sizeof *g->masks);
+    if (!g->masks) g->failed = true;
+    return g->masks;
+}
+
+size_t mask__bytes(const struct grammar *g)
+{
+    return sizeof(struct mask) + g->masks->vocab->words * sizeof(uint32_t);
+}
+
+void mask__drop(struct grammar *g, struct mask *mask)
+{
+    if (!mask || atomic_fetch_sub(&mask->refs, 1) > 1) return;
+    atomic_fetch_sub(&g->masks->bytes, mask__bytes(g));
+    free(mask);
+}
+
+void masks__drop(struct grammar *g)
+{
+    for (uint32_t i = 0; g->masks && i < MASKS; i++) {
+        mask__drop(g, g->masks->kept[i].mask);
+        g->masks->kept[i] = (struct kept){0};
+    }
+}
+
+void masks__free(struct grammar *g)
+{
+    masks__drop(g);
+    if (g->masks) free(g->masks->stamps);
+    free(g->masks);
+}
+
+/* Whether this walk comes to the state for the first time. */
+bool mask__first_visit(struct grammar *g, uint32_t state)
+{
+    struct masks *k = g->masks;
+    if (state >= k->stamp_cap) {
+        size_t cap = 2 * (size_t)state + 64;
+        uint32_t *to = realloc(k->stamps, cap * sizeof *to);
+        if (!to) {
+            g->failed = true;
+            return false;
+        }
+        memset(to + k->stamp_cap, 0, (cap - k->stamp_cap) * sizeof *to);
+        k->stamps = to;
+        k->stamp_cap = cap;
+    }
+    bool first = k->stamps[state] != k->stamp;
+    k->stamps[state] = k->stamp;
+    return first;
+}
+
+struct kept *mask__kept(struct masks *k, uint32_t state)
+{
+    for (uint32_t i = 0; i < MASKS; i++)
+        if (k->kept[i].state == state) return &k->kept[i];
+    return NULL;
+}
+
+void mask__keep(struct grammar *g, uint32_t state, struct mask *mask)
+{
+    struct masks *k = g->masks;
+    struct kept *to = &k->kept[0];
+    for (uint32_t i = 1; i < MASKS; i++)
+        if (k->kept[i].used < to->used) to = &k->kept[i];
+    mask__drop(g, to->mask);
+    atomic_fetch_add(&mask->refs, 1);
+    *to = (struct kept){.state = state, .used = ++k->clock, .mask = mask};
+}
+
+size_t masks__bytes(const struct grammar *g)
+{
+    const struct masks *k = g->masks;
+    return k ? sizeof *k + k->stamp_cap * sizeof *k->stamps + atomic_load(&k->bytes) : 0;
+}

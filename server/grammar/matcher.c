@@ -1,0 +1,416 @@
+/* An answer's way through a grammar: the states that its tokens lead to, and the masks of those where it
+ * draws. See mask.h. A matcher is one thread's at a time: the planner's, or, while `job` is set, a mask
+ * thread's. In the step, its ready masks are only read. */
+#include "server/grammar/mask.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define READY 32u /* positions that may have a ready mask at once: more than a run has draft tokens */
+
+struct reached { /* after so many tokens */
+    uint32_t state;
+    bool charged;
+    uint64_t spent; /* work for what came before, and for the mask here once it is `charged` */
+};
+struct ready {
+    uint32_t count;
+    bool set;
+    enum mask_state state; /* READY or FAILED */
+    enum matcher_failure why;
+    struct mask *mask;
+};
+struct matcher {
+    struct grammar *g;
+    const struct grammar_vocab *v;
+    struct mask_threads *threads;  /* NULL: none */
+    uint32_t *tokens, target, cap; /* the answer so far, of which the mask is wanted */
+    struct reached *at;            /* [cap + 1] */
+    uint32_t count, known;         /* tokens whose state is known; whose `spent` is */
+    uint32_t era, again;           /* of the states; so many were known in the last one */
+    struct walk walk;
+    struct ready ready[READY];
+    uint64_t worked;
+    bool slow; /* the last mask took long */
+    atomic_uint refs;
+    atomic_bool job, stopped;
+    atomic_int failure;
+    struct matcher *next;
+};
+
+enum status matcher_create(struct grammar *g, const struct grammar_vocab *v, struct matcher **out)
+{
+    struct matcher *m = calloc(1, sizeof *m);
+    if (m) {
+        m->cap = 64;
+        m->tokens = malloc(m->cap * sizeof *m->tokens);
+        m->at = calloc(m->cap + 1u, sizeof *m->at);
+        m->walk.path = malloc((v->depth + 1u) * sizeof *m->walk.path);
+    }
+    if (!m || !m->tokens || !m->at || !m->walk.path) {
+        if (m) {
+            free(m->tokens);
+            free(m->at);
+            free(m->walk.path);
+        }
+        free(m);
+        return ST_NOMEM;
+    }
+    atomic_init(&m->refs, 1);
+    m->g = grammar_ref(g);
+    m->v = v;
+    m->era = UINT32_MAX;
+    *out = m;
+    return ST_OK;
+}
+
+void matcher_threads(struct matcher *m, struct mask_threads *t)
+{
+    m->threads = t;
+}
+
+static void unref(struct matcher *m)
+{
+    if (atomic_fetch_sub(&m->refs, 1) > 1) return;
+    mask__drop(m->g, m->walk.mask);
+    for (uint32_t i = 0; i < READY; i++) mask__drop(m->g, m->ready[i].mask);
+    grammar_unref(m->g);
+    free(m->tokens);
+    free(m->at);
+    free(m->walk.path);
+    free(m);
+}
+
+void matcher_stop(struct matcher *m)
+{
+    atomic_store(&m->stopped, true);
+}
+
+void matcher_free(struct matcher *m)
+{
+    if (!m) return;
+    matcher_stop(m);
+    unref(m);
+}
+
+enum matcher_failure matcher_failure(const struct matcher *m)
+{
+    return (enum matcher_failure)atomic_load(&m->failure);
+}
+
+/* ---- where it stands ---- */
+
+static void ready_drop(struct matcher *m, struct ready *r)
+{
+    mask__drop(m->g, r->mask);
+    *r = (struct ready){0};
+}
+
+static bool reserve(struct matcher *m, uint32_t count)
+{
+    if (count <= m->cap) return true;
+    uint32_t cap = 2 * count;
+    uint32_t *t = realloc(m->tokens, cap * sizeof *t);
+    if (t) m->tokens = t;
+    struct reached *r = realloc(m->at, (cap + 1u) * sizeof *r);
+    if (r) m->at = r;
+    if (!t || !r) return false;
+    m->cap = cap;
+    return true;
+}
+
+/* What is wanted is the mask after these tokens; what is known of them is kept. False: no memory. */
+static bool aim(struct matcher *m, const uint32_t *tokens, uint32_t count)
+{
+    uint32_t same = 0;
+    if (!reserve(m, count)) return false;
+    while (same < count && same < m->target && m->tokens[same] == tokens[same]) same++;
+    if (count > same) memcpy(m->tokens + same, tokens + same, (count - same) * sizeof *tokens);
+    m->target = count;
+    if (m->count > same) m->count = same;
+    if (m->known > same) m->known = same;
+    for (uint32_t i = 0; i < READY; i++)
+        if (m->ready[i].set && m->ready[i].count > same) ready_drop(m, &m->ready[i]);
+    return true;
+}
+
+static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, uint64_t *work)
+{
+    const struct grammar_vocab *v = m->v;
+    ++*work;
+    if (token >= v->count || v->at[token] == v->at[token + 1]) return STATE_DEAD;
+    for (size_t i = v->at[token]; i < v->at[token + 1] && state; i++) {
+        state = machine__next(m->g, state, v->bytes[i]);
+        if (state) *work += WORK_BYTE * (1 + (uint64_t)machine__cost(m->g, state));
+    }
+    return state;
+}
+
+/* Under the lock, as the grammar's owner: the states of the tokens; false: *p is used up. */
+static bool go(struct matcher *m, struct pace *p)
+{
+    struct grammar *g = m->g;
+    if (m->era != g->era) {
+        m->again = m->count;
+        m->count = 0;
+        m->era = g->era;
+    }
+    m->at[0].state = STATE_FIRST;
+    while (m->count < m->target && !g->failed) {
+        uint64_t work = 0;
+        uint32_t i = m->count;
+        size_t made = machine__made(g);
+        if (pace_over(p)) return false;
+        uint32_t state = after_token(m, m->at[i].state, m->tokens[i], &work);
+        m->at[i + 1].state = state;
+        if (i + 1 > m->known) {
+            m->at[i + 1].charged = false;
+            m->at[i + 1].spent = m->at[i].spent + work;
+            m->known = i + 1;
+        }
+        if (i < m->again) g->found_again += machine__made(g) - made;
+        m->count = i + 1;
+        pace_use(p, work);
+    }
+    return true;
+}
+
+static uint64_t allowance(const struct matcher *m)
+{
+    return WORK_ANSWER + (uint64_t)m->target * (WORK_TOKEN + (uint64_t)WORK_WALKS * m->v->all.count);
+}
+
+/* Puts the result where it is found, and charges it. */
+static enum mask_state settle(struct matcher *m, enum mask_state st, struct mask *mask,
+                              enum matcher_failure why)
+{
+    struct ready *r = &m->ready[m->target % READY];
+    struct reached *at = &m->at[m->target];
+    if (st == MASK_READY && !at->charged) {
+        at->charged = true;
+        at->spent += mask->cost;
+    }
+    if (st == MASK_READY && at->spent > allowance(m)) {
+        mask__drop(m->g, mask);
+        mask = NULL;
+        st = MASK_FAILED;
+        why = MATCHER_ANSWER_COST;
+    }
+    ready_drop(m, r);
+    *r = (struct ready){.count = m->target, .set = true, .state = st, .why = why, .mask = mask};
+    mask__disown(m->g);
+    return st;
+}
+
+/* Under the lock: goes on with the mask after m->tokens[0..target). LATER: *p is used up, and the grammar
+ * is this matcher's until it goes on or abandons it. BUSY: another's mask is under way. */
+static enum mask_state make(struct matcher *m, struct pace *p)
+{
+    struct mask *mask = NULL;
+    enum matcher_failure why = MATCHER_FINE;
+    uint64_t before = p->left;
+    if (!mask__own(m->g, m)) return MASK_BUSY;
+    bool there = go(m, p);
+    enum mask_state st = MASK_LATER;
+    if (there && !m->walk.mask)
+        st = mask__begin(m->g, m->v, m->g->failed ? STATE_DEAD : m->at[m->target].state, &m->walk, &mask,
+                         &why);
+    if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
+    m->worked += before - p->left;
+    if (st == MASK_LATER) machine__count(m->g);
+    return st == MASK_LATER ? st : settle(m, st, mask, why);
+}
+
+static void abandon(struct matcher *m)
+{
+    mask__abandon(m->g, &m->walk);
+    mask__disown(m->g);
+}
+
+/* ---- what the planner asks ---- */
+
+static enum mask_state answer(struct matcher *m, const struct ready *r)
+{
+    if (r->state == MASK_FAILED) atomic_store(&m->failure, (int)r->why);
+    return r->state;
+}
+
+enum mask_state matcher_prepare(struct matcher *m, const uint32_t *tokens, uint32_t count)
+{
+    if (atomic_load(&m->job)) return MASK_LATER;
+    if (!aim(m, tokens, count)) {
+        atomic_store(&m->failure, MATCHER_MEMORY);
+        return MASK_FAILED;
+    }
+    struct ready *r = &m->ready[count % READY];
+    if (r->set && r->count == count) return answer(m, r);
+    if (!work_lock_try(&m->g->lock)) return MASK_BUSY;
+    m->worked = 0;
+    enum mask_state st = MASK_LATER;
+    do {
+        struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+        st = make(m, &p);
+    } while (st == MASK_LATER && !m->threads);
+    work_unlock(&m->g->lock);
+    if (st == MASK_BUSY) return MASK_LATER; /* until the other's is made */
+    if (st != MASK_LATER) m->slow = false;
+    if (st != MASK_LATER) return answer(m, r);
+    m->slow = true;
+    atomic_fetch_add(&m->refs, 1);
+    atomic_store(&m->job, true);
+    mask_threads__add(m->threads, m);
+    return MASK_LATER;
+}
+
+uint32_t matcher_drafts(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t drafts)
+{
+    uint32_t n = 0;
+    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+    for (; n < drafts && n + 1 < READY; n++) {
+        const struct ready *r = &m->ready[(count + n) % READY];
+        uint32_t id = tokens[count + n];
+        if (!r->mask || id >= m->v->count || !(r->mask->bits[id >> 5] >> (id & 31) & 1)) break;
+        if (!aim(m, tokens, count + n + 1)) break;
+        r = &m->ready[m->target % READY];
+        if (!(r->set && r->count == m->target)) {
+            if (!work_lock_try(&m->g->lock)) break;
+            enum mask_state st = make(m, &p);
+            if (st == MASK_LATER) abandon(m);
+            work_unlock(&m->g->lock);
+            if (st != MASK_READY) break;
+        }
+        if (r->state != MASK_READY) break;
+    }
+    return n;
+}
+
+static const struct ready *find_ready(const struct matcher *m, const uint32_t *tokens, uint32_t count)
+{
+    const struct ready *r = &m->ready[count % READY];
+    if (!r->set || r->count != count || m->target < count) return NULL;
+    return memcmp(m->tokens, tokens, count * sizeof *tokens) == 0 ? r : NULL;
+}
+
+void matcher_mask(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t *bits, uint32_t words)
+{
+    const struct grammar_vocab *v = m->v;
+    const struct ready *r = find_ready(m, tokens, count);
+    uint32_t n = words < v->words ? words : v->words, any = 0;
+    if (!r && aim(m, tokens, count)) {
+        work_lock(&m->g->lock);
+        struct pace p = {UINT64_MAX, 0};
+        while (make(m, &p) == MASK_LATER) {
+        }
+        work_unlock(&m->g->lock);
+        r = find_ready(m, tokens, count);
+    }
+    memset(bits, 0, words * sizeof *bits);
+    for (uint32_t i = 0; r && r->mask && i < n; i++) any |= bits[i] = r->mask->bits[i];
+    for (uint32_t i = 0; i < v->end_count && !any; i++)
+        if (v->end_ids[i] >> 5 < words) bits[v->end_ids[i] >> 5] |= 1u << (v->end_ids[i] & 31);
+}
+
+/* ---- on a mask thread ---- */
+
+bool matcher__slice(struct matcher *m)
+{
+    struct pace p = pace_of(WORK_SLICE, SLICE_NS);
+    work_lock(&m->g->lock);
+    bool stopped = atomic_load(&m->stopped);
+    if (stopped) abandon(m);
+    bool done = stopped || make(m, &p) != MASK_LATER;
+    work_unlock(&m->g->lock);
+    return done;
+}
+
+uint64_t matcher__worked(const struct matcher *m)
+{
+    return m->worked;
+}
+
+struct matcher **matcher__link(struct matcher *m)
+{
+    return &m->next;
+}
+
+void matcher__done(struct matcher *m)
+{
+    atomic_store(&m->job, false);
+    unref(m);
+}
+
+/* ---- forced tokens ---- */
+
+#define FORCED_BYTES 64u
+
+/* The only byte that can follow; -1: there are several, or the text may end, or *p is used up. */
+static int only_byte(struct grammar *g, uint32_t state, struct pace *p)
+{
+    int found = -1;
+    uint64_t each = machine__cost(g, state);
+    if (g->states[state].accepts) return -1;
+    for (unsigned b = 0; b < 256; b++) {
+        if (p->left < each) return -1;
+        pace_use(p, each);
+        if (!machine__next(g, state, (uint8_t)b)) continue;
+        if (found >= 0) return -1;
+        found = (int)b;
+    }
+    return found;
+}
+
+/* The longest token that begins text[0..len); its length in *used. */
+static uint32_t longest(const struct grammar_vocab *v, const uint8_t *text, size_t len, size_t *used)
+{
+    uint32_t found = NO_TOKEN;
+    for (uint32_t i = 0; i < v->all.count;) {
+        const struct trie_node *n = &v->all.nodes[i];
+        if (n->depth > len || n->byte != text[n->depth - 1]) {
+            i = n->skip;
+            continue;
+        }
+        if (n->token != NO_TOKEN) {
+            found = n->token;
+            *used = n->depth;
+        }
+        uint32_t end = n->skip, depth = n->depth;
+        for (i++; i < end &&
+                  (v->all.nodes[i].depth != depth + 1 || depth == len || v->all.nodes[i].byte != text[depth]);
+             i = v->all.nodes[i].skip) {
+        }
+        if (i >= end) break;
+    }
+    return found;
+}
+
+uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t count, uint32_t most,
+                        uint32_t *out)
+{
+    uint8_t text[FORCED_BYTES];
+    size_t len = 0, at = 0, used = 0;
+    uint32_t n = 0;
+    struct pace p = pace_of(WORK_INLINE, m->slow ? SHORT_NS : INLINE_NS);
+    if (atomic_load(&m->job) || !aim(m, tokens, count) || !work_lock_try(&m->g->lock)) return 0;
+    if (!mask__own(m->g, m)) {
+        work_unlock(&m->g->lock);
+        return 0;
+    }
+    uint32_t state = go(m, &p) && !m->g->failed ? m->at[count].state : STATE_DEAD;
+    for (int b; state && len < sizeof text && !pace_over(&p) && (b = only_byte(m->g, state, &p)) >= 0;
+         len++) {
+        text[len] = (uint8_t)b;
+        state = machine__next(m->g, state, (uint8_t)b);
+    }
+    /* What can be the end of the forced text or the beginning of a longer token is no guess. */
+    bool open = state && m->g->states[state].place_count > 0;
+    mask__disown(m->g);
+    work_unlock(&m->g->lock);
+    while (n < most && at < len) {
+        uint32_t id = longest(m->v, text + at, len - at, &used);
+        if (id == NO_TOKEN) break;
+        at += used;
+        if (open && at == len) break;
+        out[n++] = id;
+    }
+    return n;
+}

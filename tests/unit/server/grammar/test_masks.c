@@ -1,0 +1,199 @@
+/* Masks that take long: made on threads of their own as without them, given up at the same place, stopped at
+ * once, and counted. */
+#include "server/grammar/mask.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { LEN = 30, MOST = 5000, END = 0 };
+
+static uint64_t rng = 1;
+static uint32_t dice(uint32_t below)
+{
+    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(rng >> 33) % below;
+}
+
+/* Tokens of letters a to c, nearly all with prefixes of their own. */
+static struct grammar_vocab *vocab_of(uint32_t count)
+{
+    static char text[MOST][LEN];
+    static struct grammar_token tokens[MOST];
+    const uint32_t ends[] = {END};
+    struct grammar_vocab *v;
+    rng = 7;
+    for (uint32_t i = 1; i < count; i++) {
+        size_t len = i < 4 ? 1 : 2 + dice(LEN - 2);
+        for (size_t k = 0; k < len; k++) text[i][k] = (char)(i < 4 ? 'a' + i - 1 : 'a' + dice(3));
+        tokens[i] = (struct grammar_token){text[i], len};
+    }
+    assert_int_equal(grammar_vocab_create(tokens, count, ends, 1, NULL, 0, &v, NULL), ST_OK);
+    return v;
+}
+
+/* Its states remember which letters came where: nearly every way leads to one of its own. */
+static struct grammar *grammar_of(void)
+{
+    const char *text =
+        "([abc]*a[abc]{13})|([abc]*b[abc]{11}a[abc]{5})|([abc]*c[abc]{13})|([abc]*a[abc]{3}b[abc]{11})";
+    struct grammar_fault fault;
+    struct grammar *g;
+    assert_int_equal(grammar_from_regex(text, strlen(text), &g, &fault), ST_OK);
+    return g;
+}
+
+static atomic_uint woken;
+static void wake(void *arg)
+{
+    (void)arg;
+    atomic_fetch_add(&woken, 1);
+}
+
+static struct mask_threads *threads_of(uint32_t n)
+{
+    struct mask_threads *t;
+    assert_int_equal(mask_threads_create(n, wake, NULL, NULL, NULL, &t), ST_OK);
+    return t;
+}
+
+/* As the scheduler does: asks again when it is woken. */
+static enum mask_state wait_for(struct matcher *m, const uint32_t *tokens, uint32_t n, uint32_t *laters)
+{
+    for (;;) {
+        uint32_t before = atomic_load(&woken);
+        enum mask_state st = matcher_prepare(m, tokens, n);
+        if (st == MASK_READY || st == MASK_FAILED) return st;
+        ++*laters;
+        for (int i = 0; atomic_load(&woken) == before && st == MASK_LATER; i++) {
+            assert_true(i < 100000);
+            usleep(100);
+        }
+    }
+}
+
+/* Goes along tokens of one letter until a mask fails; how far, and why. */
+static uint32_t until_it_fails(struct grammar *g, const struct grammar_vocab *v, struct mask_threads *t,
+                               bool drop, enum matcher_failure *why, uint32_t *laters)
+{
+    struct matcher *m, *plain;
+    uint32_t tokens[202], n = 0, *bits = malloc(2 * (v->words + 1u) * sizeof *bits),
+                          *same = bits + v->words + 1;
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    assert_int_equal(matcher_create(g, v, &plain), ST_OK);
+    if (t) matcher_threads(m, t);
+    while (n < 200 && wait_for(m, tokens, n, laters) == MASK_READY) {
+        matcher_mask(m, tokens, n, bits, v->words);
+        if (n < 2) {
+            matcher_mask(plain, tokens, n, same, v->words);
+            assert_memory_equal(bits, same, v->words * sizeof *bits);
+        }
+        /* Draft tokens change nothing, though they are charged where they are kept. */
+        tokens[n] = 1 + (n + 1) % 3;
+        tokens[n + 1] = 2;
+        if (n < 150) (void)matcher_drafts(m, tokens, n, 2);
+        if (drop) machine__drop(g);
+        tokens[n] = 1 + n % 3;
+        n++;
+    }
+    *why = matcher_failure(m);
+    matcher_free(plain);
+    matcher_free(m);
+    free(bits);
+    return n;
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t tokens;
+        enum matcher_failure why;
+    } cases[] = {{700, MATCHER_ANSWER_COST}, {5000, MATCHER_MASK_COST}};
+    for (int c = 0; c < 2; c++) {
+        struct grammar_vocab *v = vocab_of(cases[c].tokens);
+        struct mask_threads *t = threads_of(2);
+        uint32_t far[4];
+        for (int i = 0; i < 4;
+             i++) { /* without threads, with; what was made is dropped, or kept by another */
+            static struct grammar *g;
+            enum matcher_failure why;
+            uint32_t laters = 0;
+            if (i < 3) g = grammar_of();
+            far[i] = until_it_fails(g, v, i == 1 || i == 3 ? t : NULL, i == 2, &why, &laters);
+            assert_int_equal(why, cases[c].why);
+            assert_int_equal(far[i], far[0]);
+            if (i == 1) assert_true(laters > 0);
+            if (i != 2) grammar_unref(i == 3 ? g : NULL);
+            if (i == 0 || i == 1) grammar_unref(g);
+        }
+        assert_true(c ? far[0] == 0 : far[0] > 0 && far[0] < 100);
+        mask_threads_destroy(t);
+        grammar_vocab_free(v);
+    }
+}
+
+/* One that is no longer wanted ends soon, and another of the same grammar goes on. */
+static void test_stop(void **state)
+{
+    (void)state;
+    struct grammar_vocab *v = vocab_of(700);
+    struct grammar *g = grammar_of();
+    struct mask_threads *t = threads_of(1);
+    struct matcher *m, *other;
+    uint32_t laters = 0;
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    assert_int_equal(matcher_create(g, v, &other), ST_OK);
+    matcher_threads(m, t);
+    matcher_threads(other, t);
+    assert_int_equal(matcher_prepare(m, NULL, 0), MASK_LATER);
+    assert_in_range(matcher_prepare(other, NULL, 0), MASK_LATER, MASK_BUSY);
+    matcher_stop(m);
+    matcher_free(m);
+    assert_int_equal(wait_for(other, NULL, 0, &laters), MASK_READY);
+    matcher_free(other);
+    mask_threads_destroy(t);
+    grammar_vocab_free(v);
+    grammar_unref(g);
+}
+
+/* Bytes are counted without the lock, in the grammar and in what all hold; where memory is short less is
+ * kept. */
+static void test_memory(void **state)
+{
+    (void)state;
+    struct grammar_memory memory = {.most = 8u << 20};
+    struct grammar_vocab *v = vocab_of(700);
+    struct grammar *g = grammar_of();
+    struct matcher *m;
+    uint32_t bits[MOST / 32 + 1], tokens[20];
+    grammar_count_in(g, &memory);
+    size_t empty = grammar_bytes(g);
+    assert_int_equal(atomic_load(&memory.used), empty);
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    matcher_mask(m, tokens, 0, bits, v->words);
+    assert_true(grammar_bytes(g) > empty + (1u << 20));
+    assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
+    uint32_t era = g->era;
+    for (uint32_t n = 1; n < 20; n++) {
+        tokens[n - 1] = 1 + n % 3;
+        matcher_mask(m, tokens, n, bits, v->words);
+        assert_int_equal(atomic_load(&memory.used), grammar_bytes(g));
+    }
+    assert_true(g->era > era);
+    matcher_free(m);
+    grammar_unref(g);
+    assert_int_equal(atomic_load(&memory.used), 0);
+    grammar_vocab_free(v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_stop),
+                                       cmocka_unit_test(test_memory)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
