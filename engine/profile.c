@@ -217,7 +217,7 @@ enum status profile_open(struct engine *e, struct err *err)
 {
     if (in_use) return err_set(err, ST_UNSUPPORTED, "another engine of this process has a profile");
     struct profile *p = calloc(1, sizeof *p);
-    if (!p) return err_set(err, ST_NOMEM, "out of memory for a profile");
+    if (!p) return err_nomem(err, "a profile");
     p->real = e->ops;
     p->host_memory = e->becaps.host_memory;
     p->ops = *e->ops;
@@ -324,7 +324,7 @@ static enum status know_weights(struct engine *e, struct profile *p, struct err 
     size_t most = 2 + 7 * (size_t)d->layer_count;
     if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.tap_count) + 7 * (size_t)d->vision.layers;
     p->known = calloc(most, sizeof *p->known);
-    if (!p->known) return err_set(err, ST_NOMEM, "out of memory for a profile");
+    if (!p->known) return err_nomem(err, "a profile");
     know_text(p, &e->net);
     if (d->has_vision) know_vision(p, &e->net);
     ASSERT_CMP(p->known_count, <=, most);

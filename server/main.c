@@ -62,7 +62,7 @@ static char *model_find(const struct options *o, struct err *err)
             (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
         } else {
             char *dir = strdup(o->model);
-            if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
+            if (!dir) (void)err_nomem(err, NULL);
             return dir;
         }
         return NULL;
@@ -80,7 +80,7 @@ static char *model_find(const struct options *o, struct err *err)
         return NULL;
     }
     char *real = realpath(dir, NULL);
-    if (!real) (void)err_set(err, ST_NOMEM, "out of memory");
+    if (!real) (void)err_nomem(err, NULL);
     return real;
 }
 

@@ -352,7 +352,7 @@ static enum status server_open(struct process *p, struct err *err)
     s->responses = response_store_create(o->response_store);
     if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
         grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     s->grammar_memory = grammars_memory(s->grammars);
     if (o->api_key_file && !(s->auth = auth_load(o->api_key_file, err))) return ST_INVALID;
     enum status st = origin_options_check(o, err);

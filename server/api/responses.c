@@ -13,7 +13,7 @@
 
 static void no_memory(struct request *r)
 {
-    (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    (void)api_nomem(&r->answer.error);
 }
 
 static void wrong_method(struct request *r, const char *allow)

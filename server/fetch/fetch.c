@@ -289,7 +289,7 @@ static void transfer_begin(struct transfer *t, CURLU *base, const char *url, siz
     if (!fault) {
         t->https = is_https(t->url);
         t->easy = curl_easy_init();
-        if (!t->easy || !easy_set(t)) fault = image__fail(err, IMAGE_NOMEM, "out of memory");
+        if (!t->easy || !easy_set(t)) fault = image__nomem(err);
     }
     if (fault) transfer_end(t, fault);
 }
@@ -329,7 +329,7 @@ static enum image_fault outcome(const struct transfer *t, CURLcode rc, long code
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the request's files have more than %u bytes together",
                            HELD_MAX);
     case STOP_BUSY: return image__fail(err, IMAGE_BUSY, "the server holds too many fetched files");
-    case STOP_NOMEM: return image__fail(err, IMAGE_NOMEM, "out of memory");
+    case STOP_NOMEM: return image__nomem(err);
     case STOP_NONE:
     case STOP_BODY:
     case STOP_LARGE: break;
@@ -521,7 +521,7 @@ static enum status fetcher_open(struct fetcher *f, struct err *err)
     struct curl_slist *one = curl_slist_append(NULL, "Accept: image/*");
     f->headers = one ? curl_slist_append(one, "Accept-Encoding: identity") : NULL;
     if (!f->headers) curl_slist_free_all(one);
-    if (!f->multi || !f->headers) return err_set(err, ST_NOMEM, "out of memory");
+    if (!f->multi || !f->headers) return err_nomem(err, NULL);
     if (pthread_create(&f->thread, NULL, fetch_main, f)) return err_set(err, ST_IO, "can't start a thread");
     return ST_OK;
 }
@@ -531,7 +531,7 @@ enum status fetcher_create(const struct fetch_options *o, struct fetcher **out, 
     struct fetcher *f = calloc(1, sizeof *f);
     if (!f || pthread_mutex_init(&f->lock, NULL)) {
         free(f);
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     }
     f->opt = *o;
     f->incoming_end = &f->incoming;

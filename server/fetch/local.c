@@ -36,7 +36,7 @@ static void cut_slashes(char *path)
 enum status local_dir_open(const char *path, struct local_dir **out, struct err *err)
 {
     struct local_dir *d = calloc(1, sizeof *d);
-    if (!d) return err_set(err, ST_NOMEM, "out of memory");
+    if (!d) return err_nomem(err, NULL);
     d->fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     d->real = d->fd < 0 ? NULL : realpath(path, NULL);
     d->path = d->real ? strdup(path) : NULL;
@@ -106,7 +106,7 @@ static enum image_fault file_read(int fd, size_t bytes_max, uint8_t **bytes, siz
     if (!st.st_size) return image__fail(err, IMAGE_EMPTY, "the image is empty");
     size_t want = (size_t)st.st_size, have = 0;
     uint8_t *out = malloc(want);
-    if (!out) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!out) return image__nomem(err);
     while (have < want) {
         ssize_t n = read(fd, out + have, want - have);
         if (n < 0 && errno == EINTR) continue;

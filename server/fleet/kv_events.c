@@ -309,7 +309,7 @@ static enum status attach(void *socket, int hwm, const char *flag, const char *a
 enum status kv_events_open(const struct kv_events_options *o, struct kv_events **out, struct err *err)
 {
     struct kv_events *k = calloc(1, sizeof *k);
-    if (!k) return err_set(err, ST_NOMEM, "out of memory");
+    if (!k) return err_nomem(err, NULL);
     pthread_mutex_init(&k->lock, NULL);
     k->block_tokens = o->block_tokens;
     k->layout = (struct kv_layout){.map = o->map, .one_group = o->one_group};

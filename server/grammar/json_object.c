@@ -74,7 +74,7 @@ static void list_names(struct object *o)
 
 static bool no_memory(struct object *o)
 {
-    (void)schema_refuse(o->m, o->at, ST_NOMEM, "out of memory");
+    (void)schema_nomem(o->m);
     return false;
 }
 
@@ -295,7 +295,7 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
 {
     struct object *o = calloc(1, sizeof *o);
     uint32_t min = 0, max = RX_NO_LIMIT;
-    if (!o) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
+    if (!o) return (void)schema_nomem(m), 0;
     *o = (struct object){.m = m,
                          .s = s,
                          .at = at,
@@ -374,7 +374,7 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
                              .any_order = true,
                              .comma = schema_sign(m, ",")};
     if (list && required) out = brackets(m, gb_members(m->b, &all));
-    else (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    else (void)schema_nomem(m);
     free(list);
     free(required);
     return out;

@@ -2,6 +2,7 @@
  * and $ for the one that closes it, which no character inside can be. */
 #include "server/grammar/regex_parse.h"
 
+#include "config/base/utf8.h"
 #include "server/grammar/room.h"
 
 #include <pthread.h>
@@ -246,15 +247,14 @@ static void set_property(struct parser *r, struct set *s, bool negated)
 
 static uint32_t char_at(struct parser *r)
 {
-    utf8proc_int32_t c;
-    utf8proc_ssize_t n =
-        utf8proc_iterate((const utf8proc_uint8_t *)r->s + r->at, (utf8proc_ssize_t)(r->len - r->at), &c);
-    if (n <= 0) {
+    uint32_t c;
+    size_t n = utf8_decode(r->s + r->at, r->len - r->at, &c);
+    if (c >= UTF8_BAD) {
         (void)refuse(r, ST_INVALID, "is not valid UTF-8");
         return 0;
     }
-    r->at += (size_t)n;
-    return (uint32_t)c;
+    r->at += n;
+    return c;
 }
 
 static bool hex_digits(struct parser *r, size_t n, uint32_t *out)

@@ -57,6 +57,11 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
     return ST_INVALID;
 }
 
+enum status api_nomem(struct api_error *e)
+{
+    return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+}
+
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)
 {
     for (size_t i = 0; i < sizeof map / sizeof *map; i++) {

@@ -135,7 +135,7 @@ static enum image_fault decode_all(const char *s, size_t n, const struct image_l
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", size,
                            limits->encoded_bytes_max);
     uint8_t *out = malloc(size);
-    if (!out) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!out) return image__nomem(err);
     decode(s, n, table, out);
     *bytes = out;
     *len = size;
