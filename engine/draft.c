@@ -6,7 +6,6 @@
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
-#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 
 #include <stdlib.h>
@@ -75,7 +74,7 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
                      config->model_type);
     free(config);
     if (!st) st = fit(e, err);
-    if (!st && !random_weights) st = checkpoint_open(dir, NULL, &f->files, err);
+    if (!st && !random_weights) st = family_open(dir, NULL, &f->files, err);
     if (!st && f->files) model_desc_settle(&f->net.desc, f->files);
     if (!st && (st = weights_survey(f->files, &f->net.desc, (struct weights_form){.act = e->plan.act},
                                     &f->net.survey, err)))

@@ -7,7 +7,6 @@
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "config/hf/reader.h"
-#include "engine/checkpoint/files.h"
 #include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "kernels/cuda_loader.h"
@@ -131,25 +130,6 @@ static void add_eos(struct model_info *m, uint32_t id)
     if (m->eos_count < MODEL_EOS_MAX) m->eos_ids[m->eos_count++] = id;
 }
 
-/* All absent when there is no such file. */
-static enum status load_generation(const char *dir, struct hf_generation *g, struct err *err)
-{
-    char *text = NULL, *where = checkpoint_where(dir, "generation_config.json");
-    size_t len;
-    enum status st = where
-                         ? checkpoint_text(dir, "generation_config.json", HF_FILE_BYTES_MAX, &text, &len, err)
-                         : err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    if (st == ST_NOT_FOUND) {
-        *g = (struct hf_generation){0};
-        st = ST_OK;
-    } else if (!st) {
-        st = hf_generation_parse(text, len, where, g, err);
-    }
-    free(text);
-    free(where);
-    return st;
-}
-
 static const char *weights_name(const struct engine *e)
 {
     static const char *const made[] = {"float", "int8", "int4"};
@@ -160,9 +140,6 @@ static const char *weights_name(const struct engine *e)
 /* Special ids and defaults: both files' stop ids count. */
 static enum status fill_info(const struct engine_options *opt, struct engine *e, struct err *err)
 {
-    struct hf_generation g;
-    enum status st = load_generation(e->dir, &g, err);
-    if (st) return st;
     struct model_info *m = &e->info;
     const struct model_desc *d = &e->net.desc;
     *m = (struct model_info){.family = e->model_type,
@@ -177,34 +154,24 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                              .weight_bytes = e->net.survey.memory_bytes,
                              .vocab_size = d->vocab,
                              .bos_id = d->bos_id};
-    for (uint32_t i = 0; i < g.eos_count; i++) add_eos(m, g.eos_ids[i]);
+    enum status st = family_load_generation(e->dir, &m->generation, err);
+    if (st) return st;
+    for (uint32_t i = 0; i < m->generation.eos_count; i++) add_eos(m, m->generation.eos_ids[i]);
     for (uint32_t i = 0; i < d->eos_count; i++) add_eos(m, d->eos_ids[i]);
-    m->generation = (struct model_generation_defaults){.has_temperature = g.has_temperature,
-                                                       .has_top_p = g.has_top_p,
-                                                       .has_top_k = g.has_top_k,
-                                                       .has_min_p = g.has_min_p,
-                                                       .has_repetition_penalty = g.has_repetition_penalty,
-                                                       .has_do_sample = g.has_do_sample,
-                                                       .do_sample = g.do_sample,
-                                                       .temperature = g.temperature,
-                                                       .top_p = g.top_p,
-                                                       .min_p = g.min_p,
-                                                       .repetition_penalty = g.repetition_penalty,
-                                                       .top_k = g.top_k,
-                                                       .suppress_count = g.suppress_count};
-    _Static_assert(sizeof m->generation.suppress_ids == sizeof g.suppress_ids, "all of them fit");
-    memcpy(m->generation.suppress_ids, g.suppress_ids, sizeof g.suppress_ids);
     m->image = d->image;
     if (!d->has_vision) return ST_OK;
-    if (opt->random_weights && !d->vision.image_size) {
-        m->image.config = (struct image_config){.filter = IMAGE_BICUBIC,
+    if (opt->random_weights) {
+        uint32_t side = d->vision.image_size; /* 0: any */
+        m->image.config = (struct image_config){.width = side,
+                                                .height = side,
+                                                .filter = side ? IMAGE_BILINEAR : IMAGE_BICUBIC,
                                                 .do_resize = true,
                                                 .do_rescale = true,
                                                 .do_normalize = true,
                                                 .rescale_factor = 1.0 / 255,
                                                 .mean = {0.5f, 0.5f, 0.5f},
                                                 .std = {0.5f, 0.5f, 0.5f},
-                                                .dynamic = true,
+                                                .dynamic = !side,
                                                 .patch = d->vision.patch,
                                                 .merge = d->vision.merge,
                                                 .depth = d->vision.depth,
@@ -212,19 +179,7 @@ static enum status fill_info(const struct engine_options *opt, struct engine *e,
                                                 .area_max = 16777216};
         return ST_OK;
     }
-    if (opt->random_weights) {
-        m->image.config = (struct image_config){.width = d->vision.image_size,
-                                                .height = d->vision.image_size,
-                                                .filter = IMAGE_BILINEAR,
-                                                .do_resize = true,
-                                                .do_rescale = true,
-                                                .do_normalize = true,
-                                                .rescale_factor = 1.0 / 255,
-                                                .mean = {0.5f, 0.5f, 0.5f},
-                                                .std = {0.5f, 0.5f, 0.5f}};
-        return ST_OK;
-    }
-    st = image_config_load(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
+    st = family_load_images(e->dir, opt->mmproj, e->model_type, &m->image.config, err);
     if (!st && !d->vision.image_size) {
         const struct image_config *c = &m->image.config;
         bool patches = d->vision.end == VISION_EMBED
@@ -261,7 +216,7 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
         st = err_set(err, ST_UNSUPPORTED,
                      "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
                      e->dir, e->model_type);
-    if (!st && !opt->random_weights) st = checkpoint_open(e->dir, opt->mmproj, files, err);
+    if (!st && !opt->random_weights) st = family_open(e->dir, opt->mmproj, files, err);
     if (!st) model_desc_settle(&e->net.desc, *files);
     if (!st) st = pick_quantize(opt, &e->plan.quantize, err);
     if (!st) {

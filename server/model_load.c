@@ -136,10 +136,8 @@ static void text_load(void *arg)
     struct text_load *t = arg;
     struct model *m = t->m;
     const struct family_prompt *rule;
-    enum status st = family_prompt_load(t->dir, &rule, &t->err);
-    if (!st)
-        st = tok_load_extra(t->dir, t->mmproj, rule ? rule->tokens : NULL, rule ? rule->token_count : 0,
-                            &m->tok, &t->err);
+    enum status st = family_load_prompt(t->dir, &rule, &t->err);
+    if (!st) st = family_load_tokenizer(t->dir, t->mmproj, rule, &m->tok, &t->err);
     if (!st) {
         st = template_load(t->dir, &m->tmpl, &t->err);
         if (st == ST_NOT_FOUND && rule) {

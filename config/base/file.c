@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,4 +50,22 @@ enum status file_text(const char *path, size_t max, char **text, size_t *len, st
     t[*len] = '\0';
     *text = t;
     return ST_OK;
+}
+
+char *file_join(const char *dir, const char *name)
+{
+    char *path;
+    return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
+}
+
+enum status file_text_in(const char *dir, const char *name, size_t max, char **path, char **text, size_t *len,
+                         struct err *err)
+{
+    char *own = file_join(dir, name);
+    *text = NULL;
+    enum status st =
+        own ? file_text(own, max, text, len, err) : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    if (path) *path = own;
+    else free(own);
+    return st;
 }

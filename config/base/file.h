@@ -10,4 +10,10 @@
  * regular file), ST_IO, ST_NOMEM. */
 enum status file_text(const char *path, size_t max, char **text, size_t *len, struct err *err) KV_MUST_CHECK;
 
+/* DIR/NAME; the caller's. NULL: out of memory. */
+char *file_join(const char *dir, const char *name);
+/* The text of DIR/NAME. *path (path may be NULL) is that, the caller's, after a fault as well. */
+enum status file_text_in(const char *dir, const char *name, size_t max, char **path, char **text, size_t *len,
+                         struct err *err) KV_MUST_CHECK;
+
 #endif

@@ -218,15 +218,19 @@ enum status json_doc_load(const char *path, size_t max_bytes, struct json_doc *o
     char *text;
     size_t len;
     enum status st = file_text(path, max_bytes, &text, &len, err);
-    return st ? st : json_parse_owned(text, len, path, out, err);
-}
-
-enum status json_parse_owned(char *text, size_t len, const char *name, struct json_doc *out, struct err *err)
-{
-    enum status st = json_parse(text, len, name, out, err);
+    if (st) return st;
+    st = json_parse(text, len, path, out, err);
     if (st) free(text);
     else out->owned = text;
     return st;
+}
+
+enum status json_load(const char *dir, const char *name, size_t max_bytes, struct json_doc *out, char **path,
+                      struct err *err)
+{
+    *path = file_join(dir, name);
+    return *path ? json_doc_load(*path, max_bytes, out, err)
+                 : err_set(err, ST_NOMEM, "%s: out of memory", dir);
 }
 
 void json_free(struct json_doc *doc)

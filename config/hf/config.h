@@ -1,7 +1,8 @@
-/* config.json and generation_config.json of a Hugging Face checkpoint as plain structs: both spellings (first
- * releases, transformers v5), every absent key filled with the class default of its model_type, every number
- * range-checked, so that nobody after this has to distrust a size. Knows no family: engine/families fills
- * struct hf_config through reader.h. */
+/* The configuration of a checkpoint as plain structs, after config.json and generation_config.json of Hugging
+ * Face: both spellings (first releases, transformers v5), every absent key filled with the class default of
+ * its model_type, every number range-checked, so that nobody after this has to distrust a size. Knows no
+ * family: engine/families fills struct hf_config, from JSON through reader.h or from a GGUF file's metadata
+ * through gguf_keys.h. */
 #ifndef KVASIR_HF_CONFIG_H
 #define KVASIR_HF_CONFIG_H
 
@@ -34,9 +35,10 @@ struct hf_rope {
      * one axis. */
     uint32_t mrope_section[3];
     bool mrope_interleaved;
+    double partial; /* the share of a head's pairs that is rotated, where a family knows other than all */
 };
 
-/* Names are the keys of config.json: those of most families. What one alone has it reads as it describes. */
+/* Names are the keys of config.json. */
 struct hf_text {
     uint32_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
         num_key_value_heads, head_dim;
@@ -52,6 +54,11 @@ struct hf_text {
     uint32_t num_experts, num_experts_per_tok, moe_intermediate_size;
     bool norm_topk_prob;
     bool sparse[HF_LAYERS_MAX]; /* the layer has experts instead of a plain MLP */
+    /* Of the classes that have them. */
+    double query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping; /* caps: 0 = none */
+    bool attention_k_eq_v, use_double_wide_mlp;
+    uint32_t num_kv_shared_layers, hidden_size_per_layer_input, pad_token_id;
+    uint32_t layer_head_dim[HF_LAYERS_MAX], layer_kv_heads[HF_LAYERS_MAX];
 };
 struct hf_vision {
     uint32_t hidden_size; /* width of the tower, also where the key is `embed_dim` */
@@ -66,6 +73,7 @@ struct hf_vision {
     double rope_theta, tokens_per_second;
     bool fullatt[HF_LAYERS_MAX]; /* with window_size: the layer sees whole frames all the same */
     uint32_t deepstack[HF_TAPS_MAX], deepstack_count;
+    bool use_clipped_linears, standardize;
 };
 struct hf_config {
     char model_type[32];
@@ -73,11 +81,13 @@ struct hf_config {
     bool has_vision;
     struct hf_vision vision;
     uint32_t mm_tokens_per_image;
-    uint32_t boi_id, eoi_id, image_id; /* boi, eoi: what stands around a picture */
-    uint32_t video_id;                 /* HF_NO_ID = none */
-    uint32_t bos_id;                   /* HF_NO_ID = none */
+    bool bidirectional_images;   /* an image's tokens attend to each other in both directions */
+    uint32_t image_id, video_id; /* placeholder tokens; HF_NO_ID = none */
+    uint32_t bos_id;             /* HF_NO_ID = none */
     uint32_t eos_ids[HF_EOS_MAX];
     uint32_t eos_count; /* 0 = the file names none */
+    /* Of a drafter: the width of the model that it drafts for. */
+    uint32_t backbone_hidden_size, num_centroids, centroid_intermediate_top_k; /* 0 centroids = none */
 };
 
 /* generation_config.json: `has_*` tells what it states. */
@@ -91,8 +101,7 @@ struct hf_generation {
     uint32_t suppress_ids[HF_SUPPRESS_MAX]; /* suppress_tokens: never drawn */
     uint32_t suppress_count;
 };
-/* `name` is used in messages. */
-enum status hf_generation_parse(const char *text, size_t len, const char *name, struct hf_generation *out,
-                                struct err *err) KV_MUST_CHECK;
+/* All absent where the directory has no such file. */
+enum status hf_generation_load(const char *dir, struct hf_generation *out, struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -8,33 +8,36 @@ void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *
     if (!r->st) r->st = err_set(r->err, st, "%s: %s%s: %s", r->file, r->scope, key, what);
 }
 
-void hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
+bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     int64_t x;
     char what[96];
     snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
     if (!json_int(r->d, n, &x) || x < (int64_t)lo || x > (int64_t)hi) hf_fault(r, ST_FORMAT, key, what);
     else *v = (uint32_t)x;
+    return !r->st;
 }
 
-void hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
+bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     double x;
     char what[96];
     snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
     if (!json_double(r->d, n, &x) || !(x >= lo && x <= hi)) hf_fault(r, ST_FORMAT, key, what);
     else *v = x;
+    return !r->st;
 }
 
-void hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
+bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v)
 {
     uint32_t n = json_get_live(r->d, obj, key);
-    if (n == JSON_NONE || r->st) return;
+    if (n == JSON_NONE || r->st) return false;
     if (!json_bool(r->d, n, v)) hf_fault(r, ST_FORMAT, key, "must be true or false");
+    return !r->st;
 }
 
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count)
@@ -81,14 +84,20 @@ void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     hf_double(r, obj, "rms_norm_eps", 0, 1, &t->rms_norm_eps);
 }
 
+void hf_check_heads(struct hf_reader *r, const struct hf_text *t)
+{
+    if (r->st) return;
+    if (t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
+    if (t->num_attention_heads % t->num_key_value_heads)
+        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+}
+
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     hf_u32(r, obj, "num_attention_heads", 1, SIZE_MAX_HEADS, &t->num_attention_heads);
     hf_u32(r, obj, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
     hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
-    if (!r->st && t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
-    if (!r->st && t->num_attention_heads % t->num_key_value_heads)
-        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+    hf_check_heads(r, t);
 }
 
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,

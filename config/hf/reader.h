@@ -21,7 +21,8 @@
 #define HF_FILE_BYTES_MAX (4u << 20)
 
 struct hf_reader {
-    const struct json_doc *d;
+    const struct json_doc
+        *d; /* NULL: the configuration is from a GGUF file, and only faults are noted here */
     const char *file;
     const char *scope; /* stands before the key in messages: "", "vision_config." */
     struct err *err;
@@ -33,10 +34,10 @@ struct hf_reader {
 /* Notes the fault "file: key: what" if it is the first. */
 void hf_fault(struct hf_reader *r, enum status st, const char *key, const char *what);
 
-/* Absent or null leaves *v. */
-void hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
-void hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v);
-void hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
+/* Absent or null leaves *v, and false. */
+bool hf_u32(struct hf_reader *r, uint32_t obj, const char *key, uint32_t lo, uint32_t hi, uint32_t *v);
+bool hf_double(struct hf_reader *r, uint32_t obj, const char *key, double lo, double hi, double *v);
+bool hf_bool(struct hf_reader *r, uint32_t obj, const char *key, bool *v);
 /* An id, or a list of them, added to the ids that are there already (at most HF_EOS_MAX). */
 void hf_ids(struct hf_reader *r, uint32_t obj, const char *key, uint32_t *ids, uint32_t *count);
 /* Only the one named by `want` is served. */
@@ -44,7 +45,9 @@ void hf_activation(struct hf_reader *r, uint32_t obj, const char *key, enum hf_a
 /* What every decoder has: vocab_size, hidden_size, intermediate_size, num_hidden_layers,
  * max_position_embeddings, rms_norm_eps. */
 void hf_text_sizes(struct hf_reader *r, uint32_t obj, struct hf_text *t);
-/* num_attention_heads, num_key_value_heads, head_dim: whole groups of even heads. */
+/* Whole groups of even heads. */
+void hf_check_heads(struct hf_reader *r, const struct hf_text *t);
+/* num_attention_heads, num_key_value_heads, head_dim, and that check. */
 void hf_text_heads(struct hf_reader *r, uint32_t obj, struct hf_text *t);
 /* A list of at most `cap` integers 0..hi. false: absent (or a fault). */
 bool hf_list(struct hf_reader *r, uint32_t obj, const char *key, uint32_t hi, uint32_t cap, uint32_t *out,

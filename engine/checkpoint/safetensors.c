@@ -12,6 +12,7 @@
 #include "engine/checkpoint/ggml.h"
 
 #include "config/base/checked.h"
+#include "config/base/file.h"
 #include "config/base/json.h"
 #include "config/gguf/gguf.h"
 #include "engine/checkpoint/safetensors_internal.h"
@@ -321,12 +322,6 @@ enum status stf__sort_names(struct stf_files *f, struct err *err)
     return ST_OK;
 }
 
-static char *join(const char *dir, const char *name)
-{
-    char *p;
-    return asprintf(&p, "%s/%s", dir, name) < 0 ? NULL : p;
-}
-
 static int by_text(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -401,7 +396,7 @@ static enum status open_shards(struct stf_files *f, const char *dir, const char 
     char **names = NULL;
     st = shard_names(&d, map, path, &names, &count, err);
     for (uint32_t i = 0; i < count && !st; i++) {
-        st = add_file(f, join(dir, names[i]), err);
+        st = add_file(f, file_join(dir, names[i]), err);
         if (st == ST_NOT_FOUND) (void)err_prefix(err, st, "%s: a shard is missing", path);
     }
     if (!st) st = stf__sort_names(f, err);
@@ -415,7 +410,8 @@ static enum status open_shards(struct stf_files *f, const char *dir, const char 
 enum status stf_open(const char *dir, struct stf_files **out, struct err *err)
 {
     struct stf_files *f = calloc(1, sizeof *f);
-    char *single = join(dir, "model.safetensors"), *index = join(dir, "model.safetensors.index.json");
+    char *single = file_join(dir, "model.safetensors"),
+         *index = file_join(dir, "model.safetensors.index.json");
     enum status st;
     if (!f || !single || !index) {
         st = err_set(err, ST_NOMEM, "%s: out of memory", dir);

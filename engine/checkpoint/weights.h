@@ -96,6 +96,11 @@ struct weights_form {
     bool codes; /* the backend takes them; else what a file holds as blocks becomes floats */
     enum weights_quantize quantize;
 };
+/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
+ * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
+ * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_survey. */
+void model_desc_settle(struct model_desc *d, const struct stf_files *files);
+
 /* files NULL: weights are made up while loading (for measuring speed); every tensor counts as bf16.
  * Checks that every tensor of the description is there with the right shape and a float dtype. ST_FORMAT
  * names the tensor. */

@@ -1,7 +1,10 @@
 /* See families.h: the list, the lookup, and what is common to reading every config.json. */
 #include "engine/families/families.h"
 
+#include "config/base/file.h"
+#include "config/gguf/gguf.h"
 #include "config/hf/reader.h"
+#include "engine/checkpoint/safetensors.h"
 #include "engine/families/gguf_keys.h"
 
 #include <math.h>
@@ -23,7 +26,7 @@ FAMILIES(DECLARE)
 static const struct family *const families[] = {FAMILIES(ADDRESS)};
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 
-static const struct family *find(const char *model_type, const struct family_type **type)
+const struct family *family_find(const char *model_type, const struct family_type **type)
 {
     for (int f = 0; f < FAMILY_COUNT; f++)
         for (*type = families[f]->types; (*type)->name; ++*type)
@@ -31,10 +34,16 @@ static const struct family *find(const char *model_type, const struct family_typ
     return NULL;
 }
 
-const struct family *family_find(const char *model_type)
+void family_defaults(const struct family *family, const struct family_type *type, bool has_vision,
+                     struct hf_config *c)
 {
-    const struct family_type *type;
-    return find(model_type, &type);
+    *c = (struct hf_config){.text = *type->text,
+                            .has_vision = has_vision,
+                            .image_id = has_vision && family->image_id ? family->image_id : HF_NO_ID,
+                            .video_id = has_vision && family->video_id ? family->video_id : HF_NO_ID,
+                            .bos_id = family->bos_id ? family->bos_id : HF_NO_ID};
+    snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
+    if (has_vision) c->vision = *type->vision;
 }
 
 const struct family_gguf *family_gguf_at(size_t idx)
@@ -52,7 +61,7 @@ static const struct family *find_type(struct hf_reader *r, const struct family_t
     uint32_t node = json_get_live(r->d, 0, "model_type");
     if (node != JSON_NONE && !json_str_copy(r->d, node, name, sizeof name - 1, &len)) len = 0;
     name[len < sizeof name ? len : 0] = '\0';
-    const struct family *family = find(name, type);
+    const struct family *family = family_find(name, type);
     if (family && strlen(name) == len) return family;
     for (int f = 0; f < FAMILY_COUNT; f++)
         for (const struct family_type *t = families[f]->types; t->name; t++) {
@@ -147,7 +156,7 @@ static struct desc_packing read_quantization(struct hf_reader *r, uint32_t dict)
     return p;
 }
 
-static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *out,
+static enum status parse_doc(const struct json_doc *doc, const char *name, struct hf_config *c,
                              struct model_desc *d, struct err *err)
 {
     struct hf_reader r = {.d = doc, .file = name, .scope = "", .err = err, .vision = JSON_NONE};
@@ -156,25 +165,17 @@ static enum status parse_doc(const struct json_doc *doc, const char *name, struc
     const struct family *family = find_type(&r, &type);
     if (!family) return r.st;
     struct desc_packing packing = read_quantization(&r, json_get_live(doc, 0, "quantization_config"));
-    struct hf_config *c = calloc(1, sizeof *c);
-    if (!c) return err_set(err, ST_NOMEM, "%s: out of memory", name);
-    snprintf(c->model_type, sizeof c->model_type, "%s", type->name);
-    c->text = *type->text;
-    c->bos_id = c->video_id = HF_NO_ID;
     uint32_t nested =
         type->place == HF_FLAT ? JSON_NONE : find_object(&r, "text_config", type->place == HF_NESTED);
     r.text = nested == JSON_NONE ? 0 : nested;
     if (type->vision) r.vision = find_object(&r, "vision_config", false);
-    c->has_vision = r.vision != JSON_NONE;
-    if (c->has_vision) c->vision = *type->vision;
+    family_defaults(family, type, r.vision != JSON_NONE, c);
     hf_ids(&r, 0, "eos_token_id", c->eos_ids, &c->eos_count);
     if (r.text != 0 && c->eos_count == 0) hf_ids(&r, r.text, "eos_token_id", c->eos_ids, &c->eos_count);
     if (!r.st) family->read(&r, type, c);
     if (!r.st) family->describe(&r, c, d);
-    if (!r.st) d->packing = packing;
-    if (!r.st) *out = *c;
-    else model_desc_free(d);
-    free(c);
+    d->packing = packing;
+    if (r.st) model_desc_free(d);
     return r.st;
 }
 
@@ -190,17 +191,53 @@ enum status family_parse(const char *text, size_t len, const char *name, struct 
     return st;
 }
 
-enum status family_parse_prompt(const char *text, size_t len, const char *name,
-                                const struct family_prompt **out, struct err *err)
+enum status family_load_prompt(const char *model, const struct family_prompt **out, struct err *err)
 {
     struct json_doc doc = {0};
+    char *path;
     *out = NULL;
-    enum status st = json_parse(text, len, name, &doc, err);
-    if (st) return st;
-    struct hf_reader r = {.d = &doc, .file = name, .scope = "", .err = err, .vision = JSON_NONE};
+    if (gguf_is(model)) return gguf_prompt(model, out, err);
+    enum status st = json_load(model, "config.json", HF_FILE_BYTES_MAX, &doc, &path, err);
+    struct hf_reader r = {.d = &doc, .file = path, .scope = "", .err = err, .st = st};
     const struct family_type *type;
-    const struct family *family = find_type(&r, &type);
+    const struct family *family = st ? NULL : find_type(&r, &type);
     if (family) *out = family->prompt;
     json_free(&doc);
+    free(path);
     return r.st;
+}
+
+/* ---- a directory, or GGUF files ---- */
+
+static enum status no_tower(const char *dir, const char *mmproj, struct err *err)
+{
+    if (!mmproj) return ST_OK;
+    return err_set(err, ST_INVALID, "%s: only a GGUF file has its tower in a file of its own", dir);
+}
+
+enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
+                        struct err *err)
+{
+    char *path = NULL, *text = NULL;
+    size_t len;
+    *d = (struct model_desc){0};
+    if (gguf_is(model)) return gguf_config(model, mmproj, c, d, err);
+    enum status st = no_tower(model, mmproj, err);
+    if (!st) st = file_text_in(model, "config.json", HF_FILE_BYTES_MAX, &path, &text, &len, err);
+    if (!st) st = family_parse(text, len, path, c, d, err);
+    free(text);
+    free(path);
+    return st;
+}
+
+enum status family_load_generation(const char *model, struct hf_generation *g, struct err *err)
+{
+    return gguf_is(model) ? gguf_generation(model, g, err) : hf_generation_load(model, g, err);
+}
+
+enum status family_open(const char *model, const char *mmproj, struct stf_files **out, struct err *err)
+{
+    if (gguf_is(model)) return gguf_open_tensors(model, mmproj, out, err);
+    enum status st = no_tower(model, mmproj, err);
+    return st ? st : stf_open(model, out, err);
 }

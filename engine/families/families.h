@@ -4,11 +4,11 @@
  *   types     the model_types of config.json that it answers to, with the defaults of their class in
  *             transformers (released files leave out what equals them: they are part of the format)
  *   read      the keys of config.json -> struct hf_config, by config/hf/reader.h; refuses what is not served
- *   describe  that, and keys that this family alone has -> model_desc: layers, ropes, tensor names, the
- *             tower; in .image how a picture is written into a prompt and which rule its span has
+ *   gguf      the metadata of GGUF files -> the same struct, and the names of their tensors (gguf_keys.h)
+ *   describe  that struct -> model_desc: layers, ropes, tensor names, the tower; in .image how a picture is
+ *             written into a prompt and which rule its span has; checks what no single key tells
  *   pictures  the defaults of its picture and video processor classes
  *   prompt    what its processor class does to text, where that stands in no file
- *   gguf      what the same model is called in GGUF files (gguf_keys.h)
  *
  * docs/adding-a-family.md goes through it step by step. */
 #ifndef KVASIR_FAMILIES_H
@@ -20,6 +20,7 @@
 
 struct hf_reader;
 struct family_gguf;
+struct stf_files;
 
 enum hf_place {
     HF_FLAT,   /* the text's keys stand at the top */
@@ -55,11 +56,12 @@ struct family {
     /* c->has_vision is set, and *c holds the type's defaults; where they hang on another key, as a model_type
      * inside text_config, this overwrites them. */
     void (*read)(struct hf_reader *r, const struct family_type *type, struct hf_config *c);
-    /* After `read` without a fault. *d is zero. */
+    /* Of what was read without a fault, from whichever file: r is for faults alone. *d is zero. */
     void (*describe)(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
     const struct family_pictures *pictures; /* NULL: none of its types takes pictures */
     const struct family_prompt *prompt;     /* NULL: all that there is to say stands in the checkpoint */
     const struct family_gguf *gguf; /* behind the last one without a name; NULL: there are no such files */
+    uint32_t bos_id, image_id, video_id; /* the classes' defaults; 0: none */
 };
 
 /* For `describe`: *d as of most decoders, with the usual tensor names and every layer from c->text (scale by
@@ -69,24 +71,43 @@ bool family_decoder(struct hf_reader *r, const struct hf_config *c, struct model
 /* What stands behind `prefix`; NULL: s does not begin with it. */
 const char *family_after(const char *s, const char *prefix);
 
-/* What the family of a checkpoint says about prompts; NULL in *out: nothing. */
-enum status family_prompt_load(const char *model, const struct family_prompt **out,
-                               struct err *err) KV_MUST_CHECK;
-
-/* The family that answers to a model_type; NULL: none. */
-const struct family *family_find(const char *model_type);
+/* The family that answers to a model_type, and which of its types that is; NULL: none. */
+const struct family *family_find(const char *model_type, const struct family_type **type);
 /* All kinds of GGUF files one after the other; NULL behind the last. */
 const struct family_gguf *family_gguf_at(size_t idx);
+/* *c of that type before anything is read. */
+void family_defaults(const struct family *family, const struct family_type *type, bool has_vision,
+                     struct hf_config *c);
 
-/* config.json of a checkpoint (engine/checkpoint/files.h), and the description of what was read: *d is
- * overwritten, its layers are the caller's (model_desc_free); empty after a fault. ST_UNSUPPORTED: a family
- * or an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+/* ---- loading ----
+ * `model` is a directory, or a GGUF file with its tower in `mmproj` (NULL: none). ST_UNSUPPORTED: a family or
+ * an option that we don't have, in one line; ST_FORMAT: a key of the wrong kind or range. */
+
+/* The configuration, and the description of it: *d is overwritten, its layers are the caller's
+ * (model_desc_free); empty after a fault, *c is not. */
 enum status family_load(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
                         struct err *err) KV_MUST_CHECK;
-/* The same from text; `name` is used in messages. */
+/* The same from the text of a config.json; `name` is used in messages. */
 enum status family_parse(const char *text, size_t len, const char *name, struct hf_config *c,
                          struct model_desc *d, struct err *err) KV_MUST_CHECK;
-enum status family_parse_prompt(const char *text, size_t len, const char *name,
-                                const struct family_prompt **out, struct err *err) KV_MUST_CHECK;
+/* Sampling defaults and stop ids; all absent where the checkpoint has none. */
+enum status family_load_generation(const char *model, struct hf_generation *g, struct err *err) KV_MUST_CHECK;
+/* What the family says about prompts; NULL in *out: nothing. */
+enum status family_load_prompt(const char *model, const struct family_prompt **out,
+                               struct err *err) KV_MUST_CHECK;
+/* prompt NULL: no tokens but those of the files. */
+enum status family_load_tokenizer(const char *model, const char *mmproj, const struct family_prompt *prompt,
+                                  struct tokenizer **out, struct err *err) KV_MUST_CHECK;
+/* `image_processor` of processor_config.json or, where that is absent, preprocessor_config.json; for families
+ * with videos also `video_processor` of the former, else video_preprocessor_config.json, else
+ * preprocessor_config.json. Absent and null keys get the defaults of the class that the family uses.
+ * ST_NOT_FOUND when there are no settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 =
+ * bilinear and 3 = bicubic) or a step that we don't do. Settings for videos that we don't do only leave
+ * `video` false. */
+enum status family_load_images(const char *model, const char *mmproj, const char *model_type,
+                               struct image_config *out, struct err *err) KV_MUST_CHECK;
+/* The tensors, under the names of a directory's. */
+enum status family_open(const char *model, const char *mmproj, struct stf_files **out,
+                        struct err *err) KV_MUST_CHECK;
 
 #endif

@@ -1,14 +1,13 @@
-/* See from_gguf.h. */
-#include "engine/families/from_gguf.h"
+/* A checkpoint out of GGUF files: its configuration, and its tensors under the names that they have in a
+ * directory. What differs between families stands in their records. See gguf_keys.h. */
 
+#include "engine/checkpoint/gguf_files.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/families/families.h"
 #include "engine/families/gguf_keys.h"
 
 #include <stdio.h>
 #include <string.h>
-
-#define TEXT_BYTES_MAX (1u << 20)
 
 /* ---- which family ---- */
 
@@ -31,7 +30,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
         const struct family_gguf *r = family_gguf_at(i);
         if (!gguf_text_is(arch, r->arch)) continue;
         known = true;
-        if (f->tower ? r->projector && gguf_text_is(projector, r->projector) : !r->projector) {
+        if (f->tower ? r->projector && gguf_text_is(projector, r->projector) : r->model_type != NULL) {
             *out = r;
             return ST_OK;
         }
@@ -43,7 +42,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
     char served[256] = "";
     size_t used = 0;
     for (size_t i = 0; family_gguf_at(i); i++) {
-        if (family_gguf_at(i)->projector) continue;
+        if (!family_gguf_at(i)->model_type) continue;
         int n =
             snprintf(served + used, sizeof served - used, "%s%s", used ? ", " : "", family_gguf_at(i)->arch);
         if (n > 0 && (size_t)n < sizeof served - used) used += (size_t)n;
@@ -52,7 +51,7 @@ static enum status find_rule(const struct gguf_files *f, const struct family_ggu
                    path, (int)(arch.len < 64 ? arch.len : 64), arch.p, served);
 }
 
-/* ---- config.json ---- */
+/* ---- configuration ---- */
 
 static void check_served(struct gguf_keys *k)
 {
@@ -60,162 +59,186 @@ static void check_served(struct gguf_keys *k)
     uint32_t size = 0, value = 0;
     if (gguf_bool(gguf_key(k, "attention.causal"), &causal) && !causal)
         gguf_fault(k, ST_UNSUPPORTED, "attention.causal", "this is an encoder, not a generator");
-    if (gguf_key_u32(k, "attention.key_length", &size) && gguf_key_u32(k, "attention.value_length", &value) &&
-        size != value)
+    if (!gguf_u32(gguf_key(k, "attention.key_length"), &size)) return;
+    if (gguf_u32(gguf_key(k, "attention.value_length"), &value) && value != size)
         gguf_fault(k, ST_UNSUPPORTED, "attention.value_length",
                    "only that of attention.key_length is served");
-    if (size && gguf_key_u32(k, "rope.dimension_count", &value) && value != size)
+    if (gguf_u32(gguf_key(k, "rope.dimension_count"), &value) && value != size)
         gguf_fault(k, ST_UNSUPPORTED, "rope.dimension_count", "only that of attention.key_length is served");
 }
 
-/* The object that has the text's keys, but for its closing brace. */
-static void put_text(struct gguf_keys *k)
+static void read_text(struct gguf_keys *k, struct hf_text *t)
 {
-    uint32_t vocab = gguf_rows(k, "token_embd.weight"), heads = 0, kv = 0, ff = 0, id;
-    const struct gguf_value *tokens = gguf_get(k->f->parts[0], "tokenizer.ggml.tokens");
-    if (!vocab && tokens && tokens->count <= UINT32_MAX) vocab = (uint32_t)tokens->count;
-    gguf_put(k, "{\"model_type\":\"%s\"", k->rule->model_type);
-    gguf_put_u32(k, "vocab_size", vocab);
-    gguf_copy_u32(k, "hidden_size", "embedding_length", true);
-    gguf_copy_u32(k, "num_hidden_layers", "block_count", true);
-    gguf_copy_u32(k, "max_position_embeddings", "context_length", true);
-    if (gguf_key_layer(k, "feed_forward_length", 0, &ff)) gguf_put_u32(k, "intermediate_size", ff);
-    if (!gguf_key_layer(k, "attention.head_count", 0, &heads))
+    uint32_t vocab = gguf_rows(k, "token_embd.weight");
+    const struct gguf_value *tokens = gguf_key(k, "tokenizer.ggml.tokens");
+    gguf_set_u32(k, "token_embd.weight", vocab || !tokens ? vocab : tokens->count, 1, SIZE_MAX_VOCAB,
+                 &t->vocab_size);
+    gguf_read_u32(k, "embedding_length", true, 1, SIZE_MAX_HIDDEN, &t->hidden_size);
+    gguf_read_u32(k, "block_count", true, 1, HF_LAYERS_MAX, &t->num_hidden_layers);
+    gguf_read_u32(k, "context_length", true, 1, SIZE_MAX_POSITIONS, &t->max_position_embeddings);
+    gguf_layer_u32(k, "feed_forward_length", 0, 1, SIZE_MAX_FF, &t->intermediate_size);
+    if (!gguf_layer_u32(k, "attention.head_count", 0, 1, SIZE_MAX_HEADS, &t->num_attention_heads))
         gguf_fault(k, ST_FORMAT, "attention.head_count", "is missing");
-    kv = heads;
-    (void)gguf_key_layer(k, "attention.head_count_kv", 0, &kv);
-    gguf_put_u32(k, "num_attention_heads", heads);
-    gguf_put_u32(k, "num_key_value_heads", kv);
-    gguf_copy_u32(k, "head_dim", "attention.key_length", false);
-    gguf_copy_f64(k, "rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    if (gguf_columns(k, "blk.0.attn_q.bias")) gguf_put(k, ",\"attention_bias\":true");
-    if (gguf_u32(gguf_get(k->f->parts[0], "tokenizer.ggml.bos_token_id"), &id))
-        gguf_put_u32(k, "bos_token_id", id);
-    if (gguf_u32(gguf_get(k->f->parts[0], "tokenizer.ggml.eos_token_id"), &id))
-        gguf_put_u32(k, "eos_token_id", id);
-    if (gguf_u32(gguf_get(k->f->parts[0], "tokenizer.ggml.padding_token_id"), &id))
-        gguf_put_u32(k, "pad_token_id", id);
-    if (k->rule->text) k->rule->text(k);
+    t->num_key_value_heads = t->num_attention_heads;
+    gguf_layer_u32(k, "attention.head_count_kv", 0, 1, SIZE_MAX_HEADS, &t->num_key_value_heads);
+    gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
+    gguf_read_f64(k, "attention.layer_norm_rms_epsilon", 0, 1, &t->rms_norm_eps);
+    /* Where the class has it in any case, the output has none. */
+    if (!t->qkv_bias) t->qkv_bias = t->o_bias = gguf_columns(k, "blk.0.attn_q.bias") != 0;
+    t->tie_word_embeddings = gguf_columns(k, "output.weight") == 0;
+    if (!k->r.st) k->rule->text(k, t);
+    hf_check_heads(&k->r, t);
 }
 
-static void put_config(struct gguf_keys *k)
+static void read_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    const char *tie = gguf_columns(k, "output.weight") ? "false" : "true";
-    check_served(k);
-    if (k->rule->nested) gguf_put(k, "{\"model_type\":\"%s\",\"text_config\":", k->rule->model_type);
-    put_text(k);
-    if (k->rule->nested) gguf_put(k, "}");
-    gguf_put(k, ",\"tie_word_embeddings\":%s", tie);
-    if (k->f->tower) {
-        uint32_t out = 0, hidden = 0;
-        if (gguf_key_u32(k, "embedding_length", &hidden) &&
-            gguf_tower_u32(k, "vision.projection_dim", false, &out) && out != hidden && !k->st)
-            k->st = err_set(k->err, ST_FORMAT, "%s: made for a model of width %u; that of %s is %u",
-                            gguf_path(k->f->tower), out, gguf_path(k->f->parts[0]), hidden);
-        gguf_put(k, ",\"vision_config\":{\"model_type\":\"%s\"", k->rule->model_type);
-        k->rule->tower(k);
-        gguf_put(k, "}");
-        if (k->rule->top) k->rule->top(k);
-    }
-    gguf_put(k, "}");
+    struct hf_vision *v = &c->vision;
+    uint32_t out = c->text.hidden_size;
+    (void)gguf_u32(gguf_key(k, "clip.vision.projection_dim"), &out);
+    if (out != c->text.hidden_size)
+        k->r.st = err_set(k->r.err, ST_FORMAT, "%s: made for a model of width %u; that of %s is %u",
+                          gguf_path(k->f->tower), out, k->r.file, c->text.hidden_size);
+    gguf_read_u32(k, "clip.vision.embedding_length", true, 1, SIZE_MAX_HIDDEN, &v->hidden_size);
+    gguf_read_u32(k, "clip.vision.block_count", true, 1, HF_LAYERS_MAX, &v->num_hidden_layers);
+    gguf_read_u32(k, "clip.vision.attention.head_count", true, 1, SIZE_MAX_HEADS, &v->num_attention_heads);
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &v->patch_size);
+    gguf_set_u32(k, "v.blk.0.ffn_up.weight", gguf_tower_width(k), 1, SIZE_MAX_FF, &v->intermediate_size);
+    if (!k->r.st) k->rule->tower(k, c);
 }
 
-/* ---- the other files ---- */
-
-static void put_suppressed(struct gguf_keys *k)
-{
-    const struct gguf_value *v = gguf_get(k->f->parts[0], "tokenizer.ggml.suppress_tokens");
-    uint32_t id;
-    bool any = false;
-    if (v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING) {
-        gguf_put_list(k, "suppress_tokens", v, v->count);
-        return;
-    }
-    gguf_put(k, ",\"suppress_tokens\":[");
-    for (const char *const *s = k->rule->never; s && *s; s++) {
-        if (!gguf_token(k, *s, &id)) continue;
-        gguf_put(k, any ? ",%u" : "%u", id);
-        any = true;
-    }
-    gguf_put(k, "]");
-}
-
-static void put_generation(struct gguf_keys *k)
-{
-    static const char *const ends[] = {"eos_token_id", "eot_token_id", "eom_token_id"};
-    static const char *const draws[][2] = {{"temperature", "temp"},
-                                           {"top_k", "top_k"},
-                                           {"top_p", "top_p"},
-                                           {"min_p", "min_p"},
-                                           {"repetition_penalty", "penalty_repeat"}};
-    char key[64];
-    uint32_t id;
-    bool any = false;
-    double x;
-    gguf_put(k, "{\"eos_token_id\":[");
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        snprintf(key, sizeof key, "tokenizer.ggml.%s", ends[i]);
-        if (!gguf_u32(gguf_get(k->f->parts[0], key), &id)) continue;
-        gguf_put(k, any ? ",%u" : "%u", id);
-        any = true;
-    }
-    for (const char *const *s = k->rule->stops; s && *s; s++) {
-        if (!gguf_token(k, *s, &id)) continue;
-        gguf_put(k, any ? ",%u" : "%u", id);
-        any = true;
-    }
-    gguf_put(k, "]");
-    for (size_t i = 0; i < sizeof draws / sizeof *draws; i++) {
-        snprintf(key, sizeof key, "general.sampling.%s", draws[i][1]);
-        if (!gguf_f64(gguf_get(k->f->parts[0], key), &x)) continue;
-        if (i == 0) gguf_put(k, ",\"do_sample\":true");
-        gguf_put_f64(k, draws[i][0], x);
-    }
-    put_suppressed(k);
-    gguf_put(k, "}");
-}
-
-static void put_channels(struct gguf_keys *k, const char *name, const char *key)
-{
-    const struct gguf_value *v = gguf_tower_key(k, key);
-    if (v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING && v->count == 3) gguf_put_list(k, name, v, 3);
-}
-
-static void put_pictures(struct gguf_keys *k, void (*put)(struct gguf_keys *k))
-{
-    gguf_put(k, "{\"image_processor_type\":\"%s\"", k->rule->model_type);
-    put_channels(k, "image_mean", "vision.image_mean");
-    put_channels(k, "image_std", "vision.image_std");
-    put(k);
-    gguf_put(k, "}");
-}
-
-enum status gguf_config_text(const struct gguf_files *f, const char *name, char **text, size_t *len,
+static enum status open_keys(const char *model, const char *mmproj, struct gguf_files *f, struct gguf_keys *k,
                              struct err *err)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "preprocessor_config.json",
-                                        "video_preprocessor_config.json"};
-    struct gguf_keys k = {.f = f, .err = err};
-    size_t known = 0;
-    while (known < sizeof names / sizeof *names && strcmp(name, names[known]) != 0) known++;
-    if (known == sizeof names / sizeof *names)
-        return err_set(err, ST_NOT_FOUND, "%s: a GGUF file has no %s", gguf_path(f->parts[0]), name);
-    enum status st = find_rule(f, &k.rule, err);
+    *k = (struct gguf_keys){.f = f, .r = {.file = model, .scope = "", .err = err}};
+    enum status st = gguf_files_open(model, mmproj, f, err);
     if (st) return st;
-    buf_init(&k.b, TEXT_BYTES_MAX);
-    if (strcmp(name, "config.json") == 0) put_config(&k);
-    else if (strcmp(name, "generation_config.json") == 0) put_generation(&k);
-    else if (strcmp(name, "preprocessor_config.json") == 0 && f->tower) put_pictures(&k, k.rule->pictures);
-    else if (strcmp(name, "video_preprocessor_config.json") == 0 && f->tower && k.rule->videos)
-        put_pictures(&k, k.rule->videos);
-    else k.st = err_set(err, ST_NOT_FOUND, "%s: a GGUF file has no %s", gguf_path(f->parts[0]), name);
-    if (k.st) {
-        buf_fini(&k.b);
-        return k.st;
-    }
-    *text = k.b.data;
-    *len = k.b.len;
+    st = find_rule(f, &k->rule, err);
+    if (st) gguf_files_close(f);
+    return st;
+}
+
+static const struct family *find_family(const struct gguf_keys *k, const struct family_type **type)
+{
+    return family_find(k->f->tower ? k->rule->tower_type : k->rule->model_type, type);
+}
+
+enum status gguf_config(const char *model, const char *mmproj, struct hf_config *c, struct model_desc *d,
+                        struct err *err)
+{
+    struct gguf_files f;
+    struct gguf_keys k;
+    enum status st = open_keys(model, mmproj, &f, &k, err);
+    if (st) return st;
+    const struct family_type *type;
+    const struct family *family = find_family(&k, &type);
+    family_defaults(family, type, f.tower != NULL, c);
+    check_served(&k);
+    read_text(&k, &c->text);
+    gguf_read_u32(&k, "tokenizer.ggml.bos_token_id", false, 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
+    c->eos_count =
+        gguf_read_u32(&k, "tokenizer.ggml.eos_token_id", false, 0, SIZE_MAX_VOCAB - 1, &c->eos_ids[0]);
+    if (f.tower && !k.r.st) read_tower(&k, c);
+    if (!k.r.st) family->describe(&k.r, c, d);
+    if (k.r.st) model_desc_free(d);
+    gguf_files_close(&f);
+    return k.r.st;
+}
+
+enum status gguf_prompt(const char *model, const struct family_prompt **out, struct err *err)
+{
+    struct gguf_files f;
+    struct gguf_keys k;
+    const struct family_type *type;
+    enum status st = open_keys(model, NULL, &f, &k, err);
+    if (st) return st;
+    *out = find_family(&k, &type)->prompt;
+    gguf_files_close(&f);
     return ST_OK;
+}
+
+/* ---- sampling defaults ---- */
+
+static void add_id(struct gguf_keys *k, const char *key, double id, uint32_t max, uint32_t *ids,
+                   uint32_t *count)
+{
+    for (uint32_t i = 0; i < *count; i++)
+        if (ids[i] == id) return;
+    if (*count == max || !(id >= 0 && id < SIZE_MAX_VOCAB))
+        gguf_fault(k, ST_FORMAT, key, "must be token ids, and not too many");
+    else ids[(*count)++] = (uint32_t)id;
+}
+
+static void read_stops(struct gguf_keys *k, struct hf_generation *g)
+{
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    uint32_t id;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (gguf_u32(gguf_key(k, ends[i]), &id))
+            add_id(k, ends[i], id, HF_EOS_MAX, g->eos_ids, &g->eos_count);
+    for (const char *const *s = k->rule->stops; s && *s; s++)
+        if (gguf_token(k, *s, &id)) add_id(k, ends[0], id, HF_EOS_MAX, g->eos_ids, &g->eos_count);
+}
+
+static void read_suppressed(struct gguf_keys *k, struct hf_generation *g)
+{
+    static const char key[] = "tokenizer.ggml.suppress_tokens";
+    const struct gguf_value *v = gguf_key(k, key);
+    bool list = v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING;
+    uint32_t id;
+    for (uint64_t i = 0; list && i < v->count && !k->r.st; i++)
+        add_id(k, key, gguf_item(v, i), HF_SUPPRESS_MAX, g->suppress_ids, &g->suppress_count);
+    for (const char *const *s = k->rule->never; !list && s && *s; s++)
+        if (gguf_token(k, *s, &id)) add_id(k, key, id, HF_SUPPRESS_MAX, g->suppress_ids, &g->suppress_count);
+}
+
+enum status gguf_generation(const char *model, struct hf_generation *g, struct err *err)
+{
+    struct gguf_files f;
+    struct gguf_keys k;
+    enum status st = open_keys(model, NULL, &f, &k, err);
+    if (st) return st;
+    *g = (struct hf_generation){0};
+    read_stops(&k, g);
+    read_suppressed(&k, g);
+    g->has_temperature = gguf_read_f64(&k, "general.sampling.temp", 0, 1000, &g->temperature);
+    g->has_do_sample = g->do_sample = g->has_temperature;
+    g->has_top_p = gguf_read_f64(&k, "general.sampling.top_p", 0, 1, &g->top_p);
+    g->has_top_k = gguf_read_u32(&k, "general.sampling.top_k", false, 0, SIZE_MAX_VOCAB, &g->top_k);
+    g->has_min_p = gguf_read_f64(&k, "general.sampling.min_p", 0, 1, &g->min_p);
+    g->has_repetition_penalty =
+        gguf_read_f64(&k, "general.sampling.penalty_repeat", 1e-3, 1000, &g->repetition_penalty);
+    gguf_files_close(&f);
+    return k.r.st;
+}
+
+/* ---- images ---- */
+
+static void read_channels(struct gguf_keys *k, const char *key, double lo, float out[3])
+{
+    const struct gguf_value *v = gguf_key(k, key);
+    if (!v || v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count != 3) return;
+    for (uint32_t i = 0; i < 3; i++) {
+        out[i] = (float)gguf_item(v, i);
+        if (!((double)out[i] >= lo && out[i] <= 1e6f))
+            gguf_fault(k, ST_FORMAT, key, "must be numbers in range");
+    }
+}
+
+enum status gguf_images(const char *model, const char *mmproj, bool videos, struct image_config *out,
+                        struct err *err)
+{
+    struct gguf_files f;
+    struct gguf_keys k;
+    enum status st = open_keys(model, mmproj, &f, &k, err);
+    if (st) return st;
+    read_channels(&k, "clip.vision.image_mean", -1e6, out->mean);
+    read_channels(&k, "clip.vision.image_std", 1e-6, out->std);
+    if (!f.tower) k.r.st = err_set(err, ST_NOT_FOUND, "%s: has no vision tower", model);
+    else if (videos && k.rule->videos) k.rule->videos(&k, out);
+    else k.rule->pictures(&k, out);
+    gguf_files_close(&f);
+    return k.r.st;
 }
 
 /* ---- names ---- */
@@ -333,19 +356,16 @@ static bool rename_tensor(const void *arg, const char *from, bool tower, char ou
     return true;
 }
 
-enum status gguf_open_tensors(struct gguf_files *f, struct stf_files **out, struct err *err)
+enum status gguf_open_tensors(const char *model, const char *mmproj, struct stf_files **out, struct err *err)
 {
-    struct names n = {.f = f};
-    enum status st = find_rule(f, &n.rule, err);
-    if (st) {
-        gguf_files_close(f);
-        return st;
-    }
-    struct gguf_keys k = {.f = f, .rule = n.rule, .err = err};
-    uint32_t width = gguf_tower_columns(&k, "v.blk.0.attn_out.weight");
-    n.swapped = width && gguf_tower_columns(&k, "v.blk.0.ffn_down.weight") == width &&
-                gguf_tower_columns(&k, "v.blk.0.ffn_up.weight") != width;
-    n.taps = gguf_tower_key(&k, "vision.is_deepstack_layers");
+    struct gguf_files f;
+    struct gguf_keys k;
+    enum status st = open_keys(model, mmproj, &f, &k, err);
+    if (st) return st;
+    struct names n = {.f = &f, .rule = k.rule, .taps = gguf_key(&k, "clip.vision.is_deepstack_layers")};
+    uint32_t width = gguf_columns(&k, "v.blk.0.attn_out.weight");
+    n.swapped = width && gguf_columns(&k, "v.blk.0.ffn_down.weight") == width &&
+                gguf_columns(&k, "v.blk.0.ffn_up.weight") != width;
     if (n.taps && (n.taps->kind != GGUF_ARRAY || n.taps->item == GGUF_STRING)) n.taps = NULL;
-    return stf_open_gguf(f, &(struct stf_naming){rename_tensor, &n, n.rule->norms_plus_one}, out, err);
+    return stf_open_gguf(&f, &(struct stf_naming){rename_tensor, &n, n.rule->norms_plus_one}, out, err);
 }

@@ -31,6 +31,9 @@ const struct hf_text gemma2_text = {
     .rms_norm_eps = 1e-6,
     .tie_word_embeddings = true,
     .activation = HF_GELU_TANH,
+    .query_pre_attn_scalar = 256,
+    .attn_logit_softcapping = 50,
+    .final_logit_softcapping = 30,
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
 };
 
@@ -51,14 +54,18 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
     }
 }
 
+static void alternate(struct hf_text *t)
+{
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = n % 2 ? HF_FULL : HF_SLIDING;
+}
+
 /* Even layers slide, where the file does not say. A window of null would leave transformers without a mask
  * for them. */
 static void read_windows(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t window = json_get(r->d, obj, "sliding_window");
     hf_u32(r, obj, "sliding_window", 1, 1u << 30, &t->sliding_window);
-    if (!hf_layer_types(r, obj, t) && !r->st)
-        for (uint32_t n = 0; n < t->num_hidden_layers; n++) t->layer_types[n] = n % 2 ? HF_FULL : HF_SLIDING;
+    if (!hf_layer_types(r, obj, t)) alternate(t);
     if (window != JSON_NONE && json_kind(r->d, window) == JSON_NULL)
         hf_fault(r, ST_UNSUPPORTED, "sliding_window", "null is not served");
 }
@@ -68,6 +75,14 @@ static void read_activation(struct hf_reader *r, uint32_t obj)
 {
     uint32_t n = json_get_live(r->d, obj, "hidden_act");
     if (n == JSON_NONE || !json_str_eq(r->d, n, "gelu")) hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
+}
+
+/* null: no cap. */
+static void read_softcap(struct hf_reader *r, uint32_t obj, const char *key, double *cap)
+{
+    uint32_t n = json_get(r->d, obj, key);
+    if (n != JSON_NONE && json_kind(r->d, n) == JSON_NULL) *cap = 0;
+    hf_double(r, obj, key, 1e-6, 1e9, cap);
 }
 
 void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t)
@@ -84,38 +99,27 @@ void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *de
     }
     hf_activation(r, obj, "hidden_activation", HF_GELU_TANH);
     read_windows(r, obj, t);
+    hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
+    read_softcap(r, obj, "attn_logit_softcapping", &t->attn_logit_softcapping);
+    read_softcap(r, obj, "final_logit_softcapping", &t->final_logit_softcapping);
 }
 
-/* null: no cap; absent: the class default. */
-static float softcap(struct hf_reader *r, const char *key, double value)
+bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    uint32_t n = json_get(r->d, r->text, key);
-    if (n != JSON_NONE && json_kind(r->d, n) == JSON_NULL) return 0;
-    hf_double(r, r->text, key, 1e-6, 1e9, &value);
-    return (float)value;
-}
-
-bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, const struct hf_text *defaults,
-                         struct model_desc *d)
-{
-    bool second = defaults == &gemma2_text;
-    double scalar = 256;
-    if (second) hf_double(r, r->text, "query_pre_attn_scalar", 1e-6, 1e9, &scalar);
-    float cap = second ? softcap(r, "attn_logit_softcapping", 50) : 0,
-          final_cap = second ? softcap(r, "final_logit_softcapping", 30) : 0;
-    if (r->st || !family_decoder(r, c, d)) return false;
+    const struct hf_text *t = &c->text;
+    if (!family_decoder(r, c, d)) return false;
     d->norm_plus_one = true;
-    d->embed_scale = sqrt((double)c->text.hidden_size);
+    d->embed_scale = sqrt((double)t->hidden_size);
     d->canonical = gemma_canonical;
-    d->final_softcap = final_cap;
-    if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
-    if (!second) return true;
+    d->final_softcap = (float)t->final_logit_softcapping;
+    if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1;              /* the class default */
+    if (t->query_pre_attn_scalar == 0) return true;                     /* the first generation */
     d->names.post_attn_norm = "text.layers.#.post_attention_layernorm"; /* of the first: the norm behind it */
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
     for (uint32_t n = 0; n < d->layer_count; n++) {
-        d->layers[n].scale = (float)(1.0 / sqrt(scalar)); /* 27B: head_dim 128, scale 144^-0.5 */
-        d->layers[n].softcap = cap;
+        d->layers[n].scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)); /* 27B: 144^-0.5 */
+        d->layers[n].softcap = (float)t->attn_logit_softcapping;
     }
     return true;
 }
@@ -126,7 +130,6 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
 {
     gemma_read_text(r, r->text, type->text, &c->text);
     hf_bool(r, r->text, "tie_word_embeddings", &c->text.tie_word_embeddings);
-    c->bos_id = 2;
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     bool encoder = false;
     hf_bool(r, r->text, "use_bidirectional_attention", &encoder);
@@ -134,31 +137,27 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
         hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
 }
 
-static void describe_first(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    (void)gemma_describe_text(r, c, &gemma_text, d);
-}
-
-static void describe_second(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
-{
-    (void)gemma_describe_text(r, c, &gemma2_text, d);
+    (void)gemma_describe_text(r, c, d);
 }
 
 /* ---- GGUF files ---- */
 
-static void gguf_text_first(struct gguf_keys *k)
+static void gguf_text_first(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
+    gguf_read_f64(k, "rope.freq_base", 1, 1e12, &t->rope[HF_FULL].theta);
 }
 
 /* The 27B alone scales by its width and not by the size of its heads, and files do not say so. */
-static void gguf_text_second(struct gguf_keys *k)
+static void gguf_text_second(struct gguf_keys *k, struct hf_text *t)
 {
-    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
-    gguf_copy_u32(k, "sliding_window", "attention.sliding_window", false);
-    gguf_copy_f64(k, "attn_logit_softcapping", "attn_logit_softcapping");
-    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
-    gemma_gguf_scale(k, 46);
+    gguf_text_first(k, t);
+    gguf_read_u32(k, "attention.sliding_window", false, 1, 1u << 30, &t->sliding_window);
+    gguf_read_f64(k, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
+    gguf_read_f64(k, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
+    alternate(t);
+    gemma_gguf_scale(k, t, 46);
 }
 
 static const struct family_gguf gguf_first[] = {
@@ -182,13 +181,15 @@ static const struct family_gguf gguf_second[] = {
 const struct family family_gemma = {
     .types = {{"gemma", HF_FLAT, &gemma_text, NULL}},
     .read = read,
-    .describe = describe_first,
+    .describe = describe,
+    .bos_id = 2,
     .gguf = gguf_first,
 };
 
 const struct family family_gemma2 = {
     .types = {{"gemma2", HF_FLAT, &gemma2_text, NULL}},
     .read = read,
-    .describe = describe_second,
+    .describe = describe,
+    .bos_id = 2,
     .gguf = gguf_second,
 };

@@ -9,13 +9,11 @@
 
 /* Class defaults of SiglipVisionConfig. */
 extern const struct hf_vision siglip_defaults;
-/* The keys of vision_config over them. */
+void siglip_check(struct hf_reader *r, const struct hf_vision *v);
+/* The keys of vision_config over the defaults, and that check. */
 void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v);
 /* All of the tower but its end. */
 struct desc_vision siglip_tower(const struct hf_config *c);
-
-/* A token id with two spellings; `key` wins. */
-void gemma_id(struct hf_reader *r, const char *key, const char *alias, uint32_t *id);
 
 /* Three layouts are in the wild, with and without the `vision_model.` segment; a rule covers them all:
  *   A  language_model.model.X  vision_tower.vision_model.Y  multi_modal_projector.Z  language_model.lm_head
@@ -28,13 +26,12 @@ bool gemma_canonical(const char *name, char out[DESC_NAME_MAX]);
 extern const struct hf_text gemma_text, gemma2_text;
 /* `defaults` is one of the two above; tie_word_embeddings is not read. */
 void gemma_read_text(struct hf_reader *r, uint32_t obj, const struct hf_text *defaults, struct hf_text *t);
-bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, const struct hf_text *defaults,
-                         struct model_desc *d);
+bool gemma_describe_text(struct hf_reader *r, const struct hf_config *c, struct model_desc *d);
 
 /* GGUF files from Gemma 2 on: four norms to a layer. */
 extern const struct gguf_name gemma_gguf_names[];
 extern const char *const gemma_gguf_stops[];
 /* query_pre_attn_scalar: the head size, or the width by the heads in the model with so many layers. */
-void gemma_gguf_scale(struct gguf_keys *k, uint32_t layers);
+void gemma_gguf_scale(struct gguf_keys *k, struct hf_text *t, uint32_t layers);
 
 #endif

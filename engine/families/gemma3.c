@@ -23,6 +23,7 @@ static const struct hf_text GEMMA3_TEXT = {
     .tie_word_embeddings = true,
     .qk_norm = true,
     .activation = HF_GELU_TANH,
+    .query_pre_attn_scalar = 256,
     .rope = {[HF_FULL] = {.type = HF_ROPE_DEFAULT, .theta = 1e6, .factor = 1},
              [HF_SLIDING] = {.type = HF_ROPE_DEFAULT, .theta = 1e4, .factor = 1}},
 };
@@ -84,14 +85,19 @@ static void read_rope(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         if (t->rope[k].type == HF_ROPE_DEFAULT) t->rope[k].factor = 1;
 }
 
+static void full_every(struct hf_text *t, uint32_t step)
+{
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->layer_types[n] = (n + 1) % step == 0 ? HF_FULL : HF_SLIDING;
+}
+
 static void read_layer_types(struct hf_reader *r, uint32_t obj, struct hf_text *t)
 {
     uint32_t pattern = 6;
     if (hf_layer_types(r, obj, t) || r->st) return;
     hf_u32(r, obj, "_sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
     hf_u32(r, obj, "sliding_window_pattern", 1, HF_LAYERS_MAX, &pattern);
-    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
-        t->layer_types[n] = (n + 1) % pattern == 0 ? HF_FULL : HF_SLIDING;
+    full_every(t, pattern);
 }
 
 static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
@@ -109,47 +115,38 @@ static void read_text(struct hf_reader *r, uint32_t obj, struct hf_text *t)
         hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention", "this is an encoder, not a generator");
     read_rope(r, obj, t);
     read_layer_types(r, obj, t);
-}
-
-/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the
- * other. */
-static void check_image_tokens(struct hf_reader *r, const struct hf_config *c)
-{
-    uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
-    while (side * side < c->mm_tokens_per_image) side++;
-    if (side * side != c->mm_tokens_per_image || side > grid || grid % side)
-        hf_fault(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
+    hf_double(r, obj, "query_pre_attn_scalar", 1e-6, 1e9, &t->query_pre_attn_scalar);
+    hf_double(r, obj, "attn_logit_softcapping", 1e-6, 1e9, &t->attn_logit_softcapping);
+    hf_double(r, obj, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     read_text(r, r->text, &c->text);
     if (type->place == HF_NESTED) hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
-    c->bos_id = 2;
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     if (!c->has_vision) return;
     siglip_read(r, r->vision, &c->vision);
     c->mm_tokens_per_image = 256;
-    c->boi_id = 255999;
-    c->eoi_id = 256000;
-    c->image_id = 262144;
     hf_u32(r, 0, "mm_tokens_per_image", 1, 1u << 16, &c->mm_tokens_per_image);
-    gemma_id(r, "boi_token_index", "boi_token_id", &c->boi_id);
-    gemma_id(r, "eoi_token_index", "eoi_token_id", &c->eoi_id);
-    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
-    if (!r->st) check_image_tokens(r, c);
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+    hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &c->image_id); /* wins */
 }
 
 /* ---- description ---- */
 
-static void describe_vision(const struct hf_config *c, struct model_desc *d)
+/* The number of soft tokens is a square that divides the patch grid: an average pool makes the one from the
+ * other. */
+static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    uint32_t side = 1;
+    uint32_t side = 1, grid = c->vision.image_size / c->vision.patch_size;
     while (side * side < c->mm_tokens_per_image) side++;
+    if (side * side != c->mm_tokens_per_image || side > grid || grid % side)
+        hf_fault(r, ST_FORMAT, "mm_tokens_per_image", "must be a square whose side divides the patch grid");
     d->has_vision = true;
     d->vision = siglip_tower(c);
     d->vision.end = VISION_POOL;
-    d->vision.pool = c->vision.image_size / c->vision.patch_size / side;
+    d->vision.pool = grid / side;
     d->vision.tokens = c->mm_tokens_per_image;
     d->vision.names.soft_norm = "projector.mm_soft_emb_norm";
     d->vision.names.projection = "projector.mm_input_projection_weight";
@@ -170,17 +167,13 @@ static void describe_vision(const struct hf_config *c, struct model_desc *d)
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
-    double scalar = 256, softcap = 0, final_softcap = 0;
-    hf_double(r, r->text, "query_pre_attn_scalar", 1e-6, 1e9, &scalar);
-    hf_double(r, r->text, "attn_logit_softcapping", 1e-6, 1e9, &softcap);
-    hf_double(r, r->text, "final_logit_softcapping", 1e-6, 1e9, &final_softcap);
     if (!family_decoder(r, c, d)) return;
     d->rope_count = 2;
     d->ropes[1] = (struct desc_rope){
         .theta = t->rope[HF_SLIDING].theta, .factor = t->rope[HF_SLIDING].factor, .dim = t->head_dim};
     d->norm_plus_one = true;
     d->embed_scale = sqrt((double)t->hidden_size);
-    d->final_softcap = (float)final_softcap;
+    d->final_softcap = (float)t->final_logit_softcapping;
     d->names.post_attn_norm = "text.layers.#.post_attention_layernorm";
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
@@ -188,11 +181,11 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
     if (d->eos_count == 0) d->eos_ids[d->eos_count++] = 1; /* the class default */
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
-        l->scale = (float)(1.0 / sqrt(scalar)); /* 27B: head_dim 128, scale 168^-0.5 */
-        l->softcap = (float)softcap;
+        l->scale = (float)(1.0 / sqrt(t->query_pre_attn_scalar)); /* 27B: head_dim 128, 168^-0.5 */
+        l->softcap = (float)t->attn_logit_softcapping;
         l->rope = t->layer_types[n] == HF_SLIDING;
     }
-    if (c->has_vision) describe_vision(c, d);
+    if (c->has_vision) describe_vision(r, c, d);
 }
 
 /* ---- pictures ---- */
@@ -220,75 +213,63 @@ static const struct family_pictures PICTURES = {
 /* ---- GGUF files ---- */
 
 /* A released file has the window and not which layers it is for; without a window all are full. */
-static void gguf_windows(struct gguf_keys *k)
+static void gguf_windows(struct gguf_keys *k, struct hf_text *t)
 {
-    const struct gguf_value *pattern = gguf_key(k, "attention.sliding_window_pattern");
+    static const char key[] = "attention.sliding_window_pattern";
+    const struct gguf_value *pattern = gguf_key(k, key);
     uint32_t step = 6, window = 0;
-    bool slides = gguf_key_u32(k, "attention.sliding_window", &window) && window > 0;
-    if (slides) gguf_put_u32(k, "sliding_window", window);
-    if (!slides) step = 1;
-    else if (pattern && pattern->kind != GGUF_ARRAY)
-        (void)gguf_key_u32(k, "attention.sliding_window_pattern", &step);
-    else if (pattern) {
-        gguf_put_layer_types(k, "attention.sliding_window_pattern");
+    gguf_read_u32(k, "attention.sliding_window", false, 0, 1u << 30, &window);
+    if (window) t->sliding_window = window;
+    if (!window) step = 1;
+    else if (pattern && pattern->kind == GGUF_ARRAY) {
+        gguf_layer_types(k, key, t);
         return;
+    } else {
+        gguf_read_u32(k, key, false, 1, HF_LAYERS_MAX, &step);
     }
-    gguf_put_u32(k, "sliding_window_pattern", step);
+    full_every(t, step);
 }
 
-static void gguf_text(struct gguf_keys *k)
+static void gguf_text(struct gguf_keys *k, struct hf_text *t)
 {
-    double local = 1e4;
-    (void)gguf_key_f64(k, "rope.freq_base_swa", &local);
-    gguf_copy_f64(k, "rope_theta", "rope.freq_base");
-    gguf_put_f64(k, "rope_local_base_freq", local);
+    struct hf_rope *full = &t->rope[HF_FULL];
+    gguf_read_f64(k, "rope.freq_base_swa", 1, 1e12, &t->rope[HF_SLIDING].theta);
+    gguf_rope(k, full);
+    if (full->type == HF_ROPE_YARN)
+        gguf_fault(k, ST_UNSUPPORTED, "rope.scaling.type", "only none and linear are served");
     /* Ollama's files say nothing of the scaling that 4B and more have. */
-    uint32_t context = 0, picture;
-    bool ollama = !gguf_key(k, "rope.scaling.type") && gguf_key_u32(k, "mm.tokens_per_image", &picture) &&
-                  gguf_key_u32(k, "context_length", &context) && context >= 131072;
-    if (ollama) gguf_put(k, ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}");
-    else gguf_put_rope_scaling(k, "");
-    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
-    gguf_windows(k);
-    gemma_gguf_scale(k, 62);
-}
-
-static void gguf_tower(struct gguf_keys *k)
-{
-    uint32_t v = 0;
-    double eps = 1e-6;
-    (void)gguf_f64(gguf_tower_key(k, "vision.attention.layer_norm_epsilon"), &eps);
-    gguf_put_f64(k, "layer_norm_eps", eps);
-    if (gguf_tower_u32(k, "vision.embedding_length", true, &v)) gguf_put_u32(k, "hidden_size", v);
-    if (gguf_tower_u32(k, "vision.block_count", true, &v)) gguf_put_u32(k, "num_hidden_layers", v);
-    if (gguf_tower_u32(k, "vision.attention.head_count", true, &v)) gguf_put_u32(k, "num_attention_heads", v);
-    if (gguf_tower_u32(k, "vision.image_size", true, &v)) gguf_put_u32(k, "image_size", v);
-    if (gguf_tower_u32(k, "vision.patch_size", true, &v)) gguf_put_u32(k, "patch_size", v);
-    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
+    if (!gguf_key(k, "rope.scaling.type") && gguf_key(k, "mm.tokens_per_image") &&
+        t->max_position_embeddings >= 131072) {
+        full->type = HF_ROPE_LINEAR;
+        full->factor = 8;
+    }
+    gguf_read_f64(k, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
+    gguf_windows(k, t);
+    gemma_gguf_scale(k, t, 62);
 }
 
 /* A vocabulary without the token that stands for a picture's rows, as the files of the first conversions
  * have: another one that nobody writes. */
-static void gguf_top(struct gguf_keys *k)
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    uint32_t size = 0, patch = 1, scale = 4, id, rows = gguf_rows(k, "token_embd.weight");
-    if (!gguf_tower_u32(k, "vision.image_size", true, &size) ||
-        !gguf_tower_u32(k, "vision.patch_size", true, &patch))
-        return;
-    (void)gguf_tower_u32(k, "vision.projector.scale_factor", false, &scale);
-    uint32_t side = patch && scale ? size / patch / scale : 0;
-    gguf_put_u32(k, "mm_tokens_per_image", side < 256 ? side * side : 0);
-    gguf_put_token(k, "boi_token_index", "<start_of_image>");
-    gguf_put_token(k, "eoi_token_index", "<end_of_image>");
-    if ((gguf_token(k, "<image_soft_token>", &id) && id < rows) || gguf_token(k, "<unused99>", &id))
-        gguf_put_u32(k, "image_token_index", id);
+    struct hf_vision *v = &c->vision;
+    uint32_t scale = 4, id;
+    c->mm_tokens_per_image = 256;
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &v->image_size);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 256, &scale);
+    siglip_check(&k->r, v);
+    uint32_t side = v->image_size / v->patch_size / scale;
+    gguf_set_u32(k, "clip.vision.projector.scale_factor", side * side, 1, 1u << 16, &c->mm_tokens_per_image);
+    if ((gguf_token(k, "<image_soft_token>", &id) && id < c->text.vocab_size) ||
+        gguf_token(k, "<unused99>", &id))
+        c->image_id = id;
 }
 
-static void gguf_pictures(struct gguf_keys *k)
+static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
 {
-    uint32_t size = 0;
-    if (gguf_tower_u32(k, "vision.image_size", true, &size))
-        gguf_put(k, ",\"size\":{\"height\":%u,\"width\":%u}", size, size);
+    gguf_read_u32(k, "clip.vision.image_size", true, 1, SIZE_MAX_IMAGE, &out->width);
+    out->height = out->width;
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
@@ -311,19 +292,12 @@ static const struct gguf_name TOWER_NAMES[] = {
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma3",
      .model_type = "gemma3_text",
-     .norms_plus_one = true,
-     .names = gemma_gguf_names,
-     .text = gguf_text,
-     .stops = gemma_gguf_stops},
-    {.arch = "gemma3",
      .projector = "gemma3",
-     .model_type = "gemma3",
-     .nested = true,
+     .tower_type = "gemma3",
      .norms_plus_one = true,
      .names = gemma_gguf_names,
      .tower_names = TOWER_NAMES,
      .text = gguf_text,
-     .top = gguf_top,
      .tower = gguf_tower,
      .pictures = gguf_pictures,
      .stops = gemma_gguf_stops},
@@ -335,6 +309,8 @@ const struct family family_gemma3 = {
               {"gemma3_text", HF_FLAT, &GEMMA3_TEXT, NULL}},
     .read = read,
     .describe = describe,
+    .bos_id = 2,
+    .image_id = 262144,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,
 };

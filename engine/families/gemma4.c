@@ -13,36 +13,15 @@
 
 /* ---- config.json ---- */
 
-static const struct hf_text GEMMA4_TEXT = {
-    .vocab_size = 262144,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 30,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 131072,
-    .sliding_window = 512,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .qk_norm = true,
-    .activation = HF_GELU_TANH,
-};
-static const struct hf_text UNIFIED_TEXT = {
-    .vocab_size = 262144,
-    .hidden_size = 2304,
-    .intermediate_size = 9216,
-    .num_hidden_layers = 30,
-    .num_attention_heads = 8,
-    .num_key_value_heads = 4,
-    .head_dim = 256,
-    .max_position_embeddings = 262144,
-    .sliding_window = 1024,
-    .rms_norm_eps = 1e-6,
-    .tie_word_embeddings = true,
-    .qk_norm = true,
-    .activation = HF_GELU_TANH,
-};
+#define TEXT(...)                                                                                            \
+    {                                                                                                        \
+        .vocab_size = 262144, .hidden_size = 2304, .intermediate_size = 9216, .num_hidden_layers = 30,       \
+        .num_attention_heads = 8, .num_key_value_heads = 4, .head_dim = 256, .rms_norm_eps = 1e-6,           \
+        .tie_word_embeddings = true, .qk_norm = true, .activation = HF_GELU_TANH, __VA_ARGS__                \
+    }
+static const struct hf_text GEMMA4_TEXT =
+    TEXT(.max_position_embeddings = 131072, .sliding_window = 512, .hidden_size_per_layer_input = 256);
+static const struct hf_text UNIFIED_TEXT = TEXT(.max_position_embeddings = 262144, .sliding_window = 1024);
 
 static const struct hf_vision TOWER = {
     .hidden_size = 768,
@@ -75,6 +54,13 @@ static bool is_drafter(const struct hf_config *c)
     return strstr(c->model_type, "_assistant") != NULL;
 }
 
+static void check_tower(struct hf_reader *r, const struct hf_vision *v, uint32_t head, uint32_t kv_heads)
+{
+    if (head % 4 || head * v->num_attention_heads != v->hidden_size || kv_heads != v->num_attention_heads)
+        hf_fault(r, ST_UNSUPPORTED, "head_dim",
+                 "only heads of a multiple of 4 that make up hidden_size are served, each with its own keys");
+}
+
 static void read_tower(struct hf_reader *r, struct hf_vision *v)
 {
     uint32_t head = 64, kv_heads = v->num_attention_heads,
@@ -89,14 +75,13 @@ static void read_tower(struct hf_reader *r, struct hf_vision *v)
     hf_u32(r, r->vision, "position_embedding_size", 1, 1u << 16, &v->position_side);
     hf_double(r, rope, "rope_theta", 1.0, 1e12, &v->rope_theta);
     hf_activation(r, r->vision, "hidden_activation", HF_GELU_TANH);
+    hf_bool(r, r->vision, "use_clipped_linears", &v->use_clipped_linears);
+    hf_bool(r, r->vision, "standardize", &v->standardize);
     bool bias = false;
     hf_bool(r, r->vision, "attention_bias", &bias); /* the classes have none, whatever it says */
     if (type != JSON_NONE && !json_str_eq(r->d, type, "axial") && !json_str_eq(r->d, type, "default"))
         hf_fault(r, ST_UNSUPPORTED, "rope_type", "only axial is served");
-    if (r->st) return;
-    if (head % 4 || head * v->num_attention_heads != v->hidden_size || kv_heads != v->num_attention_heads)
-        hf_fault(r, ST_UNSUPPORTED, "head_dim",
-                 "only heads of a multiple of 4 that make up hidden_size are served, each with its own keys");
+    check_tower(r, v, head, kv_heads);
 }
 
 static void read_vision(struct hf_reader *r, struct hf_config *c)
@@ -119,16 +104,100 @@ static void read_vision(struct hf_reader *r, struct hf_config *c)
         read_tower(r, v);
     }
     r->scope = "";
-    c->boi_id = 255999;
-    c->eoi_id = 258882;
-    c->image_id = 258880;
-    c->video_id = 258884;
-    hf_u32(r, 0, "boi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->boi_id);
-    hf_u32(r, 0, "eoi_token_id", 0, SIZE_MAX_VOCAB - 1, &c->eoi_id);
     hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
     hf_u32(r, 0, "video_token_id", 0, SIZE_MAX_VOCAB - 1, &c->video_id);
     if (!r->st && json_kind(r->d, json_get_live(r->d, 0, "audio_config")) == JSON_OBJECT)
         log_info("%s: the model can listen; sound is not served, and its tower is not loaded", r->file);
+}
+
+/* One entry of rope_parameters; `name` is the type of layer. */
+static void read_rope(struct hf_reader *r, const char *name, bool full, struct hf_rope *rope)
+{
+    uint32_t params = json_get_live(r->d, r->text, "rope_parameters"),
+             dict = json_get_live(r->d, params, name), type = json_get_live(r->d, dict, "rope_type");
+    *rope = (struct hf_rope){.theta = 1e4, .factor = 1, .partial = 1};
+    if (params == JSON_NONE && full) { /* the class's own */
+        rope->theta = 1e6;
+        rope->partial = 0.25;
+    } else if (params != JSON_NONE && json_kind(r->d, dict) != JSON_OBJECT) {
+        hf_fault(r, ST_FORMAT, "rope_parameters", "must have an object for each type of layer");
+    } else {
+        hf_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
+        if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
+            hf_double(r, dict, "partial_rotary_factor", 0, 1, &rope->partial);
+            hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
+        } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
+            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
+        }
+    }
+}
+
+/* What differs between the layers: per_layer_config of transformers 5, else the keys of the release, which
+ * say it of the layers of full attention alone. */
+static void read_layers(struct hf_reader *r, struct hf_text *t)
+{
+    uint32_t all = json_get_live(r->d, r->text, "per_layer_config"), head_dim = 512,
+             kv_heads = t->num_key_value_heads;
+    bool has[2] = {false, false};
+    if (all != JSON_NONE && json_kind(r->d, all) != JSON_OBJECT)
+        hf_fault(r, ST_FORMAT, "per_layer_config", "must be an object");
+    hf_u32(r, r->text, "global_head_dim", 0, SIZE_MAX_HEAD_DIM, &head_dim);
+    if (head_dim == 0) head_dim = t->head_dim;
+    hf_bool(r, r->text, "attention_k_eq_v", &t->attention_k_eq_v);
+    if (t->attention_k_eq_v) hf_u32(r, r->text, "num_global_key_value_heads", 1, SIZE_MAX_HEADS, &kv_heads);
+    for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++) {
+        bool global = all == JSON_NONE && t->layer_types[n] == HF_FULL;
+        char key[16];
+        snprintf(key, sizeof key, "%u", n);
+        uint32_t own = json_get_live(r->d, all, key);
+        t->layer_head_dim[n] = global ? head_dim : t->head_dim;
+        t->layer_kv_heads[n] = global ? kv_heads : t->num_key_value_heads;
+        hf_u32(r, own, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->layer_head_dim[n]);
+        hf_u32(r, own, "num_key_value_heads", 1, SIZE_MAX_HEADS, &t->layer_kv_heads[n]);
+        has[t->layer_types[n]] = true;
+    }
+    if (has[HF_FULL]) read_rope(r, "full_attention", true, &t->rope[HF_FULL]);
+    if (has[HF_SLIDING]) read_rope(r, "sliding_attention", false, &t->rope[HF_SLIDING]);
+}
+
+static void check_experts(struct hf_reader *r, const struct hf_text *t)
+{
+    if (t->num_experts == 0 || t->num_experts_per_tok == 0 || t->moe_intermediate_size == 0 ||
+        t->num_experts_per_tok > t->num_experts)
+        hf_fault(r, ST_FORMAT, "enable_moe_block",
+                 "needs num_experts, top_k_experts of at most as many, and moe_intermediate_size");
+}
+
+/* Experts, and inputs of each layer by token. */
+static void read_extras(struct hf_reader *r, struct hf_text *t)
+{
+    bool experts = false;
+    uint32_t vocab = 262144;
+    hf_bool(r, r->text, "enable_moe_block", &experts);
+    if (experts) {
+        hf_u32(r, r->text, "num_experts", 1, SIZE_MAX_EXPERTS, &t->num_experts);
+        hf_u32(r, r->text, "top_k_experts", 1, HF_TOPK_MAX, &t->num_experts_per_tok);
+        hf_u32(r, r->text, "moe_intermediate_size", 1, SIZE_MAX_FF, &t->moe_intermediate_size);
+        check_experts(r, t);
+    }
+    hf_u32(r, r->text, "hidden_size_per_layer_input", 0, SIZE_MAX_HIDDEN, &t->hidden_size_per_layer_input);
+    hf_u32(r, r->text, "vocab_size_per_layer_input", 1, SIZE_MAX_VOCAB, &vocab);
+    hf_u32(r, r->text, "pad_token_id", 0, SIZE_MAX_VOCAB - 1, &t->pad_token_id);
+    if (t->hidden_size_per_layer_input && vocab != t->vocab_size)
+        hf_fault(r, ST_UNSUPPORTED, "vocab_size_per_layer_input", "only that of vocab_size is served");
+}
+
+static void read_drafter(struct hf_reader *r, struct hf_config *c)
+{
+    bool clusters = false;
+    c->backbone_hidden_size = 1536;
+    c->num_centroids = 2048;
+    c->centroid_intermediate_top_k = 32;
+    hf_u32(r, 0, "backbone_hidden_size", 1, SIZE_MAX_HIDDEN, &c->backbone_hidden_size);
+    hf_bool(r, 0, "use_ordered_embeddings", &clusters);
+    hf_u32(r, 0, "num_centroids", 1, 1u << 20, &c->num_centroids);
+    hf_u32(r, 0, "centroid_intermediate_top_k", 1, DESC_CENTROIDS_USED_MAX, &c->centroid_intermediate_top_k);
+    if (!clusters) c->num_centroids = 0;
 }
 
 static void read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
@@ -146,13 +215,23 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
         for (uint32_t n = 0; n < t->num_hidden_layers && !r->st; n++)
             t->layer_types[n] = (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING;
     t->layer_types[t->num_hidden_layers - 1] = HF_FULL; /* whatever the file says */
-    c->bos_id = 2;
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
-    uint32_t seen = json_get_live(r->d, r->text, "use_bidirectional_attention");
-    if (seen != JSON_NONE && !json_str_eq(r->d, seen, "vision"))
+    uint32_t seen = json_get(r->d, r->text, "use_bidirectional_attention");
+    bool stated = seen != JSON_NONE && json_kind(r->d, seen) != JSON_NULL;
+    if (stated && !json_str_eq(r->d, seen, "vision"))
         hf_fault(r, ST_UNSUPPORTED, "use_bidirectional_attention",
                  "only null and vision are served: \"all\" is an encoder, not a generator");
+    c->bidirectional_images = stated || (is_unified(c) && seen == JSON_NONE);
     if (c->has_vision) read_vision(r, c);
+    hf_double(r, r->text, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
+    read_layers(r, t);
+    if (is_drafter(c)) {
+        read_drafter(r, c);
+        return;
+    }
+    hf_u32(r, r->text, "num_kv_shared_layers", 0, t->num_hidden_layers - 1, &t->num_kv_shared_layers);
+    hf_bool(r, r->text, "use_double_wide_mlp", &t->use_double_wide_mlp);
+    if (!is_unified(c)) read_extras(r, t);
 }
 
 /* ---- description ---- */
@@ -186,57 +265,20 @@ static bool canonical(const char *name, char out[DESC_NAME_MAX])
     return n > 0 && n < (int)DESC_NAME_MAX;
 }
 
-/* One entry of rope_parameters. The exponents' denominator of the proportional kind is the whole head, of
- * which only the first pairs turn. */
-static void describe_rope(struct hf_reader *r, const char *name, struct desc_rope *rope)
+/* The exponents' denominator is the whole head, of which only the first pairs turn. */
+static void describe_rope(const struct hf_rope *from, struct desc_rope *rope)
 {
-    uint32_t params = json_get_live(r->d, r->text, "rope_parameters"),
-             dict = json_get_live(r->d, params, name), type = json_get_live(r->d, dict, "rope_type");
-    double part = 1;
-    if (params == JSON_NONE) { /* the class's own */
-        bool full = strcmp(name, "full_attention") == 0;
-        rope->theta = full ? 1e6 : 1e4;
-        part = full ? 0.25 : 1;
-    } else if (json_kind(r->d, dict) != JSON_OBJECT) {
-        hf_fault(r, ST_FORMAT, "rope_parameters", "must have an object for each type of layer");
-    } else {
-        rope->theta = 1e4;
-        hf_double(r, dict, "rope_theta", 1.0, 1e12, &rope->theta);
-        if (type != JSON_NONE && json_str_eq(r->d, type, "proportional")) {
-            hf_double(r, dict, "partial_rotary_factor", 0, 1, &part);
-            hf_double(r, dict, "factor", 1e-6, 1e6, &rope->factor);
-        } else if (type != JSON_NONE && !json_str_eq(r->d, type, "default")) {
-            hf_fault(r, ST_UNSUPPORTED, "rope_type", "only default and proportional are served");
-        }
-    }
-    rope->still = rope->dim / 2 - (uint32_t)floor(part * rope->dim / 2);
+    rope->theta = from->theta;
+    rope->factor = from->factor;
+    rope->still = rope->dim / 2 - (uint32_t)floor(from->partial * rope->dim / 2);
 }
 
-/* What differs between the layers: per_layer_config of transformers 5, else the keys of the release, which
- * say it of the layers of full attention alone. */
-static void describe_heads(struct hf_reader *r, const struct hf_config *c, bool keys_values,
-                           struct model_desc *d)
+static void describe_heads(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
 {
-    const struct hf_text *t = &c->text;
-    uint32_t all = json_get_live(r->d, r->text, "per_layer_config"), head_dim = 512,
-             kv_heads = t->num_key_value_heads;
-    if (all != JSON_NONE && json_kind(r->d, all) != JSON_OBJECT)
-        hf_fault(r, ST_FORMAT, "per_layer_config", "must be an object");
-    hf_u32(r, r->text, "global_head_dim", 0, SIZE_MAX_HEAD_DIM, &head_dim);
-    if (head_dim == 0) head_dim = t->head_dim;
-    if (keys_values) hf_u32(r, r->text, "num_global_key_value_heads", 1, SIZE_MAX_HEADS, &kv_heads);
     for (uint32_t n = 0; n < d->layer_count && !r->st; n++) {
         struct desc_layer *l = &d->layers[n];
-        if (all == JSON_NONE && t->layer_types[n] == HF_FULL) {
-            l->head_dim = head_dim;
-            l->kv_heads = kv_heads;
-        } else if (all != JSON_NONE) {
-            char key[16];
-            snprintf(key, sizeof key, "%u", n);
-            uint32_t own = json_get_live(r->d, all, key);
-            hf_u32(r, own, "head_dim", 2, SIZE_MAX_HEAD_DIM, &l->head_dim);
-            hf_u32(r, own, "num_key_value_heads", 1, SIZE_MAX_HEADS, &l->kv_heads);
-        }
+        l->head_dim = t->layer_head_dim[n];
+        l->kv_heads = t->layer_kv_heads[n];
         if (l->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
         if (l->heads % l->kv_heads)
             hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
@@ -251,11 +293,7 @@ static void describe_heads(struct hf_reader *r, const struct hf_config *c, bool 
 /* The last layers read the keys of the last one before them that is of their type. */
 static void describe_sharing(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    uint32_t shared = 0;
-    bool wide = false;
-    hf_u32(r, r->text, "num_kv_shared_layers", 0, d->layer_count - 1, &shared);
-    hf_bool(r, r->text, "use_double_wide_mlp", &wide);
-    uint32_t first = d->layer_count - shared;
+    uint32_t first = d->layer_count - c->text.num_kv_shared_layers;
     for (uint32_t n = first; n < d->layer_count && !r->st; n++) {
         struct desc_layer *l = &d->layers[n];
         uint32_t owner = first;
@@ -268,22 +306,13 @@ static void describe_sharing(struct hf_reader *r, const struct hf_config *c, str
         const struct desc_layer *o = &d->layers[l->kv_owner];
         if (o->kv_heads != l->kv_heads || o->head_dim != l->head_dim)
             hf_fault(r, ST_FORMAT, "per_layer_config", "layers that share keys must have the same heads");
-        if (wide) l->ff *= 2;
+        if (c->text.use_double_wide_mlp) l->ff *= 2;
     }
 }
 
-static void describe_experts(struct hf_reader *r, struct model_desc *d)
+static void describe_experts(const struct hf_text *t, struct model_desc *d)
 {
-    bool on = false;
-    uint32_t experts = 0, used = 0, ff = 0;
-    hf_bool(r, r->text, "enable_moe_block", &on);
-    if (!on) return;
-    hf_u32(r, r->text, "num_experts", 1, SIZE_MAX_EXPERTS, &experts);
-    hf_u32(r, r->text, "top_k_experts", 1, HF_TOPK_MAX, &used);
-    hf_u32(r, r->text, "moe_intermediate_size", 1, SIZE_MAX_FF, &ff);
-    if (!r->st && (experts == 0 || used == 0 || ff == 0 || used > experts))
-        hf_fault(r, ST_FORMAT, "enable_moe_block",
-                 "needs num_experts, top_k_experts of at most as many, and moe_intermediate_size");
+    if (t->num_experts == 0) return;
     d->expert_layout = EXPERTS_OUT_IN;
     d->names.router = "text.layers.#.router.proj";
     d->names.router_norm = "text.layers.#.router.scale";
@@ -296,26 +325,20 @@ static void describe_experts(struct hf_reader *r, struct model_desc *d)
     for (uint32_t n = 0; n < d->layer_count; n++) {
         struct desc_layer *l = &d->layers[n];
         l->beside_ff = l->ff;
-        l->ff = ff;
-        l->experts = experts;
-        l->experts_used = used;
+        l->ff = t->moe_intermediate_size;
+        l->experts = t->num_experts;
+        l->experts_used = t->num_experts_per_tok;
         l->experts_renorm = true;
     }
 }
 
 /* Inputs of each layer by token. A picture's tokens read the row of the padding token. */
-static void describe_token_input(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+static void describe_token_input(struct hf_reader *r, const struct hf_text *t, struct model_desc *d)
 {
-    uint32_t vocab = 262144;
-    d->token_input = 256;
-    hf_u32(r, r->text, "hidden_size_per_layer_input", 0, SIZE_MAX_HIDDEN, &d->token_input);
-    hf_u32(r, r->text, "vocab_size_per_layer_input", 1, SIZE_MAX_VOCAB, &vocab);
-    hf_u32(r, r->text, "pad_token_id", 0, SIZE_MAX_VOCAB - 1, &d->pad_id);
-    if (!r->st && d->pad_id >= c->text.vocab_size)
-        hf_fault(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
+    d->token_input = t->hidden_size_per_layer_input;
+    d->pad_id = t->pad_token_id;
+    if (d->pad_id >= t->vocab_size) hf_fault(r, ST_FORMAT, "pad_token_id", "must be below vocab_size");
     if (d->token_input == 0) return;
-    if (vocab != c->text.vocab_size)
-        hf_fault(r, ST_UNSUPPORTED, "vocab_size_per_layer_input", "only that of vocab_size is served");
     d->token_scale = sqrt((double)d->token_input);
     d->names.token_table = "text.embed_tokens_per_layer";
     d->names.token_project = "text.per_layer_model_projection";
@@ -331,11 +354,9 @@ static int stamp(char out[MODEL_STAMP_BYTES], double seconds)
     return snprintf(out, MODEL_STAMP_BYTES, "%02u:%02u ", s / 60, s % 60);
 }
 
-static void describe_tower(struct hf_reader *r, const struct hf_config *c, struct desc_vision *v)
+static void describe_tower(const struct hf_config *c, struct desc_vision *v)
 {
-    bool standardize = false;
-    hf_bool(r, r->vision, "use_clipped_linears", &v->clip);
-    hf_bool(r, r->vision, "standardize", &standardize);
+    v->clip = c->vision.use_clipped_linears;
     v->ff = c->vision.intermediate_size;
     v->layers = c->vision.num_hidden_layers;
     v->heads = c->vision.num_attention_heads;
@@ -361,13 +382,13 @@ static void describe_tower(struct hf_reader *r, const struct hf_config *c, struc
     v->names.fc1 = "vision.encoder.layers.#.mlp.gate_proj.linear";
     v->names.up = "vision.encoder.layers.#.mlp.up_proj.linear";
     v->names.fc2 = "vision.encoder.layers.#.mlp.down_proj.linear";
-    if (standardize) {
+    if (c->vision.standardize) {
         v->names.std_bias = "vision.std_bias";
         v->names.std_scale = "vision.std_scale";
     }
 }
 
-static void describe_vision(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
+static void describe_vision(const struct hf_config *c, struct model_desc *d)
 {
     struct desc_vision *v = &d->vision;
     d->has_vision = true;
@@ -389,12 +410,8 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
         v->names.dense_norm = "embedder.patch_ln2";
         v->names.position_norm = "embedder.pos_norm";
     } else {
-        describe_tower(r, c, v);
+        describe_tower(c, v);
     }
-    uint32_t seen = json_get_live(r->d, r->text, "use_bidirectional_attention");
-    bool within = seen == JSON_NONE
-                      ? is_unified(c) && json_get(r->d, r->text, "use_bidirectional_attention") == JSON_NONE
-                      : true;
     d->image = (struct model_image_rule){
         .present = true,
         .marker = "<|image|>",
@@ -404,9 +421,9 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
         .soft_id = c->image_id,
         /* transformers 5.23, forward of the two classes: where there is no tower a picture's tokens see each
          * other in all layers, and the window does not come between them. */
-        .rule = !within         ? SPAN_CAUSAL
-                : is_unified(c) ? SPAN_WHOLE
-                                : SPAN_WITHIN_WINDOW,
+        .rule = !c->bidirectional_images ? SPAN_CAUSAL
+                : is_unified(c)          ? SPAN_WHOLE
+                                         : SPAN_WITHIN_WINDOW,
         .video_marker = "<|video|>",
         .video_prefix = "<|image>",
         .video_suffix = "<image|>",
@@ -419,23 +436,18 @@ static void describe_vision(struct hf_reader *r, const struct hf_config *c, stru
 
 /* The drafter (models/gemma4_assistant): a model of text whose layers all read the other model's keys. No cap
  * of the other model counts here. */
-static void describe_drafter(struct hf_reader *r, struct model_desc *d)
+static void describe_drafter(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    bool clusters = false;
-    uint32_t count = 2048, used = 32;
-    d->drafts_for = 1536;
-    hf_u32(r, 0, "backbone_hidden_size", 1, SIZE_MAX_HIDDEN, &d->drafts_for);
-    hf_bool(r, 0, "use_ordered_embeddings", &clusters);
-    hf_u32(r, 0, "num_centroids", 1, 1u << 20, &count);
-    hf_u32(r, 0, "centroid_intermediate_top_k", 1, DESC_CENTROIDS_USED_MAX, &used);
+    uint32_t count = c->num_centroids;
+    d->drafts_for = c->backbone_hidden_size;
     d->names.draft_in = "text.pre_projection";
     d->names.draft_out = "text.post_projection";
-    if (r->st || !clusters) return;
-    if (used > count || d->vocab % count)
+    if (count == 0) return;
+    if (c->centroid_intermediate_top_k > count || d->vocab % count)
         hf_fault(r, ST_FORMAT, "num_centroids",
                  "must divide vocab_size and be at least centroid_intermediate_top_k");
     d->centroids = count;
-    d->centroids_used = used;
+    d->centroids_used = c->centroid_intermediate_top_k;
     d->names.centroids = "text.masked_embedding.centroids";
     d->names.clusters = "text.masked_embedding.token_ordering";
 }
@@ -443,15 +455,11 @@ static void describe_drafter(struct hf_reader *r, struct model_desc *d)
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
     const struct hf_text *t = &c->text;
-    double final_softcap = 0;
-    bool keys_values = false;
-    hf_double(r, r->text, "final_logit_softcapping", 1e-6, 1e9, &final_softcap);
-    hf_bool(r, r->text, "attention_k_eq_v", &keys_values);
     if (!family_decoder(r, c, d)) return;
     d->rope_count = 2;
     d->ropes[HF_FULL] = d->ropes[HF_SLIDING] = (struct desc_rope){.factor = 1};
     d->embed_scale = sqrt((double)t->hidden_size);
-    d->final_softcap = (float)final_softcap;
+    d->final_softcap = (float)t->final_logit_softcapping;
     d->names.post_attn_norm = "text.layers.#.post_attention_layernorm";
     d->names.pre_mlp_norm = "text.layers.#.pre_feedforward_layernorm";
     d->names.post_mlp_norm = "text.layers.#.post_feedforward_layernorm";
@@ -463,21 +471,21 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
         l->scale = 1; /* q_norm and k_norm have it */
         l->rope = t->layer_types[n];
         l->v_norm = true;
-        l->keys_values = keys_values && t->layer_types[n] == HF_FULL;
+        l->keys_values = t->attention_k_eq_v && t->layer_types[n] == HF_FULL;
     }
-    describe_heads(r, c, keys_values, d);
-    if (!r->st && d->ropes[HF_FULL].dim) describe_rope(r, "full_attention", &d->ropes[HF_FULL]);
-    if (!r->st && d->ropes[HF_SLIDING].dim) describe_rope(r, "sliding_attention", &d->ropes[HF_SLIDING]);
-    if (d->ropes[HF_SLIDING].dim == 0) d->rope_count = 1;
+    describe_heads(r, t, d);
+    if (d->ropes[HF_FULL].dim) describe_rope(&t->rope[HF_FULL], &d->ropes[HF_FULL]);
+    if (d->ropes[HF_SLIDING].dim) describe_rope(&t->rope[HF_SLIDING], &d->ropes[HF_SLIDING]);
+    else d->rope_count = 1;
     if (is_drafter(c)) {
-        describe_drafter(r, d);
+        describe_drafter(r, c, d);
         return;
     }
     describe_sharing(r, c, d);
-    if (c->has_vision) describe_vision(r, c, d);
+    if (c->has_vision) describe_vision(c, d);
     if (is_unified(c)) return;
-    describe_experts(r, d);
-    describe_token_input(r, c, d);
+    describe_experts(t, d);
+    describe_token_input(r, t, d);
 }
 
 /* ---- pictures ---- */
@@ -513,17 +521,6 @@ static const struct family_pictures PICTURES = {
 
 /* ---- GGUF files ---- */
 
-/* One layer of each type tells what its type has; a file without one has no use for it. */
-static uint32_t layer_of(struct gguf_keys *k, bool slides)
-{
-    const struct gguf_value *v = gguf_key(k, "attention.sliding_window_pattern");
-    uint32_t layers = gguf_layers(k);
-    bool list = v && v->kind == GGUF_ARRAY && v->item != GGUF_STRING;
-    for (uint32_t n = 0; list && n < layers && n < v->count; n++)
-        if ((gguf_item(v, n) != 0) == slides) return n;
-    return 0;
-}
-
 /* Which share of a head's pairs turns in layers of full attention stands in a table of divisors: the others'
  * are beyond all measure. */
 static double turning(struct gguf_keys *k)
@@ -541,55 +538,55 @@ static double turning(struct gguf_keys *k)
     return (double)turn / pairs;
 }
 
-static void gguf_experts(struct gguf_keys *k)
+static void gguf_experts(struct gguf_keys *k, struct hf_text *t)
 {
-    uint32_t experts = 0;
-    if (!gguf_key_u32(k, "expert_count", &experts) || experts == 0) return;
-    gguf_put(k, ",\"enable_moe_block\":true");
-    gguf_put_u32(k, "num_experts", experts);
-    gguf_copy_u32(k, "top_k_experts", "expert_used_count", true);
-    gguf_copy_u32(k, "moe_intermediate_size", "expert_feed_forward_length", true);
+    gguf_read_u32(k, "expert_count", false, 0, SIZE_MAX_EXPERTS, &t->num_experts);
+    if (t->num_experts == 0) return;
+    gguf_read_u32(k, "expert_used_count", true, 1, HF_TOPK_MAX, &t->num_experts_per_tok);
+    gguf_read_u32(k, "expert_feed_forward_length", true, 1, SIZE_MAX_FF, &t->moe_intermediate_size);
+    check_experts(&k->r, t);
 }
 
-/* The general keys have the head size of full attention, and the heads of layer 0: written again, the last
- * one of a name counts. */
-static void gguf_text(struct gguf_keys *k)
+/* The general keys have the head size of full attention. Of the heads of keys the layers have their own. */
+static void gguf_layers(struct gguf_keys *k, struct hf_text *t)
 {
-    uint32_t head = 256, whole = 512, local = layer_of(k, true), full = layer_of(k, false), v = 0,
-             ff[2] = {0}, layers = gguf_layers(k);
+    uint32_t head[2] = {[HF_FULL] = 512, [HF_SLIDING] = 256}, last = t->num_hidden_layers - 1, full = last,
+             ff[2] = {0, 0};
     char name[64];
-    double theta[2] = {1e6, 1e4};
-    (void)gguf_key_u32(k, "attention.key_length", &whole);
-    (void)gguf_key_u32(k, "attention.key_length_swa", &head);
-    gguf_put_u32(k, "head_dim", head);
-    gguf_put_u32(k, "global_head_dim", whole);
-    if (gguf_key_layer(k, "attention.head_count_kv", local, &v)) gguf_put_u32(k, "num_key_value_heads", v);
-    if (gguf_key_layer(k, "attention.head_count_kv", full, &v))
-        gguf_put_u32(k, "num_global_key_value_heads", v);
+    gguf_read_u32(k, "attention.key_length", false, 2, SIZE_MAX_HEAD_DIM, &head[HF_FULL]);
+    gguf_read_u32(k, "attention.key_length_swa", false, 2, SIZE_MAX_HEAD_DIM, &head[HF_SLIDING]);
+    t->head_dim = head[HF_SLIDING];
+    gguf_layer_types(k, "attention.sliding_window_pattern", t);
+    t->layer_types[last] = HF_FULL; /* whatever the file says */
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
+        t->layer_head_dim[n] = head[t->layer_types[n]];
+        t->layer_kv_heads[n] = t->num_key_value_heads;
+        gguf_layer_u32(k, "attention.head_count_kv", n, 1, SIZE_MAX_HEADS, &t->layer_kv_heads[n]);
+        if (t->layer_types[n] == HF_FULL && n < full) full = n;
+    }
     snprintf(name, sizeof name, "blk.%u.attn_v.weight", full);
-    gguf_put(k, ",\"attention_k_eq_v\":%s", gguf_columns(k, name) ? "false" : "true");
-    gguf_copy_u32(k, "sliding_window", "attention.sliding_window", true);
-    gguf_put_layer_types(k, "attention.sliding_window_pattern");
-    gguf_copy_u32(k, "num_kv_shared_layers", "attention.shared_kv_layers", false);
-    if (layers && gguf_key_layer(k, "feed_forward_length", 0, &ff[0]) &&
-        gguf_key_layer(k, "feed_forward_length", layers - 1, &ff[1]))
-        gguf_put(k, ",\"use_double_wide_mlp\":%s", ff[1] > ff[0] ? "true" : "false");
-    v = 0;
-    (void)gguf_key_u32(k, "embedding_length_per_layer_input", &v);
-    gguf_put_u32(k, "hidden_size_per_layer_input", v);
-    /* The files don't say it: a picture's tokens see each other in all models but those with inputs of each
-     * layer by token (E2B, E4B). */
-    if (k->f->tower && v == 0) gguf_put(k, ",\"use_bidirectional_attention\":\"vision\"");
-    gguf_put_u32(k, "vocab_size_per_layer_input", gguf_rows(k, "token_embd.weight"));
-    gguf_copy_f64(k, "final_logit_softcapping", "final_logit_softcapping");
-    (void)gguf_key_f64(k, "rope.freq_base", &theta[0]);
-    (void)gguf_key_f64(k, "rope.freq_base_swa", &theta[1]);
-    gguf_put(k,
-             ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"proportional\",\"rope_theta\":%.9g,"
-             "\"partial_rotary_factor\":%.17g},\"sliding_attention\":{\"rope_type\":\"default\","
-             "\"rope_theta\":%.9g}}",
-             theta[0], turning(k), theta[1]);
-    gguf_experts(k);
+    t->attention_k_eq_v = !gguf_columns(k, name);
+    gguf_read_u32(k, "attention.shared_kv_layers", false, 0, last, &t->num_kv_shared_layers);
+    if (gguf_layer_u32(k, "feed_forward_length", 0, 1, SIZE_MAX_FF, &ff[0]) &&
+        gguf_layer_u32(k, "feed_forward_length", last, 1, SIZE_MAX_FF, &ff[1]))
+        t->use_double_wide_mlp = ff[1] > ff[0];
+}
+
+static void gguf_text(struct gguf_keys *k, struct hf_text *t)
+{
+    struct hf_rope *full = &t->rope[HF_FULL], *sliding = &t->rope[HF_SLIDING];
+    gguf_layers(k, t);
+    gguf_read_u32(k, "attention.sliding_window", true, 1, 1u << 30, &t->sliding_window);
+    t->hidden_size_per_layer_input = 0;
+    gguf_read_u32(k, "embedding_length_per_layer_input", false, 0, SIZE_MAX_HIDDEN,
+                  &t->hidden_size_per_layer_input);
+    gguf_read_u32(k, "tokenizer.ggml.padding_token_id", false, 0, SIZE_MAX_VOCAB - 1, &t->pad_token_id);
+    gguf_read_f64(k, "final_logit_softcapping", 1e-6, 1e9, &t->final_logit_softcapping);
+    *full = (struct hf_rope){.theta = 1e6, .factor = 1, .partial = turning(k)};
+    *sliding = (struct hf_rope){.theta = 1e4, .factor = 1, .partial = 1};
+    gguf_read_f64(k, "rope.freq_base", 1, 1e12, &full->theta);
+    gguf_read_f64(k, "rope.freq_base_swa", 1, 1e12, &sliding->theta);
+    gguf_experts(k, t);
 }
 
 static const struct gguf_name GGUF_NAMES[] = {
@@ -614,49 +611,31 @@ static const struct gguf_name GGUF_NAMES[] = {
     {NULL, NULL},
 };
 /* The tower's file states neither how many patches are pooled nor a budget of tokens: those that were
- * released. */
-static uint32_t gguf_pool(struct gguf_keys *k)
+ * released. Nor how a picture's tokens see each other: in both directions in all models but those with inputs
+ * of each layer by token (E2B, E4B). */
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    uint32_t pool = 3;
-    (void)gguf_tower_u32(k, "vision.projector.scale_factor", false, &pool);
-    return pool;
+    struct hf_vision *v = &c->vision;
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 64, &v->spatial_merge_size);
+    gguf_read_f64(k, "clip.vision.attention.layer_norm_epsilon", 0, 1, &v->layer_norm_eps);
+    gguf_set_u32(k, "v.position_embd.weight", gguf_rows(k, "v.position_embd.weight"), 1, 1u << 16,
+                 &v->position_side);
+    v->standardize = gguf_columns(k, "v.std_scale");
+    v->use_clipped_linears = gguf_columns(k, "v.blk.0.attn_q.input_max");
+    check_tower(&k->r, v, gguf_columns(k, "v.blk.0.attn_q_norm.weight"), v->num_attention_heads);
+    c->bidirectional_images = c->text.hidden_size_per_layer_input == 0;
+    gguf_token(k, "<|image|>", &c->image_id);
+    gguf_token(k, "<|video|>", &c->video_id);
 }
 
-static void gguf_tower(struct gguf_keys *k)
+/* As many tokens as the class has by default. */
+static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
 {
-    static const char *const sizes[][2] = {{"hidden_size", "vision.embedding_length"},
-                                           {"num_hidden_layers", "vision.block_count"},
-                                           {"num_attention_heads", "vision.attention.head_count"},
-                                           {"num_key_value_heads", "vision.attention.head_count"},
-                                           {"patch_size", "vision.patch_size"}};
-    uint32_t v = 0;
-    double eps = 1e-6;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (gguf_tower_u32(k, sizes[i][1], true, &v)) gguf_put_u32(k, sizes[i][0], v);
-    (void)gguf_f64(gguf_tower_key(k, "vision.attention.layer_norm_epsilon"), &eps);
-    gguf_put_f64(k, "rms_norm_eps", eps);
-    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
-    gguf_put_u32(k, "head_dim", gguf_tower_columns(k, "v.blk.0.attn_q_norm.weight"));
-    gguf_put_u32(k, "pooling_kernel_size", gguf_pool(k));
-    gguf_put_u32(k, "position_embedding_size", gguf_tower_rows(k, "v.position_embd.weight"));
-    gguf_put(k, ",\"standardize\":%s", gguf_tower_columns(k, "v.std_scale") ? "true" : "false");
-    gguf_put(k, ",\"use_clipped_linears\":%s",
-             gguf_tower_columns(k, "v.blk.0.attn_q.input_max") ? "true" : "false");
-}
-
-static void gguf_top(struct gguf_keys *k)
-{
-    gguf_put_token(k, "image_token_id", "<|image|>");
-    gguf_put_token(k, "video_token_id", "<|video|>");
-    gguf_put_token(k, "boi_token_id", "<|image>");
-    gguf_put_token(k, "eoi_token_id", "<image|>");
-}
-
-static void gguf_pictures(struct gguf_keys *k)
-{
-    uint32_t v = 0;
-    gguf_put_u32(k, "pooling_kernel_size", gguf_pool(k));
-    if (gguf_tower_u32(k, "vision.patch_size", true, &v)) gguf_put_u32(k, "patch_size", v);
+    uint64_t unit = (uint64_t)out->patch * out->merge, tokens = out->area_max / (unit * unit);
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
+    gguf_read_u32(k, "clip.vision.projector.scale_factor", false, 1, 64, &out->merge);
+    unit = (uint64_t)out->patch * out->merge;
+    out->area_max = tokens * unit * unit;
 }
 
 #define GGUF_TOWER "model.vision_tower.encoder.layers.#."
@@ -696,18 +675,11 @@ static const char *const GGUF_NEVER[] = {"<image|>", "<audio|>", NULL};
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "gemma4",
      .model_type = "gemma4_text",
-     .names = GGUF_NAMES,
-     .text = gguf_text,
-     .stops = GGUF_STOPS,
-     .never = GGUF_NEVER},
-    {.arch = "gemma4",
      .projector = "gemma4v",
-     .model_type = "gemma4",
-     .nested = true,
+     .tower_type = "gemma4",
      .names = GGUF_NAMES,
      .tower_names = TOWER_NAMES,
      .text = gguf_text,
-     .top = gguf_top,
      .tower = gguf_tower,
      .pictures = gguf_pictures,
      .stops = GGUF_STOPS,
@@ -724,6 +696,9 @@ const struct family family_gemma4 = {
               {"gemma4_unified_assistant", HF_NESTED, &UNIFIED_TEXT, NULL, true}},
     .read = read,
     .describe = describe,
+    .bos_id = 2,
+    .image_id = 258880,
+    .video_id = 258884,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,
 };

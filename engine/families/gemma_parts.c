@@ -17,6 +17,17 @@ const struct hf_vision siglip_defaults = {
     .activation = HF_GELU_TANH,
 };
 
+void siglip_check(struct hf_reader *r, const struct hf_vision *v)
+{
+    r->scope = "vision_config.";
+    uint32_t head = v->hidden_size / v->num_attention_heads;
+    if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
+        hf_fault(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into even heads");
+    else if (v->image_size % v->patch_size)
+        hf_fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
+    r->scope = "";
+}
+
 void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
 {
     r->scope = "vision_config.";
@@ -29,20 +40,7 @@ void siglip_read(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
     hf_u32(r, obj, "patch_size", 1, SIZE_MAX_PATCH, &v->patch_size);
     hf_double(r, obj, "layer_norm_eps", 0, 1, &v->layer_norm_eps);
     hf_activation(r, obj, "hidden_act", HF_GELU_TANH);
-    if (!r->st) {
-        uint32_t head = v->hidden_size / v->num_attention_heads;
-        if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 2)
-            hf_fault(r, ST_FORMAT, "num_attention_heads", "must divide hidden_size into even heads");
-        else if (v->image_size % v->patch_size)
-            hf_fault(r, ST_FORMAT, "image_size", "must be a multiple of patch_size");
-    }
-    r->scope = "";
-}
-
-void gemma_id(struct hf_reader *r, const char *key, const char *alias, uint32_t *id)
-{
-    hf_u32(r, 0, alias, 0, SIZE_MAX_VOCAB - 1, id);
-    hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
+    siglip_check(r, v);
 }
 
 bool gemma_canonical(const char *name, char out[DESC_NAME_MAX])
@@ -113,12 +111,10 @@ const struct gguf_name gemma_gguf_names[] = {
 };
 const char *const gemma_gguf_stops[] = {"<end_of_turn>", "<eos>", NULL};
 
-void gemma_gguf_scale(struct gguf_keys *k, uint32_t layers)
+void gemma_gguf_scale(struct gguf_keys *k, struct hf_text *t, uint32_t layers)
 {
-    uint32_t width = 0, heads = 0, scalar = 256;
-    (void)gguf_key_u32(k, "attention.key_length", &scalar);
-    if (gguf_layers(k) == layers && gguf_key_u32(k, "embedding_length", &width) &&
-        gguf_key_layer(k, "attention.head_count", 0, &heads) && heads)
-        scalar = width / heads;
-    gguf_put_u32(k, "query_pre_attn_scalar", scalar);
+    uint32_t scalar = 256;
+    gguf_read_u32(k, "attention.key_length", false, 1, SIZE_MAX_HEAD_DIM, &scalar);
+    if (t->num_hidden_layers == layers && !k->r.st) scalar = t->hidden_size / t->num_attention_heads;
+    t->query_pre_attn_scalar = scalar;
 }

@@ -1,118 +1,154 @@
 /* See gguf_keys.h. */
 #include "engine/families/gguf_keys.h"
 
+#include "engine/families/families.h"
+
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/families/families.h"
-
 #define KEY_BYTES 160u
+
+static bool of_tower(const char *name)
+{
+    return family_after(name, "clip.") || family_after(name, "v.") || family_after(name, "mm.");
+}
 
 void gguf_fault(struct gguf_keys *k, enum status st, const char *key, const char *what)
 {
-    if (!k->st) k->st = err_set(k->err, st, "%s: %s: %s", gguf_path(k->f->parts[0]), key, what);
+    const struct gguf *g = k->f->tower && of_tower(key) ? k->f->tower : k->f->parts[0];
+    if (!k->r.st) k->r.st = err_set(k->r.err, st, "%s: %s: %s", gguf_path(g), key, what);
 }
 
 const struct gguf_value *gguf_key(const struct gguf_keys *k, const char *key)
 {
     char name[KEY_BYTES];
+    if (family_after(key, "clip.")) return k->f->tower ? gguf_get(k->f->tower, key) : NULL;
+    if (family_after(key, "tokenizer.") || family_after(key, "general."))
+        return gguf_get(k->f->parts[0], key);
     snprintf(name, sizeof name, "%s.%s", k->rule->arch, key);
     return gguf_get(k->f->parts[0], name);
 }
 
-const struct gguf_value *gguf_tower_key(const struct gguf_keys *k, const char *key)
+void gguf_set_u32(struct gguf_keys *k, const char *name, uint64_t x, uint32_t lo, uint32_t hi, uint32_t *v)
 {
-    char name[KEY_BYTES];
-    snprintf(name, sizeof name, "clip.%s", key);
-    return k->f->tower ? gguf_get(k->f->tower, name) : NULL;
+    char what[96];
+    snprintf(what, sizeof what, "must be an integer from %u to %u", lo, hi);
+    if (x < lo || x > hi) gguf_fault(k, ST_FORMAT, name, what);
+    else if (!k->r.st) *v = (uint32_t)x;
 }
 
-bool gguf_key_u32(struct gguf_keys *k, const char *key, uint32_t *v)
+bool gguf_read_u32(struct gguf_keys *k, const char *key, bool need, uint32_t lo, uint32_t hi, uint32_t *v)
 {
     const struct gguf_value *value = gguf_key(k, key);
+    uint32_t x;
+    if (!value && need) gguf_fault(k, ST_FORMAT, key, "is missing");
     if (!value) return false;
-    if (gguf_u32(value, v)) return true;
-    gguf_fault(k, ST_FORMAT, key, "must be an integer");
-    return false;
+    gguf_set_u32(k, key, gguf_u32(value, &x) ? x : UINT64_MAX, lo, hi, v);
+    return !k->r.st;
 }
 
-bool gguf_key_f64(struct gguf_keys *k, const char *key, double *v)
+/* Files hold floats: the shortest decimal that is the same float is what their writer meant. */
+static double decimal_of(double v)
 {
-    const struct gguf_value *value = gguf_key(k, key);
-    if (!value) return false;
-    if (gguf_f64(value, v) && isfinite(*v)) return true;
-    gguf_fault(k, ST_FORMAT, key, "must be a number");
-    return false;
-}
-
-bool gguf_tower_u32(struct gguf_keys *k, const char *key, bool need, uint32_t *v)
-{
-    const struct gguf_value *value = gguf_tower_key(k, key);
-    if (value && gguf_u32(value, v)) return true;
-    if ((value || need) && !k->st)
-        k->st = err_set(k->err, ST_FORMAT, "%s: clip.%s: %s", gguf_path(k->f->tower), key,
-                        value ? "must be an integer" : "is missing");
-    return false;
-}
-
-bool gguf_key_layer(struct gguf_keys *k, const char *key, uint32_t n, uint32_t *v)
-{
-    const struct gguf_value *value = gguf_key(k, key);
-    if (!value || value->kind != GGUF_ARRAY) return gguf_key_u32(k, key, v);
-    double x = n < value->count ? gguf_item(value, n) : -1;
-    if (value->item == GGUF_STRING || !(x >= 0 && x <= UINT32_MAX)) {
-        gguf_fault(k, ST_FORMAT, key, "must have a number for each layer");
-        return false;
+    char text[40];
+    bool is_float = (double)(float)v == v;
+    for (int digits = 6; is_float && digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        if (strtof(text, NULL) == (float)v) return strtod(text, NULL);
     }
-    *v = (uint32_t)x;
-    return true;
+    return v;
 }
 
-uint32_t gguf_layers(struct gguf_keys *k)
+bool gguf_read_f64(struct gguf_keys *k, const char *key, double lo, double hi, double *v)
 {
-    uint32_t n = 0;
-    (void)gguf_key_u32(k, "block_count", &n);
-    return n < HF_LAYERS_MAX ? n : HF_LAYERS_MAX;
+    const struct gguf_value *value = gguf_key(k, key);
+    char what[96];
+    double x;
+    if (!value) return false;
+    snprintf(what, sizeof what, "must be a number from %g to %g", lo, hi);
+    if (!gguf_f64(value, &x) || !((x = decimal_of(x)) >= lo && x <= hi)) gguf_fault(k, ST_FORMAT, key, what);
+    else if (!k->r.st) *v = x;
+    return !k->r.st;
 }
 
-static uint32_t dimension(const struct gguf_tensor *t, uint32_t d)
+bool gguf_layer_u32(struct gguf_keys *k, const char *key, uint32_t n, uint32_t lo, uint32_t hi, uint32_t *v)
 {
+    const struct gguf_value *value = gguf_key(k, key);
+    if (!value || value->kind != GGUF_ARRAY) return gguf_read_u32(k, key, false, lo, hi, v);
+    double x = n < value->count ? gguf_item(value, n) : -1;
+    if (value->item == GGUF_STRING || !(x >= 0 && x <= UINT32_MAX))
+        gguf_fault(k, ST_FORMAT, key, "must have a number for each layer");
+    else gguf_set_u32(k, key, (uint64_t)x, lo, hi, v);
+    return !k->r.st;
+}
+
+void gguf_layer_types(struct gguf_keys *k, const char *key, struct hf_text *t)
+{
+    const struct gguf_value *v = gguf_key(k, key);
+    if (!v || v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < t->num_hidden_layers) {
+        gguf_fault(k, ST_FORMAT, key, "must be a list of one for each layer");
+        return;
+    }
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++)
+        t->layer_types[n] = gguf_item(v, n) != 0 ? HF_SLIDING : HF_FULL;
+}
+
+void gguf_rope(struct gguf_keys *k, struct hf_rope *p)
+{
+    static const char key[] = "rope.scaling.type", factor[] = "rope.scaling.factor";
+    struct gguf_text type = {"none", 4};
+    const struct gguf_value *v = gguf_key(k, key);
+    double linear = 1;
+    gguf_read_f64(k, "rope.freq_base", 1, 1e12, &p->theta);
+    if (v && !gguf_string(v, &type)) gguf_fault(k, ST_FORMAT, key, "must be a text");
+    if (!v) gguf_read_f64(k, "rope.scale_linear", 1e-6, 1e6, &linear); /* its name in old files */
+    if (linear != 1) {
+        p->type = HF_ROPE_LINEAR;
+        p->factor = linear;
+    }
+    if (gguf_text_is(type, "none")) return;
+    p->type = gguf_text_is(type, "linear") ? HF_ROPE_LINEAR : HF_ROPE_YARN;
+    if (p->type == HF_ROPE_YARN && !gguf_text_is(type, "yarn"))
+        gguf_fault(k, ST_UNSUPPORTED, key, "only none, linear and yarn are served");
+    if (!gguf_read_f64(k, factor, p->type == HF_ROPE_YARN ? 1 : 1e-6, 1e6, &p->factor))
+        gguf_fault(k, ST_FORMAT, factor, "is missing");
+    if (p->type != HF_ROPE_YARN) return;
+    gguf_read_f64(k, "rope.scaling.original_context_length", 1, SIZE_MAX_POSITIONS, &p->original_max);
+    gguf_read_f64(k, "rope.scaling.yarn_attn_factor", 1e-6, 1e6, &p->attention_factor);
+    gguf_read_f64(k, "rope.scaling.yarn_beta_fast", 0, 1e6, &p->beta_fast);
+    gguf_read_f64(k, "rope.scaling.yarn_beta_slow", 0, 1e6, &p->beta_slow);
+}
+
+static uint32_t dimension(const struct gguf_keys *k, const char *tensor, uint32_t d)
+{
+    const struct gguf_tensor *t = !of_tower(tensor) ? gguf_files_find(k->f, tensor, NULL)
+                                  : k->f->tower     ? gguf_find(k->f->tower, tensor)
+                                                    : NULL;
     return t && d < t->rank && t->shape[d] <= UINT32_MAX ? (uint32_t)t->shape[d] : 0;
 }
 
 uint32_t gguf_columns(const struct gguf_keys *k, const char *tensor)
 {
-    return dimension(gguf_files_find(k->f, tensor, NULL), 0);
+    return dimension(k, tensor, 0);
 }
 
 uint32_t gguf_rows(const struct gguf_keys *k, const char *tensor)
 {
-    return dimension(gguf_files_find(k->f, tensor, NULL), 1);
-}
-
-uint32_t gguf_tower_columns(const struct gguf_keys *k, const char *tensor)
-{
-    return k->f->tower ? dimension(gguf_find(k->f->tower, tensor), 0) : 0;
-}
-
-uint32_t gguf_tower_rows(const struct gguf_keys *k, const char *tensor)
-{
-    return k->f->tower ? dimension(gguf_find(k->f->tower, tensor), 1) : 0;
+    return dimension(k, tensor, 1);
 }
 
 uint32_t gguf_tower_width(const struct gguf_keys *k)
 {
-    uint32_t rows = gguf_tower_rows(k, "v.blk.0.ffn_up.weight"),
-             columns = gguf_tower_columns(k, "v.blk.0.ffn_up.weight");
-    return columns == gguf_tower_columns(k, "v.blk.0.attn_out.weight") ? rows : columns;
+    uint32_t columns = gguf_columns(k, "v.blk.0.ffn_up.weight");
+    return columns == gguf_columns(k, "v.blk.0.attn_out.weight") ? gguf_rows(k, "v.blk.0.ffn_up.weight")
+                                                                 : columns;
 }
 
 bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id)
 {
-    const struct gguf_value *v = gguf_get(k->f->parts[0], "tokenizer.ggml.tokens");
+    const struct gguf_value *v = gguf_key(k, "tokenizer.ggml.tokens");
     const void *at = NULL;
     struct gguf_text token;
     for (uint32_t i = 0; gguf_next_string(v, &at, &token); i++)
@@ -121,102 +157,4 @@ bool gguf_token(const struct gguf_keys *k, const char *text, uint32_t *id)
             return true;
         }
     return false;
-}
-
-void gguf_put(struct gguf_keys *k, const char *fmt, ...)
-{
-    va_list ap;
-    char *text;
-    if (k->st) return;
-    va_start(ap, fmt);
-    int n = vasprintf(&text, fmt, ap);
-    va_end(ap);
-    if (n >= 0) {
-        k->st = buf_add(&k->b, text, (size_t)n);
-        free(text);
-    }
-    if (n < 0 || k->st) k->st = err_set(k->err, ST_NOMEM, "out of memory for the configuration");
-}
-
-void gguf_put_u32(struct gguf_keys *k, const char *name, uint32_t v)
-{
-    gguf_put(k, ",\"%s\":%u", name, v);
-}
-
-/* Files hold floats: the shortest text that is the same float. */
-void gguf_put_f64(struct gguf_keys *k, const char *name, double v)
-{
-    char text[40];
-    bool is_float = (double)(float)v == v;
-    int digits = 6;
-    do snprintf(text, sizeof text, "%.*g", digits++, v);
-    while (digits <= 17 && (is_float ? strtof(text, NULL) != (float)v : strtod(text, NULL) != v));
-    gguf_put(k, ",\"%s\":%s", name, text);
-}
-
-void gguf_copy_u32(struct gguf_keys *k, const char *name, const char *key, bool need)
-{
-    uint32_t v;
-    if (gguf_key_u32(k, key, &v)) gguf_put_u32(k, name, v);
-    else if (need) gguf_fault(k, ST_FORMAT, key, "is missing");
-}
-
-void gguf_copy_f64(struct gguf_keys *k, const char *name, const char *key)
-{
-    double v;
-    if (gguf_key_f64(k, key, &v)) gguf_put_f64(k, name, v);
-}
-
-void gguf_put_token(struct gguf_keys *k, const char *name, const char *text)
-{
-    uint32_t id;
-    if (gguf_token(k, text, &id)) gguf_put_u32(k, name, id);
-}
-
-void gguf_put_list(struct gguf_keys *k, const char *name, const struct gguf_value *v, uint64_t count)
-{
-    gguf_put(k, ",\"%s\":[", name);
-    for (uint64_t i = 0; i < count && !k->st; i++) {
-        double x = gguf_item(v, i);
-        if (!isfinite(x)) gguf_fault(k, ST_FORMAT, name, "must be a list of numbers");
-        gguf_put(k, i ? ",%.9g" : "%.9g", x);
-    }
-    gguf_put(k, "]");
-}
-
-void gguf_put_layer_types(struct gguf_keys *k, const char *key)
-{
-    const struct gguf_value *v = gguf_key(k, key);
-    uint32_t n = gguf_layers(k);
-    if (!v || v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < n) {
-        gguf_fault(k, ST_FORMAT, key, "must be a list of one for each layer");
-        return;
-    }
-    gguf_put(k, ",\"layer_types\":[");
-    for (uint32_t i = 0; i < n; i++)
-        gguf_put(k, "%s\"%s_attention\"", i ? "," : "", gguf_item(v, i) != 0 ? "sliding" : "full");
-    gguf_put(k, "]");
-}
-
-void gguf_put_rope_scaling(struct gguf_keys *k, const char *more)
-{
-    struct gguf_text type = {"none", 4};
-    const struct gguf_value *v = gguf_key(k, "rope.scaling.type");
-    double linear = 0;
-    if (v && !gguf_string(v, &type)) gguf_fault(k, ST_FORMAT, "rope.scaling.type", "must be a text");
-    if (!v && gguf_key_f64(k, "rope.scale_linear", &linear) && linear != 1) /* its name in old files */
-        gguf_put(k, ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":%.9g%s}", linear, more);
-    else if (gguf_text_is(type, "none") && *more)
-        gguf_put(k, ",\"rope_scaling\":{\"rope_type\":\"default\"%s}", more);
-    else if (gguf_text_is(type, "linear") || gguf_text_is(type, "yarn")) {
-        gguf_put(k, ",\"rope_scaling\":{\"rope_type\":\"%.*s\"%s", (int)type.len, type.p, more);
-        gguf_copy_f64(k, "factor", "rope.scaling.factor");
-        gguf_copy_f64(k, "original_max_position_embeddings", "rope.scaling.original_context_length");
-        gguf_copy_f64(k, "attention_factor", "rope.scaling.yarn_attn_factor");
-        gguf_copy_f64(k, "beta_fast", "rope.scaling.yarn_beta_fast");
-        gguf_copy_f64(k, "beta_slow", "rope.scaling.yarn_beta_slow");
-        gguf_put(k, "}");
-    } else if (!gguf_text_is(type, "none")) {
-        gguf_fault(k, ST_UNSUPPORTED, "rope.scaling.type", "only none, linear and yarn are served");
-    }
 }

@@ -23,16 +23,15 @@ static void read(struct hf_reader *r, const struct family_type *type, struct hf_
     gemma_read_text(r, r->text, generation(r), &c->text);
     hf_bool(r, 0, "tie_word_embeddings", &c->text.tie_word_embeddings);
     siglip_read(r, r->vision, &c->vision);
-    c->bos_id = 2;
     hf_u32(r, r->text, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
     hf_u32(r, 0, "bos_token_id", 0, SIZE_MAX_VOCAB - 1, &c->bos_id);
-    c->image_id = 256000;
-    gemma_id(r, "image_token_index", "image_token_id", &c->image_id);
+    hf_u32(r, 0, "image_token_id", 0, SIZE_MAX_VOCAB - 1, &c->image_id);
+    hf_u32(r, 0, "image_token_index", 0, SIZE_MAX_VOCAB - 1, &c->image_id); /* wins */
 }
 
 static void describe(struct hf_reader *r, const struct hf_config *c, struct model_desc *d)
 {
-    if (!gemma_describe_text(r, c, generation(r), d)) return;
+    if (!gemma_describe_text(r, c, d)) return;
     uint32_t side = c->vision.image_size / c->vision.patch_size;
     d->rope_first = 1; /* positions begin with 1 */
     d->has_vision = true;
@@ -95,6 +94,8 @@ const struct family family_paligemma = {
     .types = {{"paligemma", HF_NESTED, &gemma_text, &siglip_defaults}},
     .read = read,
     .describe = describe,
+    .bos_id = 2,
+    .image_id = 256000,
     .pictures = &PICTURES,
     .prompt = &PROMPT,
 };

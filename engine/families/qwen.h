@@ -40,15 +40,20 @@ void qwen_describe_tower(const struct hf_config *c, struct model_desc *d);
 /* How a picture is written; videos as one run of soft tokens (Qwen2-VL, Qwen2.5-VL). */
 void qwen_describe_images(const struct hf_config *c, struct model_desc *d);
 
+/* position_side of a table with so many rows. */
+#define QWEN_POSITIONS_MAX (1u << 20)
+void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v);
+
 /* GGUF files of all of them. */
 extern const struct gguf_name qwen_gguf_experts[];
 extern const char *const qwen_gguf_stops[];
-void qwen_gguf_text(struct gguf_keys *k);
+void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t);
 /* Of the towers: the keys that all have, and the names but those of the merger and the MLPs. */
-void qwen_gguf_tower(struct gguf_keys *k);
-void qwen_gguf_top(struct gguf_keys *k);
-void qwen_gguf_pictures(struct gguf_keys *k);
-void qwen2_vl_gguf_pictures(struct gguf_keys *k); /* of Qwen2-VL and Qwen2.5-VL */
+void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c);
+void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out);
+/* The same, and areas: the given ones where the file has none. */
+void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out);
+void qwen2_vl_gguf_pictures(struct gguf_keys *k, struct image_config *out); /* and of Qwen2.5-VL */
 #define QWEN_GGUF_TOWER                                                                                      \
     {"v.patch_embd", "visual.patch_embed.proj"}, {"v.blk.#.ln1", "visual.blocks.#.norm1"},                   \
         {"v.blk.#.ln2", "visual.blocks.#.norm2"}, {"v.blk.#.attn_qkv", "visual.blocks.#.attn.qkv"},          \

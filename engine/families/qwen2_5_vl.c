@@ -46,24 +46,15 @@ static void describe(struct hf_reader *r, const struct hf_config *c, struct mode
 /* ---- GGUF files ---- */
 
 /* Every so many layers see the whole frame. Seconds stand in no file: 2 in every release. */
-static void gguf_tower(struct gguf_keys *k)
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    uint32_t width = 0, window = 112, step = 0, layers = 0;
-    qwen_gguf_tower(k);
-    if (!gguf_tower_u32(k, "vision.embedding_length", true, &width) ||
-        !gguf_tower_u32(k, "vision.n_wa_pattern", true, &step) ||
-        !gguf_tower_u32(k, "vision.block_count", true, &layers))
-        return;
-    (void)gguf_tower_u32(k, "vision.window_size", false, &window);
-    gguf_put_u32(k, "hidden_size", width);
-    gguf_put_u32(k, "out_hidden_size", gguf_tower_rows(k, "mm.2.weight"));
-    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
-    gguf_put_u32(k, "window_size", window);
-    gguf_put(k, ",\"tokens_per_second\":2,\"fullatt_block_indexes\":[");
-    if (step == 0) step = 1;
-    for (uint32_t n = step; n <= layers && n <= HF_LAYERS_MAX; n += step)
-        gguf_put(k, n == step ? "%u" : ",%u", n - 1);
-    gguf_put(k, "]");
+    struct hf_vision *v = &c->vision;
+    uint32_t step = 1;
+    gguf_read_u32(k, "clip.vision.n_wa_pattern", true, 0, HF_LAYERS_MAX, &step);
+    gguf_read_u32(k, "clip.vision.window_size", false, 1, 1u << 16, &v->window_size);
+    v->tokens_per_second = 2;
+    for (uint32_t n = 0; n < HF_LAYERS_MAX; n++) v->fullatt[n] = step == 0 || (n + 1) % step == 0;
+    qwen_gguf_tower(k, c);
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
@@ -80,10 +71,9 @@ static const struct gguf_name TOWER_NAMES[] = {
 static const struct family_gguf gguf_kinds[] = {
     {.arch = "qwen2vl",
      .projector = "qwen2.5vl_merger",
-     .model_type = "qwen2_5_vl",
+     .tower_type = "qwen2_5_vl",
      .tower_names = TOWER_NAMES,
      .text = qwen_gguf_text,
-     .top = qwen_gguf_top,
      .tower = gguf_tower,
      .pictures = qwen2_vl_gguf_pictures,
      .stops = qwen_gguf_stops},
@@ -93,6 +83,8 @@ static const struct family_gguf gguf_kinds[] = {
 const struct family family_qwen2_5_vl = {
     .types = {{"qwen2_5_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_5_VL_VISION}},
     .read = qwen_read,
+    .image_id = 151655,
+    .video_id = 151656,
     .describe = describe,
     .pictures = &qwen2_vl_pictures,
     .gguf = gguf_kinds,

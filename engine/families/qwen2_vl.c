@@ -54,27 +54,6 @@ const struct family_pictures qwen2_vl_pictures = {
 
 /* ---- GGUF files ---- */
 
-/* hidden_size is the width behind the merger. */
-static void gguf_tower(struct gguf_keys *k)
-{
-    uint32_t width = 0, out = gguf_tower_rows(k, "mm.2.weight"), ff = gguf_tower_width(k);
-    qwen_gguf_tower(k);
-    if (!gguf_tower_u32(k, "vision.embedding_length", true, &width) || width == 0) return;
-    gguf_put_u32(k, "embed_dim", width);
-    gguf_put_u32(k, "hidden_size", out);
-    gguf_put(k, ",\"mlp_ratio\":%.17g", (ff + 0.25) / width); /* what is behind the point is dropped */
-}
-
-void qwen2_vl_gguf_pictures(struct gguf_keys *k)
-{
-    uint32_t least = 56 * 56, most = 28 * 28 * 16384; /* of the released files */
-    (void)gguf_tower_u32(k, "vision.image_min_pixels", false, &least);
-    (void)gguf_tower_u32(k, "vision.image_max_pixels", false, &most);
-    gguf_put_u32(k, "min_pixels", least);
-    gguf_put_u32(k, "max_pixels", most);
-    qwen_gguf_pictures(k);
-}
-
 static const struct gguf_name TOWER_NAMES[] = {
     QWEN_GGUF_TOWER,
     {"v.blk.#.ffn_up", "visual.blocks.#.mlp.fc1"},
@@ -87,14 +66,13 @@ static const struct gguf_name TOWER_NAMES[] = {
 
 /* Alone, a model of the next version is the same. */
 static const struct family_gguf gguf_kinds[] = {
-    {.arch = "qwen2vl", .model_type = "qwen2_vl", .text = qwen_gguf_text, .stops = qwen_gguf_stops},
     {.arch = "qwen2vl",
-     .projector = "qwen2vl_merger",
      .model_type = "qwen2_vl",
+     .projector = "qwen2vl_merger",
+     .tower_type = "qwen2_vl",
      .tower_names = TOWER_NAMES,
      .text = qwen_gguf_text,
-     .top = qwen_gguf_top,
-     .tower = gguf_tower,
+     .tower = qwen_gguf_tower,
      .pictures = qwen2_vl_gguf_pictures,
      .stops = qwen_gguf_stops},
     {NULL},
@@ -103,6 +81,8 @@ static const struct family_gguf gguf_kinds[] = {
 const struct family family_qwen2_vl = {
     .types = {{"qwen2_vl", HF_EITHER, &qwen2_vl_text, &QWEN2_VL_VISION}},
     .read = qwen_read,
+    .image_id = 151655,
+    .video_id = 151656,
     .describe = describe,
     .pictures = &qwen2_vl_pictures,
     .gguf = gguf_kinds,

@@ -105,40 +105,34 @@ static const struct family_pictures PICTURES = {
 
 /* ---- GGUF files ---- */
 
-static void gguf_tower(struct gguf_keys *k)
+static void gguf_tower(struct gguf_keys *k, struct hf_config *c)
 {
-    const struct gguf_value *taps = gguf_tower_key(k, "vision.is_deepstack_layers");
-    uint32_t width = 0;
-    qwen_gguf_tower(k);
-    if (!gguf_tower_u32(k, "vision.embedding_length", true, &width)) return;
-    gguf_put_u32(k, "hidden_size", width);
-    gguf_put_u32(k, "out_hidden_size", gguf_tower_rows(k, "mm.2.weight"));
-    gguf_put_u32(k, "intermediate_size", gguf_tower_width(k));
-    gguf_put_u32(k, "num_position_embeddings", gguf_tower_rows(k, "v.position_embd.weight"));
-    gguf_put(k, ",\"deepstack_visual_indexes\":[");
-    bool list = taps && taps->kind == GGUF_ARRAY && taps->item != GGUF_STRING, any = false;
-    for (uint32_t n = 0; list && n < taps->count && n < HF_LAYERS_MAX; n++) {
-        if (gguf_item(taps, n) == 0) continue;
-        gguf_put(k, any ? ",%u" : "%u", n);
-        any = true;
+    static const char rows[] = "v.position_embd.weight", taps[] = "clip.vision.is_deepstack_layers";
+    const struct gguf_value *list = gguf_key(k, taps);
+    struct hf_vision *v = &c->vision;
+    uint32_t positions = 0;
+    gguf_set_u32(k, rows, gguf_rows(k, rows), 1, QWEN_POSITIONS_MAX, &positions);
+    qwen_position_side(&k->r, positions, v);
+    v->deepstack_count = 0;
+    for (uint32_t n = 0; list && list->kind == GGUF_ARRAY && n < list->count && n < HF_LAYERS_MAX; n++) {
+        if (gguf_item(list, n) == 0) continue;
+        if (v->deepstack_count < HF_TAPS_MAX) v->deepstack[v->deepstack_count++] = n;
+        else gguf_fault(k, ST_FORMAT, taps, "has too many layers");
     }
-    gguf_put(k, "]");
+    qwen_gguf_tower(k, c);
 }
 
 /* Areas of the released files. */
-static void gguf_pictures(struct gguf_keys *k)
+static void gguf_pictures(struct gguf_keys *k, struct image_config *out)
 {
-    uint32_t least = 65536, most = 16777216;
-    (void)gguf_tower_u32(k, "vision.image_min_pixels", false, &least);
-    (void)gguf_tower_u32(k, "vision.image_max_pixels", false, &most);
-    gguf_put(k, ",\"size\":{\"shortest_edge\":%u,\"longest_edge\":%u}", least, most);
-    qwen_gguf_pictures(k);
+    qwen_gguf_areas(k, 65536, 16777216, out);
 }
 
-static void gguf_videos(struct gguf_keys *k)
+static void gguf_videos(struct gguf_keys *k, struct image_config *out)
 {
-    gguf_put(k, ",\"size\":{\"shortest_edge\":4096,\"longest_edge\":25165824}");
-    qwen_gguf_pictures(k);
+    qwen_gguf_patches(k, out);
+    out->area_min = 4096;
+    out->area_max = 25165824;
 }
 
 static const struct gguf_name TOWER_NAMES[] = {
@@ -155,17 +149,13 @@ static const struct gguf_name TOWER_NAMES[] = {
     {NULL, NULL},
 };
 
-#define GGUF_KIND(a, t, e)                                                                                   \
-    .arch = (a), .model_type = (t), .nested = true, .names = (e), .text = qwen_gguf_text,                    \
-    .stops = qwen_gguf_stops
-#define GGUF_TOWER                                                                                           \
-    .projector = "qwen3vl_merger", .tower_names = TOWER_NAMES, .top = qwen_gguf_top, .tower = gguf_tower,    \
-    .pictures = gguf_pictures, .videos = gguf_videos
+#define GGUF_KIND(kind, type)                                                                                \
+    .arch = (kind), .model_type = (type), .tower_type = (type), .projector = "qwen3vl_merger",               \
+    .tower_names = TOWER_NAMES, .text = qwen_gguf_text, .tower = gguf_tower, .pictures = gguf_pictures,      \
+    .videos = gguf_videos, .stops = qwen_gguf_stops
 static const struct family_gguf gguf_kinds[] = {
-    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL)},
-    {GGUF_KIND("qwen3vl", "qwen3_vl", NULL), GGUF_TOWER},
-    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts)},
-    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe", qwen_gguf_experts), GGUF_TOWER},
+    {GGUF_KIND("qwen3vl", "qwen3_vl")},
+    {GGUF_KIND("qwen3vlmoe", "qwen3_vl_moe"), .names = qwen_gguf_experts},
     {NULL},
 };
 
@@ -173,6 +163,8 @@ const struct family family_qwen3_vl = {
     .types = {{"qwen3_vl", HF_NESTED, &QWEN3_VL_TEXT, &QWEN3_VL_VISION},
               {"qwen3_vl_moe", HF_NESTED, &QWEN3_VL_MOE_TEXT, &QWEN3_VL_VISION}},
     .read = qwen_read,
+    .image_id = 151655,
+    .video_id = 151656,
     .describe = describe,
     .pictures = &PICTURES,
     .gguf = gguf_kinds,

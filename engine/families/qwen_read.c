@@ -5,6 +5,7 @@
 #include "config/base/log.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* ---- RoPE ---- */
 
@@ -13,23 +14,12 @@ static double mscale_of(double factor, double mscale)
     return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
 }
 
-/* transformers' _compute_yarn_parameters: which keys there are and what stands for an absent one (0 and null
- * count as absent). */
-static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+/* transformers' _compute_yarn_parameters: what stands for an absent key (0 and null count as absent). */
+static void settle_yarn(struct hf_reader *r, const struct hf_text *t, struct hf_rope *p, double mscale,
+                        double all_dim)
 {
-    double mscale = 0, all_dim = 0;
     p->truncate = true;
-    p->original_max = t->max_position_embeddings;
-    p->factor = 0;
-    hf_double(r, dict, "factor", 1, 1e6, &p->factor);
-    hf_double(r, dict, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
-    hf_double(r, dict, "beta_fast", 0, 1e6, &p->beta_fast);
-    hf_double(r, dict, "beta_slow", 0, 1e6, &p->beta_slow);
-    hf_double(r, dict, "attention_factor", 1e-6, 1e6, &p->attention_factor);
-    hf_double(r, dict, "mscale", 0, 1e6, &mscale);
-    hf_double(r, dict, "mscale_all_dim", 0, 1e6, &all_dim);
-    hf_bool(r, dict, "truncate", &p->truncate);
-    if (p->factor == 0) hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
+    if (p->original_max == 0) p->original_max = t->max_position_embeddings;
     if (p->theta < 2) hf_fault(r, ST_FORMAT, "rope_theta", "must be 2 or more with yarn");
     if (p->beta_fast == 0) p->beta_fast = 32;
     if (p->beta_slow == 0) p->beta_slow = 1;
@@ -38,6 +28,22 @@ static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *
         p->attention_factor = mscale > 0 && all_dim > 0
                                   ? mscale_of(p->factor, mscale) / mscale_of(p->factor, all_dim)
                                   : mscale_of(p->factor, 1);
+}
+
+static void read_yarn(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+{
+    double mscale = 0, all_dim = 0;
+    p->factor = 0;
+    hf_double(r, dict, "factor", 1, 1e6, &p->factor);
+    hf_double(r, dict, "original_max_position_embeddings", 1, SIZE_MAX_POSITIONS, &p->original_max);
+    hf_double(r, dict, "beta_fast", 0, 1e6, &p->beta_fast);
+    hf_double(r, dict, "beta_slow", 0, 1e6, &p->beta_slow);
+    hf_double(r, dict, "attention_factor", 1e-6, 1e6, &p->attention_factor);
+    hf_double(r, dict, "mscale", 0, 1e6, &mscale);
+    hf_double(r, dict, "mscale_all_dim", 0, 1e6, &all_dim);
+    if (p->factor == 0) hf_fault(r, ST_FORMAT, "factor", "is missing from the RoPE parameters of type yarn");
+    settle_yarn(r, t, p, mscale, all_dim);
+    hf_bool(r, dict, "truncate", &p->truncate);
 }
 
 static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
@@ -60,15 +66,20 @@ static void read_rope_type(struct hf_reader *r, uint32_t dict, const struct hf_t
     }
 }
 
-static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+static void check_sections(struct hf_reader *r, const struct hf_text *t, uint32_t count, const uint32_t *s)
 {
-    bool stated = p->mrope_interleaved;
-    uint32_t *s = p->mrope_section, count = 3;
-    hf_list(r, dict, "mrope_section", SIZE_MAX_HEAD_DIM, 3, s, &count);
-    hf_bool(r, dict, "mrope_interleaved", &stated);
     if (!r->st && (count != 3 || s[0] == 0 || s[0] + s[1] + s[2] != t->head_dim / 2))
         hf_fault(r, ST_FORMAT, "mrope_section",
                  "must be three integers, the first not 0, whose sum is half of the head size");
+}
+
+static void read_sections(struct hf_reader *r, uint32_t dict, const struct hf_text *t, struct hf_rope *p)
+{
+    bool stated = p->mrope_interleaved;
+    uint32_t count = 3;
+    hf_list(r, dict, "mrope_section", SIZE_MAX_HEAD_DIM, 3, p->mrope_section, &count);
+    hf_bool(r, dict, "mrope_interleaved", &stated);
+    check_sections(r, t, count, p->mrope_section);
     /* The flag is not read by transformers' classes: each has one layout. */
     if (!r->st && stated != p->mrope_interleaved)
         log_warn("%s: mrope_interleaved is %s, which this family does not have: ignored", r->file,
@@ -124,6 +135,12 @@ static void read_windows(struct hf_reader *r, const struct family_type *type, ui
         t->layer_types[n] = window && (!by_layer || n >= first) ? HF_SLIDING : HF_FULL;
 }
 
+static void check_experts(struct hf_reader *r, const struct hf_text *t)
+{
+    if (t->num_experts > 0 && t->num_experts_per_tok > t->num_experts)
+        hf_fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
+}
+
 static void read_experts(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
 {
     uint32_t step = 1, dense[HF_LAYERS_MAX], dense_count = 0;
@@ -136,12 +153,22 @@ static void read_experts(struct hf_reader *r, const struct family_type *type, ui
     hf_u32(r, obj, "decoder_sparse_step", 1, HF_LAYERS_MAX, &step);
     hf_list(r, obj, "mlp_only_layers", 1u << 20, HF_LAYERS_MAX, dense, &dense_count);
     if (!type->vision) hf_bool(r, obj, "norm_topk_prob", &t->norm_topk_prob);
-    if (t->num_experts > 0 && t->num_experts_per_tok > t->num_experts)
-        hf_fault(r, ST_FORMAT, "num_experts_per_tok", "must not be over num_experts");
+    check_experts(r, t);
     for (uint32_t n = 0; n < t->num_hidden_layers; n++)
         t->sparse[n] = t->num_experts > 0 && (n + 1) % step == 0;
     for (uint32_t i = 0; i < dense_count; i++)
         if (dense[i] < t->num_hidden_layers) t->sparse[dense[i]] = false;
+}
+
+static void settle_head_dim(struct hf_reader *r, struct hf_text *t)
+{
+    if (t->head_dim == 0 && !r->st) {
+        t->head_dim = t->hidden_size / t->num_attention_heads;
+        if (t->hidden_size % t->num_attention_heads || t->head_dim > SIZE_MAX_HEAD_DIM || t->head_dim == 0)
+            hf_fault(r, ST_FORMAT, "num_attention_heads",
+                     "must divide hidden_size into heads of at most 1024");
+    }
+    hf_check_heads(r, t);
 }
 
 static void read_heads(struct hf_reader *r, const struct family_type *type, uint32_t obj, struct hf_text *t)
@@ -153,16 +180,7 @@ static void read_heads(struct hf_reader *r, const struct family_type *type, uint
     /* Qwen2-VL and Qwen2.5-VL have no such key; elsewhere it can be anything: Qwen3-4B has 32 heads of 128 at
      * a width of 2560. */
     if (type->place != HF_EITHER) hf_u32(r, obj, "head_dim", 2, SIZE_MAX_HEAD_DIM, &t->head_dim);
-    if (r->st) return;
-    if (t->head_dim == 0) {
-        t->head_dim = t->hidden_size / t->num_attention_heads;
-        if (t->hidden_size % t->num_attention_heads || t->head_dim > SIZE_MAX_HEAD_DIM || t->head_dim == 0)
-            hf_fault(r, ST_FORMAT, "num_attention_heads",
-                     "must divide hidden_size into heads of at most 1024");
-    }
-    if (t->head_dim % 2) hf_fault(r, ST_FORMAT, "head_dim", "must be even");
-    if (t->num_attention_heads % t->num_key_value_heads)
-        hf_fault(r, ST_FORMAT, "num_attention_heads", "must be a multiple of num_key_value_heads");
+    settle_head_dim(r, t);
 }
 
 /* Where the tie is stated: text models at the top. Qwen2-VL and Qwen2.5-VL in either place (files before
@@ -210,14 +228,20 @@ static void read_side(struct hf_reader *r, uint32_t obj, const char *key, uint32
     else *v = s[0];
 }
 
-static void read_position(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
+void qwen_position_side(struct hf_reader *r, uint32_t rows, struct hf_vision *v)
 {
-    uint32_t rows = v->position_side * v->position_side, side = 1;
-    if (v->position_side == 0) return;
-    hf_u32(r, obj, "num_position_embeddings", 1, 1u << 20, &rows);
+    uint32_t side = 1;
     while (side * side < rows) side++;
     if (side * side != rows) hf_fault(r, ST_FORMAT, "num_position_embeddings", "must be a square");
     v->position_side = side;
+}
+
+static void read_position(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
+{
+    uint32_t rows = v->position_side * v->position_side;
+    if (v->position_side == 0) return;
+    hf_u32(r, obj, "num_position_embeddings", 1, QWEN_POSITIONS_MAX, &rows);
+    qwen_position_side(r, rows, v);
 }
 
 static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_vision *v)
@@ -230,21 +254,26 @@ static void read_windows_of_tower(struct hf_reader *r, uint32_t obj, struct hf_v
         for (uint32_t i = 0; i < count; i++)
             if (full[i] < HF_LAYERS_MAX) v->fullatt[full[i]] = true;
     }
-    if (!r->st && v->window_size / v->spatial_merge_size / v->patch_size == 0)
-        hf_fault(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
 }
 
-static void read_taps(struct hf_reader *r, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
+/* What must hold of a tower that has been read; `first`: of Qwen2-VL. */
+static void check_vision(struct hf_reader *r, const struct hf_text *t, const struct hf_vision *v, bool first)
 {
-    hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
-            &v->deepstack_count);
-    bool ok = v->deepstack_count <= t->num_hidden_layers;
+    uint32_t head = v->hidden_size / v->num_attention_heads;
+    bool taps = v->deepstack_count <= t->num_hidden_layers;
     for (uint32_t i = 0; i < v->deepstack_count; i++)
-        ok =
-            ok && v->deepstack[i] < v->num_hidden_layers && (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
-    if (!ok)
+        taps = taps && v->deepstack[i] < v->num_hidden_layers &&
+               (i == 0 || v->deepstack[i] > v->deepstack[i - 1]);
+    if (v->window_size && v->window_size / v->spatial_merge_size / v->patch_size == 0)
+        hf_fault(r, ST_FORMAT, "window_size", "must hold one token (patch_size * spatial_merge_size)");
+    else if (!taps)
         hf_fault(r, ST_FORMAT, "deepstack_visual_indexes",
                  "must be ascending, below depth, and no more than text layers");
+    else if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4 || head == 0)
+        hf_fault(r, ST_FORMAT, "num_heads", "must divide the tower's width into heads of a multiple of 4");
+    else if (v->out_hidden_size != t->hidden_size)
+        hf_fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
+                 "must be the hidden_size of the text model");
 }
 
 static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text *t, struct hf_vision *v)
@@ -279,16 +308,10 @@ static void read_vision(struct hf_reader *r, uint32_t obj, const struct hf_text 
     hf_double(r, json_get_live(r->d, obj, "rope_parameters"), "rope_theta", 1, 1e12, &v->rope_theta);
     read_position(r, obj, v);
     read_windows_of_tower(r, obj, v);
-    if (v->deepstack_count > 0) read_taps(r, obj, t, v);
-    if (!r->st) {
-        uint32_t head = v->hidden_size / v->num_attention_heads;
-        if (v->hidden_size % v->num_attention_heads || head > SIZE_MAX_HEAD_DIM || head % 4 || head == 0)
-            hf_fault(r, ST_FORMAT, "num_heads",
-                     "must divide the tower's width into heads of a multiple of 4");
-        else if (v->out_hidden_size != t->hidden_size)
-            hf_fault(r, ST_FORMAT, first ? "hidden_size" : "out_hidden_size",
-                     "must be the hidden_size of the text model");
-    }
+    if (v->deepstack_count > 0)
+        hf_list(r, obj, "deepstack_visual_indexes", HF_LAYERS_MAX - 1, HF_TAPS_MAX, v->deepstack,
+                &v->deepstack_count);
+    check_vision(r, t, v, first);
     r->scope = "";
 }
 
@@ -299,22 +322,103 @@ static void read_id(struct hf_reader *r, uint32_t text, const char *key, uint32_
     hf_u32(r, 0, key, 0, SIZE_MAX_VOCAB - 1, id);
 }
 
+static void check_images(struct hf_reader *r, struct hf_config *c)
+{
+    if (c->image_id >= c->text.vocab_size)
+        hf_fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
+    if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
+}
+
 void qwen_read(struct hf_reader *r, const struct family_type *type, struct hf_config *c)
 {
     uint32_t text = r->text;
     read_text(r, type, text, &c->text);
     read_id(r, text, "bos_token_id", &c->bos_id);
     if (!c->has_vision) return;
-    c->image_id = 151655;
-    c->video_id = 151656;
-    c->boi_id = 151652;
-    c->eoi_id = 151653;
     read_id(r, text, "image_token_id", &c->image_id);
     read_id(r, text, "video_token_id", &c->video_id);
-    read_id(r, text, "vision_start_token_id", &c->boi_id);
-    read_id(r, text, "vision_end_token_id", &c->eoi_id);
     read_vision(r, r->vision, &c->text, &c->vision);
-    if (c->image_id >= c->text.vocab_size)
-        hf_fault(r, ST_FORMAT, "image_token_id", "must be below vocab_size");
-    if (c->video_id >= c->text.vocab_size) c->video_id = HF_NO_ID; /* a cut-down vocabulary without videos */
+    check_images(r, c);
+}
+
+/* ---- GGUF files ---- */
+
+const struct gguf_name qwen_gguf_experts[] = {
+    {"blk.#.ffn_gate_inp", "model.layers.#.mlp.gate"},
+    {"blk.#.ffn_gate_exps", "model.layers.#.mlp.experts.*.gate_proj"},
+    {"blk.#.ffn_up_exps", "model.layers.#.mlp.experts.*.up_proj"},
+    {"blk.#.ffn_down_exps", "model.layers.#.mlp.experts.*.down_proj"},
+    {NULL, NULL},
+};
+/* An instruction-tuned model ends with the first, a base model with the second; either stops both. */
+const char *const qwen_gguf_stops[] = {"<|im_end|>", "<|endoftext|>", NULL};
+
+/* The class's default tells whether there are three axes. */
+static void gguf_sections(struct gguf_keys *k, const struct hf_text *t, struct hf_rope *p)
+{
+    static const char key[] = "rope.dimension_sections";
+    const struct gguf_value *v = gguf_key(k, key);
+    if (p->mrope_section[0] == 0) return;
+    if (v && (v->kind != GGUF_ARRAY || v->item == GGUF_STRING || v->count < 3))
+        gguf_fault(k, ST_FORMAT, key, "must be a list of numbers");
+    for (uint32_t i = 0; v && i < 3; i++) /* a fourth is none of theirs */
+        gguf_layer_u32(k, key, i, 0, SIZE_MAX_HEAD_DIM, &p->mrope_section[i]);
+    check_sections(&k->r, t, 3, p->mrope_section);
+}
+
+void qwen_gguf_text(struct gguf_keys *k, struct hf_text *t)
+{
+    struct hf_rope *p = &t->rope[HF_FULL];
+    settle_head_dim(&k->r, t);
+    gguf_rope(k, p);
+    if (p->type == HF_ROPE_YARN) settle_yarn(&k->r, t, p, 0, 0);
+    gguf_sections(k, t, p);
+    t->rope[HF_SLIDING] = *p;
+    if (t->num_experts == 0) return;
+    t->norm_topk_prob = true; /* of every released model */
+    (void)gguf_bool(gguf_key(k, "expert_weights_norm"), &t->norm_topk_prob);
+    gguf_read_u32(k, "expert_count", true, 1, SIZE_MAX_EXPERTS, &t->num_experts);
+    gguf_read_u32(k, "expert_used_count", true, 1, HF_TOPK_MAX, &t->num_experts_per_tok);
+    gguf_set_u32(k, "blk.0.ffn_down_exps.weight", gguf_columns(k, "blk.0.ffn_down_exps.weight"), 0,
+                 SIZE_MAX_FF, &t->moe_intermediate_size);
+    gguf_read_u32(k, "expert_feed_forward_length", t->moe_intermediate_size == 0, 1, SIZE_MAX_FF,
+                  &t->moe_intermediate_size);
+    check_experts(&k->r, t);
+    for (uint32_t n = 0; n < t->num_hidden_layers; n++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.ffn_gate_inp.weight", n);
+        t->sparse[n] = gguf_columns(k, name);
+    }
+}
+
+void qwen_gguf_tower(struct gguf_keys *k, struct hf_config *c)
+{
+    struct hf_vision *v = &c->vision;
+    gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &v->spatial_merge_size);
+    gguf_set_u32(k, "mm.2.weight", gguf_rows(k, "mm.2.weight"), 1, SIZE_MAX_HIDDEN, &v->out_hidden_size);
+    gguf_token(k, "<|image_pad|>", &c->image_id);
+    gguf_token(k, "<|video_pad|>", &c->video_id);
+    check_vision(&k->r, &c->text, v, false);
+    check_images(&k->r, c);
+}
+
+void qwen_gguf_patches(struct gguf_keys *k, struct image_config *out)
+{
+    gguf_read_u32(k, "clip.vision.patch_size", true, 1, SIZE_MAX_PATCH, &out->patch);
+    gguf_read_u32(k, "clip.vision.spatial_merge_size", false, 1, 8, &out->merge);
+}
+
+void qwen_gguf_areas(struct gguf_keys *k, uint32_t least, uint32_t most, struct image_config *out)
+{
+    qwen_gguf_patches(k, out);
+    gguf_read_u32(k, "clip.vision.image_min_pixels", false, 1, UINT32_MAX, &least);
+    gguf_read_u32(k, "clip.vision.image_max_pixels", false, least, UINT32_MAX, &most);
+    out->area_min = least;
+    out->area_max = most;
+}
+
+/* Areas of the released files. */
+void qwen2_vl_gguf_pictures(struct gguf_keys *k, struct image_config *out)
+{
+    qwen_gguf_areas(k, 56 * 56, 28 * 28 * 16384, out);
 }

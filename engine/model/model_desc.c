@@ -1,8 +1,5 @@
-/* What of a description only the checkpoint's tensors can tell, and rotary frequencies. See model_desc.h. */
+/* Layouts of experts, and rotary frequencies. See model_desc.h. */
 #include "engine/model/model_desc.h"
-
-#include "config/base/log.h"
-#include "engine/checkpoint/safetensors.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,8 +11,7 @@ void model_desc_free(struct model_desc *d)
     *d = (struct model_desc){0};
 }
 
-/* name is `pattern` with some layer's (and some expert's) number for each '#'. */
-static bool matches(const char *name, const char *pattern, const char *suffix)
+bool desc_name_matches(const char *name, const char *pattern, const char *suffix)
 {
     for (; *pattern; pattern++) {
         size_t digits = *pattern == '#' ? strspn(name, "0123456789") : 0;
@@ -32,12 +28,12 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
     for (uint32_t n = 0; n < d->layer_count; n++)
         if (d->layers[n].experts) i = d->layers[n].ff;
     if (i == 0 || !d->names.expert_gate_up) return false;
-    if (d->names.expert_gate && matches(name, d->names.expert_gate, ".weight")) {
+    if (d->names.expert_gate && desc_name_matches(name, d->names.expert_gate, ".weight")) {
         *layout = EXPERTS_EACH;
         return true;
     }
-    bool wide = matches(name, d->names.expert_gate_up, "");
-    if (rank != 3 || (!wide && !matches(name, d->names.expert_down_all, ""))) return false;
+    bool wide = desc_name_matches(name, d->names.expert_gate_up, "");
+    if (rank != 3 || (!wide && !desc_name_matches(name, d->names.expert_down_all, ""))) return false;
     /* A square says nothing, but then the other tensor does: both square would take 2I = C and I = C.
      * (transformers decides tensor by tensor and would read a square one of a released file the wrong way
      * round.) */
@@ -47,59 +43,6 @@ bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t r
     if (shape[1] == out && shape[2] == in) return true;
     *layout = EXPERTS_IN_OUT;
     return shape[1] == in && shape[2] == out;
-}
-
-/* The tensor STEM.weight of the description; NULL: the files have none. */
-static const struct stf_tensor *find_weight(const struct model_desc *d, const struct stf_files *files,
-                                            const char *stem)
-{
-    char name[DESC_NAME_MAX];
-    for (size_t i = 0; i < stf_count(files); i++) {
-        const struct stf_tensor *t = stf_at(files, i);
-        if (d->canonical(t->name, name) && matches(name, stem, ".weight")) return t;
-    }
-    return NULL;
-}
-
-static bool same_shape(const struct stf_tensor *a, const struct stf_tensor *b)
-{
-    return a->rank == b->rank && memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) == 0;
-}
-
-/* A fine-tune whose config.json still says that logits use the embedding, while its files hold a head of
- * other values: the files count, as in transformers (tie_weights). */
-static void settle_tie(struct model_desc *d, const struct stf_files *files)
-{
-    const struct stf_tensor *head = d->tied ? find_weight(d, files, d->names.head) : NULL,
-                            *embed = head ? find_weight(d, files, d->names.embed) : NULL;
-    if (!embed || !same_shape(head, embed)) return;
-    if (head->dtype == embed->dtype && memcmp(head->data, embed->data, (size_t)head->bytes) == 0) return;
-    log_warn("config.json ties the head to the embedding, but %s differs from %s: not tied", head->name,
-             embed->name);
-    d->tied = false;
-}
-
-static void settle_qkv(struct model_desc *d, const struct stf_files *files)
-{
-    struct desc_vision *v = &d->vision;
-    if (!v->qkv_fused || !v->names.q_alone || !find_weight(d, files, v->names.q_alone)) return;
-    v->qkv_fused = false;
-    v->names.q = v->names.q_alone;
-}
-
-void model_desc_settle(struct model_desc *d, const struct stf_files *files)
-{
-    char name[DESC_NAME_MAX];
-    enum desc_experts layout;
-    if (files) settle_tie(d, files);
-    if (files && d->has_vision) settle_qkv(d, files);
-    for (size_t i = 0; files && i < stf_count(files); i++) {
-        const struct stf_tensor *t = stf_at(files, i);
-        if (!d->canonical(t->name, name) || !model_desc_experts(d, name, t->rank, t->shape, &layout))
-            continue;
-        d->expert_layout = layout;
-        return; /* if others disagree, loading names them */
-    }
 }
 
 /* ---- rotary embedding ---- */

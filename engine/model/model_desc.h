@@ -211,11 +211,8 @@ static inline bool desc_owns_keys(const struct model_desc *d, uint32_t n)
 /* f32 frequencies as transformers computes them; out [dim/2]. */
 void desc_rope_frequencies(const struct desc_rope *r, float *out);
 
-/* What config.json does not tell: sets expert_layout from the tensors of the checkpoint (the family leaves
- * the released one), clears `tied` where the files hold a head that is not the embedding, and qkv_fused where
- * the tower's q, k and v stand apart. files NULL: nothing. Call it before weights_survey. */
-struct stf_files;
-void model_desc_settle(struct model_desc *d, const struct stf_files *files);
+/* name is `pattern` with some layer's (and some expert's) number for each '#', and then `suffix`. */
+bool desc_name_matches(const char *name, const char *pattern, const char *suffix);
 /* The layout that one tensor implies (canonical name); false: it implies none. One model can be released as
  * EXPERTS_IN_OUT and saved by transformers 5 as EXPERTS_OUT_IN. */
 bool model_desc_experts(const struct model_desc *d, const char *name, uint32_t rank, const uint64_t *shape,

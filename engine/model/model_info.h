@@ -3,25 +3,15 @@
 #ifndef KVASIR_MODEL_INFO_H
 #define KVASIR_MODEL_INFO_H
 
+#include "config/hf/config.h"
 #include "engine/prompt/image.h"
 #include "engine/prompt/span.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MODEL_EOS_MAX      16u
-#define MODEL_SUPPRESS_MAX 64u
-#define MODEL_STAMP_BYTES  48u /* of the time of a group of frames, as text */
-
-/* Sampling defaults of generation_config.json; `has_*` tells what the file states. */
-struct model_generation_defaults {
-    bool has_temperature, has_top_p, has_top_k, has_min_p, has_repetition_penalty;
-    bool do_sample; /* false in the file -> greedy default */
-    bool has_do_sample;
-    double temperature, top_p, min_p, repetition_penalty;
-    uint32_t top_k;
-    uint32_t suppress_ids[MODEL_SUPPRESS_MAX], suppress_count; /* never drawn */
-};
+#define MODEL_EOS_MAX     16u
+#define MODEL_STAMP_BYTES 48u /* of the time of a group of frames, as text */
 
 /* How a family writes pictures into text: the template emits `marker` once per picture; it is replaced
  * (before tokenising) by prefix + soft x tokens + suffix. */
@@ -66,8 +56,8 @@ struct model_info {
     uint32_t context_max;
     uint32_t eos_ids[MODEL_EOS_MAX];
     uint32_t eos_count;
-    uint32_t bos_id; /* UINT32_MAX = none */
-    struct model_generation_defaults generation;
+    uint32_t bos_id;                 /* UINT32_MAX = none */
+    struct hf_generation generation; /* sampling defaults */
     struct model_image_rule image;
 };
 

@@ -1,6 +1,6 @@
-/* From a decoded picture or video to what the vision tower sees: settings from a checkpoint's folder, the
- * family's sizes, crops and resize, the grid of tokens, and the table look-up to floats. Pure functions on
- * worker threads; no file formats of pictures, no tensors. Source of the rules: transformers 5.23. */
+/* From a decoded picture or video to what the vision tower sees: the family's sizes, crops and resize, the
+ * grid of tokens, and the table look-up to floats. Pure functions on worker threads; no file formats of
+ * pictures, no tensors. Source of the rules: transformers 5.23. */
 #ifndef KVASIR_IMAGE_PREP_H
 #define KVASIR_IMAGE_PREP_H
 
@@ -9,16 +9,6 @@
 #include "engine/prompt/prompt.h"
 
 #include <stdint.h>
-
-/* Reads `image_processor` of a checkpoint's processor_config.json (engine/checkpoint/files.h) or, where that
- * is absent, preprocessor_config.json; for families with videos also `video_processor` of the former, else
- * video_preprocessor_config.json, else preprocessor_config.json. mmproj: as in engine.h. Absent and null keys
- * get the defaults of the class that the family uses. model_type: as in config.json. ST_NOT_FOUND when
- * neither file has settings for pictures; ST_UNSUPPORTED for a family, a filter (only 2 = bilinear and 3 =
- * bicubic) or a step that we don't do; ST_FORMAT for values of a wrong type or out of range. Settings for
- * videos that we don't do only leave `video` false. */
-enum status image_config_load(const char *dir, const char *mmproj, const char *model_type,
-                              struct image_config *out, struct err *err) KV_MUST_CHECK;
 
 /* ---- sizes: families with dynamic resolution (image_dynamic.c) ---- */
 

@@ -10,7 +10,7 @@
  *     draw_from_row skip work while a parameter is off; sampler_top_wanted and sampler_walks tell the engine
  *     what a draw needs. The order of effects is in sampler.h
  *   - tests: tests/unit/engine/test_sampler.c, tests/api/test_api.py
- *   - only if generation_config.json may have it: config/hf/generation.c, model_generation_defaults in
+ *   - only if generation_config.json may have it: config/hf/generation.c, struct hf_generation in
  *     engine/model/model_info.h, and engine/engine.c, which copies it */
 #ifndef KVASIR_SAMPLING_H
 #define KVASIR_SAMPLING_H

@@ -5,6 +5,7 @@
  *        -> [cuts that no merge can cross] -> initial symbols -> merges -> ids -> post-processor
  *
  *   tokenizer/load.c   files -> struct tokenizer          tokenizer/split.c  pre-tokenizer
+ *   tokenizer/gguf.c   metadata -> struct tokenizer
  *   tokenizer/vocab.c  strings, merges, token bytes       tokenizer/bpe.c    words -> ids
  *   tokenizer/added.c  added tokens in a text             tokenizer.c        the public functions
  *   tokenizer/text.c   UTF-8 repair, normalisation
@@ -13,8 +14,9 @@
 #ifndef KVASIR_TOKENIZER_INTERNAL_H
 #define KVASIR_TOKENIZER_INTERNAL_H
 
-#include "config/base/json.h"
 #include "engine/tokenizer/tokenizer.h"
+
+struct json_doc;
 
 enum {
     TOK_ID_BITS = 21,   /* ids are below 2^21: two of them and a rank share 64 bits */
@@ -50,7 +52,7 @@ struct tok_merges {
 };
 
 struct tok_added {
-    char *content; /* owned */
+    const char *content; /* its literal */
     size_t len;
     char *needle; /* owned: what is searched, the normalised content of a `normalized` token */
     size_t needle_len;
@@ -78,13 +80,6 @@ struct tok_norm {
     size_t from_len, to_len;
 };
 
-enum tok_pattern {
-    TOK_PATTERN_DIGIT,
-    TOK_PATTERN_DIGITS3,
-    TOK_PATTERN_DIGIT_MARKS,
-    TOK_PATTERN_PLAIN,
-    TOK_PATTERN_LITERAL
-};
 enum tok_behavior {
     TOK_ISOLATED,
     TOK_MERGED_WITH_PREVIOUS,
@@ -153,11 +148,35 @@ uint64_t tok__hash(const void *data, size_t len);
 /* Id of a literal, TOK_NO_ID if there is none. */
 uint32_t tok__literal_id(const struct tokenizer *t, const char *s, size_t len);
 uint32_t tok__word_id(const struct tokenizer *t, const char *s, size_t len); /* by_word */
+/* Room for ids up to `highest` and so many strings. */
+enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings,
+                                struct err *err) KV_MUST_CHECK;
 /* Reads model.vocab and model.merges of the document; byte_level must be set. */
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
                             struct err *err) KV_MUST_CHECK;
 enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges,
                              struct err *err) KV_MUST_CHECK;
+/* Merges by rank, of pairs of tokens whose union is a token. They are looked up in batches. */
+#define TOK_MERGE_BATCH 16u
+struct tok_merge_reader {
+    struct tokenizer *t;
+    const char *where; /* in messages */
+    struct err *err;
+    char *text; /* left and right of each, one behind the other */
+    size_t used, cap;
+    size_t at[TOK_MERGE_BATCH], len[TOK_MERGE_BATCH][2];
+    uint32_t entry[TOK_MERGE_BATCH], count;
+};
+enum status tok__merges_open(struct tok_merge_reader *m, struct tokenizer *t, const char *where,
+                             uint64_t count, struct err *err) KV_MUST_CHECK;
+/* entry: its number in messages. The strings are copied. */
+enum status tok__merges_add(struct tok_merge_reader *m, uint32_t entry, const char *left, size_t left_len,
+                            const char *right, size_t right_len) KV_MUST_CHECK;
+/* Looks up what is left; a fault of an earlier entry wins over `st`, which is answered otherwise. */
+enum status tok__merges_close(struct tok_merge_reader *m, enum status st) KV_MUST_CHECK;
+/* After tok__merges_open, in the place of the two: of a pair whose ids are known. */
+void tok__merges_put(struct tokenizer *t, uint32_t left, uint32_t right, uint32_t merged);
+void tok__merges_prefetch(const struct tokenizer *t, uint32_t left, uint32_t right);
 /* Gives an id that stands beyond the model's vocabulary its literal. */
 enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, size_t len,
                              struct err *err) KV_MUST_CHECK;
@@ -188,6 +207,17 @@ static inline uint32_t tok__char_id(const struct tokenizer *t, uint32_t cp)
     const uint32_t *page = t->char_pages[cp >> 8];
     return page && page[cp & 255] ? page[cp & 255] - 1 : TOK_NO_ID;
 }
+
+/* ---- tokenizer/load.c ---- */
+/* Makes the token of that id an added one, or changes its flags. */
+enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags,
+                           struct err *err) KV_MUST_CHECK;
+/* Keeps role: content; a later one replaces an earlier one. */
+enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
+                          struct err *err) KV_MUST_CHECK;
+/* What follows from vocabulary, merges, added tokens and steps, which are all there but for `extra`. */
+enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
+                        struct err *err) KV_MUST_CHECK;
 
 /* ---- tokenizer/text.c ---- */
 /* A text with, where runs of different control stand in it, the control of every byte. */

@@ -1,8 +1,8 @@
 /* tokenizer.json and its side files -> struct tokenizer. Every component is read by name; one that we don't
  * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
  */
+#include "config/base/json.h"
 #include "config/base/utf8.h"
-#include "engine/checkpoint/files.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -300,43 +300,26 @@ static enum status add_post_processor(struct loader *l, uint32_t node)
 
 /* ---- added tokens ---- */
 
-static struct tok_added *find_added(struct tokenizer *t, const char *content, size_t len)
+static struct tok_added *find_added(struct tokenizer *t, uint32_t id)
 {
-    uint32_t id = tok__literal_id(t, content, len);
-    if (id == TOK_NO_ID || !(t->flags[id] & TOK_ADDED)) return NULL;
-    for (size_t i = 0; i < t->added_count; i++) {
+    for (size_t i = 0; i < t->added_count && t->flags[id] & TOK_ADDED; i++)
         if (t->added[i].id == id) return &t->added[i];
-    }
     return NULL;
 }
 
-/* Adds a token whose literal stands at id already, or changes its flags. Takes content. */
-static enum status put_added(struct loader *l, uint32_t id, char *content, size_t len,
-                             const struct tok_added *flags)
+enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_added *flags, struct err *err)
 {
-    struct tokenizer *t = l->t;
-    struct tok_added *a = find_added(t, content, len);
-    if (a) {
-        free(content);
-    } else {
-        if (t->added_count == t->added_cap) {
-            size_t cap = t->added_cap ? t->added_cap * 2 : 64;
-            struct tok_added *p = realloc(t->added, cap * sizeof *p);
-            if (!p) {
-                free(content);
-                return err_set(l->err, ST_NOMEM, "added_tokens: out of memory");
-            }
-            t->added = p;
-            t->added_cap = cap;
-        }
-        a = &t->added[t->added_count++];
-        *a = (struct tok_added){.content = content, .len = len, .id = id};
+    struct tok_added *a = find_added(t, id);
+    if (!a && t->added_count == t->added_cap) {
+        size_t cap = t->added_cap ? t->added_cap * 2 : 64;
+        struct tok_added *p = realloc(t->added, cap * sizeof *p);
+        if (!p) return err_set(err, ST_NOMEM, "added_tokens: out of memory");
+        t->added = p;
+        t->added_cap = cap;
     }
-    a->single_word = flags->single_word;
-    a->lstrip = flags->lstrip;
-    a->rstrip = flags->rstrip;
-    a->normalized = flags->normalized;
-    a->special = flags->special;
+    if (!a) a = &t->added[t->added_count++];
+    *a = *flags;
+    a->id = id;
     unsigned bits = (t->flags[id] | TOK_ADDED) & ~(unsigned)TOK_SPECIAL;
     t->flags[id] = (uint8_t)(bits | (a->special ? TOK_SPECIAL : 0));
     return ST_OK;
@@ -369,28 +352,24 @@ static enum status read_added(struct loader *l, uint32_t list)
         (void)json_uint(l->d, json_get(l->d, node, "id"), &id); /* checked when the vocabulary was read */
         enum status st = read_flags(l, node, "added_tokens", false, &flags);
         if (!st) st = get_string(l, node, "added_tokens", "content", &content, &len);
+        if (!st && len > 0 && (st = tok__add_literal(t, (uint32_t)id, content, len, l->err)))
+            err_prefix(l->err, st, "added_tokens");
+        if (!st && len > 0) st = tok__put_added(t, (uint32_t)id, &flags, l->err);
+        free(content);
         if (st) return st;
-        if (len == 0) {
-            free(content);
-            continue;
-        }
-        if ((st = tok__add_literal(t, (uint32_t)id, content, len, l->err))) {
-            free(content);
-            return err_prefix(l->err, st, "added_tokens");
-        }
-        if ((st = put_added(l, (uint32_t)id, content, len, &flags))) return st;
     }
     return ST_OK;
 }
 
 /* What is searched in texts, and the tries over it; last, because side files may add tokens. */
-static enum status finish_added(struct loader *l)
+static enum status finish_added(struct tokenizer *t, struct err *err)
 {
-    struct tokenizer *t = l->t;
     enum status st = ST_OK;
     for (size_t i = 0; i < t->added_count && !st; i++) {
         struct tok_added *a = &t->added[i];
         struct tok_textbuf buf = {.mixed = false};
+        a->content = t->literals + t->literal[a->id].at;
+        a->len = t->literal[a->id].len;
         struct tok_text text = {.s = (const uint8_t *)a->content, .len = a->len};
         if (a->normalized) st = tok__normalize(t, &text, &buf);
         const void *needle = a->normalized ? buf.s : text.s;
@@ -402,7 +381,7 @@ static enum status finish_added(struct loader *l)
     }
     if (!st) st = tok__build_trie(&t->raw_trie, t->added, t->added_count, false);
     if (!st) st = tok__build_trie(&t->normal_trie, t->added, t->added_count, true);
-    return st ? err_set(l->err, st, "added_tokens: %s", status_name(st)) : ST_OK;
+    return st ? err_set(err, st, "added_tokens: %s", status_name(st)) : ST_OK;
 }
 
 /* ---- the model ---- */
@@ -481,58 +460,44 @@ static enum status read_tokenizer(struct loader *l)
 
 /* ---- side files ---- */
 
-/* Keeps "role": "content"; a later one replaces an earlier one. A named token of the vocabulary becomes a
- * special added token, as AutoTokenizer makes it one. */
+enum status tok__put_role(struct tokenizer *t, const char *role, const char *content, size_t len,
+                          struct err *err)
+{
+    size_t i = 0;
+    while (i < t->role_count && strcmp(t->roles[i].role, role) != 0) i++;
+    if (i == t->role_cap) {
+        size_t cap = t->role_cap ? 2 * t->role_cap : 16;
+        struct tok_role *p = realloc(t->roles, cap * sizeof *p);
+        if (!p) return err_set(err, ST_NOMEM, "special tokens: out of memory");
+        t->roles = p;
+        t->role_cap = cap;
+    }
+    struct tok_role *r = &t->roles[i];
+    if (i < t->role_count) free(r->content);
+    else *r = (struct tok_role){.role = strdup(role)};
+    t->role_count += i == t->role_count;
+    r->content = strndup(content, len);
+    return r->role && r->content ? ST_OK : err_set(err, ST_NOMEM, "special tokens: out of memory");
+}
+
+/* A named token of the vocabulary becomes a special added token, as AutoTokenizer makes it one. role NULL:
+ * that alone. */
 static enum status put_role(struct loader *l, const char *role, uint32_t value)
 {
-    struct tokenizer *t = l->t;
     bool object = json_kind(l->d, value) == JSON_OBJECT;
     uint32_t text = object ? json_get_live(l->d, value, "content") : value;
+    struct tok_added flags = {0};
     if (json_kind(l->d, text) != JSON_STRING) return ST_OK;
-    size_t len;
-    char *content = json_str_dup(l->d, text, &len), *name = role ? strdup(role) : NULL,
-         *copy = content ? strndup(content, len) : NULL;
-    enum status st = content && copy && (name || !role)
-                         ? ST_OK
-                         : err_set(l->err, ST_NOMEM, "special tokens: out of memory");
-    uint32_t id = !st && len > 0 ? tok__literal_id(t, content, len) : TOK_NO_ID;
-    if (!st && id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED)) {
-        struct tok_added flags = {.special = true};
-        if (object) st = read_flags(l, value, "special tokens", true, &flags);
-        flags.special = true;
-        if (!st) {
-            st = put_added(l, id, copy, len, &flags);
-            copy = NULL;
-        }
-    }
-    if (!st && name) {
-        size_t i = 0;
-        while (i < t->role_count && strcmp(t->roles[i].role, name) != 0) i++;
-        if (i == t->role_cap) {
-            size_t cap = t->role_cap ? 2 * t->role_cap : 16;
-            struct tok_role *p = realloc(t->roles, cap * sizeof *p);
-            if (p) {
-                t->roles = p;
-                t->role_cap = cap;
-            } else {
-                st = err_set(l->err, ST_NOMEM, "special tokens: out of memory");
-            }
-        }
-        if (!st) {
-            if (i < t->role_count) {
-                free(t->roles[i].role);
-                free(t->roles[i].content);
-            } else {
-                t->role_count++;
-            }
-            t->roles[i] = (struct tok_role){name, content};
-            name = content = NULL;
-        }
-    }
-    free(name);
+    size_t len = 0;
+    char *content = json_str_dup(l->d, text, &len);
+    if (!content) return err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+    enum status st = role ? tok__put_role(l->t, role, content, len, l->err) : ST_OK;
+    uint32_t id = len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
     free(content);
-    free(copy);
-    return st;
+    if (st || id == TOK_NO_ID || l->t->flags[id] & TOK_ADDED) return st;
+    if (object) st = read_flags(l, value, "special tokens", true, &flags);
+    flags.special = true;
+    return st ? st : tok__put_added(l->t, id, &flags, l->err);
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -583,8 +548,8 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
         st = read_flags(l, value, "added_tokens_decoder", false, &flags);
         if (!st) st = get_string(l, value, "added_tokens_decoder", "content", &content, &len);
         uint32_t id = !st && len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
-        if (id != TOK_NO_ID) st = put_added(l, id, content, len, &flags);
-        else free(content);
+        if (id != TOK_NO_ID) st = tok__put_added(l->t, id, &flags, l->err);
+        free(content);
         key = json_next(l->d, value);
     }
     return st;
@@ -607,76 +572,74 @@ static enum status read_side_file(struct tokenizer *t, const char *dir, const ch
                                   struct err *err)
 {
     struct json_doc doc = {0};
-    enum status st = checkpoint_json(dir, NULL, name, SIDE_FILE_BYTES_MAX, &doc, err);
-    if (st == ST_NOT_FOUND) return ST_OK;
-    if (st) return st;
-    struct loader l = {&doc, t, err};
-    st = read_side_doc(&l);
-    *overrides = json_get(&doc, 0, "added_tokens_decoder") != JSON_NONE;
-    json_free(&doc);
-    return st ? err_prefix(err, st, "%s/%s", dir, name) : ST_OK;
+    char *path;
+    enum status st = json_load(dir, name, SIDE_FILE_BYTES_MAX, &doc, &path, err);
+    if (!st) {
+        struct loader l = {&doc, t, err};
+        *overrides = json_get(&doc, 0, "added_tokens_decoder") != JSON_NONE;
+        if ((st = read_side_doc(&l))) err_prefix(err, st, "%s", path);
+        json_free(&doc);
+    }
+    free(path);
+    return st == ST_NOT_FOUND ? ST_OK : st;
 }
 
 /* ---- all of it ---- */
 
 /* A token of the vocabulary that isn't an added one yet becomes one; as transformers' add_tokens makes it. */
-static enum status add_extra(struct loader *l, const struct tok_extra *x)
+static enum status add_extra(struct tokenizer *t, const struct tok_extra *x, struct err *err)
 {
     enum status st = ST_OK;
     for (uint32_t i = 0; i < x->count && !st; i++) {
         char number[16] = "", *content;
         if (x->digits) snprintf(number, sizeof number, "%0*u", (int)x->digits, i);
         int n = asprintf(&content, "%s%s%s", x->prefix, number, x->suffix);
-        if (n < 0) return err_set(l->err, ST_NOMEM, "added tokens: out of memory");
-        uint32_t id = tok__literal_id(l->t, content, (size_t)n);
-        if (id == TOK_NO_ID || l->t->flags[id] & TOK_ADDED) {
-            free(content);
-            continue;
-        }
+        if (n < 0) return err_set(err, ST_NOMEM, "added tokens: out of memory");
+        uint32_t id = tok__literal_id(t, content, (size_t)n);
         struct tok_added flags = {.special = x->special, .normalized = !x->special};
-        st = put_added(l, id, content, (size_t)n, &flags);
+        free(content);
+        if (id != TOK_NO_ID && !(t->flags[id] & TOK_ADDED)) st = tok__put_added(t, id, &flags, err);
     }
     return st;
 }
 
-enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
+enum status tok__finish(struct tokenizer *t, const struct tok_extra *extra, size_t extra_count,
+                        struct err *err)
 {
-    return tok_load_extra(dir, NULL, NULL, 0, out, err);
+    enum status st = ST_OK;
+    for (size_t i = 0; i < extra_count && !st; i++) st = add_extra(t, &extra[i], err);
+    if (!st) st = finish_added(t, err);
+    return st ? st : tok__finish_vocab(t, err);
 }
 
-enum status tok_load_extra(const char *dir, const char *mmproj, const struct tok_extra *extra,
-                           size_t extra_count, struct tokenizer **out, struct err *err)
+enum status tok_load(const char *dir, struct tokenizer **out, struct err *err)
 {
-    static const char name[] = "tokenizer.json";
-    struct json_doc doc = {0};
-    enum status st = checkpoint_json(dir, mmproj, name, FILE_BYTES_MAX, &doc, err);
-    if (st) return st;
+    return tok_load_extra(dir, NULL, 0, out, err);
+}
+
+enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
+                           struct tokenizer **out, struct err *err)
+{
     struct tokenizer *t = calloc(1, sizeof *t);
-    if (!t) {
-        json_free(&doc);
-        return err_set(err, ST_NOMEM, "%s: out of memory", dir);
-    }
-    struct loader l = {&doc, t, err};
-    st = read_tokenizer(&l);
-    json_free(&doc);
+    struct json_doc doc = {0};
+    char *path = NULL;
     bool overrides = false, unused;
-    if (st) err_prefix(err, st, "%s/%s", dir, name);
-    else st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
-    /* AutoTokenizer reads the older file only beside a tokenizer_config.json without added_tokens_decoder,
-     * and then prefers it.
-     */
-    if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
-    l.d = NULL;
-    for (size_t i = 0; i < extra_count && !st; i++)
-        if ((st = add_extra(&l, &extra[i]))) err_prefix(err, st, "%s/%s", dir, name);
-    if (!st && (st = finish_added(&l))) err_prefix(err, st, "%s/%s", dir, name);
-    if (!st && (st = tok__finish_vocab(t, err))) err_prefix(err, st, "%s/%s", dir, name);
-    if (st) {
-        tok_free(t);
-        return st;
+    enum status st = t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err)
+                       : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    if (!st) {
+        struct loader l = {&doc, t, err};
+        if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);
+        json_free(&doc);
+        if (!st) st = read_side_file(t, dir, "tokenizer_config.json", &overrides, err);
+        /* AutoTokenizer reads the older file only beside a tokenizer_config.json without
+         * added_tokens_decoder, and then prefers it. */
+        if (!st && !overrides) st = read_side_file(t, dir, "special_tokens_map.json", &unused, err);
+        if (!st && (st = tok__finish(t, extra, extra_count, err))) err_prefix(err, st, "%s", path);
     }
-    *out = t;
-    return ST_OK;
+    free(path);
+    if (st) tok_free(t);
+    else *out = t;
+    return st;
 }
 
 void tok_free(struct tokenizer *t)
@@ -701,10 +664,7 @@ void tok_free(struct tokenizer *t)
         free(t->decode_replace[i].to);
         free(t->splits[i].literal);
     }
-    for (size_t i = 0; i < t->added_count; i++) {
-        free(t->added[i].content);
-        free(t->added[i].needle);
-    }
+    for (size_t i = 0; i < t->added_count; i++) free(t->added[i].needle);
     free(t->added);
     tok__trie_fini(&t->raw_trie);
     tok__trie_fini(&t->normal_trie);

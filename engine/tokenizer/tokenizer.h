@@ -1,7 +1,7 @@
-/* tokenizer.json -> ids and back: the BPE families of the checkpoints that we serve (byte-level with a
- * pre-tokenizer; SentencePiece-style with byte fallback), added tokens, incremental detokenizing. Reference:
- * the `tokenizers` library. A loaded tokenizer is immutable and shared by all threads; encode uses only the
- * caller's stack and heap. */
+/* tokenizer.json or GGUF metadata -> ids and back: the BPE families of the checkpoints that we serve
+ * (byte-level with a pre-tokenizer; SentencePiece-style with byte fallback), added tokens, incremental
+ * detokenizing. Reference: the `tokenizers` library. A loaded tokenizer is immutable and shared by all
+ * threads; encode uses only the caller's stack and heap. */
 #ifndef KVASIR_TOKENIZER_H
 #define KVASIR_TOKENIZER_H
 
@@ -14,9 +14,8 @@
 
 struct tokenizer;
 
-/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist; of a
- * GGUF file in the place of DIR what its metadata says of them. ST_UNSUPPORTED names a component type, a
- * pattern or an option that we don't have; never guesses. */
+/* Reads DIR/tokenizer.json, and DIR/tokenizer_config.json, DIR/special_tokens_map.json where they exist.
+ * ST_UNSUPPORTED names a component type, a pattern or an option that we don't have; never guesses. */
 enum status tok_load(const char *dir, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
 /* Tokens that a family's processor adds to the tokenizer that the files describe: PREFIX, a number of
  * `digits` digits from 0 to count - 1 (none with digits 0), SUFFIX. */
@@ -25,10 +24,46 @@ struct tok_extra {
     uint32_t digits, count;
     bool special;
 };
-/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. mmproj: the GGUF
- * file of the model's tower, or NULL. */
-enum status tok_load_extra(const char *dir, const char *mmproj, const struct tok_extra *extra,
-                           size_t extra_count, struct tokenizer **out, struct err *err) KV_MUST_CHECK;
+/* The same, and those of the tokens in `extra` that the vocabulary has become added tokens. */
+enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_t extra_count,
+                           struct tokenizer **out, struct err *err) KV_MUST_CHECK;
+
+/* The pre-tokenizers that we have, by their regular expressions in load.c. */
+enum tok_pattern {
+    TOK_PATTERN_DIGIT,
+    TOK_PATTERN_DIGITS3,
+    TOK_PATTERN_DIGIT_MARKS,
+    TOK_PATTERN_PLAIN,
+    TOK_PATTERN_LITERAL
+};
+enum tok_bos {
+    TOK_BOS_IF_STATED,  /* tokenizer.ggml.add_bos_token decides; without it there is none */
+    TOK_BOS_UNLESS_NOT, /* it decides; without it there is one */
+    TOK_BOS_ALWAYS,     /* whatever it says: early files of this kind are wrong about it */
+};
+/* What a GGUF file says of its tokenizer by name only. */
+struct tok_gguf_kind {
+    const char *model;      /* tokenizer.ggml.model */
+    const char *pre;        /* tokenizer.ggml.pre, several between bars; NULL: whatever it is, if anything */
+    bool byte_level;        /* false: SentencePiece-style, with U+2581 for spaces and <0xNN> for the bytes of
+                             * characters without a token */
+    enum tok_pattern split; /* byte-level: the pre-tokenizer */
+    bool nfc;               /* the text is normalised first */
+    /* User-defined tokens and markers are special in the original; the converter marked some so that other
+     * servers show them. */
+    bool user_special;
+    /* NULL-terminated: tokens that are special in the original and in some files are normal ones. */
+    const char *const *markers;
+    /* NULL, or: where the model has a tower and `picture` is no token that the embedding has a row for,
+     * `spare`, which nobody writes, takes its name. */
+    const char *picture, *spare;
+    enum tok_bos bos;
+};
+struct gguf;
+/* From a GGUF file's metadata. tower: the model has one, in another file. */
+enum status tok_load_gguf(const struct gguf *g, const struct tok_gguf_kind *kind, bool tower,
+                          const struct tok_extra *extra, size_t extra_count, struct tokenizer **out,
+                          struct err *err) KV_MUST_CHECK;
 void tok_free(struct tokenizer *t); /* NULL is fine */
 /* Guards every added token whose content occurs in `text`, the source of the checkpoint's chat template: what
  * the template writes is control, so nobody may type it. To be called before the tokenizer is shared. */

@@ -1,5 +1,6 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the
  * proof of where a text may be cut. Writes only while a tokenizer is being loaded. */
+#include "config/base/json.h"
 #include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -128,8 +129,18 @@ enum status tok__add_literal(struct tokenizer *t, uint32_t id, const char *s, si
     return ST_OK;
 }
 
-static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab,
-                                  uint32_t added, struct err *err)
+enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t strings, struct err *err)
+{
+    t->vocab_size = (uint32_t)highest + 1;
+    t->literal = calloc(t->vocab_size, sizeof *t->literal);
+    t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
+    t->flags = calloc(t->vocab_size, 1);
+    if (t->literal && t->bytes && t->flags && !index_init(&t->by_literal, strings)) return ST_OK;
+    return err_set(err, ST_NOMEM, "vocabulary: out of memory");
+}
+
+static enum status allocate_for(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
+                                struct err *err)
 {
     uint64_t id, highest = 0;
     uint32_t node = json_first(d, vocab);
@@ -148,21 +159,14 @@ static enum status allocate_vocab(struct tokenizer *t, const struct json_doc *d,
         }
         if (id > highest) highest = id;
     }
-    t->vocab_size = (uint32_t)highest + 1;
-    t->literal = calloc(t->vocab_size, sizeof *t->literal);
-    t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
-    t->flags = calloc(t->vocab_size, 1);
-    size_t strings = (size_t)json_count(d, vocab) + json_count(d, added);
-    if (!t->literal || !t->bytes || !t->flags || index_init(&t->by_literal, strings))
-        return err_set(err, ST_NOMEM, "vocabulary: out of memory");
-    return ST_OK;
+    return tok__allocate_vocab(t, highest, (size_t)json_count(d, vocab) + json_count(d, added), err);
 }
 
 enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
                             struct err *err)
 {
     if (json_kind(d, vocab) != JSON_OBJECT) return err_set(err, ST_FORMAT, "model.vocab is not an object");
-    enum status st = allocate_vocab(t, d, vocab, added, err);
+    enum status st = allocate_for(t, d, vocab, added, err);
     struct scratch tmp = {NULL, 0};
     uint32_t node = json_first(d, vocab);
     for (uint32_t i = 0; i < json_count(d, vocab) && !st; i++) {
@@ -170,7 +174,7 @@ enum status tok__read_vocab(struct tokenizer *t, const struct json_doc *d, uint3
         uint64_t id = 0;
         const char *s;
         size_t len;
-        (void)json_uint(d, value, &id); /* checked by allocate_vocab */
+        (void)json_uint(d, value, &id); /* checked by allocate_for */
         if ((st = get_string(d, node, &tmp, &s, &len)))
             err_set(err, st, "model.vocab: entry %u: %s", i, status_name(st));
         else if (!(st = tok__add_literal(t, (uint32_t)id, s, len, err))) t->flags[id] |= TOK_IN_MODEL;
@@ -188,18 +192,127 @@ static uint32_t merge_home(const struct tok_merges *m, uint64_t key)
     return (uint32_t)((key * 0x9E3779B97F4A7C15u) >> m->shift);
 }
 
-static void put_merge(struct tok_merges *m, uint32_t left, uint32_t right, uint32_t rank)
+void tok__merges_prefetch(const struct tokenizer *t, uint32_t left, uint32_t right)
 {
+    const struct tok_merges *m = &t->merges;
+    __builtin_prefetch(&m->slots[merge_home(m, (uint64_t)left << TOK_ID_BITS | right) & m->mask]);
+}
+
+void tok__merges_put(struct tokenizer *t, uint32_t left, uint32_t right, uint32_t merged)
+{
+    struct tok_merges *m = &t->merges;
     uint64_t key = (uint64_t)left << TOK_ID_BITS | right;
     uint32_t at = merge_home(m, key);
     while (m->slots[at & m->mask] != UINT64_MAX && m->slots[at & m->mask] >> TOK_RANK_BITS != key) at++;
-    m->slots[at & m->mask] = key << TOK_RANK_BITS | rank; /* of equal pairs the last one counts */
+    m->slots[at & m->mask] = key << TOK_RANK_BITS | m->count; /* of equal pairs the last one counts */
+    m->merged[m->count++] = merged;
 }
 
 static uint32_t model_id(const struct tokenizer *t, const char *s, size_t len)
 {
     uint32_t id = tok__literal_id(t, s, len);
     return id != TOK_NO_ID && t->flags[id] & TOK_IN_MODEL ? id : TOK_NO_ID;
+}
+
+enum status tok__merges_open(struct tok_merge_reader *r, struct tokenizer *t, const char *where,
+                             uint64_t count, struct err *err)
+{
+    struct tok_merges *m = &t->merges;
+    unsigned bits = 4;
+    *r = (struct tok_merge_reader){.t = t, .where = where, .err = err};
+    if (count >= TOK_RANK_LIMIT)
+        return err_set(err, ST_UNSUPPORTED, "%s: %llu merges, fewer than %u are supported", where,
+                       (unsigned long long)count, TOK_RANK_LIMIT);
+    while (((size_t)1 << bits) < 2 * (size_t)count + 2) bits++;
+    size_t slots = (size_t)1 << bits;
+    m->slots = malloc(slots * sizeof *m->slots);
+    m->merged = calloc((size_t)count + 1, sizeof *m->merged);
+    if (!m->slots || !m->merged) return err_set(err, ST_NOMEM, "%s: out of memory", where);
+    memset(m->slots, 0xFF, slots * sizeof *m->slots);
+    m->mask = (uint32_t)(slots - 1);
+    m->shift = 64 - bits;
+    return ST_OK;
+}
+
+/* Part 0 and 1 of a merge, 2: both. */
+static const char *batch_string(const struct tok_merge_reader *b, uint32_t i, int part, size_t *len)
+{
+    *len = part == 2 ? b->len[i][0] + b->len[i][1] : b->len[i][part];
+    return b->text + b->at[i] + (part == 1 ? b->len[i][0] : 0);
+}
+
+/* What all of the batch will touch is asked for before any of it is waited for. */
+static void batch_prefetch(const struct tok_merge_reader *b)
+{
+    const struct tokenizer *t = b->t;
+    const struct tok_index *x = &t->by_literal;
+    const uint64_t *slot[TOK_MERGE_BATCH][3];
+    size_t len;
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++) {
+            const char *s = batch_string(b, i, part, &len);
+            slot[i][part] = &x->slots[(uint32_t)tok__hash(s, len) & x->mask];
+            __builtin_prefetch(slot[i][part]);
+        }
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++)
+            if (*slot[i][part]) __builtin_prefetch(&t->literal[(uint32_t)*slot[i][part] - 1]);
+    for (uint32_t i = 0; i < b->count; i++)
+        for (int part = 0; part < 3; part++)
+            if (*slot[i][part]) __builtin_prefetch(t->literals + t->literal[(uint32_t)*slot[i][part] - 1].at);
+}
+
+static enum status refuse_merge(const struct tok_merge_reader *b, enum status st, uint32_t entry)
+{
+    return err_set(b->err, st, "%s: entry %u is not a pair of tokens whose union is a token: %s", b->where,
+                   entry, status_name(st));
+}
+
+static enum status batch_flush(struct tok_merge_reader *b)
+{
+    uint32_t id[TOK_MERGE_BATCH][3];
+    batch_prefetch(b);
+    for (uint32_t i = 0; i < b->count; i++) {
+        for (int part = 0; part < 3; part++) {
+            size_t len;
+            const char *s = batch_string(b, i, part, &len);
+            id[i][part] = model_id(b->t, s, len);
+            if (id[i][part] == TOK_NO_ID) return refuse_merge(b, ST_FORMAT, b->entry[i]);
+        }
+        tok__merges_prefetch(b->t, id[i][0], id[i][1]);
+    }
+    for (uint32_t i = 0; i < b->count; i++) tok__merges_put(b->t, id[i][0], id[i][1], id[i][2]);
+    b->count = 0;
+    b->used = 0;
+    return ST_OK;
+}
+
+enum status tok__merges_add(struct tok_merge_reader *b, uint32_t entry, const char *left, size_t left_len,
+                            const char *right, size_t right_len)
+{
+    size_t n = left_len + right_len;
+    if (left_len == 0 || right_len == 0) return refuse_merge(b, ST_FORMAT, entry);
+    if (n > b->cap - b->used) {
+        char *p = realloc(b->text, 2 * (b->used + n));
+        if (!p) return err_set(b->err, ST_NOMEM, "%s: out of memory", b->where);
+        b->text = p;
+        b->cap = 2 * (b->used + n);
+    }
+    memcpy(b->text + b->used, left, left_len);
+    memcpy(b->text + b->used + left_len, right, right_len);
+    b->at[b->count] = b->used;
+    b->len[b->count][0] = left_len;
+    b->len[b->count][1] = right_len;
+    b->used += n;
+    b->entry[b->count++] = entry;
+    return b->count < TOK_MERGE_BATCH ? ST_OK : batch_flush(b);
+}
+
+enum status tok__merges_close(struct tok_merge_reader *b, enum status st)
+{
+    enum status before = b->count < TOK_MERGE_BATCH && b->t->merges.merged ? batch_flush(b) : ST_OK;
+    free(b->text);
+    return before ? before : st;
 }
 
 /* The two strings of one entry: "a b" or ["a", "b"]. *skip: a "#version" line. */
@@ -227,130 +340,24 @@ static enum status merge_parts(const struct json_doc *d, uint32_t node, struct s
     return get_string(d, json_next(d, first), &tmp[1], &s[1], &len[1]);
 }
 
-/* Merges are looked up in batches: what all of them will touch is asked for before any of them waits for it.
- */
-#define MERGE_BATCH 16u
-
-struct merge_batch {
-    struct scratch text; /* left and right of each, one behind the other */
-    size_t used;
-    size_t at[MERGE_BATCH], len[MERGE_BATCH][2];
-    uint32_t count;
-};
-
-static enum status batch_add(struct merge_batch *b, const char *s[2], const size_t len[2])
-{
-    size_t n = len[0] + len[1];
-    if (len[0] == 0 || len[1] == 0) return ST_FORMAT;
-    if (n > b->text.cap - b->used) {
-        char *p = realloc(b->text.p, 2 * (b->used + n));
-        if (!p) return ST_NOMEM;
-        b->text.p = p;
-        b->text.cap = 2 * (b->used + n);
-    }
-    memcpy(b->text.p + b->used, s[0], len[0]);
-    memcpy(b->text.p + b->used + len[0], s[1], len[1]);
-    b->at[b->count] = b->used;
-    memcpy(b->len[b->count], len, sizeof b->len[0]);
-    b->used += n;
-    b->count++;
-    return ST_OK;
-}
-
-/* Part 0 and 1 of a merge, 2: both. */
-static const char *batch_string(const struct merge_batch *b, uint32_t i, int part, size_t *len)
-{
-    *len = part == 2 ? b->len[i][0] + b->len[i][1] : b->len[i][part];
-    return b->text.p + b->at[i] + (part == 1 ? b->len[i][0] : 0);
-}
-
-static void batch_prefetch(const struct tokenizer *t, const struct merge_batch *b)
-{
-    const struct tok_index *x = &t->by_literal;
-    const uint64_t *slot[MERGE_BATCH][3];
-    size_t len;
-    for (uint32_t i = 0; i < b->count; i++)
-        for (int part = 0; part < 3; part++) {
-            const char *s = batch_string(b, i, part, &len);
-            slot[i][part] = &x->slots[(uint32_t)tok__hash(s, len) & x->mask];
-            __builtin_prefetch(slot[i][part]);
-        }
-    for (uint32_t i = 0; i < b->count; i++)
-        for (int part = 0; part < 3; part++)
-            if (*slot[i][part]) __builtin_prefetch(&t->literal[(uint32_t)*slot[i][part] - 1]);
-    for (uint32_t i = 0; i < b->count; i++)
-        for (int part = 0; part < 3; part++)
-            if (*slot[i][part]) __builtin_prefetch(t->literals + t->literal[(uint32_t)*slot[i][part] - 1].at);
-}
-
-/* Empties the batch. *failed: which of it is none. */
-static enum status batch_flush(struct tokenizer *t, struct merge_batch *b, uint32_t *failed)
-{
-    struct tok_merges *m = &t->merges;
-    uint32_t id[MERGE_BATCH][3];
-    batch_prefetch(t, b);
-    for (uint32_t i = 0; i < b->count; i++) {
-        for (int part = 0; part < 3; part++) {
-            size_t len;
-            const char *s = batch_string(b, i, part, &len);
-            id[i][part] = model_id(t, s, len);
-            *failed = i;
-            if (id[i][part] == TOK_NO_ID) return ST_FORMAT;
-        }
-        __builtin_prefetch(&m->slots[merge_home(m, (uint64_t)id[i][0] << TOK_ID_BITS | id[i][1]) & m->mask]);
-    }
-    for (uint32_t i = 0; i < b->count; i++) {
-        put_merge(m, id[i][0], id[i][1], m->count);
-        m->merged[m->count++] = id[i][2];
-    }
-    b->count = 0;
-    b->used = 0;
-    return ST_OK;
-}
-
 enum status tok__read_merges(struct tokenizer *t, const struct json_doc *d, uint32_t merges, struct err *err)
 {
     if (json_kind(d, merges) != JSON_ARRAY) return err_set(err, ST_FORMAT, "model.merges is not an array");
-    uint32_t count = json_count(d, merges);
-    if (count >= TOK_RANK_LIMIT)
-        return err_set(err, ST_UNSUPPORTED, "model.merges: %u merges, fewer than %u are supported", count,
-                       TOK_RANK_LIMIT);
-    struct tok_merges *m = &t->merges;
-    unsigned bits = 4;
-    while (((size_t)1 << bits) < 2 * (size_t)count + 2) bits++;
-    size_t slots = (size_t)1 << bits;
-    m->slots = malloc(slots * sizeof *m->slots);
-    m->merged = calloc((size_t)count + 1, sizeof *m->merged);
-    if (!m->slots || !m->merged) return err_set(err, ST_NOMEM, "model.merges: out of memory");
-    memset(m->slots, 0xFF, slots * sizeof *m->slots);
-    m->mask = (uint32_t)(slots - 1);
-    m->shift = 64 - bits;
-
     struct scratch tmp[2] = {{NULL, 0}, {NULL, 0}};
-    struct merge_batch b = {.count = 0};
-    uint32_t entry[MERGE_BATCH], wrong = 0, failed;
-    enum status st = ST_OK;
-    enum json_kind kind = json_kind(d, json_first(d, merges));
-    uint32_t node = json_first(d, merges);
+    struct tok_merge_reader m;
+    uint32_t count = json_count(d, merges), node = json_first(d, merges);
+    enum json_kind kind = json_kind(d, node);
+    enum status st = tok__merges_open(&m, t, "model.merges", count, err);
     for (uint32_t i = 0; i < count && !st; i++, node = json_next(d, node)) {
         const char *s[2];
         size_t len[2];
         bool skip = false;
-        st = json_kind(d, node) == kind ? merge_parts(d, node, tmp, s, len, &skip) : ST_FORMAT;
-        entry[b.count] = wrong = i;
-        if (!st && !skip) st = batch_add(&b, s, len);
-        if (!st && b.count < MERGE_BATCH && i + 1 < count) continue;
-        enum status before = batch_flush(t, &b, &failed);
-        if (!before) continue;
-        st = before; /* an earlier entry than one that can't be read */
-        wrong = entry[failed];
+        enum status read = json_kind(d, node) == kind ? merge_parts(d, node, tmp, s, len, &skip) : ST_FORMAT;
+        if (read) st = refuse_merge(&m, read, i);
+        else if (!skip) st = tok__merges_add(&m, i, s[0], len[0], s[1], len[1]);
     }
-    if (st)
-        err_set(err, st, "model.merges: entry %u is not a pair of tokens whose union is a token: %s", wrong,
-                status_name(st));
     for (int i = 0; i < 2; i++) free(tmp[i].p);
-    free(b.text.p);
-    return st;
+    return tok__merges_close(&m, st);
 }
 
 /* ---- what a token stands for ---- */

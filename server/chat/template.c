@@ -1,7 +1,8 @@
 /* See template.h: loading, and the render itself. */
 #include "server/chat/template_internal.h"
 
-#include "engine/checkpoint/files.h"
+#include "config/base/file.h"
+#include "config/gguf/gguf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +90,7 @@ static enum status load_json(const char *dir, const char *name, struct template 
     size_t len = 0;
     json_error_t je;
     const json_t *plain, *tools;
-    enum status st = checkpoint_text(dir, name, CONFIG_BYTES_MAX, &text, &len, err);
+    enum status st = file_text_in(dir, name, CONFIG_BYTES_MAX, NULL, &text, &len, err);
     if (st) return st;
     /* Integers as reals: "model_max_length" of a release is 10^30, which jansson refuses as an integer. */
     json_t *root = json_loadb(text, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
@@ -110,9 +111,9 @@ static enum status load_source(const char *dir, struct template **out, struct er
                       tool_name[] = "additional_chat_templates/tool_use.jinja";
     char *text = NULL, *tool = NULL;
     size_t len = 0, tool_len = 0;
-    enum status st = checkpoint_text(dir, name, TEMPLATE_BYTES_MAX, &text, &len, err);
+    enum status st = file_text_in(dir, name, TEMPLATE_BYTES_MAX, NULL, &text, &len, err);
     if (st) return st;
-    st = checkpoint_text(dir, tool_name, TEMPLATE_BYTES_MAX, &tool, &tool_len, err);
+    st = file_text_in(dir, tool_name, TEMPLATE_BYTES_MAX, NULL, &tool, &tool_len, err);
     if (st == ST_NOT_FOUND) st = ST_OK;
     if (!st) {
         st = template_create(text, len, tool, tool_len, NULL, out, err);
@@ -123,11 +124,26 @@ static enum status load_source(const char *dir, struct template **out, struct er
     return st;
 }
 
+static enum status load_gguf(const char *model, struct template **out, struct err *err)
+{
+    struct gguf *g;
+    struct gguf_text plain, tools = {NULL, 0};
+    enum status st = gguf_open(model, &g, err);
+    if (st) return st;
+    (void)gguf_string(gguf_get(g, "tokenizer.chat_template.tool_use"), &tools);
+    if (!gguf_string(gguf_get(g, "tokenizer.chat_template"), &plain)) st = ST_NOT_FOUND;
+    else if ((st = template_create(plain.p, plain.len, tools.p, tools.len, NULL, out, err)))
+        err_prefix(err, st, "%s: tokenizer.chat_template", model);
+    gguf_close(g);
+    return st;
+}
+
 enum status template_load(const char *dir, struct template **out, struct err *err)
 {
     static const char *const files[] = {"chat_template.json", "tokenizer_config.json"};
-    enum status st = load_source(dir, out, err);
-    for (size_t i = 0; st == ST_NOT_FOUND && i < 2; i++) st = load_json(dir, files[i], out, err);
+    bool gguf = gguf_is(dir);
+    enum status st = gguf ? load_gguf(dir, out, err) : load_source(dir, out, err);
+    for (size_t i = 0; st == ST_NOT_FOUND && !gguf && i < 2; i++) st = load_json(dir, files[i], out, err);
     return st == ST_NOT_FOUND ? err_set(err, st, "%s: the checkpoint has no chat template", dir) : st;
 }
 

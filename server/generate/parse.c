@@ -60,7 +60,7 @@ static enum status parse_sampling(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
     struct sampling_params *s = &g->p.sampling;
-    const struct model_generation_defaults *d = &g->r->srv->model->info->generation;
+    const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
     double temperature = use && d->has_temperature ? d->temperature : 1.0;
     if (use && d->has_do_sample && !d->do_sample) temperature = 0;
@@ -106,7 +106,7 @@ static int bias_order(const void *a, const void *b)
 static enum status parse_bias(struct gen *g, json_t *root)
 {
     struct api_error *e = &g->r->answer.error;
-    const struct model_generation_defaults *d = &g->r->srv->model->info->generation;
+    const struct hf_generation *d = &g->r->srv->model->info->generation;
     bool use = strcmp(g->r->srv->opt->generation_config, "auto") == 0;
     uint32_t never = use ? d->suppress_count : 0;
     json_t *map = field(root, "logit_bias");

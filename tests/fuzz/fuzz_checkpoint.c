@@ -1,8 +1,8 @@
 /* Files of a checkpoint: config.json if the input begins with a brace, a GGUF file by its first bytes, else a
  * safetensors file. */
-#include "engine/checkpoint/files.h"
 #include "engine/checkpoint/safetensors.h"
 #include "engine/families/families.h"
+#include "server/chat/template.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +27,19 @@ static void config(const char *text, size_t len)
 /* What a GGUF file has in the place of a directory's files. */
 static void from_metadata(const char *path)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json", "chat_template.jinja"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        struct err err = {""};
-        char *text;
-        size_t len;
-        if (!checkpoint_text(path, names[i], 1u << 24, &text, &len, &err)) free(text);
-        else if (!err.msg[0]) abort();
-    }
+    static struct hf_config cfg;
+    struct hf_generation generation;
+    struct model_desc desc;
+    struct tokenizer *t;
+    struct template *chat;
+    struct err err[4] = {{""}};
+    if (!family_load(path, NULL, &cfg, &desc, &err[0])) model_desc_free(&desc);
+    else if (!err[0].msg[0]) abort();
+    if (family_load_generation(path, &generation, &err[1]) && !err[1].msg[0]) abort();
+    if (!family_load_tokenizer(path, NULL, NULL, &t, &err[2])) tok_free(t);
+    else if (!err[2].msg[0]) abort();
+    if (!template_load(path, &chat, &err[3])) template_free(chat);
+    else if (!err[3].msg[0]) abort();
 }
 
 static void tensors(const uint8_t *data, size_t size)
@@ -48,7 +52,7 @@ static void tensors(const uint8_t *data, size_t size)
     if (fd < 0 || write(fd, data, size) != (ssize_t)size) abort();
     bool gguf = size >= 4 && memcmp(data, "GGUF", 4) == 0;
     if (gguf) from_metadata(path);
-    if (gguf ? checkpoint_open(path, NULL, &f, &err) : stf_open_file(path, &f, &err)) {
+    if (gguf ? family_open(path, NULL, &f, &err) : stf_open_file(path, &f, &err)) {
         if (!err.msg[0]) abort();
     } else {
         uint64_t sum = 0;

@@ -1,4 +1,5 @@
 /* Pictures and videos of clients: a data: URI, or a file itself. */
+#include "engine/families/families.h"
 #include "server/media/image_in.h"
 #include "server/media/video.h"
 
@@ -37,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct image_config cfg;
     struct err err = {""};
-    if (!cfg.depth && image_config_load("tests/golden/qwen/qwen3_vl_f32", NULL, "qwen3_vl", &cfg, &err))
+    if (!cfg.depth && family_load_images("tests/golden/qwen/qwen3_vl_f32", NULL, "qwen3_vl", &cfg, &err))
         abort();
     uint8_t *bytes = NULL;
     size_t len = 0;

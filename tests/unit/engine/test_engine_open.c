@@ -1,4 +1,5 @@
 /* Opening, inspecting, limits, block copies, made-up weights: engine.h apart from the numbers of a step. */
+#include "engine/checkpoint/weights.h"
 #include "engine/families/families.h"
 #include "engine/internal.h"
 #include "engine/model/model_desc.h"

@@ -3,8 +3,8 @@
  * ones get a clear line or are read, and nothing crashes (run this under the address and undefined
  * sanitizers). */
 #include "config/gguf/gguf.h"
-#include "engine/checkpoint/files.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/families/families.h"
 
 #include <math.h>
@@ -42,8 +42,7 @@ static void load(struct side *s, const char *model, const char *mmproj)
 {
     struct err err = {""};
     s->config = calloc(1, sizeof *s->config);
-    if (family_load(model, mmproj, s->config, &s->desc, &err) ||
-        checkpoint_open(model, mmproj, &s->files, &err))
+    if (family_load(model, mmproj, s->config, &s->desc, &err) || family_open(model, mmproj, &s->files, &err))
         fail_msg("%s", err.msg);
     model_desc_settle(&s->desc, s->files);
 }
@@ -220,11 +219,11 @@ static void test_same_models(void **state)
 
 static void expect(const char *model, const char *mmproj, enum status want, const char *says)
 {
+    static struct hf_config config;
+    struct model_desc desc;
     struct err err = {""};
-    char *text;
-    size_t len;
-    enum status st = checkpoint_pair_text(model, mmproj, "config.json", 1 << 20, &text, &len, &err);
-    if (!st) free(text);
+    enum status st = family_load(model, mmproj, &config, &desc, &err);
+    model_desc_free(&desc);
     if (st != want || (want && !strstr(err.msg, says))) fail_msg("%s: \"%s\"", status_name(st), err.msg);
 }
 
@@ -239,6 +238,92 @@ static void test_wrong_files(void **state)
     expect("tests/golden/qwen/qwen3_vl_f32", GOLDEN "qwen3_vl-mmproj.gguf", ST_INVALID, "GGUF");
 }
 
+static uint8_t *read_file(const char *path, size_t *len)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    *len = (size_t)ftell(f);
+    rewind(f);
+    uint8_t *p = malloc(*len);
+    assert_int_equal(fread(p, 1, *len, f), *len);
+    fclose(f);
+    return p;
+}
+
+/* One number of a file's metadata is another. */
+static void change(const char *from, const char *to, const char *key, uint32_t number)
+{
+    size_t len;
+    uint8_t *p = read_file(from, &len), *at = memmem(p, len, key, strlen(key));
+    assert_non_null(at);
+    memcpy(at + strlen(key) + 4, &number, sizeof number);
+    FILE *f = fopen(to, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(p, 1, len, f), len);
+    fclose(f);
+    free(p);
+}
+
+/* A fault names the file that has it, its own key and what may stand there. */
+static void test_wrong_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *mmproj, *key;
+        uint32_t number;
+        const char *says;
+    } wrong[] = {
+        {GOLDEN "qwen3_moe.gguf", NULL, "qwen3moe.block_count", 0,
+         "block_count: must be an integer from 1 to 512"},
+        {GOLDEN "qwen3_moe.gguf", NULL, "expert_used_count", 65, "expert_used_count: must be an integer"},
+        {GOLDEN "qwen3_moe.gguf", NULL, "rope.freq_base", 0, "rope.freq_base: must be a number from 1"},
+        {GOLDEN "qwen2_vl.gguf", GOLDEN "qwen2_vl-mmproj.gguf", "vision.attention.head_count", 3,
+         "num_heads"},
+        {GOLDEN "qwen2_vl.gguf", GOLDEN "qwen2_vl-mmproj.gguf", "vision.block_count", 4000,
+         "clip.vision.block_count: must be an integer from 1 to 512"},
+        {GOLDEN "gemma3.gguf", GOLDEN "gemma3-mmproj.gguf", "projector.scale_factor", 9,
+         "clip.vision.projector.scale_factor: must be"},
+    };
+    char path[] = "/tmp/kvasir-test-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        bool tower = wrong[i].mmproj != NULL;
+        change(tower ? wrong[i].mmproj : wrong[i].model, path, wrong[i].key, wrong[i].number);
+        expect(tower ? wrong[i].model : path, tower ? path : NULL, ST_FORMAT, wrong[i].says);
+    }
+    unlink(path);
+}
+
+/* What the processor makes is what the tower takes; areas are those of the tower's file. */
+static void test_images(void **state)
+{
+    (void)state;
+    uint32_t towers = 0;
+    for (int i = 0; i < CASES; i++) {
+        struct side s = {0};
+        struct image_config c;
+        struct err err = {""};
+        if (!cases[i].mmproj) continue;
+        load(&s, cases[i].model, cases[i].mmproj);
+        if (family_load_images(cases[i].model, cases[i].mmproj, s.config->model_type, &c, &err))
+            fail_msg("%s", err.msg);
+        if (c.dynamic) {
+            assert_true(c.patch == s.desc.vision.patch && c.merge == s.desc.vision.merge && c.video);
+            assert_true(c.budgets ? c.area_max == 280ull * c.patch * c.patch * c.merge * c.merge
+                                  : c.area_min == 256 && c.area_max == 2560);
+        } else {
+            assert_true(c.width == s.desc.vision.image_size && c.height == c.width);
+        }
+        unload(&s);
+        assert_int_equal(family_load_images(cases[i].model, NULL, "gemma3", &c, &err), ST_NOT_FOUND);
+        towers++;
+    }
+    assert_int_equal(towers, 5);
+}
+
 static uint32_t random_below(uint64_t *seed, uint32_t n)
 {
     *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -248,24 +333,27 @@ static uint32_t random_below(uint64_t *seed, uint32_t n)
 /* Everything that is done with a file before its numbers are used. */
 static void use(const char *model, const char *mmproj)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "preprocessor_config.json",
-                                        "video_preprocessor_config.json", "tokenizer.json"};
     static struct hf_config config;
     struct err err = {""};
     struct model_desc desc;
     struct stf_files *files;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char *text;
-        size_t len;
-        err.msg[0] = '\0';
-        if (!checkpoint_pair_text(model, mmproj, names[i], 1 << 20, &text, &len, &err)) free(text);
-        else if (!err.msg[0]) fail_msg("%s: a fault without a word", names[i]);
+    struct hf_generation generation;
+    struct image_config images;
+    const struct family_prompt *prompt;
+    if (family_load_generation(model, &generation, &err) && !err.msg[0]) fail_msg("sampling: no word");
+    err.msg[0] = '\0';
+    if (family_load_prompt(model, &prompt, &err) && !err.msg[0]) fail_msg("prompts: no word");
+    err.msg[0] = '\0';
+    if (!family_load(model, mmproj, &config, &desc, &err)) {
+        if (desc.has_vision && family_load_images(model, mmproj, config.model_type, &images, &err) &&
+            !err.msg[0])
+            fail_msg("images: no word");
+        model_desc_free(&desc);
+    } else if (!err.msg[0]) {
+        fail_msg("a fault without a word");
     }
     err.msg[0] = '\0';
-    if (!family_load(model, mmproj, &config, &desc, &err)) model_desc_free(&desc);
-    else if (!err.msg[0]) fail_msg("a fault without a word");
-    err.msg[0] = '\0';
-    if (checkpoint_open(model, mmproj, &files, &err)) {
+    if (family_open(model, mmproj, &files, &err)) {
         if (!err.msg[0]) fail_msg("a fault without a word");
         return;
     }
@@ -299,19 +387,6 @@ static size_t damage(uint8_t *p, size_t len, uint64_t *seed)
     return len;
 }
 
-static uint8_t *read_file(const char *path, size_t *len)
-{
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    fseek(f, 0, SEEK_END);
-    *len = (size_t)ftell(f);
-    rewind(f);
-    uint8_t *p = malloc(*len);
-    assert_int_equal(fread(p, 1, *len, f), *len);
-    fclose(f);
-    return p;
-}
-
 static void test_damaged(void **state)
 {
     (void)state;
@@ -340,8 +415,8 @@ static void test_damaged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_models),
-        cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_same_models),   cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_wrong_numbers), cmocka_unit_test(test_images),
         cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

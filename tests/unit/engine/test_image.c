@@ -3,6 +3,7 @@
  * tests/golden/gemma3). No picture files here: the sources are noise. */
 #include "config/base/json.h"
 #include "engine/prompt/image.h"
+#include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 #include "engine/prompt/image_resize_internal.h"
 #include "engine/checkpoint/safetensors.h"
@@ -248,7 +249,7 @@ static void test_lut(void **state)
     for (int v = 0; v < 256; v++) assert_true(lut[v] == (float)v);
 }
 
-/* A directory with one settings file, for image_config_load. */
+/* A directory with one settings file, for family_load_images. */
 static char dir_path[64];
 
 static void write_settings(const char *file, const char *text, size_t len)
@@ -285,7 +286,7 @@ static enum status load_settings(const char *processor, const char *preprocessor
 {
     write_settings("processor_config.json", processor, processor ? strlen(processor) : 0);
     write_settings("preprocessor_config.json", preprocessor, preprocessor ? strlen(preprocessor) : 0);
-    return image_config_load(dir_path, NULL, "gemma3", cfg, err);
+    return family_load_images(dir_path, NULL, "gemma3", cfg, err);
 }
 
 static void test_config(void **state)
@@ -334,7 +335,7 @@ static void test_config(void **state)
             fail_msg("%s: %s, want %s", bad[i].text, status_name(st), status_name(bad[i].want));
         assert_true(err.msg[0] != '\0');
     }
-    assert_int_equal(image_config_load(dir_path, NULL, "no such family", &cfg, &err), ST_UNSUPPORTED);
+    assert_int_equal(family_load_images(dir_path, NULL, "no such family", &cfg, &err), ST_UNSUPPORTED);
 }
 
 /* Crops, resize and floats of whole pictures, against Gemma3ImageProcessor. */
@@ -355,7 +356,7 @@ static void test_prep_golden(void **state)
         write_settings("preprocessor_config.json", text, (size_t)(end + 1 - text));
         struct image_config cfg;
         struct err err = {.msg = ""};
-        if (image_config_load(dir_path, NULL, "gemma3", &cfg, &err)) fail_msg("%s", err.msg);
+        if (family_load_images(dir_path, NULL, "gemma3", &cfg, &err)) fail_msg("%s", err.msg);
         struct image_u8 src = noise(number(&d, width), number(&d, json_get(&d, node, "height")), 1);
         struct image_prepared p = {0};
         assert_int_equal(image_prep(&cfg, &src, &p, &err), ST_OK);
@@ -396,7 +397,7 @@ static void test_prep_checkpoints(void **state)
         struct err err = {.msg = ""};
         if (stf_open_file(path, &files, &err)) fail_msg("%s", err.msg);
         struct image_config cfg;
-        if (image_config_load(dir, NULL, "gemma3", &cfg, &err)) fail_msg("%s", err.msg);
+        if (family_load_images(dir, NULL, "gemma3", &cfg, &err)) fail_msg("%s", err.msg);
         float lut[768];
         image_lut(&cfg, lut);
         for (int c = 0; c < 16; c++) {

@@ -1,6 +1,7 @@
 /* Sizes, frames, settings and pixels of the Qwen-VL families against transformers
  * (tests/golden/images/qwen_*.json, made by scripts/reference/make_qwen_images.py). The sources are noise. */
 #include "config/base/json.h"
+#include "engine/families/families.h"
 #include "engine/prompt/image_prep.h"
 
 #include <setjmp.h>
@@ -80,7 +81,7 @@ static enum status settings(const char *family, const char *processor, const cha
     write_settings("processor_config.json", processor, processor ? strlen(processor) : 0);
     write_settings("preprocessor_config.json", picture, picture ? strlen(picture) : 0);
     write_settings("video_preprocessor_config.json", video, video ? strlen(video) : 0);
-    return image_config_load(dir_path, NULL, family, cfg, err);
+    return family_load_images(dir_path, NULL, family, cfg, err);
 }
 
 static void test_sizes(void **state)

@@ -290,8 +290,7 @@ static void test_config_defaults(void **state)
     assert_true(c.text.rope[HF_SLIDING].theta == 1e4 && c.text.rope[HF_SLIDING].factor == 1.0);
     for (uint32_t n = 0; n < 34; n++)
         assert_int_equal(c.text.layer_types[n], (n + 1) % 6 == 0 ? HF_FULL : HF_SLIDING);
-    assert_true(c.has_vision && c.mm_tokens_per_image == 256 && c.boi_id == 255999 && c.eoi_id == 256000 &&
-                c.image_id == 262144);
+    assert_true(c.has_vision && c.mm_tokens_per_image == 256 && c.image_id == 262144);
     assert_int_equal(c.eos_count, 2);
     assert_int_equal(d.vision.pool, 4);
     assert_true(d.layers[0].window == 1024 && d.layers[5].window == 0 && d.layers[33].window == 1024 &&

@@ -1,8 +1,8 @@
-/* The tokenizer's files from a GGUF file's metadata: what is made, what is refused in which words, and that
- * no file, however broken, harms. That the ids are right is shown by test_tokenizer. Run from the root of the
- * repository. */
-#include "engine/checkpoint/gguf_tokenizer.h"
-#include "engine/tokenizer/tokenizer.h"
+/* Tokenizer and chat template from a GGUF file's metadata: what is made, what is refused in which words, and
+ * that no file, however broken, harms. That the ids are right is shown by test_tokenizer. Run from the root
+ * of the repository. */
+#include "engine/families/families.h"
+#include "engine/tokenizer/internal.h"
 #include "server/chat/template.h"
 
 #include <setjmp.h>
@@ -71,80 +71,87 @@ static char *value_of(struct file *f, const char *key)
     return at + strlen(key);
 }
 
-static enum status side_text(const char *name, char **text, size_t *len, struct err *err)
+static void load(struct tokenizer **t)
 {
-    struct gguf *g = NULL;
-    enum status st = gguf_open(path, &g, err);
-    if (st) return st;
-    st = gguf_side_text(g, false, name, text, len, err);
-    gguf_close(g);
-    return st;
+    struct err err = {""};
+    if (family_load_tokenizer(path, NULL, NULL, t, &err)) fail_msg("%s", err.msg);
+}
+
+static void assert_renders(const struct template *chat, const char *messages, const char *tools,
+                           const char *want)
+{
+    struct template_result r;
+    struct err err = {""};
+    struct template_request rq = {.messages = json_loads(messages, 0, NULL),
+                                  .tools = tools ? json_loads(tools, 0, NULL) : NULL};
+    if (template_render(chat, &rq, &r, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(r.len, strlen(want));
+    assert_memory_equal(r.text, want, r.len);
+    template_result_free(&r);
+    json_decref((json_t *)rq.messages);
+    json_decref((json_t *)rq.tools);
 }
 
 static void test_templates(void **state)
 {
     (void)state;
-    static const struct {
-        const char *name, *text;
-    } cases[] = {
-        {"chat_template.jinja", "{{ messages[0].content }}"},
-        {"additional_chat_templates/tool_use.jinja", "{{ tools|length }}"},
-    };
     static struct file f;
+    struct template *chat = NULL;
+    struct err err = {""};
     read_golden("gguf_bytes", &f);
     write_file(&f);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *text;
-        size_t len;
-        struct err err = {""};
-        assert_int_equal(side_text(cases[i].name, &text, &len, &err), ST_OK);
-        assert_int_equal(len, strlen(cases[i].text));
-        assert_string_equal(text, cases[i].text);
-        free(text);
-    }
-}
-
-static void test_absent(void **state)
-{
-    (void)state;
-    static struct file f;
-    char *text = NULL;
-    size_t len;
-    struct err err = {""};
+    assert_int_equal(template_load(path, &chat, &err), ST_OK);
+    assert_renders(chat, "[{\"role\":\"user\",\"content\":\"hi\"}]", NULL, "hi");
+    assert_renders(chat, "[{\"role\":\"user\",\"content\":\"hi\"}]",
+                   "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "1");
+    template_free(chat);
     read_golden("gguf_pieces", &f);
     write_file(&f);
-    assert_int_equal(side_text("vocab.txt", &text, &len, &err), ST_NOT_FOUND);
-    assert_int_equal(side_text("chat_template.jinja", &text, &len, &err), ST_NOT_FOUND);
-    assert_int_equal(side_text("special_tokens_map.json", &text, &len, &err), ST_NOT_FOUND);
-    assert_null(text);
+    assert_int_equal(template_load(path, &chat, &err), ST_NOT_FOUND);
 }
 
 /* By the rank of the union, and the longest left part first: ids seldom show it. */
 static void test_order_of_merges(void **state)
 {
     (void)state;
-    static const char want[] = "\"merges\":[[\"\\u000a\",\"\\u000a\"],[\"\\u000a\\u000a\",\"\\u000a\"],"
-                               "[\"\\u000a\",\"\\u000a\\u000a\"],[\"\\u000a\\u000a\\u000a\",\"\\u000a\"],";
+    static const char *const want[][2] = {{"\n", "\n"}, {"\n\n", "\n"}, {"\n", "\n\n"}, {"\n\n\n", "\n"}};
     static struct file f;
-    char *text;
-    size_t len;
-    struct err err = {""};
+    struct tokenizer *t = NULL;
     read_golden("gguf_pieces", &f);
     write_file(&f);
-    assert_int_equal(side_text("tokenizer.json", &text, &len, &err), ST_OK);
-    assert_non_null(strstr(text, want));
-    free(text);
+    load(&t);
+    for (uint32_t i = 0; i < sizeof want / sizeof *want; i++) {
+        uint32_t id[2];
+        for (int k = 0; k < 2; k++) assert_true(tok_id_of(t, want[i][k], strlen(want[i][k]), &id[k]));
+        assert_int_equal(tok__merge_rank(&t->merges, id[0], id[1]), i);
+    }
+    tok_free(t);
+}
+
+static void test_roles(void **state)
+{
+    (void)state;
+    static struct file f;
+    struct tokenizer *t = NULL;
+    uint32_t bos;
+    read_golden("gguf_pieces", &f);
+    write_file(&f);
+    load(&t);
+    assert_string_equal(tok_special(t, "bos_token"), "<bos>");
+    assert_true(tok_adds_bos(t, &bos));
+    assert_true(tok_is_special(t, bos));
+    tok_free(t);
 }
 
 static void assert_refused(const struct file *f, enum status want, const char *words)
 {
-    char *text = NULL;
-    size_t len;
+    struct tokenizer *t = NULL;
     struct err err = {""};
     write_file(f);
-    enum status st = side_text("tokenizer.json", &text, &len, &err);
+    enum status st = family_load_tokenizer(path, NULL, NULL, &t, &err);
     if (st != want || !strstr(err.msg, words)) fail_msg("%s, not: %s", err.msg, words);
-    assert_null(text);
+    assert_non_null(strstr(err.msg, path));
+    assert_null(t);
 }
 
 /* Another text of the same length in the place of the first `from`. */
@@ -212,17 +219,25 @@ static void test_refused_merge(void **state)
     assert_refused(&f, ST_FORMAT, "tokenizer.ggml.merges[0] is not a pair");
 }
 
+static void test_refused_bytes(void **state)
+{
+    (void)state;
+    static struct file f;
+    read_golden("gguf_pieces", &f);
+    value_of(&f, "<end_of_turn>")[-2] = '\xFF';
+    assert_refused(&f, ST_FORMAT, "is not UTF-8");
+}
+
 /* A row of padding is no token; a token that is only called so is one. */
 static void test_padding(void **state)
 {
     (void)state;
     static struct file f;
     struct tokenizer *t = NULL;
-    struct err err = {""};
     uint32_t id;
     read_golden("gguf_bytes", &f);
     write_file(&f);
-    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    load(&t);
     uint32_t size = tok_vocab_size(t);
     assert_false(tok_exists(t, size));
     tok_free(t);
@@ -231,7 +246,7 @@ static void test_padding(void **state)
     value_of(&f, row)[-2] ^= 1;
     row[strlen(row) - 2] ^= 1;
     write_file(&f);
-    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    load(&t);
     assert_true(tok_id_of(t, row, strlen(row), &id));
     assert_int_equal(id, size);
     assert_false(tok_is_added(t, id));
@@ -265,31 +280,27 @@ static void test_markers(void **state)
     (void)state;
     static struct file f;
     struct tokenizer *t = NULL;
-    struct gguf *g = NULL;
     struct err err = {""};
     uint32_t turn;
     int32_t normal = 1;
     read_golden("gguf_pieces", &f);
     write_file(&f);
-    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    load(&t);
     assert_true(tok_id_of(t, "<start_of_turn>", 15, &turn));
     tok_free(t);
     memcpy(value_of(&f, "tokenizer.ggml.token_type") + 16 + 4 * turn, &normal, 4);
     respell(&f, "<end_of_turn>", "<unused99>");
     write_file(&f);
-    assert_int_equal(tok_load(path, &t, &err), ST_OK);
+    load(&t);
     assert_true(tok_is_added(t, turn));
     tok_free(t);
-    assert_int_equal(gguf_open(path, &g, &err), ST_OK);
     for (int tower = 0; tower < 2; tower++) {
-        char *text;
-        size_t len;
-        assert_int_equal(gguf_side_text(g, tower, "tokenizer.json", &text, &len, &err), ST_OK);
-        assert_int_equal(strstr(text, "<unused99>") != NULL, !tower);
-        assert_int_equal(strstr(text, "<image_soft_token>") != NULL, tower);
-        free(text);
+        uint32_t id;
+        assert_int_equal(family_load_tokenizer(path, tower ? "any" : NULL, NULL, &t, &err), ST_OK);
+        assert_int_equal(tok_id_of(t, "<unused99>", 10, &id), !tower);
+        assert_int_equal(tok_id_of(t, "<image_soft_token>", 18, &id), tower);
+        tok_free(t);
     }
-    gguf_close(g);
 }
 
 /* What the server asks of a checkpoint. */
@@ -298,7 +309,7 @@ static void load_all(void)
     struct tokenizer *t = NULL;
     struct template *chat = NULL;
     struct err err = {""};
-    if (tok_load(path, &t, &err) == ST_OK) tok_free(t);
+    if (family_load_tokenizer(path, NULL, NULL, &t, &err) == ST_OK) tok_free(t);
     else assert_true(err.msg[0]);
     err.msg[0] = 0;
     if (template_load(path, &chat, &err) == ST_OK) template_free(chat);
@@ -323,11 +334,12 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_templates),       cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_templates),       cmocka_unit_test(test_roles),
         cmocka_unit_test(test_order_of_merges), cmocka_unit_test(test_refused_words),
         cmocka_unit_test(test_refused_numbers), cmocka_unit_test(test_refused_merge),
-        cmocka_unit_test(test_padding),         cmocka_unit_test(test_space_prefix),
-        cmocka_unit_test(test_markers),         cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_refused_bytes),   cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_space_prefix),    cmocka_unit_test(test_markers),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -36,14 +36,14 @@ static void open_fixture(struct fixture *f, const char *variant)
     struct err err = {""};
     golden_dir(dir, sizeof dir, "paligemma", variant);
     *f = (struct fixture){.config = calloc(1, sizeof *f->config)};
-    if (family_load(dir, NULL, f->config, &f->desc, &err) || family_prompt_load(dir, &f->rule, &err) ||
-        tok_load_extra(dir, NULL, f->rule->tokens, f->rule->token_count, &f->t, &err) ||
+    if (family_load(dir, NULL, f->config, &f->desc, &err) || family_load_prompt(dir, &f->rule, &err) ||
+        tok_load_extra(dir, f->rule->tokens, f->rule->token_count, &f->t, &err) ||
         template_create(f->rule->chat_template, strlen(f->rule->chat_template), NULL, 0, NULL, &f->chat,
                         &err))
         fail_msg("%s: %s", variant, err.msg);
     f->m = (struct model_info){
         .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
-    if (image_config_load(dir, NULL, f->m.family, &f->m.image.config, &err))
+    if (family_load_images(dir, NULL, f->m.family, &f->m.image.config, &err))
         fail_msg("%s: %s", variant, err.msg);
     template_guard(f->chat, f->t);
     golden_open(&f->g, "paligemma", variant, &f->m.image.config);

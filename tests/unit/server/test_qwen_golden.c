@@ -39,7 +39,7 @@ static void open_fixture(struct fixture *f, const char *variant)
         fail_msg("%s: %s", variant, err.msg);
     f->m = (struct model_info){
         .family = f->config->model_type, .vocab_size = f->desc.vocab, .image = f->desc.image};
-    if (f->m.image.present && image_config_load(dir, NULL, f->m.family, &f->m.image.config, &err))
+    if (f->m.image.present && family_load_images(dir, NULL, f->m.family, &f->m.image.config, &err))
         fail_msg("%s: %s", variant, err.msg);
     template_guard(f->chat, f->t);
     golden_open(&f->g, "qwen", variant, f->m.image.present ? &f->m.image.config : NULL);

@@ -36,7 +36,7 @@ static void open_fixture(struct fixture *f, const char *folder)
     if (family_load(dir, NULL, f->config, &f->desc, &err) || tok_load(dir, &f->t, &err))
         fail_msg("%s", err.msg);
     f->m = (struct model_info){.family = f->config->model_type, .vocab_size = 100000, .image = f->desc.image};
-    if (image_config_load(dir, NULL, f->m.family, &f->m.image.config, &err)) fail_msg("%s", err.msg);
+    if (family_load_images(dir, NULL, f->m.family, &f->m.image.config, &err)) fail_msg("%s", err.msg);
     assert_true(f->m.image.present && f->m.image.grid && !f->m.image.tokens && !f->m.image.rule);
 }
 

@@ -8,7 +8,9 @@
  *   test_tokenizer --dir DIR --decode FILE            for every line of ids "<bytes>\n<text>\n";
  * --skip-special: without special tokens test_tokenizer --bench DIR FILE                   load time, and
  * speed on FILE cut into texts of several sizes */
+#include "config/base/json.h"
 #include "config/base/utf8.h"
+#include "engine/families/families.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -46,7 +48,7 @@ static struct tokenizer *load(const char *name)
     struct err err = {{0}};
     bool gguf = strncmp(name, "gguf_", 5) == 0; /* by scripts/reference/make_gguf_tokenizer.py */
     snprintf(path, sizeof path, GOLDEN "%s%s", name, gguf ? "/model.gguf" : "");
-    if (tok_load(path, &t, &err)) fail_msg("%s: %s", path, err.msg);
+    if (family_load_tokenizer(path, NULL, NULL, &t, &err)) fail_msg("%s: %s", path, err.msg);
     return t;
 }
 
