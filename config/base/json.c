@@ -39,7 +39,7 @@ static enum status add_node(struct parser *p, enum json_kind kind, size_t at, si
         if (p->cap >= (1u << 31)) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
         uint32_t cap = p->cap ? p->cap * 2 : 256;
         struct json_node *n = realloc(d->nodes, (size_t)cap * sizeof *n);
-        if (!n) return err_set(p->err, ST_NOMEM, "%s: out of memory", p->name);
+        if (!n) return err_nomem(p->err, p->name);
         d->nodes = n;
         p->cap = cap;
     }
@@ -229,8 +229,7 @@ enum status json_load(const char *dir, const char *name, size_t max_bytes, struc
                       struct err *err)
 {
     *path = file_join(dir, name);
-    return *path ? json_doc_load(*path, max_bytes, out, err)
-                 : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    return *path ? json_doc_load(*path, max_bytes, out, err) : err_nomem(err, dir);
 }
 
 void json_free(struct json_doc *doc)

@@ -136,7 +136,7 @@ enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t st
     t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
     t->flags = calloc(t->vocab_size, 1);
     if (t->literal && t->bytes && t->flags && !index_init(&t->by_literal, strings)) return ST_OK;
-    return err_set(err, ST_NOMEM, "vocabulary: out of memory");
+    return err_nomem(err, "vocabulary");
 }
 
 static enum status allocate_for(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
@@ -227,7 +227,7 @@ enum status tok__merges_open(struct tok_merge_reader *r, struct tokenizer *t, co
     size_t slots = (size_t)1 << bits;
     m->slots = malloc(slots * sizeof *m->slots);
     m->merged = calloc((size_t)count + 1, sizeof *m->merged);
-    if (!m->slots || !m->merged) return err_set(err, ST_NOMEM, "%s: out of memory", where);
+    if (!m->slots || !m->merged) return err_nomem(err, where);
     memset(m->slots, 0xFF, slots * sizeof *m->slots);
     m->mask = (uint32_t)(slots - 1);
     m->shift = 64 - bits;
@@ -294,7 +294,7 @@ enum status tok__merges_add(struct tok_merge_reader *b, uint32_t entry, const ch
     if (left_len == 0 || right_len == 0) return refuse_merge(b, ST_FORMAT, entry);
     if (n > b->cap - b->used) {
         char *p = realloc(b->text, 2 * (b->used + n));
-        if (!p) return err_set(b->err, ST_NOMEM, "%s: out of memory", b->where);
+        if (!p) return err_nomem(b->err, b->where);
         b->text = p;
         b->cap = 2 * (b->used + n);
     }

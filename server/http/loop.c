@@ -103,7 +103,7 @@ static enum MHD_Result body_take(struct request *r, const char *data, size_t len
         api_fail(&r->answer.error, 503, "out_of_memory", NULL,
                  "The server holds too many request bodies; try again.");
     } else if (r->state == RQ_BODY && exchange_body_add(&r->http, data, len)) {
-        api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        api_nomem(&r->answer.error);
     }
     if (r->answer.error.http) {
         s->body_bytes -= r->http.body.len;
