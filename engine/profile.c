@@ -4,10 +4,10 @@
  * thread. */
 #include "engine/internal.h"
 
+#include "config/base/clock.h"
 #include "config/base/assert.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #define EXPERTS_COUNTED 4096u
 
@@ -67,13 +67,6 @@ struct profile {
     size_t known_count;
 };
 static struct profile *in_use;
-
-static double now_s(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
 
 /* An operation of `part` that began at t0 has been asked for. A device that fails says so in the step's own
  * sync. */

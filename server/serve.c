@@ -12,7 +12,7 @@
 #include "server/generate/generate.h"
 #include "server/generate/grammars.h"
 #include "server/http/conn.h"
-#include "server/http/loop.h"
+#include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"

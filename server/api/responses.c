@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void no_memory(struct request *r)
-{
-    (void)api_nomem(&r->answer.error);
-}
-
 static void wrong_method(struct request *r, const char *allow)
 {
     r->answer.allow = allow;
@@ -69,7 +64,7 @@ static void page_write(struct request *r, json_t *items, const struct page *p)
     jo_text(&o, ",\"last_id\":");
     jo_value(&o, json_object_get(last, "id"));
     jo_text(&o, at < count ? ",\"has_more\":true}" : ",\"has_more\":false}");
-    if (o.st) no_memory(r);
+    if (o.st) api_nomem(&r->answer.error);
 }
 
 static void list_items(struct request *r, const struct response_kept *kept)
@@ -79,7 +74,7 @@ static void list_items(struct request *r, const struct response_kept *kept)
     json_t *items;
     if (page_read(r, &page)) return;
     if (json_in_parse(&in, &items)) {
-        no_memory(r);
+        api_nomem(&r->answer.error);
         return;
     }
     page_write(r, items, &page);
@@ -96,7 +91,7 @@ static void retrieve(struct request *r, const struct response_kept *kept)
                        "A kept response is not streamed again.");
         return;
     }
-    if (buf_add(&r->answer.out, kept->response.data, kept->response.len)) no_memory(r);
+    if (buf_add(&r->answer.out, kept->response.data, kept->response.len)) api_nomem(&r->answer.error);
 }
 
 static void forget(struct request *r, const char *id, const struct response_owner *owner)
@@ -106,7 +101,7 @@ static void forget(struct request *r, const char *id, const struct response_owne
     jo_text(&o, "{\"id\":");
     jo_cstring(&o, id);
     jo_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
-    if (o.st) no_memory(r);
+    if (o.st) api_nomem(&r->answer.error);
 }
 
 /* Whose it must be. A salt comes with the URL: there is no body. */
@@ -136,7 +131,7 @@ static void response_job(struct request *r)
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
     if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
     if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");
-    if (!owner_of(r, &owner)) no_memory(r);
+    if (!owner_of(r, &owner)) api_nomem(&r->answer.error);
     if (r->answer.error.http) return;
     if ((size_t)(rest - path) < sizeof id) memcpy(id, path, (size_t)(rest - path));
     struct response_kept *kept = response_take(r->srv->responses, id, &owner);

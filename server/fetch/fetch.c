@@ -1,6 +1,7 @@
 /* See fetch.h. */
 #include "server/fetch/fetch.h"
 
+#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "server/fetch/address.h"
 #include "server/fetch/rules.h"
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #define FETCHES_OF_A_JOB 4u
 #define QUEUE_MAX        1024u        /* URLs that wait or are being fetched; beyond it 429 */
@@ -76,13 +76,6 @@ struct fetcher {
     struct fetch_job *active, **active_end;
     struct transfer transfers[FETCHES_MAX];
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
 
 /* ---- jobs ---- */
 
@@ -240,7 +233,7 @@ static bool easy_set(struct transfer *t)
 {
     struct fetcher *f = t->job->f;
     CURL *e = t->easy;
-    uint64_t now = now_ms();
+    uint64_t now = now_us() / 1000u;
     long left = t->deadline_ms > now ? (long)(t->deadline_ms - now) : 1;
     unsigned bad = 0;
     bad |= curl_easy_setopt(e, CURLOPT_CURLU, t->url);
@@ -400,7 +393,8 @@ static void jobs_tend(struct fetcher *f)
             if (j->started == j->count || j->open == FETCHES_OF_A_JOB || given_up(j)) break;
             if (t->job) continue;
             struct fetch_file *file = &j->files[j->started++];
-            *t = (struct transfer){.job = j, .file = file, .deadline_ms = now_ms() + f->opt.seconds * 1000u};
+            *t = (struct transfer){
+                .job = j, .file = file, .deadline_ms = now_us() / 1000u + f->opt.seconds * 1000u};
             j->open++;
             transfer_begin(t, NULL, file->url, file->url_len);
         }

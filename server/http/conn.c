@@ -5,7 +5,7 @@
 #include "config/base/log.h"
 #include "server/http/http_in.h"
 #include "server/http/limits.h"
-#include "server/http/loop_state.h"
+#include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 

@@ -1,18 +1,10 @@
 /* What everything here asks of the server's state. See http.h. */
 #include "server/http/http.h"
 
-#include "server/http/loop_state.h"
+#include "server/http/event_loop.h"
 
 #include <sodium.h>
 #include <string.h>
-#include <time.h>
-
-uint64_t now_us(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
-}
 
 bool server_engine_dead(const struct server *s)
 {

@@ -1,12 +1,13 @@
 /* What requests and endpoints share: the model, the options, what is cached between requests, what all of
  * them hold together, and how the process is. Of the event loop they see server_kick alone (its parts:
- * loop_state.h); the process's phases and the watchdog are server/serve.c's. Internal to server/.
+ * event_loop.h); the process's phases and the watchdog are server/serve.c's. Internal to server/.
  *
  * Threads: everything here belongs to the event loop's thread, except fields whose comment says so. */
 #ifndef KVASIR_HTTP_H
 #define KVASIR_HTTP_H
 
 #include "config/base/buf.h"
+#include "config/base/clock.h"
 #include "config/base/status.h"
 #include "config/options.h"
 #include "config/version.h"
@@ -82,8 +83,7 @@ struct server {
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
 };
 
-/* The loop's thread, but now_us. */
-uint64_t now_us(void); /* monotonic */
+/* The loop's thread. */
 void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* libmicrohttpd runs soon: a connection was resumed */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */

@@ -1,6 +1,6 @@
-/* See loop.h. Requests as libmicrohttpd calls for them (http/request.h has their life), the listening socket.
- * Knows no endpoint. */
-#include "server/http/loop.h"
+/* See event_loop.h. Requests as libmicrohttpd calls for them (http/request.h has their life), the listening
+ * socket. Knows no endpoint. */
+#include "server/http/event_loop.h"
 
 #include "config/base/log.h"
 #include "server/fetch/fetch.h"

@@ -4,7 +4,7 @@
 #include "config/base/cgroup.h"
 #include "config/base/env.h"
 #include "config/base/threads.h"
-#include "server/http/loop_state.h"
+#include "server/http/event_loop.h"
 
 #include <stdio.h>
 #include <stdlib.h>

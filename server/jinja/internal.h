@@ -329,7 +329,7 @@ struct jinja_ctx {
     uint32_t depth;
     uint64_t steps, loops;
     const struct jn_loop *running; /* the innermost loop; after a fault the one that it happened in */
-    struct timespec started;
+    uint64_t started_us;
     uint64_t next_clock_check;
     size_t charged; /* bytes that are no whole step yet */
     struct jn_sb *out;

@@ -40,24 +40,8 @@ static void count_lines(struct lex *x, const char *from, const char *to)
 
 static const char *skip_space(const char *p, const char *end)
 {
-    while (p < end) {
-        const char *next;
-        if (!jn_is_space(jn_decode(p, end, &next))) break;
-        p = next;
-    }
-    return p;
-}
-
-/* End of the text without its trailing white space. */
-static const char *rstrip(const char *from, const char *to)
-{
-    while (to > from) {
-        const char *q = to - 1, *next;
-        while (q > from && ((unsigned char)*q & 0xc0) == 0x80) q--;
-        if (!jn_is_space(jn_decode(q, to, &next)) || next != to) break;
-        to = q;
-    }
-    return to;
+    size_t len = (size_t)(end - p);
+    return jinja_trim(p, &len, 1);
 }
 
 /* Emits the data before a tag; sign is '-', '+' or 0; a variable tag is not subject to lstrip_blocks. */
@@ -65,7 +49,9 @@ static void push_data(struct lex *x, const char *from, const char *to, char sign
 {
     const char *stop = to;
     if (sign == '-') {
-        stop = rstrip(from, to);
+        size_t len = (size_t)(to - from);
+        jinja_trim(from, &len, 2);
+        stop = from + len;
     } else if (sign != '+' && !variable) {
         const char *bol = to;
         while (bol > from && bol[-1] != '\n') bol--;

@@ -2,7 +2,7 @@
  * than it gave before, is broken, or nobody listens any more. The scheduler and the request are stood in for;
  * files, decoders, keys and the event loop's workers are real. */
 #include "server/generate/generate.h"
-#include "server/http/loop_state.h"
+#include "server/http/event_loop.h"
 
 #define sched_supply_image fake_supply
 #define sched_refuse_image fake_refuse
