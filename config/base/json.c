@@ -1,6 +1,7 @@
 /* See json.h. Iterative: nesting costs an entry of a fixed stack, never C stack. */
 #include "config/base/json.h"
 
+#include "config/base/hex.h"
 #include "config/base/file.h"
 #include "config/base/utf8.h"
 
@@ -337,10 +338,7 @@ bool json_bool(const struct json_doc *d, uint32_t node, bool *out)
 static unsigned hex4(const char *s)
 {
     unsigned v = 0;
-    for (int i = 0; i < 4; i++) {
-        unsigned c = (unsigned char)s[i];
-        v = v * 16 + (c <= '9' ? c - '0' : (c | 32u) - 'a' + 10);
-    }
+    for (int i = 0; i < 4; i++) v = v * 16 + (unsigned)hex_digit(s[i]);
     return v;
 }
 

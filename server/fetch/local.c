@@ -2,6 +2,7 @@
  * between a check and the opening leads out of it. */
 #include "server/fetch/local.h"
 
+#include "config/base/hex.h"
 #include "server/media/codec.h"
 
 #include <errno.h>
@@ -61,13 +62,6 @@ void local_dir_close(struct local_dir *d)
     free(d);
 }
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if ((c | 32) >= 'a' && (c | 32) <= 'f') return (c | 32) - 'a' + 10;
-    return -1;
-}
-
 /* Decodes percent signs in place; false: broken ones, or a NUL. */
 static bool unescape(char *s, size_t len)
 {
@@ -75,7 +69,7 @@ static bool unescape(char *s, size_t len)
     for (size_t i = 0; i < len; i++) {
         char c = s[i];
         if (c == '%') {
-            int high = i + 2 < len ? hex(s[i + 1]) : -1, low = i + 2 < len ? hex(s[i + 2]) : -1;
+            int high = i + 2 < len ? hex_digit(s[i + 1]) : -1, low = i + 2 < len ? hex_digit(s[i + 2]) : -1;
             if (high < 0 || low < 0) return false;
             c = (char)(high << 4 | low);
             i += 2;

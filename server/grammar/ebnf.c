@@ -1,6 +1,7 @@
 /* See ebnf.h. */
 #include "server/grammar/ebnf.h"
 
+#include "config/base/hex.h"
 #include "config/base/utf8.h"
 
 #include <stdarg.h>
@@ -121,10 +122,9 @@ uint32_t ebnf_char(struct ebnf *e)
     if (!digits) return (uint32_t)k;
     uint32_t code = 0;
     for (; digits; digits--, e->at++) {
-        const char *hex = "0123456789abcdef", *d = NULL;
-        if (e->at < e->len && e->s[e->at]) d = strchr(hex, e->s[e->at] | (e->s[e->at] >= 'A' ? 32 : 0));
-        if (!d || code > 0x10FFFF >> 4) return ebnf_refuse(e, ST_INVALID, "an escape is not complete");
-        code = code << 4 | (uint32_t)(d - hex);
+        int d = e->at < e->len ? hex_digit(e->s[e->at]) : -1;
+        if (d < 0 || code > 0x10FFFF >> 4) return ebnf_refuse(e, ST_INVALID, "an escape is not complete");
+        code = code << 4 | (uint32_t)d;
     }
     if (code >= 0xD800 && code <= 0xDFFF) return ebnf_refuse(e, ST_INVALID, "half of a surrogate pair");
     return code;

@@ -2,6 +2,7 @@
  * and $ for the one that closes it, which no character inside can be. */
 #include "server/grammar/regex_parse.h"
 
+#include "config/base/hex.h"
 #include "config/base/utf8.h"
 #include "server/grammar/room.h"
 
@@ -261,11 +262,7 @@ static bool hex_digits(struct parser *r, size_t n, uint32_t *out)
 {
     *out = 0;
     for (size_t i = 0; i < n; i++) {
-        char c = r->at < r->len ? r->s[r->at] : 'x';
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
+        int d = r->at < r->len ? hex_digit(r->s[r->at]) : -1;
         if (d < 0) return false;
         *out = *out << 4 | (uint32_t)d;
         r->at++;

@@ -1,6 +1,7 @@
 /* See json_in.h. The grammar is RFC 8259's; of equal keys the last one counts. */
 #include "server/http/json_in.h"
 
+#include "config/base/hex.h"
 #include "config/base/utf8.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"
@@ -49,9 +50,9 @@ static bool hex4(const struct json_in *p, size_t at, uint32_t *out)
     if (p->len < 6 || at > p->len - 6 || p->text[at] != '\\' || p->text[at + 1] != 'u') return false;
     *out = 0;
     for (size_t i = at + 2; i < at + 6; i++) {
-        unsigned char c = (unsigned char)p->text[i];
-        if (!isxdigit(c)) return false;
-        *out = *out << 4 | (uint32_t)(isdigit(c) ? c - '0' : (c | 32) - 'a' + 10);
+        int d = hex_digit(p->text[i]);
+        if (d < 0) return false;
+        *out = *out << 4 | (uint32_t)d;
     }
     return true;
 }

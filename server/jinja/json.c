@@ -1,6 +1,7 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
 #include "config/base/utf8.h"
+#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -180,11 +181,9 @@ static uint32_t read_hex4(struct reader *r)
     uint32_t cp = 0;
     if (r->end - r->p < 4) bad_json(r);
     for (int i = 0; i < 4; i++, r->p++) {
-        char ch = *r->p;
-        cp = cp << 4;
-        if (ch >= '0' && ch <= '9') cp |= (uint32_t)(ch - '0');
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') cp |= (uint32_t)((ch | 32) - 'a' + 10);
-        else bad_json(r);
+        int d = hex_digit(*r->p);
+        if (d < 0) bad_json(r);
+        cp = cp << 4 | (uint32_t)d;
     }
     return cp;
 }

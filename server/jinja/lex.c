@@ -2,6 +2,7 @@
  * lexer with trim_blocks and lstrip_blocks on. Runs at parse time on any thread; memory from the template's
  * arena. */
 #include "config/base/utf8.h"
+#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -124,14 +125,6 @@ static void lex_comment(struct lex *x)
 }
 
 /* ---- inside tags ---- */
-
-static int hex_digit(char ch)
-{
-    if (ch >= '0' && ch <= '9') return ch - '0';
-    if (ch >= 'a' && ch <= 'f') return ch - 'a' + 10;
-    if (ch >= 'A' && ch <= 'F') return ch - 'A' + 10;
-    return -1;
-}
 
 /* The escape after a backslash (p) -> bytes at *out. Python's unicode-escape. */
 static const char *unescape(struct lex *x, const char *p, const char *end, char **out)

@@ -4,6 +4,8 @@
  * are looked up here. Any thread. */
 #include "server/media/codec.h"
 
+#include "config/base/hex.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,11 +97,8 @@ static size_t unhex(const uint8_t *in, size_t len, uint8_t *out)
     size_t n = 0;
     int high = -1;
     for (size_t i = 0; i < len; i++) {
-        int v;
-        uint8_t ch = in[i];
-        if (ch >= '0' && ch <= '9') v = ch - '0';
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') v = (ch | 32) - 'a' + 10;
-        else continue;
+        int v = hex_digit((char)in[i]);
+        if (v < 0) continue;
         if (high < 0) {
             high = v;
         } else {

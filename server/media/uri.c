@@ -2,6 +2,8 @@
  * limit and one allocation, to decode it. Any thread. The rules are at image_in_data_uri in image_in.h. */
 #include "server/media/codec.h"
 
+#include "config/base/hex.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -26,20 +28,13 @@ static void make_table(uint8_t table[256])
     for (const char *s = " \t\n\v\f\r"; *s; s++) table[(uint8_t)*s] = SKIP;
 }
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if ((c | 32) >= 'a' && (c | 32) <= 'f') return (c | 32) - 'a' + 10;
-    return -1;
-}
-
 /* The next character behind any percent-encoding; -1 for a broken escape. */
 static int next_char(const char *s, size_t len, size_t *at)
 {
     char c = s[(*at)++];
     if (c != '%') return (uint8_t)c;
     if (len - *at < 2) return -1;
-    int high = hex(s[*at]), low = hex(s[*at + 1]);
+    int high = hex_digit(s[*at]), low = hex_digit(s[*at + 1]);
     *at += 2;
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
