@@ -3,7 +3,6 @@
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
 #include "config/options.h"
-#include "config/version.h"
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"

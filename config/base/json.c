@@ -73,11 +73,8 @@ static enum status parse_string(struct parser *p)
                 return bad(p, "bad escape");
             if (p->t[p->at] == 'u') {
                 if (p->len - p->at < 5) return bad(p, "bad \\u escape");
-                for (int i = 1; i <= 4; i++) {
-                    char h = p->t[p->at + (size_t)i];
-                    bool hex = (h >= '0' && h <= '9') || (h >= 'a' && h <= 'f') || (h >= 'A' && h <= 'F');
-                    if (!hex) return bad(p, "bad \\u escape");
-                }
+                for (size_t i = 1; i <= 4; i++)
+                    if (hex_digit(p->t[p->at + i]) < 0) return bad(p, "bad \\u escape");
                 p->at += 4;
             }
         }

@@ -6,7 +6,7 @@
 #include "server/fetch/address.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
-#include "config/version.h"
+#include "config/options.h"
 
 #include <netdb.h>
 #include <pthread.h>

@@ -10,7 +10,6 @@
 #include "config/base/clock.h"
 #include "config/base/status.h"
 #include "config/options.h"
-#include "config/version.h"
 #include "scheduler/scheduler.h"
 #include "server/http/errors.h"
 #include "server/http/model.h"
