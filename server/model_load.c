@@ -118,11 +118,6 @@ static enum status events_open(const struct options *o, struct model *m, struct 
     return st;
 }
 
-static enum status events_start(struct model *m, struct err *err)
-{
-    return m->events ? kv_events_start(m->events, announce, m->sched, err) : ST_OK;
-}
-
 /* Tokenizer and chat template, which load beside the weights. */
 struct text_load {
     const char *dir, *mmproj;
@@ -193,7 +188,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
 #endif
     if (!st) st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
-    if (!st) st = events_start(m, err);
+    if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.
      */
     if (!st) {
