@@ -125,7 +125,7 @@ $(OUT)/faults/%.c.o: %.c $(OUT)/flags
 $(FAULT_LIB): $(FAULT_OBJ)
 	@rm -f $@
 	ar qcs $@ $^
-$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/http/loop.c.o $(FAULT_LIB) \
+$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/model_load.c.o $(FAULT_LIB) \
 	$(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(TEST_LIB): $(TEST_LIB_OBJ)

@@ -222,7 +222,7 @@ static enum status row_set(const struct row *r, struct options *o, const char *v
         }
         if (!*value) return err_set(err, ST_INVALID, "%s%s: empty value", origin, r->name);
         char *copy = strdup(value);
-        if (!copy) return err_set(err, ST_NOMEM, "out of memory");
+        if (!copy) return err_nomem(err, NULL);
         free(*(char **)(void *)field);
         *(char **)(void *)field = copy;
         return ST_OK;
@@ -397,7 +397,7 @@ enum status options_parse(int argc, char **argv, struct options *out, struct err
     if (!st) st = args_read(argc, argv, &o, true, err);
     if (!st && !o.config && env_config && *env_config) {
         o.config = strdup(env_config);
-        if (!o.config) st = err_set(err, ST_NOMEM, "out of memory");
+        if (!o.config) st = err_nomem(err, NULL);
     }
     if (!st && o.config) st = file_read(o.config, &o, err);
     if (!st) st = env_read(&o, err);

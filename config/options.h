@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#define KVASIR_VERSION "0.1.0"
+
 struct options {
     /* model */
     char *model;             /* checkpoint directory or GGUF file; NULL = the bundled demo model */

@@ -1,7 +1,7 @@
 /* The drafter: a small model whose layers read the target's keys and values, and guess the tokens that follow
  * one that was drawn. What the target makes of the guesses is a verified run (engine/step.c): they decide how
  * long an answer takes, never what it says. Formula: engine/model/model_desc.h; operations:
- * engine/model/decoder.c. Engine thread. */
+ * engine/decoder.c. Engine thread. */
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
@@ -67,7 +67,7 @@ enum status drafter_prepare(struct engine *e, const char *dir, bool random_weigh
     struct drafter *f = &e->draft;
     struct hf_config *config = calloc(1, sizeof *config);
     f->dir = strdup(dir);
-    enum status st = config && f->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
+    enum status st = config && f->dir ? ST_OK : err_nomem(err, NULL);
     if (!st) st = family_load(dir, NULL, config, &f->net.desc, err);
     if (!st && !f->net.desc.drafts_for)
         st = err_set(err, ST_UNSUPPORTED, "%s: model_type \"%s\" is not that of a drafter", dir,
@@ -164,7 +164,7 @@ enum status drafter_load(struct engine *e, struct weights_progress progress, str
     f->order = malloc(s * sizeof *f->order);
     f->picks = malloc(s * sizeof *f->picks);
     if (!f->host_read || !f->host_rows || !f->host_tops || !f->order || !f->picks)
-        return err_set(err, ST_NOMEM, "out of memory for the drafter's rows");
+        return err_nomem(err, "the drafter's rows");
     return ST_OK;
 }
 

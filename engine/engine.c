@@ -115,7 +115,7 @@ static enum status open_backend(const struct engine_options *opt, struct engine 
                              "kernel set %s: this CPU doesn't have it (kvasir inspect --devices lists those "
                              "that it has)",
                              set);
-    if (r == BE_NOMEM) return err_set(err, ST_NOMEM, "out of memory for the compute threads");
+    if (r == BE_NOMEM) return err_nomem(err, "the compute threads");
     if (r != BE_OK) return err_set(err, ST_DEVICE, "the backend can't be opened");
     e->ops->caps(e->be, &e->becaps);
     snprintf(e->device, sizeof e->device, "%s", e->becaps.device);
@@ -208,10 +208,10 @@ enum status engine__prepare(const struct engine_options *opt, struct engine *e, 
 {
     struct hf_config *config = calloc(1, sizeof *config);
     e->dir = strdup(opt->model_dir ? opt->model_dir : "");
-    enum status st = config && e->dir ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
+    enum status st = config && e->dir ? ST_OK : err_nomem(err, NULL);
     if (!st) st = pick_ops(opt, &e->ops, err);
     if (!st) st = family_load(e->dir, opt->mmproj, config, &e->net.desc, err);
-    if (!st && !(e->model_type = strdup(config->model_type))) st = err_set(err, ST_NOMEM, "out of memory");
+    if (!st && !(e->model_type = strdup(config->model_type))) st = err_nomem(err, NULL);
     if (!st && e->net.desc.drafts_for)
         st = err_set(err, ST_UNSUPPORTED,
                      "%s: model_type \"%s\" only drafts for another model: give it with --draft-model",
@@ -265,7 +265,7 @@ enum status engine_open(const struct engine_options *opt, struct engine **out, s
     struct stf_files *files = NULL;
     uint64_t identity = 0;
     struct engine *e = calloc(1, sizeof *e);
-    if (!e) return err_set(err, ST_NOMEM, "out of memory");
+    if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
     if (!st && e->net.survey.ignored)
         log_warn("%s: %u tensors are not used by this model: %s%s", e->dir, e->net.survey.ignored,
@@ -356,7 +356,7 @@ enum status engine_features_create(struct engine *e, const struct image_u8 *pixe
 {
     if (!e->net.desc.has_vision) return err_set(err, ST_UNSUPPORTED, "this model takes no pictures");
     struct engine_features *f = calloc(1, sizeof *f);
-    if (!f) return err_set(err, ST_NOMEM, "out of memory for a picture");
+    if (!f) return err_nomem(err, "a picture");
     enum status st = vision_measure(e, pixels, f, err);
     if (!st && !engine__vision_room(e, f->patches))
         st = err_set(err, ST_TOO_LARGE, "a picture of %u patches takes %llu MiB: more than is left for it",

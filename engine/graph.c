@@ -4,6 +4,7 @@
  * results are bit for bit those of a step without a graph. Engine thread. */
 #include "engine/internal.h"
 
+#include "config/base/clock.h"
 #include "config/base/env.h"
 #include "config/base/faults.h"
 
@@ -11,7 +12,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Close together, so that few rows are wasted, and where the backend's own tiles end. Larger batches run the
  * plain way: the time of a launch is nothing there. */
@@ -53,19 +53,12 @@ static enum be_result open_one(struct engine *e, struct engine_graph *g)
     return e->ops->graph_end(e->be, &g->graph);
 }
 
-static double seconds(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
-
 enum status engine__graphs_open(struct engine *e, struct err *err)
 {
     const char *wish = env_get("KVASIR_CUDA_GRAPHS"); /* for hunting faults */
     uint32_t most = e->plan.sequences_max;
     enum be_result r = BE_OK;
-    double start = seconds();
+    double start = now_s();
     size_t dirty = 0;
     if (!e->ops->graph_begin) return ST_OK;
     if (wish && strcmp(wish, "0") == 0) {
@@ -90,7 +83,7 @@ enum status engine__graphs_open(struct engine *e, struct err *err)
         return ST_OK;
     }
     log_info("CUDA graphs: decode steps of up to %u sequences, %u sizes, recorded in %.2f s",
-             e->graphs[e->graph_count - 1].rows, e->graph_count, seconds() - start);
+             e->graphs[e->graph_count - 1].rows, e->graph_count, now_s() - start);
     return ST_OK;
 }
 

@@ -174,7 +174,7 @@ enum status engine_inspect(const struct engine_options *opt, char *text, size_t 
     struct buf b;
     buf_init(&b, cap > 0 ? cap - 1 : 0);
     struct engine *e = calloc(1, sizeof *e);
-    if (!e) return err_set(err, ST_NOMEM, "out of memory");
+    if (!e) return err_nomem(err, NULL);
     enum status st = engine__prepare(opt, e, &files, err);
     if (!st && (st = say_all(&b, e)))
         st = err_set(err, st, "the description doesn't fit into %zu bytes", cap);

@@ -52,9 +52,7 @@ enum status kv_layout_make(const struct model_desc *d, const struct be_ops *ops,
     struct kv_layout k = {.type = type};
     k.layer_group = calloc(d->layer_count, sizeof *k.layer_group);
     k.layer_offset = calloc(d->layer_count, sizeof *k.layer_offset);
-    enum status st = k.layer_group && k.layer_offset
-                         ? ST_OK
-                         : err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    enum status st = k.layer_group && k.layer_offset ? ST_OK : err_nomem(err, "the list of layers");
     /* Full attention first, then one group per window, in order of first use. */
     for (int pass = 0; pass < 2 && !st; pass++) {
         for (uint32_t n = 0; n < d->layer_count && !st; n++) {
@@ -496,7 +494,7 @@ enum status engine__alloc(struct engine *e, struct err *err)
     e->host_results = malloc(p->logit_rows * (sizeof *e->net.s.stats + BE_TOPK_MAX * 8));
     if (!e->host_step || !e->wanted || (token && !e->host_token) ||
         (!e->host_row && !e->becaps.host_memory) || !e->host_results)
-        return err_set(err, ST_NOMEM, "out of memory for step arrays");
+        return err_nomem(err, "step arrays");
     return ST_OK;
 }
 

@@ -4,10 +4,10 @@
  * thread. */
 #include "engine/internal.h"
 
+#include "config/base/clock.h"
 #include "config/base/assert.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #define EXPERTS_COUNTED 4096u
 
@@ -67,13 +67,6 @@ struct profile {
     size_t known_count;
 };
 static struct profile *in_use;
-
-static double now_s(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
 
 /* An operation of `part` that began at t0 has been asked for. A device that fails says so in the step's own
  * sync. */
@@ -217,7 +210,7 @@ enum status profile_open(struct engine *e, struct err *err)
 {
     if (in_use) return err_set(err, ST_UNSUPPORTED, "another engine of this process has a profile");
     struct profile *p = calloc(1, sizeof *p);
-    if (!p) return err_set(err, ST_NOMEM, "out of memory for a profile");
+    if (!p) return err_nomem(err, "a profile");
     p->real = e->ops;
     p->host_memory = e->becaps.host_memory;
     p->ops = *e->ops;
@@ -324,7 +317,7 @@ static enum status know_weights(struct engine *e, struct profile *p, struct err 
     size_t most = 2 + 7 * (size_t)d->layer_count;
     if (d->has_vision) most += 2 + 2 * (1 + (size_t)d->vision.tap_count) + 7 * (size_t)d->vision.layers;
     p->known = calloc(most, sizeof *p->known);
-    if (!p->known) return err_set(err, ST_NOMEM, "out of memory for a profile");
+    if (!p->known) return err_nomem(err, "a profile");
     know_text(p, &e->net);
     if (d->has_vision) know_vision(p, &e->net);
     ASSERT_CMP(p->known_count, <=, most);

@@ -2,14 +2,13 @@
  * store of `next`, the consumer takes with an acquire load; neither ever waits for the other. */
 #include "scheduler/event_queue.h"
 
+#include "config/base/clock.h"
+
 #include <stdlib.h>
-#include <time.h>
 
 uint64_t event_clock_us(void)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+    return now_us();
 }
 
 struct event_node *eventq_node(void)

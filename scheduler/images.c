@@ -42,7 +42,7 @@ struct images {
 enum status sched__images_create(struct scheduler *s, struct err *err)
 {
     struct images *im = calloc(1, sizeof *im);
-    if (!im) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
+    if (!im) return err_nomem(err, "the scheduler");
     uint64_t bytes = s->opt.features_bytes ? s->opt.features_bytes : (uint64_t)FEATURES_BYTES_DEFAULT << 20;
     /* Without a prefix cache nothing of one request is kept for another. */
     enum status st =

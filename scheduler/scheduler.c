@@ -20,7 +20,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
                          struct err *err)
 {
     struct scheduler *s = calloc(1, sizeof *s);
-    if (!s) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
+    if (!s) return err_nomem(err, "the scheduler");
     s->engine = e;
     s->opt = *opt;
     engine_caps(e, &s->caps);
@@ -53,7 +53,7 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->asking || !s->prefills ||
                 !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
-        st = err_set(err, ST_NOMEM, "out of memory for the scheduler");
+        st = err_nomem(err, "the scheduler");
     if (st) {
         sched_destroy(s);
         return st;
@@ -209,7 +209,7 @@ enum status sched_submit(struct scheduler *s, const struct sched_sequence *seq, 
     enum status st = check_sequence(s, seq, &total, err);
     if (st) return st;
     struct sequence *q;
-    if (sequence_create(s, seq, total, &q)) return err_set(err, ST_NOMEM, "out of memory for a sequence");
+    if (sequence_create(s, seq, total, &q)) return err_nomem(err, "a sequence");
     q->submitted_us = event_clock_us();
     pthread_mutex_lock(&s->lock);
     if (s->stopping) st = err_set(err, ST_UNSUPPORTED, "the server is shutting down");

@@ -47,7 +47,7 @@ enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **ou
 {
     ASSERT(live_max > 0 && live_max < UINT32_MAX / 8);
     struct tenants *t = calloc(1, sizeof *t);
-    if (!t) return err_set(err, ST_NOMEM, "out of memory for the table of tenants");
+    if (!t) return err_nomem(err, "the table of tenants");
     t->seed = seed;
     t->live_max = live_max;
     t->cap = 2 * live_max; /* half of it is for debts */
@@ -57,7 +57,7 @@ enum status tenants_create(uint32_t live_max, uint64_t seed, struct tenants **ou
     t->buckets = calloc((size_t)t->bucket_mask + 1, sizeof *t->buckets);
     if (!t->all || !t->buckets) {
         tenants_destroy(t);
-        return err_set(err, ST_NOMEM, "out of memory for the table of tenants");
+        return err_nomem(err, "the table of tenants");
     }
     forget_all(t);
     *out = t;

@@ -3,6 +3,7 @@
  * of the ceiling that binds it. No HTTP, no scheduler: steps go straight to the engine. */
 #include "server/bench.h"
 
+#include "config/base/clock.h"
 #include "config/base/env.h"
 #include "config/base/log.h"
 #include "engine/engine.h"
@@ -16,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { LIST_MAX = 8, REPEATS_DEFAULT = 3, DECODE_STEPS = 24, BATCH_MAX = 256, PICTURE_TOKENS = 4096 };
@@ -30,13 +30,6 @@ struct bench_args {
     const char *drafter;
     bool vision, json, profile;
 };
-
-static double now_s(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
 
 static void usage(FILE *f)
 {

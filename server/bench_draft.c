@@ -3,6 +3,7 @@
  * it runs and its guesses are replaced, so that its time counts. */
 #include "server/bench.h"
 
+#include "config/base/clock.h"
 #include "engine/engine.h"
 #include "engine/prompt/prompt.h"
 #include "scheduler/scheduler.h"
@@ -10,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { ANSWER = BENCH_DRAFT_TOKENS, GUESSES = 8 };
 
@@ -30,13 +30,6 @@ struct outcome {
     double seconds; /* from when all are decoding until the first ends: those left over make less of a step */
     uint64_t tokens, steps;
 };
-
-static double now_s(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
-}
 
 static uint32_t draw(struct speeches *p, uint32_t below)
 {

@@ -1,4 +1,4 @@
-/* The program: sub-commands. The only file besides assert.h, bus_error.c and loop.c (second signal, failed
+/* The program: sub-commands. The only file besides assert.h, bus_error.c and serve.c (second signal, failed
  * engine) that ends the process. */
 #include "config/base/log.h"
 #include "config/gguf/gguf.h"
@@ -6,7 +6,8 @@
 #include "engine/engine.h"
 #include "server/bench.h"
 #include "server/bus_error.h"
-#include "server/server.h"
+#include "server/model_load.h"
+#include "server/serve.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -60,7 +61,7 @@ static char *model_find(const struct options *o, struct err *err)
             (void)err_set(err, ST_INVALID, "--mmproj goes with a GGUF file as --model, not with a directory");
         } else {
             char *dir = strdup(o->model);
-            if (!dir) (void)err_set(err, ST_NOMEM, "out of memory");
+            if (!dir) (void)err_nomem(err, NULL);
             return dir;
         }
         return NULL;
@@ -78,7 +79,7 @@ static char *model_find(const struct options *o, struct err *err)
         return NULL;
     }
     char *real = realpath(dir, NULL);
-    if (!real) (void)err_set(err, ST_NOMEM, "out of memory");
+    if (!real) (void)err_nomem(err, NULL);
     return real;
 }
 

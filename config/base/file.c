@@ -38,7 +38,7 @@ enum status file_text(const char *path, size_t max, char **text, size_t *len, st
         st = err_set(err, ST_TOO_LARGE, "%s: %lld bytes, at most %zu are read", path, (long long)sb.st_size,
                      max);
     } else if (!(t = malloc((size_t)sb.st_size + 1))) {
-        st = err_set(err, ST_NOMEM, "%s: out of memory", path);
+        st = err_nomem(err, path);
     } else {
         st = read_all(fd, t, (size_t)sb.st_size, len, path, err);
     }
@@ -63,8 +63,7 @@ enum status file_text_in(const char *dir, const char *name, size_t max, char **p
 {
     char *own = file_join(dir, name);
     *text = NULL;
-    enum status st =
-        own ? file_text(own, max, text, len, err) : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    enum status st = own ? file_text(own, max, text, len, err) : err_nomem(err, dir);
     if (path) *path = own;
     else free(own);
     return st;

@@ -1,7 +1,9 @@
 /* See json.h. Iterative: nesting costs an entry of a fixed stack, never C stack. */
 #include "config/base/json.h"
 
+#include "config/base/hex.h"
 #include "config/base/file.h"
+#include "config/base/utf8.h"
 
 #include <errno.h>
 #include <math.h>
@@ -38,7 +40,7 @@ static enum status add_node(struct parser *p, enum json_kind kind, size_t at, si
         if (p->cap >= (1u << 31)) return err_set(p->err, ST_TOO_LARGE, "%s: too many JSON values", p->name);
         uint32_t cap = p->cap ? p->cap * 2 : 256;
         struct json_node *n = realloc(d->nodes, (size_t)cap * sizeof *n);
-        if (!n) return err_set(p->err, ST_NOMEM, "%s: out of memory", p->name);
+        if (!n) return err_nomem(p->err, p->name);
         d->nodes = n;
         p->cap = cap;
     }
@@ -71,11 +73,8 @@ static enum status parse_string(struct parser *p)
                 return bad(p, "bad escape");
             if (p->t[p->at] == 'u') {
                 if (p->len - p->at < 5) return bad(p, "bad \\u escape");
-                for (int i = 1; i <= 4; i++) {
-                    char h = p->t[p->at + (size_t)i];
-                    bool hex = (h >= '0' && h <= '9') || (h >= 'a' && h <= 'f') || (h >= 'A' && h <= 'F');
-                    if (!hex) return bad(p, "bad \\u escape");
-                }
+                for (size_t i = 1; i <= 4; i++)
+                    if (hex_digit(p->t[p->at + i]) < 0) return bad(p, "bad \\u escape");
                 p->at += 4;
             }
         }
@@ -228,8 +227,7 @@ enum status json_load(const char *dir, const char *name, size_t max_bytes, struc
                       struct err *err)
 {
     *path = file_join(dir, name);
-    return *path ? json_doc_load(*path, max_bytes, out, err)
-                 : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    return *path ? json_doc_load(*path, max_bytes, out, err) : err_nomem(err, dir);
 }
 
 void json_free(struct json_doc *doc)
@@ -337,35 +335,8 @@ bool json_bool(const struct json_doc *d, uint32_t node, bool *out)
 static unsigned hex4(const char *s)
 {
     unsigned v = 0;
-    for (int i = 0; i < 4; i++) {
-        unsigned c = (unsigned char)s[i];
-        v = v * 16 + (c <= '9' ? c - '0' : (c | 32u) - 'a' + 10);
-    }
+    for (int i = 0; i < 4; i++) v = v * 16 + (unsigned)hex_digit(s[i]);
     return v;
-}
-
-static size_t put_utf8(char *dst, unsigned cp)
-{
-    if (cp < 0x80) {
-        dst[0] = (char)cp;
-        return 1;
-    }
-    if (cp < 0x800) {
-        dst[0] = (char)(0xC0 | (cp >> 6));
-        dst[1] = (char)(0x80 | (cp & 63));
-        return 2;
-    }
-    if (cp < 0x10000) {
-        dst[0] = (char)(0xE0 | (cp >> 12));
-        dst[1] = (char)(0x80 | ((cp >> 6) & 63));
-        dst[2] = (char)(0x80 | (cp & 63));
-        return 3;
-    }
-    dst[0] = (char)(0xF0 | (cp >> 18));
-    dst[1] = (char)(0x80 | ((cp >> 12) & 63));
-    dst[2] = (char)(0x80 | ((cp >> 6) & 63));
-    dst[3] = (char)(0x80 | (cp & 63));
-    return 4;
 }
 
 /* One escape at s (after the backslash was seen at s[0]); writes 1..4 bytes, returns raw bytes consumed. */
@@ -390,8 +361,7 @@ static size_t unescape(const char *s, size_t left, char *dst, size_t *wrote)
             used = 12;
         }
     }
-    if (cp >= 0xD800 && cp < 0xE000) cp = 0xFFFD;
-    *wrote = put_utf8(dst, cp);
+    *wrote = utf8_encode(cp, dst);
     return used;
 }
 

@@ -15,6 +15,11 @@ enum status err_set(struct err *err, enum status st, const char *fmt, ...)
     return st;
 }
 
+enum status err_nomem(struct err *err, const char *what)
+{
+    return err_set(err, ST_NOMEM, "out of memory%s%.300s", what ? " for " : "", what ? what : "");
+}
+
 enum status err_prefix(struct err *err, enum status st, const char *fmt, ...)
 {
     if (!err) return st;

@@ -29,6 +29,8 @@ struct err {
  * ST_FORMAT, "...", ...); */
 enum status err_set(struct err *err, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* "out of memory for WHAT"; what may be NULL. Returns ST_NOMEM. */
+enum status err_nomem(struct err *err, const char *what);
 /* Puts "prefix: " before the message that is already there. Returns st. */
 enum status err_prefix(struct err *err, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -298,7 +298,7 @@ enum status gguf_open(const char *path, struct gguf **out, struct err *err)
     if (g) g->path = strdup(path);
     if (!g || !g->path) {
         gguf_close(g);
-        return err_set(err, ST_NOMEM, "%s: out of memory", path);
+        return err_nomem(err, path);
     }
     enum status st = map_file(g, err);
     if (!st) st = read_all(g, err);

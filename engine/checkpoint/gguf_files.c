@@ -32,7 +32,7 @@ static enum status open_parts(const char *model, uint32_t count, struct gguf_fil
     while (f->count < count && !st) {
         char *path;
         if (asprintf(&path, "%.*s-%05u-of-%05u.gguf", (int)stem, model, f->count + 1, count) < 0)
-            return err_set(err, ST_NOMEM, "%s: out of memory", model);
+            return err_nomem(err, model);
         st = gguf_open(path, &f->parts[f->count], err);
         if (!st) f->count++;
         free(path);

@@ -55,7 +55,7 @@ static enum status measure(const struct gguf *g, const struct gguf_tensor *t, st
 static enum status add(struct stf_files *f, struct stf_tensor t, const char *name, struct err *err)
 {
     char *copy = strdup(name);
-    if (!copy) return err_set(err, ST_NOMEM, "out of memory for the list of tensors");
+    if (!copy) return err_nomem(err, "the list of tensors");
     t.name = copy;
     enum status st = stf__add_tensor(f, &t, err);
     if (st) free(copy);
@@ -118,7 +118,7 @@ static enum status add_file(struct stf_files *f, struct gguf *g, bool tower, con
                          .gguf = g};
     f->file_count++;
     stf__mapping_add(m);
-    if (!m->name) return err_set(err, ST_NOMEM, "out of memory");
+    if (!m->name) return err_nomem(err, NULL);
     (void)madvise(m->map, m->len, MADV_SEQUENTIAL);
     enum status st = ST_OK;
     size_t first = f->count;
@@ -159,7 +159,7 @@ static enum status join_frames(struct stf_files *f, struct stf_tensor *a, struct
                        f->files[a->file].name, a->name, b->name);
     size_t planes = (size_t)(a->shape[0] * a->shape[1]), plane = (size_t)a->bytes / planes;
     char *to = f->made = malloc(2 * (size_t)a->bytes);
-    if (!to) return err_set(err, ST_NOMEM, "out of memory for tensor %s", a->name);
+    if (!to) return err_nomem(err, a->name);
     for (size_t i = 0; i < planes; i++) {
         memcpy(to + 2 * i * plane, (const char *)a->data + i * plane, plane);
         memcpy(to + (2 * i + 1) * plane, (const char *)b->data + i * plane, plane);
@@ -195,7 +195,7 @@ enum status stf_open_gguf(struct gguf_files *g, const struct stf_naming *naming,
 {
     struct stf_files *f = calloc(1, sizeof *f);
     if (f) f->files = calloc(g->count + 1, sizeof *f->files);
-    enum status st = f && f->files ? ST_OK : err_set(err, ST_NOMEM, "out of memory");
+    enum status st = f && f->files ? ST_OK : err_nomem(err, NULL);
     uint32_t taken = 0; /* naming looks at all parts */
     while (taken < g->count && !st) st = add_file(f, g->parts[taken++], false, naming, err);
     while (taken > 0) g->parts[--taken] = NULL;

@@ -110,7 +110,7 @@ enum status stf__add_tensor(struct stf_files *f, const struct stf_tensor *t, str
     if (f->count == f->cap) {
         size_t cap = f->cap ? f->cap * 2 : 512;
         struct stf_tensor *n = realloc(f->tensors, cap * sizeof *n);
-        if (!n) return err_set(err, ST_NOMEM, "out of memory for the list of tensors");
+        if (!n) return err_nomem(err, "the list of tensors");
         f->tensors = n;
         f->cap = cap;
     }
@@ -221,7 +221,7 @@ static enum status parse_header(struct stf_files *f, uint32_t file, struct err *
             size_t len;
             struct stf_tensor t = {.file = file};
             char *name = json_str_dup(&d, key, &len);
-            if (!name) st = err_set(err, ST_NOMEM, "%s: out of memory", m->name);
+            if (!name) st = err_nomem(err, m->name);
             else if (strlen(name) != len || len == 0)
                 st = err_set(err, ST_FORMAT, "%s: a tensor's name is empty or holds a NUL", m->name);
             t.name = name;
@@ -276,11 +276,11 @@ const char *stf_file_at(const void *address)
 /* Maps the file `path` (taken: freed with the files) and reads its header. */
 static enum status add_file(struct stf_files *f, char *path, struct err *err)
 {
-    if (!path) return err_set(err, ST_NOMEM, "out of memory");
+    if (!path) return err_nomem(err, NULL);
     struct mapped *n = realloc(f->files, (f->file_count + 1) * sizeof *n);
     if (!n) {
         free(path);
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     }
     f->files = n;
     struct mapped *m = &f->files[f->file_count++];
@@ -335,7 +335,7 @@ static enum status shard_names(const struct json_doc *d, uint32_t map, const cha
     uint32_t n = json_count(d, map), key = json_first(d, map);
     if (json_kind(d, map) != JSON_OBJECT || n == 0) return err_set(err, ST_FORMAT, "%s: no weight_map", path);
     char **names = calloc(n, sizeof *names);
-    if (!names) return err_set(err, ST_NOMEM, "%s: out of memory", path);
+    if (!names) return err_nomem(err, path);
     *out = names;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t value = json_next(d, key);
@@ -369,7 +369,7 @@ static enum status check_index(const struct stf_files *f, const struct json_doc 
         uint32_t value = json_next(d, key);
         size_t len;
         char *name = json_str_dup(d, key, &len);
-        if (!name) return err_set(err, ST_NOMEM, "%s: out of memory", path);
+        if (!name) return err_nomem(err, path);
         const struct stf_tensor *t = stf_find(f, name);
         const char *base = t ? strrchr(stf_file_name(f, t), '/') : NULL;
         enum status st = ST_OK;
@@ -414,7 +414,7 @@ enum status stf_open(const char *dir, struct stf_files **out, struct err *err)
          *index = file_join(dir, "model.safetensors.index.json");
     enum status st;
     if (!f || !single || !index) {
-        st = err_set(err, ST_NOMEM, "%s: out of memory", dir);
+        st = err_nomem(err, dir);
     } else if (access(single, F_OK) == 0) {
         st = add_file(f, single, err);
         single = NULL;
@@ -432,7 +432,7 @@ enum status stf_open(const char *dir, struct stf_files **out, struct err *err)
 enum status stf_open_file(const char *path, struct stf_files **out, struct err *err)
 {
     struct stf_files *f = calloc(1, sizeof *f);
-    if (!f) return err_set(err, ST_NOMEM, "%s: out of memory", path);
+    if (!f) return err_nomem(err, path);
     enum status st = add_file(f, strdup(path), err);
     if (!st) st = stf__sort_names(f, err);
     if (st) stf_close(f);

@@ -34,8 +34,7 @@ static enum status alloc_layers(const struct model_desc *d, struct weights *w, s
 {
     w->layers = calloc(d->layer_count, sizeof *w->layers);
     w->vision.layers = d->has_vision ? calloc(d->vision.layers + 1ull, sizeof *w->vision.layers) : NULL;
-    if (!w->layers || (d->has_vision && !w->vision.layers))
-        return err_set(err, ST_NOMEM, "out of memory for the list of layers");
+    if (!w->layers || (d->has_vision && !w->vision.layers)) return err_nomem(err, "the list of layers");
     return ST_OK;
 }
 
@@ -47,7 +46,7 @@ enum status weights_survey(const struct stf_files *files, const struct model_des
     struct loader ld = {.files = files, .desc = desc, .survey = out, .form = form, .err = err};
     /* A name is asked for once, so the order has at most as many entries as there are tensors. */
     out->order = calloc(files && stf_count(files) ? stf_count(files) : 1, sizeof *out->order);
-    ld.st = out->order ? load_map(&ld) : err_set(err, ST_NOMEM, "out of memory");
+    ld.st = out->order ? load_map(&ld) : err_nomem(err, NULL);
     if (!ld.st) ld.st = alloc_layers(desc, &none, err);
     if (!ld.st) load_walk(&ld, &none);
     if (!ld.st) {
@@ -77,7 +76,7 @@ static enum status make_values(struct loader *ld)
 {
     size_t n = (size_t)ld->plan->tensor_bytes_max / 2, period = 65537;
     ld->made_up = malloc(n * sizeof *ld->made_up);
-    if (!ld->made_up) return err_set(ld->err, ST_NOMEM, "out of memory for made-up weights");
+    if (!ld->made_up) return err_nomem(ld->err, "made-up weights");
     uint64_t x = 88172645463325252ull;
     for (size_t i = 0; i < n && i < period; i++) {
         x ^= x << 13;

@@ -140,7 +140,7 @@ void *load_floats(struct loader *ld, const struct stf_tensor *t, const struct pa
     float block[256], *row = packed ? malloc(packed->k * sizeof *row) : block;
     ASSERT(packed || (type && n % type->block == 0 && type->block <= 256));
     size_t step = packed ? packed->k : type->block;
-    if (!out || !row) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t->name);
+    if (!out || !row) ld->st = err_nomem(ld->err, t->name);
     for (size_t i = 0; i < n && !ld->st; i += step) {
         if (packed) packed_floats(packed, (uint32_t)(i / step), 0, packed->k, row);
         else ggml_to_f32(type, (const char *)t->data + i / step * type->bytes, step, row);

@@ -49,7 +49,7 @@ void load_reorder_vector(struct loader *ld, const float *v, enum order order, ui
 
 static void packed(struct loader *ld, enum be_result r, const struct stf_tensor *const *t, uint32_t count)
 {
-    if (r == BE_NOMEM) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+    if (r == BE_NOMEM) ld->st = err_nomem(ld->err, t[0]->name);
     else if (r == BE_UNSUPPORTED)
         ld->st = err_set(ld->err, ST_UNSUPPORTED, "tensor %s: no kernel for its shape", t[0]->name);
     else if (r != BE_OK)
@@ -91,7 +91,7 @@ static const void *part_data(struct loader *ld, const struct linear_spec *s, uin
     /* The format does not align tensors; files almost always do. */
     if (ld->st || ((uintptr_t)data % size == 0 && order == ORDER_KEPT)) return data;
     void *copy = malloc(bytes ? bytes : 1);
-    if (!copy) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t->name);
+    if (!copy) ld->st = err_nomem(ld->err, t->name);
     else if (order == ORDER_KEPT) memcpy(copy, data, bytes);
     else reorder(order, s->head_dim, data, s->part[i].n, s->k, size, copy);
     free(*moved);
@@ -144,7 +144,7 @@ void load_linear(struct loader *ld, const struct linear_spec *s, struct be_weigh
     if (s->bias) {
         bias = malloc(total * sizeof *bias);
         if (!bias) {
-            ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", t[0]->name);
+            ld->st = err_nomem(ld->err, t[0]->name);
             return;
         }
         uint32_t at = 0;

@@ -26,7 +26,7 @@ static const void *fused_part(struct loader *ld, const struct fused *f, uint32_t
     if ((!f->in_out || n == f->width) && (uintptr_t)from % f->elem == 0) return from;
     size_t bytes = row * f->k;
     if (!(*copy = malloc(bytes ? bytes : 1))) {
-        ld->st = err_set(ld->err, ST_NOMEM, "out of memory for tensor %s", f->t->name);
+        ld->st = err_nomem(ld->err, f->t->name);
         return NULL;
     }
     if (!f->in_out) memcpy(*copy, from, bytes);
@@ -239,7 +239,7 @@ static void walk_table(struct loader *ld, const char *stem, uint64_t cols, struc
     }
     out->stride = 0;
     out->owned = malloc((size_t)out->row.bytes);
-    if (!out->owned) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for made-up weights");
+    if (!out->owned) ld->st = err_nomem(ld->err, "made-up weights");
     else out->row.data = memcpy(out->owned, ld->made_up, (size_t)out->row.bytes);
 }
 
@@ -373,7 +373,7 @@ static void walk_clusters(struct loader *ld, struct weights *w)
     if (m) m->used = true;
     if (ld->survey) return;
     w->clusters = malloc(d->vocab * sizeof *w->clusters);
-    if (!w->clusters) ld->st = err_set(ld->err, ST_NOMEM, "out of memory for the clusters of the head");
+    if (!w->clusters) ld->st = err_nomem(ld->err, "the clusters of the head");
     for (uint32_t i = 0; i < d->vocab && !ld->st; i++) {
         uint64_t id = i;
         if (m) memcpy(&id, (const char *)m->t->data + i * sizeof id, sizeof id);

@@ -1,4 +1,4 @@
-/* A model as a description: what engine/model/decoder.c and engine/model/vision.c run, and which tensors
+/* A model as a description: what engine/decoder.c and engine/vision.c run, and which tensors
  * engine/checkpoint/weights.c loads. A family's file (engine/families/<family>.c) fills it from the
  * checkpoint's configuration; nothing else knows a family. Plain data, immutable after load.
  *

@@ -207,7 +207,7 @@ enum status image_video_sample(const struct image_config *cfg, uint32_t total, d
         return err_set(err, ST_INVALID, "a video needs at least %u frames, this one has %u", cfg->depth,
                        total);
     uint32_t *frames = malloc((size_t)n * sizeof *frames);
-    if (!frames) return err_set(err, ST_NOMEM, "out of memory for the frames of a video");
+    if (!frames) return err_nomem(err, "the frames of a video");
     if (cfg->video_uniform)
         for (uint32_t i = 0; i < n; i++) frames[i] = (uint32_t)((uint64_t)i * total / n);
     else (cfg->video_volume ? even_fill : strided_fill)(frames, n, total);

@@ -89,7 +89,7 @@ enum status image_prep(const struct image_config *cfg, const struct image_u8 *sr
 {
     struct crops c = plan_crops(cfg, src->width, src->height);
     struct image_prepared p = {.images = calloc(1 + (size_t)c.columns * c.rows, sizeof *p.images)};
-    if (!p.images) return err_set(err, ST_NOMEM, "picture: out of memory");
+    if (!p.images) return err_nomem(err, "picture");
     enum status st = to_target(cfg, src, &p.images[0], err);
     p.count = 1;
     for (uint32_t i = 0; !st && i < c.columns * c.rows; i++) {

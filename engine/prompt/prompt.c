@@ -146,11 +146,11 @@ static enum status add_run(struct expansion *x, const char *text, size_t len, en
     if (x->count == x->cap) {
         size_t cap = x->cap ? x->cap * 2 : 64;
         struct tok_run *n = realloc(x->runs, cap * sizeof *n);
-        if (!n) return err_set(err, ST_NOMEM, "out of memory for a prompt");
+        if (!n) return err_nomem(err, "a prompt");
         x->runs = n;
         if (x->run_tags) {
             uint32_t *tags = realloc(x->tags, cap * sizeof *tags);
-            if (!tags) return err_set(err, ST_NOMEM, "out of memory for a prompt");
+            if (!tags) return err_nomem(err, "a prompt");
             x->tags = tags;
         }
         x->cap = cap;
@@ -243,10 +243,10 @@ static enum status make_texts(const struct model_image_rule *rule, const struct 
                            (unsigned long long)most[v]);
         x->soft[v] = malloc(bytes ? bytes : 1);
         for (size_t i = 0; x->soft[v] && i < most[v]; i++) memcpy(x->soft[v] + i * len, soft, len);
-        if (!x->soft[v]) return err_set(err, ST_NOMEM, "out of memory for an image's placeholder");
+        if (!x->soft[v]) return err_nomem(err, "an image's placeholder");
     }
     if (stamps && !(x->stamps = malloc((size_t)stamps * MODEL_STAMP_BYTES)))
-        return err_set(err, ST_NOMEM, "out of memory for the timestamps of a video");
+        return err_nomem(err, "the timestamps of a video");
     return ST_OK;
 }
 
@@ -568,7 +568,7 @@ static enum status trail_walk(struct trail *r, const struct expansion *x, struct
             struct prompt_origin *more = realloc(list, cap * sizeof *more);
             if (!more) {
                 free(list);
-                return err_set(err, ST_NOMEM, "out of memory for the origins of a prompt");
+                return err_nomem(err, "the origins of a prompt");
             }
             list = more;
         }

@@ -49,7 +49,7 @@ enum status prompt_whole(struct prompt *p, struct err *err)
     struct prompt_span *spans = calloc(2 * (size_t)p->span_count + 1, sizeof *spans);
     uint32_t count = 0;
     uint8_t key[32];
-    if (!spans) return err_set(err, ST_NOMEM, "out of memory for the spans of a prompt");
+    if (!spans) return err_nomem(err, "the spans of a prompt");
     for (uint32_t i = 0; i < p->span_count; i++) {
         if (!p->spans[i].picture) continue; /* text of an earlier call */
         add_text(spans, &count, p->spans[i].begin);

@@ -1,5 +1,6 @@
 /* GGUF metadata -> struct tokenizer. A file has the tokens by id with a type and a score each, for byte-level
  * models the merges too; the rest is in struct tok_gguf_kind. See tokenizer.h, load.c. */
+#include "config/base/utf8.h"
 #include "config/gguf/gguf.h"
 #include "engine/tokenizer/internal.h"
 
@@ -104,7 +105,7 @@ static enum status read_vocab(struct vocab *v)
     v->count = (uint32_t)tokens->count;
     v->token = calloc(v->count, sizeof *v->token);
     v->type = calloc(v->count, sizeof *v->type);
-    if (!v->token || !v->type) return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+    if (!v->token || !v->type) return err_nomem(v->err, "tokenizer");
     const void *at = NULL;
     for (uint32_t i = 0; i < v->count && gguf_next_string(tokens, &at, &v->token[i]); i++) continue;
     enum status st = read_types(v);
@@ -201,7 +202,7 @@ static enum status add_splits(const struct vocab *v, uint32_t id, struct pairs *
         if (out->count == out->cap) {
             size_t cap = out->cap ? 2 * out->cap : 1 << 16;
             struct pair *p = realloc(out->list, cap * sizeof *p);
-            if (!p) return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+            if (!p) return err_nomem(v->err, "tokenizer");
             out->list = p;
             out->cap = cap;
         }
@@ -217,7 +218,7 @@ static enum status derive_merges(const struct vocab *v)
     struct tok_merge_reader m;
     struct pairs pairs = {NULL, 0, 0};
     struct rank *order = calloc(v->count, sizeof *order);
-    enum status st = order ? order_tokens(v, order) : err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+    enum status st = order ? order_tokens(v, order) : err_nomem(v->err, "tokenizer");
     for (uint32_t i = 0; i < v->count && !st && pairs.count < TOK_RANK_LIMIT; i++)
         if (v->token[order[i].id].p) st = add_splits(v, order[i].id, &pairs);
     free(order);
@@ -263,7 +264,7 @@ static enum status set_steps(const struct vocab *v)
     if (t->splits[0].literal && set_replace(&t->norms[0], " ", "\xE2\x96\x81") &&
         set_replace(&t->decode_replace[0], "\xE2\x96\x81", " "))
         return ST_OK;
-    return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+    return err_nomem(v->err, "tokenizer");
 }
 
 /* User-defined tokens of a SentencePiece-style vocabulary stand in the file with spaces: the original has
@@ -273,12 +274,12 @@ static enum status put_token(const struct vocab *v, uint32_t id, struct tok_text
     struct gguf_text s = v->token[id];
     if (!v->kind->byte_level && s.len > TOKEN_BYTES_MAX)
         return err_set(v->err, ST_UNSUPPORTED, "token %u has more than %u bytes", id, TOKEN_BYTES_MAX);
-    if (!tok__utf8_valid((const uint8_t *)s.p, s.len))
+    if (!utf8_valid(s.p, s.len))
         return err_set(v->err, ST_FORMAT, "tokenizer.ggml.tokens[%u] is not UTF-8", id);
     if (!v->kind->byte_level && v->type[id] == TYPE_USER && s.len) {
         tmp->len = 0;
         if (tok__replace(&v->t->norms[0], &(struct tok_text){.s = (const uint8_t *)s.p, .len = s.len}, tmp))
-            return err_set(v->err, ST_NOMEM, "tokenizer: out of memory");
+            return err_nomem(v->err, "tokenizer");
         s = (struct gguf_text){(const char *)tmp->s, tmp->len};
     }
     v->t->flags[id] |= TOK_IN_MODEL;
@@ -380,7 +381,7 @@ enum status tok_load_gguf(const struct gguf *g, const struct tok_gguf_kind *kind
                           struct err *err)
 {
     struct vocab v = {.g = g, .tower = tower, .kind = kind, .t = calloc(1, sizeof *v.t), .err = err};
-    enum status st = v.t ? build(&v) : err_set(err, ST_NOMEM, "tokenizer: out of memory");
+    enum status st = v.t ? build(&v) : err_nomem(err, "tokenizer");
     free(v.token);
     free(v.type);
     if (!st) st = tok__finish(v.t, extra, extra_count, err);

@@ -233,10 +233,6 @@ struct tok_textbuf {
     bool mixed;
 };
 void tok__textbuf_fini(struct tok_textbuf *b);
-bool tok__utf8_valid(const uint8_t *s, size_t len);
-/* Length of the longest valid prefix of one UTF-8 sequence at s[0..len): *complete says if it is a whole
- * character. 0: s[0] starts none. */
-size_t tok__utf8_step(const uint8_t *s, size_t len, bool *complete);
 /* Joins runs into one valid text: borrowed from the only run where possible, else in *own. */
 enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct tok_textbuf *own,
                            struct tok_text *out, struct err *err) KV_MUST_CHECK;

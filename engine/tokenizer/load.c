@@ -2,6 +2,7 @@
  * have refuses the load with ST_UNSUPPORTED. Start-up only; nothing of this runs while requests are served.
  */
 #include "config/base/json.h"
+#include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -49,7 +50,7 @@ static enum status get_string(struct loader *l, uint32_t node, const char *where
     if (json_kind(l->d, v) != JSON_STRING)
         return err_set(l->err, ST_FORMAT, "%s: \"%s\" is not a string", where, key);
     *out = json_str_dup(l->d, v, len);
-    return *out ? ST_OK : err_set(l->err, ST_NOMEM, "%s: out of memory", where);
+    return *out ? ST_OK : err_nomem(l->err, where);
 }
 
 /* {"type":"Sequence", KEY:[...]} or one component: calls fn for each, in order. */
@@ -312,7 +313,7 @@ enum status tok__put_added(struct tokenizer *t, uint32_t id, const struct tok_ad
     if (!a && t->added_count == t->added_cap) {
         size_t cap = t->added_cap ? t->added_cap * 2 : 64;
         struct tok_added *p = realloc(t->added, cap * sizeof *p);
-        if (!p) return err_set(err, ST_NOMEM, "added_tokens: out of memory");
+        if (!p) return err_nomem(err, "added_tokens");
         t->added = p;
         t->added_cap = cap;
     }
@@ -435,8 +436,7 @@ static enum status read_tokenizer(struct loader *l)
 {
     uint32_t version = json_get(l->d, 0, "version"), added = json_get_live(l->d, 0, "added_tokens");
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
-        return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!utf8_valid(l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
     if (version != JSON_NONE && !json_str_eq(l->d, version, "1.0"))
         return err_set(l->err, ST_UNSUPPORTED, "a version other than \"1.0\" is not supported");
     enum status st = each_component(l, json_get_live(l->d, 0, "normalizer"), "normalizer", "normalizers", 0,
@@ -468,7 +468,7 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
     if (i == t->role_cap) {
         size_t cap = t->role_cap ? 2 * t->role_cap : 16;
         struct tok_role *p = realloc(t->roles, cap * sizeof *p);
-        if (!p) return err_set(err, ST_NOMEM, "special tokens: out of memory");
+        if (!p) return err_nomem(err, "special tokens");
         t->roles = p;
         t->role_cap = cap;
     }
@@ -477,7 +477,7 @@ enum status tok__put_role(struct tokenizer *t, const char *role, const char *con
     else *r = (struct tok_role){.role = strdup(role)};
     t->role_count += i == t->role_count;
     r->content = strndup(content, len);
-    return r->role && r->content ? ST_OK : err_set(err, ST_NOMEM, "special tokens: out of memory");
+    return r->role && r->content ? ST_OK : err_nomem(err, "special tokens");
 }
 
 /* A named token of the vocabulary becomes a special added token, as AutoTokenizer makes it one. role NULL:
@@ -490,7 +490,7 @@ static enum status put_role(struct loader *l, const char *role, uint32_t value)
     if (json_kind(l->d, text) != JSON_STRING) return ST_OK;
     size_t len = 0;
     char *content = json_str_dup(l->d, text, &len);
-    if (!content) return err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+    if (!content) return err_nomem(l->err, "special tokens");
     enum status st = role ? tok__put_role(l->t, role, content, len, l->err) : ST_OK;
     uint32_t id = len > 0 ? tok__literal_id(l->t, content, len) : TOK_NO_ID;
     free(content);
@@ -514,7 +514,7 @@ static enum status read_roles(struct loader *l, uint32_t object, bool all)
     for (uint32_t i = 0; i < json_count(l->d, object) && !st; i++) {
         uint32_t value = json_next(l->d, key);
         char *name = json_str_dup(l->d, key, NULL);
-        if (!name) return err_set(l->err, ST_NOMEM, "special tokens: out of memory");
+        if (!name) return err_nomem(l->err, "special tokens");
         if (all || ends_with(name, "_token")) st = put_role(l, name, value);
         free(name);
         key = json_next(l->d, value);
@@ -558,8 +558,7 @@ static enum status read_flag_overrides(struct loader *l, uint32_t object)
 static enum status read_side_doc(struct loader *l)
 {
     if (json_kind(l->d, 0) != JSON_OBJECT) return err_set(l->err, ST_FORMAT, "not an object");
-    if (!tok__utf8_valid((const uint8_t *)l->d->text, l->d->len))
-        return err_set(l->err, ST_FORMAT, "not UTF-8");
+    if (!utf8_valid(l->d->text, l->d->len)) return err_set(l->err, ST_FORMAT, "not UTF-8");
     enum status st = read_flag_overrides(l, json_get_live(l->d, 0, "added_tokens_decoder"));
     if (!st) st = read_roles(l, 0, false);
     if (!st) st = read_extra(l, "additional_special_tokens");
@@ -595,7 +594,7 @@ static enum status add_extra(struct tokenizer *t, const struct tok_extra *x, str
         char number[16] = "", *content;
         if (x->digits) snprintf(number, sizeof number, "%0*u", (int)x->digits, i);
         int n = asprintf(&content, "%s%s%s", x->prefix, number, x->suffix);
-        if (n < 0) return err_set(err, ST_NOMEM, "added tokens: out of memory");
+        if (n < 0) return err_nomem(err, "added tokens");
         uint32_t id = tok__literal_id(t, content, (size_t)n);
         struct tok_added flags = {.special = x->special, .normalized = !x->special};
         free(content);
@@ -625,8 +624,8 @@ enum status tok_load_extra(const char *dir, const struct tok_extra *extra, size_
     struct json_doc doc = {0};
     char *path = NULL;
     bool overrides = false, unused;
-    enum status st = t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err)
-                       : err_set(err, ST_NOMEM, "%s: out of memory", dir);
+    enum status st =
+        t ? json_load(dir, "tokenizer.json", FILE_BYTES_MAX, &doc, &path, err) : err_nomem(err, dir);
     if (!st) {
         struct loader l = {&doc, t, err};
         if ((st = read_tokenizer(&l))) err_prefix(err, st, "%s", path);

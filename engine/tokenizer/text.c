@@ -4,6 +4,7 @@
  * NFC is utf8proc's composition over our own frozen table of what needs it: a character that isn't in the
  * table is a border that nothing composes across, so that characters which the reference doesn't know yet
  * stay as they are whatever version of utf8proc is installed. */
+#include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -67,63 +68,21 @@ static unsigned part_control(const struct tok_text *x, size_t from, size_t to)
     return c;
 }
 
-size_t tok__utf8_step(const uint8_t *s, size_t len, bool *complete)
-{
-    *complete = false;
-    if (len == 0) return 0;
-    uint8_t b = s[0];
-    if (b < 0x80) {
-        *complete = true;
-        return 1;
-    }
-    if (b < 0xC2 || b > 0xF4) return 0;
-    size_t want = b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
-    uint8_t lo = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80, hi = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
-    size_t n = 1;
-    for (; n < want && n < len; n++) {
-        if (s[n] < lo || s[n] > hi) return n;
-        lo = 0x80;
-        hi = 0xBF;
-    }
-    *complete = n == want;
-    return n;
-}
-
-bool tok__utf8_valid(const uint8_t *s, size_t len)
-{
-    size_t i = 0;
-    while (i < len) {
-        uint64_t word;
-        if (len - i >= 8) {
-            memcpy(&word, s + i, 8);
-            if (!(word & 0x8080808080808080u)) {
-                i += 8;
-                continue;
-            }
-        }
-        bool complete;
-        size_t n = tok__utf8_step(s + i, len - i, &complete);
-        if (!complete) return false;
-        i += n;
-    }
-    return true;
-}
-
 /* Replaces every maximal invalid subpart by U+FFFD, which takes the control of its first byte. */
 static enum status repair(const struct tok_text *x, struct tok_textbuf *out)
 {
     size_t i = 0, from = 0;
     enum status st;
     while (i < x->len) {
-        bool complete;
-        size_t n = tok__utf8_step(x->s + i, x->len - i, &complete);
-        if (complete) {
+        uint32_t cp;
+        size_t n = utf8_decode(x->s + i, x->len - i, &cp);
+        if (cp < UTF8_BAD) {
             i += n;
             continue;
         }
         if ((st = append_part(out, x, from, i))) return st;
         if ((st = append(out, "\xEF\xBF\xBD", 3, x->control ? x->control[i] : x->all))) return st;
-        i += n ? n : 1;
+        i += n;
         from = i;
     }
     return append_part(out, x, from, x->len);
@@ -152,7 +111,7 @@ enum status tok__join_runs(const struct tok_run *runs, size_t run_count, struct 
             st = append(&joined, runs[i].text, runs[i].len, (unsigned)runs[i].control);
         *out = (struct tok_text){joined.s, joined.len, joined.control, runs[first].control};
     }
-    if (!st && !tok__utf8_valid(out->s, out->len)) {
+    if (!st && !utf8_valid(out->s, out->len)) {
         struct tok_textbuf fixed = {.mixed = mixed};
         st = repair(out, &fixed);
         tok__textbuf_fini(&joined);
@@ -248,7 +207,7 @@ static enum status nfc_segment(const struct tok_text *x, size_t from, size_t to,
     unsigned control = part_control(x, from, to);
     for (size_t i = 0; i < n && !st; i++) {
         uint8_t utf8[4];
-        st = append(out, utf8, (size_t)utf8proc_encode_char(cp[i], utf8), control);
+        st = append(out, utf8, utf8_encode((uint32_t)cp[i], utf8), control);
     }
     if (cp != small) free(cp);
     return st;

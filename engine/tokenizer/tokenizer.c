@@ -1,6 +1,7 @@
 /* The public functions: encoding of runs, look-ups, incremental detokenizing. See tokenizer/internal.h for
  * the parts. Any thread.
  */
+#include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -261,17 +262,17 @@ enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
     enum status st = ST_OK;
     struct detok before = *d; /* a failed push leaves everything as it was */
     size_t out_before = out->len;
-    bool complete;
+    uint32_t cp;
     while (d->pending_len > 0 && i < len && !st) { /* a sequence that an earlier token began */
         uint8_t joined[sizeof d->pending + 1];
         memcpy(joined, d->pending, d->pending_len);
         joined[d->pending_len] = s[i];
-        size_t n = tok__utf8_step(joined, d->pending_len + 1u, &complete);
-        if (complete) {
+        size_t n = utf8_decode(joined, d->pending_len + 1u, &cp);
+        if (cp < UTF8_BAD) {
             st = buf_add(out, joined, n);
             d->pending_len = 0;
             i++;
-        } else if (n == d->pending_len + 1u) {
+        } else if (cp == UTF8_SHORT) {
             d->pending[d->pending_len++] = s[i++];
         } else { /* s[i] doesn't continue it, and may begin something itself */
             st = buf_add(out, "\xEF\xBF\xBD", 3);
@@ -280,19 +281,19 @@ enum status detok_push(struct detok *d, uint32_t id, struct buf *out)
     }
     size_t from = i;
     while (i < len && !st) {
-        size_t n = tok__utf8_step(s + i, len - i, &complete);
-        if (complete) {
+        size_t n = utf8_decode(s + i, len - i, &cp);
+        if (cp < UTF8_BAD) {
             i += n;
             continue;
         }
         st = buf_add(out, s + from, i - from);
-        if (n > 0 && n == len - i) { /* the token ends inside a sequence */
+        if (cp == UTF8_SHORT) { /* the token ends inside a sequence */
             memcpy(d->pending, s + i, n);
             d->pending_len = (uint8_t)n;
         } else if (!st) {
             st = buf_add(out, "\xEF\xBF\xBD", 3);
         }
-        i += n ? n : 1;
+        i += n;
         from = i;
     }
     if (!st && from < i) st = buf_add(out, s + from, i - from);

@@ -4,6 +4,8 @@
 #ifndef KVASIR_TOKENIZER_UNICODE_H
 #define KVASIR_TOKENIZER_UNICODE_H
 
+#include "config/base/utf8.h"
+
 #include <stdint.h>
 
 /* \p{L}, \p{N}, \p{M}; \s without and with only CR and LF; everything else. */
@@ -37,21 +39,8 @@ static inline unsigned uni_class(uint32_t cp)
 /* Decodes the code point at s, which must be valid UTF-8; returns its length in bytes. */
 static inline unsigned uni_decode(const uint8_t *s, uint32_t *cp)
 {
-    if (s[0] < 0x80) {
-        *cp = s[0];
-        return 1;
-    }
-    if (s[0] < 0xE0) {
-        *cp = (uint32_t)(s[0] & 0x1F) << 6 | (s[1] & 0x3Fu);
-        return 2;
-    }
-    if (s[0] < 0xF0) {
-        *cp = (uint32_t)(s[0] & 0x0F) << 12 | (uint32_t)(s[1] & 0x3F) << 6 | (s[2] & 0x3Fu);
-        return 3;
-    }
-    *cp = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3F) << 12 | (uint32_t)(s[2] & 0x3F) << 6 |
-          (s[3] & 0x3Fu);
-    return 4;
+    *cp = s[0];
+    return s[0] < 0x80 ? 1 : (unsigned)utf8_decode(s, 4, cp);
 }
 
 #endif

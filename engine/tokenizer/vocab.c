@@ -1,6 +1,7 @@
 /* The vocabulary: literals and their index, the table of merges, the bytes that a token stands for, and the
  * proof of where a text may be cut. Writes only while a tokenizer is being loaded. */
 #include "config/base/json.h"
+#include "config/base/utf8.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -135,7 +136,7 @@ enum status tok__allocate_vocab(struct tokenizer *t, uint64_t highest, size_t st
     t->bytes = calloc(t->vocab_size, sizeof *t->bytes);
     t->flags = calloc(t->vocab_size, 1);
     if (t->literal && t->bytes && t->flags && !index_init(&t->by_literal, strings)) return ST_OK;
-    return err_set(err, ST_NOMEM, "vocabulary: out of memory");
+    return err_nomem(err, "vocabulary");
 }
 
 static enum status allocate_for(struct tokenizer *t, const struct json_doc *d, uint32_t vocab, uint32_t added,
@@ -226,7 +227,7 @@ enum status tok__merges_open(struct tok_merge_reader *r, struct tokenizer *t, co
     size_t slots = (size_t)1 << bits;
     m->slots = malloc(slots * sizeof *m->slots);
     m->merged = calloc((size_t)count + 1, sizeof *m->merged);
-    if (!m->slots || !m->merged) return err_set(err, ST_NOMEM, "%s: out of memory", where);
+    if (!m->slots || !m->merged) return err_nomem(err, where);
     memset(m->slots, 0xFF, slots * sizeof *m->slots);
     m->mask = (uint32_t)(slots - 1);
     m->shift = 64 - bits;
@@ -293,7 +294,7 @@ enum status tok__merges_add(struct tok_merge_reader *b, uint32_t entry, const ch
     if (left_len == 0 || right_len == 0) return refuse_merge(b, ST_FORMAT, entry);
     if (n > b->cap - b->used) {
         char *p = realloc(b->text, 2 * (b->used + n));
-        if (!p) return err_set(b->err, ST_NOMEM, "%s: out of memory", b->where);
+        if (!p) return err_nomem(b->err, b->where);
         b->text = p;
         b->cap = 2 * (b->used + n);
     }
@@ -468,23 +469,12 @@ static enum status fill_texts(struct tokenizer *t)
 
 /* ---- initial symbols ---- */
 
-static size_t put_utf8(uint32_t cp, char dst[4])
-{
-    if (cp < 0x80) {
-        dst[0] = (char)cp;
-        return 1;
-    }
-    dst[0] = (char)(0xC0 | cp >> 6);
-    dst[1] = (char)(0x80 | (cp & 63));
-    return 2; /* the byte-level alphabet ends below U+0800 */
-}
-
 static enum status byte_symbols(struct tokenizer *t, struct err *err)
 {
     for (uint32_t cp = 0; cp < 0x144; cp++) {
         int b = byte_of_char(cp);
         char utf8[4];
-        if (b >= 0) t->byte_id[b] = model_id(t, utf8, put_utf8(cp, utf8));
+        if (b >= 0) t->byte_id[b] = model_id(t, utf8, utf8_encode(cp, utf8));
     }
     for (unsigned b = 0; b < 0x100; b++) {
         bool in_utf8 = b < 0xC0 || (b >= 0xC2 && b <= 0xF4);

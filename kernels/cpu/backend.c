@@ -2,11 +2,11 @@
  * the kernel set in use. Called by the engine's thread. Must not know models or requests. */
 #include "kernels/cpu/internal.h"
 
+#include "config/base/clock.h"
 #include "config/base/cgroup.h"
 
 #include <sched.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ---- memory: a 64-byte header before what the caller gets, so that free needs no size */
@@ -441,13 +441,6 @@ struct cpu_ceil {
     double ops[CPU_THREADS_MAX];
 };
 
-static double cpu__now(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
-
 static void cpu__ceil_fill(void *ctx, uint32_t begin, uint32_t end, uint32_t worker)
 {
     (void)worker;
@@ -490,15 +483,15 @@ static enum be_result cpu__ceiling(struct backend *b, struct be_ceiling *out)
         double t0;
         if (round % (CEIL_ROUNDS / CEIL_READS) == 0) {
             c->from = round / (CEIL_ROUNDS / CEIL_READS) * CEIL_STRETCH % CEIL_READ_BYTES;
-            t0 = cpu__now();
+            t0 = now_s();
             cpu_pool_run(b->pool, (uint32_t)(CEIL_STRETCH / CEIL_READ_PIECE), 1, cpu__ceil_read, c);
-            double rate = (double)CEIL_STRETCH / (cpu__now() - t0);
+            double rate = (double)CEIL_STRETCH / (now_s() - t0);
             if (rate > out->read_bytes_per_s) out->read_bytes_per_s = rate;
         }
         memset(c->ops, 0, sizeof c->ops);
-        t0 = cpu__now();
+        t0 = now_s();
         cpu_pool_run(b->pool, 8 * b->threads, 1, cpu__ceil_peak, c);
-        double dt = cpu__now() - t0, ops = 0;
+        double dt = now_s() - t0, ops = 0;
         for (uint32_t i = 0; i < b->threads; i++) ops += c->ops[i];
         if (ops / dt > out->matrix_flops) out->matrix_flops = ops / dt;
     }

@@ -92,7 +92,7 @@ enum status features_create(struct engine *e, uint64_t bytes_max, uint64_t seed,
     if (c) c->buckets = calloc(BUCKETS_MIN, sizeof(struct feature_entry *));
     if (!c || !c->buckets) {
         free(c);
-        return err_set(err, ST_NOMEM, "out of memory for the table of image features");
+        return err_nomem(err, "the table of image features");
     }
     c->engine = e;
     c->bytes_max = bytes_max;

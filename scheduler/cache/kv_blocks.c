@@ -95,7 +95,7 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
                        (unsigned long long)units * caps->unit_bytes);
     uint64_t per = slab_blocks(caps, units, largest);
     struct kv_blocks *k = calloc(1, sizeof *k);
-    if (!k) return err_set(err, ST_NOMEM, "out of memory for the block table");
+    if (!k) return err_nomem(err, "the block table");
     k->group_count = caps->group_count;
     k->slab_units = (uint32_t)per * largest;
     k->slab_count = (uint32_t)(units / k->slab_units);
@@ -105,7 +105,7 @@ enum status kvb_create(const struct engine_caps *caps, struct kv_blocks **out, s
     k->cached = calloc((size_t)k->slab_count * k->refs_per_slab, sizeof *k->cached);
     if (!k->slabs || !k->live || !k->cached) {
         kvb_destroy(k);
-        return err_set(err, ST_NOMEM, "out of memory for the block table");
+        return err_nomem(err, "the block table");
     }
     for (uint32_t g = 0; g < k->group_count; g++) {
         k->block_units[g] = caps->groups[g].block_units;

@@ -13,7 +13,7 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
                          struct radix_cache **out, struct err *err)
 {
     struct radix_cache *c = calloc(1, sizeof *c);
-    if (!c) return err_set(err, ST_NOMEM, "out of memory for the prefix cache");
+    if (!c) return err_nomem(err, "the prefix cache");
     c->caps = *caps;
     c->blocks = blocks;
     c->seed = seed;
@@ -26,7 +26,7 @@ enum status radix_create(const struct engine_caps *caps, struct kv_blocks *block
     c->ghosts = calloc(GHOST_COUNT, sizeof *c->ghosts);
     if (!c->buckets || !c->ghosts || !radix__heaps_reserve(c, 1)) {
         radix_destroy(c);
-        return err_set(err, ST_NOMEM, "out of memory for the prefix cache");
+        return err_nomem(err, "the prefix cache");
     }
     *out = c;
     return ST_OK;

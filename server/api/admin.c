@@ -40,8 +40,7 @@ static void answer(struct request *r, const char *text)
 void api_reset_prefix_cache_start(struct request *r)
 {
     if (!allowed(r)) return;
-    const char *running =
-        MHD_lookup_connection_value(r->http.mhd, MHD_GET_ARGUMENT_KIND, "reset_running_requests");
+    const char *running = exchange_argument(&r->http, "reset_running_requests");
     if (running && (strcmp(running, "true") == 0 || strcmp(running, "1") == 0)) {
         (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "reset_running_requests",
                        "Running requests keep what they use.");

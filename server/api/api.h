@@ -2,7 +2,7 @@
  * request_fail or request_work (http/request.h). Event loop's thread.
  *
  * To add one: a function, declared here and defined in the file of its group; a line in the table of
- * server/http/routes.c; a line in docs/http.md; its path in openapi.json. */
+ * server/routes.c; a line in docs/http.md; its path in openapi.json. */
 #ifndef KVASIR_API_H
 #define KVASIR_API_H
 

@@ -42,7 +42,7 @@ static void outline_poll(struct request *r)
     uint8_t salt[32];
     gen_salt(r, "", 0, salt);
     if (!tree) {
-        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        (void)api_nomem(&r->answer.error);
         request_fail(r);
     } else if (sched_outline(r->srv->model->sched, salt, &r->ticket, tree)) {
         struct json_out o = {.buf = &r->answer.out};

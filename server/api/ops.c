@@ -15,16 +15,16 @@ static void answer_text(struct request *r, int status, const char *text)
 
 static const char *state_name(const struct server *s)
 {
-    if (server_engine_dead(s) || s->exit_code)
+    if (server_engine_dead(s) || s->health.exit_code)
         return "failed"; /* load_status is the loader thread's until it has ended */
-    if (!s->model || s->phase == SRV_LOADING) return "loading";
+    if (!s->model || s->health.phase == SRV_LOADING) return "loading";
     if (!server_handing_over(s)) return "stalled";
-    return s->phase == SRV_READY ? "ready" : "draining";
+    return s->health.phase == SRV_READY ? "ready" : "draining";
 }
 
 static bool ready(const struct server *s)
 {
-    return s->phase == SRV_READY && server_serving(s) && server_handing_over(s);
+    return s->health.phase == SRV_READY && server_serving(s) && server_handing_over(s);
 }
 
 void api_health_start(struct request *r)

@@ -11,16 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *query(const struct request *r, const char *name)
-{
-    return MHD_lookup_connection_value(r->http.mhd, MHD_GET_ARGUMENT_KIND, name);
-}
-
-static void no_memory(struct request *r)
-{
-    (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
-}
-
 static void wrong_method(struct request *r, const char *allow)
 {
     r->answer.allow = allow;
@@ -38,14 +28,14 @@ struct page {
 
 static enum status page_read(struct request *r, struct page *p)
 {
-    const char *limit = query(r, "limit"), *order = query(r, "order");
+    const char *limit = exchange_argument(&r->http, "limit"), *order = exchange_argument(&r->http, "order");
     char *end = NULL;
     long n = limit ? strtol(limit, &end, 10) : 20;
     if (n < 1 || n > 100 || (limit && (!*limit || *end)))
         return api_fail(&r->answer.error, 400, "invalid_value", "limit", "limit must be from 1 to 100.");
     if (order && strcmp(order, "asc") != 0 && strcmp(order, "desc") != 0)
         return api_fail(&r->answer.error, 400, "invalid_value", "order", "order must be 'asc' or 'desc'.");
-    *p = (struct page){(size_t)n, order && *order == 'a', query(r, "after")};
+    *p = (struct page){(size_t)n, order && *order == 'a', exchange_argument(&r->http, "after")};
     return ST_OK;
 }
 
@@ -74,7 +64,7 @@ static void page_write(struct request *r, json_t *items, const struct page *p)
     jo_text(&o, ",\"last_id\":");
     jo_value(&o, json_object_get(last, "id"));
     jo_text(&o, at < count ? ",\"has_more\":true}" : ",\"has_more\":false}");
-    if (o.st) no_memory(r);
+    if (o.st) api_nomem(&r->answer.error);
 }
 
 static void list_items(struct request *r, const struct response_kept *kept)
@@ -84,7 +74,7 @@ static void list_items(struct request *r, const struct response_kept *kept)
     json_t *items;
     if (page_read(r, &page)) return;
     if (json_in_parse(&in, &items)) {
-        no_memory(r);
+        api_nomem(&r->answer.error);
         return;
     }
     page_write(r, items, &page);
@@ -95,13 +85,13 @@ static void list_items(struct request *r, const struct response_kept *kept)
 
 static void retrieve(struct request *r, const struct response_kept *kept)
 {
-    const char *stream = query(r, "stream");
+    const char *stream = exchange_argument(&r->http, "stream");
     if (stream && strcmp(stream, "true") == 0) {
         (void)api_fail(&r->answer.error, 400, "unsupported_parameter", "stream",
                        "A kept response is not streamed again.");
         return;
     }
-    if (buf_add(&r->answer.out, kept->response.data, kept->response.len)) no_memory(r);
+    if (buf_add(&r->answer.out, kept->response.data, kept->response.len)) api_nomem(&r->answer.error);
 }
 
 static void forget(struct request *r, const char *id, const struct response_owner *owner)
@@ -111,13 +101,13 @@ static void forget(struct request *r, const char *id, const struct response_owne
     jo_text(&o, "{\"id\":");
     jo_cstring(&o, id);
     jo_text(&o, ",\"object\":\"response.deleted\",\"deleted\":true}");
-    if (o.st) no_memory(r);
+    if (o.st) api_nomem(&r->answer.error);
 }
 
 /* Whose it must be. A salt comes with the URL: there is no body. */
 static bool owner_of(const struct request *r, struct response_owner *owner)
 {
-    const char *salt = query(r, "cache_salt");
+    const char *salt = exchange_argument(&r->http, "cache_salt");
     *owner = (struct response_owner){0};
     if (r->http.has_key) memcpy(owner->key, r->http.key, sizeof owner->key);
     char *text = strdup(salt ? salt : "");
@@ -141,7 +131,7 @@ static void response_job(struct request *r)
     if (r->http.method == M_POST && !cancel) wrong_method(r, items ? "GET, OPTIONS" : "GET, DELETE, OPTIONS");
     if (r->http.method != M_POST && cancel) wrong_method(r, "POST, OPTIONS");
     if (r->http.method == M_DELETE && items) wrong_method(r, "GET, OPTIONS");
-    if (!owner_of(r, &owner)) no_memory(r);
+    if (!owner_of(r, &owner)) api_nomem(&r->answer.error);
     if (r->answer.error.http) return;
     if ((size_t)(rest - path) < sizeof id) memcpy(id, path, (size_t)(rest - path));
     struct response_kept *kept = response_take(r->srv->responses, id, &owner);

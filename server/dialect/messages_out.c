@@ -1,4 +1,5 @@
 /* Answers of /v1/messages, whole or as events. Event loop's thread. */
+#include "config/base/utf8.h"
 #include "server/dialect/messages.h"
 
 #include "server/http/fields.h"
@@ -78,13 +79,8 @@ static void input(struct json_out *o, const struct buf *arguments)
 {
     json_t *v = NULL;
     const char *text = arguments->data ? arguments->data : "";
-    bool wellformed = true;
-    for (size_t i = 0, n; i < arguments->len && wellformed; i += n) {
-        uint32_t cp;
-        n = utf8_next(text + i, arguments->len - i, &cp);
-        wellformed = n > 0;
-    }
-    enum status st = arguments->len && wellformed ? json_from_text(text, arguments->len, &v) : ST_FORMAT;
+    bool wellformed = arguments->len && utf8_valid(text, arguments->len);
+    enum status st = wellformed ? json_from_text(text, arguments->len, &v) : ST_FORMAT;
     if (!arguments->len) {
         jo_text(o, "{}");
     } else if (!st && json_is_object(v) && !json_big_int(v)) {

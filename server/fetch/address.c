@@ -75,7 +75,7 @@ enum status networks_parse(const char *text, struct networks *out, struct err *e
     size_t most = 1;
     for (const char *p = text; *p; p++) most += *p == ',';
     *out = (struct networks){.list = calloc(most, sizeof *out->list)};
-    if (!out->list) return err_set(err, ST_NOMEM, "out of memory");
+    if (!out->list) return err_nomem(err, NULL);
     for (const char *p = text;;) {
         size_t len = strcspn(p, ",");
         if (!network_parse(p, len, &out->list[out->count++])) {

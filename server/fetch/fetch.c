@@ -1,11 +1,12 @@
 /* See fetch.h. */
 #include "server/fetch/fetch.h"
 
+#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "server/fetch/address.h"
 #include "server/fetch/rules.h"
 #include "server/media/codec.h"
-#include "server/server.h"
+#include "config/options.h"
 
 #include <netdb.h>
 #include <pthread.h>
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #define FETCHES_OF_A_JOB 4u
 #define QUEUE_MAX        1024u        /* URLs that wait or are being fetched; beyond it 429 */
@@ -76,13 +76,6 @@ struct fetcher {
     struct fetch_job *active, **active_end;
     struct transfer transfers[FETCHES_MAX];
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
 
 /* ---- jobs ---- */
 
@@ -240,7 +233,7 @@ static bool easy_set(struct transfer *t)
 {
     struct fetcher *f = t->job->f;
     CURL *e = t->easy;
-    uint64_t now = now_ms();
+    uint64_t now = now_us() / 1000u;
     long left = t->deadline_ms > now ? (long)(t->deadline_ms - now) : 1;
     unsigned bad = 0;
     bad |= curl_easy_setopt(e, CURLOPT_CURLU, t->url);
@@ -289,7 +282,7 @@ static void transfer_begin(struct transfer *t, CURLU *base, const char *url, siz
     if (!fault) {
         t->https = is_https(t->url);
         t->easy = curl_easy_init();
-        if (!t->easy || !easy_set(t)) fault = image__fail(err, IMAGE_NOMEM, "out of memory");
+        if (!t->easy || !easy_set(t)) fault = image__nomem(err);
     }
     if (fault) transfer_end(t, fault);
 }
@@ -329,7 +322,7 @@ static enum image_fault outcome(const struct transfer *t, CURLcode rc, long code
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the request's files have more than %u bytes together",
                            HELD_MAX);
     case STOP_BUSY: return image__fail(err, IMAGE_BUSY, "the server holds too many fetched files");
-    case STOP_NOMEM: return image__fail(err, IMAGE_NOMEM, "out of memory");
+    case STOP_NOMEM: return image__nomem(err);
     case STOP_NONE:
     case STOP_BODY:
     case STOP_LARGE: break;
@@ -400,7 +393,8 @@ static void jobs_tend(struct fetcher *f)
             if (j->started == j->count || j->open == FETCHES_OF_A_JOB || given_up(j)) break;
             if (t->job) continue;
             struct fetch_file *file = &j->files[j->started++];
-            *t = (struct transfer){.job = j, .file = file, .deadline_ms = now_ms() + f->opt.seconds * 1000u};
+            *t = (struct transfer){
+                .job = j, .file = file, .deadline_ms = now_us() / 1000u + f->opt.seconds * 1000u};
             j->open++;
             transfer_begin(t, NULL, file->url, file->url_len);
         }
@@ -521,7 +515,7 @@ static enum status fetcher_open(struct fetcher *f, struct err *err)
     struct curl_slist *one = curl_slist_append(NULL, "Accept: image/*");
     f->headers = one ? curl_slist_append(one, "Accept-Encoding: identity") : NULL;
     if (!f->headers) curl_slist_free_all(one);
-    if (!f->multi || !f->headers) return err_set(err, ST_NOMEM, "out of memory");
+    if (!f->multi || !f->headers) return err_nomem(err, NULL);
     if (pthread_create(&f->thread, NULL, fetch_main, f)) return err_set(err, ST_IO, "can't start a thread");
     return ST_OK;
 }
@@ -531,7 +525,7 @@ enum status fetcher_create(const struct fetch_options *o, struct fetcher **out, 
     struct fetcher *f = calloc(1, sizeof *f);
     if (!f || pthread_mutex_init(&f->lock, NULL)) {
         free(f);
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     }
     f->opt = *o;
     f->incoming_end = &f->incoming;

@@ -2,6 +2,7 @@
  * between a check and the opening leads out of it. */
 #include "server/fetch/local.h"
 
+#include "config/base/hex.h"
 #include "server/media/codec.h"
 
 #include <errno.h>
@@ -36,7 +37,7 @@ static void cut_slashes(char *path)
 enum status local_dir_open(const char *path, struct local_dir **out, struct err *err)
 {
     struct local_dir *d = calloc(1, sizeof *d);
-    if (!d) return err_set(err, ST_NOMEM, "out of memory");
+    if (!d) return err_nomem(err, NULL);
     d->fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     d->real = d->fd < 0 ? NULL : realpath(path, NULL);
     d->path = d->real ? strdup(path) : NULL;
@@ -61,13 +62,6 @@ void local_dir_close(struct local_dir *d)
     free(d);
 }
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if ((c | 32) >= 'a' && (c | 32) <= 'f') return (c | 32) - 'a' + 10;
-    return -1;
-}
-
 /* Decodes percent signs in place; false: broken ones, or a NUL. */
 static bool unescape(char *s, size_t len)
 {
@@ -75,7 +69,7 @@ static bool unescape(char *s, size_t len)
     for (size_t i = 0; i < len; i++) {
         char c = s[i];
         if (c == '%') {
-            int high = i + 2 < len ? hex(s[i + 1]) : -1, low = i + 2 < len ? hex(s[i + 2]) : -1;
+            int high = i + 2 < len ? hex_digit(s[i + 1]) : -1, low = i + 2 < len ? hex_digit(s[i + 2]) : -1;
             if (high < 0 || low < 0) return false;
             c = (char)(high << 4 | low);
             i += 2;
@@ -106,7 +100,7 @@ static enum image_fault file_read(int fd, size_t bytes_max, uint8_t **bytes, siz
     if (!st.st_size) return image__fail(err, IMAGE_EMPTY, "the image is empty");
     size_t want = (size_t)st.st_size, have = 0;
     uint8_t *out = malloc(want);
-    if (!out) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!out) return image__nomem(err);
     while (have < want) {
         ssize_t n = read(fd, out + have, want - have);
         if (n < 0 && errno == EINTR) continue;

@@ -68,7 +68,7 @@ enum status host_rules_parse(const char *text, struct host_rules *out, struct er
     size_t most = 1;
     for (const char *p = text; *p; p++) most += *p == ',';
     *out = (struct host_rules){.list = calloc(most, sizeof *out->list)};
-    if (!out->list) return err_set(err, ST_NOMEM, "out of memory");
+    if (!out->list) return err_nomem(err, NULL);
     for (const char *p = text;;) {
         size_t len = strcspn(p, ",");
         if (!host_rule_parse(p, len, &out->list[out->count++])) {
@@ -134,12 +134,12 @@ enum image_fault url_check(const struct host_rules *rules, CURLU *base, const ch
     CURLU *u = base ? curl_url_dup(base) : curl_url();
     enum image_fault f = IMAGE_OK;
     if (!text || !u) {
-        f = image__fail(err, IMAGE_NOMEM, "out of memory");
+        f = image__nomem(err);
     } else {
         CURLUcode rc = curl_url_set(u, CURLUPART_URL, text, CURLU_DISALLOW_USER | CURLU_URLENCODE);
         if (rc == CURLUE_USER_NOT_ALLOWED)
             f = image__fail(err, IMAGE_BAD_URL, "URLs with a user's name are not fetched");
-        else if (rc == CURLUE_OUT_OF_MEMORY) f = image__fail(err, IMAGE_NOMEM, "out of memory");
+        else if (rc == CURLUE_OUT_OF_MEMORY) f = image__nomem(err);
         else if (rc) f = image__fail(err, IMAGE_BAD_URL, "the URL is not valid");
         else f = parts_check(rules, u, err);
     }

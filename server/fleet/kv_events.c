@@ -1,6 +1,7 @@
 /* See kv_events.h. The sockets are the thread's from its start to its end; the queue is shared. */
 #include "server/fleet/kv_events.h"
 
+#include "config/base/clock.h"
 #include "config/base/log.h"
 #include "config/base/threads.h"
 #include "server/fleet/kv_wire.h"
@@ -56,13 +57,6 @@ struct kv_events {
     uint64_t seq, anew_ms;
     bool anew, failed; /* asked for; the last send failed */
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000u + (uint64_t)t.tv_nsec / 1000000u;
-}
 
 /* ---- the engine thread's side ---- */
 
@@ -263,7 +257,7 @@ static void *run(void *arg)
                                {.socket = k->replay, .events = ZMQ_POLLIN}};
     k->anew = true; /* those who knew this server before it started again forget what it had */
     for (;;) {
-        uint64_t now = now_ms(), due = k->anew_ms + ANEW_MS;
+        uint64_t now = now_us() / 1000u, due = k->anew_ms + ANEW_MS;
         if (k->anew && now >= due) {
             k->anew = false;
             k->anew_ms = now;
@@ -309,7 +303,7 @@ static enum status attach(void *socket, int hwm, const char *flag, const char *a
 enum status kv_events_open(const struct kv_events_options *o, struct kv_events **out, struct err *err)
 {
     struct kv_events *k = calloc(1, sizeof *k);
-    if (!k) return err_set(err, ST_NOMEM, "out of memory");
+    if (!k) return err_nomem(err, NULL);
     pthread_mutex_init(&k->lock, NULL);
     k->block_tokens = o->block_tokens;
     k->layout = (struct kv_layout){.map = o->map, .one_group = o->one_group};

@@ -11,7 +11,7 @@
 
 static enum status no_memory(struct form_maker *m)
 {
-    return api_fail(&m->g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(&m->g->r->answer.error);
 }
 
 /* A part of a function's parameters as a schema that stands alone: what it refers to stays within reach. */

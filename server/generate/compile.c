@@ -5,6 +5,7 @@
 #include "server/http/request.h"
 
 #include <string.h>
+#include <uv.h>
 
 #define WAIT_US 8000000u /* in the queue; then 503 */
 

@@ -12,6 +12,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uv.h>
 
 /* Measured: a grammar takes up to so many times its description. */
 #define DESCRIPTION_PART 32u
@@ -93,7 +94,7 @@ static enum status vocab_make(const struct model *m, struct grammar_vocab **out,
                                         CHANNEL_CLOSE,   "<think>",  "</think>"};
     uint32_t count = tok_vocab_size(m->tok), tags[sizeof names / sizeof *names], tag_count = 0;
     struct grammar_token *tokens = calloc(count, sizeof *tokens);
-    if (!tokens) return err_set(err, ST_NOMEM, "out of memory for the tokens of grammars");
+    if (!tokens) return err_nomem(err, "the tokens of grammars");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         uint32_t id;
         if (tok_id_of(m->tok, names[i], strlen(names[i]), &id) && tok_is_special(m->tok, id))

@@ -9,6 +9,7 @@
  * pixels. */
 #include "server/generate/generate.h"
 #include "server/http/request.h"
+#include "server/http/workers.h"
 
 #include "config/base/assert.h"
 #include "config/base/log.h"
@@ -26,7 +27,6 @@ struct waiter {
 };
 
 struct image_fetch {
-    uv_work_t work;
     struct gen *g;
     uint32_t picture;
     struct waiter *waiters; /* [waiter_count]; the loop's */
@@ -90,9 +90,9 @@ void gen_images_free(struct gen *g)
 
 /* ---- worker ---- */
 
-static void fetch_run(uv_work_t *w)
+static void fetch_run(void *arg)
 {
-    struct image_fetch *f = w->data;
+    struct image_fetch *f = arg;
     const struct gen *g = f->g;
     const struct gen_picture *p = &g->pictures[f->picture];
     const struct prompt_span *wanted = &g->prompts[0].prompt.spans[p->first];
@@ -134,15 +134,15 @@ static bool pixels_take(struct image_fetch *f, uint32_t i, uint32_t first, struc
     return true;
 }
 
-static void fetch_done(uv_work_t *w, int status)
+static void fetch_done(void *arg)
 {
-    struct image_fetch *f = w->data;
+    struct image_fetch *f = arg;
     struct request *r = f->g->r;
     struct server *s = r->srv;
     struct gen_picture *p = &f->g->pictures[f->picture];
     p->fetch = NULL;
-    bool ok = !status && !f->fault && !f->differs;
-    if (!status && !f->fault) metrics_image(s->metrics, f->seconds);
+    bool ok = !f->fault && !f->differs;
+    if (!f->fault) metrics_image(s->metrics, f->seconds);
     if (f->differs) {
         log_error("req=%s a picture's file no longer gives the pixels that it gave before", r->http.id);
         image_alias_remove(s->aliases, p->alias);
@@ -174,8 +174,7 @@ static bool fetch_start(struct gen *g, uint32_t picture)
     if (!f) return false;
     f->g = g;
     f->picture = picture;
-    f->work.data = f;
-    if (uv_queue_work(&g->r->srv->loop, &f->work, fetch_run, fetch_done)) {
+    if (!workers_run(g->r->srv->loop, fetch_run, fetch_done, f)) {
         free(f);
         return false;
     }

@@ -1,5 +1,6 @@
 /* Prompts of /v1/completions (strings, with what is to follow the answer, and token ids), the context check,
  * and truncation. Worker thread. Chats are generate/chat.c. */
+#include "config/base/utf8.h"
 #include "server/generate/prompt.h"
 #include "server/http/fields.h"
 #include "server/http/limits.h"

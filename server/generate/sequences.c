@@ -1,6 +1,7 @@
 /* Sequences of a generating request: what comes before them, submitting them, taking their events, ending
  * them. Event loop's thread. What an answer looks like is generate/write.c; what was asked is
  * generate/parse.c. */
+#include "config/base/utf8.h"
 #include "server/http/request.h"
 #include "server/generate/generate.h"
 #include "server/generate/remote.h"
@@ -365,7 +366,7 @@ void gen_events(struct server *s)
     struct gen *touched = NULL;
     struct sched_event ev;
     uint64_t now = now_us(), since = sched_poll_since(s->model->sched);
-    if (since && now > since) peak_note(&s->handed, now - since, now);
+    if (since && now > since) peak_note(&s->health.handed, now - since, now);
     while (sched_poll(s->model->sched, &ev)) {
         struct choice *c = ev.user;
         struct request *r = c->gen->r;

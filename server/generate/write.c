@@ -1,5 +1,6 @@
 /* The answer of a generating request, whole or in chunks. Event loop's thread. Knows nothing of sequences or
  * sockets: it reads a gen and writes JSON into its request's `out`. */
+#include "config/base/utf8.h"
 #include "server/generate/generate.h"
 
 #include "engine/model/model_info.h"

@@ -249,7 +249,7 @@ static enum status left_recursion(struct grammar *g, struct err *err)
         gx x;
         uint32_t child;
     } *stack = malloc((g->node_count + 1u) * sizeof *stack);
-    enum status st = colour && stack ? ST_OK : err_set(err, ST_NOMEM, "out of memory for a grammar");
+    enum status st = colour && stack ? ST_OK : err_nomem(err, "a grammar");
     size_t depth = 0;
     for (gx from = 1; !st && (depth || from < g->node_count);) {
         if (!depth) { /* each is a root: some are reached behind a text alone */
@@ -316,7 +316,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
         g->node_base = g->node_count;
         members__base(g);
         if (!machine__open(g))
-            st = g->failed ? err_set(err, ST_NOMEM, "out of memory for a grammar")
+            st = g->failed ? err_nomem(err, "a grammar")
                            : err_set(err, ST_TOO_LARGE, "the grammar can begin in too many ways");
     }
     if (!st) {

@@ -1,6 +1,9 @@
 /* See ebnf.h. */
 #include "server/grammar/ebnf.h"
 
+#include "config/base/hex.h"
+#include "config/base/utf8.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +42,11 @@ enode ebnf_refuse(struct ebnf *e, enum status st, const char *fmt, ...)
     if (!e->fault->message[0]) vsnprintf(e->fault->message, sizeof e->fault->message, fmt, args);
     va_end(args);
     return 0;
+}
+
+enode ebnf_nomem(struct ebnf *e)
+{
+    return ebnf_refuse(e, ST_NOMEM, "out of memory");
 }
 
 static bool has(const struct ebnf *e, size_t at, const char *text)
@@ -99,12 +107,11 @@ uint32_t ebnf_number(struct ebnf *e)
 uint32_t ebnf_char(struct ebnf *e)
 {
     static const char from[] = "ntrfvb0", to[] = "\n\t\r\f\v\b";
-    utf8proc_int32_t c = 0;
-    utf8proc_ssize_t n =
-        utf8proc_iterate((const utf8proc_uint8_t *)e->s + e->at, (utf8proc_ssize_t)(e->len - e->at), &c);
-    if (n <= 0) return ebnf_refuse(e, ST_INVALID, "the text ends, or is not UTF-8");
-    e->at += (size_t)n;
-    if (c != '\\') return (uint32_t)c;
+    uint32_t c;
+    size_t n = utf8_decode(e->s + e->at, e->len - e->at, &c);
+    if (c >= UTF8_BAD) return ebnf_refuse(e, ST_INVALID, "the text ends, or is not UTF-8");
+    e->at += n;
+    if (c != '\\') return c;
     if (e->at == e->len) return ebnf_refuse(e, ST_INVALID, "the text ends with a backslash");
     char k = e->s[e->at++];
     const char *at = memchr(from, k, sizeof from - 1);
@@ -115,10 +122,9 @@ uint32_t ebnf_char(struct ebnf *e)
     if (!digits) return (uint32_t)k;
     uint32_t code = 0;
     for (; digits; digits--, e->at++) {
-        const char *hex = "0123456789abcdef", *d = NULL;
-        if (e->at < e->len && e->s[e->at]) d = strchr(hex, e->s[e->at] | (e->s[e->at] >= 'A' ? 32 : 0));
-        if (!d || code > 0x10FFFF >> 4) return ebnf_refuse(e, ST_INVALID, "an escape is not complete");
-        code = code << 4 | (uint32_t)(d - hex);
+        int d = e->at < e->len ? hex_digit(e->s[e->at]) : -1;
+        if (d < 0 || code > 0x10FFFF >> 4) return ebnf_refuse(e, ST_INVALID, "an escape is not complete");
+        code = code << 4 | (uint32_t)d;
     }
     if (code >= 0xD800 && code <= 0xDFFF) return ebnf_refuse(e, ST_INVALID, "half of a surrogate pair");
     return code;
@@ -132,7 +138,7 @@ static enode node(struct ebnf *e, struct ebnf_node n)
     if (e->node_count == e->node_cap) {
         uint32_t cap = 2 * e->node_cap;
         void *to = realloc(e->nodes, cap * sizeof *e->nodes);
-        if (!to) return ebnf_refuse(e, ST_NOMEM, "out of memory");
+        if (!to) return ebnf_nomem(e);
         e->nodes = to;
         e->node_cap = cap;
     }
@@ -170,13 +176,12 @@ enode ebnf_rule(struct ebnf *e, size_t from, size_t to)
     if (!at && e->rule_count == e->rule_cap) {
         uint32_t cap = 2 * e->rule_cap;
         void *grown = realloc(e->rules, cap * sizeof *e->rules);
-        if (!grown) return ebnf_refuse(e, ST_NOMEM, "out of memory");
+        if (!grown) return ebnf_nomem(e);
         e->rules = grown;
         e->rule_cap = cap;
     }
     if (!at) {
-        if (json_object_setn_new(e->names, e->s + from, to - from, json_integer(k)))
-            return ebnf_refuse(e, ST_NOMEM, "out of memory");
+        if (json_object_setn_new(e->names, e->s + from, to - from, json_integer(k))) return ebnf_nomem(e);
         e->rules[e->rule_count++] = (struct ebnf_rule){.from = from};
     }
     return node(e, (struct ebnf_node){.kind = E_RULE, .first = k});
@@ -198,7 +203,7 @@ enode ebnf_string(struct ebnf *e, bool any_case)
     size_t from = ++e->at;
     uint32_t *codes = malloc((e->len - from + 1) * sizeof *codes);
     size_t n = 0;
-    if (!codes) return ebnf_refuse(e, ST_NOMEM, "out of memory");
+    if (!codes) return ebnf_nomem(e);
     while (!e->st && !ebnf_has(e, "\"")) codes[n++] = ebnf_char(e);
     e->at++;
     bool fold = any_case && !e->st && ebnf_take(e, "i");
@@ -322,7 +327,7 @@ static struct ebnf_part many(struct ebnf *e, enode first, bool alt)
     for (enode x = first; x; x = e->nodes[x].next) count += 2;
     gx *list = malloc(2 * count * sizeof *list);
     rx *parts = list + count;
-    if (!list) ebnf_refuse(e, ST_NOMEM, "out of memory");
+    if (!list) ebnf_nomem(e);
     for (enode x = first; x && !e->st; x = e->nodes[x].next) {
         struct ebnf_part p = compile(e, x);
         bool fits = p.regular && run.size + p.size <= RUN_MAX;

@@ -43,6 +43,7 @@ struct ebnf {
 };
 
 enode ebnf_refuse(struct ebnf *e, enum status st, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+enode ebnf_nomem(struct ebnf *e);
 bool ebnf_has(const struct ebnf *e, const char *text); /* is it what follows? */
 bool ebnf_take(struct ebnf *e, const char *text);      /* then goes behind it */
 size_t ebnf_space(const struct ebnf *e, size_t at);    /* behind white space and comments */

@@ -20,7 +20,7 @@ static enode class(struct ebnf *e)
     size_t from = e->at, n = 0;
     char *text = malloc(e->len - from + 1);
     rx out = RX_NONE;
-    if (!text) return ebnf_refuse(e, ST_NOMEM, "out of memory");
+    if (!text) return ebnf_nomem(e);
     while (e->at < e->len && (e->s[e->at] != ']')) {
         if (ebnf_has(e, "\\U")) {
             uint32_t code = ebnf_char(e);
@@ -91,7 +91,7 @@ enum status gb_text(struct grammar_builder *b, const char *text, size_t len, gx 
     *fault = (struct grammar_fault){0};
     *out = 0;
     if (len > TEXT_MAX) ebnf_refuse(&e, ST_TOO_LARGE, "the grammar is longer than %zu bytes", TEXT_MAX);
-    else if (!ebnf_open(&e)) ebnf_refuse(&e, ST_NOMEM, "out of memory");
+    else if (!ebnf_open(&e)) ebnf_nomem(&e);
     else if (!(is_gbnf(&e) ? ebnf_read_gbnf(&e) : ebnf_read_lark(&e))) *out = ebnf_compile(&e);
     ebnf_close(&e);
     return e.st;

@@ -35,10 +35,14 @@ enum status schema_refuse(struct schema_maker *m, const struct path *at, enum st
     return st;
 }
 
+enum status schema_nomem(struct schema_maker *m)
+{
+    return schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+}
+
 json_t *keep(struct schema_maker *m, json_t *made)
 {
-    if (!made || json_array_append_new(m->keep, made))
-        (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    if (!made || json_array_append_new(m->keep, made)) (void)schema_nomem(m);
     m->kept += json_object_size(made) + json_array_size(made) / 8 + 1;
     if (m->kept > KEPT_MAX) (void)schema_refuse(m, NULL, ST_TOO_LARGE, "the schema is too large");
     return made;
@@ -71,7 +75,7 @@ char *schema_text(struct schema_maker *m, const json_t *v)
     json_t *one = canonical(v);
     char *text = one ? json_dumps(one, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(one);
-    if (!text) (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    if (!text) (void)schema_nomem(m);
     return text;
 }
 
@@ -88,8 +92,7 @@ bool schema_add(struct schema_maker *m, json_t *set, const json_t *v)
 {
     char *text = schema_text(m, v);
     bool is_new = text && !json_object_get(set, text);
-    if (is_new && json_object_set_new(set, text, json_true()))
-        (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    if (is_new && json_object_set_new(set, text, json_true())) (void)schema_nomem(m);
     free(text);
     return is_new;
 }
@@ -105,7 +108,7 @@ static json_t *set_of(struct schema_maker *m, const json_t *list)
     set = json_object();
     (void)keep(m, json_incref((json_t *)(uintptr_t)list)); /* so that no other gets its address */
     json_array_foreach(list, i, v)(void) schema_add(m, set, v);
-    if (json_object_set_new(m->sets, address, set)) (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    if (json_object_set_new(m->sets, address, set)) (void)schema_nomem(m);
     return m->st ? NULL : set;
 }
 

@@ -72,12 +72,6 @@ static void list_names(struct object *o)
         }
 }
 
-static bool no_memory(struct object *o)
-{
-    (void)schema_refuse(o->m, o->at, ST_NOMEM, "out of memory");
-    return false;
-}
-
 static void number_names(struct object *o)
 {
     const char *key;
@@ -85,7 +79,7 @@ static void number_names(struct object *o)
     json_int_t n = 0;
     json_object_foreach(o->listed, key, v)
     {
-        if (json_object_set_new(o->numbers, key, json_integer(n++))) return (void)no_memory(o);
+        if (json_object_set_new(o->numbers, key, json_integer(n++))) return (void)schema_nomem(o->m);
     }
 }
 
@@ -111,7 +105,7 @@ static void list_implied(struct object *o)
                 if (o->implies_count == o->implies_cap) {
                     o->implies_cap = 2 * o->implies_cap + 16;
                     void *to = realloc(o->implies, o->implies_cap * sizeof *o->implies);
-                    if (!to) return (void)no_memory(o);
+                    if (!to) return (void)schema_nomem(o->m);
                     o->implies = to;
                 }
                 o->implies[o->implies_count][0] = number_of(o, key);
@@ -243,7 +237,7 @@ static void add_members(struct object *o, rx names, uint32_t name, json_t *schem
         if (o->count == o->cap) {
             o->cap = 2 * o->cap + 32;
             void *to = realloc(o->members, o->cap * sizeof *o->members);
-            if (!to) return (void)no_memory(o);
+            if (!to) return (void)schema_nomem(o->m);
             o->members = to;
         }
         gx what = json_is_false(v) ? gb_alt(m->b, NULL, 0) : pair(m, text, schema_compile(m, v, at));
@@ -260,7 +254,7 @@ static gx object_of(struct object *o, uint32_t min, uint32_t max)
     uint32_t n = 0;
     size_t i;
     bool *required = calloc(json_object_size(o->listed) + 1, sizeof *required);
-    if (!required) return no_memory(o);
+    if (!required) return schema_nomem(o->m) == ST_OK;
     json_array_foreach(json_object_get(o->s, "required"), i, v) if (json_is_string(v))
         required[number_of(o, json_string_value(v))] = true;
     json_object_foreach(o->listed, key, v)
@@ -295,7 +289,7 @@ gx schema_object(struct schema_maker *m, const json_t *s, const struct path *at)
 {
     struct object *o = calloc(1, sizeof *o);
     uint32_t min = 0, max = RX_NO_LIMIT;
-    if (!o) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
+    if (!o) return (void)schema_nomem(m), 0;
     *o = (struct object){.m = m,
                          .s = s,
                          .at = at,
@@ -374,7 +368,7 @@ static gx unique(struct schema_maker *m, const json_t *item, uint32_t min, uint3
                              .any_order = true,
                              .comma = schema_sign(m, ",")};
     if (list && required) out = brackets(m, gb_members(m->b, &all));
-    else (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    else (void)schema_nomem(m);
     free(list);
     free(required);
     return out;

@@ -121,7 +121,7 @@ static gx object_value(struct schema_maker *m, const json_t *v)
                              .max = RX_NO_LIMIT,
                              .any_order = m->opt->any_order,
                              .comma = schema_sign(m, ",")};
-    if (!list || !required) (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory");
+    if (!list || !required) (void)schema_nomem(m);
     else out = gb_members(m->b, &all);
     free(list);
     free(required);
@@ -197,7 +197,7 @@ static gx values(struct schema_maker *m, const json_t *s, const struct path *at)
     json_t *list = schema_values(m, s, at), *v;
     size_t n = json_array_size(list), i;
     gx *out = calloc(n + 1, sizeof *out);
-    if (!out) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
+    if (!out) return (void)schema_nomem(m), 0;
     json_array_foreach(list, i, v) out[i] = schema_value(m, v);
     gx all = m->st ? 0 : gb_alt(m->b, out, n);
     free(out);
@@ -241,7 +241,7 @@ static gx branches(struct schema_maker *m, const json_t *rest, const json_t *lis
 {
     size_t n = json_array_size(list), used = 0;
     gx *out = calloc(n + 1, sizeof *out);
-    if (!out) (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    if (!out) (void)schema_nomem(m);
     for (size_t i = 0; i < n && !m->st; i++) {
         struct path here = {at, NULL, i};
         const json_t *only = json_array_get(list, i);
@@ -274,7 +274,7 @@ static json_t *exactly_one(struct schema_maker *m, const json_t *list, const jso
     size_t n = json_array_size(list);
     json_t *out = keep(m, json_array());
     bool *meet = m->st ? NULL : calloc(n * n + 1, sizeof *meet);
-    if (!meet) return (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory"), out;
+    if (!meet) return (void)schema_nomem(m), out;
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < i && !m->st; k++)
             meet[i * n + k] = meet[k * n + i] =
@@ -452,7 +452,7 @@ gx schema_compile(struct schema_maker *m, const json_t *schema, const struct pat
     /* It may lead to itself: equal ones are one rule. */
     if (recursive) key = json_dumps(schema, JSON_COMPACT | JSON_SORT_KEYS);
     else snprintf(address, sizeof address, "%p", (const void *)schema);
-    if (!key) return (void)schema_refuse(m, at, ST_NOMEM, "out of memory"), 0;
+    if (!key) return (void)schema_nomem(m), 0;
     json_t *known = json_object_get(m->rules, key);
     gx out = known ? (gx)json_integer_value(known) : recursive ? gb_rule(m->b) : 0;
     if (!known) {
@@ -503,8 +503,7 @@ enum status gb_schema(struct grammar_builder *b, const json_t *schema, const str
     json_t *own = json_deep_copy(schema);
     m.root = own;
     *fault = (struct grammar_fault){{0}, {0}};
-    if (!m.keep || !m.rules || !m.sets || !m.checked || !own)
-        (void)schema_refuse(&m, NULL, ST_NOMEM, "out of memory");
+    if (!m.keep || !m.rules || !m.sets || !m.checked || !own) (void)schema_nomem(&m);
     if (has_our_key(own, 0))
         (void)schema_refuse(&m, NULL, ST_UNSUPPORTED, "a key or text begins with a control character");
     if (!m.st) schema_check_shape(&m, own, &root);

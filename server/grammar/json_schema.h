@@ -96,6 +96,7 @@ enum verdict schema_valid(struct schema_maker *m, const json_t *s, const json_t 
 /* json_merge.c, on which all others stand. Notes the first fault; returns its status. */
 enum status schema_refuse(struct schema_maker *m, const struct path *at, enum status st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+enum status schema_nomem(struct schema_maker *m);
 /* Takes a new reference; what it returns lives as long as m. */
 json_t *keep(struct schema_maker *m, json_t *made);
 /* Values as JSON schema compares them: 1 and 1.0 are one. A text that only equal values have, the caller's;

@@ -171,7 +171,6 @@ void schema_check_shape(struct schema_maker *m, json_t *s, const struct path *at
     char address[32];
     snprintf(address, sizeof address, "%p", (void *)s);
     if (json_object_get(m->checked, address)) return;
-    if (json_object_set_new(m->checked, address, json_true()))
-        (void)schema_refuse(m, at, ST_NOMEM, "out of memory");
+    if (json_object_set_new(m->checked, address, json_true())) (void)schema_nomem(m);
     else check(m, s, at, 0);
 }

@@ -38,7 +38,7 @@ rx schema_this_string(struct schema_maker *m, const char *s, size_t len)
     rx out = rx_literal(m->p, "\"", 1);
     rx *list = calloc(len + 1, sizeof *list);
     size_t n = 0;
-    if (!list) return (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory"), RX_NONE;
+    if (!list) return (void)schema_nomem(m), RX_NONE;
     for (size_t i = 0; i < len;) {
         unsigned char c = (unsigned char)s[i];
         if (c < 0x80) {
@@ -62,7 +62,7 @@ bool schema_has_name(struct schema_maker *m, rx names, const char *name)
     json_t *s = json_string(name);
     if (s) text = json_dumps(s, JSON_ENCODE_ANY);
     json_decref(s);
-    if (!text) return (void)schema_refuse(m, NULL, ST_NOMEM, "out of memory"), false;
+    if (!text) return (void)schema_nomem(m), false;
     for (const char *c = text; *c && names; c++) names = rx_derivative(m->p, names, (uint8_t)*c);
     free(text);
     return rx_nullable(m->p, names);

@@ -124,7 +124,7 @@ static enode regex(struct ebnf *e)
     }
     char *text = malloc(6 * (to - from) + 1);
     rx out = RX_NONE;
-    if (!text) return ebnf_refuse(e, ST_NOMEM, "out of memory");
+    if (!text) return ebnf_nomem(e);
     size_t len = rewrite(e->s + from, to - from, all, fold, text);
     enum status st = regex_parse(e->p, text, len, &out, e->fault);
     free(text);

@@ -2,9 +2,10 @@
  */
 #include "server/grammar/mask.h"
 
+#include "config/base/clock.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* What is made on the way is dropped beyond this already, where memory for grammars is short. */
 #define SHORT_MADE ((size_t)1 << 20)
@@ -28,13 +29,6 @@ bool grammar_shared(const struct grammar *g)
 }
 
 /* ---- pace ---- */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 struct pace pace_of(uint64_t units, uint32_t ns)
 {

@@ -2,6 +2,8 @@
  * so far comes first; of the others one after the other is finished, so that few hold what they make. */
 #include "server/grammar/mask.h"
 
+#include "config/base/clock.h"
+
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -26,13 +28,6 @@ struct mask_threads {
     uint32_t count;
     pthread_t threads[];
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 static void append(struct queue *q, struct matcher *m)
 {

@@ -4,6 +4,7 @@
  */
 #include "server/grammar/regex.h"
 
+#include "config/base/utf8.h"
 #include "server/grammar/room.h"
 
 #include <stdlib.h>
@@ -562,19 +563,6 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max)
 
 /* ---- characters ---- */
 
-static size_t utf8_put(uint32_t c, uint8_t out[4])
-{
-    if (c < 0x80) {
-        out[0] = (uint8_t)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n; --i > 0; c >>= 6) out[i] = (uint8_t)(0x80 | (c & 0x3F));
-    out[0] = (uint8_t)(lead[n] | c);
-    return n;
-}
-
 /* Texts of n bytes from `from` to `to`, byte by byte, both of the same length. */
 static rx between(struct rx_pool *p, const uint8_t *from, const uint8_t *to, size_t n)
 {
@@ -605,8 +593,8 @@ rx rx_chars(struct rx_pool *p, uint32_t from, uint32_t to)
         uint32_t low = i ? ends[i - 1] + 1 : 0, a = from > low ? from : low, b = to < ends[i] ? to : ends[i];
         uint8_t x[4], y[4];
         if (a > b || i == 3) continue;
-        size_t n = utf8_put(a, x);
-        utf8_put(b, y);
+        size_t n = utf8_encode(a, x);
+        (void)utf8_encode(b, y);
         out = rx_alt(p, out, between(p, x, y, n));
     }
     return out;

@@ -2,6 +2,8 @@
  * and $ for the one that closes it, which no character inside can be. */
 #include "server/grammar/regex_parse.h"
 
+#include "config/base/hex.h"
+#include "config/base/utf8.h"
 #include "server/grammar/room.h"
 
 #include <pthread.h>
@@ -246,26 +248,21 @@ static void set_property(struct parser *r, struct set *s, bool negated)
 
 static uint32_t char_at(struct parser *r)
 {
-    utf8proc_int32_t c;
-    utf8proc_ssize_t n =
-        utf8proc_iterate((const utf8proc_uint8_t *)r->s + r->at, (utf8proc_ssize_t)(r->len - r->at), &c);
-    if (n <= 0) {
+    uint32_t c;
+    size_t n = utf8_decode(r->s + r->at, r->len - r->at, &c);
+    if (c >= UTF8_BAD) {
         (void)refuse(r, ST_INVALID, "is not valid UTF-8");
         return 0;
     }
-    r->at += (size_t)n;
-    return (uint32_t)c;
+    r->at += n;
+    return c;
 }
 
 static bool hex_digits(struct parser *r, size_t n, uint32_t *out)
 {
     *out = 0;
     for (size_t i = 0; i < n; i++) {
-        char c = r->at < r->len ? r->s[r->at] : 'x';
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
+        int d = r->at < r->len ? hex_digit(r->s[r->at]) : -1;
         if (d < 0) return false;
         *out = *out << 4 | (uint32_t)d;
         r->at++;

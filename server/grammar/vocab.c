@@ -182,7 +182,7 @@ enum status grammar_vocab_create(const struct grammar_token *tokens, uint32_t co
     free(list);
     if (!ok) {
         grammar_vocab_free(v);
-        return err_set(err, ST_NOMEM, "out of memory for the tokens of grammars");
+        return err_nomem(err, "the tokens of grammars");
     }
     *out = v;
     return ST_OK;

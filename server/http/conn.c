@@ -5,6 +5,7 @@
 #include "config/base/log.h"
 #include "server/http/http_in.h"
 #include "server/http/limits.h"
+#include "server/http/event_loop.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
 
@@ -20,7 +21,7 @@
 #define PIECE 65536u /* bytes read at once, and of pipelined requests kept */
 
 struct conn {
-    struct server *srv;
+    struct loop *loop;
     struct conn *prev, *next;
     int tcp, pair; /* the client's socket; our end of the pair. -1: closed */
     uv_poll_t tcp_poll, pair_poll;
@@ -44,7 +45,7 @@ struct conn {
 
 static void pump_down(struct conn *n);
 static void take(struct conn *n, const char *data, size_t len);
-static void listen_poll(struct server *s);
+static void listen_poll(struct loop *l);
 
 static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
 {
@@ -70,19 +71,19 @@ static struct conn *conn_of(struct MHD_Connection *c)
 
 static void release(struct conn *n)
 {
-    struct server *s = n->srv;
+    struct loop *l = n->loop;
     if (n->handles || n->mhd_open) return;
     if (n->prev) n->prev->next = n->next;
-    else s->conns = n->next;
+    else l->conns = n->next;
     if (n->next) n->next->prev = n->prev;
-    s->conn_count--;
+    l->srv->conn_count--;
     http_in_fini(&n->in);
     buf_fini(&n->kept);
     buf_fini(&n->up);
     buf_fini(&n->down);
     buf_fini(&n->last);
     free(n);
-    listen_poll(s);
+    listen_poll(l);
 }
 
 static void handle_closed(uv_handle_t *h)
@@ -106,7 +107,7 @@ static void drop(struct conn *n)
     side_close(&n->tcp_poll, &n->tcp);
     side_close(&n->pair_poll, &n->pair);
     if (n->request) request_client_gone(n->request);
-    server_kick(n->srv);
+    server_kick(n->loop->srv);
 }
 
 /* libmicrohttpd has closed its end and the client has all of its bytes. */
@@ -158,7 +159,7 @@ static bool to_client(struct conn *n, const char *data, size_t len, size_t *sent
         ssize_t k = send(n->tcp, data + *sent, len - *sent, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (k > 0) {
             *sent += (size_t)k;
-            n->srv->moved++;
+            n->loop->moved++;
             n->sent_us = now_us();
         } else if (errno != EINTR) {
             return errno == EAGAIN;
@@ -251,7 +252,7 @@ static void refuse_input(struct conn *n, const struct api_error *e)
         return;
     }
     request_id_make(id, n->in.id);
-    metrics_rejected(n->srv->metrics, e->http);
+    metrics_rejected(n->loop->srv->metrics, e->http);
     log_info("req=%s path= status=%d %s", id, e->http, e->message);
     refuse(n, e, ERROR_OPENAI, id, NULL);
 }
@@ -265,7 +266,7 @@ bool conn_answer_early(struct request *r)
     request_to(r, RQ_ANSWER);
     r->http.queued = true;
     refuse(n, &r->answer.error, r->answer.shape, r->http.id, r->http.allow_origin);
-    server_kick(n->srv);
+    server_kick(n->loop->srv);
     return true;
 }
 
@@ -277,7 +278,7 @@ static void flush_up(struct conn *n)
         ssize_t k = send(n->pair, n->up.data + n->up_at, n->up.len - n->up_at, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (k < 0 && errno == EINTR) continue;
         if (k < 0 && errno == EAGAIN) return;
-        n->srv->moved++;
+        n->loop->moved++;
         if (k < 0) break; /* it reads no more: its answer says why */
         n->up_at += (size_t)k;
     }
@@ -336,7 +337,7 @@ static void from_client(struct conn *n)
     } else if (n->phase == CONN_BUSY) {
         if (buf_add(&n->kept, bytes, (size_t)k)) drop(n);
     } else {
-        n->srv->moved++;
+        n->loop->moved++;
         take(n, bytes, (size_t)k);
     }
 }
@@ -374,27 +375,23 @@ static void pair_event(uv_poll_t *p, int status, int events)
 
 /* ---- what libmicrohttpd tells ---- */
 
-void conn_notify(void *cls, struct MHD_Connection *c, void **context,
-                 enum MHD_ConnectionNotificationCode code)
+struct conn *conn_begun(struct loop *l)
 {
-    struct server *s = cls;
-    struct conn *n = *context;
-    (void)c;
-    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        *context = s->adding;
-        s->adding->mhd_open = true;
-    } else if (n) {
-        *context = NULL;
-        n->mhd_open = false;
-        release(n);
-    }
+    l->adding->mhd_open = true;
+    return l->adding;
+}
+
+void conn_ended(struct conn *n)
+{
+    n->mhd_open = false;
+    release(n);
 }
 
 void conn_request(struct request *r)
 {
     struct conn *n = conn_of(r->http.mhd);
     n->request = r;
-    n->srv->moved++;
+    n->loop->moved++;
 }
 
 void conn_completed(struct MHD_Connection *c)
@@ -402,7 +399,7 @@ void conn_completed(struct MHD_Connection *c)
     struct conn *n = conn_of(c);
     n->request = NULL;
     n->served = true;
-    n->srv->moved++;
+    n->loop->moved++;
     if (n->phase != CONN_BUSY || n->tcp < 0) return;
     n->data_us = now_us();
     phase_to(n, CONN_HEAD, n->data_us);
@@ -430,7 +427,7 @@ static bool later(uint64_t now, uint64_t since, uint64_t seconds)
 
 static void sweep_one(struct conn *n, uint64_t now)
 {
-    uint64_t idle = n->srv->opt->keep_alive_timeout,
+    uint64_t idle = n->loop->srv->opt->keep_alive_timeout,
              silence = idle < LIMIT_BODY_SILENCE ? idle : LIMIT_BODY_SILENCE;
     if (n->tcp < 0) return;
     bool down = n->down.len > n->down_at;
@@ -463,19 +460,19 @@ static void sweep_one(struct conn *n, uint64_t now)
     }
 }
 
-void conn_sweep(struct server *s, uint64_t now)
+void conn_sweep(struct loop *l, uint64_t now)
 {
-    for (struct conn *n = s->conns, *next; n; n = next) {
+    for (struct conn *n = l->conns, *next; n; n = next) {
         next = n->next; /* nothing is freed before its handles are closed: not in here */
         sweep_one(n, now);
         if (n->tcp >= 0) polls(n);
     }
-    listen_poll(s);
+    listen_poll(l);
 }
 
-void conn_unstick(struct server *s)
+void conn_unstick(struct loop *l)
 {
-    for (struct conn *n = s->conns; n; n = n->next) {
+    for (struct conn *n = l->conns; n; n = n->next) {
         bool asleep = n->request && n->request->http.suspended;
         if (n->tcp < 0 || asleep || n->phase == CONN_LINGER ||
             (n->phase == CONN_HEAD && !http_in_begun(&n->in)))
@@ -484,9 +481,9 @@ void conn_unstick(struct server *s)
     }
 }
 
-bool conn_pending(const struct server *s)
+bool conn_pending(const struct loop *l)
 {
-    for (const struct conn *n = s->conns; n; n = n->next) {
+    for (const struct conn *n = l->conns; n; n = n->next) {
         int unread = 0;
         if (n->tcp < 0) continue;
         if (n->down.len > n->down_at || n->last.len) return true;
@@ -504,7 +501,7 @@ void conn_cut(struct request *r)
 
 /* ---- accepting ---- */
 
-static void conn_open(struct server *s, int fd, const struct sockaddr *from, socklen_t from_len)
+static void conn_open(struct loop *l, int fd, const struct sockaddr *from, socklen_t from_len)
 {
     int pair[2], one = 1;
     struct conn *n = calloc(1, sizeof *n);
@@ -513,17 +510,17 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
         free(n);
         return;
     }
-    *n = (struct conn){.srv = s,
+    *n = (struct conn){.loop = l,
                        .tcp = fd,
                        .pair = pair[0],
                        .handles = 2,
                        .phase_us = now_us(),
                        .data_us = now_us(),
                        .sent_us = now_us(),
-                       .next = s->conns};
+                       .next = l->conns};
     if (n->next) n->next->prev = n;
-    s->conns = n;
-    s->conn_count++;
+    l->conns = n;
+    l->srv->conn_count++;
     http_in_init(&n->in);
     buf_init(&n->kept, 2 * PIECE);
     buf_init(&n->up, 2 * PIECE + 2 * LIMIT_HEADER_BYTES);
@@ -531,7 +528,7 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
     buf_init(&n->last, PIECE);
     n->tcp_poll.data = n->pair_poll.data = n;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (uv_poll_init(&s->loop, &n->tcp_poll,
+    if (uv_poll_init(&l->uv, &n->tcp_poll,
                      n->tcp)) { /* can't happen with sockets of ours; nothing of libuv's is to be closed */
         close(n->tcp);
         close(n->pair);
@@ -540,44 +537,44 @@ static void conn_open(struct server *s, int fd, const struct sockaddr *from, soc
         release(n);
         return;
     }
-    bool bad = uv_poll_init(&s->loop, &n->pair_poll, n->pair) != 0;
+    bool bad = uv_poll_init(&l->uv, &n->pair_poll, n->pair) != 0;
     if (bad) {
         n->handles--;
         close(n->pair);
         n->pair = -1;
     }
-    s->adding = n;
-    bad = MHD_add_connection(s->mhd, pair[1], from, from_len) != MHD_YES ||
+    l->adding = n;
+    bad = MHD_add_connection(l->mhd, pair[1], from, from_len) != MHD_YES ||
           bad; /* it closes its end, also where it fails */
-    s->adding = NULL;
+    l->adding = NULL;
     if (bad) drop(n);
     else polls(n);
 }
 
 /* Takes some of the connections that wait in the kernel's queue; false: none is left there, or none can be
  * taken now. */
-static bool accept_some(struct server *s)
+static bool accept_some(struct loop *l)
 {
-    for (int i = 0; i < 64 && s->conn_count < s->conn_max; i++) {
+    for (int i = 0; i < 64 && l->srv->conn_count < l->conn_max; i++) {
         struct sockaddr_storage from;
         socklen_t len = sizeof from;
-        int fd = accept4(s->listen_fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(l->listen_fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
-            conn_open(s, fd, (struct sockaddr *)&from, len);
+            conn_open(l, fd, (struct sockaddr *)&from, len);
         } else if (errno != ECONNABORTED && errno != EINTR) {
             if (errno == EAGAIN) return false;
-            if (!s->accept_failed)
+            if (!l->accept_failed)
                 log_warn("connections can't be taken: %s", strerror(errno)); /* descriptors, memory */
-            s->accept_failed = true;
-            uv_poll_stop(&s->listen_poll); /* until the next tick */
-            s->listening = false;
+            l->accept_failed = true;
+            uv_poll_stop(&l->listen_poll); /* until the next tick */
+            l->listening = false;
             return false;
         }
     }
-    s->accept_failed = false;
-    if (s->conn_count < s->conn_max) return true;
-    uv_poll_stop(&s->listen_poll); /* they wait in the kernel's queue until one is closed */
-    s->listening = false;
+    l->accept_failed = false;
+    if (l->srv->conn_count < l->conn_max) return true;
+    uv_poll_stop(&l->listen_poll); /* they wait in the kernel's queue until one is closed */
+    l->listening = false;
     return false;
 }
 
@@ -588,37 +585,37 @@ static void listen_event(uv_poll_t *p, int status, int events)
     (void)accept_some(p->data);
 }
 
-static void listen_poll(struct server *s)
+static void listen_poll(struct loop *l)
 {
-    if (s->listening || s->listen_fd < 0 || s->conn_count >= s->conn_max) return;
-    s->listening = uv_poll_start(&s->listen_poll, UV_READABLE, listen_event) == 0;
+    if (l->listening || l->listen_fd < 0 || l->srv->conn_count >= l->conn_max) return;
+    l->listening = uv_poll_start(&l->listen_poll, UV_READABLE, listen_event) == 0;
 }
 
-enum status conn_listen(struct server *s, struct err *err)
+enum status conn_listen(struct loop *l, struct err *err)
 {
-    if (uv_poll_init(&s->loop, &s->listen_poll, s->listen_fd))
+    if (uv_poll_init(&l->uv, &l->listen_poll, l->listen_fd))
         return err_set(err, ST_IO, "can't poll the listening socket");
-    s->listen_poll.data = s;
-    listen_poll(s);
+    l->listen_poll.data = l;
+    listen_poll(l);
     return ST_OK;
 }
 
-void conn_listen_stop(struct server *s)
+void conn_listen_stop(struct loop *l)
 {
-    if (s->listen_fd < 0) return;
+    if (l->listen_fd < 0) return;
     /* Who waits in the queue is connected, and would be reset: they get their 503, which can be sent again.
      */
-    while (s->phase == SRV_DRAINING && accept_some(s)) continue;
-    uv_close((uv_handle_t *)&s->listen_poll, NULL);
-    close(s->listen_fd);
-    s->listen_fd = -1;
-    s->listening = false;
+    while (l->srv->health.phase == SRV_DRAINING && accept_some(l)) continue;
+    uv_close((uv_handle_t *)&l->listen_poll, NULL);
+    close(l->listen_fd);
+    l->listen_fd = -1;
+    l->listening = false;
 }
 
-void conn_stop(struct server *s)
+void conn_stop(struct loop *l)
 {
-    conn_listen_stop(s);
-    for (struct conn *n = s->conns; n; n = n->next) {
+    conn_listen_stop(l);
+    for (struct conn *n = l->conns; n; n = n->next) {
         pump_down(n);
         drop(n);
     }

@@ -1,6 +1,7 @@
 /* See errors.h. */
 #include "server/http/errors.h"
 
+#include "config/base/utf8.h"
 #include "server/http/json_out.h"
 
 #include <stdarg.h>
@@ -10,12 +11,11 @@
 /* Drops what snprintf left of a character that did not fit. */
 static void trim_utf8(char *text)
 {
-    size_t len = strlen(text), back = 0;
-    while (back < len && back < 4 && ((unsigned char)text[len - 1 - back] & 0xc0) == 0x80) back++;
-    if (back == len) return;
-    unsigned char lead = (unsigned char)text[len - 1 - back];
-    size_t need = lead < 0x80 ? 0 : lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : 1;
-    if (back < need) text[len - 1 - back] = '\0';
+    size_t len = strlen(text), at = len;
+    uint32_t cp;
+    while (at && len - at < 4 && ((unsigned char)text[--at] & 0xc0) == 0x80) continue;
+    (void)utf8_decode(text + at, len - at, &cp);
+    if (cp == UTF8_SHORT) text[at] = '\0';
 }
 
 int api_error_set(struct api_error *err, int http, const char *code, const char *param, const char *fmt, ...)
@@ -55,6 +55,11 @@ enum status api_fail(struct api_error *e, int http, const char *code, const char
     va_end(ap);
     (void)api_error_set(e, http, code, param, "%s", text);
     return ST_INVALID;
+}
+
+enum status api_nomem(struct api_error *e)
+{
+    return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
 }
 
 enum status api_fail_status(struct api_error *e, enum status st, const char *param, const struct err *err)

@@ -27,6 +27,8 @@ int api_error_set(struct api_error *err, int http, const char *code, const char 
  * code must be a static string; param may be NULL. */
 enum status api_fail(struct api_error *e, int http, const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
+/* api_fail with 503: the server is out of memory. */
+enum status api_nomem(struct api_error *e);
 /* From a status and a message of a lower layer: ST_INVALID -> 400 invalid_value, ST_TOO_LARGE -> 400
  * context_length_exceeded, ST_AGAIN -> 429, ST_DEVICE -> 500 engine_error, ... the rest -> 500
  * internal_error. */

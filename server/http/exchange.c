@@ -1,28 +1,23 @@
 /* See exchange.h. */
 #include "server/http/exchange.h"
 
+#include "config/base/hex.h"
 #include "server/http/http.h"
 
 #include <ctype.h>
+#include <microhttpd.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
 
-static int hex(char c)
-{
-    return isdigit((unsigned char)c)    ? c - '0'
-           : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
-                                        : -1;
-}
-
 size_t percent_decode(char *text)
 {
     char *to = text;
     for (const char *p = text; *p; p++) {
-        if (*p == '%' && hex(p[1]) >= 0 && hex(p[2]) >= 0) {
-            *to++ = (char)(hex(p[1]) * 16 + hex(p[2]));
+        if (*p == '%' && hex_digit(p[1]) >= 0 && hex_digit(p[2]) >= 0) {
+            *to++ = (char)(hex_digit(p[1]) * 16 + hex_digit(p[2]));
             p += 2;
         } else {
             *to++ = *p;
@@ -112,6 +107,11 @@ void exchange_close(struct exchange *x)
 const char *exchange_header(const struct exchange *x, const char *name)
 {
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+const char *exchange_argument(const struct exchange *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
 }
 
 enum status exchange_body_add(struct exchange *x, const char *data, size_t len)

@@ -5,9 +5,10 @@
 
 #include "config/base/buf.h"
 
-#include <microhttpd.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+struct MHD_Connection;
 
 enum method { M_GET = 1, M_HEAD = 2, M_POST = 4, M_OPTIONS = 8, M_DELETE = 16, M_OTHER = 32 };
 
@@ -46,7 +47,8 @@ void request_id_make(char id[REQUEST_ID_BYTES],
 bool exchange_open(struct exchange *x, struct MHD_Connection *c, const char *method, const char *target,
                    size_t body_max);
 void exchange_close(struct exchange *x);
-const char *exchange_header(const struct exchange *x, const char *name); /* NULL: it has none */
+const char *exchange_header(const struct exchange *x, const char *name);   /* NULL: it has none */
+const char *exchange_argument(const struct exchange *x, const char *name); /* of the query; NULL: none */
 enum status exchange_body_add(struct exchange *x, const char *data, size_t len) KV_MUST_CHECK;
 void exchange_sleep(struct exchange *x);
 bool exchange_wake(struct exchange *x); /* false: it did not sleep, or has gone */

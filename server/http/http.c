@@ -1,28 +1,23 @@
 /* What everything here asks of the server's state. See http.h. */
 #include "server/http/http.h"
 
+#include "server/http/event_loop.h"
+
 #include <sodium.h>
 #include <string.h>
-#include <time.h>
-
-uint64_t now_us(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
-}
 
 bool server_engine_dead(const struct server *s)
 {
     if (!s->model) return false;
     struct sched_stats st;
     sched_stats(s->model->sched, &st);
-    return st.failed || s->hung;
+    return st.failed || s->health.hung;
 }
 
 bool server_serving(const struct server *s)
 {
-    return s->model && (s->phase == SRV_READY || s->phase == SRV_LEAVING) && !server_engine_dead(s);
+    return s->model && (s->health.phase == SRV_READY || s->health.phase == SRV_LEAVING) &&
+           !server_engine_dead(s);
 }
 
 #define HANDOVER_US 5000000u
@@ -31,7 +26,8 @@ bool server_handing_over(const struct server *s)
     uint64_t now = now_us(), since = s->model ? sched_poll_since(s->model->sched) : 0;
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);
-    bool round = !s->round_us || now < s->round_us + HANDOVER_US, taken = !since || now < since + HANDOVER_US;
+    bool round = !s->health.round_us || now < s->health.round_us + HANDOVER_US,
+         taken = !since || now < since + HANDOVER_US;
     return round && taken && st.inbox_us < s->opt->watchdog * 1000000u;
 }
 
@@ -44,7 +40,7 @@ void peak_note(struct peak *p, uint64_t us, uint64_t now)
 
 void server_kick(struct server *s)
 {
-    uv_idle_start(&s->mhd_idle, s->mhd_run);
+    uv_idle_start(&s->loop->mhd_idle, s->loop->mhd_run);
 }
 
 const char *model_names_split(char *names, bool list)

@@ -1,34 +1,31 @@
-/* The server's shared state, and what everything asks of it. Internal to server/.
+/* What requests and endpoints share: the model, the options, what is cached between requests, what all of
+ * them hold together, and how the process is. Of the event loop they see server_kick alone (its parts:
+ * event_loop.h); the process's phases and the watchdog are server/serve.c's. Internal to server/.
  *
- * Threads: everything here belongs to the event loop's thread, except `model`, which the loader thread writes
- * once before the loop sees it, and fields whose comment says so. */
+ * Threads: everything here belongs to the event loop's thread, except fields whose comment says so. */
 #ifndef KVASIR_HTTP_H
 #define KVASIR_HTTP_H
 
 #include "config/base/buf.h"
+#include "config/base/clock.h"
 #include "config/base/status.h"
 #include "config/options.h"
 #include "scheduler/scheduler.h"
 #include "server/http/errors.h"
-#include "server/server.h"
+#include "server/http/model.h"
 
-#include <microhttpd.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <uv.h>
 
-struct tokenizer;
-struct template;
-struct model_info;
 struct metrics;
 struct auth;
 struct image_alias;
 struct grammars;
 struct grammar_memory;
-struct kv_events;
 struct fetcher;
 struct local_dir;
+struct loop;
 struct response_store;
 struct request;
 
@@ -40,70 +37,31 @@ enum server_phase {
     SRV_ENDING,   /* drain limit reached, or nothing left: connections are flushed, then the loop ends */
 };
 
-/* A loaded checkpoint: immutable once published. */
-struct model {
-    struct engine *engine;
-    struct scheduler *sched;
-    struct kv_events *events; /* NULL: nobody is told of the cache */
-    struct tokenizer *tok;
-    struct template *tmpl; /* NULL: the checkpoint has none */
-    bool own_prompts;      /* tmpl is the rule of the family's processor: one message, no turns */
-    const struct model_info *info;
-    struct engine_caps caps;
-};
-
-struct route {
-    const char *path;
-    const char *label;                /* for metrics; NULL = not counted */
-    unsigned methods;                 /* of enum method, without OPTIONS */
-    bool auth;                        /* needs a key when keys are configured */
-    bool gate;                        /* 503 unless the model is ready */
-    bool json;                        /* has a JSON body */
-    bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
-    void (*start)(struct request *r); /* one of api/api.h */
-};
-
 /* The largest of the last ten seconds. */
 struct peak {
     uint64_t us, seen_us;
 };
 
-struct server {
-    const struct options *opt; /* borrowed */
-    uv_loop_t loop;
-    uv_poll_t mhd_poll;
-    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once: */
-    uv_idle_cb mhd_run;
-    uv_timer_t tick;
-    uv_poll_t listen_poll;
-    uv_async_t wake;   /* events wait in the scheduler's queue */
-    uv_async_t loaded; /* the loader thread is done: model or load_err */
-    uv_signal_t sigterm, sigint;
-    struct MHD_Daemon *mhd;
-    int listen_fd;
-    uint16_t port;
-    bool loopback; /* it listens on a loopback address: only this machine can connect */
-    char url[300]; /* http://HOST:PORT */
-    bool ready_said;
+/* What probes and metrics tell of the process; server/serve.c keeps it. */
+struct health {
     enum server_phase phase;
-    uint64_t phase_us;   /* when it began */
-    uint64_t signal_us;  /* of the first SIGTERM or SIGINT; 0 = none yet */
-    uint64_t tick_us;    /* of the last tick */
-    uint64_t progress;   /* engine_progress at the last tick: any change is progress */
-    uint64_t stalled_us; /* time in which the engine had work and made no progress */
-    bool hung;           /* that is --watchdog or more */
-    uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
+    int exit_code;
+    bool hung;               /* the engine has work and made no progress for --watchdog or longer */
+    uint64_t round_us;       /* the last tick */
+    struct peak lag, handed; /* how late ticks come; how long events of the engine wait for the loop */
+};
 
-    uv_thread_t engine_thread; /* loads, then runs the scheduler */
-    bool engine_thread_started, engine_thread_ended;
-    struct model loading; /* the loader's */
-    enum status load_status;
-    struct err load_err;
-    const struct model *model; /* NULL until loaded */
-
+struct server {
+    const struct options *opt;    /* borrowed */
+    const struct model *model;    /* NULL until loaded */
     char *model_dir, *model_name; /* the first name; the others stand behind its NUL */
     const char *model_names_end;
-    int64_t started;   /* Unix seconds */
+    int64_t started; /* Unix seconds */
+    struct health health;
+    struct loop *loop;
+    bool loopback;       /* it listens on a loopback address: only this machine can connect */
+    uint32_t conn_count; /* open connections */
+
     struct auth *auth; /* NULL = open */
     struct metrics *metrics;
     struct image_alias *aliases;                 /* what encoded pictures became; any thread */
@@ -112,7 +70,8 @@ struct server {
     struct grammars *grammars;                   /* compiled ones; any thread */
     const struct grammar_memory *grammar_memory; /* what they hold; any thread */
     struct response_store *responses;            /* of /v1/responses; any thread */
-    struct request *requests;                    /* all that live */
+
+    struct request *requests; /* all that live */
     uint32_t request_count;
     uint32_t load;             /* generating requests in flight */
     uint32_t polls;            /* requests with a poll: request_wait */
@@ -122,21 +81,9 @@ struct server {
     size_t parse_bytes;        /* parse_cost of all bodies being read */
     size_t answer_bytes;       /* answers held, in progress or being read */
     atomic_size_t pixel_bytes; /* decoded pictures held by requests; any thread */
-    struct conn *conns;        /* open connections, their number and its bound: conn.c */
-    struct conn *adding;       /* that libmicrohttpd is being told of */
-    uint32_t conn_count, conn_max;
-    bool listening,
-        accept_failed; /* the listening socket is polled; the last accept had no descriptor or memory */
-    uint64_t moved, moved_seen; /* counts progress of connections and of libmicrohttpd */
-    bool mhd_ready;             /* libmicrohttpd wants to run again at once */
-    uint32_t stuck_ticks;       /* consecutive ticks in which it did, without progress */
-    uint64_t round_us;          /* the last tick */
-    struct peak lag, handed;    /* how late ticks come; how long events of the engine wait for the loop */
-    int exit_code;
 };
 
-/* The loop's thread, but now_us. */
-uint64_t now_us(void); /* monotonic */
+/* The loop's thread. */
 void peak_note(struct peak *p, uint64_t us, uint64_t now);
 void server_kick(struct server *s);          /* libmicrohttpd runs soon: a connection was resumed */
 bool server_serving(const struct server *s); /* ready or leaving, and the engine alive */

@@ -1,6 +1,7 @@
 /* See http_in.h. */
 #include "server/http/http_in.h"
 
+#include "config/base/hex.h"
 #include "config/base/assert.h"
 #include "server/http/errors.h"
 #include "server/http/limits.h"
@@ -202,21 +203,13 @@ static bool head_line(struct http_in *h, const char *s, size_t len, struct buf *
 
 /* ---- chunks ---- */
 
-static int hex(char c)
-{
-    return digit(c)               ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 static bool size_line(struct http_in *h, const char *s, size_t len)
 {
     size_t n = 0;
     h->left = 0;
-    for (; n < len && hex(s[n]) >= 0; n++) {
+    for (; n < len && hex_digit(s[n]) >= 0; n++) {
         if (h->left >> 56) return invalid(h, "The size of a chunk is too large.");
-        h->left = h->left << 4 | (uint64_t)hex(s[n]);
+        h->left = h->left << 4 | (uint64_t)hex_digit(s[n]);
     }
     if (!n || (n < len && s[n] != ';')) return invalid(h, "The size of a chunk is not a hexadecimal number.");
     for (size_t i = n; i < len; i++)

@@ -1,8 +1,9 @@
 /* See json_in.h. The grammar is RFC 8259's; of equal keys the last one counts. */
 #include "server/http/json_in.h"
 
+#include "config/base/hex.h"
+#include "config/base/utf8.h"
 #include "server/http/fields.h"
-#include "server/http/json_out.h"
 #include "server/http/limits.h"
 
 #include <ctype.h>
@@ -49,28 +50,16 @@ static bool hex4(const struct json_in *p, size_t at, uint32_t *out)
     if (p->len < 6 || at > p->len - 6 || p->text[at] != '\\' || p->text[at + 1] != 'u') return false;
     *out = 0;
     for (size_t i = at + 2; i < at + 6; i++) {
-        unsigned char c = (unsigned char)p->text[i];
-        if (!isxdigit(c)) return false;
-        *out = *out << 4 | (uint32_t)(isdigit(c) ? c - '0' : (c | 32) - 'a' + 10);
+        int d = hex_digit(p->text[i]);
+        if (d < 0) return false;
+        *out = *out << 4 | (uint32_t)d;
     }
     return true;
 }
 
-static size_t utf8_put(char to[4], uint32_t cp)
-{
-    if (cp < 0x80) {
-        to[0] = (char)cp;
-        return 1;
-    }
-    size_t n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, cp >>= 6) to[i] = (char)(0x80 | (cp & 63));
-    to[0] = (char)((n == 2 ? 0xC0 : n == 3 ? 0xE0 : 0xF0) | cp);
-    return n;
-}
-
 static enum status replace(struct json_in *p, uint32_t *cp)
 {
-    *cp = 0xFFFD;
+    *cp = UTF8_REPLACEMENT;
     if (p->strict) return fault(p, "not UTF-8");
     if (++p->replaced <= LIMIT_ILL_FORMED) return ST_OK;
     return fault(p, "it is not UTF-8: too many bytes and surrogates that mean nothing");
@@ -112,16 +101,18 @@ static enum status string(struct json_in *p, const char **text, size_t *len)
         if (p->at >= p->len) return expected(p, "'\"'");
         if (c == '"') break;
         if (c < 0x20) return fault(p, "a control character in a string");
-        size_t n = c < 0x80 ? c != '\\' : utf8_next(p->text + p->at, p->len - p->at, &cp);
-        p->at += n;
-        if (n) continue;
+        size_t n = utf8_decode(p->text + p->at, p->len - p->at, &cp);
+        if (c != '\\' && cp < UTF8_BAD) {
+            p->at += n;
+            continue;
+        }
         char bytes[4];
         size_t from = p->at;
         if (!copied) st = buf_reserve(&p->scratch, 64);
         copied = true;
         if (!st) st = buf_add(&p->scratch, p->text + plain, from - plain);
         if (!st) st = c == '\\' ? escape(p, &cp) : replace(p, &cp);
-        if (!st) st = buf_add(&p->scratch, bytes, utf8_put(bytes, cp));
+        if (!st) st = buf_add(&p->scratch, bytes, utf8_encode(cp, bytes));
         if (c != '\\') p->at++;
         plain = p->at;
     }

@@ -1,6 +1,8 @@
 /* See json_out.h. */
 #include "server/http/json_out.h"
 
+#include "config/base/utf8.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,44 +18,15 @@ void jo_text(struct json_out *o, const char *text)
     jo_bytes(o, text, strlen(text));
 }
 
-size_t utf8_next(const char *s, size_t len, uint32_t *cp)
-{
-    if (!len) return 0;
-    unsigned char c = (unsigned char)s[0];
-    if (c < 0x80) {
-        *cp = c;
-        return 1;
-    }
-    size_t n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
-    if (c < 0xC2 || c > 0xF4 || n > len) return 0;
-    uint32_t v = c & (0xFFu >> (n + 1));
-    for (size_t i = 1; i < n; i++) {
-        unsigned char d = (unsigned char)s[i];
-        if ((d & 0xC0) != 0x80) return 0;
-        v = v << 6 | (d & 0x3Fu);
-    }
-    if ((n == 3 && v < 0x800) || (n == 4 && (v < 0x10000 || v > 0x10FFFF)) || (v >= 0xD800 && v <= 0xDFFF))
-        return 0;
-    *cp = v;
-    return n;
-}
-
-size_t utf8_count(const char *s, size_t len)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < len; i++) n += ((unsigned char)s[i] & 0xC0) != 0x80;
-    return n;
-}
-
 void jo_string(struct json_out *o, const char *s, size_t len)
 {
     jo_text(o, "\"");
     size_t plain = 0; /* start of the stretch that needs no escape */
     for (size_t i = 0; i < len && !o->st;) {
         uint32_t cp = 0;
-        size_t n = utf8_next(s + i, len - i, &cp);
+        size_t n = utf8_decode(s + i, len - i, &cp);
         char esc[8];
-        if (!n) {
+        if (cp >= UTF8_BAD) {
             snprintf(esc, sizeof esc, "\xEF\xBF\xBD");
             n = 1;
         } else if (cp == '"' || cp == '\\') {

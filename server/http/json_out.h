@@ -25,9 +25,4 @@ void jo_float32(struct json_out *o,
                 float v); /* shortest text that reads back to the same float; never NaN or Infinity */
 void jo_ids(struct json_out *o, const uint32_t *ids, size_t count); /* [1,2,3] */
 
-/* Code points in well-formed UTF-8. */
-size_t utf8_count(const char *s, size_t len);
-/* Length 1..4 of the well-formed UTF-8 sequence at s, 0 if it is ill-formed there; *cp = its code point. */
-size_t utf8_next(const char *s, size_t len, uint32_t *cp);
-
 #endif

@@ -601,17 +601,18 @@ static void process_text(struct writer *w, const struct server *s)
     struct sched_stats st = {0};
     if (s->model) sched_stats(s->model->sched, &st);
     process_one(w, "kvasir:loop_lag_seconds", "gauge",
-                "How late the event loop's clock was, the worst of ten seconds.", (double)s->lag.us * 1e-6);
+                "How late the event loop's clock was, the worst of ten seconds.",
+                (double)s->health.lag.us * 1e-6);
     process_one(w, "kvasir:engine_to_loop_seconds", "gauge",
                 "How long events of the engine waited for the event loop, the worst of ten seconds.",
-                (double)s->handed.us * 1e-6);
+                (double)s->health.handed.us * 1e-6);
     process_one(w, "kvasir:loop_to_engine_seconds", "gauge",
                 "How long the oldest submission has waited for the engine's thread.",
                 (double)st.inbox_us * 1e-6);
     process_one(w, "kvasir:requests_in_flight", "gauge", "Generating requests in flight.", s->load);
     process_one(w, "kvasir:queue_limit", "gauge", "Sequences that may wait.", (double)s->opt->max_queue);
     process_one(w, "kvasir:draining", "gauge", "1 while the process is shutting down.",
-                s->phase >= SRV_LEAVING);
+                s->health.phase >= SRV_LEAVING);
     head(w, "kvasir:build_info", "gauge", "Version and kernel set.");
     W(w, "kvasir:build_info{backend=\"%s\",version=\"%s\"} 1.0\n", s->model ? s->model->info->backend : "",
       KVASIR_VERSION);

@@ -5,7 +5,9 @@
 #include "server/http/limits.h"
 #include "server/http/metrics.h"
 #include "server/http/request.h"
+#include "server/http/workers.h"
 
+#include <microhttpd.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,9 +147,9 @@ void requests_poll(struct server *s)
 
 /* ---- worker pool ---- */
 
-static void job_run(uv_work_t *w)
+static void job_run(void *arg)
 {
-    struct request *r = w->data;
+    struct request *r = arg;
     r->job_run(r);
 }
 
@@ -172,25 +174,24 @@ static struct request *parse_next(const struct server *s)
     return oldest;
 }
 
-static void job_done(uv_work_t *w, int status);
+static void job_done(void *arg);
 
 static void job_start(struct request *r)
 {
     r->parse_waits = false;
     r->working = true;
     r->srv->parse_bytes += r->parse_cost;
-    if (!uv_queue_work(&r->srv->loop, &r->job, job_run, job_done)) return;
+    if (workers_run(r->srv->loop, job_run, job_done, r)) return;
     r->working = false;
     r->srv->parse_bytes -= r->parse_cost;
     api_fail(&r->answer.error, 500, "internal_error", NULL, "The server can't start work on the request.");
     request_fail(r);
 }
 
-static void job_done(uv_work_t *w, int status)
+static void job_done(void *arg)
 {
-    struct request *r = w->data, *next;
+    struct request *r = arg, *next;
     struct server *s = r->srv;
-    (void)status;
     r->working = false;
     s->parse_bytes -= r->parse_cost;
     if (!r->cancelled && r->http.mhd) r->job_done(r);
@@ -202,7 +203,6 @@ void request_work(struct request *r, void (*job)(struct request *r), void (*done
 {
     r->job_run = job;
     r->job_done = done;
-    r->job.data = r;
     request_to(r, RQ_WORKING);
     r->parse_cost = parse_cost(r);
     r->parse_waits = r->parse_cost && (!parse_fits(r->srv, r->parse_cost) || parse_next(r->srv));
@@ -281,7 +281,7 @@ struct MHD_Response *request_response(struct request *r)
         snprintf(text, sizeof text, "%u", r->answer.retry_after ? r->answer.retry_after : 1);
         header(resp, "Retry-After", text);
     }
-    if (r->http.close_after || r->srv->phase >= SRV_LEAVING) header(resp, "Connection", "close");
+    if (r->http.close_after || r->srv->health.phase >= SRV_LEAVING) header(resp, "Connection", "close");
     headers_cors(r, resp);
     return resp;
 }

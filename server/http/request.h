@@ -11,7 +11,7 @@
  * has given its EV_END. Pictures that the scheduler asks for while it runs are decoded by further workers
  * (generate/images.c), and those with a URL fetched before (generate/remote.c), counted in `fetches`.
  *
- * Event loop's thread, but while `working`: then a worker of uv_queue_work owns body, answer and gen, and the
+ * Event loop's thread, but while `working`: then a worker (workers.h) owns body, answer and gen, and the
  * loop touches none of them. */
 #ifndef KVASIR_REQUEST_H
 #define KVASIR_REQUEST_H
@@ -22,6 +22,19 @@
 #include "server/http/stream.h"
 
 struct gen;
+struct MHD_Connection;
+
+/* What serves a path; the table is in server/routes.c. */
+struct route {
+    const char *path;
+    const char *label;                /* for metrics; NULL = not counted */
+    unsigned methods;                 /* of enum method, without OPTIONS */
+    bool auth;                        /* needs a key when keys are configured */
+    bool gate;                        /* 503 unless the model is ready */
+    bool json;                        /* has a JSON body */
+    bool prefix;                      /* path is a prefix: "/v1/models/{id}" */
+    void (*start)(struct request *r); /* one of api/api.h */
+};
 
 enum request_state { RQ_BODY = 0, RQ_SWALLOW, RQ_WORKING, RQ_RUNNING, RQ_ANSWER, RQ_STREAM };
 
@@ -37,7 +50,6 @@ struct request {
     struct stream stream;
 
     /* work on the pool */
-    uv_work_t job;
     void (*job_run)(struct request *r);  /* worker thread */
     void (*job_done)(struct request *r); /* loop thread; not called if the client has disconnected */
     size_t parse_cost;                   /* memory for reading the body; 0 = too little to count */

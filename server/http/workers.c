@@ -4,8 +4,8 @@
 #include "config/base/cgroup.h"
 #include "config/base/env.h"
 #include "config/base/threads.h"
+#include "server/http/event_loop.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -24,21 +24,49 @@ static unsigned workers_set(void)
     return n < 1 ? 1 : n > (long)WORKERS_MAX ? WORKERS_MAX : (unsigned)n;
 }
 
-static void nothing_to_do(uv_work_t *w)
+struct work {
+    uv_work_t uv;
+    void (*run)(void *arg), (*done)(void *arg);
+    void *arg;
+};
+
+static void work_run(uv_work_t *uv)
 {
-    (void)w;
+    struct work *w = uv->data;
+    w->run(w->arg);
 }
 
-static void started(uv_work_t *w, int status)
+static void work_done(uv_work_t *uv, int status)
 {
-    (void)status;
-    *(bool *)w->data = true;
+    struct work w = *(struct work *)uv->data;
+    (void)status; /* nothing is cancelled */
+    free(uv->data);
+    w.done(w.arg);
 }
 
-enum status workers_start(uv_loop_t *loop, struct err *err)
+bool workers_run(struct loop *loop, void (*run)(void *arg), void (*done)(void *arg), void *arg)
+{
+    struct work *w = malloc(sizeof *w);
+    if (!w) return false;
+    *w = (struct work){.uv.data = w, .run = run, .done = done, .arg = arg};
+    if (!uv_queue_work(&loop->uv, &w->uv, work_run, work_done)) return true;
+    free(w);
+    return false;
+}
+
+static void nothing_to_do(void *arg)
+{
+    (void)arg;
+}
+
+static void started(void *arg)
+{
+    *(bool *)arg = true;
+}
+
+enum status workers_start(struct loop *loop, struct err *err)
 {
     bool done = false;
-    uv_work_t job = {.data = &done};
     unsigned count = workers_set();
     if (!threads_fit(count + MORE))
         return err_set(
@@ -46,8 +74,8 @@ enum status workers_start(uv_loop_t *loop, struct err *err)
             "can't start %u threads: the limit of memory (ulimit -v), of threads (ulimit -u) or of "
             "the control group is too low",
             count + MORE);
-    if (uv_queue_work(loop, &job, nothing_to_do, started))
+    if (!workers_run(loop, nothing_to_do, started, &done))
         return err_set(err, ST_IO, "can't start worker threads");
-    while (!done) uv_run(loop, UV_RUN_ONCE);
+    while (!done) uv_run(&loop->uv, UV_RUN_ONCE);
     return ST_OK;
 }

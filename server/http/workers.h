@@ -1,13 +1,17 @@
-/* libuv's worker pool: images are decoded, prompts tokenized and JSON parsed there. */
+/* libuv's worker pool: images are decoded, prompts tokenized and JSON parsed there. Event loop's thread. */
 #ifndef KVASIR_WORKERS_H
 #define KVASIR_WORKERS_H
 
 #include "config/base/status.h"
 
-#include <uv.h>
+#include <stdbool.h>
+
+struct loop;
 
 /* Starts the workers; the environment's UV_THREADPOOL_SIZE, else as many as cores, so that one large image
  * holds up none of the small requests. Before any other thread. */
-enum status workers_start(uv_loop_t *loop, struct err *err) KV_MUST_CHECK;
+enum status workers_start(struct loop *loop, struct err *err) KV_MUST_CHECK;
+/* Calls run(arg) on a worker, then done(arg) on the loop. False: out of memory; neither is called. */
+bool workers_run(struct loop *loop, void (*run)(void *arg), void (*done)(void *arg), void *arg) KV_MUST_CHECK;
 
 #endif

@@ -1,5 +1,6 @@
 /* Statements: output, scopes, loops, macros; and the public face of a render: contexts, value constructors,
  * the result. */
+#include "config/base/clock.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -290,7 +291,7 @@ struct jinja_ctx *jinja_ctx_create(const struct jinja_limits *limits)
     if (!c) return NULL;
     c->base.limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
     c->base.arena.bytes_max = c->base.limits.arena_bytes_max;
-    clock_gettime(CLOCK_MONOTONIC, &c->started);
+    c->started_us = now_us();
     return c;
 }
 
@@ -529,7 +530,7 @@ enum status jinja_render(const struct jinja_template *t, struct jinja_ctx *c, st
                        .max = c->base.limits.output_bytes_max < UINT32_MAX ? c->base.limits.output_bytes_max
                                                                            : UINT32_MAX - 1};
     c->out = &c->top;
-    clock_gettime(CLOCK_MONOTONIC, &c->started);
+    c->started_us = now_us();
     if (!c->base.error.fault && run_guarded(c)) {
         if (hand_over(c, out) == ST_OK) return ST_OK;
         c->base.error = (struct jinja_error){.fault = JINJA_NOMEM, .message = "out of memory"};

@@ -1,5 +1,6 @@
 /* Filters on text, numbers and whole values, the calls of all filters, and tests. Filters on sequences are in
  * jinja/filters_seq.c. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <ctype.h>
@@ -45,7 +46,7 @@ FILTER(f_title)
         char out[4];
         if (first && cp == 0xdf) jn_sb_bytes(c, &sb, "SS", 2, jn_origin_at(s, (size_t)(p - s->p)));
         else
-            jn_sb_bytes(c, &sb, out, jn_encode(first ? jn_to_upper(cp) : jn_to_lower(cp), out),
+            jn_sb_bytes(c, &sb, out, utf8_encode(first ? jn_to_upper(cp) : jn_to_lower(cp), out),
                         jn_origin_at(s, (size_t)(p - s->p)));
         first = edge;
     }
@@ -188,21 +189,19 @@ FILTER(f_attr)
  * one. */
 static bool number_text(const struct jinja_str *s, char *out, size_t cap)
 {
-    const char *p = s->p, *end = s->p + s->len, *next;
-    size_t n = 0;
-    while (p < end && jn_is_space(jn_decode(p, end, &next))) p = next;
-    for (; p < end && !jn_is_space(jn_decode(p, end, &next)); p++) {
+    size_t n = 0, len = s->len;
+    const char *p = jinja_trim(s->p, &len, 3), *end = p + len;
+    for (; p < end; p++) {
         if (*p == '_') {
             if (p == s->p || p + 1 >= end || !isalnum((unsigned char)p[-1]) || !isalnum((unsigned char)p[1]))
                 return false;
             continue;
         }
-        if ((unsigned char)*p >= 0x80 || !*p || n + 1 >= cap) return false;
+        if ((unsigned char)*p >= 0x80 || !*p || jn_is_space((uint32_t)*p) || n + 1 >= cap) return false;
         out[n++] = *p;
     }
-    while (p < end && jn_is_space(jn_decode(p, end, &next))) p = next;
     out[n] = '\0';
-    return p >= end && n > 0;
+    return n > 0;
 }
 
 static bool parse_float(const struct jinja_str *s, double *out)

@@ -329,7 +329,7 @@ struct jinja_ctx {
     uint32_t depth;
     uint64_t steps, loops;
     const struct jn_loop *running; /* the innermost loop; after a fault the one that it happened in */
-    struct timespec started;
+    uint64_t started_us;
     uint64_t next_clock_check;
     size_t charged; /* bytes that are no whole step yet */
     struct jn_sb *out;
@@ -385,10 +385,8 @@ int jn_str_cased(
 
 /* Unicode (jinja/unicode.c) */
 uint32_t jn_decode(const char *p, const char *end,
-                   const char **next);      /* one code point; a broken byte is U+FFFD, one byte long */
-size_t jn_encode(uint32_t cp, char out[4]); /* surrogates and junk become U+FFFD */
+                   const char **next); /* one code point; a broken byte is U+FFFD, one byte long */
 size_t jn_count_chars(const char *p, size_t len);
-bool jn_valid_utf8(const char *p, size_t len);
 bool jn_is_space(uint32_t cp);
 bool jn_is_printable(uint32_t cp);
 bool jn_is_ident(uint32_t cp, bool start);

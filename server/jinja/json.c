@@ -1,5 +1,7 @@
 /* tojson (exactly Python's json.dumps with ensure_ascii off) and from_json for templates. Origins: text of
  * the request stays text of the request, punctuation has the origin of its container. */
+#include "config/base/utf8.h"
+#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -179,11 +181,9 @@ static uint32_t read_hex4(struct reader *r)
     uint32_t cp = 0;
     if (r->end - r->p < 4) bad_json(r);
     for (int i = 0; i < 4; i++, r->p++) {
-        char ch = *r->p;
-        cp = cp << 4;
-        if (ch >= '0' && ch <= '9') cp |= (uint32_t)(ch - '0');
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') cp |= (uint32_t)((ch | 32) - 'a' + 10);
-        else bad_json(r);
+        int d = hex_digit(*r->p);
+        if (d < 0) bad_json(r);
+        cp = cp << 4 | (uint32_t)d;
     }
     return cp;
 }
@@ -216,7 +216,7 @@ static struct jinja_value read_string(struct reader *r)
                 if (low >= 0xdc00 && low < 0xe000) cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
                 else r->p = back;
             }
-            jn_sb_bytes(r->c, &sb, out, jn_encode(cp, out), origin);
+            jn_sb_bytes(r->c, &sb, out, utf8_encode(cp, out), origin);
         } else {
             bad_json(r);
         }

@@ -1,6 +1,8 @@
 /* Template source -> tokens: white space control, raw blocks, comments, literals. The rules are Jinja2's
  * lexer with trim_blocks and lstrip_blocks on. Runs at parse time on any thread; memory from the template's
  * arena. */
+#include "config/base/utf8.h"
+#include "config/base/hex.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -39,24 +41,8 @@ static void count_lines(struct lex *x, const char *from, const char *to)
 
 static const char *skip_space(const char *p, const char *end)
 {
-    while (p < end) {
-        const char *next;
-        if (!jn_is_space(jn_decode(p, end, &next))) break;
-        p = next;
-    }
-    return p;
-}
-
-/* End of the text without its trailing white space. */
-static const char *rstrip(const char *from, const char *to)
-{
-    while (to > from) {
-        const char *q = to - 1, *next;
-        while (q > from && ((unsigned char)*q & 0xc0) == 0x80) q--;
-        if (!jn_is_space(jn_decode(q, to, &next)) || next != to) break;
-        to = q;
-    }
-    return to;
+    size_t len = (size_t)(end - p);
+    return jinja_trim(p, &len, 1);
 }
 
 /* Emits the data before a tag; sign is '-', '+' or 0; a variable tag is not subject to lstrip_blocks. */
@@ -64,7 +50,9 @@ static void push_data(struct lex *x, const char *from, const char *to, char sign
 {
     const char *stop = to;
     if (sign == '-') {
-        stop = rstrip(from, to);
+        size_t len = (size_t)(to - from);
+        jinja_trim(from, &len, 2);
+        stop = from + len;
     } else if (sign != '+' && !variable) {
         const char *bol = to;
         while (bol > from && bol[-1] != '\n') bol--;
@@ -138,14 +126,6 @@ static void lex_comment(struct lex *x)
 
 /* ---- inside tags ---- */
 
-static int hex_digit(char ch)
-{
-    if (ch >= '0' && ch <= '9') return ch - '0';
-    if (ch >= 'a' && ch <= 'f') return ch - 'a' + 10;
-    if (ch >= 'A' && ch <= 'F') return ch - 'A' + 10;
-    return -1;
-}
-
 /* The escape after a backslash (p) -> bytes at *out. Python's unicode-escape. */
 static const char *unescape(struct lex *x, const char *p, const char *end, char **out)
 {
@@ -159,7 +139,7 @@ static const char *unescape(struct lex *x, const char *p, const char *end, char 
     if (*p >= '0' && *p <= '7') {
         uint32_t cp = 0;
         for (int i = 0; i < 3 && p < end && *p >= '0' && *p <= '7'; i++) cp = cp * 8 + (uint32_t)(*p++ - '0');
-        *out += jn_encode(cp, *out);
+        *out += utf8_encode(cp, *out);
         return p;
     }
     if (*p == 'x' || *p == 'u' || *p == 'U') {
@@ -172,7 +152,7 @@ static const char *unescape(struct lex *x, const char *p, const char *end, char 
             cp = cp << 4 | (uint32_t)d;
         }
         if (cp > 0x10ffff) lex_fail(x, "illegal Unicode character in a string literal");
-        *out += jn_encode(cp, *out);
+        *out += utf8_encode(cp, *out);
         return p;
     }
     if (*p == 'N') lex_fail(x, "named characters in string literals are not supported");

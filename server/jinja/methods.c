@@ -1,5 +1,6 @@
 /* Methods of strings, dicts, lists and tuples, loops, cyclers (one table says which types have which;
  * Python's semantics), and the global functions. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <ctype.h>
@@ -296,7 +297,7 @@ static struct jinja_value recase(struct jinja_ctx *c, const struct jinja_str *s,
                       : k == 1 ? jn_to_upper(cp)
                                : jn_to_lower(cp);
         inside = k != 0;
-        jn_sb_bytes(c, &sb, out, jn_encode(to, out), jn_origin_at(s, (size_t)(p - s->p)));
+        jn_sb_bytes(c, &sb, out, utf8_encode(to, out), jn_origin_at(s, (size_t)(p - s->p)));
     }
     return jn_sb_value(c, &sb);
 }

@@ -1,5 +1,6 @@
 /* Tokens -> statement trees, and the public face of a parsed template: symbols, parse and free, what it
  * reads. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <stdio.h>
@@ -383,7 +384,7 @@ static void build(struct jinja_template *t, const char *src, size_t len)
     if (len > t->base.limits.source_bytes_max)
         jn_fail(&t->base, JINJA_LIMIT, "the template has more than %zu bytes",
                 t->base.limits.source_bytes_max);
-    if (!jn_valid_utf8(src, len)) jn_fail(&t->base, JINJA_SYNTAX, "the template is not valid UTF-8");
+    if (!utf8_valid(src, len)) jn_fail(&t->base, JINJA_SYNTAX, "the template is not valid UTF-8");
     take_source(t, src, len);
     t->sym_caller = jn_intern(t, "caller", 6);
     t->sym_kwargs = jn_intern(t, "kwargs", 6);

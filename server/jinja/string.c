@@ -1,6 +1,7 @@
 /* Strings of the template interpreter: text plus, byte by byte, its origin. Everything that makes a string
  * from strings goes through the builder here, which carries origins along. Also the operations that filters
  * and str methods share. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <math.h>
@@ -416,9 +417,12 @@ static struct jinja_value fold(struct jinja_ctx *c, const struct jinja_str *s, e
             memcpy(out, how == FOLD_UPPER ? "SS" : "Ss", 2);
             n = 2;
         } else if (!up && cp == 0x3a3 && final_sigma(s, p, next)) {
-            n = jn_encode(0x3c2, out);
+            n = utf8_encode(0x3c2, out);
         } else {
-            n = jn_encode(how == FOLD_UPPER ? jn_to_upper(cp) : up ? jn_to_title(cp) : jn_to_lower(cp), out);
+            n = utf8_encode(how == FOLD_UPPER ? jn_to_upper(cp)
+                            : up              ? jn_to_title(cp)
+                                              : jn_to_lower(cp),
+                            out);
         }
         jn_sb_bytes(c, &sb, out, n, jn_origin_at(s, (size_t)(p - s->p)));
     }

@@ -1,63 +1,16 @@
 /* Characters for the template interpreter: UTF-8 and the classes that Python's str methods use. Case mapping
  * is per character. Pure. */
+#include "config/base/utf8.h"
 #include "server/jinja/internal.h"
 
 #include <utf8proc.h>
 
 uint32_t jn_decode(const char *p, const char *end, const char **next)
 {
-    const unsigned char *s = (const unsigned char *)p;
-    size_t room = (size_t)(end - p);
-    *next = p + 1;
-    if (s[0] < 0x80) return s[0];
     uint32_t cp;
-    size_t n;
-    if (s[0] >= 0xc2 && s[0] <= 0xdf) {
-        cp = s[0] & 0x1fu;
-        n = 2;
-    } else if ((s[0] & 0xf0) == 0xe0) {
-        cp = s[0] & 0x0fu;
-        n = 3;
-    } else if (s[0] >= 0xf0 && s[0] <= 0xf4) {
-        cp = s[0] & 0x07u;
-        n = 4;
-    } else {
-        return 0xfffd;
-    }
-    if (n > room) return 0xfffd;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80) return 0xfffd;
-        cp = cp << 6 | (s[i] & 0x3fu);
-    }
-    if ((n == 3 && cp < 0x800) || (n == 4 && cp < 0x10000) || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000))
-        return 0xfffd;
-    *next = p + n;
-    return cp;
-}
-
-size_t jn_encode(uint32_t cp, char out[4])
-{
-    if (cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000)) cp = 0xfffd;
-    if (cp < 0x80) {
-        out[0] = (char)cp;
-        return 1;
-    }
-    if (cp < 0x800) {
-        out[0] = (char)(0xc0 | cp >> 6);
-        out[1] = (char)(0x80 | (cp & 0x3f));
-        return 2;
-    }
-    if (cp < 0x10000) {
-        out[0] = (char)(0xe0 | cp >> 12);
-        out[1] = (char)(0x80 | (cp >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (cp & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | cp >> 18);
-    out[1] = (char)(0x80 | (cp >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (cp >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (cp & 0x3f));
-    return 4;
+    size_t n = utf8_decode(p, (size_t)(end - p), &cp);
+    *next = p + (cp < UTF8_BAD ? n : 1);
+    return cp < UTF8_BAD ? cp : UTF8_REPLACEMENT;
 }
 
 /* Counts as jn_decode steps, so broken text can't make indexes and lengths disagree. */
@@ -71,18 +24,6 @@ size_t jn_count_chars(const char *p, size_t len)
         n++;
     }
     return n;
-}
-
-bool jn_valid_utf8(const char *p, size_t len)
-{
-    const char *end = p + len;
-    while (p < end) {
-        const char *next;
-        uint32_t cp = jn_decode(p, end, &next);
-        if (cp == 0xfffd && next == p + 1) return false;
-        p = next;
-    }
-    return true;
 }
 
 bool jn_is_space(uint32_t cp)

@@ -58,7 +58,7 @@ enum image_fault image__bmp(struct image_bytes in, const struct image_limits *li
     void *rgb;
     int stored;
     f = image__stb(&in, 1, mix ? 4 : 3, false, &rgb, &stored);
-    if (f == IMAGE_NOMEM) return image__fail(err, f, "out of memory");
+    if (f == IMAGE_NOMEM) return image__nomem(err);
     if (f) return bad(err, "a damaged header, or one of a kind that is not supported");
     uint8_t *p = rgb;
     /* stb_image takes alpha that is 0 everywhere for none, but the first pixel of the file shows it. */

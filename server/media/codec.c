@@ -17,6 +17,12 @@ enum image_fault image__fail(struct err *err, enum image_fault f, const char *fm
     return f;
 }
 
+enum image_fault image__nomem(struct err *err)
+{
+    (void)err_nomem(err, NULL);
+    return IMAGE_NOMEM;
+}
+
 enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
                                    struct err *err)
 {

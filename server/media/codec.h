@@ -34,6 +34,7 @@ image__decoder image__jpeg, image__png, image__gif, image__bmp, image__webp;
 /* Writes the message and returns f. */
 enum image_fault image__fail(struct err *err, enum image_fault f, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+enum image_fault image__nomem(struct err *err);
 /* IMAGE_BAD_DATA or IMAGE_TOO_MANY_PIXELS when a picture of this size may not be decoded. */
 enum image_fault image__check_size(uint64_t width, uint64_t height, const struct image_limits *limits,
                                    struct err *err);

@@ -33,7 +33,7 @@ static enum image_fault bad(struct gif *g, const char *what)
 /* What giflib says no to. */
 static enum image_fault refused(struct gif *g, const char *what)
 {
-    if (g->file->Error == D_GIF_ERR_NOT_ENOUGH_MEM) return image__fail(g->err, IMAGE_NOMEM, "out of memory");
+    if (g->file->Error == D_GIF_ERR_NOT_ENOUGH_MEM) return image__nomem(g->err);
     return bad(g, what);
 }
 
@@ -79,7 +79,7 @@ static enum image_fault read_screen(struct gif *g, struct image_bytes in, struct
     if ((flags & 0x80) && in.len - HEADER < (size_t)3 << ((flags & 7) + 1))
         return bad(g, "truncated palette");
     g->file = DGifOpen(g, feed, NULL);
-    if (!g->file) return image__fail(err, IMAGE_NOMEM, "out of memory"); /* the rest was looked at above */
+    if (!g->file) return image__nomem(err); /* the rest was looked at above */
     g->width = (uint32_t)g->file->SWidth;
     g->height = (uint32_t)g->file->SHeight;
     return IMAGE_OK;
@@ -146,7 +146,7 @@ static enum image_fault read_head(struct gif *g, struct image_bytes in, struct e
 static enum image_fault new_row(struct gif *g, uint32_t width)
 {
     g->row = malloc(width);
-    return g->row ? IMAGE_OK : image__fail(g->err, IMAGE_NOMEM, "out of memory");
+    return g->row ? IMAGE_OK : image__nomem(g->err);
 }
 
 static enum image_fault draw_frame(struct gif *g, struct image_u8 *img)
@@ -237,7 +237,7 @@ enum image_fault image__gif_open(struct image_bytes in, const struct image__gif_
                                  struct image__gif_anim **out, struct err *err)
 {
     struct image__gif_anim *a = calloc(1, sizeof *a);
-    if (!a) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!a) return image__nomem(err);
     enum image_fault f = read_screen(&a->g, in, err);
     if (!f) f = new_row(&a->g, info->width);
     if (!f) f = image__new(info->width, info->height, false, &a->canvas, err);

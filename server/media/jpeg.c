@@ -199,8 +199,7 @@ static enum image_fault read_rows(struct decoder *d, struct err *err)
     enum image_fault f = image__new(width, height, false, &d->img, err);
     if (f) return f;
     int channels = d->j.num_components;
-    if (channels != 3 && !(d->row = malloc((size_t)width * (size_t)channels)))
-        return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (channels != 3 && !(d->row = malloc((size_t)width * (size_t)channels))) return image__nomem(err);
     if (!jpeg_start_decompress(&d->j)) return truncated(err);
     for (uint32_t y = 0; y < height; y++) {
         uint8_t *out = d->img.rgb + (size_t)y * width * 3;
@@ -224,7 +223,7 @@ static enum image_fault decode(struct decoder *d, struct image_bytes in, const s
     if (setjmp(d->escape)) {
         if (d->too_many_scans)
             return image__fail(err, IMAGE_BAD_DATA, "the JPEG file has more than %d scans", d->scans_max);
-        if (d->j.err->msg_code == JERR_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
+        if (d->j.err->msg_code == JERR_OUT_OF_MEMORY) return image__nomem(err);
         char text[JMSG_LENGTH_MAX] = "";
         d->errors.format_message((j_common_ptr)&d->j, text);
         return image__fail(err, IMAGE_BAD_DATA, "not a valid JPEG file: %s", text);
@@ -248,7 +247,7 @@ enum image_fault image__jpeg(struct image_bytes in, const struct image_limits *l
                              int *orientation, struct err *err)
 {
     struct decoder *d = calloc(1, sizeof *d);
-    if (!d) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!d) return image__nomem(err);
     enum image_fault f = decode(d, in, limits, err);
     jpeg_destroy_decompress(&d->j);
     free(d->row);

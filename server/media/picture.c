@@ -56,7 +56,7 @@ enum image_fault picture_pack(uint8_t **bytes, size_t *len, const uint8_t *file,
                            "the frames of the video have more than %zu bytes in all",
                            limits->encoded_bytes_max);
     uint8_t *more = realloc(*bytes, total);
-    if (!more) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!more) return image__nomem(err);
     uint8_t *at = more + *len;
     for (int i = 0; i < 4; i++) at[i] = (uint8_t)(file_len >> 8 * i);
     memcpy(at + 4, file, file_len);
@@ -81,7 +81,7 @@ static enum image_fault still(const struct image_config *cfg, const uint8_t *byt
     enum status st = image_prep(cfg, &whole, out, err);
     image_u8_free(&whole);
     if (st) return fault_of(st);
-    if (!picture_parts_new(out->count, parts)) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!picture_parts_new(out->count, parts)) return image__nomem(err);
     for (uint32_t i = 0; i < out->count; i++)
         parts->grids[i] = image_grid(cfg, out->images[i].width, out->images[i].height, 0);
     return IMAGE_OK;
@@ -94,12 +94,12 @@ static enum image_fault split(const struct image_u8 *all, uint32_t depth, struct
     uint32_t count = all->frames / depth;
     size_t bytes = (size_t)all->width * all->height * 3 * depth;
     out->images = calloc(count, sizeof *out->images);
-    if (!out->images) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
+    if (!out->images) return image__nomem(err);
     for (uint32_t i = 0; i < count; i++) {
         struct image_u8 *part = &out->images[out->count++];
         *part = (struct image_u8){
             .width = all->width, .height = all->height, .frames = depth, .rgb = malloc(bytes)};
-        if (!part->rgb) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
+        if (!part->rgb) return image__nomem(err);
         memcpy(part->rgb, all->rgb + i * bytes, bytes);
     }
     return IMAGE_OK;
@@ -124,12 +124,12 @@ static enum image_fault video(const struct model_image_rule *rule, const struct 
     enum image_fault f = video_in_frames(cfg, bytes, len, ask->list, ask->fps, &limits, &v, err);
     if (f) return f;
     uint32_t count = rule->video_stamp ? v.pixels.frames / cfg->depth : 1;
-    if (!picture_parts_new(count, parts)) f = image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!picture_parts_new(count, parts)) f = image__nomem(err);
     if (!f && rule->video_stamp) {
         f = split(&v.pixels, cfg->depth, out, err);
         image_video_stamps(cfg, v.indices, v.count, v.fps, parts->stamps);
     } else if (!f && !(out->images = calloc(1, sizeof *out->images))) {
-        f = image__fail(err, IMAGE_NOMEM, "out of memory");
+        f = image__nomem(err);
     } else if (!f) {
         out->count = 1;
         out->images[0] = v.pixels;
@@ -153,7 +153,7 @@ static bool webp_again(const uint8_t *bytes, size_t len, bool list, enum image_f
     if (*f != IMAGE_BAD_DATA || len < at + 4 || memcmp(bytes + at, "RIFF", 4) != 0) return false;
     void *volatile some = malloc(1u << 20);
     free(some);
-    if (!some) *f = image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!some) *f = image__nomem(err);
     return some != NULL;
 }
 

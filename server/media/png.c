@@ -4,6 +4,8 @@
  * are looked up here. Any thread. */
 #include "server/media/codec.h"
 
+#include "config/base/hex.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,11 +97,8 @@ static size_t unhex(const uint8_t *in, size_t len, uint8_t *out)
     size_t n = 0;
     int high = -1;
     for (size_t i = 0; i < len; i++) {
-        int v;
-        uint8_t ch = in[i];
-        if (ch >= '0' && ch <= '9') v = ch - '0';
-        else if ((ch | 32) >= 'a' && (ch | 32) <= 'f') v = (ch | 32) - 'a' + 10;
-        else continue;
+        int v = hex_digit((char)in[i]);
+        if (v < 0) continue;
         if (high < 0) {
             high = v;
         } else {
@@ -231,7 +230,7 @@ static enum image_fault read_chunks(struct png *p)
             read_metadata(p, &c);
         }
         if (f) return f;
-        if (p->no_memory) return image__fail(p->err, IMAGE_NOMEM, "out of memory");
+        if (p->no_memory) return image__nomem(p->err);
     }
 }
 
@@ -297,7 +296,7 @@ static enum image_fault check_data(struct png *p, size_t bytes_max)
         if (end == Z_BUF_ERROR) end = Z_OK; /* only that a chunk is used up */
     }
     inflateEnd(&z);
-    if (end == Z_MEM_ERROR) return image__fail(p->err, IMAGE_NOMEM, "out of memory");
+    if (end == Z_MEM_ERROR) return image__nomem(p->err);
     if (z.total_out > bytes_max) return bad(p, "there is more pixel data than the picture has pixels");
     return end == Z_STREAM_END ? IMAGE_OK : bad(p, "the pixel data is truncated or corrupt");
 }
@@ -319,7 +318,7 @@ static enum image_fault decode(struct png *p, struct image_u8 *out)
     void *stored;
     int channels;
     f = image__stb(parts, 3, 0, wide, &stored, &channels);
-    if (f == IMAGE_NOMEM) return image__fail(p->err, f, "out of memory");
+    if (f == IMAGE_NOMEM) return image__nomem(p->err);
     if (f) return bad(p, "the pixel data is too short, or has an unknown filter");
     struct image_u8 img = {.width = p->width, .height = p->height, .rgb = stored};
     if (p->channels < 3) f = image__new(p->width, p->height, false, &img, p->err);

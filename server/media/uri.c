@@ -2,6 +2,8 @@
  * limit and one allocation, to decode it. Any thread. The rules are at image_in_data_uri in image_in.h. */
 #include "server/media/codec.h"
 
+#include "config/base/hex.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -26,20 +28,13 @@ static void make_table(uint8_t table[256])
     for (const char *s = " \t\n\v\f\r"; *s; s++) table[(uint8_t)*s] = SKIP;
 }
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if ((c | 32) >= 'a' && (c | 32) <= 'f') return (c | 32) - 'a' + 10;
-    return -1;
-}
-
 /* The next character behind any percent-encoding; -1 for a broken escape. */
 static int next_char(const char *s, size_t len, size_t *at)
 {
     char c = s[(*at)++];
     if (c != '%') return (uint8_t)c;
     if (len - *at < 2) return -1;
-    int high = hex(s[*at]), low = hex(s[*at + 1]);
+    int high = hex_digit(s[*at]), low = hex_digit(s[*at + 1]);
     *at += 2;
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
@@ -135,7 +130,7 @@ static enum image_fault decode_all(const char *s, size_t n, const struct image_l
         return image__fail(err, IMAGE_TOO_MANY_BYTES, "the image file has %zu bytes, the limit is %zu", size,
                            limits->encoded_bytes_max);
     uint8_t *out = malloc(size);
-    if (!out) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!out) return image__nomem(err);
     decode(s, n, table, out);
     *bytes = out;
     *len = size;

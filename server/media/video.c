@@ -205,7 +205,7 @@ static enum image_fault choose(const struct image_config *cfg, const struct sour
         return image__fail(err, IMAGE_BAD_SHAPE, "the video has %u frames, this model takes at most %u",
                            s->total, cfg->video_frames_max);
     v->indices = malloc(s->total * sizeof *v->indices);
-    if (!v->indices) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!v->indices) return image__nomem(err);
     for (uint32_t i = 0; i < s->total; i++) v->indices[i] = i;
     v->count = s->total;
     v->sampled_fps = s->fps;
@@ -251,7 +251,7 @@ static enum image_fault make(const struct image_config *cfg, struct source *s, d
                            frames, w, h, (unsigned long long)s->limits->pixels_max);
     v->pixels = (struct image_u8){
         .width = w, .height = h, .frames = frames, .rgb = malloc((size_t)w * h * 3 * frames)};
-    if (!v->pixels.rgb) return image__fail(err, IMAGE_NOMEM, "out of memory for the frames of a video");
+    if (!v->pixels.rgb) return image__nomem(err);
     return draw(cfg, s, v, err);
 }
 

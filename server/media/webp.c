@@ -31,10 +31,10 @@ static enum image_fault decode_into(const WebPIterator *frame, WebPDecoderConfig
      * needs in all is asked for before. */
     void *volatile all = malloc((size_t)frame->width * (size_t)frame->height * 4 + (1u << 20));
     free(all);
-    if (!all) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!all) return image__nomem(err);
     VP8StatusCode rc = WebPDecode(frame->fragment.bytes, frame->fragment.size, config);
     WebPFreeDecBuffer(&config->output);
-    if (rc == VP8_STATUS_OUT_OF_MEMORY) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (rc == VP8_STATUS_OUT_OF_MEMORY) return image__nomem(err);
     if (rc != VP8_STATUS_OK)
         return image__fail(err, IMAGE_BAD_DATA,
                            "not a valid WebP file: the pixel data is truncated or corrupt");
@@ -64,7 +64,7 @@ static enum image_fault decode_over_white(const WebPIterator *frame, struct imag
         return image__fail(err, IMAGE_NOMEM, "the WebP library has another version than its header");
     size_t w = (size_t)frame->width, h = (size_t)frame->height;
     uint8_t *rgba = malloc(w * h * 4); /* within the checked size of the canvas */
-    if (!rgba) return image__fail(err, IMAGE_NOMEM, "out of memory");
+    if (!rgba) return image__nomem(err);
     config.output.colorspace = MODE_RGBA;
     config.output.is_external_memory = 1;
     config.output.u.RGBA.rgba = rgba;

@@ -27,7 +27,7 @@ def strings(text, begin):
 
 def table():
     """Routes of the table: path -> (methods but HEAD, which GET brings, key needed)"""
-    text = source("server/http/routes.c")
+    text = source("server/routes.c")
     text = text[text.index("static const struct route routes[]"):].split("\n};", 1)[0]
     found = re.findall(r'\{"([^"]+)",\s*(?:NULL|"[^"]*"),\s*([A-Z_| ]+),\s*(true|false),', text)
     assert len(found) == text.count("{\"")

@@ -2,6 +2,7 @@
  * than it gave before, is broken, or nobody listens any more. The scheduler and the request are stood in for;
  * files, decoders, keys and the event loop's workers are real. */
 #include "server/generate/generate.h"
+#include "server/http/event_loop.h"
 
 #define sched_supply_image fake_supply
 #define sched_refuse_image fake_refuse
@@ -82,6 +83,7 @@ static void told_clear(void)
  * crops), and one that was decoded with the request. */
 struct world {
     struct server srv;
+    struct loop loop;
     struct options opt;
     struct model model;
     struct model_info info;
@@ -122,7 +124,7 @@ static void world_open(struct world *w)
 {
     memset(w, 0, sizeof *w);
     told_clear();
-    assert_int_equal(uv_loop_init(&w->srv.loop), 0);
+    assert_int_equal(uv_loop_init(&w->loop.uv), 0);
     w->info = (struct model_info){.family = "gemma3"};
     w->info.image.config = (struct image_config){.width = 16,
                                                  .height = 16,
@@ -138,6 +140,7 @@ static void world_open(struct world *w)
                                                  .pan_min_ratio = 1.2};
     w->model.info = &w->info;
     w->srv.model = &w->model;
+    w->srv.loop = &w->loop;
     w->opt.picture_memory = 1u << 20;
     w->srv.opt = &w->opt;
     w->srv.aliases = image_alias_create(8);
@@ -178,7 +181,7 @@ static void world_close(struct world *w)
     }
     free(w->prompt.prompt.spans);
     image_alias_destroy(w->srv.aliases);
-    assert_int_equal(uv_loop_close(&w->srv.loop), 0);
+    assert_int_equal(uv_loop_close(&w->loop.uv), 0);
     told_clear();
 }
 
@@ -191,7 +194,7 @@ static void want(struct world *w, uint32_t slot, uint32_t image)
 static void run(struct world *w, uint32_t fetches)
 {
     assert_int_equal(w->r.fetches, fetches);
-    uv_run(&w->srv.loop, UV_RUN_DEFAULT);
+    uv_run(&w->loop.uv, UV_RUN_DEFAULT);
     assert_int_equal(w->r.fetches, 0);
     assert_int_equal(told.released, fetches);
     for (uint32_t i = 0; i < PICTURES; i++) assert_null(w->pictures[i].fetch);

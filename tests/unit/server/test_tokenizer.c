@@ -9,6 +9,7 @@
  * --skip-special: without special tokens test_tokenizer --bench DIR FILE                   load time, and
  * speed on FILE cut into texts of several sizes */
 #include "config/base/json.h"
+#include "config/base/utf8.h"
 #include "engine/families/families.h"
 #include "engine/tokenizer/internal.h"
 #include "engine/tokenizer/unicode.h"
@@ -99,8 +100,7 @@ static struct buf decode(const struct tokenizer *t, const uint32_t *ids, size_t 
     for (size_t i = 0; i < count; i++) {
         size_t before = out.len;
         assert_int_equal(detok_push(&d, ids[i], &out), ST_OK);
-        assert_true(tok__utf8_valid((uint8_t *)out.data + before,
-                                    out.len - before)); /* every delta ends on a character */
+        assert_true(utf8_valid(out.data + before, out.len - before)); /* every delta ends on a character */
     }
     assert_int_equal(detok_flush(&d, &out), ST_OK);
     return out;

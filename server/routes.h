@@ -2,7 +2,7 @@
 #ifndef KVASIR_ROUTES_H
 #define KVASIR_ROUTES_H
 
-#include "server/http/http.h"
+#include "server/http/request.h"
 
 /* Checks at the end of the headers, in the order of docs/http.md ("Errors"): false with r->answer.error
  * filled. */

@@ -4,7 +4,7 @@
 #include "server/http/limits.h"
 #include "server/http/origin.h"
 #include "server/http/request.h"
-#include "server/http/routes.h"
+#include "server/routes.h"
 #include "server/api/api.h"
 
 #include <errno.h>
@@ -177,7 +177,7 @@ static bool authorised(struct request *r)
     }
     static const char *const others[] = {"x-api-key", "api-key"};
     for (size_t i = 0; i < 2; i++) {
-        v = MHD_lookup_connection_value(r->http.mhd, MHD_HEADER_KIND, others[i]);
+        v = exchange_header(&r->http, others[i]);
         if (v && key_ok(r, a, v)) return true;
     }
     return false;
@@ -205,9 +205,9 @@ static bool gate_ok(struct request *r)
     struct server *s = r->srv;
     if (server_engine_dead(s)) {
         (void)api_fail(&r->answer.error, 503, "engine_dead", NULL, "The engine has failed.");
-    } else if (s->phase == SRV_LOADING || !s->model) {
+    } else if (s->health.phase == SRV_LOADING || !s->model) {
         (void)api_fail(&r->answer.error, 503, "model_loading", NULL, "The model is still loading.");
-    } else if (s->phase >= SRV_DRAINING) {
+    } else if (s->health.phase >= SRV_DRAINING) {
         r->http.close_after = true;
         (void)api_fail(&r->answer.error, 503, "server_draining", NULL, "The server is shutting down.");
     }
@@ -293,9 +293,10 @@ static bool options_admit(struct request *r)
         return true;
     }
     /* HAProxy's bare health check. */
-    if ((strcmp(r->http.path, "/") == 0 || strcmp(r->http.path, "*") == 0) && r->srv->phase != SRV_READY) {
+    if ((strcmp(r->http.path, "/") == 0 || strcmp(r->http.path, "*") == 0) &&
+        r->srv->health.phase != SRV_READY) {
         (void)api_fail(&r->answer.error, 503,
-                       r->srv->phase == SRV_LOADING ? "model_loading" : "server_draining", NULL,
+                       r->srv->health.phase == SRV_LOADING ? "model_loading" : "server_draining", NULL,
                        "The server is not ready.");
         return false;
     }

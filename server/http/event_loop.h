@@ -1,0 +1,44 @@
+/* What the event loop consists of: libuv, libmicrohttpd, the listening socket and the connections. Requests
+ * know nothing of it. Event loop's thread. Internal to server/. */
+#ifndef KVASIR_LOOP_STATE_H
+#define KVASIR_LOOP_STATE_H
+
+#include "server/http/http.h"
+
+#include <microhttpd.h>
+#include <uv.h>
+
+struct loop {
+    uv_loop_t uv;
+    struct server *srv;
+    bool (*admit)(struct request *r); /* at the end of the headers; false: r->answer.error is filled */
+    void (*check)(struct server *s);  /* before each run of libmicrohttpd */
+    struct MHD_Daemon *mhd;
+    uv_poll_t mhd_poll;
+    uv_idle_t mhd_idle; /* active while libmicrohttpd has something to do at once: */
+    uv_idle_cb mhd_run;
+    bool mhd_ready;
+    uint64_t moved, moved_seen; /* counts progress of connections and of libmicrohttpd */
+    uint32_t stuck_ticks;       /* consecutive ticks in which it was ready, without progress */
+
+    /* conn.c */
+    int listen_fd; /* -1: none */
+    uv_poll_t listen_poll;
+    bool listening,
+        accept_failed;   /* the listening socket is polled; the last accept had no descriptor or memory */
+    struct conn *conns;  /* open connections */
+    struct conn *adding; /* that libmicrohttpd is being told of */
+    uint32_t conn_max;
+
+    char url[300]; /* http://HOST:PORT */
+};
+
+/* http/loop.c */
+/* The loop of s, without HTTP: s->loop. */
+enum status loop_open(struct loop *l, struct server *s, struct err *err) KV_MUST_CHECK;
+enum status loop_listen(struct loop *l, struct err *err) KV_MUST_CHECK; /* takes connections from now on */
+void loop_pump(struct loop *l);                                         /* runs libmicrohttpd once */
+void loop_tick(struct loop *l, uint64_t now); /* deadlines, and a libmicrohttpd that is stuck; every 100 ms */
+void loop_close(struct loop *l);              /* ends HTTP and every handle */
+
+#endif

@@ -1,0 +1,213 @@
+/* See model_load.h. The engine's thread. */
+#include "server/model_load.h"
+
+#include "config/base/env.h"
+#include "config/base/log.h"
+#include "engine/families/families.h"
+#include "engine/model/model_info.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "scheduler/scheduler.h"
+#include "server/chat/template.h"
+#include "server/fleet/kv_events.h"
+#include "server/http/http.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#ifdef KVASIR_FAULTS
+/* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
+static enum status test_mutation(uint32_t *out, struct err *err)
+{
+    static const struct {
+        const char *name;
+        uint32_t bug;
+    } known[] = {
+        {"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
+    const char *v = env_get("KVASIR_TEST_MUTATION");
+    *out = 0;
+    if (!v || !*v) return ST_OK;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(v, known[i].name) == 0) *out = known[i].bug;
+    if (!*out)
+        return err_set(err, ST_INVALID,
+                       "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
+    fprintf(stderr,
+            "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are "
+            "wrong on purpose\n",
+            v);
+    return ST_OK;
+}
+#endif
+
+/* A bar on a terminal, else a line per second; small checkpoints load in silence. */
+#define BAR_CELLS    40u
+#define BAR_US       50000u
+#define BAR_FIRST_US 300000u
+#define LINE_US      1000000u
+
+struct load_clock {
+    uint64_t started_us, bar_us, line_us; /* the last of each */
+};
+
+static void load_progress(void *arg, uint64_t done, uint64_t total)
+{
+    struct load_clock *c = arg;
+    uint64_t now = now_us();
+    if (now - c->started_us < BAR_FIRST_US || now - c->bar_us < BAR_US) return;
+    c->bar_us = now;
+    char bar[BAR_CELLS + 1] = "", text[128];
+    double part = total && done < total ? (double)done / (double)total : 1;
+    memset(bar, '.', BAR_CELLS);
+    memset(bar, '#', (size_t)(part * BAR_CELLS));
+    snprintf(text, sizeof text, "loading [%s] %3.0f %% of %llu MiB", bar, 100 * part,
+             (unsigned long long)(total >> 20));
+    if (log_status(text) || now - c->line_us < LINE_US) return;
+    c->line_us = now;
+    log_info("loading %llu of %llu MiB", (unsigned long long)(done >> 20), (unsigned long long)(total >> 20));
+}
+
+struct engine_options server_engine_options(const struct options *o, const char *model_dir)
+{
+    bool drafts = o->draft_model && strcmp(o->draft_tokens, "0") != 0;
+    return (struct engine_options){.model_dir = model_dir,
+                                   .mmproj = o->mmproj,
+                                   .draft_dir = drafts ? o->draft_model : NULL,
+                                   .backend = o->backend,
+                                   .kernels = strcmp(o->cpu_kernels, "auto") == 0 ? NULL : o->cpu_kernels,
+                                   .threads = (uint32_t)o->threads,
+                                   .dtype = o->dtype,
+                                   .quantize = o->quantize,
+                                   .kv_dtype = o->kv_dtype,
+                                   .kv_bytes = o->kv_memory,
+                                   .context_max = (uint32_t)o->max_context,
+                                   .batch_tokens_max = (uint32_t)o->max_batch_tokens,
+                                   .sequences_max = (uint32_t)o->max_sequences};
+}
+
+/* On a GPU a step with guesses is none of the recorded ones: look-up is not measured to pay there. */
+static uint32_t draft_tokens(const struct options *o, const struct model_info *m)
+{
+    if (strcmp(o->draft_tokens, "auto") == 0)
+        return o->draft_model || strncmp(m->backend, "cpu", 3) == 0 ? 8 : 0;
+    return (uint32_t)strtoul(o->draft_tokens, NULL, 10);
+}
+
+static void announce(void *arg)
+{
+    sched_announce_cache(arg);
+}
+
+static enum status events_open(const struct options *o, struct model *m, struct sched_options *so,
+                               struct err *err)
+{
+    if (!o->kv_events && !o->kv_events_replay) return ST_OK;
+    if (!o->kv_events) return err_set(err, ST_INVALID, "--kv-events-replay needs --kv-events");
+    if (so->no_prefix_cache) return err_set(err, ST_INVALID, "--kv-events needs the prefix cache");
+    enum status st = kv_events_open(
+        &(struct kv_events_options){.publish = o->kv_events,
+                                    .replay = o->kv_events_replay,
+                                    .block_tokens = o->kv_events_block ? (uint32_t)o->kv_events_block
+                                                                       : m->caps.block_tokens,
+                                    .map = strcmp(o->kv_events_layout, "map") == 0,
+                                    .one_group = m->caps.group_count == 1},
+        &m->events, err);
+    if (!st) so->watch = kv_events_watch(m->events);
+    return st;
+}
+
+/* Tokenizer and chat template, which load beside the weights. */
+struct text_load {
+    const char *dir, *mmproj;
+    struct model *m;
+    enum status st;
+    struct err err;
+};
+
+static void text_load(void *arg)
+{
+    struct text_load *t = arg;
+    struct model *m = t->m;
+    const struct family_prompt *rule;
+    enum status st = family_load_prompt(t->dir, &rule, &t->err);
+    if (!st) st = family_load_tokenizer(t->dir, t->mmproj, rule, &m->tok, &t->err);
+    if (!st) {
+        st = template_load(t->dir, &m->tmpl, &t->err);
+        if (st == ST_NOT_FOUND && rule) {
+            st = template_create(rule->chat_template, strlen(rule->chat_template), NULL, 0, NULL, &m->tmpl,
+                                 &t->err);
+            m->own_prompts = !st;
+        }
+        if (!st) template_guard(m->tmpl, m->tok);
+        if (st == ST_NOT_FOUND) st = ST_OK; /* chats are refused then, completions work */
+    }
+    t->st = st;
+}
+
+static enum status engine_and_text_load(const struct options *o, const char *dir, struct model *m,
+                                        struct err *err)
+{
+    struct load_clock clock = {.started_us = now_us()};
+    struct engine_options eo = server_engine_options(o, dir);
+    struct text_load text = {.dir = dir, .mmproj = o->mmproj, .m = m};
+    uv_thread_t thread;
+    clock.line_us = clock.started_us;
+    eo.progress = load_progress;
+    eo.progress_arg = &clock;
+    bool beside = uv_thread_create(&thread, text_load, &text) == 0;
+    if (!beside) text_load(&text);
+    enum status st = !beside && text.st ? text.st : engine_open(&eo, &m->engine, err);
+    if (beside) uv_thread_join(&thread);
+    (void)log_status(NULL);
+    if (!text.st) return st;
+    *err = text.err;
+    return text.st;
+}
+
+enum status model_load(const struct options *o, const char *dir, void (*wake)(void *arg), void *arg,
+                       struct model *m, struct err *err)
+{
+    enum status st = engine_and_text_load(o, dir, m, err);
+    if (st) return st;
+    m->info = engine_model(m->engine);
+    engine_caps(m->engine, &m->caps);
+    struct sched_options so = {.queue_max = (uint32_t)o->max_queue,
+                               .prefill_chunk = (uint32_t)o->prefill_chunk,
+                               .step_us = (uint32_t)o->step_ms * 1000u,
+                               .no_prefix_cache = strcmp(o->prefix_cache, "off") == 0,
+                               .features_bytes = o->encoder_cache_memory,
+                               .guess_max = draft_tokens(o, m->info),
+                               .guess_all = o->draft_model && strcmp(o->draft_tokens, "auto") != 0,
+                               .wake = wake,
+                               .wake_arg = arg};
+    randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
+#ifdef KVASIR_FAULTS
+    st = test_mutation(&so.test_mutation, err);
+#endif
+    if (!st) st = events_open(o, m, &so, err);
+    if (!st) st = sched_create(m->engine, &so, &m->sched, err);
+    if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
+    /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.
+     */
+    if (!st) {
+        uint32_t context = sched_context_max(m->sched);
+        if (context < m->caps.context_max)
+            log_warn("keys and values have room for a context of %u tokens, not %u", context,
+                     m->caps.context_max);
+        m->caps.context_max = context;
+    }
+    return st;
+}
+
+void model_free(struct model *m)
+{
+    kv_events_stop(m->events);
+    if (m->sched) sched_destroy(m->sched);
+    kv_events_close(m->events);
+    engine_close(m->engine);
+    template_free(m->tmpl);
+    tok_free(m->tok);
+    *m = (struct model){0};
+}

@@ -1,0 +1,393 @@
+/* See serve.h. The loader and engine thread, signals, the phases of the process and the watchdog. Event
+ * loop's thread, but engine_main and wake_loop. */
+#include "server/serve.h"
+
+#include "config/base/assert.h"
+#include "config/base/log.h"
+#include "config/base/work_lock.h"
+#include "engine/model/model_info.h"
+#include "server/dialect/store.h"
+#include "server/fetch/fetch.h"
+#include "server/fetch/local.h"
+#include "server/generate/generate.h"
+#include "server/generate/grammars.h"
+#include "server/http/conn.h"
+#include "server/http/event_loop.h"
+#include "server/http/metrics.h"
+#include "server/http/origin.h"
+#include "server/http/request.h"
+#include "server/http/workers.h"
+#include "server/media/alias.h"
+#include "server/model_load.h"
+#include "server/routes.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+
+struct process {
+    struct server srv;
+    struct loop loop;
+    uv_timer_t tick;
+    uv_async_t wake;   /* events wait in the scheduler's queue */
+    uv_async_t loaded; /* the loader thread is done: model or load_err */
+    uv_signal_t sigterm, sigint;
+    uint64_t phase_us;  /* when the phase began */
+    uint64_t signal_us; /* of the first SIGTERM or SIGINT; 0 = none yet */
+    bool ready_said;
+
+    uv_thread_t engine_thread; /* loads, then runs the scheduler */
+    bool engine_thread_started;
+    struct model model; /* the loader's until `loaded` */
+    enum status load_status;
+    struct err load_err;
+
+    /* the watchdog */
+    uint64_t tick_us;    /* of the last tick */
+    uint64_t progress;   /* engine_progress at the last tick: any change is progress */
+    uint64_t stalled_us; /* time in which the engine had work and made no progress */
+    uint64_t failed_us;  /* when the engine was seen to have failed, or to hang, for good; 0 = it has not */
+};
+
+/* ---- the engine thread: load, then run ---- */
+
+static void wake_loop(void *arg)
+{
+    uv_async_send(&((struct process *)arg)->wake);
+}
+
+static void wake_engine(void *arg)
+{
+    sched_wake(((struct process *)arg)->model.sched);
+}
+
+static void engine_main(void *arg)
+{
+    struct process *p = arg;
+    uint64_t t0 = now_us();
+    p->load_status = model_load(p->srv.opt, p->srv.model_dir, wake_loop, p, &p->model, &p->load_err);
+    if (!p->load_status) log_info("loaded %s in %.1f s", p->srv.model_dir, (double)(now_us() - t0) * 1e-6);
+    bool ok = !p->load_status;
+    uv_async_send(&p->loaded);
+    if (ok) sched_run(p->model.sched);
+}
+
+static void phase_set(struct process *p, enum server_phase phase)
+{
+    struct health *h = &p->srv.health;
+    static const unsigned next[] = {
+        [SRV_LOADING] = 1u << SRV_READY | 1u << SRV_ENDING,
+        [SRV_READY] = 1u << SRV_LEAVING | 1u << SRV_DRAINING,
+        [SRV_LEAVING] = 1u << SRV_DRAINING,
+        [SRV_DRAINING] = 1u << SRV_ENDING,
+        [SRV_ENDING] = 0,
+    };
+    if (phase <= h->phase) return;
+    (void)next;
+    ASSERT_SLOW(next[h->phase] >> phase & 1);
+    h->phase = phase;
+    p->phase_us = now_us();
+    if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", p->srv.load);
+    if (phase >= SRV_DRAINING) conn_listen_stop(&p->loop);
+}
+
+/* Whoever started us waits for this line: again at each tick, until it is taken. */
+static void ready_say(struct process *p)
+{
+    if (p->srv.model && !p->ready_said)
+        p->ready_said = log_print(STDOUT_FILENO, "kvasir: listening on %s\n", p->loop.url);
+}
+
+static void loaded_event(uv_async_t *a)
+{
+    struct process *p = a->data;
+    struct server *s = &p->srv;
+    if (p->load_status) {
+        (void)log_print(STDERR_FILENO, "kvasir: %s\n", p->load_err.msg);
+        s->health.exit_code = 1;
+        phase_set(p, SRV_ENDING);
+        return;
+    }
+    s->model = &p->model;
+    metrics_model(s->metrics, s->model_name, s->model->caps.context_max);
+    const struct model_info *mi = s->model->info;
+    log_info("model=%s family=%s dtype=%s weights=%s kv=%s backend=%s context=%u fingerprint=%s",
+             s->model_name, mi->family, mi->dtype, mi->weights, mi->kv_dtype, mi->backend,
+             s->model->caps.context_max, mi->fingerprint);
+    log_info("prefix_cache=%s kv_mib=%llu encoder_cache_mib=%llu", s->opt->prefix_cache,
+             (unsigned long long)(s->model->caps.arena_units * s->model->caps.unit_bytes >> 20),
+             (unsigned long long)(s->opt->encoder_cache_memory >> 20));
+    if (s->health.phase != SRV_LOADING) return;
+    phase_set(p, SRV_READY);
+    ready_say(p);
+}
+
+static void wake_event(uv_async_t *a)
+{
+    struct process *p = a->data;
+    struct server *s = &p->srv;
+    if (!s->model) return;
+    gen_events(s);
+    gen_remote_done(s);
+    gen_compile_next(s);
+    requests_poll(s);
+    loop_pump(&p->loop);
+}
+
+/* ---- signals and phases ---- */
+
+/* One request to end often comes as two signals: a terminal signals the whole process group, and so does
+ * `timeout`, and what has started us passes on its own. The second one that means "at once" comes from a
+ * person. */
+#define SIGNAL_TWICE_US 300000u
+
+static void signal_event(uv_signal_t *h, int signum)
+{
+    struct process *p = h->data;
+    if (p->signal_us && now_us() - p->signal_us < SIGNAL_TWICE_US) return;
+    if (p->signal_us) {
+        log_warn("second signal: ending at once");
+        _exit(128 + signum);
+    }
+    p->signal_us = now_us();
+    log_info("signal %d", signum);
+    /* At a terminal nobody waits for endpoint lists to change. */
+    phase_set(p, !p->srv.model                                     ? SRV_ENDING
+                 : signum == SIGINT || !p->srv.opt->shutdown_delay ? SRV_DRAINING
+                                                                   : SRV_LEAVING);
+}
+
+/* A device that has failed once stays failed: only a new process gets it back. What ran has its error by
+ * then; for a moment the others and the probes are told, then the process ends, whatever still hangs: the
+ * driver may not come back from a call. So it goes with an engine that hangs, --watchdog-exit after the
+ * probes were told. */
+#define FAILED_NOTICE_US 1000000u
+#define FAILED_DRAIN_US  5000000u
+#define FAILED_LIMIT_S   15u
+#define ENDING_LIMIT_S   120u
+
+static void failed_alarm(int signum)
+{
+    (void)signum;
+    _exit(1);
+}
+
+/* Probes look at what the engine does, not only at the process: a hung engine must not look healthy. Slow is
+ * not hung: within a step and a picture, too, there is progress. Ticks are counted rather than the clock
+ * read, so that a process that was stopped for an hour has not lost an hour when it goes on. */
+#define TICK_LONGEST_US 1000000u
+static void watchdog_check(struct process *p, const struct sched_stats *st, uint64_t now)
+{
+    const struct options *o = p->srv.opt;
+    struct health *h = &p->srv.health;
+    uint64_t passed = p->tick_us && now > p->tick_us ? now - p->tick_us : 0;
+    uint64_t progress = st->heartbeat_us + engine_progress(p->model.engine);
+    p->tick_us = now;
+    p->stalled_us += passed < TICK_LONGEST_US ? passed : TICK_LONGEST_US;
+    if (progress != p->progress || !(st->running + st->waiting)) p->stalled_us = 0;
+    p->progress = progress;
+    bool hung = p->stalled_us >= o->watchdog * 1000000u;
+    if (hung && !h->hung)
+        log_error("the engine has got on with nothing for %llu s", (unsigned long long)o->watchdog);
+    if (!hung && h->hung) log_warn("the engine goes on");
+    h->hung = hung;
+}
+
+static void failed_check(struct process *p, uint64_t now)
+{
+    struct server *s = &p->srv;
+    struct sched_stats st;
+    if (!s->model) return;
+    if (!p->failed_us) {
+        sched_stats(s->model->sched, &st);
+        watchdog_check(p, &st, now);
+        bool lost = s->health.hung && s->opt->watchdog_exit &&
+                    p->stalled_us >= (s->opt->watchdog + s->opt->watchdog_exit) * 1000000u;
+        if (!st.failed && !lost) return;
+        p->failed_us = now;
+        s->health.exit_code = 1;
+        log_error(st.failed ? "the engine has failed: the process ends"
+                            : "the engine hangs: the process ends");
+        signal(SIGALRM, failed_alarm);
+        alarm(FAILED_LIMIT_S);
+    }
+    if (now - p->failed_us >= FAILED_NOTICE_US) phase_set(p, SRV_DRAINING);
+}
+
+#define TICK_US 100000u
+/* Where a balancer is in front (--shutdown-delay): what was sent to a server that listened is read and
+ * refused, even if nothing else runs; a connection that breaks can't be told from an answer that was begun.
+ */
+#define DRAIN_LEAST_US 300000u
+
+static void tick_event(uv_timer_t *t)
+{
+    struct process *p = t->data;
+    struct server *s = &p->srv;
+    struct health *h = &s->health;
+    uint64_t now = now_us(), drain_us = s->opt->drain_timeout * 1000000u;
+    peak_note(&h->lag, h->round_us && now > h->round_us + TICK_US ? now - h->round_us - TICK_US : 0, now);
+    peak_note(&h->handed, 0, now);
+    h->round_us = now;
+    loop_tick(&p->loop, now);
+    if (h->phase == SRV_READY) ready_say(p);
+    failed_check(p, now);
+    gen_compile_next(s);
+    requests_poll(s);
+    if (p->failed_us && drain_us > FAILED_DRAIN_US)
+        drain_us = h->hung ? 0 : FAILED_DRAIN_US; /* what hangs has no answer to wait for */
+    uint64_t in_phase = now > p->phase_us ? now - p->phase_us : 0;
+    if (h->phase == SRV_LEAVING && in_phase >= s->opt->shutdown_delay * 1000000u) {
+        phase_set(p, SRV_DRAINING);
+        in_phase = 0;
+    }
+    if (h->phase == SRV_DRAINING) {
+        if (!s->request_count && in_phase >= (s->opt->shutdown_delay ? DRAIN_LEAST_US : 0)) {
+            phase_set(p, SRV_ENDING);
+        } else if (in_phase >= drain_us) {
+            for (struct request *r = s->requests; r; r = r->next) {
+                if (p->failed_us) gen_abort(r, 503, "engine_dead", "The engine has failed.");
+                else gen_abort(r, 503, "server_draining", "The server is shutting down.");
+            }
+            phase_set(p, SRV_ENDING);
+        }
+    }
+    /* Two seconds for the last bytes to leave. */
+    if (h->phase == SRV_ENDING &&
+        ((!s->request_count && !conn_pending(&p->loop)) || now_us() - p->phase_us > 2000000u))
+        uv_stop(&p->loop.uv);
+}
+
+/* Where pictures may come from besides the requests. */
+static enum status media_open(struct process *p, struct err *err)
+{
+    struct server *s = &p->srv;
+    const struct options *o = s->opt;
+    if (o->allow_private_media && !o->allow_remote_media)
+        return err_set(err, ST_INVALID, "--allow-private-media needs --allow-remote-media");
+    enum status st = ST_OK;
+    if (o->allowed_media_dir) st = local_dir_open(o->allowed_media_dir, &s->media_dir, err);
+    if (st || !o->allow_remote_media) return st;
+    return fetcher_create(&(struct fetch_options){.hosts = o->allow_remote_media,
+                                                  .networks = o->allow_private_media,
+                                                  .seconds = o->media_timeout,
+                                                  .bytes_max = IMAGE_LIMITS_DEFAULT.encoded_bytes_max,
+                                                  .wake = wake_loop,
+                                                  .wake_arg = p},
+                          &s->fetcher, err);
+}
+
+static enum status events_take(struct process *p, struct err *err)
+{
+    uv_loop_t *uv = &p->loop.uv;
+    if (uv_timer_init(uv, &p->tick) || uv_async_init(uv, &p->wake, wake_event) ||
+        uv_async_init(uv, &p->loaded, loaded_event) || uv_signal_init(uv, &p->sigterm) ||
+        uv_signal_init(uv, &p->sigint))
+        return err_set(err, ST_IO, "can't make the event loop");
+    p->tick.data = p->wake.data = p->loaded.data = p->sigterm.data = p->sigint.data = p;
+    uv_signal_start(&p->sigterm, signal_event, SIGTERM);
+    uv_signal_start(&p->sigint, signal_event, SIGINT);
+    uv_timer_start(&p->tick, tick_event, TICK_US / 1000, TICK_US / 1000);
+    return ST_OK;
+}
+
+static void server_end(struct process *p)
+{
+    struct server *s = &p->srv;
+    int exit_code = s->health.exit_code;
+    if (!s->model && !exit_code && p->engine_thread_started) {
+        _exit(exit_code); /* still loading: there is nothing to save, and loading can't be interrupted */
+    }
+    if (p->failed_us) { /* nor is the device to be tidied up */
+        _exit(exit_code);
+    }
+    /* A step takes seconds at most; a device that hangs takes for ever. */
+    signal(SIGALRM, failed_alarm);
+    alarm(ENDING_LIMIT_S);
+    if (s->model) sched_stop(s->model->sched, false);
+    if (p->engine_thread_started) uv_thread_join(&p->engine_thread);
+    /* Requests whose answer is stuck in a dead connection: wake them, so that libmicrohttpd can close. */
+    for (struct request *r = s->requests; r; r = r->next) request_client_gone(r);
+    if (s->model) gen_events(s);
+    for (int i = 0; i < 100 && s->request_count; i++) {
+        loop_pump(&p->loop);
+        uv_run(&p->loop.uv, UV_RUN_NOWAIT);
+    }
+    if (s->request_count)
+        _exit(exit_code); /* a worker is still busy with a picture: don't pull the memory away under it */
+    fetcher_destroy(s->fetcher);
+    local_dir_close(s->media_dir);
+    loop_close(&p->loop);
+    grammars_stop(s->grammars);
+    model_free(&p->model);
+}
+
+static char *last_component(const char *dir)
+{
+    char *real = realpath(dir, NULL);
+    const char *from = real ? real : dir;
+    const char *slash = strrchr(from, '/');
+    char *name = strdup(slash && slash[1] ? slash + 1 : from);
+    size_t len = name ? strlen(name) : 0, tail = strlen(".gguf");
+    if (len > tail && strcmp(name + len - tail, ".gguf") == 0) name[len - tail] = '\0';
+    free(real);
+    return name;
+}
+
+static enum status server_open(struct process *p, struct err *err)
+{
+    struct server *s = &p->srv;
+    const struct options *o = s->opt;
+    s->started = (int64_t)time(NULL);
+    p->phase_us = now_us();
+    p->loop.admit = routes_admit;
+    p->loop.check = gen_answers_check;
+    s->model_name = o->served_model_name ? strdup(o->served_model_name) : last_component(s->model_dir);
+    if (s->model_name) s->model_names_end = model_names_split(s->model_name, o->served_model_name != NULL);
+    s->metrics = metrics_create();
+    s->aliases = image_alias_create(IMAGE_ALIAS_ENTRIES);
+    s->responses = response_store_create(o->response_store);
+    if (!s->model_name || !s->metrics || !s->aliases || !s->responses ||
+        grammars_create(o->grammar_memory, wake_engine, p, &s->grammars))
+        return err_nomem(err, NULL);
+    s->grammar_memory = grammars_memory(s->grammars);
+    if (o->api_key_file && !(s->auth = auth_load(o->api_key_file, err))) return ST_INVALID;
+    enum status st = origin_options_check(o, err);
+    if (!st) st = loop_open(&p->loop, s, err);
+    if (!st) st = events_take(p, err);
+    if (!st) st = workers_start(&p->loop, err);
+    if (!st) st = media_open(p, err);
+    if (!st) st = loop_listen(&p->loop, err);
+    if (st) return st;
+    p->engine_thread_started = uv_thread_create(&p->engine_thread, engine_main, p) == 0;
+    return p->engine_thread_started ? ST_OK : err_set(err, ST_IO, "can't start a thread");
+}
+
+int server_run(const struct options *opt, char *model_dir)
+{
+    static struct process process; /* large, one per process; handles must not move */
+    struct server *s = &process.srv;
+    struct err err = {0};
+    s->opt = opt;
+    s->model_dir = model_dir;
+    signal(SIGPIPE, SIG_IGN);
+    if (server_open(&process, &err)) {
+        (void)log_print(STDERR_FILENO, "kvasir: %s\n", err.msg);
+        return 1;
+    }
+    work_lock_never();
+    loop_pump(&process.loop);
+    uv_run(&process.loop.uv, UV_RUN_DEFAULT);
+    server_end(&process);
+    metrics_destroy(s->metrics);
+    image_alias_destroy(s->aliases);
+    grammars_free(s->grammars);
+    response_store_destroy(s->responses);
+    auth_free(s->auth);
+    free(s->model_name);
+    log_info("end");
+    return s->health.exit_code;
+}
