@@ -171,7 +171,7 @@ void sched__cache_defer(struct scheduler *s)
         if (q->waits) {
             const struct slot *at = &s->slots[q->waits_for.slot];
             struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
-            q->waits = r && r->running && r->position < q->wait_until;
+            q->waits = r && r->state == SEQ_RUNNING && r->position < q->wait_until;
             /* It stands where the shortest that waits for it would. */
             if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until))
                 r->wanted_until = q->wait_until;

@@ -23,6 +23,9 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!s) return err_set(err, ST_NOMEM, "out of memory for the scheduler");
     s->engine = e;
     s->opt = *opt;
+    s->inbox.state = SEQ_INBOX;
+    s->waiting.state = SEQ_WAITING;
+    s->running.state = SEQ_RUNNING;
     engine_caps(e, &s->caps);
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
@@ -265,14 +268,14 @@ void sched_stop(struct scheduler *s, bool drain)
 static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
                          const char *message, uint64_t now_us)
 {
-    if (q->running) {
+    if (q->state == SEQ_RUNNING) {
         sched__running_remove(s, q);
     } else {
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
     }
     if (q->features) sched__features_drop(s, q);
-    if (q->running && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
+    if (q->state == SEQ_RUNNING && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
     sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
@@ -301,6 +304,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
     pthread_mutex_unlock(&s->lock);
     s->now.ended[end]++;
+    sched__seq_to(q, SEQ_ENDED);
     sequence_free(q);
     eventq_push(&s->events, node);
 }
@@ -315,7 +319,7 @@ static void take_inbox(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     struct seq_list in = s->inbox;
-    s->inbox = (struct seq_list){0};
+    s->inbox = (struct seq_list){.state = SEQ_INBOX};
     s->poked = false;
     pthread_mutex_unlock(&s->lock);
     while (in.head) {
@@ -483,6 +487,8 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
 static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     q->position += n;
+    ASSERT_MSG(q->position <= q->count, "sequence %u of slot %u: %u tokens computed of %u", q->id.gen,
+               q->id.slot, q->position, q->count);
     sched__served(s, q);
     sched__cache_publish(s, q, false);
     sched__blocks_trim(s, q);
