@@ -68,9 +68,6 @@ endif
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
 test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TEST_SRC)))
-# What known bugs can be put back into is compiled a second time for the tests: config/base/faults.h.
-FAULT_OBJ := $(patsubst %,$(OUT)/faults/%.o,$(shell grep -lrw -e FAULT --include=*.c engine scheduler))
-FAULT_LIB := $(OUT)/libfaults.a
 # The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
 TILES_OBJ   := $(patsubst %,$(OUT)/%.o,$(wildcard tests/lib/tiles/*.c))
 TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
@@ -81,7 +78,7 @@ TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
-tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN) $(OUT)/kvasir-faults
+tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN)
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O1 -g0 $(ONE_OF_EACH)
@@ -118,16 +115,6 @@ $(OUT)/libcore.a: $(CORE_OBJ)
 $(OUT)/libserver.a: $(SRV_OBJ)
 	@rm -f $@
 	ar qcs $@ $^
-$(OUT)/faults/%.c.o: %.c $(OUT)/flags
-	@mkdir -p $(@D)
-	$(CC) $(DEPS) $(CPPFLAGS) -DKVASIR_FAULTS $(BASE_CFLAGS) $(CFLAGS) \
-		$(if $(filter server/%,$<),$(LIB_CFLAGS)) $(MODE) -c $< -o $@
-$(FAULT_LIB): $(FAULT_OBJ)
-	@rm -f $@
-	ar qcs $@ $^
-$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/http/loop.c.o $(FAULT_LIB) \
-	$(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -136,13 +123,27 @@ $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | chec
 	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm \
 		-lpthread -ldl -o $@
 .SECONDEXPANSION:
-$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
+$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.a
+	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
 		-lpthread -ldl -o $@
+
+# Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
+# changed sources of each; a linker takes them before those in the archives.
+$(OUT)/mutants/%.c.o: $(OUT)/mutants/%.c $(OUT)/flags
+	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) -w $(MODE:-O3=-O1) -c $< -o $@
+define MUTANT_RULE
+$(OUT)/mutants/$(1): $(or $(call test_obj,$(notdir $(1))),$(OUT)/server/main.c.o) $(patsubst %,%.o,$(shell \
+	find $(OUT)/mutants/$(dir $(1)) -name '*.c')) $(TEST_LIB) \
+	$(if $(filter %/kvasir,$(1)),$(OUT)/libserver.a) $(OUT)/libcore.a
+	$(CC) $(MODE) $$^ $(LDFLAGS) $(if $(filter %/kvasir,$(1)),$(LIB_LDLIBS)) $(LD_CMOCKA) -lm -lpthread -ldl \
+		-o $$@
+endef
+$(foreach m,$(MUTANTS),$(eval $(call MUTANT_RULE,$(m))))
+mutants: $(MUTANTS:%=$(OUT)/mutants/%)
 
 # libFuzzer's programs, by clang: build/fuzz/fuzz_NAME.
 CLANG ?= clang
@@ -277,6 +278,6 @@ test-cuda-host: cuda-host
 	@bash tests/cuda-emulator/test.sh $(HOST_OUT) $(HOST_MODES)
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
-.PHONY: fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \
+.PHONY: mutants fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \
 	cuda-host-so test-cuda-emu test-cuda-host
 .SECONDARY:

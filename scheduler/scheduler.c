@@ -4,7 +4,6 @@
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 #include "config/base/log.h"
 #include "scheduler/tenants.h"
 
@@ -51,7 +50,6 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st && s->cache) radix_watch(s->cache, &opt->watch);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
-    if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->prefills || !s->shares ||
                 !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
@@ -357,28 +355,6 @@ static int32_t rope_before(const struct prompt *p, uint32_t i)
     return i ? p->spans[i - 1].rope_offset : 0;
 }
 
-/* SCHED_BUG_ROPE*: what caches do that know of the prefix only how many tokens it has. */
-static void naive_positions(const struct scheduler *s, const struct sequence *q, struct engine_run *r)
-{
-    const struct prompt *p = q->req.prompt;
-    bool anew = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_ANEW);
-    uint32_t n = 0;
-    while (n < p->span_count && p->spans[n].end <= q->cache.reused) n++;
-    int32_t delta = rope_before(p, n), shift = anew ? -(int32_t)q->cache.reused - delta : 0;
-    if (!anew) r->rope_offset = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_DELTA) ? delta : 0;
-    r->rope_offset += shift;
-    for (uint32_t i = 0; i < r->span_count; i++) {
-        struct engine_span *u = &q->uses[i];
-        if (u->begin < q->cache.reused) continue;
-        if (!anew) {
-            u->grid = (struct prompt_grid){0};
-            u->rope_before = u->rope_offset = r->rope_offset;
-        }
-        u->rope_before += shift;
-        u->rope_offset += shift;
-    }
-}
-
 /* Fills the engine's view of q's part of the step. False: no memory for its scores. */
 static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
 {
@@ -414,8 +390,6 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                                                         .rope_offset = im->rope_offset};
     }
     r->spans = q->uses;
-    uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
-    if (FAULT(s->opt.test_mutation, naive) && q->cache.reused) naive_positions(s, q, r);
     uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;
     if (q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && first <= end && first < p->token_count) {
         q->scores = calloc(n, sizeof *q->scores);
