@@ -68,9 +68,6 @@ endif
 CORE_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(CORE_TEST_SRC)))
 FULL_TESTS := $(patsubst %.c,$(OUT)/tests/%,$(notdir $(FULL_TEST_SRC)))
 test_obj = $(patsubst %,$(OUT)/%.o,$(filter %/$(1).c,$(CORE_TEST_SRC) $(FULL_TEST_SRC)))
-# What known bugs can be put back into is compiled a second time for the tests: config/base/faults.h.
-FAULT_OBJ := $(patsubst %,$(OUT)/faults/%.o,$(shell grep -lrw -e FAULT --include=*.c engine scheduler))
-FAULT_LIB := $(OUT)/libfaults.a
 # The amx set once more, with tiles in plain C, for machines that have none: tests/lib/tiles/tiles.h.
 TILES_OBJ   := $(patsubst %,$(OUT)/%.o,$(wildcard tests/lib/tiles/*.c))
 TILES_TESTS := $(patsubst %,$(OUT)/tests/%_tiles,$(filter \
@@ -81,7 +78,7 @@ TEST_LIB := $(OUT)/libtest.a
 
 all: $(OUT)/kvasir
 core: $(CORE_TESTS)
-tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN) $(OUT)/kvasir-faults
+tests: all $(CORE_TESTS) $(FULL_TESTS) $(TILES_RUN)
 
 ifeq ($(CONFIG),fuzz) # kernels are not what is fuzzed
 $(OUT)/kernels/%.c.o: MODE := -O1 -g0 $(ONE_OF_EACH)
@@ -118,16 +115,6 @@ $(OUT)/libcore.a: $(CORE_OBJ)
 $(OUT)/libserver.a: $(SRV_OBJ)
 	@rm -f $@
 	ar qcs $@ $^
-$(OUT)/faults/%.c.o: %.c $(OUT)/flags
-	@mkdir -p $(@D)
-	$(CC) $(DEPS) $(CPPFLAGS) -DKVASIR_FAULTS $(BASE_CFLAGS) $(CFLAGS) \
-		$(if $(filter server/%,$<),$(LIB_CFLAGS)) $(MODE) -c $< -o $@
-$(FAULT_LIB): $(FAULT_OBJ)
-	@rm -f $@
-	ar qcs $@ $^
-$(OUT)/kvasir-faults: $(OUT)/server/main.c.o $(OUT)/faults/server/model_load.c.o $(FAULT_LIB) \
-	$(OUT)/libserver.a $(OUT)/libcore.a
-	$(CC) $(MODE) $^ $(LDFLAGS) $(LIB_LDLIBS) -lm -lpthread -ldl -o $@
 $(TEST_LIB): $(TEST_LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -136,13 +123,27 @@ $(OUT)/kvasir: $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a | chec
 	$(CC) $(MODE) $(OUT)/server/main.c.o $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) -lm \
 		-lpthread -ldl -o $@
 .SECONDEXPANSION:
-$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a
-	$(CC) $(MODE) $< $(TEST_LIB) $(FAULT_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
+$(CORE_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libcore.a
+	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libcore.a $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(TILES_TESTS): $(OUT)/tests/%_tiles: $$(call test_obj,$$*) $(TILES_OBJ) $(TEST_LIB) $(OUT)/libcore.a
 	$(CC) $(MODE) $^ $(LDFLAGS) $(LD_CMOCKA) -lm -lpthread -ldl -o $@
 $(FULL_TESTS): $(OUT)/tests/%: $$(call test_obj,$$*) $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a
 	$(CC) $(MODE) $< $(TEST_LIB) $(OUT)/libserver.a $(OUT)/libcore.a $(LDFLAGS) $(LIB_LDLIBS) $(LD_CMOCKA) -lm \
 		-lpthread -ldl -o $@
+
+# Tests, or kvasir, with a known bug put in: MUTANTS="NAME/PROGRAM ...". tests/mutants/run.py has written the
+# changed sources of each; a linker takes them before those in the archives.
+$(OUT)/mutants/%.c.o: $(OUT)/mutants/%.c $(OUT)/flags
+	$(CC) $(DEPS) $(CPPFLAGS) $(BASE_CFLAGS) $(CFLAGS) -w $(MODE:-O3=-O1) -c $< -o $@
+define MUTANT_RULE
+$(OUT)/mutants/$(1): $(or $(call test_obj,$(notdir $(1))),$(OUT)/server/main.c.o) $(patsubst %,%.o,$(shell \
+	find $(OUT)/mutants/$(dir $(1)) -name '*.c')) $(TEST_LIB) \
+	$(if $(filter %/kvasir,$(1)),$(OUT)/libserver.a) $(OUT)/libcore.a
+	$(CC) $(MODE) $$^ $(LDFLAGS) $(if $(filter %/kvasir,$(1)),$(LIB_LDLIBS)) $(LD_CMOCKA) -lm -lpthread -ldl \
+		-o $$@
+endef
+$(foreach m,$(MUTANTS),$(eval $(call MUTANT_RULE,$(m))))
+mutants: $(MUTANTS:%=$(OUT)/mutants/%)
 
 # libFuzzer's programs, by clang: build/fuzz/fuzz_NAME.
 CLANG ?= clang
@@ -187,7 +188,7 @@ NVCC_FLAGS = -std=c++17 -O3 $(if $(CUDA_CHECK),-Xcicc -O0 -Xptxas -O0) -fmad=fal
 	-Xcompiler -fPIC,-Wall,-Wextra --threads 2 $(NVCC_ARCH) $(if $(WERROR),-Werror all-warnings) $(NVCC_EXTRA)
 # NVCC_EXTRA: more flags, as -DCU_JITTER (hopper.cuh).
 # Hopper's own instructions exist for sm_90a alone; elsewhere those kernels are empty and never launched.
-$(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/kernels/cuda/host/selftest/hopper.cu.o: NVCC_ARCH = \
+$(OUT)/cuda/%_sm90.cu.o $(OUT)/cuda/tests/cuda-emulator/selftest/hopper.cu.o: NVCC_ARCH = \
 	-gencode arch=compute_90a,code=sm_90a $(if $(CUDA_CHECK),, \
 	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=compute_90)
 CUDA_BACKEND := $(wildcard kernels/cuda/cuda_backend.cu)
@@ -202,11 +203,11 @@ $(OUT)/kvasir-cuda.so: $(CUDA_SRC:%=$(OUT)/cuda/%.o)
 		-rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 # The wrappers of device.cuh and the right kernels of the emulator's self-test, as a program for a machine
 # with a GPU.
-$(OUT)/cuda/test_emu $(OUT)/cuda/hopper: $(OUT)/cuda/%: $(OUT)/cuda/kernels/cuda/host/selftest/%.cu.o
+$(OUT)/cuda/test_emu $(OUT)/cuda/hopper: $(OUT)/cuda/%: $(OUT)/cuda/tests/cuda-emulator/selftest/%.cu.o
 	$(NVCC) $^ -o $@ -lcublas -lcublasLt -Xlinker -rpath,$(abspath $(dir $(shell command -v $(NVCC)))../lib64)
 
-# ---- The same .cu sources on the CPU: kernels/cuda/host is a CUDA runtime for a host compiler. Builds: plain
-# and race, or asan when CONFIG=asan. A test program that has it linked in finds it as the device
+# ---- The same .cu sources on the CPU: tests/cuda-emulator is a CUDA runtime for a host compiler. Builds:
+# plain and race, or asan when CONFIG=asan. A test program that has it linked in finds it as the device
 # (kernels/cuda_loader.c); the backend tests reach it through tests/lib/staged_ops.c, as they do a real device
 # with --backend cuda.
 HOST_MODES := $(if $(filter asan,$(CONFIG)),asan,$(if $(filter tsan,$(CONFIG)),,plain race))
@@ -226,9 +227,9 @@ HOST_KN_pic   := $(HOST_KN_plain) -DCU_BACKEND_ENTRY=be_cuda_ops
 HOST_KN_race  := -O1 $(HOST_ISA) -fsanitize=thread
 HOST_KN_asan  := $(HOST_SAN)
 HOST_LD_asan  := -fsanitize=address,undefined
-EMU_SRC := $(addprefix kernels/cuda/host/emu_,core.cpp sync.cpp hopper.cpp host.cpp blas.cpp gemm.cpp)
+EMU_SRC := $(addprefix tests/cuda-emulator/emu_,core.cpp sync.cpp hopper.cpp host.cpp blas.cpp gemm.cpp)
 define HOST_RULES
-$(HOST_OUT)/$(1)/kernels/cuda/host/emu_gemm.cpp.o: kernels/cuda/host/emu_gemm.cpp
+$(HOST_OUT)/$(1)/tests/cuda-emulator/emu_gemm.cpp.o: tests/cuda-emulator/emu_gemm.cpp
 	@mkdir -p $$(@D)
 	$(HOST_CXX) -O3 $(HOST_ISA) -Wno-psabi $(if $(filter plain,$(1)),-fPIC) -c $$< -o $$@
 $(HOST_OUT)/$(1)/%.cpp.o: %.cpp
@@ -236,19 +237,20 @@ $(HOST_OUT)/$(1)/%.cpp.o: %.cpp
 	$(HOST_CXX) -Wconversion $(HOST_RT_$(1)) -c $$< -o $$@
 $(HOST_OUT)/$(1)/%.cu.o: %.cu
 	@mkdir -p $$(@D)
-	$(HOST_CXX) -fstack-clash-protection -fno-threadsafe-statics $(HOST_KN_$(1)) -x c++ -c $$< -o $$@
+	$(HOST_CXX) -include tests/cuda-emulator/emu_device.h -fstack-clash-protection -fno-threadsafe-statics \
+		$(HOST_KN_$(1)) -x c++ -c $$< -o $$@
 $(HOST_OUT)/$(1)/libcuemu.a: $(EMU_SRC:%=$(HOST_OUT)/$(1)/%.o) \
-	$(if $(filter race,$(1)),$(HOST_OUT)/race/kernels/cuda/host/emu_race.cpp.o)
+	$(if $(filter race,$(1)),$(HOST_OUT)/race/tests/cuda-emulator/emu_race.cpp.o)
 	@rm -f $$@
 	ar rcs $$@ $$^
 $(HOST_OUT)/$(1)/test_emu $(HOST_OUT)/$(1)/bugs $(HOST_OUT)/$(1)/hopper: $(HOST_OUT)/$(1)/%: \
-	$(HOST_OUT)/$(1)/kernels/cuda/host/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
+	$(HOST_OUT)/$(1)/tests/cuda-emulator/selftest/%.cu.o $(HOST_OUT)/$(1)/libcuemu.a
 	$(CXX) -no-pie $(HOST_LD_$(1)) $$^ -lpthread -o $$@
 endef
 $(foreach m,$(HOST_MODES) pic,$(eval $(call HOST_RULES,$(m))))
 HOST_SELFTEST := $(foreach m,$(HOST_MODES),$(addprefix $(HOST_OUT)/$(m)/,test_emu bugs hopper))
 test-cuda-emu: $(HOST_SELFTEST)
-	@sh kernels/cuda/host/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
+	@sh tests/cuda-emulator/selftest/run.sh $(HOST_OUT) $(HOST_MODES)
 
 HOST_NAMES := $(if $(CUDA_BACKEND),test_backend_linear test_backend_ops test_backend_attn \
 	test_backend_experts test_cuda_faults test_engine_golden test_engine_draft test_engine_invariance \
@@ -257,7 +259,8 @@ ifeq ($(CONFIG)$(ALL_HOST),asan)
 HOST_NAMES := $(filter test_backend_ops test_engine_golden,$(HOST_NAMES))
 endif
 define HOST_TEST_RULES
-$(HOST_OUT)/$(1)/tests/%: $$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) \
+$(HOST_NAMES:%=$(HOST_OUT)/$(1)/tests/%): $(HOST_OUT)/$(1)/tests/%: \
+	$$$$(call test_obj,$$$$*) $(CUDA_SRC:%=$(HOST_OUT)/$(1)/%.o) $(TEST_LIB) \
 	$(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a
 	@mkdir -p $$(@D)
 	$(CXX) -no-pie $(MODE) $$(filter %.o,$$^) $(TEST_LIB) $(OUT)/libcore.a $(HOST_OUT)/$(1)/libcuemu.a \
@@ -272,9 +275,9 @@ $(HOST_OUT)/kvasir-cuda.so: $(patsubst %,$(HOST_OUT)/plain/%.o,$(filter-out %/cu
 	$(CXX) -shared -Wl,-z,defs $^ -lm -lpthread -o $@
 cuda-host: $(HOST_SELFTEST) $(HOST_TESTS)
 test-cuda-host: cuda-host
-	@bash kernels/cuda/host/test.sh $(HOST_OUT) $(HOST_MODES)
+	@bash tests/cuda-emulator/test.sh $(HOST_OUT) $(HOST_MODES)
 
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)
-.PHONY: fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \
+.PHONY: mutants fuzz fuzz-programs install uninstall all core tests test test-core check-libs cuda cuda-host \
 	cuda-host-so test-cuda-emu test-cuda-host
 .SECONDARY:

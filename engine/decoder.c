@@ -4,7 +4,6 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 
 #include <stddef.h>
 
@@ -24,14 +23,11 @@ static bool use_rows(const struct engine_run *r, const struct engine_span *u, ui
 }
 
 /* Features of the picture's token at `at`; part 0 replaces the embedding, part 1 + k is tap k. */
-static const float *feature_row(const struct engine *e, const struct net *net, const struct engine_span *u,
-                                uint32_t part, uint32_t at, const struct engine_run *r)
+static const float *feature_row(const struct net *net, const struct engine_span *u, uint32_t part,
+                                uint32_t at)
 {
     ASSERT(u->features && u->features->done && u->features->tokens == u->end - u->begin);
-    uint32_t first = u->begin;
-    if (FAULT(e->test_bugs, part ? ENGINE_BUG_TAP_ROWS : ENGINE_BUG_FEATURE_ROWS) && first < r->position)
-        first = r->position;
-    return u->features->rows + ((size_t)part * u->features->tokens + (at - first)) * net->desc.hidden;
+    return u->features->rows + ((size_t)part * u->features->tokens + (at - u->begin)) * net->desc.hidden;
 }
 
 /* Picture rows replace the embedding: unscaled, f32. */
@@ -44,8 +40,8 @@ static void copy_features(struct engine *e, struct net *net, const struct engine
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
-            e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c,
-                         feature_row(e, net, u, 0, from, r), (to - from) * c * sizeof(float));
+            e->ops->copy(e->be, net->s.resid + (first + from - r->position) * c, feature_row(net, u, 0, from),
+                         (to - from) * c * sizeof(float));
         }
     }
 }
@@ -54,15 +50,6 @@ static void add_rows(struct engine *e, struct net *net, const float *x, float *r
 {
     e->ops->norm(e->be, &(struct be_norm_args){
                             .kind = BE_NORM_RMS, .t = t, .c = net->desc.hidden, .x = x, .residual = resid});
-}
-
-/* Faults in add_taps: what becomes of its rows [from, *to), which belong at *row of the step. */
-static void spoil_taps(const struct engine *e, const struct engine_run *r, const struct engine_span *u,
-                       uint32_t from, uint32_t *to, uint32_t *row)
-{
-    if (FAULT(e->test_bugs, ENGINE_BUG_NO_TAPS) && u->begin < r->position) *to = from;
-    if (FAULT(e->test_bugs, ENGINE_BUG_TAP_BATCH)) *row = from - r->position;
-    if (FAULT(e->test_bugs, ENGINE_BUG_TAP_SIZE) && *to - from > e->test_rows) *to = from + e->test_rows;
 }
 
 /* DeepStack: tap n of each picture onto the stream behind layer n, rows of the chunk only. */
@@ -74,11 +61,8 @@ static void add_taps(struct engine *e, struct net *net, const struct engine_batc
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (!use_rows(r, u, &from, &to)) continue;
-            uint32_t row = first + from - r->position;
-            if (FAULT(e->test_bugs, UINT32_MAX)) spoil_taps(e, r, u, from, &to, &row);
-            if (from < to)
-                add_rows(e, net, feature_row(e, net, u, 1 + n, from, r),
-                         net->s.resid + (size_t)row * net->desc.hidden, to - from);
+            add_rows(e, net, feature_row(net, u, 1 + n, from),
+                     net->s.resid + (size_t)(first + from - r->position) * net->desc.hidden, to - from);
         }
     }
 }
@@ -92,7 +76,7 @@ static void add_taps_to_wanted(struct engine *e, struct net *net, const struct e
         for (uint32_t k = 0; k < r->span_count; k++) {
             const struct engine_span *u = &r->spans[k];
             if (u->features && u->begin <= at && at < u->end)
-                add_rows(e, net, feature_row(e, net, u, 1 + n, at, r),
+                add_rows(e, net, feature_row(net, u, 1 + n, at),
                          tail_resid(e, net) + (size_t)i * net->desc.hidden, 1);
         }
     }

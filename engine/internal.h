@@ -194,8 +194,6 @@ struct engine {
     uint32_t graph_count;
     uint64_t graph_steps; /* that came from a graph */
     struct engine_batch *in_flight;
-    uint32_t test_bugs; /* ENGINE_BUG_*, where they are compiled in: config/base/faults.h */
-    uint32_t test_rows; /* tokens of the step before this one, for them */
 };
 
 /* One picture on its way through the tower, then its rows. */
@@ -226,20 +224,6 @@ struct engine_features {
     const uint32_t *token_row;      /* [tokens] row in tower order of each token; NULL: the same */
     const uint32_t *table_rows;     /* [grid_h * grid_w, 4] look-up of the position table, with the weights */
     const float *table_weights;
-};
-
-/* Known bugs of other implementations. Tests enable them (e->test_bugs) to show that the tests would find
- * them. */
-enum {
-    ENGINE_BUG_FEATURE_ROWS = 1,  /* a picture's rows count from where the chunk begins */
-    ENGINE_BUG_TAP_ROWS = 2,      /* the same for its taps alone */
-    ENGINE_BUG_NO_TAPS = 4,       /* a chunk that begins inside a picture gets no taps */
-    ENGINE_BUG_ROPE_CHUNK = 8,    /* 3-D positions of a picture start anew in every chunk */
-    ENGINE_BUG_ROPE_LEAK = 16,    /* the first sequence's offset serves all sequences of a step */
-    ENGINE_BUG_NEW_KEYS = 32,     /* rows of a prompt's chunk see the keys of their own step only */
-    ENGINE_BUG_TAP_BATCH = 64,    /* taps of every sequence go to the step's first rows */
-    ENGINE_BUG_TAP_SIZE = 128,    /* no more rows of taps than the step before had tokens */
-    ENGINE_BUG_ROPE_DECODE = 256, /* a generated token's rope position is its index */
 };
 
 /* engine/draft.c */

@@ -9,7 +9,6 @@
 #include "engine/internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 
 #include <math.h>
 #include <string.h>
@@ -80,19 +79,15 @@ static void pack_rope(struct packer *p, const struct engine_batch *b)
     for (uint32_t i = 0; i < b->run_count; row += b->runs[i].count, i++) {
         const struct engine_run *r = &b->runs[i];
         uint32_t m = 0;
-        int32_t offset = (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_LEAK) ? &b->runs[0] : r)->rope_offset;
+        int32_t offset = r->rope_offset;
         for (uint32_t k = 0; k < r->count; k++) {
             uint32_t at = r->position + k;
             while (m < r->span_count && r->spans[m].end <= at) offset = r->spans[m++].rope_offset;
             const struct engine_span *u = m < r->span_count && r->spans[m].begin <= at ? &r->spans[m] : NULL;
-            uint32_t first = u ? u->begin : 0;
-            if (FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_DECODE) && at >= r->prompt_count) offset = 0;
-            if (u && FAULT(p->e->test_bugs, ENGINE_BUG_ROPE_CHUNK) && first < r->position)
-                first = r->position;
             for (int a = 0; a < 3; a++)
                 pos[(size_t)a * st->t + row + k] =
                     u && u->grid.w
-                        ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - first, a)
+                        ? grid_position(&u->grid, (int32_t)u->begin + u->rope_before, at - u->begin, a)
                         : (int32_t)at + offset;
         }
     }
@@ -165,7 +160,6 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
     (void)array(p, st->seq_count, &r->seq_table); /* pack_tables fills it */
     for (uint32_t i = 0; i < b->run_count; i++) {
         const struct engine_run *run = &b->runs[i];
-        uint32_t bug = FAULT(p->e->test_bugs, ENGINE_BUG_NEW_KEYS) && run->count > 1 ? run->position : 0;
         for (uint32_t k = 0, m = 0; k < run->count; k++, row++) {
             uint32_t at = run->position + k;
             lo[row] = low(at, window);
@@ -173,7 +167,6 @@ static void pack_group(struct packer *p, const struct engine_batch *b, uint32_t 
             while (m < run->span_count && run->spans[m].end <= at) m++;
             if (m < run->span_count && run->spans[m].begin <= at)
                 see_span(&run->spans[m], window, &lo[row], &hi[row]);
-            if (lo[row] < bug) lo[row] = bug;
         }
     }
     for (uint32_t k = 0; k < p->pad; k++) lo[row + k] = hi[row + k] = b->runs[0].position;
@@ -301,7 +294,6 @@ void engine__pack(struct engine *e, const struct engine_batch *b, uint32_t rows)
     struct step *st = &e->step;
     const uint32_t *pos, *seq_row_dev;
     uint32_t row = 0;
-    e->test_rows = st->t;
     *st = (struct step){0};
     for (uint32_t i = 0; i < b->run_count; i++) st->t += b->runs[i].count;
     if (rows) {

@@ -44,13 +44,15 @@ struct block_table {
     uint32_t end;    /* blocks [first, end) are held */
 };
 
+enum seq_state { SEQ_NEW = 0, SEQ_INBOX, SEQ_WAITING, SEQ_RUNNING, SEQ_ENDED }; /* sched__seq_to */
+
 struct sequence {
     struct sequence *prev, *next; /* inbox, waiting or running list */
+    enum seq_state state;         /* of the list that it is in, or was last */
     struct seq_id id;
     struct sched_sequence req;
     uint64_t arrival; /* order of submission: ties of priority, preemption order */
     atomic_bool cancelled;
-    bool running;
     bool alone;       /* runs alone, in small chunks: see make_room */
     uint32_t *tokens; /* [token_cap] prompt, then generated */
     uint32_t token_cap, count, generated, tokens_max;
@@ -109,6 +111,7 @@ struct prefill_share {
 struct seq_list {
     struct sequence *head, *tail;
     uint32_t count;
+    enum seq_state state; /* of the sequences in it */
 };
 
 struct slot {
@@ -184,10 +187,12 @@ struct scheduler {
     atomic_bool failed;  /* the engine reported ST_DEVICE */
 };
 
-/* seq_list.c: doubly linked, O(1) removal; `by order` keeps (priority, arrival) ascending. */
+/* seq_list.c: doubly linked, O(1) removal; an inserted sequence keeps (priority, arrival) ascending. A
+ * sequence that comes into a list takes its state. */
 void sched__list_append(struct seq_list *l, struct sequence *s);
 void sched__list_insert(struct seq_list *l, struct sequence *s);
 void sched__list_remove(struct seq_list *l, struct sequence *s);
+void sched__seq_to(struct sequence *q, enum seq_state state);
 
 /* seq_blocks.c: the block tables of one sequence. */
 /* Blocks of group g that a run over [position, position+n) still lacks. */

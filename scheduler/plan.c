@@ -33,7 +33,6 @@ void sched__preempt(struct scheduler *s, struct sequence *q)
     sched__cache_leave(s, q);
     sched__features_drop(s, q);
     q->position = 0;
-    q->running = false;
     q->resumed = true;
     q->run_tokens = q->proposed = 0;
     sched__list_insert(&s->waiting, q);
@@ -121,7 +120,6 @@ void sched__admit(struct scheduler *s, uint64_t now_us)
         sched__cache_admitted(s, q);
         sched__list_remove(&s->waiting, q);
         atomic_fetch_sub(&s->backlog, 1);
-        q->running = true;
         if (!q->admitted_us) q->admitted_us = now_us;
         sched__place_taken(s, q);
         tenants_start(s->tenants, q->req.tenant);

@@ -23,7 +23,7 @@ static double run_cost(const struct scheduler *s, uint32_t position, uint32_t co
 
 static bool wants_prefill(const struct sequence *q)
 {
-    return q->running && !q->run_tokens && !(q->count - q->position == 1 && q->generated > 0);
+    return q->state == SEQ_RUNNING && !q->run_tokens && !(q->count - q->position == 1 && q->generated > 0);
 }
 
 /* Candidates of one priority from q on, in order of arrival; *end: the sequence behind the last that was
@@ -151,6 +151,6 @@ void sched__plan_prefills(struct scheduler *s, double budget)
     for (struct sequence *q = s->running.head, *end; q && (budget == all || budget > least); q = end) {
         uint32_t n = collect(s, q, &end);
         if (n) budget -= divide(s, n, budget);
-        if (end && !end->running) return; /* it gave its blocks to others: the list has changed */
+        if (end && end->state != SEQ_RUNNING) return; /* it gave its blocks to others: the list has changed */
     }
 }

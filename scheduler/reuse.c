@@ -4,7 +4,6 @@
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,11 +61,6 @@ static bool take_blocks(struct scheduler *s, struct sequence *q, const struct ra
         }
         if (hit->length % s->caps.block_tokens && t->end > partial) need[g] = 1;
     }
-    for (uint32_t g = 0; FAULT(s->opt.test_mutation, SCHED_BUG_WINDOW) && g < s->caps.group_count; g++) {
-        struct block_table *t = &q->tables[g]; /* something to read where the missing block should be */
-        if (t->first > 0 && t->first < t->end) t->units[t->first - 1] = t->units[t->first];
-    }
-    if (FAULT(s->opt.test_mutation, SCHED_BUG_NO_COPY)) return true;
     if (!kvb_can_allocate(s->blocks, need) && !radix_evict(s->cache, need)) return false;
     for (uint32_t g = 0; g < s->caps.group_count; g++) {
         struct block_table *t = &q->tables[g];
@@ -110,11 +104,6 @@ void sched__cache_take(struct scheduler *s, struct sequence *q)
         if (writes && !radix_pin_hit(s->cache, &v, &none, &q->pin)) q->pin.node = NULL;
     }
     q->position = q->published = hit.length;
-    if (FAULT(s->opt.test_mutation, SCHED_BUG_POSITION) && hit.length) {
-        uint32_t bt = s->caps.block_tokens, up = (hit.length + bt - 1) / bt * bt;
-        q->position = up < q->count - 1 ? up : q->count - 1;
-        radix_unpin(s->cache, &q->pin); /* what it computes is wrong: only its own answer shall show that */
-    }
     if (q->features) sched__features_passed(s, q);
     if (!q->looked) {
         q->cache = hit.info;
@@ -171,7 +160,7 @@ void sched__cache_defer(struct scheduler *s)
         if (q->waits) {
             const struct slot *at = &s->slots[q->waits_for.slot];
             struct sequence *r = at->gen == q->waits_for.gen ? at->seq : NULL;
-            q->waits = r && r->running && r->position < q->wait_until;
+            q->waits = r && r->state == SEQ_RUNNING && r->position < q->wait_until;
             /* It stands where the shortest that waits for it would. */
             if (q->waits && (!r->wanted_until || q->wait_until < r->wanted_until))
                 r->wanted_until = q->wait_until;

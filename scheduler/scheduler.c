@@ -4,7 +4,6 @@
 #include "scheduler/internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 #include "config/base/log.h"
 #include "scheduler/tenants.h"
 
@@ -23,6 +22,9 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!s) return err_nomem(err, "the scheduler");
     s->engine = e;
     s->opt = *opt;
+    s->inbox.state = SEQ_INBOX;
+    s->waiting.state = SEQ_WAITING;
+    s->running.state = SEQ_RUNNING;
     engine_caps(e, &s->caps);
     ASSERT(s->caps.block_tokens > 0 && s->caps.batch_tokens_max > 0 && s->caps.sequences_max > 0);
     ASSERT_CMP(s->caps.batch_tokens_max, >=, s->caps.span_tokens_max);
@@ -49,7 +51,6 @@ enum status sched_create(struct engine *e, const struct sched_options *opt, stru
     if (!st && !opt->no_prefix_cache) st = radix_create(&s->caps, s->blocks, opt->hash_seed, &s->cache, err);
     if (!st && s->cache) radix_watch(s->cache, &opt->watch);
     if (!st) st = tenants_create(s->slot_count, opt->hash_seed, &s->tenants, err);
-    if (!st && s->cache) radix_mutate(s->cache, opt->test_mutation);
     if (!st) st = sched__images_create(s, err);
     if (!st && (!s->slots || !s->free_slots || !s->runs || !s->run_seqs || !s->asking || !s->prefills ||
                 !s->shares || !s->drawn || !s->drafts || !s->draft_slots || eventq_init(&s->events)))
@@ -275,7 +276,7 @@ void sched_stop(struct scheduler *s, bool drain)
 static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end end, uint32_t stop_id,
                          const char *message, uint64_t now_us)
 {
-    if (q->running) {
+    if (q->state == SEQ_RUNNING) {
         sched__running_remove(s, q);
     } else {
         sched__list_remove(&s->waiting, q);
@@ -283,7 +284,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     }
     sched__masks_stop(q);
     if (q->features) sched__features_drop(s, q);
-    if (q->running && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
+    if (q->state == SEQ_RUNNING && !atomic_load(&s->failed)) sched__cache_publish(s, q, true);
     sched__blocks_drop(s, q);
     sched__cache_leave(s, q);
     tenants_leave(s->tenants, q->req.tenant);
@@ -312,6 +313,7 @@ static void end_sequence(struct scheduler *s, struct sequence *q, enum seq_end e
     s->free_slots[s->slot_count - s->slots_used--] = q->id.slot;
     pthread_mutex_unlock(&s->lock);
     s->now.ended[end]++;
+    sched__seq_to(q, SEQ_ENDED);
     sequence_free(q);
     eventq_push(&s->events, node);
 }
@@ -326,7 +328,7 @@ static void take_inbox(struct scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     struct seq_list in = s->inbox;
-    s->inbox = (struct seq_list){0};
+    s->inbox = (struct seq_list){.state = SEQ_INBOX};
     s->poked = false;
     pthread_mutex_unlock(&s->lock);
     while (in.head) {
@@ -374,28 +376,6 @@ static int32_t rope_before(const struct prompt *p, uint32_t i)
     return i ? p->spans[i - 1].rope_offset : 0;
 }
 
-/* SCHED_BUG_ROPE*: what caches do that know of the prefix only how many tokens it has. */
-static void naive_positions(const struct scheduler *s, const struct sequence *q, struct engine_run *r)
-{
-    const struct prompt *p = q->req.prompt;
-    bool anew = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_ANEW);
-    uint32_t n = 0;
-    while (n < p->span_count && p->spans[n].end <= q->cache.reused) n++;
-    int32_t delta = rope_before(p, n), shift = anew ? -(int32_t)q->cache.reused - delta : 0;
-    if (!anew) r->rope_offset = FAULT(s->opt.test_mutation, SCHED_BUG_ROPE_DELTA) ? delta : 0;
-    r->rope_offset += shift;
-    for (uint32_t i = 0; i < r->span_count; i++) {
-        struct engine_span *u = &q->uses[i];
-        if (u->begin < q->cache.reused) continue;
-        if (!anew) {
-            u->grid = (struct prompt_grid){0};
-            u->rope_before = u->rope_offset = r->rope_offset;
-        }
-        u->rope_before += shift;
-        u->rope_offset += shift;
-    }
-}
-
 /* Fills the engine's view of q's part of the step. False: no memory for its scores. */
 static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run *r)
 {
@@ -431,8 +411,6 @@ static bool fill_run(struct scheduler *s, struct sequence *q, struct engine_run 
                                                         .rope_offset = im->rope_offset};
     }
     r->spans = q->uses;
-    uint32_t naive = SCHED_BUG_ROPE | SCHED_BUG_ROPE_DELTA | SCHED_BUG_ROPE_ANEW;
-    if (FAULT(s->opt.test_mutation, naive) && q->cache.reused) naive_positions(s, q, r);
     uint32_t first = q->scored > q->position + 1 ? q->scored : q->position + 1;
     if (q->req.sampling->prompt_logprobs != SAMPLING_NO_LOGPROBS && first <= end && first < p->token_count) {
         q->scores = calloc(n, sizeof *q->scores);
@@ -504,6 +482,8 @@ static bool take_token(struct scheduler *s, struct sequence *q, const struct tok
 static void advance(struct scheduler *s, struct sequence *q, uint32_t n)
 {
     q->position += n;
+    ASSERT_MSG(q->position <= q->count, "sequence %u of slot %u: %u tokens computed of %u", q->id.gen,
+               q->id.slot, q->position, q->count);
     sched__served(s, q);
     sched__cache_publish(s, q, false);
     sched__blocks_trim(s, q);

@@ -78,21 +78,6 @@ struct sched_options {
     struct cache_watch watch; /* of the prefix cache */
     void (*wake)(void *arg);  /* events are waiting; may be NULL */
     void *wake_arg;
-    uint32_t test_mutation; /* puts known bugs back in (SCHED_BUG_*), where they are compiled in:
-                               config/base/faults.h */
-};
-/* 1: a hit needs one token less of the window than attention reads. 2: a partly filled block of a hit is
- * shared instead of copied. 4: the position of a hit is computed from its number of blocks (rounded up). */
-enum {
-    SCHED_BUG_WINDOW = 1,
-    SCHED_BUG_NO_COPY = 2,
-    SCHED_BUG_POSITION = 4,
-    /* Wrong rules for RoPE positions after a hit. Positions continue with the token count, a new picture's
-       too: */
-    SCHED_BUG_ROPE = 8,
-    SCHED_BUG_ROPE_DELTA =
-        16, /* the same, minus the offset of the pictures in the hit: one offset per conversation */
-    SCHED_BUG_ROPE_ANEW = 32, /* only the computed tokens are counted: positions begin at 0 */
 };
 
 enum seq_end {

@@ -42,11 +42,11 @@ BINARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 
 
 @contextlib.contextmanager
-def started(binary, model, *flags, env=None):
-    """Starts a server on a free port and gives its address; ends it behind the `with`. `env`: more environment variables."""
+def started(binary, model, *flags):
+    """Starts a server on a free port and gives its address; ends it after the `with`."""
     command = [binary, "serve", "--model", model, "--port", "0", "--log-level", "warn", "--shutdown-delay", "0", *flags]
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     except OSError as error:
         raise SystemExit(f"{binary}: {error.strerror}; build it with `make`, or name another one with --binary") from None
     try:

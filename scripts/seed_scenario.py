@@ -13,9 +13,8 @@ of the prefix ended, and a new picture its rows and columns. Every pair is asked
     delta    the same, less what A saved: one number per conversation is kept, rows and columns of B are lost
     anew     the positions are computed for what is not cached alone: they begin at 0 again, on top of those of A
 
-The last three are what caches do that only know how many tokens the prefix has. They are this server as well, started with
-KVASIR_TEST_MUTATION=rope, rope-delta or rope-anew, a switch for tests that makes it wrong on purpose. The servers are started one after the
-other. The pictures are held-out ones that the demo model was not trained on. Exit status 1 if a warm answer is not equal to the cold
+The last three are what caches do that only know how many tokens the prefix has. They are this server as well, built with the known
+bugs rope, rope-delta and rope-anew of tests/mutants. The servers are started one after the other. The pictures are held-out ones that the demo model was not trained on. Exit status 1 if a warm answer is not equal to the cold
 one, or no prefix was reused. Python's standard library and Pillow only.
 """
 
@@ -24,13 +23,14 @@ import collections
 import concurrent.futures
 import json
 import os
+import subprocess
 import sys
 
 import second_picture
 
 RULES = {"cold": "nothing cached", "warm": "A cached, this server's rule", "naive": "A cached, positions from the token count",
          "delta": "A cached, positions counted on, one number kept", "anew": "A cached, positions begin at 0 again"}
-MUTATIONS = {"naive": "rope", "delta": "rope-delta", "anew": "rope-anew"}
+MUTANTS = {"naive": "rope", "delta": "rope-delta", "anew": "rope-anew"}
 SAME = "they are the same."
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -58,21 +58,26 @@ def both_turns(server, pair, name, cold=False):
     return done
 
 
-def run(args, mutation, cold):
-    binary = args.binary + ("-faults" if mutation else "")
-    with second_picture.started(binary, args.model, env={"KVASIR_TEST_MUTATION": mutation} if mutation else {}) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+def wrong(name):
+    """kvasir with a known bug: its path"""
+    command = [sys.executable, os.path.join(ROOT, "tests/mutants/run.py"), "--binary", name]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def run(args, binary, cold):
+    with second_picture.started(binary, args.model) as url, concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
         server = second_picture.Server(url, args.timeout)
         pairs = second_picture.pairs_of(args.seed, args.pairs)
         return list(pool.map(lambda i: both_turns(server, pairs[i], f"pair {i}", cold), range(len(pairs))))
 
 
 def measure(args):
-    right = run(args, "", True)
-    wrong = {rule: run(args, mutation, False) for rule, mutation in MUTATIONS.items()}
+    right = run(args, args.binary, True)
+    others_of = {rule: run(args, wrong(name), False) for rule, name in MUTANTS.items()}
     result = collections.Counter(pairs=len(right))
     shown = []
     for i, r in enumerate(right):
-        others = {rule: runs[i] for rule, runs in wrong.items()}
+        others = {rule: runs[i] for rule, runs in others_of.items()}
         texts = {"cold": r["cold_text"], "warm": r["text"], **{rule: n["text"] for rule, n in others.items()}}
         differ = not r["expected"].endswith(SAME)
         result["pairs_" + r["kind"]] += 1

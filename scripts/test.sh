@@ -135,6 +135,7 @@ fi
 # What calculates, one program at a time each, and the API tests beside it, which mostly wait.
 export TEST_JOBS=1
 suite_start "style" style
+[ "$quick" -eq 1 ] || suite_start "mutants" tests/mutants/run.py
 suite_start "suites release" env KVASIR_TEST_SHORT=1 TEST_FULL=test_backend_linear \
     make --no-print-directory WERROR=1 test
 [ "$quick" -eq 1 ] ||

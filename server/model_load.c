@@ -17,31 +17,6 @@
 #include <string.h>
 #include <uv.h>
 
-#ifdef KVASIR_FAULTS
-/* For demonstrations (scripts/seed_scenario.py): what others' rule of positions makes of a cached prefix. */
-static enum status test_mutation(uint32_t *out, struct err *err)
-{
-    static const struct {
-        const char *name;
-        uint32_t bug;
-    } known[] = {
-        {"rope", SCHED_BUG_ROPE}, {"rope-delta", SCHED_BUG_ROPE_DELTA}, {"rope-anew", SCHED_BUG_ROPE_ANEW}};
-    const char *v = env_get("KVASIR_TEST_MUTATION");
-    *out = 0;
-    if (!v || !*v) return ST_OK;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(v, known[i].name) == 0) *out = known[i].bug;
-    if (!*out)
-        return err_set(err, ST_INVALID,
-                       "KVASIR_TEST_MUTATION: only rope, rope-delta and rope-anew are known");
-    fprintf(stderr,
-            "kvasir: WARNING: KVASIR_TEST_MUTATION=%s: answers behind a cached prefix with pictures are "
-            "wrong on purpose\n",
-            v);
-    return ST_OK;
-}
-#endif
-
 /* A bar on a terminal, else a line per second; small checkpoints load in silence. */
 #define BAR_CELLS    40u
 #define BAR_US       50000u
@@ -183,10 +158,7 @@ enum status model_load(const struct options *o, const char *dir, void (*wake)(vo
                                .wake = wake,
                                .wake_arg = arg};
     randombytes_buf(&so.hash_seed, sizeof so.hash_seed); /* nobody can aim at a bucket */
-#ifdef KVASIR_FAULTS
-    st = test_mutation(&so.test_mutation, err);
-#endif
-    if (!st) st = events_open(o, m, &so, err);
+    st = events_open(o, m, &so, err);
     if (!st) st = sched_create(m->engine, &so, &m->sched, err);
     if (!st && m->events) st = kv_events_start(m->events, announce, m->sched, err);
     /* What the KV arena can't hold is not offered: a request without a limit is allowed all of the context.

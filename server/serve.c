@@ -78,16 +78,15 @@ static void engine_main(void *arg)
 static void phase_set(struct process *p, enum server_phase phase)
 {
     struct health *h = &p->srv.health;
-    static const unsigned next[] = {
-        [SRV_LOADING] = 1u << SRV_READY | 1u << SRV_ENDING,
-        [SRV_READY] = 1u << SRV_LEAVING | 1u << SRV_DRAINING,
-        [SRV_LEAVING] = 1u << SRV_DRAINING,
-        [SRV_DRAINING] = 1u << SRV_ENDING,
-        [SRV_ENDING] = 0,
+    static const struct state_rule rules[] = {
+        [SRV_LOADING] = {"SRV_LOADING", 1u << SRV_READY | 1u << SRV_ENDING},
+        [SRV_READY] = {"SRV_READY", 1u << SRV_LEAVING | 1u << SRV_DRAINING},
+        [SRV_LEAVING] = {"SRV_LEAVING", 1u << SRV_DRAINING},
+        [SRV_DRAINING] = {"SRV_DRAINING", 1u << SRV_ENDING},
+        [SRV_ENDING] = {"SRV_ENDING", 0},
     };
     if (phase <= h->phase) return;
-    (void)next;
-    ASSERT_SLOW(next[h->phase] >> phase & 1);
+    ASSERT_NEXT(rules, h->phase, phase, "the server (%u requests)", p->srv.load);
     h->phase = phase;
     p->phase_us = now_us();
     if (phase == SRV_DRAINING) log_info("draining: %u requests in flight", p->srv.load);

@@ -26,6 +26,26 @@
         }                                                                                                    \
     } while (0)
 
+/* As ASSERT, and says more: format and values. */
+#define ASSERT_MSG(cond, format, ...)                                                                        \
+    do {                                                                                                     \
+        if (__builtin_expect(!(cond), 0)) {                                                                  \
+            (void)log_print(2, "%s:%d: assertion failed: " format "\n", __FILE__, __LINE__, __VA_ARGS__);    \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+/* A state of an object: its name, and a bit for each state that may follow it. */
+struct state_rule {
+    const char *name;
+    unsigned next;
+};
+
+/* Asserts that the object (format and values name it) may go from one state to the other. */
+#define ASSERT_NEXT(rules, from, to, format, ...)                                                            \
+    ASSERT_MSG((rules)[from].next & 1u << (to), format " can't go from %s to %s", __VA_ARGS__,               \
+               (rules)[from].name, (rules)[to].name)
+
 #ifdef SLOW_ASSERTS
 #define ASSERT_SLOW(cond) ASSERT(cond)
 #else

@@ -1,8 +1,7 @@
-/* The only CUDA header that the .cu files of kernels/cuda include: the toolkit's language when nvcc compiles,
- * the emulator's when a host compiler does
- * (-DCUEMU, see kernels/cuda/host/emu.h for what a kernel may use). All PTX of the project stands in this
- * file and in hopper.cuh, beside its plain-C twin's declaration, so that a wrapper means the same in both
- * builds.
+/* The only CUDA header that the .cu files of kernels/cuda include. nvcc sees the toolkit's language here. For
+ * the emulated build (-DCUEMU) the Makefile includes the emulator's definitions first
+ * (tests/cuda-emulator/emu_device.h; emu.h says what a kernel may use). All PTX of the project is in this
+ * file and in hopper.cuh; each wrapper means the same in both builds.
  *
  * mma.m16n8k16 fragments (PTX ISA), lane = 4g + t; each 32-bit register holds the two elements of lower,
  * higher index in its low, high half:
@@ -19,33 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(CUEMU)
-#include "kernels/cuda/host/emu.h"
-
-#ifndef CU_BACKEND_ENTRY
-#define CU_BACKEND_ENTRY be_cuda_host_ops
-#endif
-#define CU_LAUNCH(kern, grid, block, smem, stream, ...)                                                      \
-    ::cuemu::launch(#kern, false, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream),        \
-                    ##__VA_ARGS__)
-#define CU_LAUNCH_COOP(kern, grid, block, smem, stream, ...)                                                 \
-    ::cuemu::launch(#kern, true, kern, dim3(grid), dim3(block), static_cast<size_t>(smem), (stream),         \
-                    ##__VA_ARGS__)
-template <class T> struct cu_ident {
-    typedef T type;
-};
-/* One lookup per thread and call, by the address of a tag that each instance of the declaration has. */
-#define CU_SHARED(name, ...)                                                                                 \
-    auto &name = *([]() -> typename cu_ident<__VA_ARGS__>::type * {                                          \
-        static char tag_;                                                                                    \
-        return static_cast<typename cu_ident<__VA_ARGS__>::type *>(                                          \
-            ::cuemu::shared_static(&tag_, sizeof(typename cu_ident<__VA_ARGS__>::type), 16, #name));         \
-    }())
-#define CU_DYN_SHARED(name) unsigned char *name = static_cast<unsigned char *>(::cuemu::shared_dynamic())
-#define CU_UNROLL
-#define CU_GAP 64 /* bytes of poison behind each piece of dynamic shared memory */
-
-#else /* nvcc */
+#if !defined(CUEMU)
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
@@ -107,72 +80,7 @@ struct cu_carve {
     }
 };
 
-#if defined(CUEMU)
-/* ---- wrappers, emulated */
-static inline void cu_mma_bf16_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                     const float (&c)[4], CUEMU_SITE)
-{
-    cuemu::MmaIn in = {a, b, c, d};
-    cuemu::warp_collective(CU_FULL, cuemu::mma_bf16_fn, &in, "mma.bf16", CUEMU_AT_SITE);
-}
-static inline void cu_ldmatrix_x4(uint32_t (&r)[4], const void *row, CUEMU_SITE)
-{
-    cuemu::LdmatrixIn in = {row, r, 4, 0};
-    cuemu::warp_collective(CU_FULL, cuemu::ldmatrix_fn, &in, "ldmatrix.x4", CUEMU_AT_SITE);
-}
-static inline void cu_ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, CUEMU_SITE)
-{
-    cuemu::LdmatrixIn in = {row, r, 4, 1};
-    cuemu::warp_collective(CU_FULL, cuemu::ldmatrix_fn, &in, "ldmatrix.x4.trans", CUEMU_AT_SITE);
-}
-static inline void cu_ldmatrix_x2(uint32_t (&r)[2], const void *row, CUEMU_SITE)
-{
-    cuemu::LdmatrixIn in = {row, r, 2, 0};
-    cuemu::warp_collective(CU_FULL, cuemu::ldmatrix_fn, &in, "ldmatrix.x2", CUEMU_AT_SITE);
-}
-static inline void cu_ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, CUEMU_SITE)
-{
-    cuemu::LdmatrixIn in = {row, r, 2, 1};
-    cuemu::warp_collective(CU_FULL, cuemu::ldmatrix_fn, &in, "ldmatrix.x2.trans", CUEMU_AT_SITE);
-}
-static inline void cu_cp_async16(void *smem, const void *gmem, bool valid, CUEMU_SITE)
-{
-    cuemu::cp_async(smem, gmem, 16, valid ? 16 : 0, CUEMU_AT_SITE);
-}
-static inline void cu_cp_async8(void *smem, const void *gmem, bool valid, CUEMU_SITE)
-{
-    cuemu::cp_async(smem, gmem, 8, valid ? 8 : 0, CUEMU_AT_SITE);
-}
-static inline void cu_cp_async4(void *smem, const void *gmem, bool valid, CUEMU_SITE)
-{
-    cuemu::cp_async(smem, gmem, 4, valid ? 4 : 0, CUEMU_AT_SITE);
-}
-static inline void cu_cp_async_commit()
-{
-    cuemu::cp_async_commit();
-}
-template <int N> static inline void cu_cp_async_wait()
-{
-    cuemu::cp_async_wait(N);
-}
-static inline void cu_bar_sync(int id, int threads, CUEMU_SITE)
-{
-    cuemu::bar_sync(id, threads, true, CUEMU_AT_SITE);
-}
-static inline void cu_bar_arrive(int id, int threads, CUEMU_SITE)
-{
-    cuemu::bar_sync(id, threads, false, CUEMU_AT_SITE);
-}
-static inline void cu_spin(CUEMU_SITE)
-{
-    cuemu::spin_yield(CUEMU_AT_SITE);
-}
-static inline float cu_ex2(float x)
-{
-    return exp2f(x);
-}
-
-#else
+#if !defined(CUEMU)
 /* ---- wrappers, PTX */
 
 /* d = a * b + c, f32 sums over k = 16 products of bf16. d may be c. All lanes of the warp must call. */

@@ -1,8 +1,8 @@
 /* Hopper's own instructions (sm_90a), beside the wrappers of device.cuh: barriers in shared memory that count
  * bytes, bulk copies, and the tensor-core products of a warpgroup. Each wrapper has its PTX, compiled for
- * sm_90a alone, and a model in the emulator (host/emu_hopper.cpp) that was written from the PTX ISA. Kernels
- * that use it have an empty body for all other targets; the portable path stands beside them and is chosen at
- * run time.
+ * sm_90a alone, and a model in the emulator (tests/cuda-emulator/emu_hopper.cpp) that was written from the
+ * PTX ISA. Kernels that use it have an empty body for all other targets; the portable path stands beside them
+ * and is chosen at run time.
  *
  * Products: D[64][N] (+)= A[64][16] B[16][N], bf16 with f32 sums, by the four warps of a warpgroup (threads
  * 128 i .. 128 i + 127). D: warp w of the group has rows 16 w ..., its registers as those of mma.m16n8k16 for
@@ -27,9 +27,6 @@
 
 #include "kernels/cuda/device.cuh"
 
-#if defined(CUEMU)
-#include "kernels/cuda/host/emu_hopper.h"
-#endif
 /* Does this compilation have bodies for Hopper's kernels? */
 #if defined(CUEMU) || defined(CU_SM90)
 #define CU_HOPPER_BODY 1
@@ -49,79 +46,7 @@
 
 #if defined(CU_HOPPER_BODY)
 
-#if defined(CUEMU)
-/* ---- wrappers, emulated */
-static inline void cu_mbar_init(uint64_t *bar, uint32_t count, CUEMU_SITE)
-{
-    cuemu::mbar_init(bar, count, CUEMU_AT_SITE);
-}
-static inline void cu_mbar_init_done()
-{
-    cuemu::proxy_fence();
-}
-static inline void cu_mbar_arrive(uint64_t *bar, CUEMU_SITE)
-{
-    cuemu::mbar_arrive(bar, 0, CUEMU_AT_SITE);
-}
-static inline void cu_mbar_arrive_tx(uint64_t *bar, uint32_t bytes, CUEMU_SITE)
-{
-    cuemu::mbar_arrive(bar, bytes, CUEMU_AT_SITE);
-}
-static inline void cu_mbar_wait(uint64_t *bar, uint32_t parity, uint32_t *trouble, CUEMU_SITE)
-{
-    cuemu::mbar_wait(bar, parity, trouble, CUEMU_AT_SITE);
-}
-static inline void cu_bulk_copy(void *smem, const void *gmem, uint32_t bytes, uint64_t *bar, CUEMU_SITE)
-{
-    cuemu::bulk_copy(smem, gmem, bytes, bar, CUEMU_AT_SITE);
-}
-static inline void cu_proxy_fence()
-{
-    cuemu::proxy_fence();
-}
-static inline uint32_t cu_smem_addr(const void *p)
-{
-    return cuemu::smem_addr(p);
-}
-static inline void cu_wgmma_fence(CUEMU_SITE)
-{
-    cuemu::wgmma_fence(CUEMU_AT_SITE);
-}
-static inline void cu_wgmma_commit(CUEMU_SITE)
-{
-    cuemu::wgmma_commit(CUEMU_AT_SITE);
-}
-template <int PENDING> static inline void cu_wgmma_wait(CUEMU_SITE)
-{
-    cuemu::wgmma_wait(PENDING, CUEMU_AT_SITE);
-}
-template <int REGS> static inline void cu_wgmma_keep(float (&)[REGS])
-{
-}
-static inline void cu_wgmma_keep(uint32_t (&)[4])
-{
-}
-template <int REGS>
-static inline void cu_wgmma(float (&d)[REGS], uint64_t a, uint64_t b, bool add, uint32_t rows, CUEMU_SITE)
-{
-    cuemu::WgmmaIn in = {a, b, nullptr, d, REGS * 2, rows, add, false};
-    cuemu::wgmma(in, CUEMU_AT_SITE);
-}
-template <int REGS>
-static inline void cu_wgmma_trans(float (&d)[REGS], const uint32_t (&a)[4], uint64_t b, bool add,
-                                  uint32_t rows, CUEMU_SITE)
-{
-    cuemu::WgmmaIn in = {0, b, a, d, REGS * 2, rows, add, true};
-    cuemu::wgmma(in, CUEMU_AT_SITE);
-}
-template <int REGS> static inline void cu_regs_less()
-{
-}
-template <int REGS> static inline void cu_regs_more()
-{
-}
-
-#else
+#if !defined(CUEMU)
 /* ---- wrappers, PTX */
 
 /* With CU_JITTER (`scripts/device-check.sh stress`) threads, or warps, pause at random before and after each

@@ -7,6 +7,7 @@
 
 #define NO_SLAB  UINT32_MAX
 #define NO_GROUP UINT8_MAX
+#define FREE     UINT32_MAX
 /* A slab should be small: memory moves between groups only when a whole one is empty, and what the prefix
  * cache keeps lies about everywhere. One of the largest blocks is best, unless the other groups' blocks don't
  * divide it: then as many as waste less than WASTE_MAX of it. */
@@ -33,7 +34,7 @@ struct kv_blocks {
     uint32_t slab_units, slab_count, free_slabs, free_head, refs_per_slab;
     struct slab *slabs;
     uint32_t *live;   /* [slab_count * refs_per_slab]: sequences that hold the block; link of a free one */
-    uint32_t *cached; /* the same shape: how often the prefix cache holds it */
+    uint32_t *cached; /* the same shape: how often the prefix cache holds it; FREE */
 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
@@ -184,7 +185,8 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
     } else {
         idx = b->fresh++;
     }
-    ASSERT_CMP(idx, <, k->per_slab[group]);
+    ASSERT_MSG(idx < k->per_slab[group] && (idx + 1 == b->fresh || k->cached[at + idx] == FREE),
+               "block %u of slab %u, group %u, is allocated and not free", idx, s, group);
     k->live[at + idx] = 1;
     k->cached[at + idx] = 0;
     if (b->live++ == 0) k->slabs_idle[group]--;
@@ -199,19 +201,21 @@ uint32_t kvb_allocate(struct kv_blocks *k, uint32_t group)
 static size_t find(const struct kv_blocks *k, uint32_t group, uint32_t unit, uint32_t *slab, uint32_t *idx)
 {
     uint32_t s = unit / k->slab_units, in = unit % k->slab_units;
-    ASSERT_CMP(s, <, k->slab_count);
-    ASSERT_CMP(k->slabs[s].group, ==, group);
-    ASSERT_CMP(in % k->block_units[group], ==, 0);
+    ASSERT_MSG(s < k->slab_count && k->slabs[s].group == group && in % k->block_units[group] == 0,
+               "group %u has no block at unit %u", group, unit);
     *slab = s;
     *idx = in / k->block_units[group];
-    return (size_t)s * k->refs_per_slab + *idx;
+    size_t at = (size_t)s * k->refs_per_slab + *idx;
+    ASSERT_MSG(*idx < k->slabs[s].fresh && k->cached[at] != FREE, "the block of group %u at unit %u is free",
+               group, unit);
+    return at;
 }
 
 void kvb_acquire(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_holder who)
 {
     uint32_t s, idx;
     size_t at = find(k, group, unit, &s, &idx);
-    ASSERT(k->live[at] + k->cached[at] > 0 && k->live[at] < UINT32_MAX && k->cached[at] < UINT32_MAX);
+    ASSERT(k->live[at] < UINT32_MAX && k->cached[at] < FREE - 1);
     if (who == KVB_CACHED) {
         k->cached[at]++;
     } else if (k->live[at]++ == 0) {
@@ -225,6 +229,7 @@ static void give_back(struct kv_blocks *k, uint32_t group, uint32_t s, uint32_t 
     struct slab *b = &k->slabs[s];
     bool was_full = b->used == k->per_slab[group];
     k->live[(size_t)s * k->refs_per_slab + idx] = b->free_head;
+    k->cached[(size_t)s * k->refs_per_slab + idx] = FREE;
     b->free_head = idx + 1;
     b->used--;
     k->used_blocks[group]--;
@@ -243,15 +248,14 @@ void kvb_release(struct kv_blocks *k, uint32_t group, uint32_t unit, enum kvb_ho
 {
     uint32_t s, idx;
     size_t at = find(k, group, unit, &s, &idx);
-    if (who == KVB_CACHED) {
-        ASSERT(k->cached[at] > 0);
-        k->cached[at]--;
-    } else {
-        ASSERT(k->live[at] > 0);
-        if (--k->live[at] == 0) {
-            k->live_blocks[group]--;
-            if (--k->slabs[s].live == 0) k->slabs_idle[group]++;
-        }
+    uint32_t *held = who == KVB_CACHED ? &k->cached[at] : &k->live[at];
+    ASSERT_MSG(
+        *held > 0,
+        "the %s can't release the block of group %u at unit %u: %u sequences hold it, the cache %u times",
+        who == KVB_CACHED ? "cache" : "sequence", group, unit, k->live[at], k->cached[at]);
+    if (--*held == 0 && who == KVB_LIVE) {
+        k->live_blocks[group]--;
+        if (--k->slabs[s].live == 0) k->slabs_idle[group]++;
     }
     if (k->live[at] + k->cached[at] == 0) give_back(k, group, s, idx);
 }

@@ -2,7 +2,6 @@
 #include "scheduler/cache/radix_internal.h"
 
 #include "config/base/assert.h"
-#include "config/base/faults.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,8 +61,6 @@ uint32_t radix__window(const struct radix_cache *c, uint32_t g, uint32_t p, uint
     uint32_t w = c->caps.groups[g].window, end = (p + c->bt - 1) / c->bt, lo = 0;
     /* The query at p sees keys from p - w + 1 on. */
     if (w && p + 1 > w && p >= whole) lo = p + 1 - w;
-    if (w && FAULT(c->mutation, SCHED_BUG_WINDOW) && lo < p && lo > 0)
-        lo++; /* a known bug, for the test that must find it */
     *first = lo >= p ? p / c->bt : lo / c->bt;
     if (*first > end) *first = end;
     return lo >= p && p > 0 ? 0 : end - *first;
@@ -424,9 +421,4 @@ uint32_t radix_publish(struct radix_cache *c, const struct radix_view *v, struct
 void radix_stats(const struct radix_cache *c, struct radix_stats *out)
 {
     *out = c->stats;
-}
-
-void radix_mutate(struct radix_cache *c, uint32_t mutation)
-{
-    c->mutation = mutation;
 }

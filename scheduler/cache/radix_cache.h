@@ -135,7 +135,5 @@ void radix_check(const struct radix_cache *c);
 void radix_each_claim(const struct radix_cache *c,
                       void (*fn)(void *arg, uint32_t group, uint32_t unit, uint32_t from, uint32_t to),
                       void *arg);
-/* Enables a known bug (sched_options.test_mutation). */
-void radix_mutate(struct radix_cache *c, uint32_t mutation);
 
 #endif

@@ -74,7 +74,6 @@ struct radix_cache {
                          something is missing */
     uint32_t *scratch[ENGINE_GROUPS_MAX], *valid_to[ENGINE_GROUPS_MAX];
     uint32_t scratch_cap;
-    uint32_t mutation; /* tests: SCHED_BUG_* */
     struct cache_watch watch;
     bool quiet; /* the watcher will be told anew */
     struct radix_node *dirty, *dirty_last;

@@ -49,14 +49,13 @@ static void listen_poll(struct loop *l);
 
 static void phase_to(struct conn *n, enum conn_phase phase, uint64_t now)
 {
-    static const unsigned next[] = {
-        [CONN_HEAD] = 1u << CONN_BODY | 1u << CONN_LINGER,
-        [CONN_BODY] = 1u << CONN_BUSY | 1u << CONN_LINGER,
-        [CONN_BUSY] = 1u << CONN_HEAD | 1u << CONN_LINGER,
-        [CONN_LINGER] = 0,
+    static const struct state_rule rules[] = {
+        [CONN_HEAD] = {"CONN_HEAD", 1u << CONN_BODY | 1u << CONN_LINGER},
+        [CONN_BODY] = {"CONN_BODY", 1u << CONN_BUSY | 1u << CONN_LINGER},
+        [CONN_BUSY] = {"CONN_BUSY", 1u << CONN_HEAD | 1u << CONN_LINGER},
+        [CONN_LINGER] = {"CONN_LINGER", 0},
     };
-    (void)next;
-    ASSERT_SLOW(next[n->phase] >> phase & 1);
+    ASSERT_NEXT(rules, n->phase, phase, "connection %d", n->tcp);
     n->phase = phase;
     n->phase_us = now;
 }

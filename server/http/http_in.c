@@ -153,17 +153,16 @@ static bool field_line(struct http_in *h, const char *s, size_t len, bool traile
 
 static void state_to(struct http_in *h, enum http_state state)
 {
-    static const unsigned next[] = {
-        [HTTP_IN_HEAD] = 1u << HTTP_IN_LENGTH | 1u << HTTP_IN_SIZE | 1u << HTTP_IN_END,
-        [HTTP_IN_LENGTH] = 1u << HTTP_IN_END,
-        [HTTP_IN_SIZE] = 1u << HTTP_IN_CHUNK | 1u << HTTP_IN_TRAILER,
-        [HTTP_IN_CHUNK] = 1u << HTTP_IN_CHUNK_END,
-        [HTTP_IN_CHUNK_END] = 1u << HTTP_IN_SIZE,
-        [HTTP_IN_TRAILER] = 1u << HTTP_IN_END,
-        [HTTP_IN_END] = 0,
+    static const struct state_rule rules[] = {
+        [HTTP_IN_HEAD] = {"HTTP_IN_HEAD", 1u << HTTP_IN_LENGTH | 1u << HTTP_IN_SIZE | 1u << HTTP_IN_END},
+        [HTTP_IN_LENGTH] = {"HTTP_IN_LENGTH", 1u << HTTP_IN_END},
+        [HTTP_IN_SIZE] = {"HTTP_IN_SIZE", 1u << HTTP_IN_CHUNK | 1u << HTTP_IN_TRAILER},
+        [HTTP_IN_CHUNK] = {"HTTP_IN_CHUNK", 1u << HTTP_IN_CHUNK_END},
+        [HTTP_IN_CHUNK_END] = {"HTTP_IN_CHUNK_END", 1u << HTTP_IN_SIZE},
+        [HTTP_IN_TRAILER] = {"HTTP_IN_TRAILER", 1u << HTTP_IN_END},
+        [HTTP_IN_END] = {"HTTP_IN_END", 0},
     };
-    (void)next;
-    ASSERT_SLOW(next[h->state] >> state & 1);
+    ASSERT_NEXT(rules, h->state, state, "the reading of request %s", h->id);
     h->state = state;
 }
 

@@ -13,16 +13,16 @@
 
 void request_to(struct request *r, enum request_state state)
 {
-    static const unsigned next[] = {
-        [RQ_BODY] = 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER,
-        [RQ_SWALLOW] = 1u << RQ_SWALLOW | 1u << RQ_ANSWER,
-        [RQ_WORKING] = 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER,
-        [RQ_RUNNING] = 1u << RQ_STREAM | 1u << RQ_ANSWER,
-        [RQ_ANSWER] = 1u << RQ_SWALLOW | 1u << RQ_ANSWER, /* another one, while nobody has read the first */
-        [RQ_STREAM] = 0,
+    static const struct state_rule rules[] = {
+        [RQ_BODY] = {"RQ_BODY", 1u << RQ_SWALLOW | 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER},
+        [RQ_SWALLOW] = {"RQ_SWALLOW", 1u << RQ_SWALLOW | 1u << RQ_ANSWER},
+        [RQ_WORKING] = {"RQ_WORKING", 1u << RQ_WORKING | 1u << RQ_RUNNING | 1u << RQ_ANSWER},
+        [RQ_RUNNING] = {"RQ_RUNNING", 1u << RQ_STREAM | 1u << RQ_ANSWER},
+        [RQ_ANSWER] = {"RQ_ANSWER",
+                       1u << RQ_SWALLOW | 1u << RQ_ANSWER}, /* another one, while nobody has read the first */
+        [RQ_STREAM] = {"RQ_STREAM", 0},
     };
-    (void)next;
-    ASSERT_SLOW(next[r->state] >> state & 1);
+    ASSERT_NEXT(rules, r->state, state, "request %s", r->http.id);
     r->state = state;
 }
 

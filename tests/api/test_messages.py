@@ -279,7 +279,8 @@ def faults():
         ({"output_config": 5}, "output_config"), ({"output_config": {"effort": 5}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
-        ({"output_config": {"format": bad}}, "output_config.format"), ({"output_format": bad}, "output_format"),
+        ({"output_config": {"format": bad}}, "output_config.format"),
+        ({"output_format": bad}, "output_format"),
     ]
 
 

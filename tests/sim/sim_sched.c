@@ -83,7 +83,7 @@ struct totals {
 };
 /* Faults planted for a run. */
 struct mutant {
-    uint32_t fake, sched; /* enum fake_fault; SCHED_BUG_* */
+    uint32_t fake; /* enum fake_fault */
     bool key_ignores_dimensions, prefix_key_ignores_end;
 };
 struct sim {
@@ -481,8 +481,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
     m->t = run_totals = t;
     m->tight = tight;
     m->mutant = *mutant;
-    m->lenient =
-        mutant->fake || mutant->sched || mutant->key_ignores_dimensions || mutant->prefix_key_ignores_end;
+    m->lenient = mutant->fake || mutant->key_ignores_dimensions || mutant->prefix_key_ignores_end;
     m->atomic = rnd(2);
     m->prefix = (rnd(6) == 0 && !tight) || mutant->prefix_key_ignores_end;
     m->small_alphabet = rnd(3) == 0;
@@ -531,8 +530,7 @@ static void sim_open(struct sim *m, uint64_t seed, bool tight, const struct muta
                                 .propose = m->guesses && !c->drafts ? guess : NULL,
                                 .propose_arg = m,
                                 .guess_all = !c->drafts || rnd(2),
-                                .guess_max = m->guesses,
-                                .test_mutation = mutant->sched};
+                                .guess_max = m->guesses};
     struct err err = {{0}};
     enum status st = sched_create(e, &opt, &m->s, &err);
     if (st) fprintf(stderr, "%s\n", err.msg);
@@ -803,8 +801,8 @@ static void test_barely_one_context(void **state)
     if (seed_count >= 20) assert_true(t.ended[END_LENGTH] > 0 && t.preemptions > 0 && t.hits > 0);
 }
 
-/* Known bugs, put back in on the side of the engine, of the scheduler or of the one who builds keys: the
- * oracle must notice each. */
+/* Known bugs on the side of the engine or of the one who builds keys: the oracle must notice each. Those of
+ * the scheduler are in tests/mutants. */
 static void expect_noticed(const struct mutant *mutant)
 {
     struct totals t = {0};
@@ -812,7 +810,7 @@ static void expect_noticed(const struct mutant *mutant)
         current_seed = 100 + i;
         simulate(100 + i, 200, false, mutant, &t);
     }
-    if (t.noticed == 0) printf("nobody noticed: engine %u, scheduler %u\n", mutant->fake, mutant->sched);
+    if (t.noticed == 0) printf("nobody noticed: engine %u\n", mutant->fake);
     assert_true(t.noticed > 0);
 }
 static void test_T7_mutant_key_ignores_dimensions(void **state)
@@ -830,19 +828,16 @@ static void test_mutant_window_off_by_one(void **state)
 {
     (void)state;
     expect_noticed(&(struct mutant){.fake = FAKE_WINDOW_MORE});
-    expect_noticed(&(struct mutant){.sched = SCHED_BUG_WINDOW});
 }
 static void test_mutant_stale_partial_block(void **state)
 {
     (void)state;
     expect_noticed(&(struct mutant){.fake = FAKE_NO_COPY});
-    expect_noticed(&(struct mutant){.sched = SCHED_BUG_NO_COPY});
 }
 static void test_T22_mutant_position_from_token_count(void **state)
 {
     (void)state;
     expect_noticed(&(struct mutant){.fake = FAKE_POSITION_IS_COUNT});
-    expect_noticed(&(struct mutant){.sched = SCHED_BUG_POSITION});
 }
 
 /* ---- named cases on a small machine of its own ---- */

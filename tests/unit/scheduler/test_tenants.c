@@ -131,6 +131,8 @@ static struct bed *bed_make(void)
 {
     struct bed *b = calloc(1, sizeof *b);
     b->s.tenants = make(600);
+    b->s.waiting.state = SEQ_WAITING;
+    b->s.running.state = SEQ_RUNNING;
     return b;
 }
 static void bed_free(struct bed *b)
@@ -142,7 +144,7 @@ static struct sequence *submit(struct bed *b, uint64_t tenant, int64_t priority,
 {
     assert_true(b->count < 600);
     struct sequence *q = &b->q[b->count];
-    *q = (struct sequence){.arrival = b->count++, .count = tokens};
+    *q = (struct sequence){.state = SEQ_INBOX, .arrival = b->count++, .count = tokens};
     q->req.tenant = tenant;
     q->req.priority = priority;
     tenants_enter(b->s.tenants, tenant);
@@ -362,7 +364,8 @@ static void test_long_run_shares(void **state)
                         for (const struct sequence *q = m.b->s.waiting.head; q; q = q->next)
                             taken |= q == &m.b->q[at];
                     }
-                    m.b->q[at] = (struct sequence){.arrival = at, .count = 1 + rnd(2 * rows[r].size[k])};
+                    m.b->q[at] = (struct sequence){
+                        .state = SEQ_INBOX, .arrival = at, .count = 1 + rnd(2 * rows[r].size[k])};
                     m.b->q[at].req.tenant = k;
                     tenants_enter(m.b->s.tenants, k);
                     sched__list_append(&m.b->s.waiting, &m.b->q[at]);

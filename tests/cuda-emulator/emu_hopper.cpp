@@ -15,8 +15,8 @@
  * the four warps of a group issue the same products is checked at the block's end. Stricter than the ISA:
  * every group of products begins with a fence; bytes are announced before they come; only 128-byte swizzle.
  * Registers of A are taken at the issue. */
-#include "kernels/cuda/host/emu_hopper.h"
-#include "kernels/cuda/host/emu_rt.h"
+#include "tests/cuda-emulator/emu_hopper.h"
+#include "tests/cuda-emulator/emu_rt.h"
 
 #include <memory>
 

@@ -7,7 +7,7 @@
  * uninitialised in between; blocks of one launch are unordered unless they meet at an atomic after a
  * __threadfence; launches are ordered. Atomics conflict with plain accesses only. Each byte of shared and
  * device memory has a shadow cell with its last write and its last two reads by different threads. */
-#include "kernels/cuda/host/emu_rt.h"
+#include "tests/cuda-emulator/emu_rt.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

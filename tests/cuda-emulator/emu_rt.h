@@ -4,7 +4,7 @@
 #ifndef KVASIR_CUEMU_RT_H
 #define KVASIR_CUEMU_RT_H
 
-#include "kernels/cuda/host/emu.h"
+#include "tests/cuda-emulator/emu.h"
 #undef threadIdx
 #undef blockIdx
 #undef blockDim

@@ -3,7 +3,7 @@
  * cuBLAS and cuBLASLt, and right kernels. run.sh repeats it under many schedules; where a kernel has no float
  * atomics its output must be the same bits under all of them: the program prints a hash of it. Compiled by
  * nvcc it tests the wrappers of device.cuh on a GPU. */
-#include "kernels/cuda/host/selftest/kernels.cuh"
+#include "tests/cuda-emulator/selftest/kernels.cuh"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Threads of a block meeting one another: barriers, warp operations, shared memory, asynchronous copies,
  * tensor cores. Runs on the fiber of the calling thread. Every misuse that CUDA leaves undefined ends in a
  * report that names kernel, block, thread and source line. */
-#include "kernels/cuda/host/emu_rt.h"
+#include "tests/cuda-emulator/emu_rt.h"
 
 namespace cuemu
 {

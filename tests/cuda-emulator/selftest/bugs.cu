@@ -1,7 +1,7 @@
 /* Self-test of the emulator, the part that must fail: bugs NAME runs one planted bug, in a process of its
  * own. run.sh knows which build must find it and what it must say. Exit status: 97 and 98 are the emulator's
  * reports, 1 a wrong result, 0 not found, 2 no such bug. */
-#include "kernels/cuda/host/selftest/kernels.cuh"
+#include "tests/cuda-emulator/selftest/kernels.cuh"
 
 #include <math.h>
 #include <stdio.h>

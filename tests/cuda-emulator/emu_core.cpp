@@ -3,7 +3,7 @@
  * must wait stores its state and jumps straight to the next runnable fiber; one that ends runs the next fresh
  * thread on the same stack, so kernels without barriers never switch. It knows nothing of memory or streams.
  */
-#include "kernels/cuda/host/emu_rt.h"
+#include "tests/cuda-emulator/emu_rt.h"
 
 #include <cstdarg>
 #include <execinfo.h>

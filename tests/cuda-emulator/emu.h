@@ -151,7 +151,7 @@ struct dim3 {
     }
 };
 
-#include "kernels/cuda/host/emu_api.h"
+#include "tests/cuda-emulator/emu_api.h"
 
 /* ---- the running thread, and what the runtime does for it */
 namespace cuemu

@@ -9,7 +9,7 @@
 #   default: all of kernels/cuda/*.cu and *.cuh but the wrappers; DIR: keep the build there
 # Some minutes. Closing line: "N found, N survived".
 set -u
-cd "$(dirname "$0")/../../.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 copy=""
 if [ "${1:-}" = --out ]; then
     copy=$2
@@ -35,7 +35,7 @@ for file in "$@"; do
     done
 done
 # The number from the environment; and the checker stops at its first report.
-cat >>"$copy/kernels/cuda/host/emu_api.h" <<'END'
+cat >>"$copy/tests/cuda-emulator/emu_api.h" <<'END'
 #ifndef CUEMU_LEFT_OUT
 #define CUEMU_LEFT_OUT
 #include <stdlib.h>
@@ -47,8 +47,8 @@ static inline bool cuemu_left_out(int n)
 }
 #endif
 END
-sed -i 's/if (!reports++) on_exit(finish, nullptr);/_exit(98);/' "$copy/kernels/cuda/host/emu_race.cpp"
-grep -q '_exit(98);$' "$copy/kernels/cuda/host/emu_race.cpp" ||
+sed -i 's/if (!reports++) on_exit(finish, nullptr);/_exit(98);/' "$copy/tests/cuda-emulator/emu_race.cpp"
+grep -q '_exit(98);$' "$copy/tests/cuda-emulator/emu_race.cpp" ||
     { echo "the checker has changed: its reports can't be made the end" && exit 1; }
 
 # Which tests run a file's kernels.

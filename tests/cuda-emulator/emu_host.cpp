@@ -1,7 +1,7 @@
 /* The emulator's side of the runtime interface: device and pinned memory, streams, events, graphs, launch
  * checks, fault injection. Any thread may call; one recursive lock makes it serial. Streams run at once, or
  * with CUEMU_LAZY=1 as late as something waits for them, in a random legal interleaving. */
-#include "kernels/cuda/host/emu_rt.h"
+#include "tests/cuda-emulator/emu_rt.h"
 
 #include <chrono>
 #include <memory>
