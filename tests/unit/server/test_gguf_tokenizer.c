@@ -4,6 +4,7 @@
 #include "engine/families/families.h"
 #include "engine/tokenizer/internal.h"
 #include "server/chat/template.h"
+#include "tests/lib/chat.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -82,13 +83,16 @@ static void assert_renders(const struct template *chat, const char *messages, co
 {
     struct template_result r;
     struct err err = {""};
-    struct template_request rq = {.messages = json_loads(messages, 0, NULL),
+    json_t *list = json_loads(messages, 0, NULL);
+    struct chat_messages parsed = chat_of(list, false);
+    struct template_request rq = {.messages = &parsed,
                                   .tools = tools ? json_loads(tools, 0, NULL) : NULL};
     if (template_render(chat, &rq, &r, &err)) fail_msg("%s", err.msg);
     assert_int_equal(r.len, strlen(want));
     assert_memory_equal(r.text, want, r.len);
     template_result_free(&r);
-    json_decref((json_t *)rq.messages);
+    chat_messages_free(&parsed);
+    json_decref(list);
     json_decref((json_t *)rq.tools);
 }
 
