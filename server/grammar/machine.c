@@ -12,7 +12,7 @@
 #define LIFE_STATES 1024u
 /* Work of one byte's step from one state, which depends on both alone (some milliseconds): beyond it the step
  * is not made, and who asks for a mask that needs it fails. So is the work of a step's parts. */
-#define WORK_NEXT  ((size_t)1 << 21)
+#define WORK_NEXT  ((size_t)1 << 20)
 #define WORK_STATE 256u /* a state's table takes some hundred bytes */
 #define WORK_CONT  32u  /* a step from what follows to the terminals that it begins with */
 #define WORK_PLACE 32u
@@ -41,7 +41,7 @@ static bool conts_rehash(struct grammar *g, uint32_t slots)
     uint32_t *to = calloc(slots, sizeof *to);
     if (!to) return false;
     for (uint32_t i = 1; i < g->cont_count; i++) {
-        uint64_t h = mix(g->conts[i].what, g->conts[i].rest);
+        uint64_t h = mix(mix(1, g->conts[i].what), g->conts[i].rest);
         while (to[h & (slots - 1)]) h++;
         to[h & (slots - 1)] = i;
     }
@@ -57,7 +57,7 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
         g->failed = true;
         return 0;
     }
-    uint64_t h = mix(what, rest);
+    uint64_t h = mix(mix(1, what), rest);
     for (uint32_t at; (at = g->cont_slots[h & (g->cont_slot_count - 1)]); h++)
         if (g->conts[at].what == what && g->conts[at].rest == rest) return at;
     if (!array_room((void **)&g->conts, &g->cont_cap, g->cont_count + 1u, sizeof *g->conts)) {

@@ -137,11 +137,12 @@ size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);
-/* After work in the pool with rx_pool_work_max: false: no memory (`failed`), or no room (`full`). *over: it was
- * more work than it may be. */
+/* After work in the pool with rx_pool_work_max: false: no memory (`failed`), or no room (`full`). *over: it
+ * was more work than it may be. */
 bool machine__ended(struct grammar *g, bool *over);
 /* Where the byte leads; NULL: no memory (`failed`), or no room (`full`). A step's work is a function of the
- * state and the byte alone, never of what is known: where it is WORK_OVER the step is too large to be made. */
+ * state and the byte alone, never of what is known: where it is WORK_OVER the step is too large to be made.
+ */
 struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte);
 static inline struct move *machine__known(const struct grammar *g, uint32_t state, uint8_t byte)
 {

@@ -19,7 +19,7 @@ struct node {
     uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
     uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
     uint32_t first_work, life_work; /* to make them; to find `life` */
-    uint32_t least;               /* no text that it matches is shorter */
+    uint32_t least;                 /* no text that it matches is shorter */
 };
 #define FIRST_UNKNOWN UINT32_MAX
 /* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
@@ -858,7 +858,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 {
     const struct node *n = &p->nodes[what];
     rx head = head_of(p, what);
-    rx_spend(p, WORK_ITEM);
+    rx_spend(p, WORK_NODE);
     if (n->kind == K_AND || n->kind == K_NOT) {
         first_add(p, what | LOGIC, rest);
         return;
@@ -1050,7 +1050,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 #define LIFE_WORK   512u
 #define LIFE_WIDE   8192u
 #define COVERS_WORK (1u << 19)
-#define SEARCH_PART 8u /* of it counts: what is looked up again and again is all there */
+#define SEARCH_PART 4u /* of it counts: what is looked up again and again is all there */
 
 struct search {     /* pairs of what was reached */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */

@@ -21,8 +21,8 @@
 #define TEXT_MAX ((size_t)1 << 18)
 #define TOKENS   1000u
 #define MASKS    20u
-/* Of one grammar: bytes that it has when it is compiled, and with what its masks make; nanoseconds of a unit of
- * work: ten times what is measured. */
+/* Of one grammar: bytes that it has when it is compiled, and with what its masks make; nanoseconds of a unit
+ * of work: ten times what is measured. */
 #define COMPILE_BYTES ((size_t)8 << 20)
 #define MASKS_BYTES   ((size_t)160 << 20)
 #define UNIT_NS       100.0
@@ -209,10 +209,11 @@ static void test_costs(void **state)
         walk(g, v, &c);
         steps(g, &c);
         if (getenv("KVASIR_TEST_COSTS"))
-            printf("%3zu: %zu KiB in %.0f ms; a mask %.1f ms, all %.1f ms, %zu units (%.0f ns), %zu KiB, a step "
-                   "%.2f ms; end %d | %.90s\n",
-                   i, bytes >> 10, c.compile_ms, c.mask_ms, c.all_ms, c.work, 1e6 * c.all_ms / (double)c.work,
-                   c.bytes >> 10, c.step_ms, (int)c.why, text);
+            printf(
+                "%3zu: %zu KiB in %.0f ms; a mask %.1f ms, all %.1f ms, %zu units (%.0f ns), %zu KiB, a step "
+                "%.2f ms; end %d | %.90s\n",
+                i, bytes >> 10, c.compile_ms, c.mask_ms, c.all_ms, c.work, 1e6 * c.all_ms / (double)c.work,
+                c.bytes >> 10, c.step_ms, (int)c.why, text);
         if (bytes > COMPILE_BYTES || c.bytes > MASKS_BYTES || c.step_ms > STEP_MS ||
             c.all_ms > 50 + 1e-6 * UNIT_NS * (double)c.work || c.why == MATCHER_MEMORY)
             fail_msg("%.200s: %zu bytes; all masks %.1f ms, %zu units, %zu bytes; a step %.1f ms; %d", text,
