@@ -12,10 +12,10 @@
 #define LIFE_STATES 1024u
 /* Work of one byte's step from one state, which depends on both alone (some milliseconds): beyond it the step
  * is not made, and who asks for a mask that needs it fails. So is the work of a step's parts. */
-#define WORK_NEXT  ((size_t)1 << 20)
+#define WORK_NEXT  ((size_t)1 << 21)
 #define WORK_STATE 256u /* a state's table takes some hundred bytes */
-#define WORK_CONT  32u  /* a step from what follows to the terminals that it begins with */
-#define WORK_PLACE 32u
+#define WORK_CONT  10u  /* a step from what follows to the terminals that it begins with */
+#define WORK_PLACE 12u
 #define TOGETHER   8u /* places that end at once: what follows more of them is made together */
 
 static uint64_t mix(uint64_t h, uint64_t x)
