@@ -2,7 +2,7 @@
  * mask_store.c keeps them, matcher.c follows an answer and asks for them, mask_threads.c has threads for
  * those that take long.
  *
- * Work is counted in units of about 10 ns, as if nothing were known: a mask's cost is the nodes of the
+ * Work is counted in units of 2 to 5 ns, as if nothing were known: a mask's cost is the nodes of the
  * vocabulary's trie that its walk visits, and the work of the distinct steps of the machine that it takes. So
  * the cost is a function of the grammar and the tokens alone, and so is where a limit ends a request. Pace,
  * which decides on who makes a mask, and when, counts work that was done. */
@@ -20,8 +20,8 @@
 #define INLINE_NS 200000u
 #define SHORT_NS  20000u
 #define SLICE_NS  2000000u
-/* Of one mask: a tenth of a second, and some 30 MB of states. Of an answer's masks: as much twice, and for
- * each token as much as a few walks over the whole vocabulary. */
+/* Of one mask: some tenths of a second. Of an answer's masks: as much twice, and for each token as much as a
+ * few walks over the whole vocabulary. */
 #define WORK_MASK   (1u << 26)
 #define WORK_ANSWER (1u << 27)
 #define WORK_TOKEN  (1u << 22)

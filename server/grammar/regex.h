@@ -28,7 +28,7 @@ enum status rx_status(const struct rx_pool *p);
 /* More than the pool may hold: what was made before it decides on that, so nothing else may depend on it. */
 bool rx_pool_full(const struct rx_pool *p);
 void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items); /* so many more, of lists so many items */
-/* Work is counted in units of about 10 ns, as if nothing were known: it is a function of the expressions
+/* Work is counted in units of 2 to 5 ns, as if nothing were known: it is a function of the expressions
  * alone. So much more of it may be done from now on; SIZE_MAX: any. What failed for it is over. */
 void rx_pool_work_max(struct rx_pool *p, size_t most);
 size_t rx_pool_work(const struct rx_pool *p);

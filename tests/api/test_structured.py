@@ -261,7 +261,8 @@ def test_faults(binary, model):
             (as_schema({"enum": [1, 10**30]}), "response_format", "64 bits"),
             (as_schema({"oneOf": [{"type": "object", "properties": {"t": {"const": i}}, "required": ["t"]}
                                   for i in range(2000)]}), "response_format", "too many"),
-            (as_schema({"type": "string", "pattern": "^" + r"\p{L}?" * 1500 + "$"}), "response_format", "too large"),
+            (as_schema({"type": "string", "pattern": "^" + r"\p{L}?" * 1500 + "$"}),
+             "response_format", "too large"),
             ({"guided_regex": "(a"}, "guided_regex", "group"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
             ({"guided_json": {"type": "string", "pattern": "(a)\\1"}}, "guided_json", "refers back")):
