@@ -10,7 +10,10 @@
 #define NODES_MAX   (1u << 21)
 #define REGEXES_MAX ((size_t)1 << 21)
 #define LIFE_STATES 4096u
-#define WORK_MAX    ((size_t)1 << 22) /* of expressions while it is made: some tenths of a second */
+#define WORK_MAX    ((size_t)1 << 26) /* of expressions while it is made: some tenths of a second */
+/* What may be made on the way, beyond which it is dropped: a walk reaches its limit of work first. */
+#define ROOM_NODES ((size_t)1 << 21)
+#define ROOM_ITEMS ((size_t)1 << 25)
 
 struct grammar_builder {
     struct grammar *g;
@@ -310,7 +313,7 @@ enum status gb_finish(struct grammar_builder *b, gx start, struct grammar **out,
     enum status st = check(b, start, err);
     if (!st) {
         for (int i = 0; i < SLICE_KINDS; i++) g->one[i] = grammar__character(g->pool, (enum slice_of_what)i);
-        rx_pool_work_max(g->pool, SIZE_MAX);
+        rx_pool_room(g->pool, ROOM_NODES, ROOM_ITEMS);
         g->pool_base = rx_pool_count(g->pool);
         g->pool_base_bytes = rx_pool_used(g->pool);
         g->node_base = g->node_count;

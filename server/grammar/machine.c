@@ -10,16 +10,23 @@
 #define MADE_MAX    ((size_t)16 << 20)
 #define MADE_LIMIT  ((size_t)64 << 20)
 #define LIFE_STATES 1024u
-/* Beyond these a text does not go on: what one byte may cost is bounded, by the grammar alone. */
-#define BEGIN_MAX (1u << 15) /* steps from what follows to the terminals that it begins with */
-#define WIDE_MAX  (1u << 14) /* places of a state */
-#define TOGETHER  8u         /* places that end at once: what follows more of them is made together */
-#define RAW_MAX   (1u << 16) /* of a state in the making, the same ones many times */
+/* Work of one byte's step from one state, which depends on both alone (some milliseconds): beyond it the step
+ * is not made, and who asks for a mask that needs it fails. So is the work of a step's parts. */
+#define WORK_NEXT  ((size_t)1 << 21)
+#define WORK_STATE 256u /* a state's table takes some hundred bytes */
+#define WORK_CONT  10u  /* a step from what follows to the terminals that it begins with */
+#define WORK_PLACE 12u
+#define TOGETHER   8u /* places that end at once: what follows more of them is made together */
 
 static uint64_t mix(uint64_t h, uint64_t x)
 {
     h = (h ^ x) * 0x9E3779B97F4A7C15ull;
     return h ^ h >> 29;
+}
+
+static bool fine(const struct grammar *g)
+{
+    return !g->failed && !rx_status(g->pool);
 }
 
 static bool places_room(struct grammar *g, size_t more)
@@ -34,7 +41,7 @@ static bool conts_rehash(struct grammar *g, uint32_t slots)
     uint32_t *to = calloc(slots, sizeof *to);
     if (!to) return false;
     for (uint32_t i = 1; i < g->cont_count; i++) {
-        uint64_t h = mix(g->conts[i].what, g->conts[i].rest);
+        uint64_t h = mix(mix(1, g->conts[i].what), g->conts[i].rest);
         while (to[h & (slots - 1)]) h++;
         to[h & (slots - 1)] = i;
     }
@@ -50,7 +57,7 @@ static uint32_t cons(struct grammar *g, gx what, uint32_t rest)
         g->failed = true;
         return 0;
     }
-    uint64_t h = mix(what, rest);
+    uint64_t h = mix(mix(1, what), rest);
     for (uint32_t at; (at = g->cont_slots[h & (g->cont_slot_count - 1)]); h++)
         if (g->conts[at].what == what && g->conts[at].rest == rest) return at;
     if (!array_room((void **)&g->conts, &g->cont_cap, g->cont_count + 1u, sizeof *g->conts)) {
@@ -70,6 +77,7 @@ struct work {
 
 static void push(struct grammar *g, struct work *w, uint32_t cont)
 {
+    rx_spend(g->pool, WORK_CONT);
     if (g->conts[cont].stamp == g->stamp) return; /* was here already */
     g->conts[cont].stamp = g->stamp;
     if (!array_room((void **)&w->items, &w->cap, w->count + 1u, sizeof *w->items)) g->failed = true;
@@ -80,7 +88,7 @@ static void members(struct grammar *g, struct work *w, gx node, uint32_t rest)
 {
     gx what;
     if (members__ends(g, node)) push(g, w, rest);
-    for (uint32_t at = 0, then; !g->failed && members__next(g, node, &at, &what, &then);) {
+    for (uint32_t at = 0, then; fine(g) && members__next(g, node, &at, &what, &then);) {
         gx next = *members__node(g, then);
         if (!next)
             next = grammar__node(g, (struct gx_node){.kind = GX_MEMBERS, .a = then, .productive = true});
@@ -133,15 +141,12 @@ static bool begin_all(struct grammar *g, struct work *w)
 {
     size_t from = g->place_count;
     bool accepts = false;
-    for (uint32_t steps = 0; w->count && !g->failed; steps++) {
+    while (w->count && fine(g)) {
         uint32_t c = w->items[--w->count];
         if (c) begin_one(g, w, c);
         else accepts = true;
-        if (steps < BEGIN_MAX) continue;
-        w->count = 0;
-        g->place_count = from;
-        accepts = false;
     }
+    if (!fine(g)) g->place_count = from;
     free(w->items);
     return accepts;
 }
@@ -150,12 +155,17 @@ static bool begin_all(struct grammar *g, struct work *w)
 static void begin(struct grammar *g, uint32_t cont)
 {
     struct work w = {0};
-    size_t from = g->place_count;
-    if (g->conts[cont].known) return;
+    size_t from = g->place_count, before = rx_pool_work(g->pool);
+    if (g->conts[cont].known) {
+        rx_spend(g->pool, g->conts[cont].work);
+        return;
+    }
     g->stamp++;
     push(g, &w, cont);
     bool accepts = begin_all(g, &w);
     struct cont *c = &g->conts[cont];
+    if (!fine(g)) return;
+    c->work = (uint32_t)(rx_pool_work(g->pool) - before);
     c->places = (uint32_t)from;
     c->place_count = (uint32_t)(g->place_count - from);
     c->accepts = accepts;
@@ -194,9 +204,11 @@ static bool states_rehash(struct grammar *g, uint32_t slots)
     return true;
 }
 
-/* Of the places from `from` on, those that are followed by the same become one. */
+/* Of the places from `from` on, those that are followed by the same become one. It counts where places are
+ * added, as their order here depends on what was made before. */
 static void unite(struct grammar *g, size_t from)
 {
+    rx_pool_free_of_charge(g->pool, true);
     struct place *p = g->places + from;
     size_t n = g->place_count - from, m = 0;
     rx *left = NULL;
@@ -215,22 +227,25 @@ static void unite(struct grammar *g, size_t from)
     }
     free(left);
     g->place_count = from + m;
+    rx_pool_free_of_charge(g->pool, false);
 }
 
-/* The state of the places from `from` on, which were united and are used up. STATE_DEAD where they are too
- * many, or sets in them are too large: a text does not go on there. */
+static bool place_add(struct grammar *g, struct place p)
+{
+    rx_spend(g->pool, WORK_PLACE + 8 * (size_t)rx_items(g->pool, p.left));
+    if (!places_room(g, 1)) g->failed = true;
+    else g->places[g->place_count++] = p;
+    return fine(g);
+}
+
+/* The state of the places from `from` on, which were united and are used up. */
 static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
 {
     struct place *p = g->places + from;
     uint32_t m = (uint32_t)(g->place_count - from);
-    uint32_t cost = 1;
-    for (uint32_t i = 0; i < m; i++) cost += rx_cost(g->pool, p[i].left);
     g->place_count = from;
-    bool wide = m > WIDE_MAX || rx_status(g->pool) == ST_TOO_LARGE;
-    rx_pool_recover(g->pool);
-    if (wide || (!m && !accepts)) return STATE_DEAD;
-    if (rx_status(g->pool) ||
-        (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count))) {
+    if (!fine(g) || (!m && !accepts)) return STATE_DEAD;
+    if (2 * g->state_count >= g->state_slot_count && !states_rehash(g, 2 * g->state_slot_count)) {
         g->failed = true;
         return STATE_DEAD;
     }
@@ -247,108 +262,132 @@ static uint32_t state_of(struct grammar *g, size_t from, bool accepts)
     }
     g->place_count += m;
     g->states[g->state_count] = (struct state){
-        .places = (uint32_t)from, .place_count = m, .cost = cost, .accepts = accepts, .slice = SLICE_UNKNOWN};
+        .places = (uint32_t)from, .place_count = m, .accepts = accepts, .slice = SLICE_UNKNOWN};
     g->state_slots[h & (g->state_slot_count - 1)] = g->state_count;
     return g->state_count++;
+}
+
+/* ---- steps ---- */
+
+/* The work that begins here may be so much. */
+static void limit(struct grammar *g)
+{
+    rx_pool_work_max(g->pool, WORK_NEXT);
+}
+
+bool machine__ended(struct grammar *g, bool *over)
+{
+    *over = rx_status(g->pool) == ST_TOO_LARGE;
+    g->full = rx_pool_full(g->pool);
+    g->failed = g->failed || (rx_status(g->pool) && !*over);
+    rx_pool_work_max(g->pool, SIZE_MAX);
+    return !g->failed && !g->full;
 }
 
 static bool moves_make(struct grammar *g, uint32_t state)
 {
     const struct state *s = &g->states[state];
     struct rx_classes classes;
+    size_t before = rx_pool_work(g->pool);
+    bool over;
+    limit(g);
     rx_classes_begin(&classes);
     for (uint32_t i = 0; i < s->place_count; i++)
         rx_classes_add(g->pool, g->places[s->places + i].left, &classes);
-    size_t bytes = sizeof(struct moves) + classes.count * sizeof(uint32_t);
+    size_t work = rx_pool_work(g->pool) - before;
+    if (!machine__ended(g, &over)) return false;
+    if (over) rx_classes_begin(&classes);
+    size_t bytes = sizeof(struct moves) + classes.count * sizeof(struct move);
     struct moves *m = malloc(bytes);
-    if (!m) return false;
+    if (!m) {
+        g->failed = true;
+        return false;
+    }
     memcpy(m->of_byte, classes.of_byte, sizeof m->of_byte);
     m->count = classes.count;
-    memset(m->next, 0xFF, m->count * sizeof *m->next);
+    m->work = over ? WORK_OVER : WORK_STATE + (uint32_t)work;
+    m->stamp = 0;
+    for (uint32_t i = 0; i < m->count; i++)
+        m->to[i] = (struct move){.next = over ? STATE_DEAD : STATE_UNKNOWN, .work = over ? WORK_OVER : 0};
     g->states[state].moves = m;
     g->move_bytes += bytes;
     return true;
 }
 
-uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte)
+/* The state after the byte. */
+static uint32_t step(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    if (state == STATE_DEAD || g->failed) return STATE_DEAD;
-    if (!g->states[state].moves && !moves_make(g, state)) {
-        g->failed = true;
-        return STATE_DEAD;
-    }
     uint32_t first = g->states[state].places, n = g->states[state].place_count, ending = 0;
     bool accepts = false;
     /* Beginnings are looked up first: they add places of their own. Those of many are made together: each
      * alone might have what all of them have. */
     struct work w = {0};
     g->stamp++;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && fine(g); i++) {
         struct place p = g->places[first + i];
         if (!rx_nullable(g->pool, rx_derivative(g->pool, p.left, byte))) continue;
         ending++;
         push(g, &w, p.cont);
     }
     bool together = ending > TOGETHER;
-    for (uint32_t i = 0; i < w.count && !together; i++) begin(g, w.items[i]);
+    for (uint32_t i = 0; i < w.count && !together && fine(g); i++) begin(g, w.items[i]);
     size_t from = g->place_count;
     if (together) accepts = begin_all(g, &w);
     else free(w.items);
-    for (uint32_t i = 0; i < n && !g->failed; i++) {
+    for (uint32_t i = 0; i < n && fine(g); i++) {
         struct place p = g->places[first + i];
         rx left = rx_live(g->pool, rx_derivative(g->pool, p.left, byte), LIFE_STATES);
         if (!left) continue;
         bool ends = !together && rx_nullable(g->pool, left);
-        const struct cont *c = &g->conts[p.cont];
-        if (!places_room(g, 1 + (ends ? c->place_count : 0u))) {
-            g->failed = true;
-            break;
-        }
-        if (left != RX_EMPTY) g->places[g->place_count++] = (struct place){left, p.cont};
+        if (left != RX_EMPTY && !place_add(g, (struct place){left, p.cont})) break;
         if (!ends) continue;
+        const struct cont *c = &g->conts[p.cont];
         accepts = accepts || c->accepts;
-        memcpy(g->places + g->place_count, g->places + c->places, c->place_count * sizeof *g->places);
-        g->place_count += c->place_count;
-        /* Alternatives that went the same way have places many times over: few may be left. */
-        if (g->place_count - from < RAW_MAX) continue;
-        unite(g, from);
-        if (g->place_count - from > WIDE_MAX) break;
+        for (uint32_t k = 0; k < c->place_count && place_add(g, g->places[c->places + k]); k++) {
+        }
     }
     unite(g, from);
-    uint32_t to = g->failed ? STATE_DEAD : state_of(g, from, accepts);
-    if (g->failed) return STATE_DEAD;
-    struct moves *m = g->states[state].moves;
-    m->next[m->of_byte[byte]] = to;
-    return to;
+    return state_of(g, from, accepts);
 }
 
-uint32_t machine__cost(const struct grammar *g, uint32_t state)
+struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    return g->states[state].cost;
+    if (g->failed || g->full || (!g->states[state].moves && !moves_make(g, state))) return NULL;
+    struct moves *m = g->states[state].moves;
+    struct move *to = &m->to[m->of_byte[byte]];
+    if (to->next != STATE_UNKNOWN) return to;
+    size_t before = rx_pool_work(g->pool);
+    bool over;
+    limit(g);
+    uint32_t next = step(g, state, byte);
+    size_t work = rx_pool_work(g->pool) - before;
+    if (!machine__ended(g, &over)) return NULL;
+    *to = over ? (struct move){.next = STATE_DEAD, .work = WORK_OVER}
+               : (struct move){.next = next, .work = (uint32_t)work};
+    return to;
 }
 
 /* ---- all of it ---- */
 
 static bool first_state(struct grammar *g)
 {
+    bool over, made = false;
     g->cont_count = 1; /* the end */
     g->conts[0] = (struct cont){0};
     g->state_count = 1; /* none */
     g->states[0] = (struct state){0};
+    limit(g);
     uint32_t start = cons(g, g->start, 0);
     if (!g->failed) begin(g, start);
-    if (g->failed) return false;
-    const struct cont *c = &g->conts[start];
-    if (!c->place_count && !c->accepts) return false;
-    size_t from = g->place_count;
-    if (!places_room(g, c->place_count)) {
-        g->failed = true;
-        return false;
+    if (fine(g)) {
+        const struct cont *c = &g->conts[start];
+        size_t from = g->place_count;
+        for (uint32_t k = 0; k < c->place_count && place_add(g, g->places[c->places + k]); k++) {
+        }
+        unite(g, from);
+        made = state_of(g, from, c->accepts) == STATE_FIRST;
     }
-    memcpy(g->places + from, g->places + c->places, c->place_count * sizeof *g->places);
-    g->place_count += c->place_count;
-    unite(g, from);
-    return state_of(g, from, c->accepts) == STATE_FIRST;
+    return machine__ended(g, &over) && !over && made;
 }
 
 static void moves_free(struct grammar *g)
@@ -411,6 +450,7 @@ void machine__tidy(struct grammar *g)
 void machine__drop(struct grammar *g)
 {
     moves_free(g);
+    g->full = false;
     g->era++;
     g->found_again = 0;
     g->state_count = g->cont_count = 0;

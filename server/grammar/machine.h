@@ -23,22 +23,28 @@ struct cont { /* `what`, then `rest`; 0 = the end */
     gx what;
     uint32_t rest;
     uint32_t stamp;
-    uint32_t places, place_count; /* where it begins, once known */
+    uint32_t places, place_count, work; /* where it begins, once known; work to find that */
     bool known, accepts;
 };
 struct place {
     rx left;
     uint32_t cont;
 };
+struct move {
+    uint32_t next;        /* STATE_UNKNOWN: not made yet */
+    uint32_t work, stamp; /* as if nothing were known; the last walk that was charged for it */
+};
+#define WORK_OVER UINT32_MAX /* more than a step may be: it is not made */
 struct moves {
     uint8_t of_byte[256];
-    uint32_t count;
-    uint32_t next[]; /* [count] by class; STATE_UNKNOWN */
+    uint32_t count, work, stamp; /* to make the classes */
+    struct move to[];            /* [count] by class */
 };
 struct state {
-    uint32_t places, place_count, cost;
+    uint32_t places, place_count;
     bool accepts;
     int8_t slice;        /* which of the vocabulary's slices it takes whole: -1 none, SLICE_UNKNOWN */
+    uint32_t slice_work; /* to find that */
     struct moves *moves; /* NULL: none known */
 };
 #define STATE_DEAD    0u
@@ -87,6 +93,7 @@ struct grammar {
     uint32_t *repeat_slots, repeat_slot_count; /* of GX_REPEAT nodes */
     uint32_t era;
     bool failed; /* out of memory: nothing but the end is allowed any more */
+    bool full;   /* no more can be made in this era */
 
     struct masks *masks;           /* kept ones, and whose mask is being made; NULL: none yet */
     atomic_size_t bytes;           /* that it held last; read without the lock */
@@ -130,16 +137,24 @@ size_t machine__made(const struct grammar *g); /* about: bytes that a drop makes
 /* Drops what was made when that is a lot: states are to be found again then. */
 void machine__tidy(struct grammar *g);
 void machine__drop(struct grammar *g);
-/* The size of a state: the positions that it holds, at least 1. It depends on the grammar and the state's
- * language position alone, never on what is cached: a byte's step from the state costs about so much. */
-uint32_t machine__cost(const struct grammar *g, uint32_t state);
-uint32_t machine__next_slow(struct grammar *g, uint32_t state, uint8_t byte);
-/* Where the byte leads: STATE_DEAD where it does not. */
+/* After work in the pool with rx_pool_work_max: false: no memory (`failed`), or no room (`full`). *over: it
+ * was more work than it may be. */
+bool machine__ended(struct grammar *g, bool *over);
+/* Where the byte leads; NULL: no memory (`failed`), or no room (`full`). A step's work is a function of the
+ * state and the byte alone, never of what is known: where it is WORK_OVER the step is too large to be made.
+ */
+struct move *machine__make(struct grammar *g, uint32_t state, uint8_t byte);
+static inline struct move *machine__known(const struct grammar *g, uint32_t state, uint8_t byte)
+{
+    struct moves *m = g->states[state].moves;
+    struct move *to = m ? &m->to[m->of_byte[byte]] : NULL;
+    return to && to->next != STATE_UNKNOWN ? to : NULL;
+}
 static inline uint32_t machine__next(struct grammar *g, uint32_t state, uint8_t byte)
 {
-    const struct moves *m = g->states[state].moves;
-    if (m && m->next[m->of_byte[byte]] != STATE_UNKNOWN) return m->next[m->of_byte[byte]];
-    return machine__next_slow(g, state, byte);
+    struct move *to = machine__known(g, state, byte);
+    if (!to && state) to = machine__make(g, state, byte);
+    return to ? to->next : STATE_DEAD;
 }
 
 #endif

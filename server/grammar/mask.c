@@ -46,6 +46,7 @@ bool mask__own(struct grammar *g, const void *who)
 {
     struct masks *k = masks__of(g);
     if (k && k->owner) return k->owner == who;
+    if (g->full) machine__drop(g);
     machine__tidy(g);
     size_t made = machine__made(g);
     bool is_short = g->memory && atomic_load(&g->memory->used) > g->memory->most;
@@ -67,38 +68,46 @@ static void set(uint32_t *bits, uint32_t id)
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-static uint64_t state_work(struct grammar *g, uint32_t state)
+/* The work of the step, where this walk takes it for the first time. */
+static uint64_t charge(struct grammar *g, uint32_t state, struct move *to)
 {
-    return mask__first_visit(g, state) ? WORK_STATE + (uint64_t)WORK_PLACE * machine__cost(g, state) : 0;
+    struct moves *m = g->states[state].moves;
+    uint32_t stamp = g->masks->stamp, work = m->stamp != stamp ? m->work : 0;
+    to->stamp = m->stamp = stamp;
+    return (uint64_t)work + to->work;
 }
 
 /* Goes on with a walk; false: it is not at its end, nor over the limit. */
 static bool walk(struct grammar *g, const struct grammar_vocab *v, struct walk *w, struct pace *p)
 {
     const struct trie *t = w->t;
-    uint32_t i = w->at, *bits = w->mask->bits;
-    uint64_t from = w->mask->cost, cost = from, end = WORK_MASK;
-    if (cost < WORK_MASK && p->left < WORK_MASK - cost) end = cost + p->left;
-    while (i < t->count && cost <= end) {
+    uint32_t i = w->at, *bits = w->mask->bits, stamp = g->masks->stamp;
+    uint64_t cost = w->mask->cost, done = 0, made = 0, before = rx_pool_work(g->pool);
+    bool late = false;
+    for (; i < t->count && cost <= WORK_MASK && done + made <= p->left && !late; done++) {
         const struct trie_node *n = &t->nodes[i];
-        uint32_t to = machine__next(g, w->path[n->depth - 1], n->byte);
-        cost++;
+        uint32_t from = w->path[n->depth - 1];
+        struct move *to = machine__known(g, from, n->byte);
         if (!to) {
+            to = machine__make(g, from, n->byte);
+            if (!to) break;
+            made = rx_pool_work(g->pool) - before;
+            late = p->end_ns && now_ns() >= p->end_ns;
+        }
+        cost += 1 + (to->stamp != stamp ? charge(g, from, to) : 0);
+        if (!to->next) {
             i = n->skip;
             continue;
         }
-        w->path[n->depth] = to;
+        w->path[n->depth] = to->next;
         if (n->token != NO_TOKEN) set(bits, n->token);
         if (n->twins) /* asked of the node: their table is large and would be read at random */
             for (uint32_t id = v->twin[n->token]; id != NO_TOKEN; id = v->twin[id]) set(bits, id);
         i++;
-        uint64_t first = state_work(g, to);
-        cost += first;
-        if (first && p->end_ns && now_ns() >= p->end_ns) break;
     }
     w->at = i;
     w->mask->cost = cost;
-    pace_use(p, cost - from);
+    pace_use(p, done + made);
     return i >= t->count || cost > WORK_MASK;
 }
 
@@ -112,36 +121,43 @@ static bool all_take(struct grammar *g, const struct state *s)
     for (uint32_t i = 0; i < s->place_count; i++) {
         rx left = g->places[s->places + i].left;
         if (rx_bounded(g->pool, left)) continue;
-        if (count == MANY) return false;
-        all[count++] = rx_widened(g->pool, left);
+        if (count < MANY) all[count] = left;
+        count++;
     }
-    return count > 1 &&
-           rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
+    if (count < 2 || count > MANY) return false;
+    for (uint32_t i = 0; i < count; i++) all[i] = rx_widened(g->pool, all[i]);
+    return rx_free_run(g->pool, rx_union(g->pool, all, count), g->one[SLICE_ORDINARY]) == RX_NO_LIMIT;
 }
 
-/* How many such characters can follow in any case. */
+/* How many such characters can follow in any case. All places are asked: their order is nobody's. */
 static uint32_t free_run(struct grammar *g, const struct state *s, rx one)
 {
     uint32_t most = 0;
-    for (uint32_t i = 0; i < s->place_count && most != RX_NO_LIMIT; i++) {
+    for (uint32_t i = 0; i < s->place_count; i++) {
         uint32_t run = rx_free_run(g->pool, g->places[s->places + i].left, one);
         most = run > most ? run : most;
     }
     return most;
 }
 
-/* The first slice that the state takes whole. */
+/* The first slice that the state takes whole; none where it is much work to tell. */
 static int slice_of(struct grammar *g, uint32_t state)
 {
     struct state *s = &g->states[state];
     if (s->slice != SLICE_UNKNOWN) return s->slice;
     uint32_t run[SLICE_KINDS];
+    size_t before = rx_pool_work(g->pool);
+    rx_pool_work_max(g->pool, WORK_SLICES);
     run[SLICE_ORDINARY] = free_run(g, s, g->one[SLICE_ORDINARY]);
     if (!run[SLICE_ORDINARY] && all_take(g, s)) run[SLICE_ORDINARY] = RX_NO_LIMIT;
     run[SLICE_WORD] = run[SLICE_ORDINARY] ? run[SLICE_ORDINARY] : free_run(g, s, g->one[SLICE_WORD]);
+    size_t work = rx_pool_work(g->pool) - before;
+    bool over;
     int k = 0;
+    if (!machine__ended(g, &over)) return -1;
     while (k < SLICES && run[slice_kinds[k].what] < slice_kinds[k].chars) k++;
-    s->slice = (int8_t)(k == SLICES ? -1 : k);
+    s->slice = (int8_t)(over || k == SLICES ? -1 : k);
+    s->slice_work = over ? WORK_SLICES : (uint32_t)work;
     return s->slice;
 }
 
@@ -170,8 +186,8 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     atomic_init(&w->mask->refs, 1);
     atomic_fetch_add(&k->bytes, mask__bytes(g));
     k->stamp++;
-    w->mask->cost = state_work(g, state);
     int slice = slice_of(g, state);
+    w->mask->cost = g->states[state].slice_work;
     w->t = slice < 0 ? &v->all : &v->slices[slice].rest;
     if (slice < 0) memset(w->mask->bits, 0, v->words * sizeof *w->mask->bits);
     else memcpy(w->mask->bits, v->slices[slice].bits, v->words * sizeof *w->mask->bits);
@@ -190,8 +206,8 @@ enum mask_state mask__go_on(struct grammar *g, const struct grammar_vocab *v, st
                             struct mask **out, enum matcher_failure *why)
 {
     struct mask *mask = w->mask;
-    bool done = walk(g, v, w, p), any = false;
-    if (!done && !g->failed) return MASK_LATER;
+    bool done = !g->full && walk(g, v, w, p), any = false;
+    if (g->full || (!done && !g->failed)) return MASK_LATER;
     uint32_t state = w->path[0];
     if (!g->failed && g->states[state].accepts)
         for (uint32_t i = 0; i < v->end_count; i++) set(mask->bits, v->end_ids[i]);

@@ -2,29 +2,29 @@
  * mask_store.c keeps them, matcher.c follows an answer and asks for them, mask_threads.c has threads for
  * those that take long.
  *
- * Work is counted in units of some nanoseconds, as if nothing were cached: a mask's cost is the nodes of the
- * vocabulary's trie that its walk visits, and the sizes of the distinct states that it visits. So the cost is
- * a function of the grammar and the tokens alone, and so is where a limit ends a request. */
+ * Work is counted in units of 2 to 5 ns, as if nothing were known: a mask's cost is the nodes of the
+ * vocabulary's trie that its walk visits, and the work of the distinct steps of the machine that it takes. So
+ * the cost is a function of the grammar and the tokens alone, and so is where a limit ends a request. Pace,
+ * which decides on who makes a mask, and when, counts work that was done. */
 #ifndef KVASIR_GRAMMAR_MASK_H
 #define KVASIR_GRAMMAR_MASK_H
 
 #include "server/grammar/vocab.h"
 
-#define WORK_STATE  256u /* of a state that is visited first: with its table it takes some hundred bytes */
-#define WORK_PLACE  64u  /* and of each of its positions, for the steps of all its bytes together */
-#define WORK_BYTE   4u   /* of a byte of the answer, and of each position of the state it leads to */
-#define WORK_INLINE (1u << 15) /* of one call that plans a step: 100 to 200 microseconds */
-#define WORK_SLICE  (1u << 17) /* under a grammar's lock, on a thread for masks: half a millisecond */
-/* States may cost more time than their size says: calls also look at the clock, which decides when and where
- * a mask is made, and nothing else. Of a matcher whose last mask took long, planning tries it shortly. */
+#define WORK_BYTE   4u         /* of a byte of the answer, beside its step */
+#define WORK_SLICES (1u << 20) /* of the search for a slice that a state takes whole */
+#define WORK_INLINE (1u << 16) /* of one call that plans a step: 100 to 200 microseconds */
+#define WORK_SLICE  (1u << 18) /* under a grammar's lock, on a thread for masks: half a millisecond */
+/* Calls also look at the clock, which decides when and where a mask is made, and nothing else. Of a matcher
+ * whose last mask took long, planning tries it shortly. */
 #define INLINE_NS 200000u
 #define SHORT_NS  20000u
 #define SLICE_NS  2000000u
-/* Of one mask: a tenth of a second, and some 30 MB of states. Of an answer's masks: as much twice, and for
- * each token as much as a few walks over the whole vocabulary. */
-#define WORK_MASK   (1u << 24)
-#define WORK_ANSWER (1u << 25)
-#define WORK_TOKEN  (1u << 20)
+/* Of one mask: some tenths of a second. Of an answer's masks: as much twice, and for each token as much as a
+ * few walks over the whole vocabulary. */
+#define WORK_MASK   (1u << 26)
+#define WORK_ANSWER (1u << 27)
+#define WORK_TOKEN  (1u << 22)
 #define WORK_WALKS  4u
 
 /* What one call may still do. */
@@ -57,9 +57,8 @@ struct masks {
     uint64_t clock;
     const struct grammar_vocab *vocab; /* of the masks */
     const void *owner;                 /* whose mask is under way; NULL: nobody's */
-    uint32_t *stamps, stamp;           /* by state: the last walk that visited it */
-    size_t stamp_cap;
-    atomic_size_t bytes; /* of masks that live */
+    uint32_t stamp;                    /* of the last walk */
+    atomic_size_t bytes;               /* of masks that live */
 };
 
 struct masks *masks__of(struct grammar *g);               /* NULL: no memory, `failed` */
@@ -67,8 +66,6 @@ void mask__drop(struct grammar *g, struct mask *mask);    /* a reference; NULL i
 size_t mask__bytes(const struct grammar *g);              /* of one */
 struct kept *mask__kept(struct masks *k, uint32_t state); /* NULL: it is not kept */
 void mask__keep(struct grammar *g, uint32_t state, struct mask *mask);
-/* Whether this walk (masks.stamp) comes to the state for the first time. */
-bool mask__first_visit(struct grammar *g, uint32_t state);
 
 /* A mask in the making: where the walk over the trie is. Of the grammar's current states. */
 struct walk {

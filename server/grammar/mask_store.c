@@ -1,4 +1,4 @@
-/* The masks that a grammar keeps, and which states a walk has visited. */
+/* The masks that a grammar keeps. */
 #include "server/grammar/mask.h"
 
 #include <stdlib.h>
@@ -34,28 +34,7 @@ void masks__drop(struct grammar *g)
 void masks__free(struct grammar *g)
 {
     masks__drop(g);
-    if (g->masks) free(g->masks->stamps);
     free(g->masks);
-}
-
-/* Whether this walk comes to the state for the first time. */
-bool mask__first_visit(struct grammar *g, uint32_t state)
-{
-    struct masks *k = g->masks;
-    if (state >= k->stamp_cap) {
-        size_t cap = 2 * (size_t)state + 64;
-        uint32_t *to = realloc(k->stamps, cap * sizeof *to);
-        if (!to) {
-            g->failed = true;
-            return false;
-        }
-        memset(to + k->stamp_cap, 0, (cap - k->stamp_cap) * sizeof *to);
-        k->stamps = to;
-        k->stamp_cap = cap;
-    }
-    bool first = k->stamps[state] != k->stamp;
-    k->stamps[state] = k->stamp;
-    return first;
 }
 
 struct kept *mask__kept(struct masks *k, uint32_t state)
@@ -79,5 +58,5 @@ void mask__keep(struct grammar *g, uint32_t state, struct mask *mask)
 size_t masks__bytes(const struct grammar *g)
 {
     const struct masks *k = g->masks;
-    return k ? sizeof *k + k->stamp_cap * sizeof *k->stamps + atomic_load(&k->bytes) : 0;
+    return k ? sizeof *k + atomic_load(&k->bytes) : 0;
 }

@@ -31,7 +31,8 @@ struct matcher {
     struct walk walk;
     struct ready ready[READY];
     uint64_t worked;
-    bool slow; /* the last mask took long */
+    bool slow;  /* the last mask took long */
+    bool clean; /* the walk that is under way began in an era of its own */
     atomic_uint refs;
     atomic_bool job, stopped;
     atomic_int failure;
@@ -134,19 +135,22 @@ static bool aim(struct matcher *m, const uint32_t *tokens, uint32_t count)
     return true;
 }
 
+/* STATE_DEAD also where it could not be made. */
 static uint32_t after_token(struct matcher *m, uint32_t state, uint32_t token, uint64_t *work)
 {
     const struct grammar_vocab *v = m->v;
     ++*work;
     if (token >= v->count || v->at[token] == v->at[token + 1]) return STATE_DEAD;
     for (size_t i = v->at[token]; i < v->at[token + 1] && state; i++) {
-        state = machine__next(m->g, state, v->bytes[i]);
-        if (state) *work += WORK_BYTE * (1 + (uint64_t)machine__cost(m->g, state));
+        struct move *to = machine__known(m->g, state, v->bytes[i]);
+        if (!to) to = machine__make(m->g, state, v->bytes[i]);
+        if (to) *work += WORK_BYTE + (uint64_t)to->work;
+        state = to ? to->next : STATE_DEAD;
     }
     return state;
 }
 
-/* Under the lock, as the grammar's owner: the states of the tokens; false: *p is used up. */
+/* Under the lock, as the grammar's owner: the states of the tokens; false: *p is used up, or it is full. */
 static bool go(struct matcher *m, struct pace *p)
 {
     struct grammar *g = m->g;
@@ -157,11 +161,13 @@ static bool go(struct matcher *m, struct pace *p)
     }
     m->at[0].state = STATE_FIRST;
     while (m->count < m->target && !g->failed) {
-        uint64_t work = 0;
+        uint64_t work = 0, before = rx_pool_work(g->pool);
         uint32_t i = m->count;
         size_t made = machine__made(g);
         if (pace_over(p)) return false;
         uint32_t state = after_token(m, m->at[i].state, m->tokens[i], &work);
+        pace_use(p, WORK_BYTE + rx_pool_work(g->pool) - before);
+        if (g->full) return false;
         m->at[i + 1].state = state;
         if (i + 1 > m->known) {
             m->at[i + 1].charged = false;
@@ -170,7 +176,6 @@ static bool go(struct matcher *m, struct pace *p)
         }
         if (i < m->again) g->found_again += machine__made(g) - made;
         m->count = i + 1;
-        pace_use(p, work);
     }
     return true;
 }
@@ -198,8 +203,27 @@ static enum mask_state settle(struct matcher *m, enum mask_state st, struct mask
     }
     ready_drop(m, r);
     *r = (struct ready){.count = m->target, .set = true, .state = st, .why = why, .mask = mask};
+    m->clean = false;
     mask__disown(m->g);
     return st;
+}
+
+static void abandon(struct matcher *m)
+{
+    mask__abandon(m->g, &m->walk);
+    m->clean = false;
+    mask__disown(m->g);
+}
+
+/* There is no room for what it takes, beside what others made: all of that is dropped, and it begins anew. So
+ * whether there is room does not depend on others. */
+static enum mask_state begin_anew(struct matcher *m)
+{
+    mask__abandon(m->g, &m->walk);
+    if (m->clean) return settle(m, MASK_FAILED, NULL, MATCHER_MASK_COST);
+    machine__drop(m->g);
+    m->clean = true;
+    return MASK_LATER;
 }
 
 /* Under the lock: goes on with the mask after m->tokens[0..target). LATER: *p is used up, and the grammar
@@ -217,14 +241,10 @@ static enum mask_state make(struct matcher *m, struct pace *p)
                          &why);
     if (there && st == MASK_LATER) st = mask__go_on(m->g, m->v, &m->walk, p, &mask, &why);
     m->worked += before - p->left;
+    if (st == MASK_LATER && m->g->full) st = begin_anew(m);
+    else if (st != MASK_LATER) st = settle(m, st, mask, why);
     if (st == MASK_LATER) machine__count(m->g);
-    return st == MASK_LATER ? st : settle(m, st, mask, why);
-}
-
-static void abandon(struct matcher *m)
-{
-    mask__abandon(m->g, &m->walk);
-    mask__disown(m->g);
+    return st;
 }
 
 /* ---- what the planner asks ---- */
@@ -347,12 +367,14 @@ void matcher__done(struct matcher *m)
 static int only_byte(struct grammar *g, uint32_t state, struct pace *p)
 {
     int found = -1;
-    uint64_t each = machine__cost(g, state);
     if (g->states[state].accepts) return -1;
     for (unsigned b = 0; b < 256; b++) {
-        if (p->left < each) return -1;
-        pace_use(p, each);
-        if (!machine__next(g, state, (uint8_t)b)) continue;
+        size_t before = rx_pool_work(g->pool);
+        struct move *to = machine__known(g, state, (uint8_t)b);
+        if (!to) to = machine__make(g, state, (uint8_t)b);
+        pace_use(p, 1 + rx_pool_work(g->pool) - before);
+        if (!to || to->work == WORK_OVER || !p->left) return -1;
+        if (!to->next) continue;
         if (found >= 0) return -1;
         found = (int)b;
     }
@@ -395,7 +417,7 @@ uint32_t matcher_forced(struct matcher *m, const uint32_t *tokens, uint32_t coun
         work_unlock(&m->g->lock);
         return 0;
     }
-    uint32_t state = go(m, &p) && !m->g->failed ? m->at[count].state : STATE_DEAD;
+    uint32_t state = go(m, &p) && !m->g->failed && !m->g->full ? m->at[count].state : STATE_DEAD;
     for (int b; state && len < sizeof text && !pace_over(&p) && (b = only_byte(m->g, state, &p)) >= 0;
          len++) {
         text[len] = (uint8_t)b;

@@ -295,6 +295,13 @@ static bool skips(const struct table *t, uint32_t from, uint32_t to, uint32_t na
     return false;
 }
 
+/* To look whether a stand can be finished, and to keep it. */
+static size_t stand_work(const struct table *t, const uint32_t *s)
+{
+    size_t wants = s[S_GIVEN] != t->all ? ((size_t)t->all + 1) * t->count : 0;
+    return 8 + t->words / 4 + t->implies_count + wants;
+}
+
 bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t *then)
 {
     struct members *m = g->members;
@@ -309,11 +316,13 @@ bool members__next(struct grammar *g, gx node, uint32_t *at, gx *what, uint32_t 
     const uint32_t *s = m->words + from;
     uint32_t *to = m->words + m->word_count, *need = to + n;
     bool comma = s[S_COUNT] && !s[S_COMMA];
-    while (*at < t->count) {
+    while (*at < t->count && !rx_status(g->pool)) {
         const struct gb_member *e = &t->list[(*at)++];
+        rx_spend(g->pool, 1);
         if (!g->nodes[e->what].productive || !open(t, s, e) ||
             (t->max != RX_NO_LIMIT && s[S_COUNT] >= t->max))
             continue;
+        rx_spend(g->pool, stand_work(t, s));
         memcpy(to, s, n * sizeof *s);
         to[S_COMMA] = 0;
         to[S_COUNT] += to[S_COUNT] < most;

@@ -19,8 +19,8 @@ struct node {
     bool nullable, logic, counts; /* logic: and or not within; counts: a cell of it counts */
     uint32_t a, b, c;             /* CONCAT a, b; NOT a; REPEAT a{b,c}; ALT, AND: list[a..a+b); BYTES set a */
     uint32_t first, first_count;  /* its transitions; count FIRST_UNKNOWN: not made yet */
-    uint32_t cost;                /* 0 = not known yet */
-    uint32_t least;               /* no text that it matches is shorter */
+    uint32_t first_work, life_work; /* to make them; to find `life` */
+    uint32_t least;                 /* no text that it matches is shorter */
 };
 #define FIRST_UNKNOWN UINT32_MAX
 /* One way to begin: a byte of the set, or (LOGIC) what an and or not takes; then `rest`. */
@@ -34,7 +34,7 @@ struct rx_pool {
     struct node *nodes;
     size_t count, cap, max;
     uint32_t *list;
-    size_t list_count, list_cap;
+    size_t list_count, list_cap, list_max;
     uint32_t (*sets)[8];
     size_t set_count, set_cap;
     struct first *firsts;
@@ -48,16 +48,20 @@ struct rx_pool {
     size_t seen_count, seen_cap;
     uint32_t stamp;
     size_t work, work_max;
+    bool free_of_charge; /* what is done now was counted elsewhere */
+    bool over, full;     /* failed for work_max; for what it may hold */
     rx kept;
     uint32_t *slots; /* hash of nodes; 0 = free (K_NONE is never looked up) */
     size_t slot_count;
     struct memo {
         uint64_t key; /* 0 = free */
         rx value;
+        uint32_t work;
     } * memo;
     size_t memo_count, memo_cap;
     struct taken {
         rx a, one;
+        uint32_t work;
         bool yes;
     } taken[64]; /* a covers one text of `one` */
     enum status st;
@@ -66,11 +70,43 @@ struct rx_pool {
 #define MEMO_MAX (1u << 18)
 #define LIST_MAX ((size_t)1 << 25) /* items of all lists, and transitions: 128 MiB, 256 MiB */
 #define SET_MAX  (1u << 15)        /* items of one set, and transitions of one */
+/* Work in units of 2 to 5 ns: of a node that is looked up, or made; and of each item of a list, a set or a
+ * closure that is gone through. */
+#define WORK_NODE  16u
+#define WORK_ITEM  4u
+#define WORK_COUNT 96u /* of an item with counters that is merged */
 
 static rx fail(struct rx_pool *p, enum status st)
 {
     if (!p->st) p->st = st;
     return RX_NONE;
+}
+
+static rx fail_full(struct rx_pool *p)
+{
+    p->full = true;
+    return fail(p, ST_TOO_LARGE);
+}
+
+bool rx_pool_full(const struct rx_pool *p)
+{
+    return p->full;
+}
+
+/* Work is counted as if nothing were known: what is looked up counts what it took to make. So it is a
+ * function of the expressions alone. */
+void rx_spend(struct rx_pool *p, size_t units)
+{
+    if (p->free_of_charge) return;
+    p->work += units;
+    if (p->work <= p->work_max || p->st) return;
+    p->over = true;
+    (void)fail(p, ST_TOO_LARGE);
+}
+
+static uint32_t since(const struct rx_pool *p, size_t before)
+{
+    return p->work - before > UINT32_MAX ? UINT32_MAX : (uint32_t)(p->work - before);
 }
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -174,13 +210,14 @@ static void facts(const struct rx_pool *p, struct node *n, const uint32_t *items
 static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
 {
     if (p->st) return RX_NONE;
-    if (++p->work > p->work_max) return fail(p, ST_TOO_LARGE);
+    rx_spend(p, WORK_NODE + (is_list(n.kind) ? n.b : 0));
+    if (p->st) return RX_NONE;
     if (2 * p->count >= p->slot_count && !rehash(p, 2 * p->slot_count)) return fail(p, ST_NOMEM);
     uint64_t h = hash_of(p, &n, items);
     uint32_t at;
     for (; (at = p->slots[h & (p->slot_count - 1)]); h++)
         if (same(p, &p->nodes[at], &n, items)) return at;
-    if (p->count >= p->max) return fail(p, ST_TOO_LARGE);
+    if (p->count >= p->max) return fail_full(p);
     facts(p, &n, items);
     n.first_count = FIRST_UNKNOWN;
     if (n.kind == K_BYTES) {
@@ -189,7 +226,7 @@ static rx intern(struct rx_pool *p, struct node n, const uint32_t *items)
         memcpy(p->sets[p->set_count], items, sizeof *p->sets);
         n.a = (uint32_t)p->set_count++;
     } else if (is_list(n.kind)) {
-        if (p->list_count + n.b > LIST_MAX) return fail(p, ST_TOO_LARGE);
+        if (p->list_count + n.b > p->list_max) return fail_full(p);
         if (!array_room((void **)&p->list, &p->list_cap, p->list_count + n.b, sizeof *p->list))
             return fail(p, ST_NOMEM);
         memcpy(p->list + p->list_count, items, n.b * sizeof *items);
@@ -208,6 +245,7 @@ enum status rx_pool_create(size_t nodes_max, struct rx_pool **out)
     if (!p) return ST_NOMEM;
     p->max = nodes_max < 16 ? 16 : nodes_max;
     p->work_max = SIZE_MAX;
+    p->list_max = LIST_MAX;
     p->count = 3;
     if (!array_room((void **)&p->nodes, &p->cap, 64, sizeof *p->nodes) || !rehash(p, 64)) {
         rx_pool_free(p);
@@ -246,19 +284,32 @@ rx *rx_pool_kept(struct rx_pool *p)
     return &p->kept;
 }
 
-void rx_pool_recover(struct rx_pool *p)
+void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items)
 {
-    if (p->st == ST_TOO_LARGE) p->st = ST_OK;
+    p->max = p->count + nodes;
+    p->list_max = p->list_count + items;
 }
 
 void rx_pool_work_max(struct rx_pool *p, size_t most)
 {
     p->work_max = most == SIZE_MAX ? most : p->work + most;
+    if (p->st == ST_TOO_LARGE && !p->full) p->st = ST_OK;
+    p->over = false;
 }
 
 size_t rx_pool_work(const struct rx_pool *p)
 {
     return p->work;
+}
+
+void rx_pool_free_of_charge(struct rx_pool *p, bool begin)
+{
+    p->free_of_charge = begin;
+}
+
+uint32_t rx_items(const struct rx_pool *p, rx a)
+{
+    return p->nodes[a].kind == K_ALT ? p->nodes[a].b : 1;
 }
 
 size_t rx_pool_used(const struct rx_pool *p)
@@ -293,6 +344,7 @@ void rx_pool_cut(struct rx_pool *p, size_t count)
     p->memo_count = 0;
     memset(p->taken, 0, sizeof p->taken);
     p->st = ST_OK;
+    p->full = p->over = false;
     if (!rehash(p, p->slot_count)) p->st = ST_NOMEM;
 }
 
@@ -471,7 +523,7 @@ rx rx_alt(struct rx_pool *p, rx a, rx b)
             t.items[i] = t.items[--t.count];
             i = SIZE_MAX;
         }
-        p->work += t.count / 8;
+        rx_spend(p, 2 * t.count);
         parts_add(p, &t, K_ALT, x);
     }
     t.failed = t.failed || more.failed;
@@ -492,6 +544,23 @@ rx rx_concat_list(struct rx_pool *p, const rx *list, size_t n)
     return out;
 }
 
+/* What all of the parts match, which are used up. */
+static rx and_end(struct rx_pool *p, struct parts *t)
+{
+    bool none = false;
+    parts_sort(t);
+    for (size_t i = 0; i < t->count; i++) /* x and not x */
+        if (p->nodes[t->items[i]].kind == K_NOT)
+            none = none || bsearch(&p->nodes[t->items[i]].a, t->items, t->count, sizeof *t->items, by_number);
+    rx out = t->failed       ? fail(p, ST_NOMEM)
+             : none          ? RX_NONE
+             : !t->count     ? RX_ALL
+             : t->count == 1 ? t->items[0]
+                             : intern(p, (struct node){.kind = K_AND, .b = (uint32_t)t->count}, t->items);
+    if (t->items != t->first) free(t->items);
+    return out;
+}
+
 rx rx_and(struct rx_pool *p, rx a, rx b)
 {
     if (a == b || b == RX_ALL) return a;
@@ -508,17 +577,7 @@ rx rx_and(struct rx_pool *p, rx a, rx b)
     t.items = t.first;
     parts_add(p, &t, K_AND, a);
     parts_add(p, &t, K_AND, b);
-    parts_sort(&t);
-    bool none = false;
-    for (size_t i = 0; i < t.count; i++) /* x and not x */
-        if (p->nodes[t.items[i]].kind == K_NOT)
-            none = none || bsearch(&p->nodes[t.items[i]].a, t.items, t.count, sizeof *t.items, by_number);
-    rx out = t.failed       ? fail(p, ST_NOMEM)
-             : none         ? RX_NONE
-             : t.count == 1 ? t.items[0]
-                            : intern(p, (struct node){.kind = K_AND, .b = (uint32_t)t.count}, t.items);
-    if (t.items != t.first) free(t.items);
-    return out;
+    return and_end(p, &t);
 }
 
 rx rx_not(struct rx_pool *p, rx a)
@@ -736,6 +795,7 @@ static rx set_end(struct rx_pool *p, struct parts *t)
     bool counts = false;
     parts_sort(t);
     for (size_t i = 0; i < t->count; i++) counts = counts || p->nodes[t->items[i]].counts;
+    rx_spend(p, (counts ? WORK_COUNT : WORK_ITEM) * t->count);
     if (counts && t->count > 1) merge_counts(p, t);
     if (t->count > SET_MAX) (void)fail(p, ST_TOO_LARGE);
     return parts_end(p, t);
@@ -786,6 +846,7 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 {
     const struct node *n = &p->nodes[what];
     rx head = head_of(p, what);
+    rx_spend(p, WORK_NODE);
     if (n->kind == K_AND || n->kind == K_NOT) {
         first_add(p, what | LOGIC, rest);
         return;
@@ -802,8 +863,8 @@ static void visit(struct rx_pool *p, size_t *todo, rx what, rx rest)
 /* Makes the transitions of `a`: each place in it where a text may begin once, in about as many steps. */
 static bool first_make(struct rx_pool *p, rx a)
 {
-    size_t from = p->first_count, todo = 0;
-    if (p->first_count > LIST_MAX) return fail(p, ST_TOO_LARGE), false;
+    size_t from = p->first_count, todo = 0, before = p->work;
+    if (p->first_count > LIST_MAX) return fail_full(p), false;
     p->stamp++;
     p->seen_count = 0;
     visit(p, &todo, a, RX_EMPTY);
@@ -832,54 +893,68 @@ static bool first_make(struct rx_pool *p, rx a)
     }
     p->nodes[a].first = (uint32_t)from;
     p->nodes[a].first_count = (uint32_t)(p->first_count - from);
+    p->nodes[a].first_work = since(p, before);
     if (p->st) p->nodes[a].first_count = FIRST_UNKNOWN;
     return !p->st;
 }
 
+/* Its transitions are there; they count where classes are made, once for all bytes. */
 static bool first_ready(struct rx_pool *p, rx a)
 {
-    return p->nodes[a].first_count != FIRST_UNKNOWN || first_make(p, a);
+    size_t before = p->work;
+    if (p->nodes[a].first_count == FIRST_UNKNOWN && !first_make(p, a)) return false;
+    p->work = before;
+    return true;
 }
 
-/* What is combined by and is searched for a text that it matches, once for each set that is reached. */
-#define LOGIC_COST 16u
-
-uint32_t rx_cost(struct rx_pool *p, rx a)
+/* The derivatives of what an and combines, in one. */
+static rx derive_and(struct rx_pool *p, struct node n, uint8_t byte)
 {
-    struct node n = p->nodes[a];
-    uint32_t cost = n.kind == K_AND ? LOGIC_COST : 1;
-    if (n.cost) return n.cost;
-    for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++) cost += rx_cost(p, p->list[n.a + i]);
-    if (n.kind == K_NOT && a != RX_ALL) cost += rx_cost(p, n.a);
-    if (n.kind != K_AND && n.kind != K_NOT && first_ready(p, a)) {
-        n = p->nodes[a];
-        cost += n.first_count;
-        for (uint32_t i = 0; i < n.first_count && n.logic; i++) {
-            uint32_t what = p->firsts[n.first + i].what;
-            if (what & LOGIC) cost += rx_cost(p, what & ~LOGIC);
+    uint32_t set[8], sets = 0;
+    struct parts t = {.cap = 32};
+    bool none = false, empty = false, nullable = true;
+    rx bytes = RX_NONE;
+    t.items = t.first;
+    memset(set, 0xFF, sizeof set);
+    for (uint32_t i = 0; i < n.b; i++) {
+        rx x = rx_derivative(p, p->list[n.a + i], byte);
+        rx_spend(p, WORK_NODE);
+        none = none || x == RX_NONE;
+        empty = empty || x == RX_EMPTY;
+        nullable = nullable && p->nodes[x].nullable;
+        if (p->nodes[x].kind == K_BYTES) {
+            for (int w = 0; w < 8; w++) set[w] &= p->sets[p->nodes[x].a][w];
+            sets++;
+        } else if (x != RX_ALL) {
+            parts_add(p, &t, K_AND, x);
         }
     }
-    p->nodes[a].cost = p->st ? 0 : cost;
-    return cost;
+    rx_spend(p, WORK_ITEM * t.count);
+    if (sets) bytes = rx_bytes(p, set);
+    none = none || (sets && !bytes) || (empty && !nullable);
+    if (sets && !none) parts_add(p, &t, K_AND, bytes);
+    if (none || empty || t.failed) t.count = 0;
+    rx out = none ? RX_NONE : empty ? RX_EMPTY : t.failed ? fail(p, ST_NOMEM) : and_end(p, &t);
+    if (t.items != t.first && (none || empty || t.failed)) free(t.items);
+    return out;
 }
 
 static rx derive(struct rx_pool *p, rx a, uint8_t byte)
 {
     struct node n = p->nodes[a];
-    rx out = RX_ALL;
-    if (n.kind == K_NOT) return a == RX_ALL ? RX_ALL : rx_not(p, rx_derivative(p, n.a, byte));
-    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out; i++)
-        out = rx_and(p, out, rx_derivative(p, p->list[n.a + i], byte));
-    if (n.kind == K_AND || !first_ready(p, a)) return p->st ? RX_NONE : out;
+    if (n.kind == K_NOT) return rx_not(p, rx_derivative(p, n.a, byte));
+    if (n.kind == K_AND) return derive_and(p, n, byte);
+    if (!first_ready(p, a)) return RX_NONE;
     struct parts t = {.cap = 32};
     t.items = t.first;
     n = p->nodes[a];
-    p->work += n.first_count / 8;
-    for (uint32_t i = 0; i < n.first_count; i++) {
+    rx_spend(p, n.first_count * (size_t)WORK_ITEM / 2);
+    for (uint32_t i = 0; i < n.first_count && !p->st; i++) {
         struct first f = p->firsts[n.first + i];
         if (f.what & LOGIC) parts_add(p, &t, K_ALT, cons(p, rx_derivative(p, f.what & ~LOGIC, byte), f.rest));
         else if (p->sets[f.what][byte >> 5] >> (byte & 31) & 1) parts_add(p, &t, K_ALT, f.rest);
     }
+    rx_spend(p, WORK_ITEM * t.count);
     return set_end(p, &t);
 }
 
@@ -889,16 +964,21 @@ rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte)
     if (n->kind <= K_EMPTY || a == RX_ALL) return a == RX_ALL ? a : RX_NONE;
     if (n->kind == K_BYTES) return p->sets[n->a][byte >> 5] >> (byte & 31) & 1 ? RX_EMPTY : RX_NONE;
     uint64_t key = (uint64_t)a << 8 | byte;
+    size_t before = p->work;
     if (p->memo) {
         const struct memo *m = memo_at(p, key);
-        if (m->key) return m->value;
+        if (m->key) {
+            rx_spend(p, m->work);
+            return p->st ? RX_NONE : m->value;
+        }
     }
+    rx_spend(p, WORK_NODE);
     rx out = derive(p, a, byte);
     if (p->st) return RX_NONE;
     if (!memo_room(p)) return fail(p, ST_NOMEM);
     struct memo *m = memo_at(p, key);
     if (!m->key) p->memo_count++;
-    *m = (struct memo){key, out};
+    *m = (struct memo){key, out, since(p, before)};
     return out;
 }
 
@@ -936,26 +1016,29 @@ void rx_classes_begin(struct rx_classes *c)
 void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c)
 {
     struct node n = p->nodes[a];
-    if (n.kind <= K_EMPTY || a == RX_ALL || c->count >= 256) return;
+    rx_spend(p, WORK_ITEM);
+    if (n.kind <= K_EMPTY || a == RX_ALL || p->st) return;
     if (n.kind == K_NOT) rx_classes_add(p, n.a, c);
     for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++) rx_classes_add(p, p->list[n.a + i], c);
     if (n.kind == K_AND || n.kind == K_NOT || !first_ready(p, a)) return;
     n = p->nodes[a];
-    for (uint32_t i = 0; i < n.first_count && c->count < 256; i++) {
+    rx_spend(p, n.first_work + (size_t)WORK_ITEM * n.first_count);
+    for (uint32_t i = 0; i < n.first_count && !p->st; i++) {
         uint32_t what = p->firsts[n.first + i].what, *seen = &c->seen[what % 64];
         if (what & LOGIC) rx_classes_add(p, what & ~LOGIC, c);
-        else if (*seen != what + 1) split(c, p->sets[what]);
+        else if (*seen != what + 1 && c->count < 256) split(c, p->sets[what]);
         if (!(what & LOGIC)) *seen = what + 1;
     }
 }
 
 /* ---- questions about whole languages: bounded walks over sets ---- */
 
-/* Beyond so many transitions it is hard to tell: for each state that may be looked at; less where the first
- * one is wide, or far from an end. */
-#define LIFE_WORK   128u
-#define LIFE_WIDE   128u
-#define COVERS_WORK (1u << 16)
+/* Beyond so much work it is hard to tell: for each state that may be looked at; less where the first one is
+ * wide, or far from an end. */
+#define LIFE_WORK   512u
+#define LIFE_WIDE   8192u
+#define COVERS_WORK (1u << 19)
+#define SEARCH_PART 4u /* of it counts: what is looked up again and again is all there */
 
 struct search {     /* pairs of what was reached */
     uint64_t *seen; /* hash set; 0 = free; holds key + 1 */
@@ -964,26 +1047,33 @@ struct search {     /* pairs of what was reached */
         struct rx_classes *classes; /* NULL: nothing of it was tried yet */
         unsigned byte;              /* to be tried next */
     } * path;
-    rx *found; /* [count]: each x in the order in which it was reached */
-    size_t cap, count, depth, states, work;
+    size_t cap, count, depth, states;
+    size_t before, work_max; /* the pool's */
 };
 
-static bool search_open(struct search *q, size_t states, size_t work)
+/* The search may take so much work, whatever whoever asks may do: so what it finds depends on the expression
+ * alone. */
+static bool search_open(struct rx_pool *p, struct search *q, size_t states, size_t work)
 {
-    *q = (struct search){.cap = 64, .states = states, .work = work};
+    *q = (struct search){.cap = 64, .states = states, .before = p->work, .work_max = p->work_max};
+    p->work_max = p->work + work;
     while (q->cap < 4 * states) q->cap *= 2;
     q->seen = calloc(q->cap, sizeof *q->seen);
     q->path = malloc((states + 1) * sizeof *q->path);
-    q->found = malloc((states + 1) * sizeof *q->found);
-    return q->seen && q->path && q->found;
+    if (!q->seen || !q->path) (void)fail(p, ST_NOMEM);
+    return !p->st;
 }
 
-static void search_close(struct search *q)
+static void search_close(struct rx_pool *p, struct search *q)
 {
     while (q->path && q->depth) free(q->path[--q->depth].classes);
     free(q->seen);
     free(q->path);
-    free(q->found);
+    if (p->st == ST_TOO_LARGE && !p->full) p->st = ST_OK;
+    p->over = false;
+    p->work_max = q->work_max;
+    p->work = q->before + (p->work - q->before) / SEARCH_PART;
+    rx_spend(p, 0);
 }
 
 /* Goes on to the pair, unless it was there; false: that would be too many. */
@@ -994,7 +1084,7 @@ static bool search_put(struct search *q, rx x, rx y)
         if (q->seen[h & (q->cap - 1)] == key + 1) return true;
     if (q->count == q->states) return false;
     q->seen[h & (q->cap - 1)] = key + 1;
-    q->found[q->count++] = x;
+    q->count++;
     q->path[q->depth++] = (struct at){.x = x, .y = y};
     return true;
 }
@@ -1007,7 +1097,7 @@ static int search_next(struct rx_pool *p, struct search *q, struct at *at)
         struct at *top = &q->path[q->depth - 1];
         if (!top->classes) {
             top->classes = malloc(sizeof *top->classes);
-            if (!top->classes) return -2;
+            if (!top->classes) return (void)fail(p, ST_NOMEM), -2;
             rx_classes_begin(top->classes);
             rx_classes_add(p, top->x, top->classes);
             if (top->y) rx_classes_add(p, top->y, top->classes);
@@ -1015,9 +1105,7 @@ static int search_next(struct rx_pool *p, struct search *q, struct at *at)
         struct rx_classes *c = top->classes;
         while (top->byte < 256 && !c->size[c->of_byte[top->byte]]) top->byte++;
         if (top->byte < 256) {
-            size_t cost = rx_cost(p, top->x);
-            if (p->st || cost > q->work) return -2;
-            q->work -= cost;
+            if (p->st) return -2;
             c->size[c->of_byte[top->byte]] = 0; /* tried */
             *at = *top;
             return (int)top->byte;
@@ -1032,47 +1120,51 @@ static enum life walk(struct rx_pool *p, rx a, size_t states)
 {
     struct search q;
     struct at at;
-    if (p->st) return LIFE_UNSURE;
-    bool hard = rx_cost(p, a) > LIFE_WIDE || p->nodes[a].least > states;
-    size_t work = LIFE_WORK * states / (hard ? 32 : 1);
-    enum life found = search_open(&q, states, work) && search_put(&q, a, 0) ? LIFE_NONE : LIFE_UNSURE;
+    struct rx_classes classes;
+    enum life found = search_open(p, &q, states, LIFE_WORK * states) ? LIFE_NONE : LIFE_UNSURE;
+    rx_classes_begin(&classes);
+    rx_classes_add(p, a, &classes);
+    if (p->work - q.before > LIFE_WIDE || p->nodes[a].least > states)
+        p->work_max = p->work + LIFE_WORK * states / 32;
+    if (p->st || !search_put(&q, a, 0)) found = LIFE_UNSURE;
     for (int byte; found == LIFE_NONE && (byte = search_next(p, &q, &at)) != -1;) {
         rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.x, (uint8_t)byte);
         if (byte < 0 || p->st) found = LIFE_UNSURE;
-        else if (p->nodes[to].life == LIFE_SOME) found = LIFE_SOME;
-        else if (to && !search_put(&q, to, 0)) found = LIFE_UNSURE;
+        else if (p->nodes[to].nullable || !p->nodes[to].logic) found = to ? LIFE_SOME : found;
+        else if (!search_put(&q, to, 0)) found = LIFE_UNSURE;
     }
-    for (size_t i = 0; i < q.depth && found == LIFE_SOME; i++) p->nodes[q.path[i].x].life = LIFE_SOME;
-    for (size_t i = 0; i < q.count && found == LIFE_NONE; i++) p->nodes[q.found[i]].life = LIFE_NONE;
-    search_close(&q);
-    rx_pool_recover(p);
+    search_close(p, &q);
     return found;
 }
 
-/* What is told of the parts of a sequence or of alternatives is told of the whole. A walk heeds what is known
- * to match something, never what is known to match nothing or was hard to tell: so the answer depends on the
- * expression alone. */
+/* What is told of the parts of a sequence or of alternatives is told of the whole. Nothing but the expression
+ * is heeded, so the answer and the work depend on it alone: all parts are asked, whatever was found. */
 static enum life life_of(struct rx_pool *p, rx a, size_t states)
 {
     struct node n = p->nodes[a];
+    size_t before = p->work;
+    rx_spend(p, n.life ? n.life_work : WORK_ITEM);
+    if (p->st) return LIFE_UNSURE;
     if (n.life) return n.life;
     enum life out = n.kind == K_ALT ? LIFE_NONE : LIFE_SOME, part;
-    for (uint32_t i = 0; n.kind == K_AND && i < n.b && out != LIFE_NONE; i++)
-        if (life_of(p, p->list[n.a + i], states) == LIFE_NONE) out = LIFE_NONE;
-    if ((n.kind == K_AND && out != LIFE_NONE) || n.kind == K_NOT) out = walk(p, a, states);
+    bool none = false;
+    for (uint32_t i = 0; n.kind == K_AND && i < n.b; i++)
+        none = life_of(p, p->list[n.a + i], states) == LIFE_NONE || none;
+    if (n.kind == K_AND || n.kind == K_NOT) out = none ? LIFE_NONE : walk(p, a, states);
     if (n.kind == K_REPEAT) out = life_of(p, n.a, states);
-    for (uint32_t i = 0; n.kind == K_ALT && i < n.b && out != LIFE_SOME; i++) {
+    for (uint32_t i = 0; n.kind == K_ALT && i < n.b; i++) {
         part = life_of(p, p->list[n.a + i], states);
-        if (part != LIFE_NONE) out = part;
+        if (part != LIFE_NONE && out != LIFE_SOME) out = part;
     }
-    for (rx x = a; n.kind == K_CONCAT && out != LIFE_NONE;) {
+    for (rx x = a; n.kind == K_CONCAT && out != LIFE_NONE; x = n.b) {
         n = p->nodes[x];
-        part = n.life ? (enum life)n.life : life_of(p, n.kind == K_CONCAT ? n.a : x, states);
+        if (n.nullable || !n.logic) break;
+        part = life_of(p, n.kind == K_CONCAT ? n.a : x, states);
         if (part != LIFE_SOME) out = part;
-        if (n.life || n.kind != K_CONCAT) break;
-        x = n.b;
     }
+    if (p->st) return LIFE_UNSURE;
     p->nodes[a].life = (uint8_t)out;
+    p->nodes[a].life_work = since(p, before);
     return out;
 }
 
@@ -1103,7 +1195,7 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
     struct search q;
     struct at at;
     if (p->st) return false;
-    bool ok = search_open(&q, states, COVERS_WORK) && search_put(&q, a, of);
+    bool ok = search_open(p, &q, states, COVERS_WORK) && search_put(&q, a, of);
     for (int byte; ok && (byte = search_next(p, &q, &at)) != -1;) {
         rx to = byte < 0 ? RX_NONE : rx_derivative(p, at.y, (uint8_t)byte), here;
         ok = byte >= 0;
@@ -1113,8 +1205,7 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
              !(whole && p->nodes[to].nullable && !p->nodes[here].nullable) && search_put(&q, here, to);
     }
     ok = ok && !p->st;
-    search_close(&q);
-    rx_pool_recover(p);
+    search_close(p, &q);
     return ok;
 }
 
@@ -1122,8 +1213,14 @@ static bool covers(struct rx_pool *p, rx a, rx of, bool whole, size_t states)
 static bool takes(struct rx_pool *p, rx a, rx one)
 {
     struct taken *t = &p->taken[mix(a, one) % (sizeof p->taken / sizeof *p->taken)];
-    if (t->a != a || t->one != one) *t = (struct taken){a, one, covers(p, a, one, true, 128)};
-    return t->yes;
+    size_t before = p->work;
+    if (t->a == a && t->one == one) {
+        rx_spend(p, t->work);
+        return t->yes;
+    }
+    bool yes = covers(p, a, one, true, 128);
+    if (!p->st) *t = (struct taken){a, one, since(p, before), yes};
+    return yes;
 }
 
 #define BOUNDED_NODES 8192u
@@ -1139,23 +1236,26 @@ static bool bounded(const struct rx_pool *p, rx a, uint32_t *left)
     return true;
 }
 
-bool rx_bounded(const struct rx_pool *p, rx a)
+bool rx_bounded(struct rx_pool *p, rx a)
 {
     uint32_t left = BOUNDED_NODES;
-    return bounded(p, a, &left);
+    bool yes = bounded(p, a, &left);
+    rx_spend(p, BOUNDED_NODES - left + 1);
+    return yes;
 }
 
 rx rx_widened(struct rx_pool *p, rx a)
 {
     struct node n = p->nodes[a], h = p->nodes[n.kind == K_CONCAT ? n.a : a];
-    uint32_t left = BOUNDED_NODES;
-    rx out = RX_ALL;
+    struct parts t = {.cap = 32};
+    t.items = t.first;
     if (h.kind != K_AND || (n.kind == K_CONCAT && !rx_bounded(p, n.b))) return a;
     for (uint32_t i = 0; i < h.b; i++) {
         rx part = p->list[h.a + i];
         struct node x = p->nodes[part];
-        if (x.kind != K_NOT || part == RX_ALL || !bounded(p, x.a, &left)) out = rx_and(p, out, part);
+        if (x.kind != K_NOT || !rx_bounded(p, x.a)) parts_add(p, &t, K_AND, part);
     }
+    rx out = and_end(p, &t);
     return n.kind == K_CONCAT ? rx_concat(p, out, n.b) : out;
 }
 
@@ -1165,16 +1265,16 @@ uint32_t rx_free_run(struct rx_pool *p, rx a, rx one)
     rx head = n.kind == K_CONCAT ? n.a : a;
     struct node h = p->nodes[head];
     uint32_t most = 0;
+    rx_spend(p, WORK_ITEM);
+    if (p->st) return 0;
     if (h.kind == K_REPEAT && takes(p, h.a, one)) return h.c;
     rx wide = rx_widened(p, a);
     if (wide != a && rx_free_run(p, wide, one) == RX_NO_LIMIT) return RX_NO_LIMIT;
-    if (n.kind == K_ALT) {
-        for (uint32_t i = 0; i < n.b; i++) {
-            uint32_t run = rx_free_run(p, p->list[n.a + i], one);
-            most = run > most ? run : most;
-        }
-        if (most) return most;
+    for (uint32_t i = 0; n.kind == K_ALT && i < n.b; i++) {
+        uint32_t run = rx_free_run(p, p->list[n.a + i], one);
+        most = run > most ? run : most;
     }
+    if (most) return most;
     if (n.kind <= K_BYTES || (!n.logic && n.kind != K_ALT)) return 0;
     return covers(p, a, rx_repeat(p, one, 0, RX_NO_LIMIT), false, 64) ? RX_NO_LIMIT : 0;
 }

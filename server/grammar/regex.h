@@ -22,15 +22,20 @@ struct rx_pool;
 enum status rx_pool_create(size_t nodes_max, struct rx_pool **out) KV_MUST_CHECK;
 void rx_pool_free(struct rx_pool *p); /* NULL is fine */
 /* ST_OK, or the first failure of a call since the pool was made: ST_NOMEM, or ST_TOO_LARGE for more nodes
- * than nodes_max, a set of too many items, more work than work_max. Sticky; whoever builds looks once at the
- * end. */
+ * than nodes_max (the pool is full then), a set of too many items, more work than work_max. Sticky; whoever
+ * builds looks once at the end. */
 enum status rx_status(const struct rx_pool *p);
-void rx_pool_recover(struct rx_pool *p); /* from ST_TOO_LARGE */
-/* So much more work may be done, in expressions that are looked up. SIZE_MAX: any. */
+/* More than the pool may hold: what was made before it decides on that, so nothing else may depend on it. */
+bool rx_pool_full(const struct rx_pool *p);
+void rx_pool_room(struct rx_pool *p, size_t nodes, size_t items); /* so many more, of lists so many items */
+/* Work is counted in units of 2 to 5 ns, as if nothing were known: it is a function of the expressions
+ * alone. So much more of it may be done from now on; SIZE_MAX: any. What failed for it is over. */
 void rx_pool_work_max(struct rx_pool *p, size_t most);
+size_t rx_pool_work(const struct rx_pool *p);
+void rx_spend(struct rx_pool *p, size_t units); /* work of others */
+/* What is done between begin and end was counted already. */
+void rx_pool_free_of_charge(struct rx_pool *p, bool begin);
 rx *rx_pool_kept(struct rx_pool *p); /* an expression of whoever builds with the pool; at first RX_NONE */
-size_t
-rx_pool_work(const struct rx_pool *p); /* that was done: it counts, where time would depend on the machine */
 size_t rx_pool_used(const struct rx_pool *p); /* bytes, without what is reserved */
 /* Number of expressions; and back to an earlier number: those made since are gone. */
 size_t rx_pool_count(const struct rx_pool *p);
@@ -55,8 +60,7 @@ rx rx_repeat(struct rx_pool *p, rx a, uint32_t min, uint32_t max); /* max: RX_NO
 
 bool rx_nullable(const struct rx_pool *p, rx a); /* matches the empty text */
 rx rx_derivative(struct rx_pool *p, rx a, uint8_t byte);
-/* The positions that a derivative of `a` goes through, at least 1: a function of the expression alone. */
-uint32_t rx_cost(struct rx_pool *p, rx a);
+uint32_t rx_items(const struct rx_pool *p, rx a); /* of its set */
 /* Bytes of one class, 0..count-1, lead to the same derivative of each expression that was added. */
 struct rx_classes {
     uint8_t of_byte[256];
@@ -71,7 +75,7 @@ void rx_classes_add(struct rx_pool *p, rx a, struct rx_classes *c);
 bool rx_matches_nothing(struct rx_pool *p, rx a, size_t states);
 rx rx_live(struct rx_pool *p, rx a, size_t states); /* without the alternatives that match nothing */
 /* Has it texts of a few lengths only? false also where that is hard to tell. */
-bool rx_bounded(const struct rx_pool *p, rx a);
+bool rx_bounded(struct rx_pool *p, rx a);
 /* Without its exceptions, which are some texts of a few lengths: what has a free run without limit (below)
  * after this has it with them, as texts of every length are left. */
 rx rx_widened(struct rx_pool *p, rx a);

@@ -261,7 +261,7 @@ def test_faults(binary, model):
             (as_schema({"enum": [1, 10**30]}), "response_format", "64 bits"),
             (as_schema({"oneOf": [{"type": "object", "properties": {"t": {"const": i}}, "required": ["t"]}
                                   for i in range(2000)]}), "response_format", "too many"),
-            (as_schema({"allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(500)]}),
+            (as_schema({"type": "string", "pattern": "^" + r"\p{L}?" * 1500 + "$"}),
              "response_format", "too large"),
             ({"guided_regex": "(a"}, "guided_regex", "group"),
             ({"guided_json": "{"}, "guided_json", "JSON"),
@@ -281,12 +281,12 @@ def test_faults(binary, model):
         check.true("is compiled", got["choices"], got)
     check.true("in time", time.monotonic() - begin < 60, time.monotonic() - begin)
     # Too much may follow in one place, which shows only when the machine gets there.
-    some = "y ::= " + " | ".join(f'"a{i}" y' for i in range(220)) + ' | "b"'
-    wide = f'root ::= "x"{{3}} z\nz ::= {"y? " * 200} "end"\n{some}'
+    some = "y ::= " + " | ".join(f'"a{i}" y' for i in range(700)) + ' | "b"'
+    wide = f'root ::= "x"{{3}} z\nz ::= {"y? " * 2000} "end"\n{some}'
     for stream in (False, True):
         body = {"prompt": "x", "guided_grammar": wide, "max_tokens": 9, "stream": stream}
         status, _, got = s.request("POST", "/v1/completions", body)  # a stream may have begun
-        check.true("an error, not half an answer", b"unsupported_schema" in got, (status, got))
+        check.true("an error, not half an answer", b"constraint_too_costly" in got, (status, got))
     s.stop()
 
 

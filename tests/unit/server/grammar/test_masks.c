@@ -137,6 +137,98 @@ static void test_limits(void **state)
     }
 }
 
+/* Masks along tokens of one letter, until one fails: of all their bits a hash; how many; and why. */
+static uint64_t masks_of(struct grammar *g, const struct grammar_vocab *v, uint32_t letter, uint32_t most,
+                         uint32_t *count, enum matcher_failure *why)
+{
+    uint32_t tokens[64], *bits = calloc(v->words + 1u, sizeof *bits);
+    struct matcher *m;
+    uint64_t h = 0;
+    assert_int_equal(matcher_create(g, v, &m), ST_OK);
+    for (*count = 0; *count < most && matcher_prepare(m, tokens, *count) == MASK_READY; ++*count) {
+        matcher_mask(m, tokens, *count, bits, v->words);
+        for (uint32_t i = 0; i < v->words; i++) h = (h ^ bits[i]) * 0x9E3779B97F4A7C15ull;
+        tokens[*count] = letter;
+    }
+    *why = matcher_failure(m);
+    matcher_free(m);
+    free(bits);
+    return h;
+}
+
+/* Little room for what is made: the same masks, or the same failure, whatever others made before. */
+static void test_room(void **state)
+{
+    (void)state;
+    struct grammar_vocab *v = vocab_of(300);
+    uint32_t failed = 0, anew = 0;
+    for (size_t nodes = 500; nodes < 40000; nodes += nodes / 2) {
+        uint32_t count[3];
+        uint64_t hash[3];
+        enum matcher_failure why[3];
+        for (int k = 0; k < 3; k++) { /* alone; after another answer, and after two */
+            struct grammar *g = grammar_of();
+            rx_pool_room(g->pool, nodes, 100 * nodes);
+            for (uint32_t i = 0; i < (uint32_t)k; i++) (void)masks_of(g, v, 2 + i, 6 - i, &count[k], &why[k]);
+            uint32_t era = g->era;
+            hash[k] = masks_of(g, v, 1, 5, &count[k], &why[k]);
+            anew += g->era > era && why[k] == MATCHER_FINE;
+            grammar_unref(g);
+        }
+        for (int k = 1; k < 3; k++) {
+            assert_int_equal(why[k], why[0]);
+            assert_int_equal(count[k], count[0]);
+            assert_true(hash[k] == hash[0]);
+        }
+        assert_true(why[0] == MATCHER_FINE || why[0] == MATCHER_MASK_COST);
+        failed += why[0] == MATCHER_MASK_COST;
+    }
+    assert_true(failed > 1 && anew > 1);
+    grammar_vocab_free(v);
+}
+
+/* The work of each mask is the same for an answer that comes first and for one that comes after others, in
+ * another order of all that is made. */
+static void test_work(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"(?=.*a)(?=.*b.{3})(?!.*cc.*a.{2}b).{5,40}", "(.?b?[ac]{0,9}){0,30}c",
+                                        "([abc]*a[abc]{5})|([abc]*b[abc]{4})", "(?=(a|b|.c)*.{7}).*"};
+    struct grammar_vocab *v = vocab_of(400);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        uint64_t cost[3][5];
+        for (uint32_t k = 0; k < 3; k++) {
+            struct grammar_fault fault;
+            struct grammar *g;
+            uint32_t n;
+            enum matcher_failure why;
+            assert_int_equal(grammar_from_regex(texts[i], strlen(texts[i]), &g, &fault), ST_OK);
+            for (uint32_t other = 0; other < k; other++) (void)masks_of(g, v, 3 - other, 4 + other, &n, &why);
+            for (n = 0; n < 5; n++) {
+                uint32_t state_now = STATE_FIRST;
+                enum matcher_failure failure;
+                struct pace p = {UINT64_MAX, 0};
+                struct walk w = {.path = malloc((v->depth + 1u) * sizeof *w.path)};
+                struct mask *mask = NULL;
+                for (uint32_t at = 0; at < n; at++)
+                    state_now = machine__next(g, state_now, (uint8_t)("abcab"[at]));
+                assert_true(mask__own(g, &w));
+                masks__drop(g);
+                enum mask_state st = mask__begin(g, v, state_now, &w, &mask, &failure);
+                if (st == MASK_LATER) st = mask__go_on(g, v, &w, &p, &mask, &failure);
+                assert_int_equal(st, MASK_READY);
+                cost[k][n] = mask->cost;
+                assert_true(cost[k][n] > v->words && cost[k][n] == cost[0][n]);
+                mask__drop(g, mask);
+                mask__disown(g);
+                free(w.path);
+            }
+            grammar_unref(g);
+        }
+    }
+    grammar_vocab_free(v);
+}
+
 /* One that is no longer wanted ends soon, and another of the same grammar goes on. */
 static void test_stop(void **state)
 {
@@ -193,7 +285,8 @@ static void test_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_stop),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_room),
+                                       cmocka_unit_test(test_work), cmocka_unit_test(test_stop),
                                        cmocka_unit_test(test_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
