@@ -57,7 +57,7 @@ static void tokens_write(struct request *r, json_t *root, const uint32_t *ids, s
     } else {
         jo_text(&o, "null}");
     }
-    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (o.st) (void)api_nomem(&r->answer.error);
 }
 
 static void tokenize_text(struct request *r, json_t *root, json_t *prompt)
@@ -142,7 +142,7 @@ static void detokenize(struct request *r)
     jo_text(&o, "{\"prompt\":");
     jo_string(&o, text.data ? text.data : "", text.len);
     jo_text(&o, "}");
-    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (o.st) (void)api_nomem(&r->answer.error);
     buf_fini(&text);
 }
 
@@ -159,7 +159,7 @@ static void count_tokens(struct request *r)
                     : "{\"input_tokens\":");
     jo_uint(&o, g->prompts[0].prompt.token_count);
     jo_text(&o, "}");
-    if (o.st) (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (o.st) (void)api_nomem(&r->answer.error);
 }
 
 /* The last step of the job, if no files are fetched before it. */

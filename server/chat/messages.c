@@ -51,7 +51,7 @@ void chat_messages_free(struct chat_messages *m)
 
 enum status chat_no_memory(struct chat_reader *r)
 {
-    api_error_set(r->err, 503, "out_of_memory", NULL, "The server is out of memory.");
+    (void)api_nomem(r->err);
     return ST_NOMEM;
 }
 

@@ -23,7 +23,7 @@ static enum status make_variant(struct template_variant *v, const char *src, siz
     enum status st = jinja_parse(src, len, limits, &v->jinja, &e);
     if (st) return err_set(err, st, "chat template, line %u: %s", e.line, e.message);
     v->source = malloc(len ? len : 1);
-    if (!v->source) return err_set(err, ST_NOMEM, "out of memory");
+    if (!v->source) return err_nomem(err, NULL);
     memcpy(v->source, src, len);
     v->source_len = len;
     template_probe(v->jinja, limits, &v->caps);
@@ -34,7 +34,7 @@ enum status template_create(const char *source, size_t len, const char *tool_sou
                             const struct jinja_limits *limits, struct template **out, struct err *err)
 {
     struct template *t = calloc(1, sizeof *t);
-    if (!t) return err_set(err, ST_NOMEM, "out of memory");
+    if (!t) return err_nomem(err, NULL);
     t->limits = limits ? *limits : JINJA_LIMITS_DEFAULT;
     enum status st = make_variant(&t->plain, source, len, &t->limits, err);
     if (!st && tool_source) st = make_variant(&t->tools, tool_source, tool_len, &t->limits, err);
@@ -267,7 +267,7 @@ static enum status to_runs(struct jinja_output *o, bool parse, struct template_t
     if (!runs || (trace->on && !sources) || trace->no_memory) {
         free(runs);
         free(sources);
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     }
     size_t n = 0, at = 0;
     for (size_t i = 0; i < o->run_count && at < o->len; i++) {
@@ -347,7 +347,7 @@ enum status template_render(const struct template *t, const struct template_requ
     struct jinja_ctx *c = chat.each ? jinja_ctx_create(&t->limits) : NULL;
     if (!c) {
         free(chat.each);
-        return err_set(err, ST_NOMEM, "out of memory");
+        return err_nomem(err, NULL);
     }
     enum status st = set_variables(c, v, rq, &chat, &final_text, &trace, err);
     if (!st) {

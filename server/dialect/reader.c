@@ -11,7 +11,7 @@
 
 enum status reader_no_memory(struct reader *r)
 {
-    return api_fail(r->e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(r->e);
 }
 
 enum status reader_object(struct reader *r, const char *name, json_t **out)

@@ -12,7 +12,7 @@
 static enum status parse_fail(struct request *r, const struct json_in *p, enum status st)
 {
     struct api_error *e = &r->answer.error;
-    if (st == ST_NOMEM) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (st == ST_NOMEM) return api_nomem(e);
     unsigned line = 1, column = 1;
     for (const char *s = p->text; s < p->text + p->at; s++) {
         column = *s == '\n' ? 1 : column + (((unsigned char)*s & 0xC0) != 0x80);

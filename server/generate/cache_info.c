@@ -69,7 +69,7 @@ enum status cache_places_build(const struct model_info *mi, const struct tokeniz
         if (list[i].kind == PLACE_TEMPLATE) list[i].message = before;
     }
     free(origins);
-    if (!list) return err_set(err, ST_NOMEM, "out of memory for the places of a prompt");
+    if (!list) return err_nomem(err, "the places of a prompt");
     *out = (struct cache_places){.list = list, .count = count};
     return ST_OK;
 }

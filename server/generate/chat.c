@@ -33,7 +33,7 @@ static void chat_fini(struct chat *c)
 
 static enum status no_memory(struct chat *c)
 {
-    return api_fail(&c->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(&c->r->answer.error);
 }
 
 static enum status render(struct chat *c)

@@ -17,7 +17,7 @@
 
 static enum status no_memory(struct form_maker *m)
 {
-    return api_fail(&m->g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(&m->g->r->answer.error);
 }
 
 static enum status fault_say(struct form_maker *m, enum status st, const char *param,

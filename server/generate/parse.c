@@ -118,7 +118,7 @@ static enum status parse_bias(struct gen *g, json_t *root)
                         LIMIT_BIASES);
     if (!(count + never)) return ST_OK;
     struct sampling_bias *list = calloc(count + never, sizeof *list);
-    if (!list) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (!list) return api_nomem(e);
     g->p.sampling.bias = list;
     for (uint32_t i = 0; i < never; i++)
         list[g->p.sampling.bias_count++] = (struct sampling_bias){.id = d->suppress_ids[i], .bias = -100};
@@ -154,7 +154,7 @@ enum status gen_parse_stops(struct gen *g, json_t *stop)
         return api_fail(e, 400, "invalid_value", "stop", "stop has more than %u strings.", LIMIT_STOPS);
     if (!count) return ST_OK;
     g->p.stops = calloc(count, sizeof *g->p.stops);
-    if (!g->p.stops) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (!g->p.stops) return api_nomem(e);
     g->p.stop_list = json_incref(stop);
     for (size_t i = 0; i < count; i++) {
         json_t *s = json_is_array(stop) ? json_array_get(stop, i) : stop;
@@ -167,8 +167,7 @@ enum status gen_parse_stops(struct gen *g, json_t *stop)
         }
         g->p.stops[g->p.stop_count++] = (struct stop_string){.text = json_string_value(s), .len = len};
     }
-    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops))
-        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (stop_set_create(g->p.stops, g->p.stop_count, &g->stops)) return api_nomem(e);
     return ST_OK;
 }
 
@@ -185,7 +184,7 @@ static enum status parse_stop_ids(struct gen *g, json_t *root)
                         LIMIT_STOP_IDS);
     if (!count) return ST_OK;
     g->p.stop_ids = calloc(count, sizeof *g->p.stop_ids);
-    if (!g->p.stop_ids) return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (!g->p.stop_ids) return api_nomem(e);
     for (size_t i = 0; i < count; i++) {
         int64_t id;
         if (!json_to_int(json_array_get(list, i), &id)) {

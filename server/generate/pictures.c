@@ -144,7 +144,7 @@ void chat_pictures_free(struct chat_pictures *p)
 
 static enum status no_memory(struct gen *g)
 {
-    return api_fail(&g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(&g->r->answer.error);
 }
 
 enum status picture_fail(struct gen *g, enum image_fault fault, const struct image_ref *ref,

@@ -14,7 +14,7 @@
 
 static enum status no_memory(struct gen *g)
 {
-    return api_fail(&g->r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+    return api_nomem(&g->r->answer.error);
 }
 
 /* Well beyond the context, so that the message for a moderate excess can name the exact number. */

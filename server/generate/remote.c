@@ -29,13 +29,12 @@ static enum status one_url(struct gen *g, const struct image_ref *ref, const cha
         const struct fetch_file *file = fetch_find(g->remote, url, len);
         return file && file->done && file->fault ? picture_fail(g, file->fault, ref, &file->err) : ST_OK;
     }
-    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher)))
-        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (!g->remote && !(g->remote = fetch_job_new(g->r->srv->fetcher))) return api_nomem(e);
     enum status st = fetch_job_add(g->remote, url, len);
     if (st == ST_TOO_LARGE)
         return api_fail(e, 400, "invalid_value", ref->param, "At most %u http(s) URLs may be in one prompt.",
                         FETCH_URLS_MAX);
-    return st ? api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.") : ST_OK;
+    return st ? api_nomem(e) : ST_OK;
 }
 
 enum status gen_remote(struct gen *g)
@@ -71,7 +70,7 @@ enum image_fault gen_file(const struct gen *g, const char *url, size_t len, cons
     }
     *bytes = malloc(file->len);
     if (!*bytes) {
-        (void)err_set(err, ST_NOMEM, "out of memory");
+        (void)err_nomem(err, NULL);
         return IMAGE_NOMEM;
     }
     memcpy(*bytes, file->bytes, file->len);

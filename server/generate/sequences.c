@@ -103,7 +103,7 @@ void gen_start(struct request *r, enum gen_kind kind, const struct dialect *dial
 {
     struct gen *g = calloc(1, sizeof *g);
     if (!g) {
-        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        (void)api_nomem(&r->answer.error);
         request_fail(r);
         return;
     }
@@ -502,7 +502,7 @@ void gen_submit(struct request *r)
         return;
     }
     if (!choices_create(g)) {
-        (void)api_fail(&r->answer.error, 503, "out_of_memory", NULL, "The server is out of memory.");
+        (void)api_nomem(&r->answer.error);
         request_fail(r);
         return;
     }

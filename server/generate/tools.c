@@ -199,8 +199,7 @@ enum status gen_tools_settle(struct gen *g)
     g->p.calls = caps->calls;
     g->p.named_call = g->p.call_form.named != NULL;
     g->p.must_call = g->p.call_form.required;
-    if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools)))
-        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (g->p.calls == TOOL_FORM_XML && !(g->p.tool_types = tool_types_create(tools))) return api_nomem(e);
     return ST_OK;
 }
 
@@ -236,8 +235,7 @@ enum status gen_reasoning(struct gen *g, const struct reasoning_ask *ask)
         return api_fail(e, 400, "invalid_value", "chat_template_kwargs",
                         "chat_template_kwargs can't set '%s': it is a field of the request itself.", key);
     }
-    if (!variables_set(g, ask))
-        return api_fail(e, 503, "out_of_memory", NULL, "The server is out of memory.");
+    if (!variables_set(g, ask)) return api_nomem(e);
     const struct template_caps *caps = m->tmpl ? template_caps(m->tmpl, json_array_size(g->tools) > 0) : NULL;
     g->p.reasoning_form = caps ? caps->reasoning : REASONING_THINK;
     g->p.reasoning = !caps || !caps->think ? REASONING_NONE
