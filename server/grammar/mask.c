@@ -171,6 +171,7 @@ enum mask_state mask__begin(struct grammar *g, const struct grammar_vocab *v, ui
     if (g->failed || !state) return MASK_FAILED;
     if (k->vocab != v) masks__drop(g); /* another tokenizer: never in a server */
     k->vocab = v;
+    k->words = v->words;
     struct kept *at = mask__kept(k, state);
     if (at) {
         at->used = ++k->clock;

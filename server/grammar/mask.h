@@ -55,7 +55,8 @@ struct kept {
 struct masks {
     struct kept kept[MASKS];
     uint64_t clock;
-    const struct grammar_vocab *vocab; /* of the masks */
+    const struct grammar_vocab *vocab; /* of the masks; it may be gone before them */
+    uint32_t words;                    /* of a mask */
     const void *owner;                 /* whose mask is under way; NULL: nobody's */
     uint32_t stamp;                    /* of the last walk */
     atomic_size_t bytes;               /* of masks that live */

@@ -13,7 +13,7 @@ struct masks *masks__of(struct grammar *g)
 
 size_t mask__bytes(const struct grammar *g)
 {
-    return sizeof(struct mask) + g->masks->vocab->words * sizeof(uint32_t);
+    return sizeof(struct mask) + g->masks->words * sizeof(uint32_t);
 }
 
 void mask__drop(struct grammar *g, struct mask *mask)
