@@ -147,7 +147,7 @@ static int slice_of(struct grammar *g, uint32_t state)
     if (s->slice != SLICE_UNKNOWN) return s->slice;
     uint32_t run[SLICE_KINDS];
     size_t before = rx_pool_work(g->pool);
-    rx_pool_work_max(g->pool, WORK_SLICES);
+    rx_pool_work_max(g->pool, WORK_CLASSES);
     run[SLICE_ORDINARY] = free_run(g, s, g->one[SLICE_ORDINARY]);
     if (!run[SLICE_ORDINARY] && all_take(g, s)) run[SLICE_ORDINARY] = RX_NO_LIMIT;
     run[SLICE_WORD] = run[SLICE_ORDINARY] ? run[SLICE_ORDINARY] : free_run(g, s, g->one[SLICE_WORD]);
@@ -157,7 +157,7 @@ static int slice_of(struct grammar *g, uint32_t state)
     if (!machine__ended(g, &over)) return -1;
     while (k < SLICES && run[slice_kinds[k].what] < slice_kinds[k].chars) k++;
     s->slice = (int8_t)(over || k == SLICES ? -1 : k);
-    s->slice_work = over ? WORK_SLICES : (uint32_t)work;
+    s->slice_work = over ? WORK_CLASSES : (uint32_t)work;
     return s->slice;
 }
 

@@ -11,10 +11,10 @@
 
 #include "server/grammar/vocab.h"
 
-#define WORK_BYTE   4u         /* of a byte of the answer, beside its step */
-#define WORK_SLICES (1u << 20) /* of the search for a slice that a state takes whole */
-#define WORK_INLINE (1u << 16) /* of one call that plans a step: 100 to 200 microseconds */
-#define WORK_SLICE  (1u << 18) /* under a grammar's lock, on a thread for masks: half a millisecond */
+#define WORK_BYTE    4u         /* of a byte of the answer, beside its step */
+#define WORK_CLASSES (1u << 20) /* of the search for a token class that a state takes whole */
+#define WORK_INLINE  (1u << 16) /* of one call that plans a step: 100 to 200 microseconds */
+#define WORK_SLICE   (1u << 18) /* under a grammar's lock, on a thread for masks: half a millisecond */
 /* Calls also look at the clock, which decides when and where a mask is made, and nothing else. Of a matcher
  * whose last mask took long, planning tries it shortly. */
 #define INLINE_NS 200000u
